@@ -1,0 +1,26 @@
+"""Start a model of your own: copy a net, its config and its test under a new name.
+
+python scripts/new_model.py squeeze --from cnn
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from project.new_model import new_model  # noqa: E402  (src is on the path only now)
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description="Copy a net, its config and its test under a new name, ready to train.",
+        epilog="example: python scripts/new_model.py squeeze --from cnn",
+    )
+    parser.add_argument("name", help="the new model, as in `python train.py model=NAME`")
+    parser.add_argument("--from", dest="source", required=True, help="the model to copy, as in cnn")
+    parser.add_argument("--dry-run", action="store_true", help="show the changes, write nothing")
+    try:
+        print(new_model(ROOT, **vars(parser.parse_args())))
+    except ValueError as error:
+        parser.error(str(error))

@@ -1,0 +1,27 @@
+"""Fetch and verify a data set: python scripts/prepare_data.py data=cifar10 [data.root=DIR]."""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from project.config import ConfigError, check
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Fetch a data set, for runs that may not.")
+    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="such as data=cifar10")
+    try:
+        data = check(parser.parse_args().overrides).data
+        from project.build import build  # imports torch, which takes seconds
+        from project.download import DataError
+
+        source, root = build(data.source, "data.source"), Path(data.root)
+    except ConfigError as error:
+        parser.exit(2, f"{error}\n")
+    try:
+        source.prepare(root, download=True, mirror=data.mirror)
+        train, test = (len(source.load(root, train=train).labels) for train in (True, False))
+    except DataError as error:
+        parser.exit(1, f"{error}\n")
+    print(f"{train} training and {test} test images, verified, in {root.resolve()}")

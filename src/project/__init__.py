@@ -1,0 +1,27 @@
+"""Image classification with Lightning and Hydra, on one process or many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from project.classifier import ImageClassifier
+    from project.data import ImageDataModule
+
+
+def load_run(run_dir: str, ckpt: str = "best") -> tuple[ImageClassifier, ImageDataModule]:
+    """Rebuild the model and the data of a run from its directory alone.
+
+    Args:
+        run_dir: directory of the run, such as ``"runs/digits-cnn-3f2a1b"``.
+        ckpt: ``"best"`` by validation accuracy, or ``"last"``.
+
+    Returns:
+        The model, in evaluation mode and on the CPU, and its DataModule, not yet set up.
+
+    Raises:
+        ConfigError: if ``run_dir`` holds no run, or the run no such checkpoint.
+    """
+    from project.run import load_run  # torch is imported only when a run is loaded
+
+    return load_run(run_dir, ckpt)

@@ -1,0 +1,81 @@
+"""Several processes on this machine, started and watched by torchrun's own agent."""
+
+import signal
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from project import environment
+from project.config import ConfigError
+
+EXIT_SIGTERM = 128 + signal.SIGTERM  # 143
+
+
+def num_processes(cfg: DictConfig) -> int:
+    """How many processes to start here: 1 under torchrun, which has started them all.
+
+    Raises:
+        ConfigError: if this machine has too few devices, or the run needs other machines.
+    """
+    devices, nodes = cfg.trainer.devices, cfg.trainer.num_nodes
+    if environment.under_torchrun():
+        return 1
+    if nodes > 1:
+        raise ConfigError(
+            f"trainer.num_nodes={nodes}: several nodes are started by torchrun; on each of them:\n"
+            f"  torchrun --nnodes={nodes} --nproc-per-node={devices} --node-rank=N "
+            "--master-addr=NODE_0 train.py ..."
+        )
+    if devices == 1 or (devices == "auto" and cfg.trainer.accelerator == "cpu"):
+        return 1
+    import torch  # counts the devices
+
+    gpus = torch.cuda.device_count() if cfg.trainer.accelerator in {"auto", "gpu", "cuda"} else 0
+    if devices == "auto":
+        return max(1, gpus)
+    if cfg.trainer.accelerator in {"gpu", "cuda"} or gpus:
+        if devices > gpus:
+            raise ConfigError(
+                f"trainer.devices={devices}: this machine has {gpus} GPUs; choose fewer, or "
+                "trainer.accelerator=cpu"
+            )
+    return int(devices)
+
+
+def start(arguments: list[str], num_processes: int, *, run_id: str) -> int:
+    """Run ``train.py`` with these arguments in several processes, and wait for them.
+
+    When one process fails the others are stopped.
+
+    Returns:
+        The exit code: that of the process that failed first, 0 if none did.
+    """
+    environment.prepare_children(num_processes, run_id)
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        run_id=run_id,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    script = Path(__file__).parents[2] / "train.py"
+    try:
+        elastic_launch(config, entrypoint=sys.executable)("-u", str(script), *arguments)
+    except ChildFailedError as error:
+        exit_codes = {failure.exitcode for failure in error.failures.values()}
+        first = error.get_first_failure()[1].exitcode
+        if EXIT_SIGTERM in exit_codes:
+            return EXIT_SIGTERM
+        return first if first > 0 else 1
+    except SignalException as error:
+        return 128 + error.sigval
+    return 0

@@ -1,0 +1,78 @@
+"""How the ranks of one run find and follow each other."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+from omegaconf import DictConfig
+from torch import distributed as dist
+
+from project import environment
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class TorchrunEnvironment(TorchElasticEnvironment):
+    """Ranks as torchrun numbers them, also on nodes with unequal numbers of devices."""
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Accept any topology: torchrun's is the one that exists."""
+
+
+@contextmanager
+def process_group(cfg: DictConfig) -> Iterator[None]:
+    """Meet the other ranks that torchrun started; gloo on CPUs, NCCL on GPUs.
+
+    Lightning uses the group it finds. Without torchrun there is nobody to meet.
+    """
+    if not environment.under_torchrun():
+        yield
+        return
+    backend = "gloo"
+    if cfg.trainer.accelerator != "cpu" and torch.cuda.is_available():
+        torch.cuda.set_device(environment.local_rank())
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, timeout=timedelta(seconds=cfg.cluster.timeout_s))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def from_rank_zero(
+    function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Result:
+    """Call ``function`` on rank zero alone, and give what it returns to every rank."""
+    result: list[Any] = [None]
+    if environment.rank() == 0:
+        result = [function(*args, **kwargs)]
+    if dist.is_initialized():
+        dist.broadcast_object_list(result, src=0)
+    value: Result = result[0]
+    return value
+
+
+def topology(cfg: DictConfig) -> dict[str, Any]:
+    """The Trainer's arguments that say where it runs.
+
+    Under torchrun its environment counts; the configuration only says what to start without it.
+    ``trainer.strategy=auto`` is DDP wherever torchrun started the ranks.
+    """
+    if not environment.under_torchrun():
+        return {}
+    strategy = DDPStrategy(
+        cluster_environment=TorchrunEnvironment(),
+        timeout=timedelta(seconds=cfg.cluster.timeout_s),
+        broadcast_buffers=False,  # the model averages them once per epoch
+        gradient_as_bucket_view=True,
+    )
+    return {
+        "devices": environment.local_world_size(),
+        "num_nodes": environment.num_nodes(),
+        "strategy": strategy,
+    }

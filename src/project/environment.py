@@ -1,0 +1,100 @@
+"""What the surroundings say: ranks, the name of the run, processors, secrets.
+
+The only file of the project that reads or writes environment variables.
+"""
+
+import os
+import re
+import secrets
+from pathlib import Path
+
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+
+
+def rank() -> int:
+    """Rank of this process among all, as torchrun says; 0 without torchrun."""
+    return int(os.environ.get("RANK", 0)) if under_torchrun() else 0
+
+
+def local_rank() -> int:
+    """Rank of this process among those of its node, as torchrun says; 0 without torchrun."""
+    return int(os.environ.get("LOCAL_RANK", 0)) if under_torchrun() else 0
+
+
+def world_size() -> int:
+    """Number of ranks on all nodes, as torchrun says; 1 without torchrun."""
+    return int(os.environ.get("WORLD_SIZE", 1)) if under_torchrun() else 1
+
+
+def local_world_size() -> int:
+    """Number of ranks on this node, as torchrun says; 1 without torchrun."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if under_torchrun() else 1
+
+
+def num_nodes() -> int:
+    """Number of nodes (torchrun agents) of this run; 1 without torchrun."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", 1)) if under_torchrun() else 1
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def run_id() -> str | None:
+    """Name of the run: ``$RUN_ID``, else torchrun's run id, else None.
+
+    Static rendezvous calls every run ``none``, which would put them all into one directory.
+    """
+    torchrun_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    return os.environ.get("RUN_ID") or (None if torchrun_id == "none" else torchrun_id)
+
+
+def new_run_id(*words: str) -> str:
+    """A name that no other run has, such as ``digits-cnn-3f2a1b``."""
+    return "-".join([*words, secrets.token_hex(3)]).lower()
+
+
+def cpus_per_rank() -> int:
+    """Processors each rank of this node may use, at least 1, within the container's limit.
+
+    Torch counts the processors of the host, which a container may not use in full.
+    Source: kernel documentation, cgroup v2 ``cpu.max`` and cgroup v1 ``cpu.cfs_quota_us``.
+    """
+    allowed = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    for quota_file, period_file in (
+        ("/sys/fs/cgroup/cpu.max", None),
+        ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+    ):
+        try:
+            words = Path(quota_file).read_text().split()
+            period = Path(period_file).read_text() if period_file else words[1]
+        except (OSError, IndexError):
+            continue
+        if words[0] not in {"max", "-1"}:
+            allowed = min(allowed, int(words[0]) / int(period))
+    return max(1, int(allowed / local_world_size()))
+
+
+def limit_threads() -> None:
+    """Give this process its share of the processors; call before torch is imported.
+
+    Threads that wait must sleep: spinning ones take the processor from the other ranks.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", str(cpus_per_rank()))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def prepare_children(num_processes: int, run_id: str) -> None:
+    """Tell the processes started here the name of the run and their share of the processors."""
+    os.environ["RUN_ID"] = run_id
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpus_per_rank() // num_processes)))
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def redact(text: str) -> str:
+    """``text`` with the value of every secret environment variable replaced by ``***``."""
+    values = {v for name, v in os.environ.items() if _SECRET_NAME.search(name) and len(v) >= 8}
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, "***")
+    return text

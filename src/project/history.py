@@ -1,0 +1,96 @@
+"""The metrics of a run over time, as a table on the disk."""
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.loggers import Logger
+
+from project import environment
+from project.records import final_metrics, read_history, write_text
+
+
+class History(Logger, L.Callback):
+    """Everything that is logged, in ``metrics.csv``: one row per step at which something was.
+
+    ``step`` counts optimizer steps from 0, as in every Lightning logger: the figures of an epoch
+    are in the row of its last step. Rank zero writes the file, whole, before each checkpoint and
+    at the end of each stage. A run that continues drops the rows after its checkpoint, which it
+    lives again, so the file of an interrupted run equals that of an undisturbed one.
+
+    Lightning logs the training figures of an epoch after it has saved the checkpoint, so a
+    process killed in between would lose them: therefore this logger is to be given to the
+    Trainer as a callback too, and adds them before.
+
+    Args:
+        run_dir: directory of the run; what its ``metrics.csv`` holds is kept.
+    """
+
+    def __init__(self, run_dir: str | Path) -> None:
+        super().__init__()
+        self.run_dir = Path(run_dir)
+        self.rows = {int(row["step"]): row for row in read_history(self.run_dir)}
+        self._written = ""
+
+    def last(self) -> dict[str, float]:
+        """The newest value in the file of each learning metric: the contents of metrics.json."""
+        return final_metrics(self.run_dir)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add ``metrics`` to the row of ``step``."""
+        row = self.rows.setdefault(step or 0, {"step": step or 0})
+        row.update((name, float(value)) for name, value in metrics.items())
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Drop the rows of the steps that are still to be taken."""
+        self.rows = {step: row for step, row in self.rows.items() if step < trainer.global_step}
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Write the file, before the checkpoint that makes its steps final."""
+        epochs = trainer.fit_loop.epoch_progress.current
+        if epochs.processed > epochs.completed:  # type: ignore[attr-defined]  # an epoch's end
+            metrics = trainer.callback_metrics.items()
+            figures = {name: value.item() for name, value in metrics if name.startswith("train/")}
+            self.log_metrics(figures | {"epoch": trainer.current_epoch}, trainer.global_step - 1)
+        self._write()
+
+    def finalize(self, status: str) -> None:
+        """Write the file. Lightning calls this at the end of fit and test, and after an error."""
+        self._write()
+
+    def _write(self) -> None:
+        if environment.rank() != 0:
+            return
+        names = {name for row in self.rows.values() for name in row} - {"epoch", "step"}
+        text = io.StringIO()
+        table = csv.DictWriter(text, ["epoch", "step", *sorted(names)], lineterminator="\n")
+        table.writeheader()
+        for _, row in sorted(self.rows.items()):
+            counts = {name: int(row[name]) for name in ("epoch", "step") if name in row}
+            table.writerow(row | counts)
+        if self._written != text.getvalue():  # the best and the last checkpoint come in pairs
+            self._written = text.getvalue()
+            write_text(self.run_dir / "metrics.csv", self._written)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: ``config.yaml`` has them."""
+
+    @property
+    def name(self) -> str:
+        """Nothing: the file has its place."""
+        return ""
+
+    @property
+    def version(self) -> str:
+        """Nothing: the run directory is the version."""
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        """The run directory, where Lightning's profiler writes too."""
+        return str(self.run_dir)

@@ -1,0 +1,125 @@
+"""Train and test one model.
+
+python train.py                                     # handwritten digits on this machine
+python train.py data=cifar10 model=resnet18
+python train.py cluster=k8s trainer.devices=2       # two processes
+torchrun --standalone --nproc-per-node=2 train.py cluster=k8s
+python train.py --help
+
+Torch is imported where training begins: help and errors answer before.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from project import agent, environment
+from project.config import CONFIGS, ConfigError, check, flags_of
+
+
+def train(cfg: DictConfig) -> dict[str, float]:
+    """Fit the model that ``cfg`` describes, test its best checkpoint, and write the results.
+
+    A run whose directory holds a checkpoint continues from it; a finished one is left alone.
+
+    Args:
+        cfg: the composed ``configs/train.yaml``; its ``run_id`` is set.
+
+    Returns:
+        The final figures, as in ``metrics.json``: ``{"test/accuracy": 0.98, ...}``; on ranks
+        other than zero, and for a run that was finished before, an empty dictionary.
+
+    Raises:
+        ConfigError: if the configuration cannot be run; nothing was changed then.
+        DataError: if the images are missing or damaged.
+    """
+    import lightning as L
+
+    from project import build, distributed, run
+    from project.history import History
+    from project.records import log_to_files
+
+    started = time.monotonic()
+    L.seed_everything(cfg.seed, workers=True, verbose=False)
+    model, datamodule = build.model(cfg), build.datamodule(cfg)
+    with distributed.process_group(cfg):
+        state = distributed.from_rank_zero(run.begin, cfg, sys.argv)
+        if state.finished:
+            return {}
+        log_to_files(Path(cfg.run_dir))
+        history = History(cfg.run_dir)
+        trainer = build.trainer(cfg, history)
+
+        trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
+        trainer.test(model, datamodule, ckpt_path=run.best_checkpoint(cfg), verbose=False)
+
+        tested = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        if not trainer.is_global_zero:
+            return {}
+        return run.finish(cfg, history.last() | tested, seconds=time.monotonic() - started)
+
+
+def main() -> int:
+    """Check the command line; then train in this process, or start one for each device.
+
+    Returns:
+        0 finished, 1 error, 2 wrong usage or config, 143 stopped by SIGTERM.
+    """
+    try:
+        flags = flags_of(sys.argv[1:])
+        cfg = check(flags.overrides, multirun=flags.multirun)
+        only_looks = flags.help or flags.hydra_help or flags.version or flags.cfg or flags.info
+        if not (only_looks or flags.shell_completion):
+            num_processes = agent.num_processes(cfg)
+            if num_processes > 1 and flags.multirun:
+                raise ConfigError(
+                    "-m: trains one process per run; for several, write a loop in your shell: "
+                    f"for seed in 1 2 3; do python train.py trainer.devices={num_processes} "
+                    "seed=$seed ...; done"
+                )
+            if num_processes > 1:
+                return agent.start(sys.argv[1:], num_processes, run_id=name_of(cfg))
+        environment.limit_threads()
+        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(task)()
+    except ConfigError as error:
+        return fail(error, exit_code=2)
+    return 0
+
+
+def task(cfg: DictConfig) -> None:
+    """Train what Hydra composed: the whole program, or one run of a sweep."""
+    from project.datasets import DataError
+
+    cfg.run_id = name_of(cfg)
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode is RunMode.MULTIRUN:
+        cfg.run_id += f"-{hydra_config.job.num}"
+    try:
+        train(cfg)
+    except ConfigError as error:
+        sys.exit(fail(error, exit_code=2))
+    except DataError as error:
+        sys.exit(fail(error, exit_code=1))
+
+
+def name_of(cfg: DictConfig) -> str:
+    """The run's name: the one it was given, or a new one such as ``digits-cnn-3f2a1b``."""
+    kinds = [str(node._target_).rpartition(".")[2] for node in (cfg.data.source, cfg.model.net)]
+    return cfg.run_id or environment.run_id() or environment.new_run_id(*kinds)
+
+
+def fail(error: Exception, *, exit_code: int) -> int:
+    """Tell the user what is wrong, once: the other ranks give rank zero time to say the same."""
+    if environment.rank() > 0:
+        time.sleep(2)
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

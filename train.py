@@ -1,0 +1,17 @@
+"""Train and test one model: the doorway to ``project.train``.
+
+python train.py                                     # handwritten digits on this machine
+python train.py data=cifar10 model=resnet18
+python train.py cluster=k8s trainer.devices=2       # two processes
+python train.py --help
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "src"))
+
+from project.train import main  # noqa: E402  (src is on the path only now)
+
+if __name__ == "__main__":
+    sys.exit(main())
