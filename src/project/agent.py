@@ -1,5 +1,6 @@
 """Several processes on this machine, started and watched by torchrun's own agent."""
 
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -52,6 +53,7 @@ def start(arguments: list[str], num_processes: int, *, run_id: str) -> int:
         The exit code: that of the process that failed first, 0 if none did.
     """
     environment.prepare_children(num_processes, run_id)
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # said below
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -72,10 +74,13 @@ def start(arguments: list[str], num_processes: int, *, run_id: str) -> int:
         elastic_launch(config, entrypoint=sys.executable)("-u", str(script), *arguments)
     except ChildFailedError as error:
         exit_codes = {failure.exitcode for failure in error.failures.values()}
-        first = error.get_first_failure()[1].exitcode
         if EXIT_SIGTERM in exit_codes:
             return EXIT_SIGTERM
-        return first if first > 0 else 1
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            cause = signal.Signals(-failure.exitcode).name
+            print(f"error: rank {rank} was ended by {cause}", file=sys.stderr)
+        return max(1, failure.exitcode)
     except SignalException as error:
         return 128 + error.sigval
     return 0

@@ -20,14 +20,23 @@ from project.distributed import topology
 from project.history import History
 
 
+def check(cfg: DictConfig) -> None:
+    """Compare every argument in ``cfg`` with what its constructor takes.
+
+    Raises:
+        ConfigError: naming the argument, the constructor and its nearest parameter.
+    """
+    for group in ("model", "data", "trainer", "callbacks", "logger"):
+        check_signatures(cfg[group], group)
+
+
 def model(cfg: DictConfig) -> ImageClassifier:
     """The LightningModule of ``cfg.model``.
 
     Raises:
-        ConfigError: if a constructor knows no such argument or refuses its value; the optimizer's
-            and the schedule's included, which Lightning would only build after the data.
+        ConfigError: if a constructor refuses its values; the optimizer's and the schedule's
+            included, which Lightning would only build after the data.
     """
-    check_signatures(cfg.model, "model")
     classifier: ImageClassifier = build(cfg.model, "model")
     try:
         classifier.build_optimizer(total_steps=100)
@@ -38,7 +47,6 @@ def model(cfg: DictConfig) -> ImageClassifier:
 
 def datamodule(cfg: DictConfig) -> ImageDataModule:
     """The DataModule of ``cfg.data``; nothing is read yet."""
-    check_signatures(cfg.data, "data")
     data: ImageDataModule = build(cfg.data, "data")
     return data
 
@@ -48,8 +56,6 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
 
     Loggers other than ``history`` exist on rank zero only.
     """
-    for group in ("trainer", "callbacks", "logger"):
-        check_signatures(cfg[group], group)
     callbacks: list[L.Callback] = [history]
     callbacks += [build(cfg.callbacks[name], f"callbacks.{name}") for name in cfg.callbacks]
     loggers: list[Logger] = [history]
@@ -77,11 +83,7 @@ def build(node: DictConfig, key: str, **arguments: Any) -> Any:
 
 
 def check_signatures(node: DictConfig, key: str) -> None:
-    """Compare the arguments below ``node`` with what their constructors take.
-
-    Raises:
-        ConfigError: naming the argument, the constructor and its nearest parameter.
-    """
+    """Compare the arguments below ``node`` with what their constructors take."""
     for path, target_node in targets(node, key):
         target = str(target_node._target_)
         try:

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from project.config import ConfigError
 from project.loader import Batch
 from project.metrics import Sums
-from project.sampler import generator
+from project.sampler import mixed
 
 
 class ImageClassifier(L.LightningModule):
@@ -77,8 +77,11 @@ class ImageClassifier(L.LightningModule):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed this step's random numbers."""
-        where = (self.seed, self.current_epoch, batch_idx, self.global_rank)
-        torch.manual_seed(generator(*where).initial_seed())
+        seed = mixed(self.seed, self.current_epoch, batch_idx, self.global_rank)
+        # torch.manual_seed would also queue a call, with a stack trace, for GPUs not in use.
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss of one training batch, a scalar to minimize."""

@@ -1,27 +1,17 @@
 """The command line and configs/, composed and checked before anything runs. Imports no torch.
 
-The YAML files are the schema. A run is compared with its *reference*: the same group choices without
-what is laid over them, which are overrides and the groups experiment, debug and local. There must
-be no key that the reference lacks, and every value must be of the type it has there. Only what a
-default cannot say has a line elsewhere, in ``project.rules``.
-
-Nodes with a ``_target_`` outside this project are *open*: keys may be added to and removed from
-them, and ``project.build`` compares them with the constructor's signature.
+The YAML files are the schema: a run is compared with the same choice of files without what is laid
+over them, which are the overrides and the groups experiment, debug and local. A key must be there
+too, and its value be of the type it has there. What a default cannot say is in ``project.rules``.
 """
 
 import argparse
-import itertools
-import json
-import math
-import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from difflib import SequenceMatcher
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import hydra
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -32,60 +22,51 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from project.rules import RULES, contradictions
+from project.rules import contradictions
+from project.schema import LAID_OVER, Schema, choices_of, is_foreign, leaves, merge, plain, show
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-OVERLAYS = ("experiment", "debug", "local")  # groups that may only change keys, not bring their own
-COLLECTIONS = ("callbacks", "logger")  # groups of nodes, to which a run may add its own
-MAX_ERRORS = 5
-MAX_PRODUCT = 16  # combinations of a sweep up to which all are checked
-TYPES = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text; quote a number twice, as in \"key='1'\"",
-    list: "a list, as in [1,2]",
-    dict: "a group of keys",
-}
+MAX_LINES = 5  # of one message
 
 
 class ConfigError(ValueError):
     """What the user typed or wrote cannot be run: one message, exit code 2."""
 
 
+OmegaConf.register_new_resolver(  # for the help, in configs/train.yaml
+    "choices",
+    lambda: "\n".join(f"  {g:20}{', '.join(n)}" for g, n in choices_of(CONFIGS).items() if n),
+    replace=True,
+)
+
+
 def flags_of(argv: Sequence[str]) -> argparse.Namespace:
-    """Hydra's flags (``help``, ``cfg``, ``multirun``, ...) and ``overrides`` of a command line.
+    """Hydra's flags (``help``, ``cfg``, ``multirun``, ...) and the ``overrides`` in ``argv``.
 
     Raises:
-        ConfigError: a flag does not exist, stands behind an override, or contradicts another one.
+        ConfigError: a flag does not exist, stands between overrides, or contradicts another.
     """
 
     def refuse(message: str) -> None:
-        raise ConfigError(f"{message}; python train.py --hydra-help lists the flags")
+        raise ConfigError(f"{message}; python train.py --hydra-help lists all flags")
 
     parser = get_args_parser()
-    parser.error = refuse  # type: ignore[assignment, method-assign]  # not usage and an exit
+    parser.error = refuse  # type: ignore[assignment, method-assign]  # instead of exiting
     flags, unknown = parser.parse_known_args(argv)
     for word in unknown:
         if not word.startswith("-"):
-            refuse(f"{word}: flags such as -m go before all overrides, or after them")
+            refuse(f"{word}: flags such as -m go before the first override or after the last")
         if "=" in word:
-            refuse(f"{word}: overrides have no dashes; did you mean {word.lstrip('-')}?")
+            refuse(f"{word}: overrides have no dashes, did you mean {word.lstrip('-')}?")
         refuse(f"{word}: there is no such flag")
     for name in ("config_path", "config_name", "config_dir", "experimental_rerun"):
         if getattr(flags, name) is not None:
-            refuse(f"--{name.replace('_', '-')}: is not supported: configs/ is what is checked")
-    commands = (flags.run, flags.multirun, flags.cfg, flags.info, flags.shell_completion)
-    if sum(map(bool, commands)) > 1:
-        refuse("--run, --multirun, --cfg, --info and --shell-completion exclude each other")
+            refuse(f"--{name.replace('_', '-')}: a run is made of configs/train.yaml only")
+    if sum(map(bool, (flags.run, flags.multirun, flags.cfg, flags.info))) > 1:
+        refuse("--run, --multirun, --cfg and --info exclude each other")
     if flags.resolve and not (flags.cfg or flags.help):
-        refuse("--resolve: goes with --cfg, as in --cfg job --resolve")
+        refuse("--resolve: only together with --cfg, as in --cfg job --resolve")
     return flags
-
-
-def overrides_of(argv: Sequence[str]) -> list[str]:
-    """The overrides of a command line, without Hydra's flags."""
-    return list(flags_of(argv).overrides)
 
 
 def check(
@@ -95,13 +76,12 @@ def check(
 
     Args:
         overrides: as typed, such as ``["model=mlp", "seed=1"]``.
-        multirun: accept sweeps such as ``seed=1,2``, and check each combination. Of sweeps with
-            more than 16 of them, each value is checked together with the first of the others; of
-            a range, the first and the last number.
+        multirun: allow sweeps such as ``seed=1,2``. Each value is checked together with the first
+            of every other sweep; of a range, the first and the last.
         configs: directory of ``train.yaml``.
 
     Returns:
-        The configuration, not yet resolved; that of the first combination in a sweep.
+        The configuration, not yet resolved; of a sweep, that of its first run.
 
     Raises:
         ConfigError: naming up to five faults, one line each.
@@ -109,36 +89,33 @@ def check(
     if not (configs / "train.yaml").is_file():
         raise ConfigError(f"{configs}/train.yaml is missing: run from a clone of the repository")
     with hydra.initialize_config_dir(str(configs.absolute()), version_base="1.3"):
-        checked = [_Run(line, configs).check() for line in _combinations(overrides, multirun)]
-    return checked[0]
+        first, *_ = [_Composition(run, configs).check() for run in _runs(overrides, multirun)]
+    return first
 
 
-def _combinations(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
-    """The overrides of each run: one, or those of a sweep."""
-    options = []
+def _runs(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
+    """The overrides of one run; in a sweep, of each run that is checked."""
+    options: list[list[str]] = []
     for override in _parse(overrides):
-        values = [str(override.input_line)]
-        if override.is_sweep_override() and not override.is_hydra_override():
-            if not multirun:
-                raise ConfigError(
-                    f"{values[0]}: is several values; put -m before it to run one after the other, "
-                    "or [ ] around a list, or quotes within quotes around text"
-                )
-            if not override.is_discrete_sweep():
-                raise ConfigError(f"{values[0]}: use choice(a,b) or range(1,4)")
-            values = [f"{override.get_key_element()}={v}" for v in override.sweep_string_iterator()]
-            if not values:
-                raise ConfigError(f"{override.input_line}: holds no value")
-            if override.is_range_sweep():
-                values = [values[0], values[-1]]
-        options.append(values)
-    if math.prod(map(len, options)) <= MAX_PRODUCT:
-        return [list(combination) for combination in itertools.product(*options)]
+        line = str(override.input_line)
+        if not override.is_sweep_override() or override.is_hydra_override():
+            options.append([line])
+        elif not multirun:
+            raise ConfigError(
+                f"{line}: is several values; put -m before it to run one after the other, "
+                "[ ] around a list, or quotes within quotes around text"
+            )
+        elif not override.is_discrete_sweep():
+            raise ConfigError(f"{line}: cannot be counted; use choice(a,b) or range(1,4)")
+        else:
+            values = list(override.sweep_string_iterator()) or [""]
+            values = [values[0], values[-1]] if override.is_range_sweep() else values
+            options.append([f"{override.get_key_element()}={value}" for value in values])
     first = [values[0] for values in options]
-    return [
+    return [first] + [
         [*first[:index], value, *first[index + 1 :]]
         for index, values in enumerate(options)
-        for value in values
+        for value in values[1:]
     ]
 
 
@@ -151,79 +128,120 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
         except HydraException:
             how = "quote special characters twice, as in \"data.root='~/my data'\""
             if "=" not in line:
-                how = "overrides are written key=value, without spaces"
+                how = "overrides are written key=value, without spaces around ="
             raise ConfigError(f"{line}: cannot be read; {how}") from None
     return parsed
 
 
-class _Run:
-    """One combination of overrides, composed in steps; each step relies on the one before."""
+class _Composition:
+    """One run's overrides and files, composed and checked step by step."""
 
-    def __init__(self, overrides: list[str], configs: Path) -> None:
-        self.lines, self.configs = overrides, configs
-        self.overrides = [o for o in _parse(overrides) if not o.is_hydra_override()]
-        self.choices: dict[str, list[str]] = {}  # of each group
-        for path in sorted(configs.rglob("*.yaml")):
-            group = path.parent.relative_to(configs).as_posix()
-            self.choices.setdefault(group, []).append(path.stem)
-        del self.choices["."]
+    def __init__(self, lines: list[str], configs: Path) -> None:
+        self.lines, self.configs = lines, configs
+        self.overrides = [o for o in _parse(lines) if not o.is_hydra_override()]
+        self.schema = Schema(OmegaConf.create(), choices_of(configs))
 
     def check(self) -> DictConfig:
-        """Compose the configuration, or raise a ConfigError with its faults."""
-        _raise(self._wrong_choices())
+        """The composed configuration, or a ConfigError with its faults."""
+        _refuse(self._wrong_choices())
         try:
-            self.files = list(self._load())
-            self.reference = _merge(
-                node for path, node in self.files if path.split("/")[0] not in OVERLAYS
-            )
-            _raise(self._wrong_keys(_merge(node for _, node in self.files)))
-            cfg = hydra.compose("train", self.lines)
-            _raise(self._faults(cfg, self.reference))
+            files = list(self._load())
+            below = [node for path, node in files if path.split("/")[0] not in LAID_OVER]
+            self.schema.reference = merge(below)
+            cfg = merge([node for _, node in files])
+            _refuse(self._wrong_keys(cfg))
+            OmegaConf.set_struct(cfg, True)
+            ConfigLoaderImpl._apply_overrides_to_config(self.assignments, cfg)
+            faults = self.schema.faults(cfg)
+            _refuse(f"{line}{self._origin(key, files)}" for key, line in faults)
+            _refuse(contradictions(cfg))
+            if len(self.overrides) < len(self.lines):
+                hydra.compose("train", self.lines)  # looks at those of Hydra
         except ConfigError:
             raise
-        except MissingConfigException as error:
+        except MissingConfigException as error:  # chosen by a file
             group, _, choice = str(error.missing_cfg_file).rpartition("/")
-            raise ConfigError(self._no_choice(group, choice)) from None
+            self.schema.choices.setdefault(group, list(error.options or []))
+            line, (folder, _, rest) = (
+                self.schema.no_such_choice(group, choice),
+                group.partition("/"),
+            )
+            if folder in LAID_OVER and rest:
+                line = f"{group}={choice}: no such choice; write - override /{rest}: {choice}"
+            raise ConfigError(line) from None
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-            message = " ".join(f"{error} {error.__cause__ or ''}".split())
-            raise ConfigError(textwrap.shorten(message, 300)) from None
-        _raise(contradictions(cfg))
+            text = " ".join(f"{error} {error.__cause__ or ''}".split()).partition(" full_key:")[0]
+            raise ConfigError(textwrap.shorten(text, 300)) from None
         return cfg
 
     def _wrong_choices(self) -> Iterator[str]:
         """Overrides that choose a file which is not there, or none where a run needs one."""
         for override in self.overrides:
             group, value, line = override.key_or_group, override.value(), override.input_line
-            if group not in self.choices or isinstance(value, dict):
+            if group not in self.schema.choices or isinstance(value, dict):
                 continue
             if override.is_add() or override.is_force_add():
-                yield f"{line}: a group of train.yaml is chosen without +"
-            elif group not in OVERLAYS and (override.is_delete() or value == []):
-                yield f"{line}: a run needs one of {group}={'|'.join(self.choices[group])}"
+                yield f"{line}: files are chosen without +"
+            elif group in LAID_OVER and value is None and not override.is_delete():
+                yield f"{line}: leave it out, or write ~{group}"
+            elif group not in LAID_OVER and (override.is_delete() or value == []):
+                yield f"{line}: a run needs one of {', '.join(self.schema.choices[group])}"
             elif not override.is_delete():
                 for choice in value if isinstance(value, list) else [value]:
-                    if not (self.configs / group / f"{choice}.yaml").is_file():
-                        yield self._no_choice(group, choice)
-
-    def _no_choice(self, group: str, choice: object) -> str:
-        choices = self.choices.get(group, [])
-        near = _nearest(str(choice), choices)
-        hint = f"did you mean {group}={near}?" if near else "there is"
-        if choice is None:
-            hint = f"leave it out, or write ~{group}; there is"
-        return f"{group}={_show(choice)}: no such choice; {hint} {', '.join(choices) or 'none'}"
+                    folder, _, name = f"{group}/{choice}".rpartition("/")
+                    if name not in self.schema.choices.get(folder, []):
+                        yield self.schema.no_such_choice(group, choice)
 
     def _load(self) -> Iterator[tuple[str, DictConfig]]:
-        """The YAML files that make up this run: path below configs/, and content in its place."""
+        """The YAML files of this run: path below configs/, and content under its full keys."""
         loader = GlobalHydra.instance().config_loader()
-        for part in loader.compute_defaults_list("train", self.lines, RunMode.RUN).defaults:
+        parts = loader.compute_defaults_list("train", self.lines, RunMode.RUN)
+        self.assignments = [o for o in parts.config_overrides if not o.is_hydra_override()]
+        for part in parts.defaults:
             path = f"{part.config_path}.yaml"
-            if not path.startswith("hydra/") and (self.configs / path).is_file():
-                content, node = OmegaConf.load(self.configs / path), OmegaConf.create()
-                for name in ("defaults", "hydra"):
-                    content.pop(name, None)
-                OmegaConf.update(node, part.package, content, merge=False)
-                yield path, (node if part.package else content)
+            if path.startswith("hydra/") or not (self.configs / path).is_file():
+                continue
+            node = OmegaConf.load(self.configs / path)
+            if not isinstance(node, DictConfig):
+                raise ConfigError(f"{self.configs / path}: must hold keys, not a list")
+            content = {k: v for k, v in plain(node).items() if k not in ("defaults", "hydra")}
+            for name in reversed(part.package.split(".") if part.package else []):
+                content = {name: content}
+            yield path, OmegaConf.create(content)
 
     def _wrong_keys(self, files: DictConfig) -> Iterator[str]:
         """Overrides of keys that are not there, and additions of keys that are."""
+        for override in self.assignments:
+            key, value, line = override.key_or_group, override.value(), str(override.input_line)
+            typed = {key: line}
+            if isinstance(value, dict) and isinstance(OmegaConf.select(files, key), DictConfig):
+                typed = {leaf: f"{leaf}={show(v)}" for leaf, v in leaves(value, key).items()}
+            for leaf, text in typed.items():
+                parent, _, name = leaf.rpartition(".")
+                node = OmegaConf.select(files, parent) if parent else files
+                keys = node.keys() if isinstance(node, DictConfig) else ()
+                is_there = name in keys or isinstance(node, ListConfig)
+                if is_there and override.is_add():
+                    yield f"{line}: this key is there already; write it without +"
+                elif is_there or override.is_add() or override.is_force_add():
+                    continue  # what is added is looked at in its place
+                elif keys and is_foreign(node):
+                    yield f"{line}: no such key; +{line} would pass it to {node._target_}"
+                else:
+                    yield self.schema.no_such_key(leaf, text)
+
+    def _origin(self, key: str, files: list[tuple[str, DictConfig]]) -> str:
+        """The file that sets ``key``, in brackets; nothing if an override does."""
+        overridden = [f"{override.key_or_group}." for override in self.assignments]
+        if any(f"{key}.".startswith(o) or o.startswith(f"{key}.") for o in overridden):
+            return ""
+        paths = [path for path, node in files if key in leaves(plain(node))]
+        return f" ({self.configs.name}/{paths[-1]})" if paths else ""
+
+
+def _refuse(faults: Iterable[str]) -> None:
+    lines = list(dict.fromkeys(faults))
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES:] = [f"... and {len(lines) - MAX_LINES} more"]
+    if lines:
+        raise ConfigError("\n".join(lines))

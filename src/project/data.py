@@ -106,7 +106,7 @@ class ImageDataModule(L.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Open and split the data set, once. Lightning calls this on every rank and stage."""
         if self.trainer:
-            self._check_batch_size(self.trainer.world_size, self.trainer.accumulate_grad_batches)
+            self.check_batch_size(self.trainer.world_size, self.trainer.accumulate_grad_batches)
         if self.train_set is not None:
             return
         train, test = self._load(train=True), self._load(train=False)
@@ -191,7 +191,8 @@ class ImageDataModule(L.LightningDataModule):
         free, _ = torch.cuda.mem_get_info(self.trainer.strategy.root_device)
         return images.nbytes < MEMORY_SHARE * free
 
-    def _check_batch_size(self, world_size: int, batches_per_step: int) -> None:
+    def check_batch_size(self, world_size: int, batches_per_step: int) -> None:
+        """Raise a ConfigError if the global batch cannot be shared out equally."""
         shares = world_size * batches_per_step
         if self.global_batch_size % shares == 0:
             return

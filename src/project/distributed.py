@@ -68,7 +68,7 @@ def topology(cfg: DictConfig) -> dict[str, Any]:
     strategy = DDPStrategy(
         cluster_environment=TorchrunEnvironment(),
         timeout=timedelta(seconds=cfg.cluster.timeout_s),
-        broadcast_buffers=False,  # the model averages them once per epoch
+        forward_sync_buffers=False,  # the model averages them once per epoch
         gradient_as_bucket_view=True,
     )
     return {

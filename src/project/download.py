@@ -78,7 +78,7 @@ def fetch(
                 if _first_fault(root, files):  # else the last holder of the lock has repaired it
                     _repair(root, (mirror or url).rstrip("/"), archives, files, timeout_s)
     except OSError as error:
-        raise DataError(f"data set {name} cannot be kept in {root}: {error}") from error
+        raise DataError(f"cannot use {root} for data set {name}: {error}") from error
 
 
 def _first_fault(root: Path, files: Mapping[str, str]) -> str:

@@ -44,9 +44,19 @@ class History(Logger, L.Callback):
         row = self.rows.setdefault(step or 0, {"step": step or 0})
         row.update((name, float(value)) for name, value in metrics.items())
 
+    def drop_after(self, num_steps: int) -> None:
+        """Forget what was logged after the first ``num_steps`` optimizer steps."""
+        self.rows = {step: row for step, row in self.rows.items() if step < num_steps}
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Drop what came after the checkpoint, also where no training follows."""
+        self.drop_after(checkpoint["global_step"])
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Drop the rows of the steps that are still to be taken."""
-        self.rows = {step: row for step, row in self.rows.items() if step < trainer.global_step}
+        """Drop everything where the run begins anew."""
+        self.drop_after(trainer.global_step)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]

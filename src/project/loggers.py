@@ -4,10 +4,10 @@
 run's ``config.yaml``, which is free of secrets, but no code, no output and no command line.
 """
 
-import importlib.util
 import logging
 import urllib.error
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 
 REACH_TIMEOUT_S = 3  # for a server to answer at all
 INIT_TIMEOUT_S = 20  # for W&B to open a run, once its server has answered
-FINISH_TIMEOUT_S = 60  # for W&B to upload what is left when the process ends
+FINISH_TIMEOUT_S = 30  # for W&B to upload what is left when the process ends
 
 
 def tensorboard(run_dir: str) -> TensorBoardLogger:
-    """Event files in ``<run_dir>/tensorboard``, for ``tensorboard --logdir runs``."""
+    """Event files in ``<run_dir>/tensorboard``."""
     _require("tensorboard")
-    return TensorBoardLogger(run_dir, name="tensorboard", version="", default_hp_metric=False)
+    return TensorBoardLogger(run_dir, name="tensorboard", version="")
 
 
 def wandb(
@@ -36,12 +36,12 @@ def wandb(
 
     Without a key, or without an answer from the server, the run goes on offline, with one warning
     that says why and how to upload it later. ``WANDB_MODE`` is respected without a warning. A
-    server that goes away later stops nothing: what it missed stays on the disk.
+    server that goes away later stops nothing: what it missed stays in ``<run_dir>/wandb``.
 
     Args:
-        run_dir: its ``wandb`` directory holds W&B's files.
+        run_dir: W&B's files go to its directory ``wandb``.
         run_id: id and name of the W&B run.
-        project: W&B project.
+        project: W&B project, created when missing.
         entity: user or team that owns the project; None for the key's own.
         group: name under which W&B shows several runs as one; None for none.
         tags: words to find the run by.
@@ -49,99 +49,94 @@ def wandb(
     _require("wandb")
     import wandb as wb
 
-    wb.setup(settings=wb.Settings(silent=True))
-    arguments: dict[str, Any] = {
-        "project": project,
-        "entity": entity,
-        "group": group,
-        "tags": tags,
-        "id": run_id,
-        "name": run_id,
-        "dir": run_dir,
-        "config": _config(run_dir),
-        "settings": wb.Settings(
-            silent=True,
-            console="off",
-            disable_code=True,
-            disable_git=True,
-            x_disable_meta=True,  # it holds the command line
-            init_timeout=INIT_TIMEOUT_S,
-            finish_timeout=FINISH_TIMEOUT_S,
-        ),
-    }
-    settings = wb.setup().settings
-    if settings.mode == "online":
-        if (why := _unreachable(settings.base_url)) is None:
-            try:
-                if wb.login(prompt=False, verify=False):
-                    run = wb.init(**arguments, resume="allow")
-                    print(f"W&B: {run.url}")
-                    return _wandb_logger(run)
-                why = "there is no key: set WANDB_API_KEY, or run `wandb login`"
-            except (wb.Error, ValueError) as error:
-                why = str(error)
-        log.warning(
-            "W&B goes on offline: %s. Upload the run later: wandb sync %s/wandb", why, run_dir
-        )
-        arguments["mode"] = "offline"
-    return _wandb_logger(wb.init(**arguments))
+    silent = wb.Settings(
+        silent=True,
+        console="off",
+        disable_code=True,
+        disable_git=True,
+        x_disable_meta=True,  # it holds the command line
+        x_save_requirements=False,
+        init_timeout=INIT_TIMEOUT_S,
+        finish_timeout=FINISH_TIMEOUT_S,
+    )
+    about: dict[str, Any] = {"project": project, "entity": entity, "group": group, "tags": tags}
+    about |= {"id": run_id, "name": run_id, "resume": "allow", "dir": run_dir}
+    about |= {"config": _config(run_dir), "settings": silent}
 
+    def start(mode: Any) -> WandbLogger:
+        run = wb.init(**about, mode=mode)
+        run.define_metric("trainer/global_step")
+        run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+        return WandbLogger(experiment=run)
 
-def _wandb_logger(run: Any) -> WandbLogger:
-    """Lightning's logger for ``run``, with optimizer steps as the x-axis of every plot."""
-    run.define_metric("trainer/global_step")
-    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-    return WandbLogger(experiment=run)
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # W&B's report on itself
+    wb.finish()  # the run before this one, in a sweep
+    wb.teardown()
+    settings = wb.setup(settings=silent).settings
+    if settings.mode != "online":
+        return start(settings.mode)
+    why = _unreachable(settings.base_url)
+    try:
+        if not why and wb.login(prompt=False, verify=False):
+            logger = start("online")
+            print(f"W&B: {logger.experiment.url}", flush=True)
+            return logger
+    except (wb.Error, ValueError) as error:
+        why = str(error)
+        wb.teardown()
+        wb.setup(settings=silent)
+    why = why or "there is no key (WANDB_API_KEY, or `wandb login` once)"
+    log.warning("W&B goes on offline: %s. To upload later: wandb sync %s/wandb", why, run_dir)
+    return start("offline")
 
 
 def mlflow(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None) -> MLFlowLogger:
     """The MLflow run named ``run_id``; the same name continues the same run.
 
     Args:
-        run_dir: its ``mlflow`` directory holds the files of a run without a server.
+        run_dir: without a server, MLflow's files go to its directory ``mlflow``.
         run_id: name of the MLflow run.
-        experiment: MLflow experiment.
+        experiment: MLflow experiment, created when missing.
         tracking_uri: address of the server; None for ``MLFLOW_TRACKING_URI``, else ``run_dir``.
 
     Raises:
         ConfigError: if the server does not answer.
     """
     _require("mlflow", install="mlflow-skinny")
-    from mlflow.environment_variables import MLFLOW_ALLOW_FILE_STORE
-    from mlflow.tracking import MlflowClient, get_tracking_uri, is_tracking_uri_set
+    from mlflow import MlflowClient, environment_variables
 
-    if tracking_uri is None and is_tracking_uri_set():
-        tracking_uri = get_tracking_uri()
-    if tracking_uri is None:
-        tracking_uri = (Path(run_dir) / "mlflow").absolute().as_uri()
-        MLFLOW_ALLOW_FILE_STORE.set(True)  # files need no server and no database
-    elif tracking_uri.startswith("http") and (why := _unreachable(tracking_uri)):
-        raise ConfigError(f"logger.mlflow.tracking_uri={tracking_uri}: {why}")
-    client = MlflowClient(tracking_uri)
+    variables: Any = environment_variables  # has no types
+    uri = tracking_uri or variables.MLFLOW_TRACKING_URI.get()
+    local = uri is None
+    if local:
+        uri = (Path(run_dir) / "mlflow").absolute().as_uri()
+        variables.MLFLOW_ALLOW_FILE_STORE.set(True)  # files need no server and no database
+    elif uri.startswith("http") and (why := _unreachable(uri)):
+        raise ConfigError(f"logger.mlflow.tracking_uri={uri}: {why}")
+    client = MlflowClient(uri)
     known = client.get_experiment_by_name(experiment)
-    runs = known and client.search_runs(
-        [known.experiment_id], f"attributes.run_name = '{run_id}'", max_results=1
-    )
-    logger = MLFlowLogger(
-        experiment, run_id, tracking_uri, run_id=runs[0].info.run_id if runs else None
-    )
+    same_name = f"attributes.run_name = '{run_id}'"
+    runs = client.search_runs([known.experiment_id], same_name, max_results=1) if known else []
     if runs:
-        client.update_run(logger.run_id, status="RUNNING")
+        client.update_run(runs[0].info.run_id, status="RUNNING")
+        logger = MLFlowLogger(experiment, tracking_uri=uri, run_id=runs[0].info.run_id)
     else:
+        logger = MLFlowLogger(experiment, run_name=run_id, tracking_uri=uri)
         logger.log_hyperparams(_config(run_dir))
+    if local and logger.experiment:  # which made it the address of every later run
+        variables.MLFLOW_TRACKING_URI.unset()
     return logger
 
 
 def _require(package: str, install: str | None = None) -> None:
-    """Refuse a logger whose package is not installed."""
-    if importlib.util.find_spec(package) is None:
+    if find_spec(package) is None:
         raise ConfigError(f"{package} is not installed: pip install {install or package}")
 
 
 def _config(run_dir: str) -> dict[str, Any]:
     """The configuration as the run directory has it: resolved, and without secrets."""
-    path = Path(run_dir) / "config.yaml"
-    config: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    text = (Path(run_dir) / "config.yaml").read_text(encoding="utf-8")
+    config: dict[str, Any] = yaml.safe_load(text)
     return config
 
 

@@ -20,7 +20,7 @@ import yaml
 
 MAX_LENGTH = 30
 NOT_NAMES = {"null", "nan", "inf", "i", "o"}  # values to Hydra, or classes I and O, unreadable
-EDITED = r"(?:\w*(['\"]))?[\w.=/+]+(?(1)\1)"  # a token that is a name, a path or an override
+EDITED = r"(?:[rRbBuU]*(['\"]))?[\w.=/+]+(?(1)\1)"  # a token that is a name, a path or an override
 WORDS = r"^\w*['\"]|\w+"  # its words, after the opening of a string, as in r"
 
 

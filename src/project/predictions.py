@@ -8,6 +8,7 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.loggers import WandbLogger
+from numpy.typing import NDArray
 from torch import Tensor
 
 from project.loader import Batch
@@ -22,8 +23,8 @@ class Prediction(NamedTuple):
     """What the model says of one image."""
 
     id: int
-    pixels: Tensor
-    """uint8 ``[H, W]``, or ``[H, W, 3]`` in colour."""
+    pixels: NDArray[np.uint8]
+    """``[H, W]``, or ``[H, W, 3]`` in colour."""
     guess: int
     truth: int
     scores: list[float]
@@ -33,8 +34,8 @@ class Prediction(NamedTuple):
 class Predictions(L.Callback):
     """Leaves test predictions to look at, on rank zero.
 
-    Writes ``grid.png``: rank zero's mistakes, surest first, then images of the table that it got
-    right; and ``confusion_matrix.png``: the images of all ranks, counted. Logs the table
+    Writes ``grid.png``: rank zero's mistakes, surest first, then images it got right; and
+    ``confusion_matrix.png``: the images of all ranks, counted. Logs the table
     ``test/predictions`` if there is a W&B logger.
 
     Args:
@@ -51,7 +52,7 @@ class Predictions(L.Callback):
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Forget the test before."""
         self.table: list[Prediction] = []
-        self.mistakes: list[Prediction] = []
+        self.grid: list[Prediction] = []
 
     def on_test_batch_end(
         self,
@@ -62,25 +63,27 @@ class Predictions(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep the first images of the first batches, and the surest mistakes of all batches."""
+        """Keep what the table and the grid will show."""
         if not trainer.is_global_zero:
             return
         guesses, scores = outputs.argmax(1).cpu(), outputs.float().softmax(1).cpu()
-        wrong = (guesses != batch.labels.cpu()).nonzero().flatten()
-        surest = scores[wrong].amax(1).argsort(descending=True, stable=True)[:GRID_IMAGES]
         num_first = self.images_per_batch if batch_idx < self.num_batches_to_log else 0
         first = torch.arange(len(guesses))[:num_first]
-        chosen = torch.cat([first, wrong[surest]])
+        sureness = scores.amax(1).where(guesses != batch.labels.cpu(), 2.0)  # of a mistake
+        best = sureness.argsort(descending=True, stable=True)[:GRID_IMAGES]
+        chosen = torch.cat([first, best])
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         pixels = to_pixels(batch.images[chosen], data.mean, data.std)
         columns = batch.ids[chosen], pixels, guesses[chosen], batch.labels[chosen], scores[chosen]
         rows = [
-            Prediction(int(id_), image, int(guess), int(truth), row.tolist())
+            Prediction(int(id_), image.numpy(), int(guess), int(truth), row.tolist())
             for id_, image, guess, truth, row in zip(*(c.cpu() for c in columns), strict=True)
         ]
         self.table += rows[: len(first)]
-        mistakes = sorted(self.mistakes + rows[len(first) :], key=lambda p: -max(p.scores))
-        self.mistakes = mistakes[:GRID_IMAGES]
+        mistakes_first = sorted(
+            self.grid + rows[len(first) :], key=lambda p: p.guess == p.truth or -max(p.scores)
+        )
+        self.grid = mistakes_first[:GRID_IMAGES]
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Draw the pictures and log the table."""
@@ -89,9 +92,8 @@ class Predictions(L.Callback):
         module: Any = pl_module
         names = trainer.datamodule.class_names  # type: ignore[attr-defined]
         self.dirpath.mkdir(parents=True, exist_ok=True)
-        right = [prediction for prediction in self.table if prediction.guess == prediction.truth]
-        if shown := [*self.mistakes, *right][:GRID_IMAGES]:  # a small test may leave rank zero none
-            save(draw_grid(shown, names), self.dirpath / "grid.png")
+        if self.grid:  # a small test may leave rank zero without images
+            save(draw_grid(self.grid, names), self.dirpath / "grid.png")
         save(draw_confusion(module.confusion, names), self.dirpath / "confusion_matrix.png")
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
@@ -140,7 +142,7 @@ def draw_confusion(confusion: Tensor, class_names: list[str]) -> "Figure":
     figure = Figure(figsize=(side + 1.6, side + 1.6), layout="constrained")
     axes = figure.add_subplot(xlabel="guess", ylabel="truth")
     shares = confusion / confusion.sum(1, keepdim=True).clamp(min=1)
-    axes.imshow(shares.sqrt(), cmap="Blues", vmin=0, vmax=1)  # the root makes few mistakes visible
+    axes.imshow(shares.sqrt().numpy(), cmap="Blues", vmin=0, vmax=1)  # the root shows few mistakes
     ticks = range(0, num_classes, math.ceil(num_classes / 100))
     names, fontsize = [short(class_names[tick]) for tick in ticks], 9 if num_classes <= 20 else 5
     rotation = 90 if max(map(len, names)) * num_classes > 60 else 0
@@ -173,7 +175,7 @@ def log_table(logger: WandbLogger, table: list[Prediction], class_names: list[st
 
     columns = ["id", "image", "guess", "truth", *(f"score_{name}" for name in class_names)]
     rows = [
-        [p.id, wandb.Image(p.pixels.numpy()), class_names[p.guess], class_names[p.truth], *p.scores]
+        [p.id, wandb.Image(p.pixels), class_names[p.guess], class_names[p.truth], *p.scores]
         for p in table
     ]
     logger.log_table("test/predictions", columns=columns, data=rows)

@@ -151,16 +151,17 @@ class Progress(L.Callback):
         self.seconds = time.perf_counter() - self._fit_start
 
     def _report_epoch(self, trainer: L.Trainer) -> None:
-        if self._epoch_line:
-            names = {"train/loss": "loss", "train/accuracy": "accuracy"}
-            if self._val_s:  # else these are older
-                names |= {"val/loss": "val loss", "val/accuracy": "val accuracy"}
-            metrics = {name: trainer.callback_metrics.get(key) for key, name in names.items()}
-            figures = [
-                f"{name} {value:.4f}" for name, value in metrics.items() if value is not None
-            ]
-            self._write([*self._epoch_line[:2], *figures, *self._epoch_line[2:]])
-            self._epoch_line = []
+        if not self._epoch_line:
+            return
+        names = {"train/loss": "loss", "train/accuracy": "accuracy"}
+        if self._val_s:  # else these are older
+            names |= {"val/loss": "val loss", "val/accuracy": "val accuracy"}
+        metrics = trainer.callback_metrics
+        figures = [f"{names[key]} {metrics[key]:.4f}" for key in names if key in metrics]
+        epoch, step, *pace = self._epoch_line
+        # The bar tells the rest, and a terminal may have 80 columns.
+        self._write([epoch, *figures] if self._bar else [epoch, step, *figures, *pace])
+        self._epoch_line = []
 
     def _line(self, trainer: L.Trainer, figures: list[str], speed: float) -> list[str]:
         """Where the run is, ``figures``, the speed and, where it can be known, the time left.

@@ -10,6 +10,8 @@ import os
 import platform
 import re
 import subprocess
+import warnings
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import distributions
 from pathlib import Path
@@ -18,6 +20,14 @@ from typing import Any
 from project import environment
 
 MAX_DIFF = 1_000_000  # characters
+EXPECTED = (  # warnings that ask nothing of the user of this project
+    ".*treespec, LeafSpec.*",  # Lightning calls torch's pytree by its old name
+    "The number of training batches .* is smaller than the logging interval.*",  # none per step
+    "Grad strides do not match bucket view strides.*",  # DDP with one-channel images; harmless
+    "Checkpoint directory .* exists and is not empty.*",  # a run that continues
+    ".*does not have many workers.*",  # images in memory need none
+    "It is recommended to use .*sync_dist=True.*",  # figures are summed over the ranks before
+)
 _SECRET = r"(?:token|passw(?:or)?d|secret|api[-_]?key|access[-_]?key|credentials?)(?![a-z])"
 _SECRET_NAME = re.compile(rf"(?<![a-z]){_SECRET}", re.IGNORECASE)
 _SECRET_ARGUMENT = re.compile(rf"((?<![a-z]){_SECRET}[\w-]*\s*[=:]\s*).+", re.IGNORECASE)
@@ -38,10 +48,12 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def redacted(value: Any) -> Any:
+def redacted(value: Any, *, secret: bool = False) -> Any:
     """A copy of plain ``value`` without secrets, each replaced by ``***``.
 
     Secret are strings under a key such as ``api_key`` or ``hf_token``, the values of secret
@@ -49,15 +61,13 @@ def redacted(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return {
-            key: "***"
-            if isinstance(item, str) and _SECRET_NAME.search(str(key))
-            else redacted(item)
+            key: redacted(item, secret=secret or bool(_SECRET_NAME.search(str(key))))
             for key, item in value.items()
         }
     if isinstance(value, list):
-        return [redacted(item) for item in value]
+        return [redacted(item, secret=secret) for item in value]
     if isinstance(value, str):
-        return _URL_PASSWORD.sub(r"\1***\2", environment.redact(value))
+        return "***" if secret else _URL_PASSWORD.sub(r"\1***\2", environment.redact(value))
     return value
 
 
@@ -190,3 +200,5 @@ def log_to_files(run_dir: Path) -> None:
         root.addHandler(handler)
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)
+    for message in EXPECTED:
+        warnings.filterwarnings("ignore", message)

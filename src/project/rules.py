@@ -40,23 +40,21 @@ def one_of(*choices: str) -> Rule:
     return Rule(text, lambda v: v in choices, choices)
 
 
-def match(text: str, pattern: str, *types: type) -> Rule:
-    """A string, or one of the ``types``, all of which matches ``pattern``."""
-    return Rule(text, lambda v: type(v) in (str, *types) and bool(re.fullmatch(pattern, str(v))))
+def match(text: str, pattern: str) -> Rule:
+    """A string, all of which matches ``pattern``."""
+    return Rule(text, lambda v: isinstance(v, str) and bool(re.fullmatch(pattern, v)))
 
 
 def each(rule: Rule) -> Rule:
-    """A list, not empty, of values that keep ``rule``."""
-    holds = rule.holds
-    return Rule(
-        f"a list, each {rule.text}",
-        lambda v: isinstance(v, list) and v != [] and all(map(holds, v)),
-    )
+    """A list of values that keep ``rule``."""
+    text, holds = f"a list, each {rule.text}", rule.holds
+    return Rule(text, lambda v: isinstance(v, list) and all(map(holds, v)))
 
 
 NULL = Rule("null", lambda v: v is None)
 BOOL = Rule("true, false", lambda v: isinstance(v, bool))
-TEXT = match("text", r"(?s).*\S.*")
+QUOTED = "text; a number becomes text in quotes within quotes, \"'1'\""
+TEXT = match(QUOTED, r"(?s).*\S.*")
 ABOVE_0 = number("a number above 0", lambda v: v > 0)
 AT_LEAST_0 = number("a number at least 0", lambda v: v >= 0)
 BELOW_1 = number("a number at least 0 and below 1", lambda v: 0 <= v < 1)
@@ -66,12 +64,16 @@ BATCHES = whole(0) | SHARE
 SEED = whole(0, 2**32 - 1)
 URL = match("an address such as http://host/path", r"https?://[^\s/]+(/\S*)?")
 MD5 = match("an md5 of 32 hexadecimal digits", "[0-9a-f]{32}")
-NAME = match("a name of up to 63 A-Z a-z 0-9 . _ -, beginning with a letter or digit",
-             r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", int)  # fmt: skip
+NAME = match(
+    f"at most 63 of A-Z a-z 0-9 . _ -, the first a letter or digit, and {QUOTED}",
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
+)
 NO_LIMIT = Rule("-1 (no limit)", lambda v: type(v) is int and v == -1)
 METRIC = match("a metric such as val/accuracy", r"(train|val)/\S+")
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true", "16-true")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
+
+PARTS = {"mean": "num_channels", "std": "num_channels", "class_names": "num_classes"}
 
 RULES: dict[str, Rule] = {  # patterns of keys, * for any characters: rule; the first one counts
     "seed *.seed": SEED,
@@ -93,6 +95,10 @@ RULES: dict[str, Rule] = {  # patterns of keys, * for any characters: rule; the 
     "*.warmup": SHARE,
     "*.pct_start *.decay": BETWEEN_0_AND_1,
     "*.width *.hidden_size": whole(1),
+    "*.channels": each(whole(1)),
+    "logger.*.project logger.*.experiment": TEXT,
+    "logger.*.entity logger.*.group logger.*.tracking_uri": NULL | TEXT,
+    "logger.*.tags": each(TEXT),
     "*.timeout_s *.log_every_s": ABOVE_0,
     "callbacks.*.monitor": NULL | METRIC,
     "callbacks.*.mode": one_of("min", "max"),
@@ -110,7 +116,7 @@ RULES: dict[str, Rule] = {  # patterns of keys, * for any characters: rule; the 
     "trainer.fast_dev_run": BOOL | whole(1),
     "trainer.num_nodes trainer.accumulate_grad_batches trainer.log_every_n_steps": whole(1),
     "trainer.check_val_every_n_epoch": whole(1),
-    "trainer.val_check_interval": NULL | whole(1) | SHARE,
+    "trainer.val_check_interval": NULL | whole(1) | number("up to 1.0", lambda v: 0 < v <= 1),
     "trainer.num_sanity_val_steps": whole(0) | NO_LIMIT,
     "trainer.gradient_clip_val": NULL | ABOVE_0,
     "trainer.gradient_clip_algorithm": NULL | one_of("norm", "value"),
@@ -125,25 +131,24 @@ RULES: dict[str, Rule] = {  # patterns of keys, * for any characters: rule; the 
 
 def contradictions(cfg: DictConfig) -> Iterator[str]:
     """What is wrong with ``cfg`` although each value alone is fine, one line each."""
-    data, trainer = cfg.data, cfg.trainer
-    for name in ("mean", "std"):
-        if len(data[name]) != data.num_channels:
-            yield (
-                f"data.{name}={data[name]}: must have one number for each of "
-                f"data.num_channels={data.num_channels}"
-            )
-    if data.class_names is not None and len(data.class_names) != data.num_classes:
-        yield (
-            f"data.class_names={data.class_names}: must have one name for each of "
-            f"data.num_classes={data.num_classes}, or be null"
-        )
-    if trainer.max_epochs == trainer.max_steps == -1:
+    for key, count in PARTS.items():
+        values, num = cfg.data.get(key), cfg.data.get(count)
+        if None not in (values, num) and len(values) != num:
+            yield f"data.{key}={values}: must have one for each of data.{count}={num}"
+    epochs, every = cfg.trainer.get("max_epochs"), cfg.trainer.get("check_val_every_n_epoch")
+    if epochs == cfg.trainer.get("max_steps") == -1:
         yield "trainer.max_epochs=-1: would never end; set it or trainer.max_steps"
+    if None not in (epochs, every) and 0 < epochs < every:
+        yield f"trainer.check_val_every_n_epoch={every}: never within trainer.max_epochs={epochs}"
     for name, callback in cfg.callbacks.items():
-        monitor, mode = callback.get("monitor") or "", callback.get("mode")
-        for metric, best in (("loss", "min"), ("accuracy", "max")):
-            if monitor.endswith(metric) and mode not in (None, best):
-                yield f"callbacks.{name}.mode={mode}: {monitor} is best at its {best}; say {best}"
+        monitor, mode = str(callback.get("monitor")), callback.get("mode")
+        best = "min" if monitor.endswith("loss") else "max"
+        if monitor.endswith(("loss", "accuracy")) and mode not in (None, best):
+            yield f"callbacks.{name}.mode={mode}: {monitor} is best at its {best}; say {best}"
     for name in ("best", "last"):
-        if name not in cfg.callbacks:
-            yield f"callbacks.{name}: cannot be left out; the test and a restart read its checkpoint"
+        filename = (cfg.callbacks.get(name) or {}).get("filename")
+        if filename != name:
+            yield (
+                f"callbacks.{name}.filename={filename}: must be {name}; a run reads {name}.ckpt to "
+                "be tested and to continue"
+            )

@@ -16,9 +16,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
-import statistics
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,14 +23,14 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from project.config import ConfigError
-from project.records import read_history, record_attempt, redacted, write_text
+from project.records import record_attempt, redacted, write_text
+from project.summary import summary
 
 if TYPE_CHECKING:
     from project.classifier import ImageClassifier
     from project.data import ImageDataModule
 
 LIMITS = ("trainer.max_epochs", "trainer.max_steps", "trainer.max_time")
-SPEED = "train/images_per_second"
 HARMLESS = re.compile(  # what a run may change when it continues, without becoming another run
     r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy|profiler"
     r"|default_root_dir|enable_\w+)"
@@ -65,12 +62,16 @@ def begin(cfg: DictConfig, argv: list[str]) -> State:
     changes = compare(cfg)
     run_dir = Path(cfg.run_dir)
     if is_finished(cfg):
-        print(f"Nothing to do, the run is finished. RUN_ID=<another name> begins a new one.\n"
-              f"{summary(run_dir)}")
+        print(
+            f"Nothing to do, the run is finished. RUN_ID=<another name> begins a new one.\n"
+            f"{summary(run_dir)}"
+        )
         return State(finished=True, ckpt_path=None)
     prepare(cfg, argv)
     last = run_dir / "checkpoints" / "last.ckpt"
-    print(f"{'Continuing' if last.exists() else 'Run'}: {run_dir}", *changes, sep="\n  ", flush=True)
+    print(
+        f"{'Continuing' if last.exists() else 'Run'}: {run_dir}", *changes, sep="\n  ", flush=True
+    )
     return State(finished=False, ckpt_path=str(last) if last.exists() else None)
 
 
@@ -200,47 +201,6 @@ def write_metrics(run_dir: Path, metrics: dict[str, float]) -> None:
     """Write ``metrics.json``, which makes the run a finished one. A value that is nan is null."""
     finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     write_text(run_dir / "metrics.json", json.dumps(finite, indent=2, sort_keys=True) + "\n")
-
-
-def summary(run_dir: Path, seconds: float | None = None) -> str:
-    """What a person wants to know of a finished run: figures, files, and what to type next.
-
-    Args:
-        run_dir: directory of the run.
-        seconds: how long this process trained; None if it did not.
-    """
-    metrics = json.loads((run_dir / "metrics.json").read_text())
-    attempts = json.loads((run_dir / "logs" / "environment.json").read_text())
-    rows = read_history(run_dir)
-    epochs = int(max((row["epoch"] for row in rows if "train/loss" in row), default=-1)) + 1
-    facts = [("epochs", str(epochs))]
-    for name in ("test/accuracy", "test/loss"):
-        if metrics.get(name) is not None:
-            facts.append((name, f"{metrics[name]:.4f}"))
-    if validated := [row for row in rows if "val/accuracy" in row]:
-        best = max(validated, key=lambda row: row["val/accuracy"])
-        facts.append(
-            ("val/accuracy", f"{best['val/accuracy']:.4f} in epoch {best['epoch'] + 1:.0f}")
-        )
-    if seconds is not None:
-        facts.append(("time", f"{timedelta(seconds=round(seconds))} hours"))
-    if speeds := [row[SPEED] for row in rows if SPEED in row]:
-        facts.append(("images/s", f"{statistics.median(speeds):,.0f}"))
-    overrides = [word for word in attempts[-1]["command"][1:] if not word.startswith(LIMITS)]
-    again = shlex.join(["python", "train.py", *overrides, f"trainer.max_epochs={2 * epochs}"])
-    return "\n".join(
-        [
-            f"Finished: {run_dir}",
-            *(f"  {name:<14} {fact}" for name, fact in facts),
-            "Look at",
-            f"  {run_dir}/predictions     test images with guesses, and the confusion matrix",
-            f"  {run_dir}/metrics.csv     every epoch",
-            "Next",
-            f"  python scripts/evaluate.py run={run_dir}",
-            f"  python scripts/predict.py run={run_dir} image.png",
-            f"  RUN_ID={run_dir.name} {again}",
-        ]
-    )
 
 
 def load_run(run_dir: str | Path, ckpt: str = "best") -> tuple[ImageClassifier, ImageDataModule]:

@@ -88,12 +88,20 @@ class GlobalBatchSampler(Sampler[Slice]):
             yield Slice(ids[start:end], self.epoch, index, start, len(ids))
 
 
-def generator(*numbers: int) -> torch.Generator:
-    """A random generator on the CPU that is a pure function of some whole numbers."""
+def mixed(*numbers: int) -> int:
+    """One seed made of several whole numbers; neighbours give unrelated random streams.
+
+    Source: the finalizer of splitmix64, Steele et al., https://doi.org/10.1145/2714064.2660195.
+    """
     state = 0
-    for number in numbers:  # splitmix64: neighbouring numbers give unrelated streams
+    for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) % 2**64
         state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
         state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
         state ^= state >> 31
-    return torch.Generator().manual_seed(state % 2**63)
+    return state % 2**63
+
+
+def generator(*numbers: int) -> torch.Generator:
+    """A random generator on the CPU that is a pure function of some whole numbers."""
+    return torch.Generator().manual_seed(mixed(*numbers))

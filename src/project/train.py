@@ -46,7 +46,9 @@ def train(cfg: DictConfig) -> dict[str, float]:
 
     started = time.monotonic()
     L.seed_everything(cfg.seed, workers=True, verbose=False)
+    build.check(cfg)
     model, datamodule = build.model(cfg), build.datamodule(cfg)
+    datamodule.check_batch_size(environment.world_size(), cfg.trainer.accumulate_grad_batches)
     with distributed.process_group(cfg):
         state = distributed.from_rank_zero(run.begin, cfg, sys.argv)
         if state.finished:
@@ -73,7 +75,7 @@ def main() -> int:
     try:
         flags = flags_of(sys.argv[1:])
         cfg = check(flags.overrides, multirun=flags.multirun)
-        only_looks = flags.help or flags.hydra_help or flags.version or flags.cfg or flags.info
+        only_looks = flags.help or flags.hydra_help or flags.cfg or flags.info
         if not (only_looks or flags.shell_completion):
             num_processes = agent.num_processes(cfg)
             if num_processes > 1 and flags.multirun:
@@ -116,7 +118,7 @@ def name_of(cfg: DictConfig) -> str:
 def fail(error: Exception, *, exit_code: int) -> int:
     """Tell the user what is wrong, once: the other ranks give rank zero time to say the same."""
     if environment.rank() > 0:
-        time.sleep(2)
+        time.sleep(10)  # torchrun ends this process as soon as rank zero has left
     print(f"error: {error}", file=sys.stderr, flush=True)
     return exit_code
 

@@ -1,0 +1,47 @@
+"""Test or validate the model of a run again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from project.classifier import ImageClassifier
+from project.config import ConfigError
+from project.data import ImageDataModule
+from project.run import saved
+
+
+def main(model: ImageClassifier, data: ImageDataModule, options: dict[str, Any]) -> int:
+    """Print the figures of one split, in one process and over all its images.
+
+    They equal those of the run to the last bit if the run had one process too, on the same machine
+    and kind of device, and left no images out.
+
+    Raises:
+        ConfigError: if this machine has no such accelerator.
+    """
+    run, split = options["run"], options["split"]
+    try:
+        trainer = L.Trainer(
+            accelerator=options["accelerator"],
+            devices=1,
+            precision=saved(Path(run)).trainer.precision,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+    except MisconfigurationException as error:
+        raise ConfigError(f"accelerator={options['accelerator']}: {error}") from error
+    loop = trainer.test if split == "test" else trainer.validate
+    figures = loop(model, datamodule=data, verbose=False)[0]
+    if options["format"] == "json":
+        print(json.dumps(figures, indent=2))
+        return 0
+    num_images = len(data.test_set if split == "test" else data.val_set)
+    width = max(map(len, figures))
+    print(f"{run}, {options['ckpt']} checkpoint, {num_images} {split} images")
+    print("\n".join(f"  {name:<{width}}  {figure:.4f}" for name, figure in figures.items()))
+    return 0
