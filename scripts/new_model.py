@@ -7,10 +7,9 @@ import argparse
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from project.new_model import new_model  # noqa: E402  (src is on the path only now)
+from project.new_model import new_model
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
@@ -21,6 +20,6 @@ if __name__ == "__main__":
     parser.add_argument("--from", dest="source", required=True, help="the model to copy, as in cnn")
     parser.add_argument("--dry-run", action="store_true", help="show the changes, write nothing")
     try:
-        print(new_model(ROOT, **vars(parser.parse_args())))
+        print(new_model(Path(__file__).resolve().parents[1], **vars(parser.parse_args())))
     except ValueError as error:
         parser.error(str(error))

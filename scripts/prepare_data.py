@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-
 from project.config import ConfigError, check
 
 if __name__ == "__main__":
@@ -24,4 +23,4 @@ if __name__ == "__main__":
         train, test = (len(source.load(root, train=train).labels) for train in (True, False))
     except DataError as error:
         parser.exit(1, f"{error}\n")
-    print(f"{train} training and {test} test images, verified, in {root.resolve()}")
+    print(f"{train} training and {test} test images are ready, data.root={root.resolve()}")

@@ -87,10 +87,12 @@ def serve(folder: Path) -> Iterator[Server]:
         server.url = f"http://127.0.0.1:{http.server_port}"
         thread = threading.Thread(target=http.serve_forever, args=(0.05,))
         thread.start()
-        yield server
-        server.go_on.set()
-        http.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:
+            server.go_on.set()
+            http.shutdown()
+            thread.join()
 
 
 def mnist(folder: Path, num_train: int = 200, num_test: int = 50) -> Miniature:

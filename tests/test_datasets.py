@@ -11,7 +11,7 @@ import torchvision
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from project.datasets import CIFAR10, MNIST, DataError, Digits, ImageFolder, read_image
+from project.datasets import CIFAR10, MNIST, DataError, Digits, ImageFolder, Images, read_image
 from tests import mirror
 
 REPOSITORY = Path(__file__).parents[1]
@@ -204,12 +204,15 @@ def test_photos_are_turned_upright(tmp_path):
     assert image[0, 0].max() < 5
 
 
-def test_large_photo_is_scaled_and_cropped(tmp_path):
-    gradient = np.tile(np.linspace(0, 255, 800, dtype=np.uint8), (400, 1))
-    Image.fromarray(gradient).save(tmp_path / "photo.jpg", quality=95)
-    image = read_image(tmp_path / "photo.jpg", 1, 40).float()
-    expected = torch.from_numpy(gradient[:, 200:600].reshape(40, 10, 40, 10).mean((1, 3)))
-    assert (image[0] - expected).abs().max() < 3
+@pytest.mark.parametrize("name", ["photo.png", "photo.jpg"])
+def test_large_photo_is_scaled_and_cropped(tmp_path, name):
+    pixels = np.tile(np.linspace(100, 150, 800), (400, 1))
+    pixels[::2] -= 90  # fine stripes, which must be averaged away
+    pixels[1::2] += 90
+    Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / name, quality=95)
+    image = read_image(tmp_path / name, 1, 40).float()
+    expected = torch.from_numpy(pixels[:, 200:600].reshape(40, 10, 40, 10).mean((1, 3)))
+    assert (image[0] - expected).abs().max() < 5
 
 
 @pytest.mark.parametrize("damage", ["truncated", "text", "empty", "deep"])
@@ -252,7 +255,7 @@ def test_script_fills_the_directory_whatever_the_cluster(tmp_path):
         done = prepare_data(*overrides, "cluster=k8s", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     where = tmp_path / "data"
-    assert done.stdout == f"100 training and 20 test images, verified, in {where}\n"
+    assert done.stdout == f"100 training and 20 test images are ready, data.root={where}\n"
     source = CIFAR10(url="", archives={}, files=miniature.files)
     source.prepare(where, download=False, mirror=None)
 
@@ -267,4 +270,14 @@ def test_script_says_what_is_wrong(tmp_path):
     done = prepare_data(*overrides, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert f"data set mnist cannot be kept in {tmp_path}/file/data/mnist" in done.stderr
+    assert f"cannot use {tmp_path}/file/data/mnist for data set mnist" in done.stderr
+
+
+def test_the_class_in_the_documentation_works(tmp_path):
+    code = (REPOSITORY / "docs" / "data.md").read_text().split("```python\n")[1].split("```")[0]
+    names = {"Path": Path, "torch": torch, "Images": Images}
+    exec(code, names)
+    train, test = (names["Squares"]().load(tmp_path, train=train) for train in (True, False))
+    assert train.images.shape == (1000, 1, 8, 8)
+    assert train.images.dtype == torch.uint8
+    assert len(test.labels) == 200

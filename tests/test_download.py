@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import signal
@@ -169,7 +170,7 @@ def test_unreachable_address_is_named(tmp_path, server, arguments, address, reas
 
 def test_place_that_cannot_be_written(tmp_path, arguments):
     (tmp_path / "file").write_text("not a directory")
-    with pytest.raises(DataError, match=r"data set mnist cannot be kept in .*/file/mnist"):
+    with pytest.raises(DataError, match=r"cannot use .*/file/mnist for data set mnist: .*file"):
         fetch(tmp_path / "file" / "mnist", **arguments)
 
 
@@ -226,13 +227,17 @@ def test_killed_process_leaves_nothing_to_trust_and_the_others_fetch_once(
     server.go_on.clear()
     logs = [tmp_path / f"{number}.log" for number in range(3)]
     root = tmp_path / "mnist"
-    with subprocess.Popen(
-        [sys.executable, "-c", START_THREE, json.dumps(arguments)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(SRC)},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as processes:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", START_THREE, json.dumps(arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(SRC)},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as processes,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(server.go_on.set)
         pids = [int(processes.stdout.readline()) for _ in range(3)]
         lines = {first_line(number).split()[0]: pids[number] for number in range(3)}
         assert sorted(first_line(number).split()[0] for number in range(3)) == [

@@ -1,6 +1,5 @@
 import contextlib
 import csv
-import io
 import os
 import pty
 import re
@@ -14,6 +13,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
+from torch.utils.data import DataLoader
 
 from project.loader import Batch
 from project.metrics import Sums
@@ -59,7 +59,7 @@ class Model(L.LightningModule):
         pass
 
     def train_dataloader(self):
-        return BATCHES
+        return DataLoader(BATCHES, batch_size=None)
 
     val_dataloader = test_dataloader = train_dataloader
 
@@ -156,7 +156,8 @@ def test_a_run_that_continues_counts_on(tmp_path, clock, capsys):
     capsys.readouterr()
     lines, progress = fit(tmp_path, clock, capsys, 0, tmp_path / "last.ckpt", limit_val_batches=0)
     assert lines[0] == "epoch 2/3  step 5/12  loss 0.5000  accuracy 0.7500  8 images/s"
-    assert lines[1].startswith("epoch 2/3  step 6/12") and lines[1].endswith("0:00:06 left")
+    assert lines[1].startswith("epoch 2/3  step 6/12")
+    assert lines[1].endswith("0:00:06 left")
     assert progress.seconds == 8  # of this process
 
 
@@ -166,21 +167,27 @@ def test_accumulated_batches_are_one_step_and_their_loss_is_whole(tmp_path, cloc
     assert lines[3].startswith("epoch 1/3  step 2/6  loss 0.5000")
 
 
-@pytest.mark.parametrize(
-    ("flags", "first", "second"),
-    [
-        ({"max_epochs": -1, "max_steps": 6}, "epoch 1/2  step 1/6  ", " 0:00:04 left"),
-        ({"max_epochs": 5, "max_steps": 6}, "epoch 1/2  step 1/6  ", " 0:00:04 left"),
-        ({"max_epochs": -1, "max_time": "00:00:00:00"}, "epoch 1/inf  step 1/inf  ", None),
-    ],
-)
-def test_the_first_limit_counts(tmp_path, clock, capsys, flags, first, second):
-    lines, _ = fit(tmp_path, clock, capsys, 0, limit_val_batches=0, **flags)
-    if second is None:
-        assert lines == []
-    else:
-        assert lines[0].startswith(first)
-        assert lines[1].endswith(second)
+@pytest.mark.parametrize("max_epochs", [-1, 5])
+def test_the_first_limit_counts(tmp_path, clock, capsys, max_epochs):
+    flags = {"max_epochs": max_epochs, "max_steps": 6, "limit_val_batches": 0}
+    lines, _ = fit(tmp_path, clock, capsys, 0, **flags)
+    assert lines[1].startswith("epoch 1/2  step 2/6")
+    assert lines[1].endswith("0:00:04 left")
+
+
+def test_a_run_without_end_shows_the_time_that_max_time_leaves(tmp_path, clock, capsys):
+    class Stop(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            trainer.should_stop = True
+
+    progress = Progress(log_every_s=0)
+    flags = {"max_epochs": -1, "max_time": "00:01:00:00", "limit_val_batches": 0}
+    trainer = new_trainer(tmp_path, progress, **flags)
+    trainer.callbacks.append(Stop())
+    trainer.fit(Model(clock))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("epoch 1/inf  step 2/inf")
+    assert re.search(r"(1:00:00|0:59:\d\d) left$", lines[1])
 
 
 def test_the_speed_is_logged_once_per_epoch_without_the_validation(tmp_path, clock, capsys):
@@ -192,14 +199,131 @@ def test_the_speed_is_logged_once_per_epoch_without_the_validation(tmp_path, clo
     assert [float(speed) for speed in speeds if speed] == [8, 8, 8]
 
 
+@pytest.mark.parametrize(("max_steps", "of_steps"), [(-1, "inf"), (2, "2")])
+def test_an_epoch_of_unknown_length(tmp_path, clock, capsys, max_steps, of_steps):
+    class Stream(Model):
+        def train_dataloader(self):
+            return (batch for batch in BATCHES)
+
+    flags = {"max_epochs": 1, "max_steps": max_steps, "limit_val_batches": 0}
+    new_trainer(tmp_path, Progress(log_every_s=0), **flags).fit(Stream(clock))
+    assert capsys.readouterr().out.startswith(f"epoch 1/1  step 1/{of_steps}  loss 0.5000")
+
+
+def test_images_of_all_ranks_are_counted(tmp_path, clock, capsys):
+    strategy = SingleDeviceStrategy("cpu")
+    strategy.world_size = 2
+    _, progress = fit(tmp_path, clock, capsys, 1e9, strategy=strategy)
+    assert progress.images_per_second == 16
+
+
 def test_other_ranks_are_silent(tmp_path, clock, capsys):
     class SecondRank(SingleDeviceStrategy):
         is_global_zero = False
 
-    _, progress = fit(tmp_path, clock, capsys, 0, strategy=SecondRank("cpu"))
-    ...
+    progress = Progress(log_every_s=0)
+    trainer = new_trainer(tmp_path, progress, strategy=SecondRank("cpu"))
+    trainer.fit(Model(clock))
+    assert capsys.readouterr().out == ""
+    assert "train/images_per_second" not in trainer.callback_metrics
 
 
 def test_the_test_is_shown(tmp_path, clock, capsys):
     new_trainer(tmp_path, Progress(log_every_s=1e9)).test(Model(clock), verbose=False)
     assert capsys.readouterr().out == "test  batch 1/4\n"
+
+
+BAR = "\u2501"
+HIDE = "\x1b[?25l"  # the cursor
+SHOWN_AND_ERASED = "\x1b[?25h\r\x1b[1A\x1b[2K"  # the cursor; the bar
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Run a function with stdout on a terminal of 80 columns; returns what the terminal got."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(function):
+        ours, theirs = pty.openpty()
+        received = bytearray()
+
+        def read():
+            with contextlib.suppress(OSError):  # how Linux says that the other end was closed
+                while data := os.read(ours, 65536):
+                    received.extend(data)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            with open(theirs, "w") as file, contextlib.redirect_stdout(file):  # noqa: PTH123
+                function()
+        finally:
+            reader.join()
+            os.close(ours)
+        return received.decode()
+
+    return run
+
+
+def test_a_terminal_gets_a_bar_and_one_line_per_epoch(tmp_path, clock, terminal):
+    def run():
+        trainer, model = (
+            new_trainer(tmp_path, Progress(log_every_s=1e9), max_epochs=2),
+            Model(clock),
+        )
+        trainer.fit(model)
+        trainer.test(model, verbose=False)
+
+    shown = terminal(run)
+    looks = [look.strip() for look in re.split(r"[\r\n]+", ESCAPE.sub("", shown))]
+    bars = [re.sub(r" \W+( |$)", " | ", look).strip() for look in looks if BAR in look]
+    epoch, validation = "loss 0.5000  accuracy 0.7500  8 images/s", ["validate |"] * 4
+    assert bars == [
+        "starting |",
+        f"epoch 1/2 | {epoch}",
+        f"epoch 1/2 | {epoch}  0:00:06 left",
+        f"epoch 1/2 | {epoch}  0:00:05 left",
+        f"epoch 1/2 | {epoch}  0:00:04 left",
+        *validation,
+        "validate |",  # drawn anew below the line of the epoch
+        f"epoch 2/2 | {epoch}  0:00:11 left",
+        f"epoch 2/2 | {epoch}  0:00:06 left",
+        f"epoch 2/2 | {epoch}  0:00:03 left",
+        f"epoch 2/2 | {epoch}",
+        *validation,
+        "validate |",
+        "validate |",  # a last time, before it is removed
+        "starting |",
+        "test |",
+        "test |",
+    ]
+    assert [look for look in looks if look and BAR not in look] == [
+        "epoch 1/2  loss 0.5000  accuracy 0.7500  val accuracy 0.2500",
+        "epoch 2/2  loss 0.5000  accuracy 0.7500  val accuracy 0.2600",
+    ]
+    assert max(map(len, looks)) <= 80
+    assert shown.count(HIDE) == 2
+    assert shown.endswith(SHOWN_AND_ERASED)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_the_terminal_is_given_back_when_training_breaks(tmp_path, terminal, error):
+    class Broken(Model):
+        def training_step(self, batch, batch_idx):
+            raise error
+
+    def run():
+        handler = signal.getsignal(signal.SIGINT)  # which Lightning does not give back
+        try:
+            with pytest.raises((SystemExit, RuntimeError)):
+                new_trainer(tmp_path, Progress(log_every_s=1e9)).fit(Broken())
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        print("after")
+
+    shown = terminal(run)
+    assert HIDE in shown
+    assert BAR in shown
+    assert shown.endswith(f"{SHOWN_AND_ERASED}after\r\n")

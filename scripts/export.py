@@ -1,0 +1,14 @@
+"""Write the net of a run as safetensors and as a torch.export program, and check them.
+
+python scripts/export.py run=runs/digits-cnn-3f2a1b
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from project.options import run_script
+
+if __name__ == "__main__":
+    sys.exit(run_script("export", __doc__))

@@ -1,0 +1,126 @@
+from fnmatch import fnmatchcase
+
+import pytest
+
+from project.config import ConfigError, check
+from project.rules import RULES
+from project.schema import leaves, plain
+
+
+def fault(*overrides):
+    with pytest.raises(ConfigError) as error:
+        check(overrides)
+    return str(error.value)
+
+
+def rule_of(key):
+    return next(
+        rule for keys, rule in RULES.items() if any(fnmatchcase(key, k) for k in keys.split())
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "right", "wrong"),
+    [
+        ("seed", [0, 2**32 - 1], [-1, 2**32, 1.0, True, "1", None]),
+        ("run_id", [None, "a", "0.b_c-D", "x" * 63], ["", ".a", "a/b", "a b", "x" * 64, 5, "é"]),
+        ("run_root", ["runs", "/big/runs"], ["", " ", None, 3]),
+        ("data.mirror", [None, "http://host:80/path", "https://host"], ["host", "ftp://h", ""]),
+        ("data.source.files.t10k-images-idx3-ubyte", ["0123456789abcdef" * 2], ["0" * 31, 1]),
+        ("data.global_batch_size", [1, 512], [0, -1, 0.5, "1", True]),
+        ("data.num_classes", [2], [1, 0]),
+        ("data.num_workers", [0, 2], [-1, None]),
+        ("data.class_names", [None, ["a", "b"]], [["a", 1], "a", [""]]),
+        ("data.mean", [[0.5, 1, -1]], [["a"], 0.5, [float("nan")], [True]]),
+        ("data.std", [[0.5, 1]], [[0], [0.5, -1]]),
+        ("model.optimizer.lr", [1e-3, 1], [0, -1, "abc", float("nan"), float("inf"), True, None]),
+        ("model.optimizer.weight_decay", [0, 0.1], [-0.1]),
+        ("model.optimizer.momentum", [0, 0.99], [1, -0.1]),
+        ("model.optimizer.betas", [[0.9, 0.999]], [[0.9, 1.0], 0.9]),
+        ("model.label_smoothing", [0.0, 0.1], [1, -0.1, "x"]),
+        ("model.lr_scheduler.warmup", [0, 0.1, 1.0], [-0.1, 1.1]),
+        ("model.lr_scheduler.pct_start", [0.25], [0, 1]),
+        ("callbacks.ema.decay", [0.99], [0, 1]),
+        ("model.net.channels", [[32, 64]], [[32, 0], 32]),
+        ("cluster.timeout_s", [300, 0.5], [0, -1]),
+        ("callbacks.best.monitor", [None, "val/accuracy", "train/loss"], ["accuracy", "val/", 1]),
+        ("trainer.accelerator", ["auto", "cpu"], ["cuda0", None]),
+        ("trainer.devices", [1, 8, "auto"], [0, -1, "1", True, [0, 1]]),
+        ("trainer.precision", ["32-true", "bf16-mixed"], ["bf16", 32]),
+        ("trainer.max_epochs", [1, -1], [0, -2, 1.0, -1.0]),
+        ("trainer.max_time", [None, "00:12:00:00"], ["12:00", 3]),
+        ("trainer.limit_val_batches", [None, 0, 3, 0.5, 1.0], [1.5, -1, "3"]),
+        ("trainer.overfit_batches", [0.0, 1], [None, 2.5]),
+        ("trainer.fast_dev_run", [True, False, 5], [0, "yes"]),
+        ("trainer.val_check_interval", [None, 1, 100, 0.5, 1.0], [0, 0.0, 1.5]),
+        ("trainer.gradient_clip_val", [None, 0.5], [0, -1]),
+        ("trainer.deterministic", [None, True, "warn"], ["error", 1]),
+        ("trainer.use_distributed_sampler", [False], [True, None]),
+        ("trainer.reload_dataloaders_every_n_epochs", [0], [1, False]),
+        ("logger.wandb.tags", [[], ["a"]], ["a", [1]]),
+    ],
+)
+def test_rule(key, right, wrong):
+    rule = rule_of(key)
+    assert [value for value in right if not rule.holds(value)] == []
+    assert [value for value in wrong if rule.holds(value)] == []
+
+
+def test_every_pattern_is_of_a_key():
+    keys = set()
+    for overrides in (
+        ["data=mnist", "model=mlp", "callbacks=[early_stopping,ema]"],
+        ["model=resnet18", "logger=[wandb,mlflow]"],
+        ["data=folder", "data.num_classes=2"],
+    ):
+        keys |= leaves(plain(check(overrides))).keys()
+    patterns = [pattern for patterns in RULES for pattern in patterns.split()]
+    unused = [p for p in patterns if not any(fnmatchcase(key, p) for key in keys)]
+    assert unused == []
+
+
+def test_the_message_says_value_rule_and_remedy():
+    assert fault("model.optimizer.lr=-1") == "model.optimizer.lr=-1: must be a number above 0"
+    assert fault("trainer.precision=bf16-mixd") == (
+        "trainer.precision=bf16-mixd: must be one of 32-true, bf16-mixed, 16-mixed, 64-true, "
+        "bf16-true, 16-true; did you mean trainer.precision=bf16-mixed?"
+    )
+    assert fault("trainer.limit_val_batches=2.5").endswith(
+        "must be null or a whole number at least 0 or a share from 0.0 to 1.0"
+    )
+
+
+def test_contradictions():
+    assert fault(
+        "data.mean=[0,1]",
+        "data.class_names=[a,b,c]",
+        "trainer.max_epochs=-1",
+        "callbacks.best.mode=min",
+        "callbacks.last.filename=latest",
+    ).splitlines() == [
+        "data.mean=[0, 1]: must have one for each of data.num_channels=1",
+        "data.class_names=['a', 'b', 'c']: must have one for each of data.num_classes=10",
+        "trainer.max_epochs=-1: would never end; set it or trainer.max_steps",
+        "callbacks.best.mode=min: val/accuracy is best at its max; say max",
+        "callbacks.last.filename=latest: must be last; a run reads last.ckpt to be tested and to "
+        "continue",
+    ]
+    assert fault(
+        "data.num_channels=3",
+        "trainer.check_val_every_n_epoch=21",
+        "callbacks.best.monitor=val/loss",
+        "~callbacks.last",
+    ).splitlines() == [
+        "data.mean=[0.305]: must have one for each of data.num_channels=3",
+        "data.std=[0.376]: must have one for each of data.num_channels=3",
+        "trainer.check_val_every_n_epoch=21: never within trainer.max_epochs=20",
+        "callbacks.best.mode=max: val/loss is best at its min; say min",
+        "callbacks.last.filename=None: must be last; a run reads last.ckpt to be tested and to "
+        "continue",
+    ]
+
+
+def test_what_only_looks_like_a_contradiction():
+    check(["data.class_names=null", "data.num_classes=3"])
+    check(["trainer.max_epochs=-1", "trainer.max_steps=100"])
+    check(["callbacks.best.monitor=val/loss", "callbacks.best.mode=min"])

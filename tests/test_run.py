@@ -1,0 +1,137 @@
+import json
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+import yaml
+
+import project
+from project import run
+from project.config import ConfigError
+
+
+def test_the_saved_configuration_is_resolved_and_the_same_again(compose, tmp_path: Path):
+    cfg = compose("model=mlp")
+    run.prepare(cfg, ["train.py", "model=mlp"])
+    saved = yaml.safe_load((tmp_path / "test/config.yaml").read_text())
+    assert saved["run_dir"] == f"{tmp_path}/test"
+    assert saved["model"]["num_classes"] == 10
+    before = (tmp_path / "test/config.yaml").stat()
+    run.prepare(cfg, ["train.py", "model=mlp"])
+    assert run.compare(cfg) == []
+    assert (tmp_path / "test/config.yaml").stat() == before
+    attempts = json.loads((tmp_path / "test/logs/environment.json").read_text())
+    assert [attempt["command"] for attempt in attempts] == [["train.py", "model=mlp"]] * 2
+
+
+def test_secrets_stay_out_of_the_saved_configuration(
+    compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FAKE_API_KEY", "sesame-open-123")
+    overrides = ["data.mirror=http://me:hidden456@host/sesame-open-123"]
+    run.prepare(compose(*overrides), ["train.py", *overrides])
+    for path in (tmp_path / "test").rglob("*.*"):
+        assert "sesame-open-123" not in path.read_text(), path
+        assert "hidden456" not in path.read_text(), path
+    assert run.compare(compose(*overrides)) == []
+
+
+def test_a_run_may_go_on_longer_on_other_devices(compose):
+    run.prepare(compose("trainer.max_epochs=2"), [])
+    changes = run.compare(compose("trainer.max_epochs=4", "trainer.devices=2", "logger=wandb"))
+    assert "trainer.max_epochs: 2 -> 4" in changes
+    assert "trainer.devices: 1 -> 2" in changes
+    assert "logger.wandb.project: absent -> project" in changes
+
+
+def test_a_run_may_not_become_another_one(compose):
+    run.prepare(compose(), [])
+    with pytest.raises(ConfigError, match="RUN_ID") as error:
+        run.compare(compose("seed=7", "model=mlp", "trainer.max_epochs=4"))
+    message = str(error.value)
+    assert "\n  seed: 0 -> 7\n" in message
+    assert "\n  model.net.hidden_size: absent -> 85\n" in message
+    assert "max_epochs" not in message
+
+
+def test_a_run_is_finished_until_more_is_asked_of_it(compose):
+    cfg = compose("trainer.max_epochs=2")
+    run.prepare(cfg, [])
+    assert not run.is_finished(cfg)
+    run.write_metrics(Path(cfg.run_dir), {})
+    for override, finished in {
+        "trainer.max_epochs=2": True,
+        "trainer.max_epochs=3": False,
+        "trainer.max_epochs=1": True,
+        "trainer.max_steps=10": True,  # there was no limit before
+        "trainer.devices=2": True,
+    }.items():
+        assert run.is_finished(compose("trainer.max_epochs=2", override)) is finished, override
+
+
+def test_metrics_are_exact_sorted_and_replaced_whole(tmp_path: Path):
+    run.write_metrics(tmp_path, {"b": 1 / 3, "a": 1e-45, "c": float("nan")})
+    inode = (tmp_path / "metrics.json").stat().st_ino
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {
+        "a": 1e-45,
+        "b": 1 / 3,
+        "c": None,
+    }
+    assert (tmp_path / "metrics.json").read_text().index('"a"') == 4
+    with (tmp_path / "metrics.json").open() as reader:  # someone reads while it is written
+        run.write_metrics(tmp_path, {"a": 2.0})
+        assert "1e-45" in reader.read()
+    assert (tmp_path / "metrics.json").stat().st_ino != inode
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
+
+
+def test_a_file_in_the_way_of_the_run_directory_is_named(compose, tmp_path: Path):
+    (tmp_path / "test").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"run_dir=.*/test cannot be written: .*run_root="):
+        run.prepare(compose(), [])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+def test_a_full_disk_is_noticed_before_anything_is_trained(compose, tmp_path: Path):
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test/.config.yaml.partial").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"No space left on device: .*config.yaml"):
+        run.prepare(compose(), [])
+    assert not (tmp_path / "test/config.yaml").exists()
+
+
+def test_a_place_where_nobody_may_write_is_named(compose):
+    with pytest.raises(ConfigError, match=r"run_dir=/proc/runs/test cannot be written"):
+        run.prepare(compose("run_root=/proc/runs"), [])
+
+
+def test_a_run_is_loaded_from_its_directory_alone(digits_run: Path):
+    model, data = project.load_run(str(digits_run))
+    saved = torch.load(digits_run / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(value, saved[key]) for key, value in model.state_dict().items())
+    assert not model.training
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        use_distributed_sampler=False,
+    )  # fmt: skip
+    (tested,) = trainer.test(model, data, verbose=False)
+    final = json.loads((digits_run / "metrics.json").read_text())
+    assert tested == {name: final[name] for name in final if name.startswith("test/")}
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=f"{tmp_path} is not a run"):
+        run.load_run(tmp_path)
+    (tmp_path / "config.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match=r"config.yaml is damaged"):
+        run.load_run(tmp_path)
+
+
+def test_a_checkpoint_that_does_not_exist_names_those_that_do(digits_run: Path, compose):
+    with pytest.raises(ConfigError, match=r"ckpt=first: .* holds best, last"):
+        run.load_run(digits_run, "first")
+    cfg = compose()
+    run.prepare(cfg, [])
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        run.load_run(cfg.run_dir)
