@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
-from project.train import main  # noqa: E402  (src is on the path only now)
+from project.train import main  # src is on the path only now
 
 if __name__ == "__main__":
     sys.exit(main())

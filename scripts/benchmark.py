@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from hashlib import md5
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,9 +40,11 @@ class EpochTimer(L.Callback):
         self.starts: list[float] = []
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Note the time."""
         self.starts.append(time.perf_counter())
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Note the time."""
         self.starts.append(time.perf_counter())
 
 
@@ -70,7 +73,7 @@ def ours(overrides: list[str], run_root: Path, name: str) -> list[float]:
     trainer, timer = build.trainer(cfg, History(cfg.run_dir)), EpochTimer()
     trainer.callbacks.append(timer)
     trainer.fit(model, datamodule)
-    return [end - start for start, end in zip(timer.starts, timer.starts[1:])]
+    return [end - start for start, end in pairwise(timer.starts)]
 
 
 def bare(overrides: list[str]) -> list[float]:

@@ -193,6 +193,7 @@ def test_sweeps():
         (["seed=1,2", "model.optimizer.lr=0.1,-1"], "model.optimizer.lr=-1: must be"),
         (["model=mlp,resnet18", "model.net.dropout=0.1"], "model.net.dropout=0.1: no such key"),
         (["seed=range(-2,2)"], "seed=-2: must be"),
+        (["seed=range(4,6000000000,4294967292)"], "seed=4294967296: must be"),
         (["seed=range(2,1)"], "seed=: must be"),
         (["seed=interval(0,1)"], "seed=interval(0,1): cannot be counted"),
     ],

@@ -19,8 +19,9 @@ def filled(logits: torch.Tensor, labels: torch.Tensor, sizes: list[int]) -> Sums
 def test_unequal_batches_and_ranks_give_the_figures_of_the_whole(num_classes: int):
     torch.manual_seed(0)
     logits, labels = torch.randn(50, num_classes), torch.randint(num_classes, (50,))
-    ranks = [filled(logits[:7], labels[:7], [4, 3]), filled(logits[7:], labels[7:], [40, 3]), Sums()]
-    totals = [torch.zeros(4, dtype=torch.float64) if r._totals is None else r._totals for r in ranks]
+    first, second = filled(logits[:7], labels[:7], [4, 3]), filled(logits[7:], labels[7:], [40, 3])
+    ranks = [first, second, Sums()]
+    totals = [torch.zeros(4).double() if r._totals is None else r._totals for r in ranks]
     metrics = ranks[0].metrics(CPU, lambda _: torch.stack(totals).sum(0), top5=num_classes > 10)
     assert metrics["loss"].item() == pytest.approx(F.cross_entropy(logits, labels).item())
     assert metrics["accuracy"].item() == pytest.approx(

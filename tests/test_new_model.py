@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from project.new_model import class_name, copy_text, new_model, write
+from scripts.new_model import class_name, copy_text, new_model, write
 
 ROOT = Path(__file__).parents[1]
 TABLE = {"cnn": "squeeze", "CNN": "Squeeze"}

@@ -123,4 +123,5 @@ def test_contradictions():
 def test_what_only_looks_like_a_contradiction():
     check(["data.class_names=null", "data.num_classes=3"])
     check(["trainer.max_epochs=-1", "trainer.max_steps=100"])
+    check(["trainer.check_val_every_n_epoch=20"])
     check(["callbacks.best.monitor=val/loss", "callbacks.best.mode=min"])

@@ -17,7 +17,9 @@ def global_batches(world_size: int, *, num_images=23, size=6, epoch=0, train=Tru
         sampler.epoch = epoch
     slices = [list(sampler) for sampler in samplers]
     assert {len(rank) for rank in slices} == {len(samplers[0])}, "ranks take unequal steps"
-    return [torch.cat([piece.ids for piece in pieces]).tolist() for pieces in zip(*slices)]
+    return [
+        torch.cat([piece.ids for piece in pieces]).tolist() for pieces in zip(*slices, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 6])
@@ -43,9 +45,7 @@ def test_an_evaluation_covers_each_image_once_in_order(world_size: int):
 
 
 def test_more_ranks_than_images_leaves_some_ranks_an_empty_slice():
-    sampler = GlobalBatchSampler(
-        2, 8, rank=0, world_size=4, seed=0, shuffle=False, drop_last=False
-    )
+    sampler = GlobalBatchSampler(2, 8, rank=0, world_size=4, seed=0, shuffle=False, drop_last=False)
     (piece,) = sampler
     assert len(piece.ids) == 0
 
@@ -53,7 +53,7 @@ def test_more_ranks_than_images_leaves_some_ranks_an_empty_slice():
 def test_slices_know_their_position_in_the_global_batch():
     sampler = GlobalBatchSampler(12, 6, rank=1, world_size=3, seed=0, shuffle=True, drop_last=True)
     sampler.epoch = 4
-    assert [(p.epoch, p.index, p.start, p.global_size) for p in sampler] == [
+    assert [(p.epoch, p.number, p.start, p.global_size) for p in sampler] == [
         (4, 0, 2, 6),
         (4, 1, 2, 6),
     ]

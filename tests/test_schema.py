@@ -132,7 +132,7 @@ def test_interpolated_values_are_checked():
 
 
 def test_values_are_checked_where_they_are_written_not_where_they_are_used():
-    assert faults("data.num_classes=1") == ["data.num_classes=1: must be a whole number at least 2"]
+    assert faults("seed=-1") == ["seed=-1: must be a whole number from 0 to 4294967295"]
 
 
 def test_nearest():

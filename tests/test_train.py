@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from tests.conftest import QUICK, ROOT, run
+from tests.conftest import QUICK, run
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
@@ -36,7 +36,7 @@ def recorded(directory: Path, stage: str) -> list[list[int]]:
     """Ids of each global batch, put together from all ranks."""
     ranks = [json.loads(path.read_text()) for path in sorted(directory.glob("rank-*.json"))]
     batches = [[line["ids"] for line in rank if line["stage"] == stage] for rank in ranks]
-    return [sum(parts, []) for parts in zip(*batches, strict=True)]
+    return [[id for part in parts for id in part] for parts in zip(*batches, strict=True)]
 
 
 def test_a_run_leaves_what_the_readme_promises(digits_run: Path):

@@ -35,12 +35,12 @@ def num_processes(cfg: DictConfig) -> int:
     gpus = torch.cuda.device_count() if cfg.trainer.accelerator in {"auto", "gpu", "cuda"} else 0
     if devices == "auto":
         return max(1, gpus)
-    if cfg.trainer.accelerator in {"gpu", "cuda"} or gpus:
-        if devices > gpus:
-            raise ConfigError(
-                f"trainer.devices={devices}: this machine has {gpus} GPUs; choose fewer, or "
-                "trainer.accelerator=cpu"
-            )
+    wants_gpus = gpus > 0 or cfg.trainer.accelerator in {"gpu", "cuda"}
+    if wants_gpus and devices > gpus:
+        raise ConfigError(
+            f"trainer.devices={devices}: this machine has {gpus} GPUs; choose fewer, or "
+            "trainer.accelerator=cpu"
+        )
     return int(devices)
 
 

@@ -32,7 +32,7 @@ class Augment:
         if not (self.crop_padding or self.flip):
             return images
         numbers = torch.rand(
-            where.global_size, 3, generator=generator(self.seed, where.epoch, where.index)
+            where.global_size, 3, generator=generator(self.seed, where.epoch, where.number)
         )
         numbers = numbers[where.start :][: len(images)].to(images.device, non_blocking=True)
         height, width = images.shape[2:]

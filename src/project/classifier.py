@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from lightning.pytorch.utilities.types import LRSchedulerConfigType, OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
@@ -54,7 +54,7 @@ class ImageClassifier(L.LightningModule):
         optimizer: Callable[[list[dict[str, Any]]], Optimizer],
         lr_scheduler: Callable[..., LRScheduler],
         label_smoothing: float,
-        compile: bool,  # noqa: A002  # the field's word
+        compile: bool,
         seed: int,
     ) -> None:
         super().__init__()
@@ -124,7 +124,8 @@ class ImageClassifier(L.LightningModule):
         counts = self._add_up(self.confusion).reshape(self.num_classes, self.num_classes)
         self.confusion = counts.cpu()
         accuracies = self.confusion.diag() / self.confusion.sum(1)
-        for name, accuracy in zip(self.trainer.datamodule.class_names, accuracies, strict=True):
+        names = self.trainer.datamodule.class_names  # type: ignore[attr-defined]
+        for name, accuracy in zip(names, accuracies, strict=True):
             if not accuracy.isnan():  # a class without test images has no accuracy
                 self.log(f"test/accuracy_{name}", accuracy.to(self.device), sync_dist=True)
 
@@ -137,7 +138,8 @@ class ImageClassifier(L.LightningModule):
                 "know where the run ends; set trainer.max_epochs or trainer.max_steps"
             )
         optimizer, scheduler = self.build_optimizer(int(total_steps))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        schedule: LRSchedulerConfigType = {"scheduler": scheduler, "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def build_optimizer(self, total_steps: int) -> tuple[Optimizer, LRScheduler]:
         """An optimizer that decays only matrices and kernels, and its schedule."""
@@ -166,7 +168,7 @@ class ImageClassifier(L.LightningModule):
         return summed
 
     def _average_buffers(self) -> None:
-        """Give every rank the mean of the running statistics, which each keeps of its own images."""
+        """Give every rank the mean of the running statistics, kept of its own images."""
         if self.trainer.world_size > 1:
             for buffer in self.net.buffers():
                 if buffer.is_floating_point():

@@ -175,8 +175,8 @@ class ImageDataModule(L.LightningDataModule):
                     f"the images found have the shape {list(found.images.shape[1:])}"
                 )
             num_classes = int(found.labels.max()) + 1
-            if self._fits_on_device(found.images):
-                device = self.trainer.strategy.root_device
+            device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+            if self._fits_on(device, found.images):
                 found = Images(found.images.to(device), found.labels.to(device))
         if num_classes > self.num_classes:
             raise ConfigError(
@@ -185,10 +185,10 @@ class ImageDataModule(L.LightningDataModule):
             )
         return found
 
-    def _fits_on_device(self, images: Tensor) -> bool:
-        if self.trainer is None or self.trainer.strategy.root_device.type != "cuda":
+    def _fits_on(self, device: torch.device, images: Tensor) -> bool:
+        if device.type != "cuda":
             return False
-        free, _ = torch.cuda.mem_get_info(self.trainer.strategy.root_device)
+        free, _ = torch.cuda.mem_get_info(device)
         return images.nbytes < MEMORY_SHARE * free
 
     def check_batch_size(self, world_size: int, batches_per_step: int) -> None:

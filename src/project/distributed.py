@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import DictConfig
 from torch import distributed as dist

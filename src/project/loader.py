@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from lightning.pytorch.loops import _FitLoop
+from lightning.pytorch.loops.fit_loop import _FitLoop
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -93,7 +93,7 @@ class BatchLoader:
         if num_workers:
             self.batches = DataLoader(
                 dataset,
-                sampler=sampler,  # type: ignore[arg-type]  # yields slices, not single indices
+                sampler=sampler,
                 batch_size=None,
                 num_workers=num_workers,
                 persistent_workers=True,
@@ -106,7 +106,7 @@ class BatchLoader:
 
     def __iter__(self) -> Iterator[RawBatch]:
         if self.loop is not None:
-            self.order.epoch = self.loop.epoch_progress.current.processed
+            self.order.epoch = self.loop.epoch_progress.current.processed  # type: ignore[attr-defined]
             done = self.loop.epoch_loop.batch_progress.current.ready
             self.order.first_batch = done if done < len(self) else 0
         yield from self.batches or map(self.dataset.__getitem__, self.order)

@@ -69,9 +69,9 @@ class Predictions(L.Callback):
         guesses, scores = outputs.argmax(1).cpu(), outputs.float().softmax(1).cpu()
         num_first = self.images_per_batch if batch_idx < self.num_batches_to_log else 0
         first = torch.arange(len(guesses))[:num_first]
-        sureness = scores.amax(1).where(guesses != batch.labels.cpu(), 2.0)  # of a mistake
-        best = sureness.argsort(descending=True, stable=True)[:GRID_IMAGES]
-        chosen = torch.cat([first, best])
+        sureness = scores.amax(1).where(guesses != batch.labels.cpu(), -1.0)  # of a mistake
+        for_grid = sureness.argsort(descending=True, stable=True)[:GRID_IMAGES]
+        chosen = torch.cat([first, for_grid])
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         pixels = to_pixels(batch.images[chosen], data.mean, data.std)
         columns = batch.ids[chosen], pixels, guesses[chosen], batch.labels[chosen], scores[chosen]

@@ -14,8 +14,8 @@ class Slice(NamedTuple):
     ids: Tensor
     """Images of this rank, int64 ``[B]``."""
     epoch: int
-    index: int
-    """Number of the global batch within the epoch, from 0."""
+    number: int
+    """Of the global batch within the epoch, from 0."""
     start: int
     """Position of the first of ``ids`` in the global batch."""
     global_size: int

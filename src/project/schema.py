@@ -73,7 +73,7 @@ class Schema:
                 yield from self._faults(cfg[name], OmegaConf.create(), f"{key}.", is_open=True)
             else:
                 value = _value(cfg, name)
-                is_cause = "${" not in str(text) or True  # not just another key's value
+                is_cause = "${" not in str(text) or text != default  # not just another key's value
                 if isinstance(value, MissingMandatoryValue):
                     yield key, f"{key} is not set: add {key}=VALUE", True
                 elif isinstance(value, OmegaConfBaseException):

@@ -6,7 +6,9 @@ from project.nets.mlp import MLP
 
 @pytest.mark.parametrize(("num_channels", "image_size"), [(1, 8), (1, 28), (3, 32), (3, 64)])
 def test_images_of_any_size_give_one_logit_per_class(num_channels: int, image_size: int):
-    net = MLP(num_channels=num_channels, image_size=image_size, num_classes=7, hidden_size=20, dropout=0.0)
+    net = MLP(
+        num_channels=num_channels, image_size=image_size, num_classes=7, hidden_size=20, dropout=0.0
+    )
     assert net(torch.randn(5, num_channels, image_size, image_size)).shape == (5, 7)
 
 
