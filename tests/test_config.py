@@ -9,7 +9,7 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 
-from project.config import CONFIGS, ConfigError, check, flags_of
+from project.config import CONFIGS, ConfigError, check, flags_of, help_text
 from project.schema import choices_of
 
 CHOICES = choices_of(CONFIGS)
@@ -234,9 +234,12 @@ def program():
 import json, sys
 from pathlib import Path
 import hydra
-from project.config import CONFIGS, ConfigError, check, flags_of
+from project.config import CONFIGS, ConfigError, check, flags_of, help_text
 try:
     flags = flags_of(sys.argv[1:])
+    if flags.help:
+        print(help_text())
+        sys.exit()
     check(flags.overrides, multirun=flags.multirun)
     main = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
     main(lambda cfg: print(cfg.seed))()
@@ -273,13 +276,13 @@ def test_answers_without_torch(program, tmp_path, argv, output):
     assert not {"torch", "lightning", "numpy", "PIL", "matplotlib"} & set(modules)
 
 
-def test_help_names_every_choice_and_no_others(program, tmp_path):
-    shown, _ = program("--help", cwd=tmp_path)
+def test_help_names_every_choice():
+    shown = help_text()
     for group, names in CHOICES.items():
         if names:
             assert f"\n  {group:20}{', '.join(names)}\n" in shown
     assert "hydra/" not in shown
-    assert "${" not in shown
+    assert "$" not in shown
     assert max(map(len, shown.splitlines())) <= 100
     assert shown.count("python train.py") == 6  # usage and five examples
 

@@ -49,7 +49,9 @@ def test_the_program_takes_batches_of_any_size(run_dir: Path) -> None:
     program = torch.export.load(run_dir / "export" / "model.pt2").module()
     for size in (1, 3, 64, 100):
         images = torch.randint(256, (size, 1, 8, 8), dtype=torch.uint8)
-        torch.testing.assert_close(program(images), model(data.normalize(images)).detach())
+        logits = program(images)
+        assert not logits.requires_grad
+        torch.testing.assert_close(logits, model(data.normalize(images)).detach())
 
 
 def test_the_config_says_what_the_images_and_the_logits_are(run_dir: Path) -> None:

@@ -217,6 +217,7 @@ def test_mlflow_continues_the_run_of_the_same_name(tmp_path: Path):
             (tmp_path / name / "config.yaml").write_text(f"model: {{lr: {lr}}}\n")
             logger = loggers.mlflow(str(tmp_path / name), name, "digits", None)
             logger.log_metrics({"train/loss": lr}, step=1)
+            assert logger.experiment.get_run(logger.run_id).info.status == "RUNNING"
             logger.finalize("success")
     for name in ("one", "two"):
         client = MlflowClient((tmp_path / name / "mlflow").as_uri())

@@ -33,13 +33,6 @@ class ConfigError(ValueError):
     """What the user typed or wrote cannot be run: one message, exit code 2."""
 
 
-OmegaConf.register_new_resolver(  # for the help, in configs/train.yaml
-    "choices",
-    lambda: "\n".join(f"  {g:20}{', '.join(n)}" for g, n in choices_of(CONFIGS).items() if n),
-    replace=True,
-)
-
-
 def flags_of(argv: Sequence[str]) -> argparse.Namespace:
     """Hydra's flags (``help``, ``cfg``, ``multirun``, ...) and the ``overrides`` in ``argv``.
 
@@ -67,6 +60,13 @@ def flags_of(argv: Sequence[str]) -> argparse.Namespace:
     if flags.resolve and not (flags.cfg or flags.help):
         refuse("--resolve: only together with --cfg, as in --cfg job --resolve")
     return flags
+
+
+def help_text() -> str:
+    """The help in ``train.yaml``, with all groups and choices; Hydra's own takes a second."""
+    groups = [f"  {g:20}{', '.join(names)}" for g, names in choices_of(CONFIGS).items() if names]
+    text = str(OmegaConf.load(CONFIGS / "train.yaml").hydra.help.template)
+    return text.replace("$APP_CONFIG_GROUPS", "\n".join(groups))
 
 
 def check(
@@ -217,8 +217,10 @@ class _Composition:
             if isinstance(value, dict) and isinstance(OmegaConf.select(files, key), DictConfig):
                 typed = {leaf: f"{leaf}={show(v)}" for leaf, v in leaves(value, key).items()}
             for leaf, text in typed.items():
-                parent, _, name = leaf.rpartition(".")
-                node = OmegaConf.select(files, parent) if parent else files
+                node, name = files, leaf
+                while isinstance(node, DictConfig) and name not in node and "." in name:
+                    parent, _, name = name.partition(".")  # the name itself may have dots
+                    node = node.get(parent)
                 keys = node.keys() if isinstance(node, DictConfig) else ()
                 is_there = name in keys or isinstance(node, ListConfig)
                 if is_there and override.is_add():

@@ -102,7 +102,7 @@ def read_weights(data: ImageDataModule, folder: Path) -> nn.Module:
 
 def write_program(net: nn.Module, data: ImageDataModule, folder: Path) -> None:
     """Write ``model.pt2``, for batches of any size."""
-    net = copy.deepcopy(net).requires_grad_(False)  # a copy is not compiled
+    net = copy.deepcopy(net).requires_grad_(False)  # the copy's weights, not the model's
     example = torch.zeros(2, data.num_channels, data.image_size, data.image_size).byte()
     shapes = {"images": {0: torch.export.Dim("batch", min=1)}}
     try:

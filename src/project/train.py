@@ -19,7 +19,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from project import agent, environment
-from project.config import CONFIGS, ConfigError, check, flags_of
+from project.config import CONFIGS, ConfigError, check, flags_of, help_text
+from project.rules import RULES
 
 
 def train(cfg: DictConfig) -> dict[str, float]:
@@ -74,8 +75,11 @@ def main() -> int:
     """
     try:
         flags = flags_of(sys.argv[1:])
+        if flags.help:
+            print(help_text())
+            return 0
         cfg = check(flags.overrides, multirun=flags.multirun)
-        only_looks = flags.help or flags.hydra_help or flags.cfg or flags.info
+        only_looks = flags.hydra_help or flags.cfg or flags.info
         if not (only_looks or flags.shell_completion):
             num_processes = agent.num_processes(cfg)
             if num_processes > 1 and flags.multirun:
@@ -97,11 +101,11 @@ def task(cfg: DictConfig) -> None:
     """Train what Hydra composed: the whole program, or one run of a sweep."""
     from project.datasets import DataError
 
-    cfg.run_id = name_of(cfg)
     hydra_config = HydraConfig.get()
-    if hydra_config.mode is RunMode.MULTIRUN:
-        cfg.run_id += f"-{hydra_config.job.num}"
     try:
+        cfg.run_id = name_of(cfg)
+        if hydra_config.mode is RunMode.MULTIRUN:
+            cfg.run_id += f"-{hydra_config.job.num}"
         train(cfg)
     except ConfigError as error:
         sys.exit(fail(error, exit_code=2))
@@ -112,7 +116,12 @@ def task(cfg: DictConfig) -> None:
 def name_of(cfg: DictConfig) -> str:
     """The run's name: the one it was given, or a new one such as ``digits-cnn-3f2a1b``."""
     kinds = [str(node._target_).rpartition(".")[2] for node in (cfg.data.source, cfg.model.net)]
-    return cfg.run_id or environment.run_id() or environment.new_run_id(*kinds)
+    name = cfg.run_id or environment.run_id() or environment.new_run_id(*kinds)
+    if not RULES["run_id"].holds(name):
+        raise ConfigError(
+            f"RUN_ID={name}: must be at most 63 of A-Z a-z 0-9 . _ -, the first a letter or digit"
+        )
+    return str(name)
 
 
 def fail(error: Exception, *, exit_code: int) -> int:
