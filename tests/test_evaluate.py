@@ -63,7 +63,8 @@ def test_data_are_looked_for_where_the_options_say(tmp_path: Path) -> None:
     cfg = check(["data=mnist", "model=mlp", f"run_root={tmp_path}", "run_id=mnist"])
     (tmp_path / "mnist" / "checkpoints").mkdir(parents=True)
     (tmp_path / "mnist" / "config.yaml").write_text(yaml.safe_dump(resolved(cfg)))
-    state = {"state_dict": build.model(cfg).state_dict()}
+    parts = {"state_dict": build.model(cfg), "ImageDataModule": build.datamodule(cfg)}
+    state = {name: part.state_dict() for name, part in parts.items()}
     torch.save(state, tmp_path / "mnist" / "checkpoints" / "last.ckpt")
 
     words = [f"run={tmp_path / 'mnist'}", "ckpt=last", "data.download=false"]

@@ -51,8 +51,9 @@ class History(Logger, L.Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Drop what came after the checkpoint, also where no training follows."""
-        self.drop_after(checkpoint["global_step"])
+        """Drop what came after the checkpoint a run continues from, also if it has ended there."""
+        if trainer.state.fn == "fit":  # a test loads the best one, and changes no history
+            self.drop_after(checkpoint["global_step"])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Drop everything where the run begins anew."""

@@ -45,6 +45,9 @@ def wandb(
         entity: user or team that owns the project; None for the key's own.
         group: name under which W&B shows several runs as one; None for none.
         tags: words to find the run by.
+
+    Raises:
+        ConfigError: if W&B takes no such project, name or tag.
     """
     _require("wandb")
     import wandb as wb
@@ -64,7 +67,10 @@ def wandb(
     about |= {"config": _config(run_dir), "settings": silent}
 
     def start(mode: Any) -> WandbLogger:
-        run = wb.init(**about, mode=mode)
+        try:
+            run = wb.init(**about, mode=mode)
+        except wb.errors.UsageError as error:  # a name that W&B does not take
+            raise ConfigError(str(error)) from error
         run.define_metric("trainer/global_step")
         run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
         return WandbLogger(experiment=run)
@@ -81,6 +87,8 @@ def wandb(
             logger = start("online")
             print(f"W&B: {logger.experiment.url}", flush=True)
             return logger
+    except ConfigError:
+        raise
     except (wb.Error, ValueError) as error:
         why = str(error)
         wb.teardown()

@@ -35,7 +35,9 @@ def summary(run_dir: Path, seconds: float | None = None) -> str:
         facts.append(("time", f"{timedelta(seconds=round(seconds))} h:m:s"))
     if speeds := [row[SPEED] for row in rows if SPEED in row]:
         facts.append(("images/s", f"{statistics.median(speeds):,.0f}"))
-    overrides = [word for word in attempts[-1]["command"][1:] if not word.startswith("trainer.max_")]
+    overrides = [
+        word for word in attempts[-1]["command"][1:] if not word.startswith("trainer.max_")
+    ]
     again = shlex.join(["python", "train.py", *overrides, f"trainer.max_epochs={2 * epochs}"])
     return "\n".join(
         [
