@@ -82,12 +82,8 @@ def test_overrides_are_applied_as_hydra_does(overrides):
         ("data=null", "no such choice; there is cifar10, "),
         ("model/optimizer=sgdd", "did you mean model/optimizer=sgd? there is adamw, sgd"),
         ("hydra/launcher=nope", "no such choice; there is basic"),
-        ("debug=null", "leave it out, or write ~debug"),
-        ("+debug=fast", "files are chosen without +"),
         ("~trainer", "a run needs one of cpu, default, gpu"),
         ("logger=[]", "a run needs one of csv, "),
-        ("word", "overrides are written key=value"),
-        ("data.root=~/images", "quote special characters twice"),
         ("seed=1,2", "is several values; put -m before it"),
     ],
 )
@@ -104,13 +100,10 @@ def test_refuses_every_wrong_choice_of_a_list():
     )
 
 
-def test_reports_at_most_five_faults_of_one_kind():
-    lines = fault(*(f"+typo{i}=1" for i in range(7))).splitlines()
-    assert [line.partition(":")[0] for line in lines[:5]] == [f"typo{i}=1" for i in range(5)]
-    assert lines[5:] == ["... and 2 more"]
-
-
 def test_reports_what_hydra_refuses():
+    assert "Error parsing override 'word'" in fault("word")
+    assert "data.root=~/images" in fault("data.root=~/images")
+    assert "Multiple values for debug" in fault("+debug=fast")
     assert "hydra.nope" in fault("hydra.nope=1")
     assert "list index out of range" in fault("data.mean.7=1")
     assert "data@other" in fault("data@other=mnist")
@@ -154,7 +147,7 @@ def test_a_fault_of_an_override_names_no_file(configs):
     ("lines", "message"),
     [
         (["defaults: [override /data: mnsit]"], "data=mnsit: no such choice; did you mean"),
-        (["defaults: [data: mnist]"], "write - override /data: mnist"),
+        (["defaults: [data: mnist]"], "experiment/data=mnist: no such choice"),
         (["trainer: [3"], 'experiment/bad.yaml", line 2'),
         (["- seed"], "experiment/bad.yaml: must hold keys, not a list"),
         (["trainer: 3"], "trainer=3: must be a group of keys"),
@@ -195,7 +188,7 @@ def test_sweeps():
         (["seed=range(-2,2)"], "seed=-2: must be"),
         (["seed=range(4,6000000000,4294967292)"], "seed=4294967296: must be"),
         (["seed=range(2,1)"], "seed=: must be"),
-        (["seed=interval(0,1)"], "seed=interval(0,1): cannot be counted"),
+        (["seed=interval(0,1)"], "Can only enumerate"),
     ],
 )
 def test_every_value_of_a_sweep_is_checked(overrides, message):
@@ -212,13 +205,16 @@ def test_flags_and_overrides():
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--data=mnist"], "--data=mnist: overrides have no dashes, did you mean data=mnist?"),
-        (["--nonsense"], "--nonsense: there is no such flag"),
-        (["seed=1", "-m", "data=mnist"], "data=mnist: flags such as -m go before"),
+        (["--data=mnist"], "unrecognized arguments: --data=mnist"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+        (["seed=1", "-m", "data=mnist"], "unrecognized arguments: data=mnist"),
         (["--cfg", "nope"], "invalid choice: 'nope'"),
         (["-m", "--cfg", "job"], "exclude each other"),
         (["--resolve"], "--resolve: only together with --cfg"),
-        (["--config-dir", "elsewhere"], "--config-dir: a run is made of configs/train.yaml only"),
+        (
+            ["--config-dir", "elsewhere"],
+            "--config-dir and its like: a run is made of configs/train.yaml only",
+        ),
     ],
 )
 def test_refuses_flags(argv, message):

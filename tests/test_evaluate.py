@@ -8,9 +8,9 @@ import torch
 import yaml
 
 from project.config import ConfigError, check
-from project.evaluate import main
 from project.options import OPTIONS, options
 from project.run import load_run, resolved
+from scripts.evaluate import main
 from tests.conftest import run
 
 

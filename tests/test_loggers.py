@@ -208,7 +208,9 @@ def no_mlflow_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_mlflow_variables")
-def test_mlflow_continues_the_run_of_the_same_name(tmp_path: Path):
+def test_mlflow_continues_the_run_of_the_same_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         for lr in (0.125, 0.25):  # the second start has another limit, say
@@ -226,6 +228,7 @@ def test_mlflow_continues_the_run_of_the_same_name(tmp_path: Path):
         assert mlflow_run.data.params == {"model/lr": "0.125"}
         history = client.get_metric_history(mlflow_run.info.run_id, "train/loss")
         assert [metric.value for metric in history] == [0.125, 0.25]
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 def test_an_mlflow_server_that_does_not_answer_is_named(tmp_path: Path):

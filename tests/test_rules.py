@@ -25,30 +25,23 @@ def rule_of(key):
         ("seed", [0, 2**32 - 1], [-1, 2**32, 1.0, True, "1", None]),
         ("run_id", [None, "a", "0.b_c-D", "x" * 63], ["", ".a", "a/b", "a b", "x" * 64, 5, "é"]),
         ("run_root", ["runs", "/big/runs"], ["", " ", None, 3]),
-        ("data.mirror", [None, "http://host:80/path", "https://host"], ["host", "ftp://h", ""]),
-        ("data.source.files.t10k-images-idx3-ubyte", ["0123456789abcdef" * 2], ["0" * 31, 1]),
         ("data.global_batch_size", [1, 512], [0, -1, 0.5, "1", True]),
         ("data.num_classes", [2], [1, 0]),
         ("data.num_workers", [0, 2], [-1, None]),
         ("data.class_names", [None, ["a", "b"]], [["a", 1], "a", [""]]),
-        ("data.mean", [[0.5, 1, -1]], [["a"], 0.5, [float("nan")], [True]]),
         ("data.std", [[0.5, 1]], [[0], [0.5, -1]]),
         ("model.optimizer.lr", [1e-3, 1], [0, -1, "abc", float("nan"), float("inf"), True, None]),
-        ("model.optimizer.weight_decay", [0, 0.1], [-0.1]),
         ("model.optimizer.momentum", [0, 0.99], [1, -0.1]),
-        ("model.optimizer.betas", [[0.9, 0.999]], [[0.9, 1.0], 0.9]),
         ("model.label_smoothing", [0.0, 0.1], [1, -0.1, "x"]),
         ("model.lr_scheduler.warmup", [0, 0.1, 1.0], [-0.1, 1.1]),
         ("model.lr_scheduler.pct_start", [0.25], [0, 1]),
         ("callbacks.ema.decay", [0.99], [0, 1]),
         ("model.net.channels", [[32, 64]], [[32, 0], 32]),
         ("cluster.timeout_s", [300, 0.5], [0, -1]),
-        ("callbacks.best.monitor", [None, "val/accuracy", "train/loss"], ["accuracy", "val/", 1]),
         ("trainer.accelerator", ["auto", "cpu"], ["cuda0", None]),
         ("trainer.devices", [1, 8, "auto"], [0, -1, "1", True, [0, 1]]),
         ("trainer.precision", ["32-true", "bf16-mixed"], ["bf16", 32]),
         ("trainer.max_epochs", [1, -1], [0, -2, 1.0, -1.0]),
-        ("trainer.max_time", [None, "00:12:00:00"], ["12:00", 3]),
         ("trainer.limit_val_batches", [None, 0, 3, 0.5, 1.0], [1.5, -1, "3"]),
         ("trainer.overfit_batches", [0.0, 1], [None, 2.5]),
         ("trainer.fast_dev_run", [True, False, 5], [0, "yes"]),
@@ -56,8 +49,6 @@ def rule_of(key):
         ("trainer.gradient_clip_val", [None, 0.5], [0, -1]),
         ("trainer.deterministic", [None, True, "warn"], ["error", 1]),
         ("trainer.use_distributed_sampler", [False], [True, None]),
-        ("trainer.reload_dataloaders_every_n_epochs", [0], [1, False]),
-        ("logger.wandb.tags", [[], ["a"]], ["a", [1]]),
     ],
 )
 def test_rule(key, right, wrong):
@@ -94,34 +85,21 @@ def test_contradictions():
     assert fault(
         "data.mean=[0,1]",
         "data.class_names=[a,b,c]",
-        "trainer.max_epochs=-1",
-        "callbacks.best.mode=min",
         "callbacks.last.filename=latest",
     ).splitlines() == [
         "data.mean=[0, 1]: must have one for each of data.num_channels=1",
         "data.class_names=['a', 'b', 'c']: must have one for each of data.num_classes=10",
-        "trainer.max_epochs=-1: would never end; set it or trainer.max_steps",
-        "callbacks.best.mode=min: val/accuracy is best at its max; say max",
-        "callbacks.last.filename=latest: must be last; a run reads last.ckpt to be tested and to "
-        "continue",
+        "callbacks.last.filename=latest: must be last; a run reads last.ckpt",
     ]
     assert fault(
         "data.num_channels=3",
-        "trainer.check_val_every_n_epoch=21",
-        "callbacks.best.monitor=val/loss",
         "~callbacks.last",
     ).splitlines() == [
         "data.mean=[0.305]: must have one for each of data.num_channels=3",
         "data.std=[0.376]: must have one for each of data.num_channels=3",
-        "trainer.check_val_every_n_epoch=21: never within trainer.max_epochs=20",
-        "callbacks.best.mode=max: val/loss is best at its min; say min",
-        "callbacks.last.filename=None: must be last; a run reads last.ckpt to be tested and to "
-        "continue",
+        "callbacks.last.filename=None: must be last; a run reads last.ckpt",
     ]
 
 
 def test_what_only_looks_like_a_contradiction():
     check(["data.class_names=null", "data.num_classes=3"])
-    check(["trainer.max_epochs=-1", "trainer.max_steps=100"])
-    check(["trainer.check_val_every_n_epoch=20"])
-    check(["callbacks.best.monitor=val/loss", "callbacks.best.mode=min"])

@@ -86,6 +86,7 @@ class ImageDataModule(L.LightningDataModule):
         self.num_classes = num_classes
         self.class_names = [str(name) for name in class_names or range(num_classes)]
         self.takes_names_of_source = class_names is None
+        self.names_are_known = False  # from the source, or from a checkpoint
         self.num_val = num_val
         self.global_batch_size = global_batch_size
         self.eval_batch_size = eval_batch_size
@@ -125,6 +126,14 @@ class ImageDataModule(L.LightningDataModule):
                 f"{len(self.train_set)} training images"
             )
 
+    def state_dict(self) -> dict[str, list[str]]:
+        """What a checkpoint keeps: the names of the classes, which the source may have given."""
+        return {"class_names": self.class_names}
+
+    def load_state_dict(self, state_dict: dict[str, list[str]]) -> None:
+        """Take the names of the classes from a checkpoint, before or after ``setup``."""
+        self._name_classes(state_dict["class_names"])
+
     def train_dataloader(self) -> BatchLoader:
         """Training batches, in a new order each epoch."""
         assert self.train_set is not None, "setup() comes first"
@@ -160,12 +169,21 @@ class ImageDataModule(L.LightningDataModule):
             self.scale, self.shift = self.scale.to(images.device), self.shift.to(images.device)
         return torch.addcmul(self.shift, images.float(), self.scale)
 
+    def _name_classes(self, names: list[str]) -> None:
+        if not self.takes_names_of_source:
+            return
+        if self.names_are_known and names != self.class_names:
+            raise ConfigError(
+                f"data.root={self.root}: the model knows the classes {self.class_names}, "
+                f"and not {names}"
+            )
+        self.class_names, self.names_are_known = names, True
+
     def _load(self, *, train: bool) -> Images | ImageFiles:
         """All official train or test images, checked against the configuration."""
         found = self.source.load(self.root, train=train)
         if isinstance(found, ImageFiles):
-            if self.takes_names_of_source:
-                self.class_names = found.classes
+            self._name_classes(found.classes)
             num_classes = len(found.classes)
         else:
             shape = (self.num_channels, self.image_size, self.image_size)

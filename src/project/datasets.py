@@ -1,7 +1,6 @@
 """Where images come from: each source makes its files present, and reads them."""
 
 import contextlib
-import os
 import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,10 +21,8 @@ from project.download import fetch
 class Images(NamedTuple):
     """Labelled images in memory."""
 
-    images: Tensor
-    """uint8 ``[N, C, H, W]``."""
-    labels: Tensor
-    """int64 ``[N]``, class indices."""
+    images: Tensor  # uint8 [N, C, H, W]
+    labels: Tensor  # int64 [N], class indices
 
 
 class ImageFiles:
@@ -40,15 +37,14 @@ class ImageFiles:
 
     def __init__(self, classes: list[str], samples: list[tuple[str, int]]) -> None:
         self.classes = classes
-        self.labels = torch.tensor([label for _, label in samples])
-        """int64 ``[N]``, class indices."""
-        self._paths = np.array([os.fsencode(path) for path, _ in samples])
+        self.labels = torch.tensor([label for _, label in samples])  # int64 [N]
+        self._paths = np.array([path for path, _ in samples])
 
     def read(self, ids: Tensor, num_channels: int, image_size: int) -> Tensor:
         """uint8 ``[B, C, H, W]``: the images ``ids``, made alike by ``read_image``."""
         images = torch.empty(len(ids), num_channels, image_size, image_size, dtype=torch.uint8)
         for image, path in zip(images, self._paths[ids.numpy()], strict=True):
-            image.copy_(read_image(Path(os.fsdecode(path)), num_channels, image_size))
+            image.copy_(read_image(Path(path), num_channels, image_size))
         return images
 
 
@@ -56,23 +52,14 @@ class Source(Protocol):
     """A labelled set of images with an official test set of its own."""
 
     def prepare(self, root: Path, *, download: bool, mirror: str | None) -> None:
-        """Make the files present and intact. One process of each node calls this first.
+        """Make the files below ``root`` present and intact, or raise a DataError.
 
-        Args:
-            root: directory of all data sets.
-            download: fetch what is missing or damaged; else it is an error.
-            mirror: address to fetch from instead of the official one.
-
-        Raises:
-            DataError: if files are missing or damaged and stay so.
+        One process of each node calls this first. ``download`` allows to fetch what is missing or
+        damaged, and ``mirror`` is an address to use instead of the official one.
         """
 
     def load(self, root: Path, *, train: bool) -> Images | ImageFiles:
-        """All official training or test images, in the order of the files.
-
-        Raises:
-            DataError: if a file cannot be read.
-        """
+        """All official training or test images, in the order of the files, or a DataError."""
 
 
 class Digits:
@@ -182,28 +169,22 @@ class ImageFolder:
 
 
 def read_image(path: Path, num_channels: int, image_size: int) -> Tensor:
-    """An image file, turned upright, scaled to ``image_size`` on its short side, cropped centrally.
+    """uint8 ``[num_channels, image_size, image_size]``; 1 channel is grey, 3 are colours.
 
-    Transparency is dropped.
-
-    Returns:
-        uint8 ``[num_channels, image_size, image_size]``; 1 channel is grey, 3 are red, green, blue.
-
-    Raises:
-        DataError: if the file is no image, or is truncated, or has more than 8 bits per channel.
+    The image is turned upright, scaled to ``image_size`` on its short side, and cropped centrally;
+    transparency is dropped. A file that cannot be decoded, or has more than 8 bits per channel,
+    raises a DataError.
     """
-    mode = "L" if num_channels == 1 else "RGB"
+    mode, size = "L" if num_channels == 1 else "RGB", (image_size, image_size)
     with _reading(path), Image.open(path) as file:
         if file.mode.startswith(("I", "F")):
             raise ValueError("more than 8 bits per channel, convert it first")
-        file.draft(mode, (image_size, image_size))  # large JPEGs are decoded at a smaller scale
+        file.draft(mode, size)  # large JPEGs are decoded at a smaller scale
         image: Image.Image = ImageOps.exif_transpose(file)
         if "transparency" in image.info:
             image = image.convert("RGBA")
-        size = (image_size, image_size)
         image = ImageOps.fit(image.convert(mode), size, Image.Resampling.BILINEAR)
-        pixels = torch.from_numpy(np.array(image))
-        return pixels.view(*size, num_channels).permute(2, 0, 1)
+        return torch.from_numpy(np.array(image)).view(*size, num_channels).permute(2, 0, 1)
 
 
 class _ArrayUnpickler(pickle.Unpickler):

@@ -123,8 +123,8 @@ def mlflow(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None)
         raise ConfigError(f"logger.mlflow.tracking_uri={uri}: {why}")
     client = MlflowClient(uri)
     known = client.get_experiment_by_name(experiment)
-    same_name = f"attributes.run_name = '{run_id}'"
-    runs = client.search_runs([known.experiment_id], same_name, max_results=1) if known else []
+    number = known.experiment_id if known else client.create_experiment(experiment)
+    runs = client.search_runs([number], f"attributes.run_name = '{run_id}'", max_results=1)
     if runs:
         client.update_run(runs[0].info.run_id, status="RUNNING")
         logger = MLFlowLogger(experiment, tracking_uri=uri, run_id=runs[0].info.run_id)

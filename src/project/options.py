@@ -4,11 +4,10 @@ Torch is imported once the words are checked.
 """
 
 import difflib
-import importlib
 import logging
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,8 @@ class ScriptError(RuntimeError):
     """What was asked for could not be done: one message, exit code 1."""
 
 
-def run_script(script: str, usage: str | None) -> int:
-    """Read the command line, load the run, and call ``project.<script>.main`` with both.
+def run_script(script: str, usage: str | None, main: Callable[..., int]) -> int:
+    """Read the command line, load the run, and call ``main`` with model, data and options.
 
     Returns:
         What ``main`` returns; 1 after an error of data or files; 2 after wrong usage.
@@ -52,7 +51,7 @@ def run_script(script: str, usage: str | None) -> int:
         data.mirror = values.get("data.mirror") or data.mirror
         if values.get("data.download"):
             data.download = values["data.download"] == "true"
-        return int(importlib.import_module(f"project.{script}").main(model, data, values))
+        return main(model, data, values)
     except ConfigError as error:
         return _fail(error, exit_code=2)
     except Exception as error:

@@ -156,7 +156,7 @@ def compare(cfg: DictConfig) -> list[str]:
     """Check that the run in ``cfg.run_dir``, if there is one, may go on with ``cfg``.
 
     Returns:
-        One line for each difference that is accepted: limits, devices, loggers and places.
+        One line for each difference that is accepted: limits, devices, places; of loggers which.
 
     Raises:
         ConfigError: naming every other difference; they would make it another run.
@@ -170,7 +170,8 @@ def compare(cfg: DictConfig) -> list[str]:
             + "\n  ".join(refused)
             + "\nUse another name (RUN_ID=...) for the new values, or repeat the old ones."
         )
-    return list(lines.values())
+    detail = re.compile(r"logger\..*(?<!\._target_)")
+    return [line for key, line in lines.items() if not detail.fullmatch(key)]
 
 
 def is_finished(cfg: DictConfig) -> bool:
@@ -188,7 +189,7 @@ def _raised(old: Any, new: Any) -> bool:
 
 def _flat(node: Any, key: str = "") -> dict[str, Any]:
     """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; lists are values."""
-    if not isinstance(node, dict) or not node:
+    if not isinstance(node, dict):
         return {key: node}
     return {
         path: value
@@ -229,4 +230,5 @@ def load_run(run_dir: str | Path, ckpt: str = "best") -> tuple[ImageClassifier, 
     model, datamodule = build.model(cfg), build.datamodule(cfg)
     state = torch.load(path, map_location="cpu", weights_only=True)
     model.load_state_dict(state["state_dict"])
+    datamodule.load_state_dict(state[type(datamodule).__name__])
     return model.eval(), datamodule

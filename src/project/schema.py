@@ -4,7 +4,7 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
@@ -18,6 +18,7 @@ from project.rules import QUOTED, RULES
 
 LAID_OVER = ("experiment", "debug", "local")  # groups that change values and bring no own keys
 SHARED = ("data/default", "model/default")  # included by the other files, not to be chosen
+OURS = ("project.", "lightning.Trainer")  # targets whose keys are all listed in configs/
 COLLECTIONS = ("callbacks", "logger")  # nodes of nodes, to which a run may add its own
 TYPES = {
     bool: "true or false",
@@ -44,45 +45,37 @@ class Schema:
     reference: DictConfig
     choices: dict[str, list[str]]
 
-    def faults(self, cfg: DictConfig) -> list[tuple[str, str]]:
+    def faults(
+        self, cfg: DictConfig, reference: DictConfig, prefix: str = "", is_open: bool = False
+    ) -> Iterator[tuple[str, str]]:
         """What is wrong with ``cfg``: pairs of a full key and a line that names key and value."""
-        found = list(self._faults(cfg, self.reference, prefix="", is_open=False))
-        causes = [(key, line) for key, line, is_cause in found if is_cause]
-        return causes or [(key, line) for key, line, _ in found]
-
-    def _faults(
-        self, cfg: DictConfig, reference: DictConfig, prefix: str, is_open: bool
-    ) -> Iterator[tuple[str, str, bool]]:
-        if cfg.get("_target_") not in (None, reference.get("_target_")):  # keys of another thing
+        target = str(cfg.get("_target_") or "")
+        if target and target != reference.get("_target_"):  # the keys are those of another thing
             reference, is_open = OmegaConf.create(), True
-        is_open = is_open or is_foreign(cfg)
+        is_open = is_open or (target != "" and not target.startswith(OURS))
         is_collection = prefix[:-1] in COLLECTIONS
         written, defaults = plain(cfg), plain(reference)
         if not is_open and not is_collection:
             for name in defaults.keys() - written.keys():
-                yield f"{prefix}{name}", f"~{prefix}{name}: a run needs this key", True
+                yield f"{prefix}{name}", f"~{prefix}{name}: a run needs this key"
         for name, text in written.items():
             key, default = f"{prefix}{name}", defaults.get(name)
             is_new_node = is_collection and isinstance(text, dict) and "_target_" in text
             if name not in defaults and not is_open and not is_new_node:
                 for leaf, value in leaves(text, key).items():
-                    yield leaf, self.no_such_key(leaf, f"{leaf}={show(value)}"), True
+                    line = f"{leaf}={show(value)}: no such key; "
+                    yield leaf, line + self._near(leaf, value, prefix[:-1], list(defaults))
             elif isinstance(text, dict) and isinstance(default, dict):
-                yield from self._faults(cfg[name], reference[name], f"{key}.", is_open)
-            elif isinstance(text, dict) and default is None and (is_open or "_target_" in text):
-                yield from self._faults(cfg[name], OmegaConf.create(), f"{key}.", is_open=True)
-            else:
-                value = _value(cfg, name)
-                is_cause = "${" not in str(text) or text != default  # not just another key's value
+                yield from self.faults(cfg[name], reference[name], f"{key}.", is_open)
+            elif "${" not in str(text) or text != default:  # not just another key's value
+                value, like = _value(cfg, name), _value(reference, name)
                 if isinstance(value, MissingMandatoryValue):
-                    yield key, f"{key} is not set: add {key}=VALUE", True
+                    yield key, f"{key} is not set: add {key}=VALUE"
                 elif isinstance(value, OmegaConfBaseException):
                     why = str(value).splitlines()[0].rpartition("interpolation: ")[2]
-                    yield key, f"{key}={show(text)}: {why}", is_cause
-                elif is_cause:
-                    must = self._must_be(key, value, _value(reference, name), is_open)
-                    if must:
-                        yield key, f"{key}={show(text)}: must be {must}", True
+                    yield key, f"{key}={show(text)}: {why}"
+                elif must := self._must_be(key, value, like, is_open):
+                    yield key, f"{key}={show(text)}: must be {must}"
 
     def _must_be(self, key: str, value: Any, default: Any, is_open: bool) -> str:
         """What the value of ``key`` should be; nothing if it is that."""
@@ -93,35 +86,26 @@ class Schema:
                 return "" if rule.holds(value) else rule.text + hint
         if _is_like(value, default) or (is_open and value is None):
             return ""
-        group, hint = key.replace(".", "/"), ""
-        if isinstance(default, dict):
-            hint = f"; ~{key} leaves it out" if group.split("/")[0] in COLLECTIONS else ""
-            hint = f"; a file is chosen by {group}=NAME" if group in self.choices else hint
+        group = key.replace(".", "/")
+        hint = f"; a file is chosen by {group}=NAME" if group in self.choices else ""
         return TYPES[type(default)] + hint
 
-    def no_such_key(self, key: str, line: str) -> str:
-        """What to say about ``line`` when there is no ``key``."""
+    def _near(self, key: str, value: object, parent: str, names: list[str]) -> str:
+        """What was probably meant by ``key``, which ``parent`` does not have."""
         if key.split(".")[0] in LAID_OVER:
-            return f"{line}: no such key; its file must begin with # @package _global_"
+            return "its file must begin with # @package _global_"
         keys = [known for known in leaves(plain(self.reference)) if "._" not in known]
-        near = nearest(key, [*keys, *self.choices])
-        if near:
-            return f"{line}: no such key; did you mean {near}{''.join(line.partition('=')[1:])}?"
-        node: Any = None
-        while not isinstance(node, DictConfig):
-            key = key.rpartition(".")[0]
-            node = OmegaConf.select(self.reference, key) if key else self.reference
-        names = ", ".join(str(name) for name in node if not str(name).startswith("_"))
-        names = textwrap.shorten(names, 200, placeholder=" ...") or "no keys"
-        return f"{line}: no such key; {key or 'train.yaml'} has {names}"
+        if near := nearest(key, [*keys, *self.choices]):
+            return f"did you mean {near}={show(value)}?"
+        there = ", ".join(name for name in names if not name.startswith("_"))
+        return f"{parent or 'train.yaml'} has {textwrap.shorten(there, 200, placeholder=' ...')}"
 
-    def no_such_choice(self, group: str, choice: object) -> str:
-        """What to say when the ``group`` holds no such file."""
-        choices = self.choices.get(group, [])
-        near = nearest(str(choice), choices)
-        hint = f"did you mean {group}={near}? " if near else ""
-        there = ", ".join(choices) or "none"
-        return f"{group}={show(choice)}: no such choice; {hint}there is {there}"
+
+def no_such_choice(group: str, choice: object, choices: Sequence[str]) -> str:
+    """What to say when the ``group`` holds no such file."""
+    near = nearest(str(choice), choices)
+    hint = f"did you mean {group}={near}? " if near else ""
+    return f"{group}={show(choice)}: no such choice; {hint}there is {', '.join(choices) or 'none'}"
 
 
 def choices_of(configs: Path) -> dict[str, list[str]]:
@@ -154,12 +138,6 @@ def leaves(value: Any, key: str = "") -> dict[str, Any]:
         return {key: value}
     prefix = f"{key}." if key else ""
     return {k: v for name in value for k, v in leaves(value[name], f"{prefix}{name}").items()}
-
-
-def is_foreign(node: DictConfig) -> bool:
-    """Whether the node builds something that is neither ours nor the Trainer."""
-    target = str(node.get("_target_") or "project.")
-    return not target.startswith("project.") and target != "lightning.Trainer"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
