@@ -11,8 +11,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from options import run_script
+
 from project.config import ConfigError
-from project.options import run_script
 from project.run import saved
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
+from options import run_script
+
 from project.config import ConfigError
-from project.options import run_script
 
 BATCH_SIZE = 64  # files decoded and predicted at once
 
@@ -85,7 +86,8 @@ def predict(
                 yield file, error
         if images:
             with torch.inference_mode():
-                batch = data.normalize(torch.stack([*images.values()]).to(model.device))
+                batch = torch.stack([*images.values()]).to(model.device)
+                batch = data.normalize.to(model.device)(batch)
                 best = model(batch).softmax(1).cpu().sort(dim=1, descending=True)
             for file, values, ids in zip(images, best.values, best.indices, strict=True):
                 names = [data.class_names[i] for i in ids.tolist()]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from options import OPTIONS, options
 
 from project.config import ConfigError, check
-from project.options import OPTIONS, options
 from project.run import load_run, resolved
 from scripts.evaluate import main
 from tests.conftest import run

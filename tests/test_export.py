@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
+from options import ScriptError
 from torch import Tensor, nn
 
-from project.export import main
-from project.options import ScriptError
 from project.run import load_run
+from scripts.export import main
 from tests.conftest import ROOT, run
 
 FILES = ["config.yaml", "model.pt2", "model.safetensors"]

@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+from options import OPTIONS, options
 
 from project.config import ConfigError
-from project.options import OPTIONS, options
 from tests.conftest import run
 
 
@@ -86,7 +86,7 @@ def test_without_any_run_the_way_to_one_is_named(
 @pytest.mark.parametrize("script", ["evaluate", "predict", "export"])
 def test_help_and_wrong_usage_need_no_torch(script: str) -> None:
     code = (
-        "import runpy, sys\n"
+        "import runpy, sys\nsys.path.insert(0, 'scripts')\n"
         "try:\n"
         "    runpy.run_path(sys.argv[0], run_name='__main__')\n"
         "finally:\n"

@@ -9,12 +9,12 @@ import pytest
 import torch
 import yaml
 from lightning import Trainer
+from options import OPTIONS, options
 from PIL import Image
 
 from project import build
 from project.config import ConfigError, check
 from project.data import ImageDataModule
-from project.options import OPTIONS, options
 from project.run import load_run, resolved
 from scripts.predict import BATCH_SIZE, images_in, main
 from scripts.predict import predict as predict_files

@@ -45,8 +45,8 @@ def test_keys_within_a_value_are_checked():
 
 def test_keys_that_are_there_are_written_without_plus():
     assert faults("+seed=1") == [
-        "Could not append to config. An item is already at 'seed'. Either remove + prefix: 'seed=1' "
-        "Or add a second + to add or override 'seed': '++seed=1'"
+        "Could not append to config. An item is already at 'seed'. Either remove + prefix: "
+        "'seed=1' Or add a second + to add or override 'seed': '++seed=1'"
     ]
 
 

@@ -1,10 +1,37 @@
-"""Random changes to training images, made to a whole batch at once."""
+"""What is done to a whole batch of images before the net sees it."""
+
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from project.sampler import Slice, generator
+
+
+class Normalize(nn.Module):
+    """Gives each channel zero mean and unit variance.
+
+    Args:
+        mean: of each channel, in units of pixel values scaled to ``[0, 1]``.
+        std: of each channel, in the same units.
+
+    Shape:
+        uint8 images ``[B, C, H, W]``, to float32 images of the same shape.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        scale = 1 / (255 * torch.tensor([*std]).view(-1, 1, 1))  # [C, 1, 1]
+        self.register_buffer("scale", scale)
+        self.register_buffer("shift", -255 * torch.tensor([*mean]).view(-1, 1, 1) * scale)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalized images."""
+        return torch.addcmul(self.shift, images.float(), self.scale)
 
 
 class Augment:

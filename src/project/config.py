@@ -7,15 +7,16 @@ too, and its value be of the type it has there. What a default cannot say is in 
 
 import argparse
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.utils import get_args_parser
-from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
@@ -26,9 +27,10 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from project.rules import contradictions
-from project.schema import LAID_OVER, Schema, choices_of, leaves, merge, no_such_choice, plain
+from project.schema import LAID_OVER, SHARED, Schema, choices_of, leaves, no_such_choice, plain
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+NEEDED = ("data", "model", "trainer", "cluster", "callbacks", "logger")  # groups
 
 
 class ConfigError(ValueError):
@@ -48,7 +50,7 @@ def flags_of(argv: Sequence[str]) -> argparse.Namespace:
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[assignment, method-assign]  # instead of exiting
     flags = parser.parse_args(argv)
-    if flags.config_path or flags.config_name or flags.config_dir or flags.experimental_rerun:
+    if flags.config_path or flags.config_name or flags.config_dir:
         refuse("--config-dir and its like: a run is made of configs/train.yaml only")
     if sum(map(bool, (flags.run, flags.multirun, flags.cfg, flags.info))) > 1:
         refuse("--run, --multirun, --cfg and --info exclude each other")
@@ -88,11 +90,14 @@ def check(
             first, *_ = [_compose(run, configs) for run in _runs(overrides, multirun)]
         except ConfigError:
             raise
-        except MissingConfigException as error:  # chosen by a file
+        except MissingConfigException as error:
             group, _, choice = str(error.missing_cfg_file).rpartition("/")
-            raise ConfigError(no_such_choice(group, choice, error.options or ())) from None
+            names = choices_of(configs).get(group, error.options or [])
+            raise ConfigError(no_such_choice(group, choice, names)) from None
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-            text = " ".join(f"{error} {error.__cause__ or ''}".split())
+            text = " ".join(f"{error} {error.__cause__ or ''}".split()).partition(" object_type=")[
+                0
+            ]
             raise ConfigError(textwrap.shorten(text, 300)) from None
     return first
 
@@ -100,7 +105,8 @@ def check(
 def _runs(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
     """The overrides of one run; in a sweep, of each run that is checked."""
     options: list[list[str]] = []
-    for override in _parse(overrides):
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    for override in parser.parse_overrides(list(overrides)):
         line = str(override.input_line)
         if not override.is_sweep_override() or override.is_hydra_override():
             options.append([line])
@@ -121,21 +127,28 @@ def _runs(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
     ]
 
 
-def _parse(overrides: Sequence[str]) -> list[Override]:
-    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-    return parser.parse_overrides(list(overrides))
-
-
 def _compose(lines: list[str], configs: Path) -> DictConfig:
     """The configuration of one run, or a ConfigError with its faults."""
-    choices = choices_of(configs)
-    _refuse(_wrong_choices(lines, choices))
-    loader = GlobalHydra.instance().config_loader()
+    loader: Any = GlobalHydra.instance().config_loader()
     parts = loader.compute_defaults_list("train", lines, RunMode.RUN)
     assignments = [part for part in parts.config_overrides if not part.is_hydra_override()]
-    files = dict(_load(parts.defaults, configs))
+    repository = CachingConfigRepository(loader.repository)
+    files = {
+        part.config_path: loader._load_single_config(part, repository).config
+        for part in parts.defaults
+        if not part.config_path.startswith("hydra/")
+    }
+    for path, node in files.items():
+        if not isinstance(node, DictConfig):
+            raise ConfigError(f"{configs / path}.yaml: must hold keys, not a list")
+        node.pop("hydra", None)
+    choices = choices_of(configs)
+    chosen = {path.rpartition("/")[0] for path in files if path not in SHARED}
+    _refuse(f"{g}: a run needs one of {', '.join(choices[g])}" for g in NEEDED if g not in chosen)
     below = [node for path, node in files.items() if path.split("/")[0] not in LAID_OVER]
-    schema, cfg = Schema(merge(below), choices), merge(list(files.values()))
+    schema, cfg = Schema(OmegaConf.create(), choices), OmegaConf.create()
+    schema.reference.merge_with(*below)
+    cfg.merge_with(*files.values())
 
     # First as if each override had a plus, so that the schema sees every key that was typed.
     added = [o if o.is_delete() else replace(o, type=OverrideType.FORCE_ADD) for o in assignments]
@@ -148,38 +161,9 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
     OmegaConf.set_struct(cfg, True)
     ConfigLoaderImpl._apply_overrides_to_config(assignments, cfg)
     OmegaConf.to_container(cfg, resolve=True)  # raises where a file's interpolation has no value
-    if any(override.is_hydra_override() for override in _parse(lines)):
+    if len(assignments) < len(parts.config_overrides):  # looks at those of Hydra
         hydra.compose("train", lines)
     return cfg
-
-
-def _wrong_choices(lines: list[str], choices: dict[str, list[str]]) -> Iterator[str]:
-    """Overrides that choose a file which is not there, or none where a run needs one."""
-    for override in _parse(lines):
-        group, value = override.key_or_group, override.value()
-        if group not in choices or group.split("/")[0] in LAID_OVER or isinstance(value, dict):
-            continue
-        if override.is_delete() or value == []:
-            yield f"{override.input_line}: a run needs one of {', '.join(choices[group])}"
-            continue
-        for choice in value if isinstance(value, list) else [value]:
-            if choice not in choices[group]:
-                yield no_such_choice(group, choice, choices[group])
-
-
-def _load(defaults: Iterable[ResultDefault], configs: Path) -> Iterator[tuple[str, DictConfig]]:
-    """The YAML files of this run: path below configs/, and content under its full keys."""
-    for part in defaults:
-        path = f"{part.config_path}.yaml"
-        if path.startswith("hydra/") or not (configs / path).is_file():
-            continue
-        node = OmegaConf.load(configs / path)
-        if not isinstance(node, DictConfig):
-            raise ConfigError(f"{configs / path}: must hold keys, not a list")
-        content = {k: v for k, v in plain(node).items() if k not in ("defaults", "hydra")}
-        for name in reversed(part.package.split(".") if part.package else []):
-            content = {name: content}
-        yield path, OmegaConf.create(content)
 
 
 def _origin(key: str, files: dict[str, DictConfig], assignments: list[Override]) -> str:
@@ -188,7 +172,7 @@ def _origin(key: str, files: dict[str, DictConfig], assignments: list[Override])
     if any(f"{key}.".startswith(o) or o.startswith(f"{key}.") for o in overridden):
         return ""
     paths = [path for path, node in files.items() if key in leaves(plain(node))]
-    return f" (configs/{paths[-1]})" if paths else ""
+    return f" (configs/{paths[-1]}.yaml)" if paths else ""
 
 
 def _refuse(faults: Iterable[str]) -> None:

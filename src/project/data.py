@@ -7,7 +7,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from project.augment import Augment
+from project.augment import Augment, Normalize
 from project.config import ConfigError
 from project.datasets import ImageFiles, Images, Source
 from project.loader import Batch, BatchLoader, ImageSet, RawBatch
@@ -94,8 +94,7 @@ class ImageDataModule(L.LightningDataModule):
         self.shuffle = shuffle
         self.mean = list(mean)
         self.std = list(std)
-        self.scale = 1 / (255 * torch.tensor(self.std).view(-1, 1, 1))  # [C, 1, 1]
-        self.shift = -255 * torch.tensor(self.mean).view(-1, 1, 1) * self.scale
+        self.normalize = Normalize(self.mean, self.std)
         self.seed = seed
         self.augment = Augment(crop_padding=crop_padding, flip=flip, seed=seed)
         self.train_set: ImageSet | None = None
@@ -152,6 +151,8 @@ class ImageDataModule(L.LightningDataModule):
     ) -> Batch:
         """Move one batch to the device; augment it there when training, and normalize it."""
         images = batch.images.to(device, non_blocking=True)
+        if self.normalize.scale.device != images.device:
+            self.normalize.to(images.device)
         dtype = torch.float32
         if self.trainer:
             dtype = self.trainer.lightning_module.dtype  # type: ignore[assignment]
@@ -162,12 +163,6 @@ class ImageDataModule(L.LightningDataModule):
             batch.labels.to(device, non_blocking=True),
             batch.ids.to(device, non_blocking=True),
         )
-
-    def normalize(self, images: Tensor) -> Tensor:
-        """float32 images of zero mean and unit variance, from uint8 ``[B, C, H, W]``."""
-        if self.scale.device != images.device:
-            self.scale, self.shift = self.scale.to(images.device), self.shift.to(images.device)
-        return torch.addcmul(self.shift, images.float(), self.scale)
 
     def _name_classes(self, names: list[str]) -> None:
         if not self.takes_names_of_source:

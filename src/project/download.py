@@ -128,8 +128,7 @@ def _download(address: str, target: Path, md5: str, timeout_s: float) -> None:
         if (found := calculate_md5(target)) != md5:
             raise ValueError(f"md5 {found}, expected {md5}; nothing was kept")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = str(error) or type(error).__name__
         remedy = "data.mirror=http://host/path fetches from another server"
-        raise DataError(f"cannot download {address}: {reason}; {remedy}") from error
+        raise DataError(f"cannot download {address}: {error}; {remedy}") from error
     finally:
         socket.setdefaulttimeout(before)

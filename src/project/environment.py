@@ -59,37 +59,33 @@ def cpus_per_rank() -> int:
     """Processors each rank of this node may use, at least 1, within the container's limit.
 
     Torch counts the processors of the host, which a container may not use in full.
-    Source: kernel documentation, cgroup v2 ``cpu.max`` and cgroup v1 ``cpu.cfs_quota_us``.
+    Source: kernel documentation, cgroup v2, ``cpu.max``.
     """
     allowed = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-    for quota_file, period_file in (
-        ("/sys/fs/cgroup/cpu.max", None),
-        ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
-    ):
-        try:
-            words = Path(quota_file).read_text().split()
-            period = Path(period_file).read_text() if period_file else words[1]
-        except (OSError, IndexError):
-            continue
-        if words[0] not in {"max", "-1"}:
-            allowed = min(allowed, int(words[0]) / int(period))
+    cpu_max = Path("/sys/fs/cgroup/cpu.max")
+    quota, period = cpu_max.read_text().split() if cpu_max.exists() else ("max", "100000")
+    if quota != "max":
+        allowed = min(allowed, int(quota) / int(period))
     return max(1, int(allowed / local_world_size()))
 
 
-def limit_threads() -> None:
-    """Give this process its share of the processors; call before torch is imported.
+def limit_threads(num_processes: int = 1) -> None:
+    """Share the processors among the processes of this one; call before torch is imported.
 
     Threads that wait must sleep: spinning ones take the processor from the other ranks.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", str(cpus_per_rank()))
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
-def prepare_children(num_processes: int, run_id: str) -> None:
-    """Tell the processes started here the name of the run and their share of the processors."""
-    os.environ["RUN_ID"] = run_id
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpus_per_rank() // num_processes)))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def name_children(run_id: str) -> None:
+    """Give the processes started here the name of the run."""
+    os.environ["RUN_ID"] = run_id
+
+
+def set_variable(name: str, value: str) -> None:
+    """Set an environment variable, for a library that can be told in no other way."""
+    os.environ[name] = value
 
 
 def redact(text: str) -> str:

@@ -10,7 +10,7 @@ import lightning as L
 from lightning.pytorch.loggers import Logger
 
 from project import environment
-from project.records import final_metrics, read_history, write_text
+from project.records import read_history, write_text
 
 
 class History(Logger, L.Callback):
@@ -29,15 +29,23 @@ class History(Logger, L.Callback):
         run_dir: directory of the run; what its ``metrics.csv`` holds is kept.
     """
 
+    name = version = ""  # of Lightning's own folders: the file has its place in the run directory
+    save_dir = ""  # the run directory, where Lightning's profiler writes too
+
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__()
-        self.run_dir = Path(run_dir)
-        self.rows = {int(row["step"]): row for row in read_history(self.run_dir)}
-        self._written = ""
+        self.save_dir = str(run_dir)
+        self.rows = {int(row["step"]): row for row in read_history(Path(run_dir))}
 
     def last(self) -> dict[str, float]:
-        """The newest value in the file of each learning metric: the contents of metrics.json."""
-        return final_metrics(self.run_dir)
+        """The newest value in the file of each learning metric: no speeds, no learning rates."""
+        rows = read_history(Path(self.save_dir))
+        newest = {name: value for row in rows for name, value in row.items()}
+        return {
+            name: newest[name]
+            for name in sorted(newest)
+            if name.startswith(("train/", "val/", "test/")) and not name.endswith("_per_second")
+        }
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Add ``metrics`` to the row of ``step``."""
@@ -84,24 +92,7 @@ class History(Logger, L.Callback):
         for _, row in sorted(self.rows.items()):
             counts = {name: int(row[name]) for name in ("epoch", "step") if name in row}
             table.writerow(row | counts)
-        if self._written != text.getvalue():  # the best and the last checkpoint come in pairs
-            self._written = text.getvalue()
-            write_text(self.run_dir / "metrics.csv", self._written)
+        write_text(Path(self.save_dir) / "metrics.csv", text.getvalue())
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: ``config.yaml`` has them."""
-
-    @property
-    def name(self) -> str:
-        """Nothing: the file has its place."""
-        return ""
-
-    @property
-    def version(self) -> str:
-        """Nothing: the run directory is the version."""
-        return ""
-
-    @property
-    def save_dir(self) -> str:
-        """The run directory, where Lightning's profiler writes too."""
-        return str(self.run_dir)

@@ -7,13 +7,13 @@ run's ``config.yaml``, which is free of secrets, but no code, no output and no c
 import logging
 import urllib.error
 import urllib.request
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import yaml
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 
+from project import environment
 from project.config import ConfigError
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,6 @@ FINISH_TIMEOUT_S = 30  # for W&B to upload what is left when the process ends
 
 def tensorboard(run_dir: str) -> TensorBoardLogger:
     """Event files in ``<run_dir>/tensorboard``."""
-    _require("tensorboard")
     return TensorBoardLogger(run_dir, name="tensorboard", version="")
 
 
@@ -49,8 +48,7 @@ def wandb(
     Raises:
         ConfigError: if W&B takes no such project, name or tag.
     """
-    _require("wandb")
-    import wandb as wb
+    import wandb as wb  # slow
 
     silent = wb.Settings(
         silent=True,
@@ -76,6 +74,7 @@ def wandb(
         return WandbLogger(experiment=run)
 
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # W&B's report on itself
+    environment.set_variable("WANDB_DATA_DIR", str(Path(run_dir, "wandb").absolute()))
     wb.finish()  # the run before this one, in a sweep
     wb.teardown()
     settings = wb.setup(settings=silent).settings
@@ -110,35 +109,30 @@ def mlflow(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None)
     Raises:
         ConfigError: if the server does not answer.
     """
-    _require("mlflow", install="mlflow-skinny")
-    from mlflow import MlflowClient, environment_variables
+    try:
+        from mlflow import MlflowClient
+        from mlflow.environment_variables import MLFLOW_TRACKING_URI
+    except ImportError as error:
+        raise ConfigError("mlflow is not installed: pip install mlflow-skinny") from error
 
-    variables: Any = environment_variables  # has no types
-    uri = tracking_uri or variables.MLFLOW_TRACKING_URI.get()
+    uri = tracking_uri or MLFLOW_TRACKING_URI.get()
     local = uri is None
     if local:
-        uri = (Path(run_dir) / "mlflow").absolute().as_uri()
-        variables.MLFLOW_ALLOW_FILE_STORE.set(True)  # files need no server and no database
+        uri = Path(run_dir, "mlflow").absolute().as_uri()
+        environment.set_variable("MLFLOW_ALLOW_FILE_STORE", "true")  # needs no server, no database
     elif uri.startswith("http") and (why := _unreachable(uri)):
         raise ConfigError(f"logger.mlflow.tracking_uri={uri}: {why}")
     client = MlflowClient(uri)
     known = client.get_experiment_by_name(experiment)
-    number = known.experiment_id if known else client.create_experiment(experiment)
-    runs = client.search_runs([number], f"attributes.run_name = '{run_id}'", max_results=1)
-    if runs:
-        client.update_run(runs[0].info.run_id, status="RUNNING")
-        logger = MLFlowLogger(experiment, tracking_uri=uri, run_id=runs[0].info.run_id)
-    else:
-        logger = MLFlowLogger(experiment, run_name=run_id, tracking_uri=uri)
+    name = f"attributes.run_name = '{run_id}'"
+    runs = client.search_runs([known.experiment_id], name) if known else []
+    number = runs[0].info.run_id if runs else None
+    logger = MLFlowLogger(experiment, run_name=run_id, run_id=number, tracking_uri=uri)
+    if not runs:
         logger.log_hyperparams(_config(run_dir))
     if local and logger.experiment:  # which made it the address of every later run
-        variables.MLFLOW_TRACKING_URI.unset()
+        MLFLOW_TRACKING_URI.unset()
     return logger
-
-
-def _require(package: str, install: str | None = None) -> None:
-    if find_spec(package) is None:
-        raise ConfigError(f"{package} is not installed: pip install {install or package}")
 
 
 def _config(run_dir: str) -> dict[str, Any]:

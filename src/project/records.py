@@ -19,7 +19,6 @@ from typing import Any
 
 from project import environment
 
-MAX_DIFF = 1_000_000  # characters
 EXPECTED = (  # warnings that ask nothing of the user of this project
     ".*treespec, LeafSpec.*",  # Lightning calls torch's pytree by its old name
     "The number of training batches .* is smaller than the logging interval.*",  # none per step
@@ -72,25 +71,24 @@ def redacted(value: Any, *, secret: bool = False) -> Any:
 
 
 def record_attempt(logs: Path, argv: list[str], seed: int) -> None:
-    """Add this start of the run to ``environment.json``, and its uncommitted code to ``git.diff``.
+    """Add this start of the run to ``environment.json``, and keep its code in ``git.diff``.
 
-    Both are free of secrets. A later start with other code gets a ``git-<n>.diff`` of its own.
+    Both are free of secrets. ``git.diff`` is that of the newest start.
     """
     path = logs / "environment.json"
     attempts = json.loads(path.read_text()) if path.exists() else []
-    git, diff = code_state(Path(__file__).parent)
-    if diff:
-        known = [file.name for file in logs.glob("git*.diff") if file.read_text() == diff]
-        new = f"git-{len(attempts) + 1}.diff" if attempts else "git.diff"
-        git["diff"] = known[0] if known else new
-        if not known:
-            write_text(logs / new, diff)
-    arguments = [_SECRET_ARGUMENT.sub(r"\1***", argument) for argument in argv]
-    attempt = {"command": arguments, "git": git, "seed": seed, **surroundings()}
+    commit, diff = code_state(Path(__file__).parent)
+    attempt = {
+        "command": [_SECRET_ARGUMENT.sub(r"\1***", argument) for argument in argv],
+        "git": {"commit": commit, "dirty": bool(diff)},
+        "seed": seed,
+        **surroundings(),
+    }
+    write_text(logs / "git.diff", diff)
     write_text(path, json.dumps([*attempts, redacted(attempt)], indent=2) + "\n")
 
 
-def code_state(code: Path) -> tuple[dict[str, Any], str]:
+def code_state(code: Path) -> tuple[str | None, str]:
     """The commit ``code`` is at, and what differs from it: new files by name, others in full.
 
     Outside a git checkout, or without git, the commit is None and the difference empty.
@@ -105,11 +103,8 @@ def code_state(code: Path) -> tuple[dict[str, Any], str]:
         return done.stdout.decode(errors="replace")
 
     status = git("status", "--porcelain")
-    diff = environment.redact(f"{status}\n{git('diff', '--no-ext-diff', 'HEAD')}" if status else "")
-    if len(diff) > MAX_DIFF:
-        diff = f"{diff[:MAX_DIFF]}\n... cut: the whole is {len(diff):,} characters\n"
-    commit = git("rev-parse", "HEAD").strip() or None
-    return {"commit": commit, "dirty": bool(status), "diff": None}, diff
+    diff = f"{status}\n{git('diff', '--no-ext-diff', 'HEAD')}" if status else ""
+    return git("rev-parse", "HEAD").strip() or None, environment.redact(diff)
 
 
 def surroundings() -> dict[str, Any]:
@@ -143,29 +138,8 @@ def read_history(run_dir: Path) -> list[dict[str, float]]:
         return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
 
 
-def final_metrics(run_dir: Path) -> dict[str, float]:
-    """The newest value of each learning metric in ``metrics.csv``: no speeds, no learning rates."""
-    newest = {name: value for row in read_history(run_dir) for name, value in row.items()}
-    stages = ("train/", "val/", "test/")
-    return {
-        name: newest[name]
-        for name in sorted(newest)
-        if name.startswith(stages) and not name.endswith("_per_second")
-    }
-
-
-class _PlainFormatter(logging.Formatter):
-    """The message alone; of a Python warning its first line, without file and line number."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        if record.name == "py.warnings":  # "<file>:<line>: UserWarning: <message>"
-            text = record.getMessage().splitlines()[0].split(": ", 1)[-1]
-        return environment.redact(text)
-
-
-class _FileFormatter(logging.Formatter):
-    """Time, level, library and message, without secrets."""
+class _Redacted(logging.Formatter):
+    """A log line without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
         return environment.redact(super().format(record))
@@ -189,13 +163,11 @@ def log_to_files(run_dir: Path) -> None:
         old.close()
     path = run_dir / "logs" / f"rank-{environment.rank()}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
-    handlers: list[logging.Handler] = [logging.FileHandler(path, encoding="utf-8")]
-    handlers[0].setFormatter(_FileFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    if environment.rank() == 0:
-        handlers.append(logging.StreamHandler())
-        handlers[1].setFormatter(_PlainFormatter("%(levelname)s: %(message)s"))
-        handlers[1].setLevel(logging.WARNING)
-    for handler in handlers:
+    file, screen = logging.FileHandler(path, encoding="utf-8"), logging.StreamHandler()
+    file.setFormatter(_Redacted("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    screen.setFormatter(_Redacted("%(levelname)s: %(message)s"))
+    screen.setLevel(logging.WARNING)
+    for handler in (file, screen) if environment.rank() == 0 else (file,):
         handler.set_name(__name__)
         root.addHandler(handler)
     root.setLevel(logging.INFO)

@@ -77,6 +77,8 @@ RULES: dict[str, Rule] = {  # patterns of keys, * for any characters: rule; the 
     "*.width *.hidden_size *.images_per_batch": whole(1),
     "*.channels": each(whole(1)),
     "*.timeout_s *.log_every_s": ABOVE_0,
+    "callbacks.best.filename": one_of("best"),  # the run is tested with best.ckpt
+    "callbacks.last.filename": one_of("last"),  # and continues from last.ckpt
     "callbacks.*.mode": one_of("min", "max"),
     "data.num_workers data.crop_padding callbacks.*.patience *.num_batches_to_log": whole(0),
     "trainer.accelerator": one_of("auto", "cpu", "gpu", "mps", "tpu"),
@@ -106,7 +108,3 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
         values, num = cfg.data.get(key), cfg.data.get(count)
         if None not in (values, num) and len(values) != num:
             yield f"data.{key}={values}: must have one for each of data.{count}={num}"
-    for name in ("best", "last"):
-        filename = (cfg.callbacks.get(name) or {}).get("filename")
-        if filename != name:
-            yield f"callbacks.{name}.filename={filename}: must be {name}; a run reads {name}.ckpt"

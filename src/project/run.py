@@ -59,19 +59,31 @@ def begin(cfg: DictConfig, argv: list[str]) -> State:
     Raises:
         ConfigError: if the directory holds another run, or cannot be written.
     """
-    changes = compare(cfg)
     run_dir = Path(cfg.run_dir)
-    if is_finished(cfg):
-        print(
-            f"Nothing to do, the run is finished. RUN_ID=<another name> begins a new one.\n"
-            f"{summary(run_dir)}"
-        )
-        return State(finished=True, ckpt_path=None)
-    prepare(cfg, argv)
-    last = run_dir / "checkpoints" / "last.ckpt"
-    print(
-        f"{'Continuing' if last.exists() else 'Run'}: {run_dir}", *changes, sep="\n  ", flush=True
+    changed = differences(cfg)
+    further = any(
+        new in (None, -1) or (old not in (None, -1) and new > old)  # None and -1: no limit
+        for old, new in (changed[key] for key in LIMITS if key in changed)
     )
+    if (run_dir / "metrics.json").exists() and not further:
+        print("Nothing to do, the run is finished. RUN_ID=<another name> begins a new one.")
+        print(summary(run_dir), flush=True)
+        return State(finished=True, ckpt_path=None)
+    try:
+        for name in ("checkpoints", "logs"):
+            (run_dir / name).mkdir(parents=True, exist_ok=True)
+        (run_dir / "metrics.json").unlink(missing_ok=True)  # it trains on, so it is not finished
+        write_text(run_dir / "config.yaml", OmegaConf.to_yaml(resolved(cfg)))
+        record_attempt(run_dir / "logs", argv, cfg.seed)
+    except OSError as error:
+        raise ConfigError(
+            f"run_dir={run_dir} cannot be written: {error.strerror}: {error.filename}; make room "
+            "or get permission there, or choose another directory with run_root=..."
+        ) from error
+    last = run_dir / "checkpoints" / "last.ckpt"
+    print("Continuing:" if last.exists() else "Run:", run_dir, flush=True)
+    for key, (old, new) in changed.items():
+        print(f"  {key}: {old} -> {new}", flush=True)
     return State(finished=False, ckpt_path=str(last) if last.exists() else None)
 
 
@@ -82,37 +94,15 @@ def best_checkpoint(cfg: DictConfig) -> str | None:
 
 
 def finish(cfg: DictConfig, metrics: dict[str, float], *, seconds: float) -> dict[str, float]:
-    """Write ``metrics.json``, and tell a person what came out; to be called on rank zero."""
-    run_dir = Path(cfg.run_dir)
-    write_metrics(run_dir, metrics)
-    print(summary(run_dir, seconds), flush=True)
-    return metrics
+    """Write ``metrics.json``, and tell a person what came out; to be called on rank zero.
 
-
-def prepare(cfg: DictConfig, argv: list[str]) -> None:
-    """Create the run directory and write its first records; to be called on rank zero.
-
-    Args:
-        cfg: the composed configuration.
-        argv: the command line, kept in ``logs/environment.json``.
-
-    Raises:
-        ConfigError: if the directory cannot be written.
+    The file makes the run a finished one. A value that is nan is null in it.
     """
     run_dir = Path(cfg.run_dir)
-    try:
-        for name in ("checkpoints", "logs"):
-            (run_dir / name).mkdir(parents=True, exist_ok=True)
-        text = OmegaConf.to_yaml(OmegaConf.create(resolved(cfg)))
-        config = run_dir / "config.yaml"
-        if not config.exists() or config.read_text(encoding="utf-8") != text:
-            write_text(config, text)
-        record_attempt(run_dir / "logs", argv, cfg.seed)
-    except OSError as error:
-        raise ConfigError(
-            f"run_dir={run_dir} cannot be written: {error.strerror}: {error.filename}; make room "
-            "or get permission there, or choose another directory with run_root=..."
-        ) from error
+    finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+    write_text(run_dir / "metrics.json", json.dumps(finite, indent=2, sort_keys=True) + "\n")
+    print(summary(run_dir, seconds), flush=True)
+    return metrics
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
@@ -127,64 +117,36 @@ def saved(run_dir: Path) -> DictConfig:
     Raises:
         ConfigError: if ``run_dir`` is not the directory of a run.
     """
-    path = run_dir / "config.yaml"
     try:
-        cfg = OmegaConf.load(path)
-    except OSError as error:
+        cfg = OmegaConf.load(run_dir / "config.yaml")
+    except (OSError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"{run_dir} is not a run: {path} cannot be read ({error.strerror}); a run directory "
-            "is what train.py leaves, such as runs/<run_id>"
+            f"{run_dir} is not a run: {error}; a run is what train.py leaves, such as runs/<run_id>"
         ) from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is damaged: {error}") from error
     assert isinstance(cfg, DictConfig)
     return cfg
 
 
 def differences(cfg: DictConfig) -> dict[str, tuple[Any, Any]]:
-    """Each key whose value is not that of the run in ``cfg.run_dir``: saved value and new value."""
-    run_dir = Path(cfg.run_dir)
-    if not (run_dir / "config.yaml").exists():
-        return {}
-    old = _flat(OmegaConf.to_container(saved(run_dir)))
-    new = _flat(OmegaConf.to_container(OmegaConf.create(OmegaConf.to_yaml(resolved(cfg)))))
-    keys = [key for key in {**old, **new} if old.get(key, "absent") != new.get(key, "absent")]
-    return {key: (old.get(key, "absent"), new.get(key, "absent")) for key in keys}
-
-
-def compare(cfg: DictConfig) -> list[str]:
-    """Check that the run in ``cfg.run_dir``, if there is one, may go on with ``cfg``.
-
-    Returns:
-        One line for each difference that is accepted: limits, devices, places; of loggers which.
+    """Each key whose value is not that of the run in ``cfg.run_dir``: saved value and new value.
 
     Raises:
-        ConfigError: naming every other difference; they would make it another run.
+        ConfigError: naming every difference that would make it another run.
     """
-    changed = differences(cfg)
-    lines = {key: f"{key}: {old} -> {new}" for key, (old, new) in changed.items()}
-    refused = [lines[key] for key in lines if not HARMLESS.fullmatch(key)]
+    if not (Path(cfg.run_dir) / "config.yaml").exists():
+        return {}
+    old = _flat(OmegaConf.to_container(saved(Path(cfg.run_dir))))
+    new = _flat(OmegaConf.to_container(OmegaConf.create(OmegaConf.to_yaml(resolved(cfg)))))
+    pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in {**old, **new}}
+    changed = {key: (before, after) for key, (before, after) in pairs.items() if before != after}
+    refused = [key for key in changed if not HARMLESS.fullmatch(key)]
     if refused:
+        lines = "".join(f"\n  {key}: {changed[key][0]} -> {changed[key][1]}" for key in refused)
         raise ConfigError(
-            f"{cfg.run_dir} holds a run with another configuration:\n  "
-            + "\n  ".join(refused)
-            + "\nUse another name (RUN_ID=...) for the new values, or repeat the old ones."
+            f"{cfg.run_dir} holds a run with another configuration:{lines}\n"
+            "Use another name (RUN_ID=...) for the new values, or repeat the old ones."
         )
-    detail = re.compile(r"logger\..*(?<!\._target_)")
-    return [line for key, line in lines.items() if not detail.fullmatch(key)]
-
-
-def is_finished(cfg: DictConfig) -> bool:
-    """Whether the run has its final metrics, and ``cfg`` asks for no further training."""
-    changed = differences(cfg)
-    further = any(_raised(*changed[key]) for key in LIMITS if key in changed)
-    return (Path(cfg.run_dir) / "metrics.json").exists() and not further
-
-
-def _raised(old: Any, new: Any) -> bool:
-    """Whether the limit ``new`` is above ``old``; None and -1 are no limit."""
-    limited = [value not in (None, -1) for value in (old, new)]
-    return bool(new > old) if all(limited) else limited == [True, False]
+    return changed
 
 
 def _flat(node: Any, key: str = "") -> dict[str, Any]:
@@ -196,12 +158,6 @@ def _flat(node: Any, key: str = "") -> dict[str, Any]:
         for name, item in node.items()
         for path, value in _flat(item, f"{key}.{name}" if key else str(name)).items()
     }
-
-
-def write_metrics(run_dir: Path, metrics: dict[str, float]) -> None:
-    """Write ``metrics.json``, which makes the run a finished one. A value that is nan is null."""
-    finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    write_text(run_dir / "metrics.json", json.dumps(finite, indent=2, sort_keys=True) + "\n")
 
 
 def load_run(run_dir: str | Path, ckpt: str = "best") -> tuple[ImageClassifier, ImageDataModule]:

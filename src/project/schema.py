@@ -118,13 +118,6 @@ def choices_of(configs: Path) -> dict[str, list[str]]:
     return groups
 
 
-def merge(nodes: list[DictConfig]) -> DictConfig:
-    """The nodes laid over each other, the last one on top."""
-    merged = OmegaConf.merge(*nodes)
-    assert isinstance(merged, DictConfig)
-    return merged
-
-
 def plain(node: DictConfig) -> dict[str, Any]:
     """The node as it is written, interpolations as text."""
     content = OmegaConf.to_container(node)
