@@ -18,7 +18,7 @@ train: .venv/train.stamp ## train on handwritten digits, or ARGS="data=mnist tra
 	.venv/bin/python train.py $(ARGS)
 
 test: .venv/dev.stamp ## run all tests, or ARGS="tests/test_make.py -x"
-	.venv/bin/python -m pytest $(ARGS)
+	.venv/bin/python -m pytest -n 2 $(ARGS)
 
 lint: .venv/dev.stamp ## check style, format and types
 	.venv/bin/python -m ruff check

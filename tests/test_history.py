@@ -142,12 +142,6 @@ def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path):
     assert [row["step"] for row in rows(tmp_path)] == ["3", "7", "8"]
 
 
-def test_a_run_that_begins_again_has_no_rows_of_before(tmp_path: Path, undisturbed: Path):
-    (tmp_path / "metrics.csv").write_text("epoch,step,val/loss,old\n9,99,0.5,1.0\n")
-    fit(tmp_path)
-    assert (tmp_path / "metrics.csv").read_text() == (undisturbed / "metrics.csv").read_text()
-
-
 def test_a_run_that_goes_on_longer_keeps_its_rows(tmp_path: Path, undisturbed: Path):
     fit(tmp_path, max_epochs=2)
     fit(tmp_path)

@@ -77,7 +77,7 @@ def test_test_adds_to_what_train_installed(clone: Clone):
     clone.make("train")
     commands = clone.make("test")[1]
     assert installs(commands) == ["requirements-dev.lock"]
-    assert clone.make("test")[1] == ["-m pytest"]
+    assert clone.make("test")[1] == ["-m pytest -n 2"]
     assert clone.make("train")[1] == ["train.py"]
 
 
@@ -117,7 +117,7 @@ def test_a_copied_environment_is_not_trusted(clone: Clone, tmp_path: Path):
         clone.root, tmp_path / "copy of the clone", copy_function=shutil.copy2
     )
     assert installs(clone.make("test")[1]) == [*FRESH, "requirements-dev.lock"]
-    assert clone.make("test")[1] == ["-m pytest"]
+    assert clone.make("test")[1] == ["-m pytest -n 2"]
 
 
 def test_an_environment_without_its_python_is_not_trusted(clone: Clone):
@@ -138,7 +138,7 @@ def test_a_python_that_does_not_fit_is_one_clear_line(clone: Clone, python: str)
 
 def test_arguments_reach_the_command(clone: Clone):
     assert clone.make("train", "ARGS=data=mnist seed=1")[1][-1] == "train.py data=mnist seed=1"
-    assert clone.make("test", "ARGS=-x tests/nets")[1][-1] == "-m pytest -x tests/nets"
+    assert clone.make("test", "ARGS=-x tests/nets")[1][-1] == "-m pytest -n 2 -x tests/nets"
 
 
 def test_help_is_the_default_and_names_every_target(clone: Clone):

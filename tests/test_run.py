@@ -9,18 +9,17 @@ import yaml
 import project
 from project import run
 from project.config import ConfigError
+from project.records import read_history
 
 
 def test_the_saved_configuration_is_resolved_and_the_same_again(compose, tmp_path: Path):
     cfg = compose("model=mlp")
-    run.prepare(cfg, ["train.py", "model=mlp"])
+    run.begin(cfg, ["train.py", "model=mlp"])
     saved = yaml.safe_load((tmp_path / "test/config.yaml").read_text())
     assert saved["run_dir"] == f"{tmp_path}/test"
     assert saved["model"]["num_classes"] == 10
-    before = (tmp_path / "test/config.yaml").stat()
-    run.prepare(cfg, ["train.py", "model=mlp"])
-    assert run.compare(cfg) == []
-    assert (tmp_path / "test/config.yaml").stat() == before
+    run.begin(cfg, ["train.py", "model=mlp"])
+    assert run.differences(cfg) == {}
     attempts = json.loads((tmp_path / "test/logs/environment.json").read_text())
     assert [attempt["command"] for attempt in attempts] == [["train.py", "model=mlp"]] * 2
 
@@ -30,27 +29,27 @@ def test_secrets_stay_out_of_the_saved_configuration(
 ):
     monkeypatch.setenv("FAKE_API_KEY", "sesame-open-123")
     overrides = ["data.mirror=http://me:hidden456@host/sesame-open-123"]
-    run.prepare(compose(*overrides), ["train.py", *overrides])
+    run.begin(compose(*overrides), ["train.py", *overrides])
     for path in (tmp_path / "test").rglob("*.*"):
         assert "sesame-open-123" not in path.read_text(), path
         assert "hidden456" not in path.read_text(), path
-    assert run.compare(compose(*overrides)) == []
+    assert run.differences(compose(*overrides)) == {}
 
 
 def test_a_run_may_go_on_longer_on_other_devices(compose):
-    run.prepare(compose("trainer.max_epochs=2"), [])
-    changes = run.compare(compose("trainer.max_epochs=4", "trainer.devices=2", "logger=wandb"))
-    assert changes == [
-        "trainer.devices: 1 -> 2",
-        "trainer.max_epochs: 2 -> 4",
-        "logger.wandb._target_: absent -> project.loggers.wandb",
-    ]
+    run.begin(compose("trainer.max_epochs=2"), [])
+    changes = run.differences(compose("trainer.max_epochs=4", "trainer.devices=2", "logger=wandb"))
+    assert {key: changes[key] for key in changes if not key.startswith("logger.")} == {
+        "trainer.devices": (1, 2),
+        "trainer.max_epochs": (2, 4),
+    }
+    assert changes["logger.wandb._target_"] == ("absent", "project.loggers.wandb")
 
 
 def test_a_run_may_not_become_another_one(compose):
-    run.prepare(compose(), [])
+    run.begin(compose(), [])
     with pytest.raises(ConfigError, match="RUN_ID") as error:
-        run.compare(compose("seed=7", "model=mlp", "trainer.max_epochs=4"))
+        run.differences(compose("seed=7", "model=mlp", "trainer.max_epochs=4"))
     message = str(error.value)
     assert "\n  seed: 0 -> 7\n" in message
     assert "\n  model.net.hidden_size: absent -> 85\n" in message
@@ -59,9 +58,6 @@ def test_a_run_may_not_become_another_one(compose):
 
 def test_a_run_is_finished_until_more_is_asked_of_it(compose):
     cfg = compose("trainer.max_epochs=2")
-    run.prepare(cfg, [])
-    assert not run.is_finished(cfg)
-    run.write_metrics(Path(cfg.run_dir), {})
     for override, finished in {
         "trainer.max_epochs=2": True,
         "trainer.max_epochs=3": False,
@@ -69,43 +65,58 @@ def test_a_run_is_finished_until_more_is_asked_of_it(compose):
         "trainer.max_steps=10": True,  # there was no limit before
         "trainer.devices=2": True,
     }.items():
-        assert run.is_finished(compose("trainer.max_epochs=2", override)) is finished, override
+        run.begin(cfg, [])
+        run.finish(cfg, {}, seconds=1.0)
+        assert run.begin(compose("trainer.max_epochs=2", override), []).finished is finished
+    cfg = compose("trainer.max_epochs=5")
+    assert not run.begin(cfg, []).finished
+    assert not run.begin(cfg, []).finished  # killed before it came to its end
 
 
-def test_metrics_are_exact_sorted_and_replaced_whole(tmp_path: Path):
-    run.write_metrics(tmp_path, {"b": 1 / 3, "a": 1e-45, "c": float("nan")})
-    inode = (tmp_path / "metrics.json").stat().st_ino
-    assert json.loads((tmp_path / "metrics.json").read_text()) == {
-        "a": 1e-45,
-        "b": 1 / 3,
-        "c": None,
-    }
-    assert (tmp_path / "metrics.json").read_text().index('"a"') == 4
-    with (tmp_path / "metrics.json").open() as reader:  # someone reads while it is written
-        run.write_metrics(tmp_path, {"a": 2.0})
+def test_a_run_that_begins_again_has_no_rows_of_before(compose, tmp_path: Path):
+    run.begin(compose(), [])
+    for name in ("metrics.csv", "checkpoints/last.ckpt"):
+        (tmp_path / "test" / name).write_text("epoch,step\n")
+    assert run.begin(compose(), []).ckpt_path == f"{tmp_path}/test/checkpoints/last.ckpt"
+    assert (tmp_path / "test/metrics.csv").exists()
+    (tmp_path / "test/checkpoints/last.ckpt").unlink()
+    assert run.begin(compose(), []).ckpt_path is None
+    assert not (tmp_path / "test/metrics.csv").exists()
+
+
+def test_metrics_are_exact_sorted_and_replaced_whole(compose, tmp_path: Path):
+    cfg = compose()
+    run.begin(cfg, ["train.py"])
+    run.finish(cfg, {"b": 1 / 3, "a": 1e-45, "c": float("nan")}, seconds=1.0)
+    path = tmp_path / "test/metrics.json"
+    inode = path.stat().st_ino
+    assert json.loads(path.read_text()) == {"a": 1e-45, "b": 1 / 3, "c": None}
+    assert path.read_text().index('"a"') == 4
+    with path.open() as reader:  # someone reads while it is written
+        run.finish(cfg, {"a": 2.0}, seconds=1.0)
         assert "1e-45" in reader.read()
-    assert (tmp_path / "metrics.json").stat().st_ino != inode
-    assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
+    assert path.stat().st_ino != inode
+    assert [file.name for file in path.parent.glob("*metrics*")] == ["metrics.json"]
 
 
 def test_a_file_in_the_way_of_the_run_directory_is_named(compose, tmp_path: Path):
     (tmp_path / "test").write_text("in the way")
     with pytest.raises(ConfigError, match=r"run_dir=.*/test cannot be written: .*run_root="):
-        run.prepare(compose(), [])
+        run.begin(compose(), [])
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
 def test_a_full_disk_is_noticed_before_anything_is_trained(compose, tmp_path: Path):
     (tmp_path / "test").mkdir()
     (tmp_path / "test/.config.yaml.partial").symlink_to("/dev/full")
-    with pytest.raises(ConfigError, match=r"No space left on device: .*config.yaml"):
-        run.prepare(compose(), [])
+    with pytest.raises(ConfigError, match=r"cannot be written: No space left on device"):
+        run.begin(compose(), [])
     assert not (tmp_path / "test/config.yaml").exists()
 
 
 def test_a_place_where_nobody_may_write_is_named(compose):
     with pytest.raises(ConfigError, match=r"run_dir=/proc/runs/test cannot be written"):
-        run.prepare(compose("run_root=/proc/runs"), [])
+        run.begin(compose("run_root=/proc/runs"), [])
 
 
 def test_a_run_is_loaded_from_its_directory_alone(digits_run: Path):
@@ -125,15 +136,38 @@ def test_a_run_is_loaded_from_its_directory_alone(digits_run: Path):
 def test_a_directory_that_is_no_run_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match=f"{tmp_path} is not a run"):
         run.load_run(tmp_path)
-    (tmp_path / "config.yaml").write_text("a: [")
-    with pytest.raises(ConfigError, match=r"config.yaml is damaged"):
-        run.load_run(tmp_path)
 
 
 def test_a_checkpoint_that_does_not_exist_names_those_that_do(digits_run: Path, compose):
     with pytest.raises(ConfigError, match=r"ckpt=first: .* holds best, last"):
         run.load_run(digits_run, "first")
     cfg = compose()
-    run.prepare(cfg, [])
+    run.begin(cfg, [])
     with pytest.raises(ConfigError, match="holds no checkpoint"):
         run.load_run(cfg.run_dir)
+
+
+def test_the_summary_says_what_the_files_say(digits_run: Path):
+    text = run.summary(digits_run, seconds=61.4)
+    final = json.loads((digits_run / "metrics.json").read_text())
+    best = max(row.get("val/accuracy", 0) for row in read_history(digits_run))
+    for fact in (
+        f"test/accuracy  {final['test/accuracy']:.4f}",
+        f"test/loss      {final['test/loss']:.4f}",
+        f"val/accuracy   {best:.4f} in epoch ",
+        "epochs         2\n",
+        "time           0:01:01",
+        "images/s       ",
+    ):
+        assert fact in text, fact
+
+
+def test_the_summary_says_what_to_type_next(digits_run: Path):
+    text = run.summary(digits_run)
+    assert f"python scripts/evaluate.py run={digits_run}\n" in text
+    assert f"python scripts/predict.py run={digits_run} image.png\n" in text
+    assert text.endswith(
+        "RUN_ID=digits python train.py trainer.accelerator=cpu data.global_batch_size=60 "
+        f"run_root={digits_run.parent} trainer.max_epochs=4"
+    )
+    assert "time" not in text

@@ -167,7 +167,8 @@ def test_a_sweep_gives_each_run_a_directory(tmp_path: Path):
         f"run_root={tmp_path}", RUN_ID="sweep",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["sweep-0", "sweep-1"]
+    directories = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert directories == ["sweep-0", "sweep-1"]
     seeds = [
         yaml.safe_load((tmp_path / f"sweep-{n}/config.yaml").read_text())["seed"] for n in (0, 1)
     ]

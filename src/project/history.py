@@ -16,17 +16,12 @@ from project.records import read_history, write_text
 class History(Logger, L.Callback):
     """Everything that is logged, in ``metrics.csv``: one row per step at which something was.
 
-    ``step`` counts optimizer steps from 0, as in every Lightning logger: the figures of an epoch
-    are in the row of its last step. Rank zero writes the file, whole, before each checkpoint and
-    at the end of each stage. A run that continues drops the rows after its checkpoint, which it
-    lives again, so the file of an interrupted run equals that of an undisturbed one.
+    ``step`` counts optimizer steps from 0. Rank zero writes the file, whole, before each checkpoint
+    and at the end of each stage. A run that continues drops the rows after its checkpoint, which
+    it lives again, so the file of an interrupted run equals that of an undisturbed one.
 
-    Lightning logs the training figures of an epoch after it has saved the checkpoint, so a
-    process killed in between would lose them: therefore this logger is to be given to the
-    Trainer as a callback too, and adds them before.
-
-    Args:
-        run_dir: directory of the run; what its ``metrics.csv`` holds is kept.
+    Give it to the Trainer as a callback too: Lightning logs an epoch's training figures after it
+    has saved the checkpoint, and a process killed in between would lose them.
     """
 
     name = version = ""  # of Lightning's own folders: the file has its place in the run directory
@@ -52,20 +47,13 @@ class History(Logger, L.Callback):
         row = self.rows.setdefault(step or 0, {"step": step or 0})
         row.update((name, float(value)) for name, value in metrics.items())
 
-    def drop_after(self, num_steps: int) -> None:
-        """Forget what was logged after the first ``num_steps`` optimizer steps."""
-        self.rows = {step: row for step, row in self.rows.items() if step < num_steps}
-
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Drop what came after the checkpoint a run continues from, also if it has ended there."""
         if trainer.state.fn == "fit":  # a test loads the best one, and changes no history
-            self.drop_after(checkpoint["global_step"])
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Drop everything where the run begins anew."""
-        self.drop_after(trainer.global_step)
+            num_steps = checkpoint["global_step"]
+            self.rows = {step: row for step, row in self.rows.items() if step < num_steps}
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]

@@ -18,8 +18,6 @@ from project.config import ConfigError
 
 log = logging.getLogger(__name__)
 
-REACH_TIMEOUT_S = 3  # for a server to answer at all
-INIT_TIMEOUT_S = 20  # for W&B to open a run, once its server has answered
 FINISH_TIMEOUT_S = 30  # for W&B to upload what is left when the process ends
 
 
@@ -34,19 +32,8 @@ def wandb(
     """The Weights & Biases run named ``run_id``; the same name continues the same run.
 
     Without a key, or without an answer from the server, the run goes on offline, with one warning
-    that says why and how to upload it later. ``WANDB_MODE`` is respected without a warning. A
-    server that goes away later stops nothing: what it missed stays in ``<run_dir>/wandb``.
-
-    Args:
-        run_dir: W&B's files go to its directory ``wandb``.
-        run_id: id and name of the W&B run.
-        project: W&B project, created when missing.
-        entity: user or team that owns the project; None for the key's own.
-        group: name under which W&B shows several runs as one; None for none.
-        tags: words to find the run by.
-
-    Raises:
-        ConfigError: if W&B takes no such project, name or tag.
+    that says why and how to upload it later. ``WANDB_MODE`` is respected without a warning. All
+    files of W&B go to ``<run_dir>/wandb``, and what a server that goes away missed stays there.
     """
     import wandb as wb  # slow
 
@@ -57,16 +44,16 @@ def wandb(
         disable_git=True,
         x_disable_meta=True,  # it holds the command line
         x_save_requirements=False,
-        init_timeout=INIT_TIMEOUT_S,
+        init_timeout=20,  # seconds, once the server has answered
         finish_timeout=FINISH_TIMEOUT_S,
     )
-    about: dict[str, Any] = {"project": project, "entity": entity, "group": group, "tags": tags}
-    about |= {"id": run_id, "name": run_id, "resume": "allow", "dir": run_dir}
-    about |= {"config": _config(run_dir), "settings": silent}
 
     def start(mode: Any) -> WandbLogger:
         try:
-            run = wb.init(**about, mode=mode)
+            run = wb.init(
+                project=project, entity=entity, group=group, tags=tags, id=run_id, name=run_id,
+                resume="allow", dir=run_dir, config=_config(run_dir), settings=silent, mode=mode,
+            )  # fmt: skip
         except wb.errors.UsageError as error:  # a name that W&B does not take
             raise ConfigError(str(error)) from error
         run.define_metric("trainer/global_step")
@@ -86,8 +73,6 @@ def wandb(
             logger = start("online")
             print(f"W&B: {logger.experiment.url}", flush=True)
             return logger
-    except ConfigError:
-        raise
     except (wb.Error, ValueError) as error:
         why = str(error)
         wb.teardown()
@@ -98,56 +83,38 @@ def wandb(
 
 
 def mlflow(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None) -> MLFlowLogger:
-    """The MLflow run named ``run_id``; the same name continues the same run.
+    """A run named ``run_id`` of MLflow's ``experiment``; one that continues adds another.
 
-    Args:
-        run_dir: without a server, MLflow's files go to its directory ``mlflow``.
-        run_id: name of the MLflow run.
-        experiment: MLflow experiment, created when missing.
-        tracking_uri: address of the server; None for ``MLFLOW_TRACKING_URI``, else ``run_dir``.
-
-    Raises:
-        ConfigError: if the server does not answer.
+    Without ``tracking_uri`` it goes to ``MLFLOW_TRACKING_URI``, else to ``<run_dir>/mlflow``.
     """
-    try:
-        from mlflow import MlflowClient
-        from mlflow.environment_variables import MLFLOW_TRACKING_URI
-    except ImportError as error:
-        raise ConfigError("mlflow is not installed: pip install mlflow-skinny") from error
+    from mlflow import environment_variables  # pip install mlflow-skinny
 
-    uri = tracking_uri or MLFLOW_TRACKING_URI.get()
-    local = uri is None
-    if local:
+    variable: Any = environment_variables.MLFLOW_TRACKING_URI  # has no types
+    uri = tracking_uri or variable.get()
+    if uri is None:
         uri = Path(run_dir, "mlflow").absolute().as_uri()
-        environment.set_variable("MLFLOW_ALLOW_FILE_STORE", "true")  # needs no server, no database
+        environment.set_variable("MLFLOW_ALLOW_FILE_STORE", "true")  # no server, no database
     elif uri.startswith("http") and (why := _unreachable(uri)):
         raise ConfigError(f"logger.mlflow.tracking_uri={uri}: {why}")
-    client = MlflowClient(uri)
-    known = client.get_experiment_by_name(experiment)
-    name = f"attributes.run_name = '{run_id}'"
-    runs = client.search_runs([known.experiment_id], name) if known else []
-    number = runs[0].info.run_id if runs else None
-    logger = MLFlowLogger(experiment, run_name=run_id, run_id=number, tracking_uri=uri)
-    if not runs:
-        logger.log_hyperparams(_config(run_dir))
-    if local and logger.experiment:  # which made it the address of every later run
-        MLFLOW_TRACKING_URI.unset()
+    logger = MLFlowLogger(experiment, run_name=run_id, tracking_uri=uri)
+    logger.log_hyperparams(_config(run_dir))
+    if uri.startswith("file:"):  # logging made it the address of every later run
+        variable.unset()
     return logger
 
 
 def _config(run_dir: str) -> dict[str, Any]:
     """The configuration as the run directory has it: resolved, and without secrets."""
-    text = (Path(run_dir) / "config.yaml").read_text(encoding="utf-8")
-    config: dict[str, Any] = yaml.safe_load(text)
+    config: dict[str, Any] = yaml.safe_load(Path(run_dir, "config.yaml").read_text())
     return config
 
 
 def _unreachable(url: str) -> str | None:
     """Why the server at ``url`` cannot be used, or None if it answers a request in time."""
     try:
-        urllib.request.urlopen(url, timeout=REACH_TIMEOUT_S).close()
-    except urllib.error.HTTPError as error:
-        return f"{url} answers {error}" if error.code >= 500 else None
+        urllib.request.urlopen(url, timeout=3).close()
+    except urllib.error.HTTPError:
+        return None
     except (OSError, ValueError) as error:
         return f"{url} does not answer: {getattr(error, 'reason', error)}"
     return None

@@ -1,7 +1,4 @@
-"""What a run writes down about itself: its code, its machine, its logs and what it learned.
-
-Nothing here imports torch at the top, and no file here is ever half written.
-"""
+"""What a run writes down about itself: its code, its machine and its logs."""
 
 import csv
 import json
@@ -11,7 +8,6 @@ import platform
 import re
 import subprocess
 import warnings
-from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import distributions
 from pathlib import Path
@@ -34,35 +30,20 @@ _URL_PASSWORD = re.compile(r"(://)[^/\s@]+(@)")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``path`` whole or not at all: a crash at any moment leaves the old text or the new.
-
-    Raises:
-        OSError: naming ``path``, if it cannot be written.
-    """
+    """Write ``path`` whole or not at all: a crash at any moment leaves the old text or the new."""
     partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    with partial.open("w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
 
 
 def redacted(value: Any, *, secret: bool = False) -> Any:
-    """A copy of plain ``value`` without secrets, each replaced by ``***``.
-
-    Secret are strings under a key such as ``api_key`` or ``hf_token``, the values of secret
-    environment variables within any string, and user names and passwords within addresses.
-    """
+    """``value`` with ``***`` for what keys such as ``api_key``, the environment and URLs hide."""
     if isinstance(value, dict):
-        return {
-            key: redacted(item, secret=secret or bool(_SECRET_NAME.search(str(key))))
-            for key, item in value.items()
-        }
+        names = {key: secret or bool(_SECRET_NAME.search(str(key))) for key in value}
+        return {key: redacted(value[key], secret=names[key]) for key in value}
     if isinstance(value, list):
         return [redacted(item, secret=secret) for item in value]
     if isinstance(value, str):
@@ -71,28 +52,19 @@ def redacted(value: Any, *, secret: bool = False) -> Any:
 
 
 def record_attempt(logs: Path, argv: list[str], seed: int) -> None:
-    """Add this start of the run to ``environment.json``, and keep its code in ``git.diff``.
-
-    Both are free of secrets. ``git.diff`` is that of the newest start.
-    """
+    """Add this start to ``environment.json``; ``git.diff`` is its uncommitted code. No secrets."""
     path = logs / "environment.json"
     attempts = json.loads(path.read_text()) if path.exists() else []
     commit, diff = code_state(Path(__file__).parent)
-    attempt = {
-        "command": [_SECRET_ARGUMENT.sub(r"\1***", argument) for argument in argv],
-        "git": {"commit": commit, "dirty": bool(diff)},
-        "seed": seed,
-        **surroundings(),
-    }
+    command = [_SECRET_ARGUMENT.sub(r"\1***", argument) for argument in argv]
+    git = {"commit": commit, "dirty": bool(diff)}
+    attempt = {"command": command, "git": git, "seed": seed, **surroundings()}
     write_text(logs / "git.diff", diff)
     write_text(path, json.dumps([*attempts, redacted(attempt)], indent=2) + "\n")
 
 
 def code_state(code: Path) -> tuple[str | None, str]:
-    """The commit ``code`` is at, and what differs from it: new files by name, others in full.
-
-    Outside a git checkout, or without git, the commit is None and the difference empty.
-    """
+    """The commit ``code`` is at, None without git, and what differs: new files by name only."""
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", "-c", "safe.directory=*", *arguments]
@@ -104,7 +76,7 @@ def code_state(code: Path) -> tuple[str | None, str]:
 
     status = git("status", "--porcelain")
     diff = f"{status}\n{git('diff', '--no-ext-diff', 'HEAD')}" if status else ""
-    return git("rev-parse", "HEAD").strip() or None, environment.redact(diff)
+    return git("rev-parse", "HEAD").strip() or None, str(redacted(diff))
 
 
 def surroundings() -> dict[str, Any]:
@@ -113,7 +85,6 @@ def surroundings() -> dict[str, Any]:
 
     cpuinfo = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
-    gpus = range(torch.cuda.device_count())
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "hostname": platform.node(),
@@ -122,7 +93,7 @@ def surroundings() -> dict[str, Any]:
         "cpu": names[0] if names else platform.processor() or platform.machine(),
         "cpu_cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "gpus": [torch.cuda.get_device_name(index) for index in gpus],
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "world_size": environment.world_size(),
         "num_nodes": environment.num_nodes(),
         "packages": dict(sorted((package.name, package.version) for package in distributions())),
@@ -146,10 +117,9 @@ class _Redacted(logging.Formatter):
 
 
 def log_to_files(run_dir: Path) -> None:
-    """Send log records and warnings of every library to ``logs/rank-<n>.log`` of this rank.
+    """Append what every library logs, or warns of, to ``logs/rank-<n>.log`` of this rank.
 
-    Appends to the file. On rank zero warnings and errors appear on stderr too; Lightning's
-    notes ("GPU available: ...") do not. Calling it again moves on to another run's file.
+    On rank zero warnings and errors appear on stderr too. In a sweep each run has its own file.
     """
     import lightning as L  # brings handlers of its own, removed here
 

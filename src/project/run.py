@@ -7,8 +7,6 @@ runs/<run_id>/
     checkpoints/       best.ckpt by validation accuracy, last.ckpt to continue from
     predictions/       pictures of test images
     logs/              environment.json, git.diff, rank-<n>.log
-
-Torch is imported only where a model is loaded.
 """
 
 from __future__ import annotations
@@ -16,21 +14,21 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
+import statistics
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from project.config import ConfigError
-from project.records import record_attempt, redacted, write_text
-from project.summary import summary
+from project.records import read_history, record_attempt, redacted, write_text
 
 if TYPE_CHECKING:
     from project.classifier import ImageClassifier
     from project.data import ImageDataModule
 
-LIMITS = ("trainer.max_epochs", "trainer.max_steps", "trainer.max_time")
 HARMLESS = re.compile(  # what a run may change when it continues, without becoming another run
     r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy|profiler"
     r"|default_root_dir|enable_\w+)"
@@ -45,16 +43,11 @@ class State(NamedTuple):
     """How far a run has come."""
 
     finished: bool
-    ckpt_path: str | None
-    """Checkpoint to continue from; None where the run begins."""
+    ckpt_path: str | None  # to continue from; None where the run begins
 
 
 def begin(cfg: DictConfig, argv: list[str]) -> State:
-    """Open the run directory, new or old; to be called on rank zero.
-
-    Args:
-        cfg: the composed configuration.
-        argv: the command line, kept in ``logs/environment.json``.
+    """Open the run directory, new or old, of the command line ``argv``; on rank zero only.
 
     Raises:
         ConfigError: if the directory holds another run, or cannot be written.
@@ -63,27 +56,29 @@ def begin(cfg: DictConfig, argv: list[str]) -> State:
     changed = differences(cfg)
     further = any(
         new in (None, -1) or (old not in (None, -1) and new > old)  # None and -1: no limit
-        for old, new in (changed[key] for key in LIMITS if key in changed)
+        for key, (old, new) in changed.items()
+        if key.startswith("trainer.max_")
     )
     if (run_dir / "metrics.json").exists() and not further:
         print("Nothing to do, the run is finished. RUN_ID=<another name> begins a new one.")
         print(summary(run_dir), flush=True)
         return State(finished=True, ckpt_path=None)
+    last = run_dir / "checkpoints" / "last.ckpt"
+    stale = ["metrics.json"] if last.exists() else ["metrics.json", "metrics.csv"]
     try:
         for name in ("checkpoints", "logs"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
-        (run_dir / "metrics.json").unlink(missing_ok=True)  # it trains on, so it is not finished
+        for name in stale:
+            (run_dir / name).unlink(missing_ok=True)
         write_text(run_dir / "config.yaml", OmegaConf.to_yaml(resolved(cfg)))
         record_attempt(run_dir / "logs", argv, cfg.seed)
     except OSError as error:
         raise ConfigError(
-            f"run_dir={run_dir} cannot be written: {error.strerror}: {error.filename}; make room "
-            "or get permission there, or choose another directory with run_root=..."
+            f"run_dir={run_dir} cannot be written: {error.strerror}; make room or get permission "
+            "there, or choose another directory with run_root=..."
         ) from error
-    last = run_dir / "checkpoints" / "last.ckpt"
-    print("Continuing:" if last.exists() else "Run:", run_dir, flush=True)
-    for key, (old, new) in changed.items():
-        print(f"  {key}: {old} -> {new}", flush=True)
+    lines = [f"  {key}: {old} -> {new}" for key, (old, new) in changed.items()]
+    print(f"{'Continuing' if last.exists() else 'Run'}: {run_dir}", *lines, sep="\n", flush=True)
     return State(finished=False, ckpt_path=str(last) if last.exists() else None)
 
 
@@ -94,15 +89,47 @@ def best_checkpoint(cfg: DictConfig) -> str | None:
 
 
 def finish(cfg: DictConfig, metrics: dict[str, float], *, seconds: float) -> dict[str, float]:
-    """Write ``metrics.json``, and tell a person what came out; to be called on rank zero.
-
-    The file makes the run a finished one. A value that is nan is null in it.
-    """
+    """Write ``metrics.json``, which ends the run (nan is null), and say so; on rank zero only."""
     run_dir = Path(cfg.run_dir)
     finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     write_text(run_dir / "metrics.json", json.dumps(finite, indent=2, sort_keys=True) + "\n")
     print(summary(run_dir, seconds), flush=True)
     return metrics
+
+
+def summary(run_dir: Path, seconds: float | None = None) -> str:
+    """Figures, files, and what to type next; ``seconds``: how long this process trained."""
+    metrics = json.loads((run_dir / "metrics.json").read_text())
+    attempts = json.loads((run_dir / "logs" / "environment.json").read_text())
+    rows = read_history(run_dir)
+    epochs = int(max((row["epoch"] for row in rows if "train/loss" in row), default=-1)) + 1
+    facts = {"epochs": str(epochs)}
+    for name in ("test/accuracy", "test/loss"):
+        if metrics.get(name) is not None:
+            facts[name] = f"{metrics[name]:.4f}"
+    if validated := [row for row in rows if "val/accuracy" in row]:
+        best = max(validated, key=lambda row: row["val/accuracy"])
+        facts["val/accuracy"] = f"{best['val/accuracy']:.4f} in epoch {best['epoch'] + 1:.0f}"
+    if seconds is not None:
+        facts["time"] = f"{timedelta(seconds=round(seconds))} h:m:s"
+    speed = "train/images_per_second"
+    if speeds := [row[speed] for row in rows if speed in row]:
+        facts["images/s"] = f"{statistics.median(speeds):,.0f}"
+    words = [word for word in attempts[-1]["command"][1:] if not word.startswith("trainer.max_")]
+    again = shlex.join(["python", "train.py", *words, f"trainer.max_epochs={2 * epochs}"])
+    return "\n".join(
+        [
+            f"Finished: {run_dir}",
+            *(f"  {name:<14} {fact}" for name, fact in facts.items()),
+            "Look at",
+            f"  {run_dir}/predictions     test images with guesses, and the confusion matrix",
+            f"  {run_dir}/metrics.csv     every epoch",
+            "Next",
+            f"  python scripts/evaluate.py run={run_dir}",
+            f"  python scripts/predict.py run={run_dir} image.png",
+            f"  RUN_ID={run_dir.name} {again}",
+        ]
+    )
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
@@ -112,17 +139,11 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
 
 
 def saved(run_dir: Path) -> DictConfig:
-    """The configuration a run was started with.
-
-    Raises:
-        ConfigError: if ``run_dir`` is not the directory of a run.
-    """
-    try:
-        cfg = OmegaConf.load(run_dir / "config.yaml")
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"{run_dir} is not a run: {error}; a run is what train.py leaves, such as runs/<run_id>"
-        ) from error
+    """The configuration a run was started with; ConfigError if ``run_dir`` holds no run."""
+    path = run_dir / "config.yaml"
+    if not path.exists():
+        raise ConfigError(f"{run_dir} is not a run, such as runs/<run_id>: it has no config.yaml")
+    cfg = OmegaConf.load(path)
     assert isinstance(cfg, DictConfig)
     return cfg
 
@@ -136,7 +157,7 @@ def differences(cfg: DictConfig) -> dict[str, tuple[Any, Any]]:
     if not (Path(cfg.run_dir) / "config.yaml").exists():
         return {}
     old = _flat(OmegaConf.to_container(saved(Path(cfg.run_dir))))
-    new = _flat(OmegaConf.to_container(OmegaConf.create(OmegaConf.to_yaml(resolved(cfg)))))
+    new = _flat(resolved(cfg))
     pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in {**old, **new}}
     changed = {key: (before, after) for key, (before, after) in pairs.items() if before != after}
     refused = [key for key in changed if not HARMLESS.fullmatch(key)]
@@ -161,14 +182,9 @@ def _flat(node: Any, key: str = "") -> dict[str, Any]:
 
 
 def load_run(run_dir: str | Path, ckpt: str = "best") -> tuple[ImageClassifier, ImageDataModule]:
-    """Rebuild the model and the data of a run from its directory alone.
+    """Rebuild the model, in evaluation mode on the CPU, and the data of a run, not yet set up.
 
-    Args:
-        run_dir: directory of the run.
-        ckpt: ``"best"`` or ``"last"``.
-
-    Returns:
-        The model, in evaluation mode and on the CPU, and its DataModule, not yet set up.
+    ``run_dir`` is all that is needed; ``ckpt`` is ``"best"`` or ``"last"``.
 
     Raises:
         ConfigError: if ``run_dir`` holds no run, or the run no such checkpoint.
@@ -179,7 +195,7 @@ def load_run(run_dir: str | Path, ckpt: str = "best") -> tuple[ImageClassifier, 
     if not path.exists():
         names = [file.stem for file in sorted(checkpoints.glob("*.ckpt"))]
         raise ConfigError(f"ckpt={ckpt}: {checkpoints} holds {', '.join(names) or 'no checkpoint'}")
-    import torch
+    import torch  # only here: all else is quick to import
 
     from project import build
 

@@ -1,0 +1,101 @@
+"""The documentation against the code: its commands, its links and the paths it names."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from project import build, train
+from project.config import CONFIGS, ConfigError, check, flags_of, help_text
+from tests.conftest import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXPERIMENTS = sorted((CONFIGS / "experiment").glob("*.yaml"))
+NOT_HERE = ("configs/local", "src/pets")  # what the reader makes
+STAND_INS = {"$seed": "0", "=squeeze": "=cnn"}  # for what a command gets from the reader
+
+
+def code_of(page: str) -> str:
+    """The lines of all code blocks of a Markdown page, and each piece of code in its text."""
+    fence = r"^```.*?\n(.*?)^```$"
+    blocks = re.findall(fence, page, re.M | re.S)
+    text = re.sub(fence, "", page, flags=re.M | re.S)
+    indented = [line for line in text.splitlines() if line.startswith("    ")]
+    text = "\n".join(line for line in text.splitlines() if not line.startswith("    "))
+    return "\n".join([*blocks, *indented, *re.findall(r"`([^`]+)`", text)])
+
+
+def commands_of(code: str) -> list[tuple[str, str]]:
+    """What follows ``train.py`` in each command, and the error that is shown below it."""
+    found = []
+    lines = [line.strip().removeprefix("$ ") for line in code.splitlines()]
+    for line, below in zip(lines, [*lines[1:], ""], strict=True):
+        for name, value in STAND_INS.items():
+            line = line.replace(name, value)
+        command = re.split(r" {2,}| \[", line)[0]  # less what explains it
+        for part in re.split(r"; |&&", command):
+            starts = re.match(r"(do )?([A-Z_]+=\S+ )?(python|torchrun .*) train\.py( |$)", part)
+            if starts:
+                error = below if below.startswith("error: ") else ""
+                found.append((part[starts.end() :], error))
+    return found
+
+
+SOURCES = {
+    **{page.name: code_of(page.read_text()) for page in PAGES},
+    **{path.stem: re.sub("^# *", "", path.read_text(), flags=re.M) for path in EXPERIMENTS},
+    "--help": help_text(),
+    "train.py": (ROOT / "train.py").read_text().split('"""')[1],
+    "project.train": str(train.__doc__),
+}
+COMMANDS = [(source, *command) for source, code in SOURCES.items() for command in commands_of(code)]
+
+
+@pytest.mark.parametrize(("words", "error"), sorted({tuple(words) for _, *words in COMMANDS}))
+def test_a_command_does_what_is_said(words: str, error: str):
+    flags = flags_of(shlex.split(words, comments=True))
+    said = ""
+    try:
+        build.check(check(flags.overrides, multirun=flags.multirun))
+    except ConfigError as refused:
+        said = f"error: {refused}"
+    assert said.startswith(error.removesuffix("..."))
+    assert bool(said) == bool(error), said
+
+
+def test_commands_are_found_where_there_are_some():
+    sources = {source for source, *_ in COMMANDS}
+    assert sources == SOURCES.keys() - {"CONTRIBUTING.md", "use.md"}
+    assert [source for source, *_ in COMMANDS].count("--help") == 6  # usage and five examples
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_paths_lead_somewhere(page: Path):
+    text = page.read_text()
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        if link.startswith("https://"):
+            continue
+        target, _, anchor = link.partition("#")
+        path = page.parent / target if target else page
+        assert path.is_file(), link
+        headings = re.findall(r"^#+ (.*)", path.read_text(), re.M)
+        slugs = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+        assert not anchor or anchor in slugs, link
+    for name in re.findall(r"(?<![\w/])(?:src|configs|scripts|docs|tests)/[\w./-]*\w", text):
+        assert (ROOT / name).exists() or name.startswith(NOT_HERE), name
+
+
+def test_the_tour_passes_every_file():
+    tour = (ROOT / "docs" / "code.md").read_text()
+    files = [*(ROOT / "src/project").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+    names = [path.relative_to(ROOT).as_posix() for path in files if path.parent.name != "nets"]
+    assert [name for name in names if f"`{name}`" not in tour] == []
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_an_experiment_opens_with_what_was_measured(path: Path):
+    header = path.read_text().partition("defaults:")[0]
+    assert f" experiment={path.stem} " in header
+    for fact in (r"CPU cores|GPU", r"\d s a run", r"test/accuracy: mean 0\.\d+", r"n = \d+ seeds"):
+        assert re.search(fact, header), fact
