@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
@@ -77,7 +78,7 @@ def build(node: DictConfig, key: str, **arguments: Any) -> Any:
         return instantiate(node, _convert_="all", **arguments)
     except InstantiationException as error:
         cause = error.__cause__ or error
-        if isinstance(cause, (ValueError, TypeError, ImportError)):
+        if isinstance(cause, (ValueError, TypeError, ImportError, MisconfigurationException)):
             raise ConfigError(f"{key}: {node.get('_target_')} refuses: {cause}") from error
         raise cause from error
 

@@ -11,6 +11,7 @@ Torch is imported where training begins: help and errors answer before.
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
@@ -23,13 +24,14 @@ from project.config import CONFIGS, ConfigError, check, flags_of, help_text
 from project.rules import RULES
 
 
-def train(cfg: DictConfig) -> dict[str, float]:
+def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
     """Fit the model that ``cfg`` describes, test its best checkpoint, and write the results.
 
     A run whose directory holds a checkpoint continues from it; a finished one is left alone.
 
     Args:
         cfg: the composed ``configs/train.yaml``; its ``run_id`` is set.
+        overrides: what made it from the defaults, for the records.
 
     Returns:
         The final figures, as in ``metrics.json``: ``{"test/accuracy": 0.98, ...}``; on ranks
@@ -51,7 +53,8 @@ def train(cfg: DictConfig) -> dict[str, float]:
     model, datamodule = build.model(cfg), build.datamodule(cfg)
     datamodule.check_batch_size(environment.world_size(), cfg.trainer.accumulate_grad_batches)
     with distributed.process_group(cfg):
-        state = distributed.from_rank_zero(run.begin, cfg, sys.argv)
+        cfg.run_id = distributed.from_rank_zero(str, cfg.run_id)  # each may have made up its own
+        state = distributed.from_rank_zero(run.begin, cfg, ["train.py", *overrides])
         if state.finished:
             return {}
         log_to_files(Path(cfg.run_dir))
@@ -106,7 +109,7 @@ def task(cfg: DictConfig) -> None:
         cfg.run_id = name_of(cfg)
         if hydra_config.mode is RunMode.MULTIRUN:
             cfg.run_id += f"-{hydra_config.job.num}"
-        train(cfg)
+        train(cfg, hydra_config.overrides.task)
     except ConfigError as error:
         sys.exit(fail(error, exit_code=2))
     except DataError as error:
