@@ -33,19 +33,15 @@ class ImageDataModule(L.LightningDataModule):
         root: directory of all data sets.
         download: fetch missing files; else they are an error.
         mirror: address to fetch from instead of the official one.
-        num_channels: of the images.
-        image_size: height and width of the images, in pixels.
-        num_classes: number of classes.
+        num_channels, image_size, num_classes: what the images must be like; size in pixels.
         class_names: one for each class; None takes those of the source.
         num_val: training images held out for validation.
         global_batch_size: images per optimizer step, over all ranks.
         eval_batch_size: images per validation or test batch, over all ranks.
         num_workers: loader processes per rank, for images that are read from files.
         shuffle: draw a new order of the training images each epoch.
-        mean: of each channel, in units of pixel values scaled to ``[0, 1]``.
-        std: of each channel, in the same units.
-        crop_padding: pixels a training image may be shifted by.
-        flip: mirror half of the training images.
+        mean, std: see ``Normalize``.
+        crop_padding, flip: see ``Augment``.
         seed: of the order and the augmentation.
 
     Raises:
