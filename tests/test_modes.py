@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +16,12 @@ from tests.conftest import QUICK
 
 
 @pytest.fixture(autouse=True)
-def restore_logging() -> Iterator[None]:
-    """A run logs to files of its own; the next test begins without them."""
+def restore_process() -> Iterator[None]:
+    """A run ends with its process, elsewhere: here its log files and its W&B run are closed."""
     yield
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].finish()
+        sys.modules["wandb"].teardown()
     for handler in [h for h in logging.getLogger().handlers if h.name == "project.records"]:
         logging.getLogger().removeHandler(handler)
         handler.close()

@@ -95,9 +95,7 @@ def check(
             names = choices_of(configs).get(group, error.options or [])
             raise ConfigError(no_such_choice(group, choice, names)) from None
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-            text = " ".join(f"{error} {error.__cause__ or ''}".split()).partition(" object_type=")[
-                0
-            ]
+            text, *_ = " ".join(f"{error} {error.__cause__ or ''}".split()).split(" object_type=")
             raise ConfigError(textwrap.shorten(text, 300)) from None
     return first
 
