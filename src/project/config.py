@@ -15,13 +15,12 @@ from typing import Any
 
 import hydra
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository
+from hydra._internal.defaults_list import create_defaults_list
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException, MissingConfigException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -128,9 +127,9 @@ def _runs(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
 def _compose(lines: list[str], configs: Path) -> DictConfig:
     """The configuration of one run, or a ConfigError with its faults."""
     loader: Any = GlobalHydra.instance().config_loader()
-    parts = loader.compute_defaults_list("train", lines, RunMode.RUN)
+    parsed, repository = loader._parse_overrides_and_create_caching_repo("train", lines)
+    parts: Any = create_defaults_list(repository, "train", parsed, True, skip_missing=False)
     assignments = [part for part in parts.config_overrides if not part.is_hydra_override()]
-    repository = CachingConfigRepository(loader.repository)
     files = {
         part.config_path: loader._load_single_config(part, repository).config
         for part in parts.defaults
