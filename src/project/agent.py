@@ -53,7 +53,7 @@ def start(arguments: list[str], num_processes: int, *, run_id: str) -> int:
         The exit code: that of the process that failed first, 0 if none did.
     """
     environment.limit_threads(num_processes)
-    environment.name_children(run_id)
+    environment.set_variable("RUN_ID", run_id)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # said below
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -78,13 +78,8 @@ def limit_threads(num_processes: int = 1) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def name_children(run_id: str) -> None:
-    """Give the processes started here the name of the run."""
-    os.environ["RUN_ID"] = run_id
-
-
 def set_variable(name: str, value: str) -> None:
-    """Set an environment variable, for a library that can be told in no other way."""
+    """Set a variable for the processes started here, or for a library that has no other way."""
     os.environ[name] = value
 
 
