@@ -9,7 +9,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help train test lint format lock
+.PHONY: help train test faults lint format lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -19,6 +19,9 @@ train: .venv/train.stamp ## train on handwritten digits, or ARGS="data=mnist tra
 
 test: .venv/dev.stamp ## run all tests, or ARGS="tests/test_make.py -x"
 	.venv/bin/python -m pytest -n 2 $(ARGS)
+
+faults: .venv/dev.stamp ## harm runs in every way, and write the table of docs/reliability.md
+	.venv/bin/python -m tests.faults.lab $(ARGS)
 
 lint: .venv/dev.stamp ## check style, format and types
 	.venv/bin/python -m ruff check

@@ -57,9 +57,10 @@ def run_script(script: str, usage: str | None, main: Callable[..., int]) -> int:
     except ConfigError as error:
         return _fail(error, exit_code=2)
     except Exception as error:
-        from project.datasets import DataError  # imports torch
+        from project.checkpoint import CheckpointError  # imports torch
+        from project.datasets import DataError
 
-        if not isinstance(error, (DataError, ScriptError, OSError)):
+        if not isinstance(error, (CheckpointError, DataError, ScriptError, OSError)):
             raise
         return _fail(error, exit_code=1)
 

@@ -31,6 +31,9 @@ class Recorder(L.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
         self._record("train", trainer, batch)
 
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.lines[-1]["loss"] = outputs["loss"].item() * trainer.accumulate_grad_batches
+
     def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, *_) -> None:
         self._record("val", trainer, batch)
 

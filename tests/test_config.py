@@ -93,7 +93,7 @@ def test_refuses_choices_and_lines(override, message):
     ("override", "message"),
     [
         ("data=default", "data: a run needs one of cifar10, digits, "),
-        ("~trainer", "trainer: a run needs one of cpu, default, gpu"),
+        ("~trainer", "trainer: a run needs one of cpu, default, fsdp, gpu"),
         ("logger=[]", "logger: a run needs one of csv, "),
     ],
 )

@@ -59,13 +59,14 @@ def test_an_accelerator_that_is_not_there_is_refused(
 
 def test_data_are_looked_for_where_the_options_say(tmp_path: Path) -> None:
     from project import build
+    from project.checkpoint import AtomicCheckpointIO
 
     cfg = check(["data=mnist", "model=mlp", f"run_root={tmp_path}", "run_id=mnist"])
     (tmp_path / "mnist" / "checkpoints").mkdir(parents=True)
     (tmp_path / "mnist" / "config.yaml").write_text(yaml.safe_dump(resolved(cfg)))
     parts = {"state_dict": build.model(cfg), "ImageDataModule": build.datamodule(cfg)}
     state = {name: part.state_dict() for name, part in parts.items()}
-    torch.save(state, tmp_path / "mnist" / "checkpoints" / "last.ckpt")
+    AtomicCheckpointIO().save_checkpoint(state, tmp_path / "mnist" / "checkpoints" / "last.ckpt")
 
     words = [f"run={tmp_path / 'mnist'}", "ckpt=last", "data.download=false"]
     result = run("scripts/evaluate.py", *words, f"data.root={tmp_path}/elsewhere")

@@ -3,14 +3,17 @@
 import gzip
 import json
 import os
+import re
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
+import wandb
 from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -115,6 +118,22 @@ def lose_the_server(root: str) -> None:
     Path(root, "received.json").write_text(json.dumps(Wandb.received))
 
 
+def leave_a_hanging_server(root: str) -> None:
+    """A run whose server stops to answer while it trains, and whose process then just ends."""
+    loggers.FINISH_TIMEOUT_S = 2
+    with serving() as url:
+        os.environ.update(WANDB_BASE_URL=url, WANDB_API_KEY=KEY)
+        logger = build(Path(root, "hung"))
+        Wandb.do_GET = Wandb.do_POST = Wandb.do_PUT = lambda self: Event().wait()
+        started = time.monotonic()
+        for step in range(2, 500):
+            logger.log_metrics({"train/loss": 0.0625 + step}, step=step)
+        print("seconds to log:", time.monotonic() - started)
+        logger.finalize("success")
+        wandb.finish()
+    print("seconds to end:", time.monotonic() - started)
+
+
 def offline_run(run_dir: Path) -> str:
     (path,) = run_dir.glob("wandb/offline-run-*-mine/run-mine.wandb")
     return path.read_bytes().decode(errors="replace")
@@ -190,6 +209,17 @@ def test_a_server_that_goes_away_stops_nothing(tmp_path: Path):
     assert (start["name"], start["displayName"], start["groupName"]) == ("mine", "mine", "g")
     assert json.loads(start["config"])["model"]["value"] == {"lr": 0.125}
     assert start["commit"] is start["repo"] is None
+
+
+def test_a_server_that_hangs_holds_up_nothing(tmp_path: Path):
+    code = "import sys; from tests.test_loggers import *; leave_a_hanging_server(sys.argv[1])"
+    result = run("-c", code, str(tmp_path), timeout=120)
+    assert result.returncode == 0, result.stderr
+    seconds = re.findall(r"seconds to (?:log|end): (\S+)", result.stdout)
+    assert float(seconds[0]) < 30  # one step that waited would wait for ever
+    assert float(seconds[1]) < 60
+    (path,) = tmp_path.glob("hung/wandb/run-*-mine/run-mine.wandb")
+    assert "499.0625" in path.read_bytes().decode(errors="replace")  # for `wandb sync`
 
 
 def test_tensorboard_gets_every_figure(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ def restore_process() -> Iterator[None]:
         logging.getLogger().removeHandler(handler)
         handler.close()
     logging.captureWarnings(False)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run(tmp_path: Path, *overrides: str) -> Path:

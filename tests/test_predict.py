@@ -13,6 +13,7 @@ from options import OPTIONS, options
 from PIL import Image
 
 from project import build
+from project.checkpoint import AtomicCheckpointIO
 from project.config import ConfigError, check
 from project.data import ImageDataModule
 from project.run import load_run, resolved
@@ -146,6 +147,7 @@ def test_classes_named_by_folders_are_known_without_the_folders(tmp_path: Path) 
     trainer = Trainer(
         accelerator="cpu", max_epochs=1, logger=False, use_distributed_sampler=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        plugins=[AtomicCheckpointIO()],
     )  # fmt: skip
     trainer.fit(build.model(cfg), build.datamodule(cfg))
     trainer.save_checkpoint(run_dir / "checkpoints" / "best.ckpt")

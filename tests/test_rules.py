@@ -82,8 +82,8 @@ def test_the_message_says_value_rule_and_remedy():
 
 
 def test_names_of_checkpoints():
-    line = "callbacks.last.filename=latest"
-    assert fault(line).startswith(f"{line}: must be last")
+    line = "callbacks.best.filename=latest"
+    assert fault(line).startswith(f"{line}: must be best")
 
 
 def test_contradictions():

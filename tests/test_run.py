@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import lightning as L
@@ -8,8 +10,10 @@ import yaml
 
 import project
 from project import run
+from project.checkpoint import AtomicCheckpointIO
 from project.config import ConfigError
 from project.records import read_history
+from tests.conftest import environment
 
 
 def test_the_saved_configuration_is_resolved_and_the_same_again(compose, tmp_path: Path):
@@ -56,6 +60,35 @@ def test_a_run_may_not_become_another_one(compose):
     assert "max_epochs" not in message
 
 
+def test_a_run_takes_the_changes_it_is_told_to(compose):
+    run.begin(compose(), [])
+    changes = ["seed=7", "model.optimizer.lr=0.5"]
+    seeds = "seed,data.seed,model.seed"
+    allowed = compose(*changes, f"allow_changes=[model.optimizer.lr,{seeds}]")
+    assert run.differences(allowed)["model.optimizer.lr"] == (0.003, 0.5)
+    with pytest.raises(ConfigError, match=r"allow_changes=\[model.optimizer.lr\]") as error:
+        run.differences(compose(*changes, f"allow_changes=[{seeds}]"))
+    assert "seed: 0" not in str(error.value)
+
+
+def test_two_processes_do_not_share_a_run_directory(compose, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(run, "CLAIM_TIMEOUT_S", 1)
+    program = (
+        "import sys, time; from pathlib import Path; from project import run\n"
+        "run.claim(Path(sys.argv[1])); print('claimed', flush=True); time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "test")]
+    owner = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout.readline() == "claimed\n"
+        with pytest.raises(ConfigError, match=f"trained by process {owner.pid} on .*RUN_ID"):
+            run.begin(compose(), [])
+    finally:
+        owner.kill()
+        owner.communicate()
+    assert not run.begin(compose(), []).finished  # a dead owner's claim is taken over
+
+
 def test_a_run_is_finished_until_more_is_asked_of_it(compose):
     cfg = compose("trainer.max_epochs=2")
     for override, finished in {
@@ -75,11 +108,12 @@ def test_a_run_is_finished_until_more_is_asked_of_it(compose):
 
 def test_a_run_that_begins_again_has_no_rows_of_before(compose, tmp_path: Path):
     run.begin(compose(), [])
-    for name in ("metrics.csv", "checkpoints/last.ckpt"):
-        (tmp_path / "test" / name).write_text("epoch,step\n")
+    (tmp_path / "test/metrics.csv").write_text("epoch,step\n")
+    last = tmp_path / "test/checkpoints/last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"global_step": 1}, last)
     assert run.begin(compose(), []).ckpt_path == f"{tmp_path}/test/checkpoints/last.ckpt"
     assert (tmp_path / "test/metrics.csv").exists()
-    (tmp_path / "test/checkpoints/last.ckpt").unlink()
+    last.unlink()
     assert run.begin(compose(), []).ckpt_path is None
     assert not (tmp_path / "test/metrics.csv").exists()
 

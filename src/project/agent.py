@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 from project import environment
 from project.config import ConfigError
 
+TRAIN = Path(__file__).parents[2] / "train.py"
 EXIT_SIGTERM = 128 + signal.SIGTERM  # 143
 
 
@@ -44,8 +45,8 @@ def num_processes(cfg: DictConfig) -> int:
     return int(devices)
 
 
-def start(arguments: list[str], num_processes: int, *, run_id: str) -> int:
-    """Run ``train.py`` with these arguments in several processes, and wait for them.
+def start(arguments: list[str], num_processes: int, *, run_id: str, script: Path = TRAIN) -> int:
+    """Run ``script`` with these arguments in several processes, and wait for them.
 
     When one process fails the others are stopped.
 
@@ -70,14 +71,12 @@ def start(arguments: list[str], num_processes: int, *, run_id: str) -> int:
         max_restarts=0,
         monitor_interval=0.1,
     )
-    script = Path(__file__).parents[2] / "train.py"
     try:
         elastic_launch(config, entrypoint=sys.executable)("-u", str(script), *arguments)
     except ChildFailedError as error:
-        exit_codes = {failure.exitcode for failure in error.failures.values()}
-        if EXIT_SIGTERM in exit_codes:
-            return EXIT_SIGTERM
         rank, failure = error.get_first_failure()
+        if failure.exitcode == -signal.SIGTERM:
+            return EXIT_SIGTERM
         if failure.exitcode < 0:
             cause = signal.Signals(-failure.exitcode).name
             print(f"error: rank {rank} was ended by {cause}", file=sys.stderr)

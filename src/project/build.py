@@ -19,6 +19,7 @@ from project.config import ConfigError
 from project.data import ImageDataModule
 from project.distributed import topology
 from project.history import History
+from project.stopping import Watchdog
 
 
 def check(cfg: DictConfig) -> None:
@@ -57,7 +58,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
 
     Loggers other than ``history`` exist on rank zero only.
     """
-    callbacks: list[L.Callback] = [history]
+    callbacks: list[L.Callback] = [history, Watchdog(cfg.cluster.timeout_s, cfg.run_dir)]
     callbacks += [build(cfg.callbacks[name], f"callbacks.{name}") for name in cfg.callbacks]
     loggers: list[Logger] = [history]
     if environment.rank() == 0 and not cfg.trainer.fast_dev_run:
@@ -69,7 +70,15 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         **topology(cfg),
     }
     lightning_trainer: L.Trainer = build(cfg.trainer, "trainer", **arguments)
+    # Lightning's handler of SIGTERM talks to other ranks in the middle of a step, which hangs, and
+    # each step waits for a broadcast of what it heard. Ours is in project.stopping.
+    lightning_trainer._signal_connector.register_signal_handlers = _nothing  # type: ignore[method-assign]
+    lightning_trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign]
     return lightning_trainer
+
+
+def _nothing() -> None:
+    pass
 
 
 def build(node: DictConfig, key: str, **arguments: Any) -> Any:

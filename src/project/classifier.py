@@ -90,6 +90,21 @@ class ImageClassifier(L.LightningModule):
         self.train_sums.update(loss, logits, batch.labels)
         return loss
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the sums of an unfinished epoch, ``[ranks, 4]``."""
+        own = self.train_sums.state(self.device)
+        sums = torch.zeros(self.trainer.world_size, *own.shape, dtype=own.dtype, device=own.device)
+        sums[self.global_rank] = own
+        checkpoint["train_sums"] = self._add_up(sums).cpu()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the sums: each rank its own, or rank zero all if their number has changed."""
+        sums = checkpoint["train_sums"]
+        if len(sums) != self.trainer.world_size:
+            sums = torch.zeros(self.trainer.world_size, 4, dtype=sums.dtype)
+            sums[0] = checkpoint["train_sums"].sum(0)
+        self.train_sums.load_state(sums[self.global_rank].to(self.device))
+
     def on_train_epoch_end(self) -> None:
         """Log the training figures of the epoch."""
         self._log("train", self.train_sums)

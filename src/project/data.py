@@ -1,6 +1,7 @@
 """Images and labels, from disk to batches on the device."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import lightning as L
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from project.augment import Augment, Normalize
+from project.checkpoint import LastCheckpoint
 from project.config import ConfigError
 from project.datasets import ImageFiles, Images, Source
 from project.loader import Batch, BatchLoader, ImageSet, RawBatch
@@ -132,7 +134,7 @@ class ImageDataModule(L.LightningDataModule):
     def train_dataloader(self) -> BatchLoader:
         """Training batches, in a new order each epoch."""
         assert self.train_set is not None, "setup() comes first"
-        return self._loader(self.train_set, train=True)
+        return self._loader(self.train_set, train=True, may_stop=True)
 
     def val_dataloader(self) -> BatchLoader:
         """Validation batches, in a fixed order."""
@@ -140,7 +142,7 @@ class ImageDataModule(L.LightningDataModule):
 
     def test_dataloader(self) -> BatchLoader:
         """Test batches, in a fixed order."""
-        return self._loader(self.test_set, train=False)
+        return self._loader(self.test_set, train=False, may_stop=True)
 
     def transfer_batch_to_device(
         self, batch: RawBatch, device: torch.device, dataloader_idx: int
@@ -218,7 +220,8 @@ class ImageDataModule(L.LightningDataModule):
     def _set(self, source: Images | ImageFiles, ids: Tensor) -> ImageSet:
         return ImageSet(source, ids, num_channels=self.num_channels, image_size=self.image_size)
 
-    def _loader(self, dataset: ImageSet, *, train: bool) -> BatchLoader:
+    def _loader(self, dataset: ImageSet, *, train: bool, may_stop: bool = False) -> BatchLoader:
+        """Batches of a set. Validation runs to its end, so that a checkpoint holds all of it."""
         trainer = self.trainer
         batches_per_step = trainer.accumulate_grad_batches if train and trainer else 1
         sampler = GlobalBatchSampler(
@@ -233,4 +236,10 @@ class ImageDataModule(L.LightningDataModule):
         )
         num_workers = self.num_workers if isinstance(dataset.source, ImageFiles) else 0
         loop = trainer.fit_loop if train and trainer else None
-        return BatchLoader(dataset, sampler, num_workers=num_workers, loop=loop)
+        between_steps = None
+        for callback in trainer.callbacks if trainer and may_stop else []:  # type: ignore[attr-defined]
+            if trainer and isinstance(callback, LastCheckpoint):
+                between_steps = partial(callback.between_steps, trainer)
+        return BatchLoader(
+            dataset, sampler, num_workers=num_workers, loop=loop, between_steps=between_steps
+        )

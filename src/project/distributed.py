@@ -7,11 +7,12 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
 from omegaconf import DictConfig
 from torch import distributed as dist
 
-from project import environment
+from project import environment, stopping
+from project.config import ConfigError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -37,7 +38,10 @@ def process_group(cfg: DictConfig) -> Iterator[None]:
     if cfg.trainer.accelerator != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(environment.local_rank())
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=timedelta(seconds=cfg.cluster.timeout_s))
+    # The watchdog of stopping.py, which says where each rank hangs, goes first.
+    timeout = timedelta(seconds=cfg.cluster.timeout_s + 10)
+    dist.init_process_group(backend, timeout=timeout)
+    stopping.defer()
     try:
         yield
     finally:
@@ -62,15 +66,31 @@ def topology(cfg: DictConfig) -> dict[str, Any]:
 
     Under torchrun its environment counts; the configuration only says what to start without it.
     ``trainer.strategy=auto`` is DDP wherever torchrun started the ranks.
+
+    Raises:
+        ConfigError: if ``trainer.strategy=fsdp`` finds no GPU.
     """
+    if cfg.trainer.strategy == "fsdp" and not torch.cuda.is_available():
+        raise ConfigError(
+            "trainer.strategy=fsdp: needs GPUs, and this machine has none; trainer.strategy=ddp "
+            "trains on CPUs"
+        )
     if not environment.under_torchrun():
         return {}
-    strategy = DDPStrategy(
-        cluster_environment=TorchrunEnvironment(),
-        timeout=timedelta(seconds=cfg.cluster.timeout_s),
-        forward_sync_buffers=False,  # the model averages them once per epoch
-        gradient_as_bucket_view=True,
-    )
+    common: dict[str, Any] = {
+        "cluster_environment": TorchrunEnvironment(),
+        "timeout": timedelta(seconds=cfg.cluster.timeout_s),
+    }
+    strategy: Strategy
+    if cfg.trainer.strategy == "fsdp":  # a checkpoint of whole weights, for any number of ranks
+        strategy = FSDPStrategy(state_dict_type="full", **common)
+    else:
+        strategy = DDPStrategy(
+            forward_sync_buffers=False,  # the model averages them once per epoch
+            gradient_as_bucket_view=True,
+            find_unused_parameters="find_unused" in cfg.trainer.strategy,
+            **common,
+        )
     return {
         "devices": environment.local_world_size(),
         "num_nodes": environment.num_nodes(),

@@ -3,7 +3,9 @@
 The only file of the project that reads or writes environment variables.
 """
 
+import hashlib
 import os
+import platform
 import re
 import secrets
 from pathlib import Path
@@ -51,8 +53,16 @@ def run_id() -> str | None:
 
 
 def new_run_id(*words: str) -> str:
-    """A name that no other run has, such as ``digits-cnn-3f2a1b``."""
-    return "-".join([*words, secrets.token_hex(3)]).lower()
+    """A name that no other run has, such as ``digits-cnn-3f2a1b``.
+
+    Under torchrun it is made of its agent, so ranks that the agent starts again find their run.
+    """
+    token = secrets.token_bytes(8)
+    agent = Path(f"/proc/{os.getppid()}/stat")
+    if under_torchrun() and agent.exists():
+        started = agent.read_text().rpartition(")")[2].split()[19]  # in clock ticks since boot
+        token = f"{platform.node()} {os.getppid()} {started}".encode()
+    return "-".join([*words, hashlib.sha256(token).hexdigest()[:6]]).lower()
 
 
 def cpus_per_rank() -> int:
@@ -89,3 +99,8 @@ def redact(text: str) -> str:
     for value in sorted(values, key=len, reverse=True):
         text = text.replace(value, "***")
     return text
+
+
+def variable(name: str) -> str | None:
+    """A variable that torchrun or the user may have set for a library, such as MASTER_ADDR."""
+    return os.environ.get(name) or None

@@ -1,6 +1,7 @@
 """Sets of images, read a batch at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from project import stopping
 from project.datasets import ImageFiles, Images
 from project.sampler import GlobalBatchSampler, Slice
 
@@ -76,6 +78,8 @@ class BatchLoader:
         sampler: which images, in which order.
         num_workers: processes that read ahead; 0 reads in this process.
         loop: the training loop; None always begins with batch 0 of epoch 0.
+        between_steps: called before the images of each optimizer step are handed out, also when a
+            signal ended the wait for them.
     """
 
     def __init__(
@@ -85,10 +89,12 @@ class BatchLoader:
         *,
         num_workers: int,
         loop: _FitLoop | None,
+        between_steps: Callable[[], None] | None,
     ) -> None:
         self.dataset = dataset
         self.order = sampler  # as `sampler`, Lightning would take this for a DataLoader
         self.loop = loop
+        self.between_steps = between_steps
         self.batches: DataLoader[RawBatch] | None = None
         if num_workers:
             self.batches = DataLoader(
@@ -109,4 +115,13 @@ class BatchLoader:
             self.order.epoch = self.loop.epoch_progress.current.processed  # type: ignore[attr-defined]
             done = self.loop.epoch_loop.batch_progress.current.ready
             self.order.first_batch = done if done < len(self) else 0
-        yield from self.batches or map(self.dataset.__getitem__, self.order)
+        first = self.order.first_batch
+        batches = iter(self.batches or map(self.dataset.__getitem__, self.order))
+        for number in range(first, len(self)):
+            if self.between_steps is None or number % self.order.batches_per_step:
+                yield next(batches)
+                continue
+            with suppress(stopping.Stopped), stopping.at_once():
+                batch = next(batches)
+            self.between_steps()  # raises Stopped on all ranks if one was told to stop
+            yield batch

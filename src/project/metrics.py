@@ -45,14 +45,21 @@ class Sums:
             return 0.0
         return float(self._totals[1] / self._totals[3])
 
+    def state(self, device: torch.device) -> Tensor:
+        """The sums of this rank so far, ``[4]``."""
+        kind = torch.float32 if device.type == "mps" else torch.float64
+        return torch.zeros(4, dtype=kind, device=device) if self._totals is None else self._totals
+
+    def load_state(self, totals: Tensor) -> None:
+        """Go on from what ``state`` gave."""
+        self._totals = totals.clone()
+
     def metrics(self, device: torch.device, add_up: Sum, *, top5: bool) -> dict[str, Tensor]:
         """Loss, accuracy and, on demand, top-5 accuracy over all ranks, and begin a new epoch.
 
         Every rank must call this, also one that saw no image.
         """
-        kind = torch.float32 if device.type == "mps" else torch.float64
-        totals = torch.zeros(4, dtype=kind, device=device) if self._totals is None else self._totals
-        loss, right, right5, count = add_up(totals)
+        loss, right, right5, count = add_up(self.state(device))
         self._totals = None
         metrics = {"loss": loss / count, "accuracy": right / count}
         if top5:

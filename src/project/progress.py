@@ -48,7 +48,8 @@ class Progress(L.Callback):
         self._epochs = math.inf if epochs in (None, -1) else epochs
         self._first_look: tuple[float, int] | None = None  # time and step
         self._due = -math.inf  # when to show something again
-        self._fit_start = time.perf_counter()
+        self._fit_start = self._start = time.perf_counter()
+        self._images = 0  # of this epoch, in this process
         if trainer.is_global_zero and sys.stdout.isatty():
             columns = ("{task.description}", BarColumn(bar_width=None), "{task.fields[facts]}")
             self._bar = Bar(*columns, auto_refresh=False, transient=True, expand=True)

@@ -19,6 +19,7 @@ EXPECTED = (  # warnings that ask nothing of the user of this project
     ".*treespec, LeafSpec.*",  # Lightning calls torch's pytree by its old name
     "The number of training batches .* is smaller than the logging interval.*",  # none per step
     "Grad strides do not match bucket view strides.*",  # DDP with one-channel images; harmless
+    "You're resuming from a checkpoint that ended before the epoch ended.*",  # ours resumes
     "Checkpoint directory .* exists and is not empty.*",  # a run that continues
     ".*does not have many workers.*",  # images in memory need none
     "It is recommended to use .*sync_dist=True.*",  # figures are summed over the ranks before

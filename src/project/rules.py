@@ -65,6 +65,9 @@ PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true", "16-t
 RULES: dict[str, Rule] = {  # patterns of keys, * for any characters: rule; the first one counts
     "seed *.seed": whole(0, 2**32 - 1),
     "run_id": NULL | NAME,
+    "allow_changes": each(TEXT),
+    "callbacks.artifacts.url": NULL | TEXT,
+    "callbacks.artifacts.flush_timeout_s": ABOVE_0,
     "run_root run_dir data.root": TEXT,
     "data.*_batch_size data.num_channels data.image_size data.num_val": whole(1),
     "data.num_classes": whole(2),
@@ -76,11 +79,11 @@ RULES: dict[str, Rule] = {  # patterns of keys, * for any characters: rule; the 
     "*.pct_start *.decay": number("a number above 0 and below 1", lambda v: 0 < v < 1),
     "*.width *.hidden_size *.images_per_batch": whole(1),
     "*.channels": each(whole(1)),
-    "*.timeout_s *.log_every_s": ABOVE_0,
+    "*.timeout_s *.every_s *.log_every_s": ABOVE_0,
     "callbacks.best.filename": one_of("best"),  # the run is tested with best.ckpt
-    "callbacks.last.filename": one_of("last"),  # and continues from last.ckpt
     "callbacks.*.mode": one_of("min", "max"),
-    "data.num_workers data.crop_padding callbacks.*.patience *.num_batches_to_log": whole(0),
+    "data.num_workers data.crop_padding *.num_batches_to_log": whole(0),
+    "callbacks.*.patience callbacks.*.max_skipped": whole(0),
     "trainer.accelerator": one_of("auto", "cpu", "gpu", "mps", "tpu"),
     "trainer.devices": one_of("auto") | whole(1),
     "trainer.strategy": one_of("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp"),
@@ -103,6 +106,14 @@ RULES: dict[str, Rule] = {  # patterns of keys, * for any characters: rule; the 
 
 def contradictions(cfg: DictConfig) -> Iterator[str]:
     """What is wrong with ``cfg`` although each value alone is fine, one line each."""
+    if cfg.trainer.strategy == "fsdp":
+        if cfg.trainer.accelerator not in {"gpu", "auto"}:
+            yield (
+                f"trainer.strategy=fsdp: needs GPUs, and trainer.accelerator="
+                f"{cfg.trainer.accelerator}; on CPUs use trainer.strategy=ddp"
+            )
+        if cfg.trainer.gradient_clip_val and cfg.trainer.gradient_clip_algorithm != "value":
+            yield "trainer.gradient_clip_algorithm: fsdp clips only by value"
     parts = {"mean": "num_channels", "std": "num_channels", "class_names": "num_classes"}
     for key, count in parts.items():
         values, num = cfg.data.get(key), cfg.data.get(count)

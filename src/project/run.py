@@ -4,19 +4,23 @@ runs/<run_id>/
     config.yaml        the whole configuration, resolved, without secrets
     metrics.json       the final figures; exists once the run is finished
     metrics.csv        the figures over time
-    checkpoints/       best.ckpt by validation accuracy, last.ckpt to continue from
+    checkpoints/       best.ckpt by validation accuracy, last.ckpt to continue from, manifest.json
     predictions/       pictures of test images
     logs/              environment.json, git.diff, rank-<n>.log
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
+import platform
 import re
 import shlex
 import statistics
-from datetime import timedelta
+import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,11 +36,15 @@ if TYPE_CHECKING:
 HARMLESS = re.compile(  # what a run may change when it continues, without becoming another run
     r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy|profiler"
     r"|default_root_dir|enable_\w+)"
-    r"|(cluster|logger|callbacks\.(progress|predictions))(\..+)?"
-    r"|callbacks\.\w+\.dirpath"
+    r"|(cluster|logger|callbacks\.(artifacts|progress|predictions))(\..+)?"
+    r"|callbacks\.(\w+\.dirpath|last\.every_s|loss_guard\.max_skipped)"
     r"|data\.(num_workers|root|download|mirror)"
-    r"|run_root|run_dir|run_id"
+    r"|run_root|run_dir|run_id|allow_changes"
 )
+
+
+CLAIM_TIMEOUT_S = 10
+_claimed: set[Path] = set()
 
 
 class State(NamedTuple):
@@ -52,7 +60,13 @@ def begin(cfg: DictConfig, argv: list[str]) -> State:
     Raises:
         ConfigError: if the directory holds another run, or cannot be written.
     """
+    from project import artifacts  # torch, which looking at runs does not need
+    from project.checkpoint import newest
+
     run_dir = Path(cfg.run_dir)
+    url = cfg.callbacks.artifacts.url
+    if url and not list(run_dir.glob("checkpoints/*.ckpt")):
+        artifacts.fetch(url, run_dir)
     changed = differences(cfg)
     further = any(
         new in (None, -1) or (old not in (None, -1) and new > old)  # None and -1: no limit
@@ -63,9 +77,10 @@ def begin(cfg: DictConfig, argv: list[str]) -> State:
         print("Nothing to do, the run is finished. RUN_ID=<another name> begins a new one.")
         print(summary(run_dir), flush=True)
         return State(finished=True, ckpt_path=None)
-    last = run_dir / "checkpoints" / "last.ckpt"
-    stale = ["metrics.json"] if last.exists() else ["metrics.json", "metrics.csv"]
     try:
+        claim(run_dir)
+        last = newest(run_dir / "checkpoints")
+        stale = ["metrics.json"] if last else ["metrics.json", "metrics.csv"]
         for name in ("checkpoints", "logs"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
         for name in stale:
@@ -78,8 +93,39 @@ def begin(cfg: DictConfig, argv: list[str]) -> State:
             "there, or choose another directory with run_root=..."
         ) from error
     lines = [f"  {key}: {old} -> {new}" for key, (old, new) in changed.items()]
-    print(f"{'Continuing' if last.exists() else 'Run'}: {run_dir}", *lines, sep="\n", flush=True)
-    return State(finished=False, ckpt_path=str(last) if last.exists() else None)
+    print(f"{'Continuing' if last else 'Run'}: {run_dir}", *lines, sep="\n", flush=True)
+    return State(finished=False, ckpt_path=str(last) if last else None)
+
+
+def claim(run_dir: Path) -> None:
+    """Own the run directory until this process ends, however it ends.
+
+    Waits a moment for an owner that is about to end: an evicted pod, a rank that was restarted.
+
+    Raises:
+        ConfigError: naming the owner, if another process trains in this directory.
+    """
+    if run_dir.absolute() in _claimed:
+        return
+    run_dir.mkdir(parents=True, exist_ok=True)
+    file = os.open(run_dir / ".claim", os.O_RDWR | os.O_CREAT)  # closed by the process's end
+    for _ in range(CLAIM_TIMEOUT_S):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(1)
+            continue
+        now = datetime.now().astimezone().isoformat(timespec="seconds")
+        os.ftruncate(file, 0)
+        os.write(file, f"process {os.getpid()} on {platform.node()} since {now}".encode())
+        _claimed.add(run_dir.absolute())
+        return
+    owner = os.read(file, 200).decode()
+    os.close(file)
+    raise ConfigError(
+        f"{run_dir} is being trained by {owner}; wait for it or stop it, or begin another "
+        "run with RUN_ID=<another name>"
+    )
 
 
 def best_checkpoint(cfg: DictConfig) -> str | None:
@@ -160,12 +206,13 @@ def differences(cfg: DictConfig) -> dict[str, tuple[Any, Any]]:
     new = _flat(resolved(cfg))
     pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in {**old, **new}}
     changed = {key: (before, after) for key, (before, after) in pairs.items() if before != after}
-    refused = [key for key in changed if not HARMLESS.fullmatch(key)]
+    refused = [k for k in changed if not HARMLESS.fullmatch(k) and k not in cfg.allow_changes]
     if refused:
         lines = "".join(f"\n  {key}: {changed[key][0]} -> {changed[key][1]}" for key in refused)
         raise ConfigError(
             f"{cfg.run_dir} holds a run with another configuration:{lines}\n"
-            "Use another name (RUN_ID=...) for the new values, or repeat the old ones."
+            "Use another name (RUN_ID=...) for the new values, or repeat the old ones; or take the "
+            f"new ones into this run: 'allow_changes=[{','.join(refused)}]'"
         )
     return changed
 
@@ -195,12 +242,10 @@ def load_run(run_dir: str | Path, ckpt: str = "best") -> tuple[ImageClassifier, 
     if not path.exists():
         names = [file.stem for file in sorted(checkpoints.glob("*.ckpt"))]
         raise ConfigError(f"ckpt={ckpt}: {checkpoints} holds {', '.join(names) or 'no checkpoint'}")
-    import torch  # only here: all else is quick to import
-
-    from project import build
+    from project import build, checkpoint
 
     model, datamodule = build.model(cfg), build.datamodule(cfg)
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    state = checkpoint.load(path)
     model.load_state_dict(state["state_dict"])
     datamodule.load_state_dict(state[type(datamodule).__name__])
     return model.eval(), datamodule

@@ -43,17 +43,20 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
     """
     import lightning as L
 
-    from project import build, distributed, run
+    from project import artifacts, build, distributed, preflight, run, stopping
     from project.history import History
     from project.records import log_to_files
 
     started = time.monotonic()
+    stopping.install()
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     build.check(cfg)
     model, datamodule = build.model(cfg), build.datamodule(cfg)
     datamodule.check_batch_size(environment.world_size(), cfg.trainer.accumulate_grad_batches)
+    preflight.before(cfg)
     with distributed.process_group(cfg):
         cfg.run_id = distributed.from_rank_zero(str, cfg.run_id)  # each may have made up its own
+        preflight.check(cfg, model)
         state = distributed.from_rank_zero(run.begin, cfg, ["train.py", *overrides])
         if state.finished:
             return {}
@@ -61,13 +64,16 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
         history = History(cfg.run_dir)
         trainer = build.trainer(cfg, history)
 
-        trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
-        trainer.test(model, datamodule, ckpt_path=run.best_checkpoint(cfg), verbose=False)
+        try:
+            trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
+            trainer.test(model, datamodule, ckpt_path=run.best_checkpoint(cfg), verbose=False)
 
-        tested = {name: value.item() for name, value in trainer.callback_metrics.items()}
-        if not trainer.is_global_zero:
-            return {}
-        return run.finish(cfg, history.last() | tested, seconds=time.monotonic() - started)
+            tested = {name: value.item() for name, value in trainer.callback_metrics.items()}
+            if not trainer.is_global_zero:
+                return {}
+            return run.finish(cfg, history.last() | tested, seconds=time.monotonic() - started)
+        finally:
+            artifacts.flush(trainer)
 
 
 def main() -> int:
@@ -102,7 +108,10 @@ def main() -> int:
 
 def task(cfg: DictConfig) -> None:
     """Train what Hydra composed: the whole program, or one run of a sweep."""
+    from project.checkpoint import CheckpointError
     from project.datasets import DataError
+    from project.loss_guard import LossError
+    from project.preflight import PreflightError
 
     hydra_config = HydraConfig.get()
     try:
@@ -112,7 +121,7 @@ def task(cfg: DictConfig) -> None:
         train(cfg, hydra_config.overrides.task)
     except ConfigError as error:
         sys.exit(fail(error, exit_code=2))
-    except DataError as error:
+    except (CheckpointError, DataError, LossError, PreflightError) as error:
         sys.exit(fail(error, exit_code=1))
 
 

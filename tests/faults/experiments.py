@@ -1,0 +1,113 @@
+"""The faults, and the table of what became of them."""
+
+import os
+import platform
+from typing import Any
+
+from tests.faults.lab import ROOT, Experiment, cut, flip
+
+TABLE = ROOT / "docs" / "reliability.md"
+ONE, TWO, TORCHRUN = "1 process", "2 processes", "torchrun 2"
+RESTARTS, AGENTS, UNEQUAL = "torchrun 2, restarts", "agents 1+1", "agents 1+2"
+STOPPED = {ONE: (143,), TWO: (143,)}  # torchrun makes every exit code 1
+
+
+def terminated(name: str, topology: str, *faults: str, **options: Any) -> Experiment:
+    """A run that must stop by itself, with a checkpoint, and repeat nothing."""
+    codes = STOPPED.get(topology, (1,))
+    return Experiment(name, topology, list(faults), exit_codes=codes, **options)
+
+
+def killed(name: str, topology: str, *faults: str, **options: Any) -> Experiment:
+    return Experiment(name, topology, list(faults), **options)
+
+
+MINUTE = "cluster.timeout_s=8"
+EXPERIMENTS = [
+    terminated("SIGTERM before the first step", ONE, "term start 0 0"),
+    terminated("SIGTERM at the first step", ONE, "term step 0 0"),
+    terminated("SIGTERM within a step", ONE, "term backward 27 0"),
+    terminated("SIGTERM during validation", ONE, "term val 40 0"),
+    terminated("SIGTERM during a save", ONE, "term save 8 0"),
+    Experiment("SIGTERM during a test", ONE, ["term test 60 0"], exit_codes=(0, 143)),
+    terminated("SIGTERM twice", ONE, "term_twice step 33 0"),
+    terminated("SIGTERM while the loader is blocked", ONE, "sleep_then_term load 27 0"),
+    terminated("SIGTERM twice in a run, with EMA", ONE, "term step 7 0", "term step 33 0",
+               overrides=["callbacks=ema"]),
+    terminated("SIGTERM, early stopping", ONE, "term step 27 0",
+               overrides=["callbacks=early_stopping", "callbacks.early_stopping.patience=1",
+                          "callbacks.early_stopping.mode=min"]),
+    terminated("SIGTERM while accumulating gradients", ONE, "term backward 27 0",
+               overrides=["trainer.accumulate_grad_batches=3"]),
+    terminated("SIGTERM, validation within the epoch", ONE, "term step_end 30 0",
+               overrides=["trainer.val_check_interval=5"]),
+    Experiment("SIGINT (Ctrl-C)", ONE, ["interrupt step 27 0"], exit_codes=(130,)),
+    Experiment("SIGINT (Ctrl-C) to all", TWO, ["int_agent step 27 0"], exit_codes=(130,)),
+    terminated("SIGTERM to one rank", TWO, "term step 27 1"),
+    terminated("SIGTERM to all", TWO, "term_agent backward 27 1"),
+    terminated("SIGTERM to one rank during validation", TWO, "term val 40 1"),
+    terminated("SIGTERM to one rank, its loader blocked", TWO, "sleep_then_term load 27 1"),
+    terminated("SIGTERM before the first step", TWO, "term start 0 1"),
+    terminated("SIGTERM to the agent", TORCHRUN, "term_agent step 27 0"),
+    terminated("SIGTERM to one of two agents", AGENTS, "term_agent step 27 1"),
+    terminated("SIGTERM to the first of two agents", AGENTS, "term_agent step 27 0"),
+    terminated("SIGTERM to the larger agent", UNEQUAL, "term_agent step 27 1"),
+    killed("SIGKILL", ONE, "kill step 27 0"),
+    killed("SIGKILL while writing a checkpoint", ONE, "kill save 8 0"),
+    killed("SIGKILL before a checkpoint's rename", ONE, "kill rename 9 0"),
+    killed("SIGKILL of rank 1 within a step", TWO, "kill backward 27 1"),
+    killed("SIGKILL of rank 0 within a step", TORCHRUN, "kill backward 27 0"),
+    killed("SIGKILL of rank 1 during validation", TORCHRUN, "kill val 40 1"),
+    killed("SIGKILL of the agent", TORCHRUN, "kill_agent step 27 0"),
+    killed("SIGKILL of one of two agents", AGENTS, "kill_agent step 27 1"),
+    killed("SIGKILL of a rank of the larger node", UNEQUAL, "kill backward 27 2"),
+    killed("SIGKILL of rank 1, restarted in place", RESTARTS, "kill step 27 1", max_attempts=1),
+    killed("SIGKILL of rank 0, restarted in place", RESTARTS, "kill backward 31 0", max_attempts=1),
+    killed("exception on one rank", TWO, "error step 27 1", says="planted error"),
+    killed("exit without a word", TORCHRUN, "exit backward 27 1"),
+    killed("SIGSTOP of one rank", TWO, "hang step 27 1", overrides=[MINUTE], logs=(0,)),
+    killed("a rank waits forever", TORCHRUN, "sleep backward 27 1", overrides=[MINUTE],
+           logs=(0, 1)),
+    killed("a step never ends", ONE, "sleep backward 27 0", overrides=[MINUTE], logs=(0,)),
+    killed("loss is nan", ONE, "nan step 27 0", exit_codes=(1,),
+           says="step 27: the loss on rank 0"),
+    killed("loss is nan on one rank", TWO, "nan step 27 1", exit_codes=(1,),
+           says="step 27: the loss on rank 1"),
+    killed("a bit of last.ckpt flips", ONE, "kill step 47 0", damage=flip("last.ckpt"),
+           says="Skipped damaged checkpoints"),
+    killed("last.ckpt is cut", ONE, "kill step 47 0", damage=cut("last.ckpt", 0.5),
+           says="Skipped damaged checkpoints"),
+    killed("last.ckpt is empty", ONE, "kill step 47 0", damage=cut("last.ckpt", 0),
+           says="Skipped damaged checkpoints"),
+    killed("last.ckpt is deleted", ONE, "kill step 47 0",
+           damage=lambda run_dir: (run_dir / "checkpoints/last.ckpt").unlink()),
+    terminated("SIGTERM at each of 16 steps", ONE, *(f"term step {n} 0" for n in range(16)),
+               overrides=["trainer.limit_train_batches=8", "trainer.max_epochs=2", "callbacks=ema"],
+               max_attempts=17),
+    killed("20 x SIGKILL of a rank, restarted in place", RESTARTS,
+           *(f"kill {'step' if n % 2 else 'backward'} {2 * n + 5} {n % 2}" for n in range(20)),
+           max_attempts=1),
+    killed("20 x SIGTERM to one of two agents", AGENTS,
+           *(f"term_agent {'step' if n % 2 else 'backward'} {2 * n + 5} {n % 2}"
+             for n in range(20)), max_attempts=21),
+]  # fmt: skip
+
+
+def table(outcomes: list[Any]) -> None:
+    """Put the results between the marks in docs/reliability.md."""
+    lines = [
+        "| fault | where | survived | attempts | seconds to the next step | steps repeated |",
+        "|---|---|---|---|---|---|",
+    ]
+    for experiment, outcome in outcomes:
+        result = "yes" if outcome.survived else f"**no**: {outcome.why}"
+        seconds = f"{outcome.resume_s:.0f}" if outcome.resume_s else ""
+        cells = (experiment.name, experiment.topology, result, outcome.attempts, seconds)
+        lines.append(f"| {' | '.join(map(str, cells))} | {outcome.steps_repeated} |")
+    text = TABLE.read_text()
+    before, _, rest = text.partition("<!-- table -->")
+    _, _, after = rest.partition("<!-- end -->")
+    where = f"{os.cpu_count()} CPU cores ({platform.machine()})"
+    survived = sum(outcome.survived for _, outcome in outcomes)
+    head = f"\nMeasured by `make faults` on {where}: {survived} of {len(outcomes)} survived.\n\n"
+    TABLE.write_text(f"{before}<!-- table -->{head}{chr(10).join(lines)}\n<!-- end -->{after}")

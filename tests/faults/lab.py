@@ -1,0 +1,302 @@
+"""The fault laboratory: harms real runs, lets them continue, and compares them with unharmed ones.
+
+python -m tests.faults.lab                 # every fault; writes the table of docs/reliability.md
+python -m tests.faults.lab kill --only     # the experiments whose name contains "kill"; no table
+
+The oracle: the final weights of every rank are bit-identical to those of the run that was left
+alone, and so are the images of every step, the final figures and the history.
+"""
+
+import csv
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from tests.conftest import ROOT, environment
+
+BASE = [
+    "trainer.accelerator=cpu", "data.global_batch_size=60", "trainer.max_epochs=3", "model=mlp",
+    "model.net.dropout=0.2", "data.crop_padding=1", "callbacks.predictions.num_batches_to_log=0",
+]  # fmt: skip
+STEPS_PER_EPOCH = 20
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def alone() -> list[list[str]]:
+    return [[sys.executable, "train.py"]]
+
+
+def self_launched() -> list[list[str]]:
+    return [[sys.executable, "train.py", "trainer.devices=2"]]
+
+
+def torchrun(*options: str, num: int = 2) -> list[list[str]]:
+    return [[*TORCHRUN, "--standalone", f"--nproc-per-node={num}", *options, "train.py"]]
+
+
+def agents(*processes: int) -> list[list[str]]:
+    """One agent per node, with that many ranks each, and static rendezvous."""
+    port = free_port()
+    return [
+        [
+            *TORCHRUN, f"--nnodes={len(processes)}", f"--node-rank={rank}",
+            f"--nproc-per-node={num}", "--master-addr=127.0.0.1", f"--master-port={port}",
+            "train.py",
+        ]
+        for rank, num in enumerate(processes)
+    ]  # fmt: skip
+
+
+TOPOLOGIES: dict[str, tuple[int, Callable[[], list[list[str]]]]] = {
+    "1 process": (1, alone),
+    "2 processes": (2, self_launched),
+    "torchrun 2": (2, torchrun),
+    "torchrun 2, restarts": (2, lambda: torchrun("--max-restarts=30", "--monitor-interval=0.1")),
+    "agents 1+1": (2, lambda: agents(1, 1)),
+    "agents 1+2": (3, lambda: agents(1, 2)),
+}
+
+
+@dataclass
+class Experiment:
+    """A fault, where it happens, and what is done to the files before the run continues."""
+
+    name: str
+    topology: str
+    faults: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+    damage: Callable[[Path], None] | None = None
+    exit_codes: tuple[int, ...] = ()  # of the harmed attempt, if it must end in a certain way
+    says: str = ""  # what the user must be told
+    logs: tuple[int, ...] = ()  # ranks that must write down where they hang
+    max_attempts: int = 3
+
+
+@dataclass
+class Outcome:
+    """What became of a run."""
+
+    survived: bool
+    why: str
+    resume_s: float
+    steps_repeated: int
+    attempts: int
+
+
+class Laboratory:
+    """Runs experiments in ``directory``; an unharmed run of each kind is made once."""
+
+    def __init__(self, directory: Path, base: Sequence[str] = BASE) -> None:
+        self.directory = directory
+        self.base = base
+        self.references: dict[tuple[int, ...], Path] = {}
+
+    def launch(
+        self, topology: str, run_dir: Path, overrides: list[str], timeout: float = 300
+    ) -> tuple[list[int], str]:
+        """One attempt at a run: the exit codes of its agents, and what they said."""
+        path = run_dir.parent / f"{run_dir.name}.log"
+        log = path.open("ab")
+        start = log.tell()
+        _, commands = TOPOLOGIES[topology]
+        processes = [
+            subprocess.Popen(
+                [*command, *self.base, *overrides, f"run_root={run_dir.parent}"],
+                cwd=ROOT, env=environment(RUN_ID=run_dir.name), stdin=subprocess.DEVNULL,
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )
+            for command in commands()
+        ]  # fmt: skip
+        deadline = time.monotonic() + timeout
+        try:
+            codes = [p.wait(max(1, deadline - time.monotonic())) for p in processes]
+        except subprocess.TimeoutExpired:
+            codes = [124]
+        finally:
+            for process in processes:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, 9)
+            log.close()
+        return codes, path.read_bytes()[start:].decode(errors="replace")
+
+    def reference(self, topology: str, overrides: list[str]) -> Path:
+        """Directory of what an unharmed run on as many ranks recorded."""
+        num_ranks = TOPOLOGIES[topology][0]
+        key = (num_ranks, *map(hash, overrides))
+        if key not in self.references:
+            name = f"reference-{len(self.references)}"
+            topology = {1: "1 process", 2: "torchrun 2", 3: "agents 1+2"}[num_ranks]
+            codes, said = self.launch(
+                topology, self.directory / name, [*overrides, *self.saboteur(name, [])]
+            )
+            assert codes == [0] * len(codes), said
+            self.references[key] = self.directory / name
+        return self.references[key]
+
+    def saboteur(self, name: str, faults: list[str]) -> list[str]:
+        node = "+callbacks.saboteur"
+        return [
+            f"{node}._target_=tests.faults.saboteur.Saboteur",
+            f"{node}.dirpath={self.directory}/records-{name}",
+            f"{node}.faults=[{','.join(faults)}]",
+        ]
+
+    def run(self, experiment: Experiment) -> Outcome:
+        """Harm a run, repeat its command until it has finished, and judge the result."""
+        reference = self.reference(experiment.topology, experiment.overrides)
+        name = "".join(
+            c if c.isalnum() else "-" for c in f"{experiment.name} {experiment.topology}"
+        )
+        run_dir = self.directory / name
+        for path in (run_dir, self.directory / f"records-{name}"):
+            shutil.rmtree(path, ignore_errors=True)
+        overrides = [*experiment.overrides, *self.saboteur(name, experiment.faults)]
+        first: list[int] = []
+        everything = ""
+        attempt = 0
+        for attempt in range(1, experiment.max_attempts + 1):
+            codes, said = self.launch(experiment.topology, run_dir, overrides)
+            everything += said
+            first = first or codes
+            if attempt == 1 and experiment.damage:
+                experiment.damage(run_dir)
+            if not any(codes) and (run_dir / "metrics.json").exists():
+                break
+        records = self.directory / f"records-{name}"
+        why = self.judge(experiment, first, everything, run_dir, reference)
+        repeated, resume_s = steps_repeated(records)
+        return Outcome(not why, why, resume_s, repeated, attempt)
+
+    def judge(
+        self, experiment: Experiment, codes: list[int], said: str, run_dir: Path, reference: Path
+    ) -> str:
+        """What is wrong with a run, compared with the unharmed one; empty if nothing."""
+        records = self.directory / f"records-{run_dir.name}"
+        missing = [f for f in experiment.faults if not (records / f.replace(" ", "-")).exists()]
+        if missing:
+            return f"the fault was not done: {missing}"
+        if not (run_dir / "metrics.json").exists():
+            return f"not finished: exit codes {codes}"
+        if experiment.exit_codes and set(codes) - set(experiment.exit_codes):
+            return f"exit codes {codes} and not {experiment.exit_codes}"
+        if experiment.says not in said:
+            return f"does not say {experiment.says!r}"
+        for rank in experiment.logs:
+            if "most recent call first" not in (run_dir / f"logs/rank-{rank}.log").read_text():
+                return f"no stacks in the log of rank {rank}"
+        return differences(
+            run_dir, records, reference, self.directory / f"records-{reference.name}"
+        )
+
+
+def differences(run_dir: Path, records: Path, reference: Path, expected: Path) -> str:
+    """What differs between a run and the unharmed one: weights, images, figures, history."""
+    for path in sorted(expected.glob("weights-*.pt")):
+        ours, theirs = torch.load(records / path.name), torch.load(path)
+        if any(not torch.equal(ours[key], theirs[key]) for key in theirs):
+            return f"other weights on {path.stem}"
+    for path in sorted(expected.glob("rank-*.jsonl")):
+        ours, theirs = steps(records / path.name), steps(path)
+        if ours != theirs:
+            odd = [step for step in theirs if ours.get(step) != theirs[step]]
+            return f"other images in steps {odd[:5]} of {path.stem}"
+    if (run_dir / "metrics.json").read_text() != (reference / "metrics.json").read_text():
+        return "other final figures"
+    if history(run_dir) != history(reference):
+        return "another history"
+    return ""
+
+
+def steps(path: Path) -> dict[tuple[int, int], list[int]]:
+    """Images of each batch; those of a batch that was repeated must be the same each time."""
+    ids: dict[tuple[int, int], list[int]] = {}
+    for line in map(json.loads, path.read_text().splitlines()):
+        key = (line["epoch"], line["batch"])
+        if ids.setdefault(key, line["ids"]) != line["ids"]:
+            ids[key] = []
+    return ids
+
+
+def steps_repeated(records: Path) -> tuple[int, float]:
+    """Steps taken more than once, and seconds from the first fault to the next attempt's step."""
+    path = records / "rank-0.jsonl"
+    if not path.exists():
+        return 0, 0.0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    repeated = len(lines) - len({(line["epoch"], line["batch"]) for line in lines})
+    done = [json.loads(p.read_text()) for p in records.iterdir() if p.suffix == ""]
+    later = [line["time"] for line in lines if line["attempt"] > min(done, default=1e99)]
+    return repeated, (min(later) - min(done)) if later else 0.0
+
+
+def history(run_dir: Path) -> list[dict[str, str]]:
+    """Rows of metrics.csv without the columns that measure time."""
+    with (run_dir / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if not k.endswith("_per_second")} for row in rows]
+
+
+def flip(name: str) -> Callable[[Path], None]:
+    """Change one bit in the middle of a checkpoint."""
+
+    def damage(run_dir: Path) -> None:
+        path = run_dir / "checkpoints" / name
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    return damage
+
+
+def cut(name: str, share: float) -> Callable[[Path], None]:
+    """Keep only the first part of a checkpoint."""
+
+    def damage(run_dir: Path) -> None:
+        path = run_dir / "checkpoints" / name
+        os.truncate(path, int(path.stat().st_size * share))
+
+    return damage
+
+
+def main() -> None:
+    from tests.faults.experiments import EXPERIMENTS, table
+
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
+    chosen = [e for e in EXPERIMENTS if all(w in f"{e.name} {e.topology}" for w in words)]
+    outcomes: list[tuple[Experiment, Outcome]] = []
+    with tempfile.TemporaryDirectory() as directory:
+        laboratory = Laboratory(Path(directory))
+        for experiment in chosen:
+            outcome = laboratory.run(experiment)
+            outcomes.append((experiment, outcome))
+            result = "survived" if outcome.survived else f"LOST: {outcome.why}"
+            print(
+                f"{len(outcomes)}/{len(chosen)}  {experiment.name}  [{experiment.topology}]  "
+                f"{result}  {outcome.steps_repeated} steps repeated", flush=True,
+            )  # fmt: skip
+            if not outcome.survived and "--keep" in sys.argv:
+                shutil.copytree(directory, "/tmp/lost", dirs_exist_ok=True)
+    if not words:
+        table(outcomes)
+    sys.exit(any(not outcome.survived for _, outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()

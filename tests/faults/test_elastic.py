@@ -1,0 +1,125 @@
+"""Nodes that leave and join while a run goes on."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, environment
+from tests.faults.lab import BASE, TORCHRUN, free_port
+from tests.test_train import metrics
+
+
+@pytest.fixture(params=["c10d", "etcd-v2"])
+def rendezvous(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
+    """torchrun's options for a store on this machine."""
+    port = free_port()
+    conf = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=200"
+    options = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=elastic"]
+    if request.param == "c10d":
+        yield ["--rdzv-backend=c10d", *options, f"--rdzv-conf={conf}", "--local-addr=127.0.0.1"]
+        return
+    pytest.importorskip("etcd", reason="pip install project[elastic]")
+    if shutil.which("etcd") is None:
+        pytest.skip("apt-get install etcd-server")
+    url = f"http://127.0.0.1:{port}"
+    server = subprocess.Popen(
+        [
+            "etcd", "--enable-v2", f"--data-dir={tmp_path}/etcd", f"--listen-client-urls={url}",
+            f"--advertise-client-urls={url}", f"--listen-peer-urls=http://127.0.0.1:{free_port()}",
+        ],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    for _ in range(100):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            break
+        time.sleep(0.1)
+    yield ["--rdzv-backend=etcd-v2", *options, "--rdzv-conf=last_call_timeout=3"]
+    server.kill()
+    server.wait()
+
+
+def test_a_node_leaves_and_another_joins(tmp_path: Path, rendezvous: list[str]):
+    records = tmp_path / "records"
+    command = [
+        *TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9",
+        "--monitor-interval=0.2", *rendezvous, "train.py", *BASE, "trainer.max_epochs=30",
+        f"run_root={tmp_path}", "callbacks.last.every_s=1",
+        "+callbacks.recorder._target_=tests.faults.saboteur.Saboteur",
+        f"+callbacks.recorder.dirpath={records}", "+callbacks.recorder.faults=[]",
+        "+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=0.1",
+    ]  # fmt: skip
+    assert sys.platform == "linux"
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        log = (tmp_path / f"agent-{len(processes)}.log").open("wb")
+        variables = environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+        processes.append(
+            subprocess.Popen(
+                command, cwd=ROOT, env=variables, stdout=log, stderr=log, start_new_session=True
+            )
+        )
+
+    def sizes() -> list[int]:
+        """World size of each step so far, as rank zero's share of the images says."""
+        path = records / "rank-0.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [60 // len(json.loads(line)["ids"]) for line in lines]
+
+    def wait_for(world_size: int, after: int) -> int:
+        deadline = time.monotonic() + 200
+        while sizes()[after + 4 :].count(world_size) < 5:
+            assert time.monotonic() < deadline, (sizes(), said())
+            assert any(process.poll() is None for process in processes), said()
+            time.sleep(0.5)
+        return len(sizes())
+
+    def said() -> str:
+        return "\n".join(path.read_text()[-3000:] for path in tmp_path.glob("agent-*.log"))
+
+    try:
+        start()
+        start()
+        steps = wait_for(2, after=0)
+        os.killpg(processes[1].pid, signal.SIGKILL)  # the node is gone, without a word
+        steps = wait_for(1, after=steps)
+        start()
+        wait_for(2, after=steps)
+        assert processes[0].wait(300) == 0, said()
+        assert processes[2].wait(60) == 0, said()
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert metrics(tmp_path / "elastic")["test/accuracy"] > 0.9
+    batches: dict[tuple[int, int, float], list[list[int]]] = {}
+    for rank in (0, 1):
+        for line in map(json.loads, (records / f"rank-{rank}.jsonl").read_text().splitlines()):
+            batches.setdefault((line["epoch"], line["batch"], line["world_size"]), []).append(
+                line["ids"]
+            )
+    seen: dict[tuple[int, int], list[int]] = {}
+    for (epoch, batch, world_size), parts in batches.items():
+        if world_size == 1:
+            seen.setdefault((epoch, batch), parts[0])
+            assert all(part == seen[epoch, batch] for part in parts)
+    assert {(epoch, batch) for epoch, batch, _ in batches} == {
+        (epoch, batch) for epoch in range(30) for batch in range(20)
+    }
+    for epoch in range(30):  # each image once in each epoch, whoever was there
+        ids: list[int] = []
+        for batch in range(20):
+            parts = {tuple(p) for size in (1, 2) for p in batches.get((epoch, batch, size), [])}
+            ids += {id for part in parts for id in part}
+        assert len(ids) == len(set(ids)) == 1200

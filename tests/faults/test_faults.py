@@ -1,0 +1,67 @@
+"""A few faults of the laboratory, for every change; ``make faults`` does them all."""
+
+import json
+
+import pytest
+
+from tests.faults.experiments import EXPERIMENTS, RESTARTS
+from tests.faults.lab import Experiment, Laboratory
+
+QUICK = {
+    "SIGTERM within a step [1 process]",
+    "SIGTERM while the loader is blocked [1 process]",
+    "SIGTERM, validation within the epoch [1 process]",
+    "SIGINT (Ctrl-C) to all [2 processes]",
+    "SIGTERM to one rank during validation [2 processes]",
+    "SIGTERM to one of two agents [agents 1+1]",
+    "SIGKILL while writing a checkpoint [1 process]",
+    "SIGKILL of the agent [torchrun 2]",
+    "SIGSTOP of one rank [2 processes]",
+    "loss is nan on one rank [2 processes]",
+    "a bit of last.ckpt flips [1 process]",
+}
+KILLED_TWICE = Experiment(
+    "2 x SIGKILL of a rank, restarted in place", RESTARTS,
+    ["kill step 27 1", "kill backward 44 0"], max_attempts=1,
+)  # fmt: skip
+CHOSEN = [e for e in EXPERIMENTS if f"{e.name} [{e.topology}]" in QUICK] + [KILLED_TWICE]
+
+
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Laboratory:
+    return Laboratory(tmp_path_factory.mktemp("lab"))
+
+
+@pytest.mark.parametrize("experiment", CHOSEN, ids=lambda e: f"{e.name} [{e.topology}]")
+def test_a_harmed_run_ends_as_an_unharmed_one(laboratory: Laboratory, experiment: Experiment):
+    outcome = laboratory.run(experiment)
+    assert outcome.survived, outcome.why
+    if "SIGTERM" in experiment.name or "SIGINT" in experiment.name:
+        assert outcome.steps_repeated == 0
+
+
+def test_another_number_of_ranks_continues_the_same_global_batches(laboratory: Laboratory):
+    def batches(name: str) -> dict[tuple[int, int], list[int]]:
+        """Images of each global batch, from the attempt that took it last."""
+        whole: dict[tuple[int, int], list[int]] = {}
+        paths = sorted((laboratory.directory / f"records-{name}").glob("rank-*.jsonl"))
+        lines = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        for line in lines:
+            key = (line["epoch"], line["batch"])
+            peers = [x for x in lines if (x["epoch"], x["batch"]) == key]
+            assert len(peers) == line["world_size"]  # nothing was repeated
+            whole[key] = whole.get(key, []) + line["ids"]
+        return whole
+
+    laboratory.reference("1 process", [])
+    run_dir = laboratory.directory / "changing"
+    faults = laboratory.saboteur("changing", ["term step 13 0", "term step 33 1"])
+    for topology in ("1 process", "agents 1+2", "2 processes"):
+        codes, said = laboratory.launch(topology, run_dir, faults)
+    assert codes == [0], said
+    assert batches("changing") == batches(laboratory.references[1,].name)
+
+
+def test_the_quick_faults_are_in_the_laboratory():
+    assert len(CHOSEN) == len(QUICK) + 1
+    assert len({f"{e.name} [{e.topology}]" for e in EXPERIMENTS}) == len(EXPERIMENTS) >= 40
