@@ -45,6 +45,19 @@ def fit(model: Model, guard: LossGuard, bad: dict[int, float], **options: object
     ).fit(model, DataLoader(batches, batch_size=None))  # fmt: skip
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD])
+def test_a_fused_optimizer_reads_the_flag_that_is_set_on_a_gpu(
+    optimizer: type[torch.optim.Optimizer],
+):
+    weight = nn.Parameter(torch.ones(3))
+    fused = optimizer([weight], lr=0.1, fused=True)
+    for flag, unchanged in [(1.0, True), (0.0, False)]:
+        weight.grad = torch.ones(3)
+        fused.grad_scale, fused.found_inf = None, torch.tensor(flag)
+        fused.step()
+        assert torch.equal(weight, torch.ones(3)) is unchanged
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize(
     ("optimizer", "options"),

@@ -86,6 +86,14 @@ def test_names_of_checkpoints():
     assert fault(line).startswith(f"{line}: must be best")
 
 
+def test_fsdp_needs_gpus():
+    assert "on CPUs use trainer.strategy=ddp" in fault("trainer=fsdp", "trainer.accelerator=cpu")
+    assert "clips only by value" in fault("trainer=fsdp", "trainer.gradient_clip_val=1.0")
+    check(
+        ["trainer=fsdp", "trainer.gradient_clip_val=1.0", "trainer.gradient_clip_algorithm=value"]
+    )
+
+
 def test_contradictions():
     assert fault("data.mean=[0,1]", "data.class_names=[a,b,c]").splitlines() == [
         "data.mean=[0, 1]: must have one for each of data.num_channels=1",

@@ -64,7 +64,7 @@ def begin(cfg: DictConfig, argv: list[str]) -> State:
     from project.checkpoint import newest
 
     run_dir = Path(cfg.run_dir)
-    url = cfg.callbacks.artifacts.url
+    url = OmegaConf.select(cfg, "callbacks.artifacts.url")
     if url and not list(run_dir.glob("checkpoints/*.ckpt")):
         artifacts.fetch(url, run_dir)
     changed = differences(cfg)

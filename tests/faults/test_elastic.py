@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,10 +22,9 @@ from tests.test_train import metrics
 def rendezvous(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
     """torchrun's options for a store on this machine."""
     port = free_port()
-    conf = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=200"
     options = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=elastic"]
     if request.param == "c10d":
-        yield ["--rdzv-backend=c10d", *options, f"--rdzv-conf={conf}", "--local-addr=127.0.0.1"]
+        yield ["--rdzv-backend=c10d", *options, "--local-addr=127.0.0.1"]
         return
     pytest.importorskip("etcd", reason="pip install project[elastic]")
     if shutil.which("etcd") is None:
@@ -43,7 +41,7 @@ def rendezvous(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             break
         time.sleep(0.1)
-    yield ["--rdzv-backend=etcd-v2", *options, "--rdzv-conf=last_call_timeout=3"]
+    yield ["--rdzv-backend=etcd-v2", *options]
     server.kill()
     server.wait()
 
@@ -51,24 +49,26 @@ def rendezvous(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[
 def test_a_node_leaves_and_another_joins(tmp_path: Path, rendezvous: list[str]):
     records = tmp_path / "records"
     command = [
-        *TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9",
-        "--monitor-interval=0.2", *rendezvous, "train.py", *BASE, "trainer.max_epochs=30",
+        "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9",
+        "--monitor-interval=0.2", *rendezvous, "train.py", *BASE, "trainer.max_epochs=12",
         f"run_root={tmp_path}", "callbacks.last.every_s=1",
         "+callbacks.recorder._target_=tests.faults.saboteur.Saboteur",
         f"+callbacks.recorder.dirpath={records}", "+callbacks.recorder.faults=[]",
         "+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=0.1",
     ]  # fmt: skip
-    assert sys.platform == "linux"
     processes: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:
-        log = (tmp_path / f"agent-{len(processes)}.log").open("wb")
+        conf = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
+        conf += f",join_timeout=200,is_host={int(not processes)}"
+        agent = [*TORCHRUN, f"--rdzv-conf={conf}", *command]
         variables = environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-        processes.append(
-            subprocess.Popen(
-                command, cwd=ROOT, env=variables, stdout=log, stderr=log, start_new_session=True
+        with (tmp_path / f"agent-{len(processes)}.log").open("wb") as log:
+            processes.append(
+                subprocess.Popen(
+                    agent, cwd=ROOT, env=variables, stdout=log, stderr=log, start_new_session=True
+                )
             )
-        )
 
     def sizes() -> list[int]:
         """World size of each step so far, as rank zero's share of the images says."""
@@ -102,7 +102,7 @@ def test_a_node_leaves_and_another_joins(tmp_path: Path, rendezvous: list[str]):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    assert metrics(tmp_path / "elastic")["test/accuracy"] > 0.9
+    assert metrics(tmp_path / "elastic")["test/accuracy"] > 0.8
     batches: dict[tuple[int, int, float], list[list[int]]] = {}
     for rank in (0, 1):
         for line in map(json.loads, (records / f"rank-{rank}.jsonl").read_text().splitlines()):
@@ -115,9 +115,9 @@ def test_a_node_leaves_and_another_joins(tmp_path: Path, rendezvous: list[str]):
             seen.setdefault((epoch, batch), parts[0])
             assert all(part == seen[epoch, batch] for part in parts)
     assert {(epoch, batch) for epoch, batch, _ in batches} == {
-        (epoch, batch) for epoch in range(30) for batch in range(20)
+        (epoch, batch) for epoch in range(12) for batch in range(20)
     }
-    for epoch in range(30):  # each image once in each epoch, whoever was there
+    for epoch in range(12):  # each image once in each epoch, whoever was there
         ids: list[int] = []
         for batch in range(20):
             parts = {tuple(p) for size in (1, 2) for p in batches.get((epoch, batch, size), [])}

@@ -1,8 +1,11 @@
 """A few faults of the laboratory, for every change; ``make faults`` does them all."""
 
+import itertools
 import json
 
 import pytest
+import torch
+from PIL import Image
 
 from tests.faults.experiments import EXPERIMENTS, RESTARTS
 from tests.faults.lab import Experiment, Laboratory
@@ -38,6 +41,23 @@ def test_a_harmed_run_ends_as_an_unharmed_one(laboratory: Laboratory, experiment
     assert outcome.survived, outcome.why
     if "SIGTERM" in experiment.name or "SIGINT" in experiment.name:
         assert outcome.steps_repeated == 0
+
+
+def test_a_run_whose_images_other_processes_read(laboratory: Laboratory):
+    root = laboratory.directory / "pets"
+    for number, (split, kind) in enumerate(itertools.product(("train", "test"), ("cat", "dog"))):
+        folder = root / split / kind
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = torch.randint(256, (80, 8, 8), generator=torch.Generator().manual_seed(number))
+        for index, image in enumerate(pixels.to(torch.uint8).numpy()):
+            Image.fromarray(image).save(folder / f"{index}.png")
+    data = {"root": root, "num_classes": 2, "num_val": 40, "image_size": 8, "num_workers": 1}
+    overrides = ["data=folder", *(f"data.{key}={value}" for key, value in data.items())]
+    experiment = Experiment(
+        "SIGTERM", "2 processes", ["term_agent backward 3 0"], overrides, exit_codes=(143,)
+    )
+    outcome = laboratory.run(experiment)
+    assert (outcome.survived, outcome.steps_repeated) == (True, 0), outcome.why
 
 
 def test_another_number_of_ranks_continues_the_same_global_batches(laboratory: Laboratory):
