@@ -1,5 +1,7 @@
 """How the ranks of one run find and follow each other."""
 
+import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -10,6 +12,8 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
 from omegaconf import DictConfig
 from torch import distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from project import environment, stopping
 from project.config import ConfigError
@@ -40,12 +44,47 @@ def process_group(cfg: DictConfig) -> Iterator[None]:
         backend = "cpu:gloo,cuda:nccl"
     # The watchdog of stopping.py, which says where each rank hangs, goes first.
     timeout = timedelta(seconds=cfg.cluster.timeout_s + 10)
-    dist.init_process_group(backend, timeout=timeout)
+    dist.init_process_group(
+        backend,
+        store=store_of_this_attempt(timeout),
+        rank=environment.rank(),
+        world_size=environment.world_size(),
+        timeout=timeout,
+    )
     stopping.defer()
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def store_of_this_attempt(timeout: timedelta) -> Store:
+    """A part of torchrun's store in which nobody has written before.
+
+    torchrun keeps one store over all restarts, with the addresses of the dead in it; and its count
+    of restarts differs between nodes that came at different times. So rank zero makes up a name,
+    and each other rank follows the newest one until rank zero, which lives, welcomes it there.
+    """
+    store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
+    token, joined = secrets.token_hex(8), ""
+    if rank == 0:
+        store.set("newest", token)
+        for number in range(1, world_size):
+            guest = store.get(f"{token}/guest/{number}").decode()
+            store.set(f"{token}/welcome/{guest}", "")
+        return PrefixStore(token, store)
+    deadline = time.monotonic() + timeout.total_seconds()
+    while True:
+        newest = store.get("newest").decode()
+        if newest != joined:
+            joined = newest
+            store.set(f"{joined}/guest/{store.add(f'{joined}/num_guests', 1)}", token)
+        try:
+            store.wait([f"{joined}/welcome/{token}"], timedelta(seconds=1))
+            return PrefixStore(joined, store)
+        except dist.DistStoreError:  # not yet; or a rank zero of before
+            if time.monotonic() > deadline:
+                raise
 
 
 def from_rank_zero(
@@ -88,7 +127,10 @@ def topology(cfg: DictConfig) -> dict[str, Any]:
         strategy = DDPStrategy(
             forward_sync_buffers=False,  # the model averages them once per epoch
             gradient_as_bucket_view=True,
-            find_unused_parameters="find_unused" in cfg.trainer.strategy,
+            # Else DDP sorts its gradients anew after its first step, also after a restart, which
+            # changes the order in which three ranks or more are summed, and so the last bits.
+            find_unused_parameters="find_unused" in cfg.trainer.strategy
+            or cfg.trainer.deterministic is True,
             **common,
         )
     return {

@@ -1,10 +1,8 @@
 """The faults, and the table of what became of them."""
 
-import os
-import platform
 from typing import Any
 
-from tests.faults.lab import ROOT, Experiment, cut, flip
+from tests.faults.lab import ROOT, Experiment, Outcome, cut, flip
 
 TABLE = ROOT / "docs" / "reliability.md"
 ONE, TWO, TORCHRUN = "1 process", "2 processes", "torchrun 2"
@@ -51,7 +49,8 @@ EXPERIMENTS = [
     terminated("SIGTERM to the agent", TORCHRUN, "term_agent step 27 0"),
     terminated("SIGTERM to one of two agents", AGENTS, "term_agent step 27 1"),
     terminated("SIGTERM to the first of two agents", AGENTS, "term_agent step 27 0"),
-    terminated("SIGTERM to the larger agent", UNEQUAL, "term_agent step 27 1"),
+    terminated("SIGTERM to the larger agent", UNEQUAL, "term_agent step 27 1",
+               overrides=["trainer.deterministic=true"]),
     killed("SIGKILL", ONE, "kill step 27 0"),
     killed("SIGKILL while writing a checkpoint", ONE, "kill save 8 0"),
     killed("SIGKILL before a checkpoint's rename", ONE, "kill rename 9 0"),
@@ -60,7 +59,8 @@ EXPERIMENTS = [
     killed("SIGKILL of rank 1 during validation", TORCHRUN, "kill val 40 1"),
     killed("SIGKILL of the agent", TORCHRUN, "kill_agent step 27 0"),
     killed("SIGKILL of one of two agents", AGENTS, "kill_agent step 27 1"),
-    killed("SIGKILL of a rank of the larger node", UNEQUAL, "kill backward 27 2"),
+    killed("SIGKILL of a rank of the larger node", UNEQUAL, "kill backward 27 2",
+           overrides=["trainer.deterministic=true"]),
     killed("SIGKILL of rank 1, restarted in place", RESTARTS, "kill step 27 1", max_attempts=1),
     killed("SIGKILL of rank 0, restarted in place", RESTARTS, "kill backward 31 0", max_attempts=1),
     killed("exception on one rank", TWO, "error step 27 1", says="planted error"),
@@ -93,21 +93,22 @@ EXPERIMENTS = [
 ]  # fmt: skip
 
 
-def table(outcomes: list[Any]) -> None:
-    """Put the results between the marks in docs/reliability.md."""
+def note(experiment: Experiment, outcome: Outcome) -> None:
+    """Put a result into the table of docs/reliability.md, in the order of ``EXPERIMENTS``."""
+    text = TABLE.read_text()
+    before, _, rest = text.partition("<!-- table -->\n")
+    old, _, after = rest.partition("<!-- end -->")
+    cells = [[c.strip() for c in line.split("|")[1:-1]] for line in old.splitlines()[2:]]
+    rows = {(cell[0], cell[1]): cell for cell in cells}
+    result = "yes" if outcome.survived else f"**no**: {outcome.why}"
+    seconds = f"{outcome.resume_s:.0f}" if outcome.resume_s else ""
+    key = experiment.name, experiment.topology
+    rows[key] = [*key, result, str(outcome.attempts), seconds, str(outcome.steps_repeated)]
+    order = [(e.name, e.topology) for e in EXPERIMENTS]
     lines = [
         "| fault | where | survived | attempts | seconds to the next step | steps repeated |",
         "|---|---|---|---|---|---|",
+        *(f"| {' | '.join(rows[key])} |" for key in order if key in rows),
     ]
-    for experiment, outcome in outcomes:
-        result = "yes" if outcome.survived else f"**no**: {outcome.why}"
-        seconds = f"{outcome.resume_s:.0f}" if outcome.resume_s else ""
-        cells = (experiment.name, experiment.topology, result, outcome.attempts, seconds)
-        lines.append(f"| {' | '.join(map(str, cells))} | {outcome.steps_repeated} |")
-    text = TABLE.read_text()
-    before, _, rest = text.partition("<!-- table -->")
-    _, _, after = rest.partition("<!-- end -->")
-    where = f"{os.cpu_count()} CPU cores ({platform.machine()})"
-    survived = sum(outcome.survived for _, outcome in outcomes)
-    head = f"\nMeasured by `make faults` on {where}: {survived} of {len(outcomes)} survived.\n\n"
-    TABLE.write_text(f"{before}<!-- table -->{head}{chr(10).join(lines)}\n<!-- end -->{after}")
+    table = "\n".join(lines)
+    TABLE.write_text(f"{before}<!-- table -->\n{table}\n<!-- end -->{after}")

@@ -1,7 +1,8 @@
 """The fault laboratory: harms real runs, lets them continue, and compares them with unharmed ones.
 
-python -m tests.faults.lab                 # every fault; writes the table of docs/reliability.md
-python -m tests.faults.lab kill --only     # the experiments whose name contains "kill"; no table
+python -m tests.faults.lab                 # every fault, into the table of docs/reliability.md
+python -m tests.faults.lab SIGKILL "1+1"   # those whose name and topology contain these words
+python -m tests.faults.lab --keep          # and keep what a lost run left, in ./lost
 
 The oracle: the final weights of every rank are bit-identical to those of the run that was left
 alone, and so are the images of every step, the final figures and the history.
@@ -276,26 +277,27 @@ def cut(name: str, share: float) -> Callable[[Path], None]:
 
 
 def main() -> None:
-    from tests.faults.experiments import EXPERIMENTS, table
+    from tests.faults.experiments import EXPERIMENTS, note
 
     words = [word for word in sys.argv[1:] if not word.startswith("-")]
     chosen = [e for e in EXPERIMENTS if all(w in f"{e.name} {e.topology}" for w in words)]
-    outcomes: list[tuple[Experiment, Outcome]] = []
+    lost = []
     with tempfile.TemporaryDirectory() as directory:
         laboratory = Laboratory(Path(directory))
-        for experiment in chosen:
+        for number, experiment in enumerate(chosen, start=1):
             outcome = laboratory.run(experiment)
-            outcomes.append((experiment, outcome))
+            note(experiment, outcome)
             result = "survived" if outcome.survived else f"LOST: {outcome.why}"
             print(
-                f"{len(outcomes)}/{len(chosen)}  {experiment.name}  [{experiment.topology}]  "
+                f"{number}/{len(chosen)}  {experiment.name}  [{experiment.topology}]  "
                 f"{result}  {outcome.steps_repeated} steps repeated", flush=True,
             )  # fmt: skip
-            if not outcome.survived and "--keep" in sys.argv:
-                shutil.copytree(directory, "/tmp/lost", dirs_exist_ok=True)
-    if not words:
-        table(outcomes)
-    sys.exit(any(not outcome.survived for _, outcome in outcomes))
+            if not outcome.survived:
+                lost.append(experiment.name)
+                if "--keep" in sys.argv:
+                    shutil.copytree(directory, "lost", dirs_exist_ok=True)
+    print(f"{len(chosen) - len(lost)} of {len(chosen)} survived")
+    sys.exit(bool(lost))
 
 
 if __name__ == "__main__":
