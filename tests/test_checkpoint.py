@@ -62,6 +62,7 @@ def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path: Path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["best.ckpt", "manifest.json"]
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_valid_checkpoint_exists_at_every_instant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

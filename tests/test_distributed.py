@@ -18,6 +18,7 @@ def meet(rank: int, port: int) -> None:
     fresh.wait(["rank-0", "rank-1", "rank-2"], timedelta(seconds=30))
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize("late", [0, 2])
 def test_ranks_of_now_meet_in_a_store_full_of_the_dead(late: int):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
