@@ -173,7 +173,8 @@ class Laboratory:
         everything = ""
         attempt = 0
         for attempt in range(1, experiment.max_attempts + 1):
-            codes, said = self.launch(experiment.topology, run_dir, overrides)
+            timeout = 240 + 60 * len(experiment.faults)
+            codes, said = self.launch(experiment.topology, run_dir, overrides, timeout)
             everything += said
             first = first or codes
             if attempt == 1 and experiment.damage:
