@@ -33,6 +33,9 @@ def test_one_two_three_and_four_ranks_have_the_same_loss_curve(tmp_path: Path):
     assert curve[-1] < curve[0]
     weights = torch.load(tmp_path / "1/weights-0.pt")
     for num in (2, 3, 4):
+        final, expected = (metrics(tmp_path / f"ranks-{n}") for n in (num, 1))
+        for name in ("train/loss", "val/loss", "test/loss"):
+            assert final[name] == pytest.approx(expected[name], abs=1e-4)
         assert losses(tmp_path / str(num)) == pytest.approx(curve, abs=1e-4)
         for stage in ("train", "val", "test"):
             assert recorded(tmp_path / str(num), stage) == recorded(tmp_path / "1", stage)
