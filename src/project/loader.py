@@ -103,6 +103,7 @@ class BatchLoader:
                 batch_size=None,
                 num_workers=num_workers,
                 persistent_workers=True,
+                worker_init_fn=stopping.end_quietly,
                 pin_memory=torch.cuda.is_available(),
                 generator=torch.Generator(),  # leaves the global random state alone
             )

@@ -90,6 +90,15 @@ def _note(signum: int, frame: FrameType | None) -> None:
         raise Stopped(signum)
 
 
+def end_quietly(worker_id: int) -> None:
+    """Let a loader process end without an error at SIGTERM, which torchrun sends to it too.
+
+    Else torch raises in its rank, in the middle of the step that the rank is about to save.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+
+
 def _follow(agent: int) -> None:
     """End with the agent: torchrun leaves its workers running when it is killed."""
     while os.getppid() == agent:
