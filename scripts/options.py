@@ -14,7 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from project import environment
-from project.config import ConfigError
+from project.config import ConfigError, RunError
 from project.run import load_run
 
 # Each key and its default: text, where it is None; a number from 1 on; the first of its choices.
@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 NUM_SHOWN = 3  # runs that an error names
 
 
-class ScriptError(RuntimeError):
+class ScriptError(RunError):
     """What was asked for could not be done: one message, exit code 1."""
 
 
@@ -56,12 +56,7 @@ def run_script(script: str, usage: str | None, main: Callable[..., int]) -> int:
         return main(model, data, values)
     except ConfigError as error:
         return _fail(error, exit_code=2)
-    except Exception as error:
-        from project.checkpoint import CheckpointError  # imports torch
-        from project.datasets import DataError
-
-        if not isinstance(error, (CheckpointError, DataError, ScriptError, OSError)):
-            raise
+    except (RunError, OSError) as error:
         return _fail(error, exit_code=1)
 
 

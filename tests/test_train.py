@@ -100,11 +100,13 @@ def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path):
     assert recorded(tmp_path / "b", "train") == recorded(tmp_path / "a", "train")[40:]
 
 
-def test_two_ranks_see_and_learn_what_one_rank_does(tmp_path: Path):
+@pytest.mark.parametrize("launcher", ["own", "torchrun"])
+def test_two_ranks_see_and_learn_what_one_rank_does(tmp_path: Path, launcher: str):
     overrides = [*QUICK, "cluster=k8s", "model=mlp", f"run_root={tmp_path}", "data.crop_padding=1"]
     one = run("train.py", *overrides, *record(tmp_path / "one"), RUN_ID="one")
     assert one.returncode == 0, one.stderr
-    two = run(*TORCHRUN, "train.py", *overrides, *record(tmp_path / "two"), RUN_ID="two")
+    start = ["train.py", "trainer.devices=2"] if launcher == "own" else [*TORCHRUN, "train.py"]
+    two = run(*start, *overrides, *record(tmp_path / "two"), RUN_ID="two")
     assert two.returncode == 0, two.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
     assert (tmp_path / "two/logs/rank-1.log").exists()

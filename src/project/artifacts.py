@@ -15,13 +15,14 @@ import shlex
 import shutil
 import threading
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import fsspec  # type: ignore[import-untyped]
 import lightning as L
 from lightning.pytorch.loggers import WandbLogger
 
 from project import environment
+from project.checkpoint import manifest_text
 from project.config import ConfigError
 from project.records import redacted
 
@@ -111,8 +112,7 @@ class Mirror:
             old, there = b"", []
         current = {name: self._digest(f"checkpoints/{name}") for name in {e["name"] for e in there}}
         kept = [e for e in there if e["sha256"] == current[e["name"]] and e not in here]
-        lines = ",\n".join(json.dumps(entry) for entry in [*kept, *here])
-        new = f"[\n{lines}\n]\n".encode()
+        new = manifest_text([*kept, *here]).encode()
         if new != old:
             self._put(MANIFEST, io.BytesIO(new), hashlib.sha256(new).hexdigest())
 
@@ -173,17 +173,6 @@ class Artifacts(L.Callback):
         """Start to copy, on rank zero."""
         if self.mirror and environment.rank() == 0 and self._thread.ident is None:
             self._thread.start()
-
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Let the best score so far count in a run that has moved; Lightning would forget it."""
-        new = str((self.run_dir / "checkpoints").resolve())
-        for state in checkpoint["callbacks"].values():
-            if old := state.get("dirpath"):
-                paths = {k: v.replace(old, new) for k, v in state.items() if isinstance(v, str)}
-                best = {k.replace(old, new): v for k, v in state["best_k_models"].items()}
-                state.update(paths, best_k_models=best)
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Give the best checkpoint to W&B, which copies it in a process of its own."""

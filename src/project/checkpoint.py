@@ -23,6 +23,7 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 
 from project import stopping
+from project.config import RunError
 from project.records import write_text
 from project.stopping import Stopped
 
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 PER_NAME = 3  # digests kept for each name: of the file, its predecessor, and one being written
 
 
-class CheckpointError(Exception):
+class CheckpointError(RunError):
     """A checkpoint cannot be written, or must not be loaded; the message says what to do."""
 
 
@@ -94,7 +95,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 def load(path: Path) -> dict[str, Any]:
     """The checkpoint at ``path``, on the CPU, once its digest is proven; else CheckpointError."""
-    if why := damage(path):
+    if why := damage(_digest(path), _manifest(path.parent)):
         raise CheckpointError(f"{path} is refused: {why}")
     try:
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -109,12 +110,11 @@ def previous(path: Path) -> Path:
     return path.with_stem(f"{path.stem}-previous")
 
 
-def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint file; None if it is as it was written."""
-    known = {entry["sha256"] for entry in _manifest(path.parent)}
-    if not known:
+def damage(sha256: str, manifest: list[dict[str, Any]]) -> str | None:
+    """What is wrong with the checkpoint of this digest; None if it is as it was written."""
+    if not manifest:
         return "there is no manifest.json beside it, which proves that it is whole"
-    if _digest(path) not in known:
+    if sha256 not in {entry["sha256"] for entry in manifest}:
         return "it is damaged, or from elsewhere: its SHA-256 is not in manifest.json"
     return None
 
@@ -125,8 +125,10 @@ def newest(directory: Path) -> Path | None:
     Raises:
         CheckpointError: if there are some, and none is valid.
     """
-    order = {entry["sha256"]: place for place, entry in enumerate(_manifest(directory))}
-    found = {path: damage(path) for path in sorted(directory.glob("*.ckpt"))}
+    manifest = _manifest(directory)
+    order = {entry["sha256"]: place for place, entry in enumerate(manifest)}
+    digests = {path: _digest(path) for path in sorted(directory.glob("*.ckpt"))}
+    found = {path: damage(digest, manifest) for path, digest in digests.items()}
     skipped = "".join(f"\n  {path}: {why}" for path, why in found.items() if why)
     valid = [path for path, why in found.items() if why is None]
     if found and not valid:
@@ -136,7 +138,7 @@ def newest(directory: Path) -> Path | None:
         )
     if skipped:
         log.warning("Skipped damaged checkpoints:%s", skipped)
-    return max(valid, key=lambda path: order[_digest(path)], default=None)
+    return max(valid, key=lambda path: order[digests[path]], default=None)
 
 
 class LastCheckpoint(Checkpoint):
@@ -202,8 +204,14 @@ class LastCheckpoint(Checkpoint):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Remember it."""
+        """Remember it; and the best score, which Lightning forgets if the run directory moved."""
         self._has_ended = checkpoint["has_ended"]
+        new = str(self.path.parent.resolve())
+        for state in checkpoint["callbacks"].values():
+            if old := state.get("dirpath"):
+                paths = {k: v.replace(old, new) for k, v in state.items() if isinstance(v, str)}
+                best = {k.replace(old, new): v for k, v in state["best_k_models"].items()}
+                state.update(paths, best_k_models=best)
 
     def _save(self, trainer: L.Trainer) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -246,8 +254,13 @@ def _note(target: Path, sha256: str, global_step: int) -> None:
     for entry in own[: len(own) + 1 - PER_NAME]:
         entries.remove(entry)
     entries.append({"name": target.name, "sha256": sha256, "global_step": global_step})
+    write_text(target.parent / "manifest.json", manifest_text(entries))
+
+
+def manifest_text(entries: list[dict[str, Any]]) -> str:
+    """A manifest as it is written: JSON, one entry per line."""
     lines = ",\n".join(json.dumps(entry) for entry in entries)
-    write_text(target.parent / "manifest.json", f"[\n{lines}\n]\n")
+    return f"[\n{lines}\n]\n"
 
 
 def _sync(directory: Path) -> None:

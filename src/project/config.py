@@ -32,6 +32,10 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 NEEDED = ("data", "model", "trainer", "cluster", "callbacks", "logger")  # groups
 
 
+class RunError(RuntimeError):
+    """What ends a run and the user can mend: one message, exit code 1. See its subclasses."""
+
+
 class ConfigError(ValueError):
     """What the user typed or wrote cannot be run: one message, exit code 2."""
 

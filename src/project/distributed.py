@@ -39,7 +39,7 @@ def process_group(cfg: DictConfig) -> Iterator[None]:
         yield
         return
     backend = "gloo"
-    if cfg.trainer.accelerator != "cpu" and torch.cuda.is_available():
+    if device_kind(cfg) == "cuda":
         torch.cuda.set_device(environment.local_rank())
         backend = "cpu:gloo,cuda:nccl"
     # The watchdog of stopping.py, which says where each rank hangs, goes first.
@@ -56,6 +56,11 @@ def process_group(cfg: DictConfig) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def device_kind(cfg: DictConfig) -> str:
+    """Where the ranks have their tensors: cuda or cpu."""
+    return "cuda" if cfg.trainer.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def store_of_this_attempt(timeout: timedelta) -> Store:

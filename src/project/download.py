@@ -16,8 +16,10 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from torchvision.datasets.utils import calculate_md5, download_url, extract_archive
 
+from project.config import RunError
 
-class DataError(RuntimeError):
+
+class DataError(RunError):
     """Data that is missing or damaged: one message for the person, exit code 1."""
 
     def __str__(self) -> str:

@@ -11,12 +11,14 @@ from torch import distributed as dist
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from project.config import RunError
+
 log = logging.getLogger(__name__)
 
 CHECK_EVERY = 50  # steps on a GPU between two looks at its flags
 
 
-class LossError(Exception):
+class LossError(RunError):
     """Too many steps had to be left out; the message names the step and the rank."""
 
 
@@ -52,8 +54,8 @@ class LossGuard(L.Callback):
         fine, self._loss_is_fine = self._loss_is_fine, None
         if getattr(trainer.precision_plugin, "scaler", None):
             return  # 16-mixed: infinite gradients are normal, and its scaler leaves them out
-        parameters = [p for p in pl_module.parameters() if p.grad is not None]
-        bad = ~get_total_norm([p.grad for p in parameters if p.grad is not None]).isfinite()
+        gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
+        bad = ~get_total_norm(gradients).isfinite()
         if isinstance(trainer.strategy, FSDPStrategy):  # each rank has seen a part of the gradient
             bad = trainer.strategy.reduce(bad.float(), reduce_op="max").bool()
         self._steps.append((trainer.global_step, bad, fine))
@@ -63,8 +65,7 @@ class LossGuard(L.Callback):
             if len(self._steps) >= CHECK_EVERY:
                 self._count(trainer)
         elif self._count(trainer):
-            for parameter in parameters:
-                parameter.grad = None
+            pl_module.zero_grad()
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]

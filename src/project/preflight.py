@@ -21,7 +21,8 @@ from torch import distributed as dist
 
 from project import environment
 from project.classifier import ImageClassifier
-from project.config import ConfigError
+from project.config import ConfigError, RunError
+from project.distributed import device_kind
 from project.run import HARMLESS, resolved
 from project.schema import leaves, show
 
@@ -31,7 +32,7 @@ SIOCGIFADDR = 0x8915  # asks for the IPv4 address of an interface; Linux
 OF_CONFIG = {"world size", "accelerator", "run directory"}  # checks that fail with exit code 2
 
 
-class PreflightError(RuntimeError):
+class PreflightError(RunError):
     """The surroundings are not fit for the run: one message, exit code 1."""
 
 
@@ -152,7 +153,7 @@ def inspect(cfg: DictConfig, model: ImageClassifier, *more: Finding) -> list[Fin
         ]
         well = [finding for finding in ranks if finding.check not in {bad.check for bad in amiss}]
         if dist.is_initialized() and not failure(amiss):
-            well.append(network(device(cfg)))
+            well.append(network(device_kind(cfg)))
     except RuntimeError as error:  # of a collective
         raise PreflightError(
             f"rank {environment.rank()}: the other ranks do not answer ({error}); see their logs, "
@@ -208,17 +209,12 @@ def accelerator(cfg: DictConfig) -> Finding:
     too_few = gpus < ranks and (chosen == "gpu" or (chosen == "auto" and gpus > 0))
     remedy = f"trainer.accelerator={chosen} takes one per rank: start fewer ranks, look at the "
     remedy = remedy + "driver and the GPU limit, or set trainer.accelerator=cpu" if too_few else ""
-    return Finding("accelerator", f"{device(cfg)}, {gpus} GPUs and {ranks} ranks here", remedy)
-
-
-def device(cfg: DictConfig) -> str:
-    """Where the process group and this rank have their tensors."""
-    return "cuda" if cfg.trainer.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+    return Finding("accelerator", f"{device_kind(cfg)}, {gpus} GPUs and {ranks} ranks here", remedy)
 
 
 def identity(cfg: DictConfig) -> dict[str, str]:
     """What must be the same on all ranks: configuration, code, torch and kind of device."""
-    values = {"torch": torch.__version__, "device": device(cfg)}
+    values = {"torch": torch.__version__, "device": device_kind(cfg)}
     for key, value in leaves(resolved(cfg)).items():
         if not HARMLESS.fullmatch(key) or key.startswith(("trainer.max_", "trainer.strategy")):
             values[key] = show(value)

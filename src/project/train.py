@@ -20,7 +20,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from project import agent, environment
-from project.config import CONFIGS, ConfigError, check, flags_of, help_text
+from project.config import CONFIGS, ConfigError, RunError, check, flags_of, help_text
 from project.rules import RULES
 
 
@@ -108,11 +108,6 @@ def main() -> int:
 
 def task(cfg: DictConfig) -> None:
     """Train what Hydra composed: the whole program, or one run of a sweep."""
-    from project.checkpoint import CheckpointError
-    from project.datasets import DataError
-    from project.loss_guard import LossError
-    from project.preflight import PreflightError
-
     hydra_config = HydraConfig.get()
     try:
         cfg.run_id = name_of(cfg)
@@ -121,7 +116,7 @@ def task(cfg: DictConfig) -> None:
         train(cfg, hydra_config.overrides.task)
     except ConfigError as error:
         sys.exit(fail(error, exit_code=2))
-    except (CheckpointError, DataError, LossError, PreflightError) as error:
+    except RunError as error:
         sys.exit(fail(error, exit_code=1))
 
 

@@ -8,7 +8,6 @@ The oracle: the final weights of every rank are bit-identical to those of the ru
 alone, and so are the images of every step, the final figures and the history.
 """
 
-import csv
 import json
 import os
 import shutil
@@ -25,6 +24,7 @@ from pathlib import Path
 import torch
 
 from tests.conftest import ROOT, environment
+from tests.test_train import history
 
 BASE = [
     "trainer.accelerator=cpu", "data.global_batch_size=60", "trainer.max_epochs=3", "model=mlp",
@@ -246,13 +246,6 @@ def steps_repeated(records: Path) -> tuple[int, float]:
     done = [json.loads(p.read_text()) for p in records.iterdir() if p.suffix == ""]
     later = [line["time"] for line in lines if line["attempt"] > min(done, default=1e99)]
     return repeated, (min(later) - min(done)) if later else 0.0
-
-
-def history(run_dir: Path) -> list[dict[str, str]]:
-    """Rows of metrics.csv without the columns that measure time."""
-    with (run_dir / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    return [{k: v for k, v in row.items() if not k.endswith("_per_second")} for row in rows]
 
 
 def flip(name: str) -> Callable[[Path], None]:

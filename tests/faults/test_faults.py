@@ -50,7 +50,7 @@ def test_a_run_whose_images_other_processes_read(laboratory: Laboratory):
         "SIGTERM", "2 processes", ["term_agent backward 2 0"], overrides, exit_codes=(143,)
     )
     outcome = laboratory.run(experiment)
-    assert outcome.survived, outcome.why
+    assert (outcome.survived, outcome.steps_repeated) == (True, 0), outcome.why
 
 
 def test_another_number_of_ranks_continues_the_same_global_batches(laboratory: Laboratory):
