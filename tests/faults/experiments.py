@@ -21,6 +21,10 @@ def killed(name: str, topology: str, *faults: str, **options: Any) -> Experiment
 
 
 MINUTE = "cluster.timeout_s=8"
+SLOW = [  # an orphan looks for its agent once a second
+    "+callbacks.slow._target_=tests.faults.saboteur.Slow",
+    "+callbacks.slow.seconds=0.2",
+]
 EXPERIMENTS = [
     terminated("SIGTERM before the first step", ONE, "term start 0 0"),
     terminated("SIGTERM at the first step", ONE, "term step 0 0"),
@@ -57,8 +61,8 @@ EXPERIMENTS = [
     killed("SIGKILL of rank 1 within a step", TWO, "kill backward 27 1"),
     killed("SIGKILL of rank 0 within a step", TORCHRUN, "kill backward 27 0"),
     killed("SIGKILL of rank 1 during validation", TORCHRUN, "kill val 40 1"),
-    killed("SIGKILL of the agent", TORCHRUN, "kill_agent step 27 0"),
-    killed("SIGKILL of one of two agents", AGENTS, "kill_agent step 27 1"),
+    killed("SIGKILL of the agent", TORCHRUN, "kill_agent step 27 0", overrides=SLOW),
+    killed("SIGKILL of one of two agents", AGENTS, "kill_agent step 27 1", overrides=SLOW),
     killed("SIGKILL of a rank of the larger node", UNEQUAL, "kill backward 27 2",
            overrides=["trainer.deterministic=true"]),
     killed("SIGKILL of rank 1, restarted in place", RESTARTS, "kill step 27 1", max_attempts=1),

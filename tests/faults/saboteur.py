@@ -135,7 +135,12 @@ class Saboteur(L.Callback):
         self.meet("test", trainer.global_step)
 
     def on_fit_end(self, trainer, pl_module) -> None:
-        torch.save(pl_module.state_dict(), self.dirpath / f"weights-{trainer.global_rank}.pt")
+        """Write the weights as a checkpoint has them: moving averages, where the run takes some.
+
+        In a model that had nothing left to learn Lightning does not put them.
+        """
+        weights = trainer._checkpoint_connector.dump_checkpoint()["state_dict"]
+        torch.save(weights, self.dirpath / f"weights-{trainer.global_rank}.pt")
 
 
 class Slow(L.Callback):
