@@ -1,4 +1,5 @@
 import re
+import socket
 
 import pytest
 
@@ -54,3 +55,22 @@ def test_values_of_secret_variables_are_hidden(monkeypatch):
     monkeypatch.setenv("HARMLESS", "something else")
     text = "key 0123456789abcdef, us, something else"
     assert environment.redact(text) == "key ***, us, something else"
+
+
+def test_the_address_towards_a_node_is_one_of_this_node(monkeypatch):
+    own = environment.address_towards("127.0.0.1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind((own, 0))  # the kernel refuses the addresses of others
+    assert environment.address_towards(own) == own
+    monkeypatch.setattr(environment, "ELSEWHERE", "255.255.255.255")  # no way out of here
+    assert environment.address_towards("127.0.1.1") == "127.0.1.1"
+    with pytest.raises(OSError, match=r"denied|unreachable"):
+        environment.address_towards("255.255.255.255")
+
+
+def test_variables_are_taken_from_the_processes_started_here(monkeypatch):
+    monkeypatch.setenv("PET_NNODES", "2")
+    before = environment.variables()
+    environment.unset_variables(["PET_NNODES", "PET_NOT_THERE"])
+    assert "PET_NNODES" not in environment.variables()
+    assert before["PET_NNODES"] == "2"

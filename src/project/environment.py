@@ -1,15 +1,22 @@
-"""What the surroundings say: ranks, the name of the run, processors, secrets.
+"""What the surroundings say: ranks, the name of the run, processors, the network, secrets.
 
 The only file of the project that reads or writes environment variables.
 """
 
+import fcntl
 import hashlib
 import os
 import platform
 import re
 import secrets
+import socket
+import struct
+from collections.abc import Iterable
+from ipaddress import ip_address
 from pathlib import Path
 
+ELSEWHERE = "203.0.113.1"  # reserved for documentation: only a default route leads there
+SIOCGIFADDR = 0x8915  # asks for the IPv4 address of an interface; Linux
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 
 
@@ -88,9 +95,53 @@ def limit_threads(num_processes: int = 1) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def interface_to(address: str) -> str | None:
+    """Name of the interface that leads to an IPv4 address, None if there is none.
+
+    For a loopback address, such as Debian's 127.0.1.1, it is that of the default route: other
+    nodes reach this one there.
+
+    Raises:
+        OSError: if no network leads to the address.
+    """
+    own = address_towards(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                reply = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("40s", name.encode()))
+            except OSError:
+                continue  # it has no address
+            if socket.inet_ntoa(reply[20:24]) == own:
+                return name
+    return None
+
+
+def address_towards(address: str) -> str:
+    """This node's own address on the way to another, as ``interface_to`` finds the way."""
+    itself = ip_address(address).is_loopback
+    target = ELSEWHERE if itself else address
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        error = probe.connect_ex((target, 9))  # sends nothing
+        if error and not itself:
+            raise OSError(error, os.strerror(error))
+        return address if error else str(probe.getsockname()[0])
+
+
 def set_variable(name: str, value: str) -> None:
     """Set a variable for the processes started here, or for a library that has no other way."""
     os.environ[name] = value
+
+
+def variables() -> dict[str, str]:
+    """A copy of them all, for who must find out by whom this container was started."""
+    return dict(os.environ)
+
+
+def unset_variables(names: Iterable[str]) -> None:
+    """Take variables away from the processes started here."""
+    for name in names:
+        os.environ.pop(name, None)
 
 
 def redact(text: str) -> str:

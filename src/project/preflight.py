@@ -1,16 +1,13 @@
 """What must hold on every rank before the first step; ``scripts/doctor.py`` shows it alone."""
 
-import fcntl
 import logging
 import os
 import shutil
 import socket
-import struct
 import tempfile
 import time
 from collections.abc import Iterator
 from hashlib import sha256
-from ipaddress import ip_address
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +20,11 @@ from project import environment
 from project.classifier import ImageClassifier
 from project.config import ConfigError, RunError
 from project.distributed import device_kind
+from project.environment import interface_to
 from project.run import HARMLESS, resolved
 from project.schema import leaves, show
 
 SHM = Path("/dev/shm")  # where loader processes leave their batches
-ELSEWHERE = "203.0.113.1"  # reserved for documentation: only a default route leads there
-SIOCGIFADDR = 0x8915  # asks for the IPv4 address of an interface; Linux
 OF_CONFIG = {"world size", "accelerator", "run directory"}  # checks that fail with exit code 2
 
 
@@ -89,30 +85,6 @@ def before(cfg: DictConfig) -> str:
     return f"{name} is {address}" + (f", reached through {interface}" if interface else "")
 
 
-def interface_to(address: str) -> str | None:
-    """Name of the interface that leads to an IPv4 address, None if there is none.
-
-    For a loopback address, such as Debian's 127.0.1.1, it is that of the default route: other
-    nodes reach this one there.
-
-    Raises:
-        OSError: if no network leads to the address.
-    """
-    itself = ip_address(address).is_loopback
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        error = probe.connect_ex((ELSEWHERE if itself else address, 9))  # sends nothing
-        if error and not itself:
-            raise OSError(error, os.strerror(error))
-        for _, name in socket.if_nameindex():
-            try:
-                reply = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("40s", name.encode()))
-            except OSError:
-                continue  # it has no address
-            if socket.inet_ntoa(reply[20:24]) == probe.getsockname()[0]:
-                return name
-    return None
-
-
 def check(cfg: DictConfig, model: ImageClassifier) -> None:
     """Raise on all ranks the ``failure`` of any of them; log what is only slow."""
     findings = inspect(cfg, model)
@@ -165,6 +137,8 @@ def inspect(cfg: DictConfig, model: ImageClassifier, *more: Finding) -> list[Fin
 def found_here(cfg: DictConfig, model: ImageClassifier) -> Iterator[Finding]:
     """What this rank can tell without the others."""
     size, devices, nodes = environment.world_size(), cfg.trainer.devices, cfg.trainer.num_nodes
+    if "max_nodes" in cfg.cluster:  # cluster=elastic: whoever is there
+        nodes = environment.num_nodes()
     wanted = size if devices == "auto" or devices * nodes == 1 else devices * nodes
     remedy = f"trainer.devices={devices} x trainer.num_nodes={nodes} must be that number, or 1"
     fact = f"ranks: {size}, nodes: {environment.num_nodes()}"

@@ -58,6 +58,10 @@ NAME = Rule(
     f"at most 63 of A-Z a-z 0-9 . _ -, the first a letter or digit, and {QUOTED}",
     lambda v: isinstance(v, str) and bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", v)),
 )
+COUNTS = Rule(
+    "a list of whole numbers, each at least 1", lambda v: v != [] and each(whole(1)).holds(v)
+)
+CPUS = Rule("text such as 500m", lambda v: bool(re.fullmatch(r"[1-9]\d*m?", str(v))))
 NO_LIMIT = Rule("-1 (no limit)", lambda v: type(v) is int and v == -1)
 NODE = Rule("a group with a _target_", lambda v: isinstance(v, dict) and "_target_" in v)
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true", "16-true")
@@ -84,6 +88,15 @@ RULES: dict[str, Rule] = {  # patterns of keys, * for any characters: rule; the 
     "callbacks.*.mode": one_of("min", "max"),
     "data.num_workers data.crop_padding *.num_batches_to_log": whole(0),
     "callbacks.*.patience callbacks.*.max_skipped": whole(0),
+    "cluster.image_pull_policy": one_of("IfNotPresent", "Always", "Never"),
+    "cluster.namespace cluster.queue cluster.volume": NULL | TEXT,
+    "cluster.user": NULL | whole(1),
+    "cluster.cpus": whole(1) | CPUS,
+    "cluster.devices_per_node": COUNTS,
+    "cluster.max_restarts cluster.backoff_limit": whole(0),
+    "cluster.min_nodes cluster.max_nodes": whole(1),
+    "cluster.cli": one_of("v2", "v1"),
+    "cluster.*_s": whole(1),
     "trainer.accelerator": one_of("auto", "cpu", "gpu", "mps", "tpu"),
     "trainer.devices": one_of("auto") | whole(1),
     "trainer.strategy": one_of("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp"),

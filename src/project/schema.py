@@ -17,7 +17,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from project.rules import QUOTED, RULES
 
 LAID_OVER = ("experiment", "debug", "local")  # groups that change values and bring no own keys
-SHARED = ("data/default", "model/default")  # included by the other files, not to be chosen
+SHARED = ("data/default", "model/default", "cluster/pods")  # parts of others, not to be chosen
 OURS = ("project.", "lightning.Trainer")  # targets whose keys are all listed in configs/
 COLLECTIONS = ("callbacks", "logger")  # nodes of nodes, to which a run may add its own
 TYPES = {
