@@ -10,7 +10,7 @@ from project import build, train
 from project.config import CONFIGS, ConfigError, check, flags_of, help_text
 from tests.conftest import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXPERIMENTS = sorted((CONFIGS / "experiment").glob("*.yaml"))
 NOT_HERE = ("configs/local", "src/pets")  # what the reader makes
 STAND_INS = {"$seed": "0", "=squeeze": "=cnn"}  # for what a command gets from the reader
@@ -35,18 +35,22 @@ def commands_of(code: str) -> list[tuple[str, str]]:
             line = line.replace(name, value)
         command = re.split(r" {2,}| \[", line)[0]  # less what explains it
         for part in re.split(r"; |&&", command):
-            starts = re.match(r"(do )?([A-Z_]+=\S+ )?(python|torchrun .*) train\.py( |$)", part)
+            starts = re.match(
+                r"(do )?([A-Z_]+=\S+ )*(python|torchrun .*) (train|scripts/launch)\.py( |$)", part
+            )
             if starts:
                 error = below if below.startswith("error: ") else ""
-                found.append((part[starts.end() :], error))
+                words = re.sub(r"(^| )action=\w+", "", part[starts.end() :])
+                found.append((words, error))
     return found
 
 
 SOURCES = {
-    **{page.name: code_of(page.read_text()) for page in PAGES},
+    **{page.relative_to(ROOT).as_posix(): code_of(page.read_text()) for page in PAGES},
     **{path.stem: re.sub("^# *", "", path.read_text(), flags=re.M) for path in EXPERIMENTS},
     "--help": help_text(),
     "train.py": (ROOT / "train.py").read_text().split('"""')[1],
+    "launch.py": (ROOT / "scripts/launch.py").read_text().split('"""')[1],
     "project.train": str(train.__doc__),
 }
 COMMANDS = [(source, *command) for source, code in SOURCES.items() for command in commands_of(code)]
@@ -65,8 +69,9 @@ def test_a_command_does_what_is_said(words: str, error: str):
 
 
 def test_commands_are_found_where_there_are_some():
-    sources = {source for source, *_ in COMMANDS}
-    assert sources == SOURCES.keys() - {"CONTRIBUTING.md", "use.md"}
+    silent = SOURCES.keys() - {source for source, *_ in COMMANDS}
+    clusters = {f"docs/clusters/{name}.md" for name in ("e2e", "entrypoint", "image")}
+    assert silent == {"CONTRIBUTING.md", "docs/use.md"} | clusters
     assert [source for source, *_ in COMMANDS].count("--help") == 6  # usage and five examples
 
 
@@ -82,13 +87,13 @@ def test_links_and_paths_lead_somewhere(page: Path):
         headings = re.findall(r"^#+ (.*)", path.read_text(), re.M)
         slugs = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
         assert not anchor or anchor in slugs, link
-    for name in re.findall(r"(?<![\w/])(?:src|configs|scripts|docs|tests)/[\w./-]*\w", text):
+    for name in re.findall(r"(?<![\w/])(?:src|configs|scripts|docs|tests|k8s)/[\w./-]*\w", text):
         assert (ROOT / name).exists() or name.startswith(NOT_HERE), name
 
 
 def test_the_tour_passes_every_file():
     tour = (ROOT / "docs" / "code.md").read_text()
-    files = [*(ROOT / "src/project").rglob("*.py"), *(ROOT / "scripts").glob("*.py")]
+    files = [*(ROOT / "src/project").rglob("*.py"), *(ROOT / "scripts").rglob("[!_]*.py")]
     names = [path.relative_to(ROOT).as_posix() for path in files if path.parent.name != "nets"]
     assert [name for name in names if f"`{name}`" not in tour] == []
 

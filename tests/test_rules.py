@@ -63,6 +63,7 @@ def test_every_pattern_is_of_a_key():
         ["data=mnist", "model=mlp", "callbacks=[early_stopping,ema]"],
         ["model=resnet18", "logger=[wandb,mlflow]"],
         ["data=folder", "data.num_classes=2"],
+        *([f"cluster={name}"] for name in ("elastic", "runai", "swarm")),
     ):
         keys |= leaves(plain(check(overrides))).keys()
     patterns = [pattern for patterns in RULES for pattern in patterns.split()]

@@ -1,0 +1,1 @@
+"""From one configuration to what a cluster understands."""

@@ -1,0 +1,159 @@
+"""A stand-in for a Kubernetes API server: enough of one for kubectl and the Python client.
+
+It knows the kinds in k8s/schemas.json.xz and checks by these what it is sent. Nothing runs in it: a
+test says what pods there are, how they fare and what they print.
+"""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import yaml
+from launcher import check
+
+from tests.apiserver_http import TICK_S, Handler, Refusal
+
+Node = dict[str, Any]
+IMMUTABLE = ("completions", "template", "completionMode", "podFailurePolicy")  # of a Job
+
+
+class Server(ThreadingHTTPServer):
+    """The state of the cluster.
+
+    Attributes:
+        objects: all of them, by kind, namespace and name.
+        logs: lines that a pod has printed, by its name.
+        refuse: gets method and path of each request, and may raise a Refusal.
+        controller: gets each object that is created, to add pods of it.
+        grace_s: seconds for which deleted pods go on.
+        cuts: how many logs are cut off after a line, as by a proxy.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, without: tuple[str, ...] = ()) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        kinds = check.schemas()["kinds"].items()
+        self.kinds = {kind: entry for kind, entry in kinds if kind.split()[1] not in without}
+        self.objects: dict[tuple[str, str, str], Node] = {}
+        self.namespaces = {"default"}
+        self.logs: dict[str, list[str]] = {}
+        self.refuse: Callable[[str, str], None] = lambda method, path: None
+        self.controller: Callable[[Node], None] = lambda created: None
+        self.grace_s = 0.0
+        self.cuts = 0
+        self.requests: list[tuple[str, str]] = []
+        self.version = 0
+        self.lock = threading.RLock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def kubeconfig(self, folder: Path) -> str:
+        """A file that leads kubectl here."""
+        path = folder / "kubeconfig"
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "here",
+            "clusters": [{"name": "here", "cluster": {"server": self.url}}],
+            "users": [{"name": "me", "user": {}}],
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
+        }  # fmt: skip
+        path.write_text(yaml.safe_dump(config))
+        return str(path)
+
+    def put(self, item: Node, namespace: str = "default") -> Node:
+        """Create or replace an object; its kind and name say which."""
+        with self.lock:
+            meta = item.setdefault("metadata", {})
+            if "name" not in meta:
+                meta["name"] = meta["generateName"] + uuid.uuid4().hex[:5]
+            namespace = meta.setdefault("namespace", namespace)
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            self.version += 1
+            given = {"uid": str(uuid.uuid4()), "creationTimestamp": now}
+            item["metadata"] = given | meta | {"resourceVersion": str(self.version)}
+            kind = f"{item['apiVersion']} {item['kind']}"
+            self.objects[kind, namespace, meta["name"]] = item
+            return item
+
+    def pod(self, name: str, owner: Node, status: Node, container: str = "trainer") -> Node:
+        """Create or replace a pod of ``owner``."""
+        old = self.objects.get(("v1 Pod", owner["metadata"]["namespace"], name), {})
+        own = {key: owner[key] for key in ("apiVersion", "kind")}
+        own |= {key: owner["metadata"][key] for key in ("name", "uid")}
+        meta = old.get("metadata", {"name": name, "labels": owner["metadata"]["labels"]})
+        return self.put({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": meta | {"ownerReferences": [{**own, "controller": True}]},
+            "spec": {"nodeName": "node-a", "containers": [{"name": container, "image": "x:1"}]},
+            "status": status,
+        }, owner["metadata"]["namespace"])  # fmt: skip
+
+    def judge(
+        self, kind: str, namespace: str, there: Node | None, new: Node, is_strict: bool
+    ) -> None:
+        """Refuse what a real server would."""
+        if namespace not in self.namespaces:
+            raise Refusal(404, "NotFound", f'namespaces "{namespace}" not found')
+        errors = check.errors(kind, new)
+        unknown = [error for error in errors if error.validator == "additionalProperties"]
+        if unknown and is_strict:
+            parts = list(map(str, unknown[0].absolute_path))
+            parts += sorted(unknown[0].instance.keys() - unknown[0].schema["properties"].keys())[:1]
+            message = f'strict decoding error: unknown field "{".".join(parts)}"'
+            raise Refusal(400, "BadRequest", message)
+        if wrong := [error for error in errors if error not in unknown]:
+            place = ".".join(map(str, wrong[0].absolute_path))
+            message = f"{new['metadata']['name']} is invalid: {place}: {wrong[0].message}"
+            raise Refusal(422, "Invalid", message)
+        if there and kind.endswith(" Job"):
+            for field in IMMUTABLE:
+                if there["spec"].get(field) != new["spec"].get(field):
+                    raise Refusal(422, "Invalid", f"spec.{field}: field is immutable")
+
+    def of_kind(self, kind: str) -> list[Node]:
+        """All objects of a kind such as ``Job``."""
+        with self.lock:
+            return [item for (k, _, _), item in self.objects.items() if k.split()[1] == kind]
+
+    def remove(self, key: tuple[str, str, str]) -> None:
+        """Delete an object with what it owns; pods and their owners stay for ``grace_s``."""
+        with self.lock:
+            item = self.objects[key]
+            uid = item["metadata"]["uid"]
+            doomed = [key] + [
+                k for k, other in self.objects.items()
+                if uid in [o["uid"] for o in other["metadata"].get("ownerReferences", ())]
+            ]  # fmt: skip
+            grace_s = self.grace_s if any(k[0] == "v1 Pod" for k in doomed) else 0
+            for k in doomed:
+                self.objects[k]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        if grace_s:
+            threading.Timer(grace_s, self.purge, [doomed]).start()
+        else:
+            self.purge(doomed)
+
+    def purge(self, keys: list[tuple[str, str, str]]) -> None:
+        with self.lock:
+            for key in keys:
+                self.objects.pop(key, None)
+
+
+@contextmanager
+def serve(without: tuple[str, ...] = ()) -> Iterator[Server]:
+    """A running server that does not know the kinds ``without``."""
+    server = Server(without)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": TICK_S})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,1 @@
+env 'FLYTE_OVERRIDES=["cluster=flyte", "trainer.devices=2", "data=cifar10"]' pyflyte run --remote --project=flytesnacks --domain=development --name=cifar --image=registry.example.com/project:0.1.0-flyte --destination-dir=/tmp/flyte scripts/flyte_workflow.py training

@@ -1,0 +1,52 @@
+"""The doorway, as a user calls it. What each action does is tested beside its own module."""
+
+import yaml
+
+from tests.conftest import run
+
+LAUNCH = ["scripts/launch.py"]
+
+
+def test_help_says_what_there_is():
+    result = run(*LAUNCH, "--help")
+    assert result.returncode == 0
+    for action in ("render", "check", "submit", "logs", "status", "cancel"):
+        assert f"  {action} " in result.stdout
+
+
+def test_the_default_is_to_print_manifests_under_the_name_of_the_run():
+    result = run(*LAUNCH, "cluster=k8s", "trainer.num_nodes=2", RUN_ID="mine")
+    assert (result.returncode, result.stderr) == (0, "")
+    documents = list(yaml.safe_load_all(result.stdout))
+    assert {document["metadata"]["name"] for document in documents} == {"mine"}
+    (container,) = documents[-1]["spec"]["template"]["spec"]["containers"]
+    assert container["args"][-2:] == ["cluster=k8s", "trainer.num_nodes=2"]
+
+
+def test_two_runs_without_a_name_do_not_meet():
+    first, second = (
+        next(yaml.safe_load_all(run(*LAUNCH, "cluster=k8s").stdout))["metadata"]["name"]
+        for _ in range(2)
+    )
+    assert first != second
+    assert first.startswith("digits-cnn-")
+
+
+def test_what_cannot_be_done_is_refused_with_one_line():
+    for words, message in (
+        (["cluster=k8s", "action=sumbit"], "did you mean action=submit?"),
+        (["cluster=local"], "python train.py runs it"),
+        (["trainer.num_nodes=2"], "cluster=local: needs no launching"),
+        (["cluster=k8s", "trainer.max_epoch=3"], "did you mean trainer.max_epochs=3?"),
+        (["cluster=k8s", "cluster.image_pull_policy=never"], "one of IfNotPresent, Always, Never"),
+    ):
+        result = run(*LAUNCH, *words)
+        assert (result.returncode, result.stdout) == (2, ""), words
+        assert message in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_a_name_that_no_run_may_have_is_refused():
+    result = run(*LAUNCH, "cluster=k8s", RUN_ID="a/b")
+    assert result.returncode == 2
+    assert "RUN_ID=a/b" in result.stderr
