@@ -67,6 +67,8 @@ def test_code_without_git_has_no_commit(tmp_path: Path, monkeypatch: pytest.Monk
     assert code_state(tmp_path) == (None, "")
     monkeypatch.setenv("PATH", "")
     assert code_state(tmp_path) == (None, "")
+    monkeypatch.setenv("PROJECT_REVISION", "4f2a")
+    assert code_state(tmp_path) == ("4f2a", "")
 
 
 def test_each_start_is_recorded_with_the_newest_code(

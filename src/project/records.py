@@ -65,7 +65,10 @@ def record_attempt(logs: Path, argv: list[str], seed: int) -> None:
 
 
 def code_state(code: Path) -> tuple[str | None, str]:
-    """The commit ``code`` is at, None without git, and what differs: new files by name only."""
+    """The commit ``code`` is at, and what differs from it: new files by name only.
+
+    Without git, as in an image, it is the commit that the image was built from, if it says so.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", "-c", "safe.directory=*", *arguments]
@@ -77,7 +80,8 @@ def code_state(code: Path) -> tuple[str | None, str]:
 
     status = git("status", "--porcelain")
     diff = f"{status}\n{git('diff', '--no-ext-diff', 'HEAD')}" if status else ""
-    return git("rev-parse", "HEAD").strip() or None, str(redacted(diff))
+    commit = git("rev-parse", "HEAD").strip() or environment.variable("PROJECT_REVISION")
+    return commit, str(redacted(diff))
 
 
 def surroundings() -> dict[str, Any]:

@@ -1,0 +1,52 @@
+# The image of a run: Python, the locked packages, and this code. It holds no data and no secrets.
+#
+#   docker build -t project:1 .     # docs/clusters/image.md has the rest: other bases, a private package index
+#
+# Any base with Python 3.11 to 3.13 will do; what Debian or Ubuntu lack of it, apt brings.
+ARG BASE_IMAGE=docker.io/library/python:3.11.13-slim-bookworm
+FROM ${BASE_IMAGE}
+
+USER root
+WORKDIR /workspace
+RUN { python3 -m venv /opt/venv && test -s /etc/ssl/certs/ca-certificates.crt; } || \
+    { apt-get update && \
+      apt-get install --yes --no-install-recommends ca-certificates python3-venv && \
+      apt-get clean && rm -rf /var/lib/apt/lists/* && \
+      python3 -m venv --clear /opt/venv; } && \
+    python3 -c 'import sys; v = sys.version_info; \
+      sys.exit(not (3, 11) <= v < (3, 14) and f"BASE_IMAGE has Python {v[0]}.{v[1]}; it must be 3.11 to 3.13")'
+ENV PATH=/opt/venv/bin:$PATH
+
+# During the build only: pip keeps no cache, and a secret may name another package index.
+ARG PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONFIG_FILE=/run/secrets/pip.conf
+
+# 6 GB, which only a new lock file installs again. First what installs and builds the others.
+COPY requirements.lock ./
+RUN --mount=type=secret,id=pip.conf \
+    sed -n '/^pip==/,/# via/p; /^setuptools==/,/# via/p' requirements.lock > /tmp/tools.lock && \
+    pip install --require-hashes -r /tmp/tools.lock && rm /tmp/tools.lock && \
+    pip install --no-build-isolation --require-hashes -r requirements.lock
+
+# For cluster=elastic, and for s3:// addresses. More of what requirements-dev.lock has, by name.
+ARG EXTRAS="python-etcd s3fs"
+COPY requirements-dev.lock ./
+RUN --mount=type=secret,id=pip.conf \
+    pip install --no-build-isolation --require-hashes -c requirements-dev.lock ${EXTRAS}
+
+# Readable for every user, written by none; a new volume takes over the modes of runs and data.
+COPY . ./
+RUN chmod -R a+rX . && python -m compileall -q src && install -d -m 1777 runs data
+
+# A user without a name or a home, and a root file system that is read-only.
+ENV PYTHONPATH=/workspace/src PYTHONUNBUFFERED=1 HOME=/tmp USER=project
+USER 1000:1000
+
+ARG REVISION= SOURCE=
+ENV PROJECT_REVISION=${REVISION}
+LABEL org.opencontainers.image.title="project" \
+      org.opencontainers.image.description="Image classification with Lightning and Hydra" \
+      org.opencontainers.image.licenses="MIT" \
+      org.opencontainers.image.source="${SOURCE}" \
+      org.opencontainers.image.revision="${REVISION}"
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["python", "-m", "project.entrypoint"]
