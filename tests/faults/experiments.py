@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from tests.faults.lab import ROOT, Experiment, Outcome, cut, flip
+from tests.faults.lab import PODS, ROOT, Experiment, Outcome, cut, flip
 
 TABLE = ROOT / "docs" / "reliability.md"
 ONE, TWO, TORCHRUN = "1 process", "2 processes", "torchrun 2"
 RESTARTS, AGENTS, UNEQUAL = "torchrun 2, restarts", "agents 1+1", "agents 1+2"
-STOPPED = {ONE: (143,), TWO: (143,)}  # torchrun makes every exit code 1
+STOPPED = {ONE: (143,), TWO: (143,), PODS: (143,)}  # torchrun makes every exit code 1
 
 
 def terminated(name: str, topology: str, *faults: str, **options: Any) -> Experiment:
@@ -55,6 +55,8 @@ EXPERIMENTS = [
     terminated("SIGTERM to the first of two agents", AGENTS, "term_agent step 27 0"),
     terminated("SIGTERM to the larger agent", UNEQUAL, "term_agent step 27 1",
                overrides=["trainer.deterministic=true"]),
+    terminated("SIGTERM to a pod", PODS, "term_pod step 27 1"),
+    terminated("SIGTERM to the pod of rank 0", PODS, "term_pod backward 27 0"),
     killed("SIGKILL", ONE, "kill step 27 0"),
     killed("SIGKILL while writing a checkpoint", ONE, "kill save 8 0"),
     killed("SIGKILL before a checkpoint's rename", ONE, "kill rename 9 0"),
@@ -63,6 +65,8 @@ EXPERIMENTS = [
     killed("SIGKILL of rank 1 during validation", TORCHRUN, "kill val 40 1"),
     killed("SIGKILL of the agent", TORCHRUN, "kill_agent step 27 0", overrides=SLOW),
     killed("SIGKILL of one of two agents", AGENTS, "kill_agent step 27 1", overrides=SLOW),
+    killed("SIGKILL of the agent in a pod", PODS, "kill_agent step 27 1", overrides=SLOW),
+    killed("SIGKILL of a rank in a pod", PODS, "kill backward 27 0"),
     killed("SIGKILL of a rank of the larger node", UNEQUAL, "kill backward 27 2",
            overrides=["trainer.deterministic=true"]),
     killed("SIGKILL of rank 1, restarted in place", RESTARTS, "kill step 27 1", max_attempts=1),

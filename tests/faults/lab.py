@@ -16,13 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
+from tests import pods
 from tests.conftest import ROOT, environment
 from tests.test_train import history
 
@@ -31,6 +33,7 @@ BASE = [
     "model.net.dropout=0.2", "data.crop_padding=1", "callbacks.predictions.num_batches_to_log=0",
 ]  # fmt: skip
 STEPS_PER_EPOCH = 20
+Process = subprocess.Popen[bytes]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
@@ -65,6 +68,13 @@ def agents(*processes: int) -> list[list[str]]:
     ]  # fmt: skip
 
 
+def indexed_job() -> list[list[str]]:
+    """Two pods, each with a network of its own and the entry point as process 1."""
+    options = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=pod-0.lab"]
+    return [[sys.executable, "-m", "project.entrypoint", *options]] * 2
+
+
+PODS = "pods 1+1"
 TOPOLOGIES: dict[str, tuple[int, Callable[[], list[list[str]]]]] = {
     "1 process": (1, alone),
     "2 processes": (2, self_launched),
@@ -72,6 +82,7 @@ TOPOLOGIES: dict[str, tuple[int, Callable[[], list[list[str]]]]] = {
     "torchrun 2, restarts": (2, lambda: torchrun("--max-restarts=30", "--monitor-interval=0.1")),
     "agents 1+1": (2, lambda: agents(1, 1)),
     "agents 1+2": (3, lambda: agents(1, 2)),
+    PODS: (2, indexed_job),
 }
 
 
@@ -101,6 +112,35 @@ class Outcome:
     attempts: int
 
 
+@contextmanager
+def in_sessions(commands: list[list[str]], log: BinaryIO, run_id: str) -> Iterator[list[Process]]:
+    """The commands as processes here; none outlives the attempt."""
+    processes = [
+        subprocess.Popen(
+            command, cwd=ROOT, env=environment(RUN_ID=run_id), stdin=subprocess.DEVNULL,
+            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        )
+        for command in commands
+    ]  # fmt: skip
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+
+
+@contextmanager
+def in_pods(commands: list[list[str]], log: BinaryIO, run_id: str) -> Iterator[list[Process]]:
+    """The commands as the pods of an Indexed Job, with cluster-like DNS."""
+    with tempfile.TemporaryDirectory() as directory, pods.cluster(Path(directory)) as cluster:
+        cluster.records[f"pod-0.lab.{pods.DOMAIN}"] = cluster.address(2)
+        for index, command in enumerate(commands):
+            variables = environment(RUN_ID=run_id, JOB_COMPLETION_INDEX=str(index))
+            cluster.start(f"pod-{index}", command, log, variables)
+        yield cluster.pods
+
+
 class Laboratory:
     """Runs experiments in ``directory``; an unharmed run of each kind is made once."""
 
@@ -116,25 +156,15 @@ class Laboratory:
         path = run_dir.parent / f"{run_dir.name}.log"
         log = path.open("ab")
         start = log.tell()
-        _, commands = TOPOLOGIES[topology]
-        processes = [
-            subprocess.Popen(
-                [*command, *self.base, *overrides, f"run_root={run_dir.parent}"],
-                cwd=ROOT, env=environment(RUN_ID=run_dir.name), stdin=subprocess.DEVNULL,
-                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            )
-            for command in commands()
-        ]  # fmt: skip
-        deadline = time.monotonic() + timeout
-        try:
-            codes = [p.wait(max(1, deadline - time.monotonic())) for p in processes]
-        except subprocess.TimeoutExpired:
-            codes = [124]
-        finally:
-            for process in processes:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, 9)
-            log.close()
+        words = [*self.base, *overrides, f"run_root={run_dir.parent}"]
+        commands = [[*command, *words] for command in TOPOLOGIES[topology][1]()]
+        surroundings = in_pods if topology == PODS else in_sessions
+        with log, surroundings(commands, log, run_dir.name) as processes:
+            deadline = time.monotonic() + timeout
+            try:
+                codes = [p.wait(max(1, deadline - time.monotonic())) for p in processes]
+            except subprocess.TimeoutExpired:
+                codes = [124]
         return codes, path.read_bytes()[start:].decode(errors="replace")
 
     def reference(self, topology: str, overrides: list[str]) -> Path:
@@ -276,6 +306,9 @@ def main() -> None:
     words = [word for word in sys.argv[1:] if not word.startswith("-")]
     chosen = [e for e in EXPERIMENTS if all(w in f"{e.name} {e.topology}" for w in words)]
     lost = []
+    if why := pods.why_not():
+        print(f"without pods: {why}")
+        chosen = [experiment for experiment in chosen if experiment.topology != PODS]
     with tempfile.TemporaryDirectory() as directory:
         laboratory = Laboratory(Path(directory))
         for number, experiment in enumerate(chosen, start=1):

@@ -53,6 +53,11 @@ class Saboteur(L.Callback):
     def term_agent(self, batch: Any) -> None:
         os.kill(os.getppid(), signal.SIGTERM)
 
+    def term_pod(self, batch: Any) -> None:
+        """What the kubelet does to a pod that is evicted."""
+        assert b"project.entrypoint" in Path("/proc/1/cmdline").read_bytes()
+        os.kill(1, signal.SIGTERM)
+
     def int_agent(self, batch: Any) -> None:
         os.kill(os.getppid(), signal.SIGINT)
 
