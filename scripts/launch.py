@@ -27,11 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from launcher import render
 from omegaconf import DictConfig
 
+from project import environment
 from project.config import CONFIGS, ConfigError, RunError, check
 from project.schema import choices_of, nearest
 from project.train import fail, name_of
 
-ACTIONS = ("render", "check", "submit", "logs", "status", "cancel")
+OF_A_RUN = ("logs", "status", "cancel")  # that is there
+ACTIONS = ("render", "check", "submit", *OF_A_RUN)
 
 
 def main(words: Sequence[str]) -> int:
@@ -47,6 +49,10 @@ def main(words: Sequence[str]) -> int:
         action = action_of(words)
         overrides = [word for word in words if not word.startswith("action=")]
         cfg = check(overrides)
+        if action in OF_A_RUN and not (cfg.run_id or environment.run_id()):
+            raise ConfigError(
+                f"RUN_ID: is not set; action={action} needs the name that action=submit printed"
+            )
         cfg.run_id = name_of(cfg)
         return act(action, cfg, overrides)
     except ConfigError as error:
