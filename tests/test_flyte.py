@@ -147,10 +147,11 @@ def test_the_actions_are_commands_of_flyte(tmp_path):
         script.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     for action in ("submit", "logs", "status", "cancel"):
-        result = run(LAUNCH, "cluster=flyte", f"action={action}", RUN_ID="cifar", PATH=path)
+        words = ["cluster=flyte", "cluster.image=ours:1", f"action={action}"]
+        result = run(LAUNCH, *words, RUN_ID="cifar", PATH=path)
         assert result.returncode == 0, result.stderr
     submit, logs, status, cancel = (tmp_path / "told").read_text().splitlines()
-    assert submit.startswith('pyflyte ["cluster=flyte"] run --remote')
+    assert submit.startswith('pyflyte ["cluster=flyte", "cluster.image=ours:1"] run --remote')
     assert submit.endswith(" scripts/flyte_workflow.py training")
     assert "--selector=execution-id=cifar" in logs
     assert status.startswith("flytectl  get execution ")

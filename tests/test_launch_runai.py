@@ -8,6 +8,8 @@ from project.config import ConfigError, check
 from tests.conftest import run
 from tests.test_launch_targets import RUNAI, TARGETS, command
 
+OURS = "cluster.image=ours:1"
+
 
 @pytest.mark.parametrize("name", RUNAI)
 def test_runai_gets_options_and_then_the_words_of_the_container(name):
@@ -29,15 +31,16 @@ def test_runai_is_executed_with_these_words(name, action, tmp_path):
     (tmp_path / "runai").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 7\n')
     (tmp_path / "runai").chmod(0o755)
     result = run(
-        "scripts/launch.py", *TARGETS[name], f"action={action}",
+        "scripts/launch.py", *TARGETS[name], OURS, f"action={action}",
         RUN_ID="cifar", PATH=f"{tmp_path}:{os.environ['PATH']}",
     )  # fmt: skip
     assert (result.returncode, result.stderr) == (7, "")  # what the command says
-    assert ["runai", *result.stdout.splitlines()] == command(name, action=action)
+    assert ["runai", *result.stdout.splitlines()] == command(name, OURS, action=action)
 
 
 def test_a_command_that_is_not_there_is_said_to_be_typed_elsewhere(tmp_path):
-    result = run("scripts/launch.py", *TARGETS["runai"], "action=submit", PATH=str(tmp_path))
+    words = [*TARGETS["runai"], OURS, "action=submit"]
+    result = run("scripts/launch.py", *words, PATH=str(tmp_path))
     assert result.returncode == 1
     assert "runai: no such command on this machine" in result.stderr
 

@@ -96,10 +96,3 @@ def test_schemas_are_made_from_a_swagger_and_custom_resources(tmp_path, monkeypa
     finally:
         check.schemas.cache_clear()
     assert schemas.main(["swagger.json"]) == 2
-
-
-def test_a_custom_resource_takes_no_fractions():
-    """The API server refuses them there, although it takes them in a Job."""
-    assert found("k8s", "cluster.cpus=0.5") == []
-    (fault,) = found("jobset", "cluster.cpus=0.5")
-    assert fault.endswith("requests.cpu=0.5: must be a whole number or text, such as 500m")

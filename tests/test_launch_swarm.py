@@ -160,7 +160,7 @@ def fake_docker(tmp_path, monkeypatch):
 
 def test_the_actions_are_commands_of_docker(fake_docker):
     for action in ("submit", "status", "logs", "cancel"):
-        words = ["cluster=swarm", "trainer.max_epochs=2"]
+        words = ["cluster=swarm", "cluster.image=ours:1", "trainer.max_epochs=2"]
         result = run(LAUNCH, *words, f"action={action}", RUN_ID="cifar")
         assert result.returncode == 0, result.stderr
     calls = fake_docker()
@@ -200,7 +200,8 @@ def test_commands_for_machines_without_swarm_are_typed_as_they_are(fake_docker, 
 
 def test_nothing_is_submitted_without_swarm():
     for action in ("submit", "logs"):
-        result = run(LAUNCH, "cluster=docker", f"action={action}", RUN_ID="cifar")
+        words = ["cluster=docker", "cluster.image=ours:1", f"action={action}"]
+        result = run(LAUNCH, *words, RUN_ID="cifar")
         assert (result.returncode, result.stdout) == (2, "")
         assert "action=render prints what to type" in result.stderr
 
