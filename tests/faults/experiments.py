@@ -23,7 +23,7 @@ def killed(name: str, topology: str, *faults: str, **options: Any) -> Experiment
 MINUTE = "cluster.timeout_s=8"
 SLOW = [  # an orphan looks for its agent once a second
     "+callbacks.slow._target_=tests.faults.saboteur.Slow",
-    "+callbacks.slow.seconds=0.2",
+    "+callbacks.slow.seconds=0.3",
 ]
 EXPERIMENTS = [
     terminated("SIGTERM before the first step", ONE, "term start 0 0"),

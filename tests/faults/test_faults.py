@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.faults.experiments import EXPERIMENTS
+from tests.faults.experiments import EXPERIMENTS, SLOW
 from tests.faults.lab import Experiment, Laboratory
 
 QUICK = {
@@ -41,13 +41,14 @@ def test_a_run_whose_images_other_processes_read(laboratory: Laboratory):
     for number, (split, kind) in enumerate(itertools.product(("train", "test"), ("cat", "dog"))):
         folder = root / split / kind
         folder.mkdir(parents=True, exist_ok=True)
-        pixels = torch.randint(256, (80, 8, 8), generator=torch.Generator().manual_seed(number))
+        pixels = torch.randint(256, (140, 8, 8), generator=torch.Generator().manual_seed(number))
         for index, image in enumerate(pixels.to(torch.uint8).numpy()):
             Image.fromarray(image).save(folder / f"{index}.png")
     data = {"root": root, "num_classes": 2, "num_val": 40, "image_size": 8, "num_workers": 1}
-    overrides = ["data=folder", *(f"data.{key}={value}" for key, value in data.items())]
+    # Slow, so that the signal comes within the epoch: in validation it would cost the steps before.
+    overrides = ["data=folder", *(f"data.{key}={value}" for key, value in data.items()), *SLOW]
     experiment = Experiment(
-        "SIGTERM", "2 processes", ["term_agent backward 2 0"], overrides, exit_codes=(143,)
+        "SIGTERM", "2 processes", ["term_agent backward 4 0"], overrides, exit_codes=(143,)
     )
     outcome = laboratory.run(experiment)
     assert (outcome.survived, outcome.steps_repeated) == (True, 0), outcome.why
