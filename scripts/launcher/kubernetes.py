@@ -8,12 +8,11 @@ from typing import Any
 from omegaconf import DictConfig
 
 from launcher import kubectl, kubeflow
-from launcher.follow import logs, status
+from launcher.follow import POLL_S, logs, status
 from launcher.kubectl import RUNS, Node, address, end_of, is_training, pods_of, run_of
 from project.config import RunError
 
 KEPT = ("PersistentVolumeClaim",)  # what outlives a run that is cancelled
-POLL_S = 1.0
 ANSWER_S = 5  # seconds in which a cluster says that it is there
 LATE_S = 60  # seconds that pods may take to go, beyond their grace
 

@@ -34,6 +34,10 @@ KINDS = {  # of Kubernetes itself, and their names in addresses
     "networking.k8s.io/v1 NetworkPolicy": "networkpolicies",
     "policy/v1 PodDisruptionBudget": "poddisruptionbudgets",
 }
+RULES = (  # of a schema that are kept as they are
+    *("type", "enum", "pattern", "minimum", "maximum", "required", "$ref"),
+    *("minItems", "maxItems", "minLength", "maxLength", "maxProperties"),
+)
 POD_TEMPLATE = "io.k8s.api.core.v1.PodTemplateSpec"
 METADATA = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 QUANTITY = r"^[+-]?(\d+\.?\d*|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?$"
@@ -135,13 +139,7 @@ def strict(node: Any, is_top: bool = True) -> Any:
     """The schema without its texts, and closed against fields that it does not list."""
     if node.get("x-kubernetes-int-or-string"):
         return {"type": ["integer", "string"]} | {k: node[k] for k in ("pattern",) if k in node}
-    kept: dict[str, Any] = {}
-    for key in ("type", "enum", "pattern", "minimum", "maximum", "required", "$ref"):
-        if key in node:
-            kept[key] = node[key]
-    for key in ("minItems", "maxItems", "minLength", "maxLength", "maxProperties"):
-        if key in node:
-            kept[key] = node[key]
+    kept: dict[str, Any] = {key: node[key] for key in RULES if key in node}
     for key in ("items", "additionalProperties"):
         if isinstance(node.get(key), dict):
             kept[key] = strict(node[key], is_top=False)

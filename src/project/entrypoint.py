@@ -8,7 +8,6 @@ docs/clusters/entrypoint.md lists. Exit codes: 0 finished, 1 error, 2 wrong usag
 137 killed (out of memory?), 143 stopped by SIGTERM.
 """
 
-import socket
 import sys
 import time
 import traceback
@@ -84,8 +83,7 @@ def wait_for(name: str, timeout_s: int) -> tuple[str, str]:
     deadline, waits = time.monotonic() + timeout_s, False
     while True:
         try:
-            found = socket.getaddrinfo(name, None)
-            address = str(min(found, key=lambda info: info[0] != socket.AF_INET)[4][0])
+            address = environment.address_of(name)
             return address, environment.address_towards(address)
         except OSError as why:
             if time.monotonic() + 1 > deadline:

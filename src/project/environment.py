@@ -116,6 +116,12 @@ def interface_to(address: str) -> str | None:
     return None
 
 
+def address_of(name: str | None) -> str:
+    """Address of a node, IPv4 where it has one; OSError while nobody knows the name."""
+    found = socket.getaddrinfo(name, None)
+    return str(min(found, key=lambda info: info[0] != socket.AF_INET)[4][0])
+
+
 def address_towards(address: str) -> str:
     """This node's own address on the way to another, as ``interface_to`` finds the way."""
     itself = ip_address(address).is_loopback

@@ -3,7 +3,6 @@
 import logging
 import os
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -65,8 +64,7 @@ def before(cfg: DictConfig) -> str:
     deadline = time.monotonic() + cfg.cluster.timeout_s
     while True:
         try:
-            found = socket.getaddrinfo(name, None)
-            address = str(min(found, key=lambda info: info[0] != socket.AF_INET)[4][0])
+            address = environment.address_of(name)
             if environment.num_nodes() > 1 and ":" not in address:
                 interface = interface_to(address)
             break
