@@ -49,4 +49,4 @@ LABEL org.opencontainers.image.title="project" \
       org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.revision="${REVISION}"
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["python", "-m", "project.entrypoint"]
+ENTRYPOINT ["python", "-m", "samestep.launch.entrypoint"]

@@ -18,16 +18,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
-
 import lightning as L
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from project import build
-from project.config import check
-from project.history import History
+from samestep import build
+from samestep.config.compose import check
+from samestep.run.history import History
 
 EPOCHS = 3
 BATCH_SIZE = 128

@@ -9,11 +9,11 @@ Exit codes: 0 fit to run, 1 something failed, 2 wrong usage or configuration.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-
-from project import agent, environment
-from project.config import ConfigError, check
 from project.train import fail, name_of
+from samestep.config.compose import check
+from samestep.errors import ConfigError
+from samestep.launch import agent
+from samestep.ranks import environment
 
 
 def main(words: list[str]) -> int:
@@ -38,8 +38,10 @@ def main(words: list[str]) -> int:
 
 def examine(cfg) -> int:
     """Print on rank zero what all ranks find."""
-    from project import build, distributed, preflight
-    from project.download import DataError
+    from samestep import build
+    from samestep.data.download import DataError
+    from samestep.ranks import preflight
+    from samestep.ranks import process_group as distributed
 
     build.check(cfg)
     model, data, extra = build.model(cfg), build.datamodule(cfg), []

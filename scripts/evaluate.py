@@ -9,12 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-
 from options import run_script
 
-from project.config import ConfigError
-from project.run import saved
+from samestep.errors import ConfigError
+from samestep.run.directory import saved
 
 
 def main(model: Any, data: Any, options: dict[str, Any]) -> int:

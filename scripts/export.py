@@ -17,12 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-
 from options import ScriptError, run_script
 
-from project.run import saved
+from samestep.run.directory import saved
 
 NUM_IMAGES = 64  # of the test set, on which the files are checked
 TOLERANCE = 1e-4  # of the largest logit, by which a logit may differ
@@ -84,7 +81,7 @@ def read_weights(data: Any, folder: Path) -> Any:
     from safetensors.torch import load_model
     from torch import nn
 
-    from project.build import build
+    from samestep.build import build
 
     net: Any = build(OmegaConf.load(folder / "config.yaml").net, "net")
     load_model(net, folder / "model.safetensors")

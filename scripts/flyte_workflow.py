@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # the processes that train import this
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-
 from filelock import FileLock
 from flytekit import Resources, Secret, current_context, task, workflow
 from flytekit.exceptions.user import FlyteRecoverableException
@@ -25,8 +23,9 @@ from flytekit.types.file import FlyteFile
 from flytekitplugins.kfpytorch import Elastic
 from omegaconf import DictConfig
 
-from project import environment
-from project.config import ConfigError, RunError, check
+from samestep.config.compose import check
+from samestep.errors import ConfigError, RunError
+from samestep.ranks import environment
 
 WORDS = json.loads(environment.variable("FLYTE_OVERRIDES") or '["cluster=flyte"]')
 CFG = check(WORDS)
@@ -83,7 +82,7 @@ class Result(NamedTuple):
 )
 def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
     """Fetch and verify the images, before any process trains."""
-    from project.build import build  # torch, which takes seconds
+    from samestep.build import build  # torch, which takes seconds
 
     data = check(hyperparameters.words()).data
     folder = Path(current_context().working_directory, "data")
@@ -119,8 +118,8 @@ def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
 )
 def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
     """Train and test; in each of the processes, of which rank zero's result counts."""
-    from project.records import read_history
     from project.train import name_of, train
+    from samestep.run.records import read_history
 
     if environment.run_id() == "local":  # Flyte's name for each execution without a cluster
         environment.set_variable("TORCHELASTIC_RUN_ID", "none")

@@ -20,17 +20,15 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-
-from launcher import render
 from omegaconf import DictConfig
 
-from project import environment
-from project.config import CONFIGS, ConfigError, RunError, check
-from project.schema import choices_of, nearest
 from project.train import fail, name_of
+from samestep.config.compose import CONFIGS, check
+from samestep.config.schema import choices_of, nearest
+from samestep.errors import ConfigError, RunError
+from samestep.launch import render
+from samestep.ranks import environment
 
 OF_A_RUN = ("logs", "status", "cancel")  # that is there
 ACTIONS = ("render", "check", "submit", *OF_A_RUN)
@@ -85,8 +83,8 @@ def act(action: str, cfg: DictConfig, overrides: Sequence[str]) -> int:
     if action == "render":
         print(render.text(documents) if documents else show(cfg, overrides), end="")
         return 0
-    from launcher import check as mistakes
-    from launcher import kubernetes
+    from samestep.launch import check as mistakes
+    from samestep.launch import kubernetes
 
     if action in ("check", "submit"):
         mistakes.refuse(mistakes.faults(cfg, documents))

@@ -1,8 +1,8 @@
 """Copy a model under a new name: its net, its config and its test.
 
 The copy edits tokens, never words: a name or a string that *is* the old name, or a dotted path or
-override with the old name as a part, as in ``project.nets.cnn.CNN`` and ``model=cnn``. Comments,
-docstrings and longer words stay as they are.
+override with the old name as a part, as in ``project.model.nets.cnn.CNN`` and ``model=cnn``.
+Comments, docstrings and longer words stay as they are.
 """
 
 import argparse
@@ -63,17 +63,21 @@ def plan(root: Path, name: str, source: str) -> tuple[dict[Path, Path], dict[str
         raise ValueError(f"there is no model {source!r} to copy: {hint}")
     target = str(yaml.safe_load(config.read_text("utf-8")).get("net", {}).get("_target_"))
     package, _, net_class = target.rpartition(".")
-    module = package.removeprefix("project.nets.")
+    module = package.removeprefix("project.model.nets.")
     pairs = {
-        root / "src/project/nets" / f"{module}.py": root / "src/project/nets" / f"{name}.py",
+        root / "src/project/model/nets" / f"{module}.py": root
+        / "src/project/model/nets"
+        / f"{name}.py",
         config: config.with_stem(name),
-        root / "tests/nets" / f"test_{module}.py": root / "tests/nets" / f"test_{name}.py",
+        root / "tests/project/model/nets" / f"test_{module}.py": root
+        / "tests/project/model/nets"
+        / f"test_{name}.py",
     }
     for path in pairs:
         if not path.is_file():
             missing = path.relative_to(root)
             raise ValueError(f"{source!r} cannot be copied: its net is {target}, without {missing}")
-    for path in (*pairs.values(), config.with_name(name), root / "src/project/nets" / name):
+    for path in (*pairs.values(), config.with_name(name), root / "src/project/model/nets" / name):
         if path.exists():
             raise ValueError(f"{name!r} is taken: there is {path.relative_to(root)}")
     return pairs, {source: name, module: name, net_class: class_name(name)}

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-
-from project import environment
-from project.config import ConfigError, RunError
-from project.run import load_run
+from samestep.errors import ConfigError, RunError
+from samestep.ranks import environment, secrets
+from samestep.run.directory import load_run
 
 # Each key and its default: text, where it is None; a number from 1 on; the first of its choices.
 RUN = {"run": None, "ckpt": ("best", "last")}
@@ -61,7 +59,7 @@ def run_script(script: str, usage: str | None, main: Callable[..., int]) -> int:
 
 
 def _fail(error: Exception, *, exit_code: int) -> int:
-    print(f"error: {environment.redact(str(error))}", file=sys.stderr)
+    print(f"error: {secrets.redact(str(error))}", file=sys.stderr)
     return exit_code
 
 

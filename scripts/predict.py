@@ -10,11 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-
 from options import run_script
 
-from project.config import ConfigError
+from samestep.errors import ConfigError
 
 BATCH_SIZE = 64  # files decoded and predicted at once
 
@@ -75,7 +73,7 @@ def predict(
     """Each file, and its guesses or why it cannot be read. Images are prepared as for training."""
     import torch
 
-    from project.datasets import DataError, read_image
+    from project.data.sources import DataError, read_image
 
     for start in range(0, len(files), BATCH_SIZE):
         images = {}

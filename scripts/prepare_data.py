@@ -1,19 +1,18 @@
 """Fetch and verify a data set: python scripts/prepare_data.py data=cifar10 [data.root=DIR]."""
 
 import argparse
-import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-from project.config import ConfigError, check
+from samestep.config.compose import check
+from samestep.errors import ConfigError
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Fetch a data set, for runs that may not.")
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="such as data=cifar10")
     try:
         data = check(parser.parse_args().overrides).data
-        from project.build import build  # imports torch, which takes seconds
-        from project.download import DataError
+        from samestep.build import build  # imports torch, which takes seconds
+        from samestep.data.download import DataError
 
         source, root = build(data.source, "data.source"), Path(data.root)
     except ConfigError as error:

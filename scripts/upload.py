@@ -8,13 +8,11 @@ Without url= it goes where the run was copied to. Keys of the store come from th
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-
 from options import options
 
-from project.config import ConfigError
-from project.records import redacted
-from project.run import saved
+from samestep.errors import ConfigError
+from samestep.ranks.secrets import redacted
+from samestep.run.directory import saved
 
 
 def main() -> int:
@@ -26,7 +24,7 @@ def main() -> int:
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(__doc__)
         return 0
-    from project.artifacts import Mirror  # imports lightning
+    from samestep.run.artifacts import Mirror  # imports lightning
 
     try:
         values = options(sys.argv[1:], {"run": None, "url": None}, files=False)

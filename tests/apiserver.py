@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from launcher import check
 
+from samestep.launch import check
 from tests.apiserver_http import TICK_S, Handler, Refusal
 
 Node = dict[str, Any]

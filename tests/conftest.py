@@ -47,7 +47,7 @@ def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def compose(tmp_path: Path) -> Callable[..., object]:
     """Compose and check a configuration whose run lives in ``tmp_path``."""
-    from project.config import check
+    from samestep.config.compose import check
 
     def build(*overrides: str) -> object:
         return check([f"run_root={tmp_path}", "run_id=test", *QUICK, *overrides])

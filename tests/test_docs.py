@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from project import build, train
-from project.config import CONFIGS, ConfigError, check, flags_of, help_text
+from project import train
+from samestep import build
+from samestep.config.compose import CONFIGS, check, flags_of, help_text
+from samestep.errors import ConfigError
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -93,7 +95,7 @@ def test_links_and_paths_lead_somewhere(page: Path):
 
 def test_the_tour_passes_every_file():
     tour = (ROOT / "docs" / "code.md").read_text()
-    files = [*(ROOT / "src/project").rglob("*.py"), *(ROOT / "scripts").rglob("[!_]*.py")]
+    files = [*(ROOT / "src").rglob("[!_]*.py"), *(ROOT / "scripts").rglob("[!_]*.py")]
     names = [path.relative_to(ROOT).as_posix() for path in files if path.parent.name != "nets"]
     assert [name for name in names if f"`{name}`" not in tour] == []
 

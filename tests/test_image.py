@@ -145,7 +145,7 @@ def test_the_container_is_an_ordinary_user_that_hears_signals():
     assert user.isdigit()
     assert group.isdigit()
     assert int(user) >= 1000
-    assert json.loads(all_of("ENTRYPOINT")[0]) == ["python", "-m", "project.entrypoint"]
+    assert json.loads(all_of("ENTRYPOINT")[0]) == ["python", "-m", "samestep.launch.entrypoint"]
     assert all_of("STOPSIGNAL") == ["SIGTERM"]
     assert all_of("WORKDIR") == ["/workspace"]
     assert settings("ENV").items() >= {"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}.items()

@@ -138,7 +138,10 @@ def test_a_python_that_does_not_fit_is_one_clear_line(clone: Clone, python: str)
 
 def test_arguments_reach_the_command(clone: Clone):
     assert clone.make("train", "ARGS=data=mnist seed=1")[1][-1] == "train.py data=mnist seed=1"
-    assert clone.make("test", "ARGS=-x tests/nets")[1][-1] == "-m pytest -n 2 -x tests/nets"
+    assert (
+        clone.make("test", "ARGS=-x tests/project/model/nets")[1][-1]
+        == "-m pytest -n 2 -x tests/project/model/nets"
+    )
 
 
 def test_help_is_the_default_and_names_every_target(clone: Clone):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from project.classifier import ImageClassifier
-    from project.data import ImageDataModule
+    from project.data.datamodule import ImageDataModule
+    from project.model.classifier import ImageClassifier
 
 
 def load_run(run_dir: str, ckpt: str = "best") -> tuple[ImageClassifier, ImageDataModule]:
@@ -22,6 +22,6 @@ def load_run(run_dir: str, ckpt: str = "best") -> tuple[ImageClassifier, ImageDa
     Raises:
         ConfigError: if ``run_dir`` holds no run, or the run no such checkpoint.
     """
-    from project.run import load_run  # torch is imported only when a run is loaded
+    from samestep.run.directory import load_run  # torch is imported only when a run is loaded
 
     return load_run(run_dir, ckpt)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from project.loader import Batch
+from project.data.images import Batch
 
 GRID_IMAGES = 64  # at most
 

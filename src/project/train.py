@@ -19,9 +19,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from project import agent, environment
-from project.config import CONFIGS, ConfigError, RunError, check, flags_of, help_text
-from project.rules import RULES
+from samestep.config.compose import CONFIGS, check, flags_of, help_text
+from samestep.config.rules import RULES
+from samestep.errors import ConfigError, RunError
+from samestep.launch import agent
+from samestep.ranks import environment
 
 
 def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
@@ -43,9 +45,13 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
     """
     import lightning as L
 
-    from project import artifacts, build, distributed, preflight, run, stopping
-    from project.history import History
-    from project.records import log_to_files
+    from samestep import build
+    from samestep.ranks import preflight, stopping
+    from samestep.ranks import process_group as distributed
+    from samestep.run import artifacts
+    from samestep.run import directory as run
+    from samestep.run.history import History
+    from samestep.run.records import log_to_files
 
     started = time.monotonic()
     stopping.install()

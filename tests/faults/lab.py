@@ -26,7 +26,7 @@ import torch
 
 from tests import pods
 from tests.conftest import ROOT, environment
-from tests.test_train import history
+from tests.project.test_train import history
 
 BASE = [
     "trainer.accelerator=cpu", "data.global_batch_size=60", "trainer.max_epochs=3", "model=mlp",
@@ -71,7 +71,7 @@ def agents(*processes: int) -> list[list[str]]:
 def indexed_job() -> list[list[str]]:
     """Two pods, each with a network of its own and the entry point as process 1."""
     options = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=pod-0.lab"]
-    return [[sys.executable, "-m", "project.entrypoint", *options]] * 2
+    return [[sys.executable, "-m", "samestep.launch.entrypoint", *options]] * 2
 
 
 PODS = "pods 1+1"

@@ -11,8 +11,8 @@ from typing import Any
 import lightning as L
 import torch
 
-from project import environment
-from project.loader import ImageSet
+from project.data.images import ImageSet
+from samestep.ranks import environment
 
 
 class Saboteur(L.Callback):
@@ -55,7 +55,7 @@ class Saboteur(L.Callback):
 
     def term_pod(self, batch: Any) -> None:
         """What the kubelet does to a pod that is evicted."""
-        assert b"project.entrypoint" in Path("/proc/1/cmdline").read_bytes()
+        assert b"samestep.launch.entrypoint" in Path("/proc/1/cmdline").read_bytes()
         os.kill(1, signal.SIGTERM)
 
     def int_agent(self, batch: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import ROOT, environment
 from tests.faults.lab import BASE, TORCHRUN, free_port
-from tests.test_train import metrics
+from tests.project.test_train import metrics
 
 
 @pytest.fixture(params=["c10d", "etcd-v2"])

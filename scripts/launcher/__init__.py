@@ -1,1 +1,0 @@
-"""From one configuration to what a cluster understands."""

@@ -1,0 +1,216 @@
+"""Where images come from: each source makes its files present, and reads them."""
+
+import contextlib
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
+from torchvision.datasets.mnist import read_image_file, read_label_file
+
+from samestep.data.download import DataError as DataError  # sources raise it
+from samestep.data.download import fetch
+
+
+class Images(NamedTuple):
+    """Labelled images in memory."""
+
+    images: Tensor  # uint8 [N, C, H, W]
+    labels: Tensor  # int64 [N], class indices
+
+
+class ImageFiles:
+    """Labelled images in files, decoded when they are asked for, by any process.
+
+    The paths lie in one block of memory, so that worker processes share it instead of copying it.
+
+    Args:
+        classes: their names; the label of an image is a position in this list.
+        samples: path and label of each image.
+    """
+
+    def __init__(self, classes: list[str], samples: list[tuple[str, int]]) -> None:
+        self.classes = classes
+        self.labels = torch.tensor([label for _, label in samples])  # int64 [N]
+        self._paths = np.array([path for path, _ in samples])
+
+    def read(self, ids: Tensor, num_channels: int, image_size: int) -> Tensor:
+        """uint8 ``[B, C, H, W]``: the images ``ids``, made alike by ``read_image``."""
+        images = torch.empty(len(ids), num_channels, image_size, image_size, dtype=torch.uint8)
+        for image, path in zip(images, self._paths[ids.numpy()], strict=True):
+            image.copy_(read_image(Path(path), num_channels, image_size))
+        return images
+
+
+class Source(Protocol):
+    """A labelled set of images with an official test set of its own."""
+
+    def prepare(self, root: Path, *, download: bool, mirror: str | None) -> None:
+        """Make the files below ``root`` present and intact, or raise a DataError.
+
+        One process of each node calls this first. ``download`` allows to fetch what is missing or
+        damaged, and ``mirror`` is an address to use instead of the official one.
+        """
+
+    def load(self, root: Path, *, train: bool) -> Images | ImageFiles:
+        """All official training or test images, in the order of the files, or a DataError."""
+
+
+class Digits:
+    """The 1,797 handwritten digits that come with scikit-learn, 8 x 8 pixels.
+
+    They have no official test set: 360 images, the same ones in every run, serve as one.
+    Source: UCI machine learning repository, Optical Recognition of Handwritten Digits.
+    """
+
+    def prepare(self, root: Path, *, download: bool, mirror: str | None) -> None:
+        """Nothing to do: the files are part of scikit-learn."""
+
+    def load(self, root: Path, *, train: bool) -> Images:
+        """1,437 training or 360 test images, uint8 ``[N, 1, 8, 8]``."""
+        from sklearn.datasets import load_digits  # a second that other sources need not spend
+
+        digits = load_digits()
+        order = np.random.RandomState(0).permutation(1797)  # frozen: the same in every numpy
+        ids = np.sort(order[360:] if train else order[:360])
+        images = (digits.images[ids] * (255 / 16)).round().astype(np.uint8)  # stored as 0 to 16
+        return Images(torch.from_numpy(images)[:, None], torch.from_numpy(digits.target[ids]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MNIST:
+    """Handwritten digits, 28 x 28 pixels, and every other set in the format of MNIST.
+
+    Args:
+        url: address below which the archives lie.
+        archives: name to md5.
+        files: extracted file to md5, verified before the file is read.
+        name: directory below ``root``, and the name of the YAML file.
+
+    Source: http://yann.lecun.com/exdb/mnist
+    """
+
+    url: str
+    archives: Mapping[str, str]
+    files: Mapping[str, str]
+    name: str = "mnist"
+
+    def prepare(self, root: Path, *, download: bool, mirror: str | None) -> None:
+        """Fetch and verify the files, see ``fetch``."""
+        fetch(root / self.name, download=download, mirror=mirror, **vars(self))
+
+    def load(self, root: Path, *, train: bool) -> Images:
+        """Training or test images, uint8 ``[N, 1, 28, 28]``."""
+        prefix = root / self.name / ("train" if train else "t10k")
+        with _reading(Path(f"{prefix}-images-idx3-ubyte")) as path:
+            images = read_image_file(path)[:, None]
+        with _reading(Path(f"{prefix}-labels-idx1-ubyte")) as path:
+            return _matching(images, read_label_file(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CIFAR10:
+    """Photographs of ten kinds of things, 32 x 32 pixels in colour.
+
+    Args:
+        url, archives, files, name: as for ``MNIST``.
+
+    Source: https://www.cs.toronto.edu/~kriz/cifar.html
+    """
+
+    url: str
+    archives: Mapping[str, str]
+    files: Mapping[str, str]
+    name: str = "cifar10"
+
+    def prepare(self, root: Path, *, download: bool, mirror: str | None) -> None:
+        """Fetch and verify the files, see ``fetch``."""
+        fetch(root / self.name, download=download, mirror=mirror, **vars(self))
+
+    def load(self, root: Path, *, train: bool) -> Images:
+        """Training or test images, uint8 ``[N, 3, 32, 32]``."""
+        prefix = "data_batch_" if train else "test_batch"
+        parts = []
+        for file in sorted(file for file in self.files if Path(file).name.startswith(prefix)):
+            with _reading(root / self.name / file) as path, path.open("rb") as stream:
+                batch = _ArrayUnpickler(stream, encoding="latin1").load()
+                images = torch.from_numpy(batch["data"]).view(-1, 3, 32, 32)
+                parts.append(_matching(images, torch.tensor(batch["labels"])))
+        return Images(*map(torch.cat, zip(*parts, strict=True)))
+
+
+class ImageFolder:
+    """Your own images: ``train/<class>/*.png`` and ``test/<class>/*.png`` below ``root``.
+
+    Files of the types torchvision knows count, in folders of any depth; the others are ignored.
+    """
+
+    def prepare(self, root: Path, *, download: bool, mirror: str | None) -> None:
+        """Check that both sets have the same classes. Nothing is ever downloaded."""
+        classes = []
+        for part in ("train", "test"):
+            with _reading(root / part) as folder:
+                classes.append(set(find_classes(folder)[0]))
+        if only := sorted(classes[0] ^ classes[1]):
+            raise DataError(f"{root}: train and test have unlike classes; one lacks {only}")
+
+    def load(self, root: Path, *, train: bool) -> ImageFiles:
+        """The files of ``root/train`` or ``root/test``, ordered by class and name."""
+        folder = root / ("train" if train else "test")
+        with _reading(folder):
+            classes, labels = find_classes(folder)
+            return ImageFiles(classes, make_dataset(folder, labels, IMG_EXTENSIONS))
+
+
+def read_image(path: Path, num_channels: int, image_size: int) -> Tensor:
+    """uint8 ``[num_channels, image_size, image_size]``; 1 channel is grey, 3 are colours.
+
+    The image is turned upright, scaled to ``image_size`` on its short side, and cropped centrally;
+    transparency is dropped. A file that cannot be decoded, or has more than 8 bits per channel,
+    raises a DataError.
+    """
+    mode, size = "L" if num_channels == 1 else "RGB", (image_size, image_size)
+    with _reading(path), Image.open(path) as file:
+        if file.mode.startswith(("I", "F")):
+            raise ValueError("more than 8 bits per channel, convert it first")
+        file.draft(mode, size)  # large JPEGs are decoded at a smaller scale
+        image: Image.Image = ImageOps.exif_transpose(file)
+        if "transparency" in image.info:
+            image = image.convert("RGBA")
+        image = ImageOps.fit(image.convert(mode), size, Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.array(image)).view(*size, num_channels).permute(2, 0, 1)
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Reads arrays and plain values; a pickle that asks for anything else is refused, not run."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed = {
+            "_reconstruct": np.zeros(0).__reduce__()[0],
+            "ndarray": np.ndarray,
+            "dtype": lambda name, align, copy: np.dtype(name, align=bool(align), copy=bool(copy)),
+        }
+        if module.partition(".")[0] != "numpy" or name not in allowed:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which image data never do")
+        return allowed[name]
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[Path]:
+    """Whatever reading ``path`` raises, raise a DataError that names it."""
+    try:
+        yield path
+    except Exception as error:
+        raise DataError(f"{path} cannot be read: {str(error) or type(error).__name__}") from error
+
+
+def _matching(images: Tensor, labels: Tensor) -> Images:
+    if len(images) != len(labels):
+        raise ValueError(f"there are {len(images)} images, but {len(labels)} labels")
+    return Images(images, labels)

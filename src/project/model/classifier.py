@@ -1,0 +1,190 @@
+"""What is learned, and how: the loss, the metrics and the optimizer."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import LRSchedulerConfigType, OptimizerLRSchedulerConfig
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from project.data.images import Batch
+from project.model.metrics import Sums
+from samestep.data.sampler import mixed
+from samestep.errors import ConfigError
+
+
+class ImageClassifier(L.LightningModule):
+    """A network trained to name the class of an image, by cross entropy.
+
+    Logs, once per epoch and over all ranks, with ``<stage>`` one of train, val and test:
+
+    - ``<stage>/loss``: mean cross entropy, in nats per image. Guessing gives ``log(num_classes)``.
+    - ``<stage>/accuracy``: fraction of images whose highest logit is the right class, 0 to 1.
+    - ``<stage>/top5_accuracy``: fraction whose right class is among the five highest logits;
+      only with more than ten classes.
+    - ``test/accuracy_<class>``: fraction of the images of one class that were recognized.
+
+    The figures are exact on any number of ranks, also when their shares are unequal. The random
+    numbers of a training step (dropout) are a pure function of seed, step and rank, so a run that
+    was interrupted goes on as if nothing had happened.
+
+    Args:
+        net: maps images ``[B, C, H, W]`` to logits ``[B, num_classes]``.
+        num_classes: number of classes.
+        optimizer: builds the optimizer from parameter groups, such as
+            ``functools.partial(torch.optim.SGD, lr=0.1)``. Norms and biases are a group of their
+            own, without weight decay.
+        lr_scheduler: builds the learning-rate schedule from the optimizer and ``total_steps``.
+            It steps once per optimizer step and ends with the last one.
+        label_smoothing: share of the training target spread over all classes, 0 to 1.
+        compile: compile the net in place, which leaves the keys of checkpoints as they are.
+        seed: of the random numbers within training steps.
+    """
+
+    def __init__(
+        self,
+        *,
+        net: nn.Module,
+        num_classes: int,
+        optimizer: Callable[[list[dict[str, Any]]], Optimizer],
+        lr_scheduler: Callable[..., LRScheduler],
+        label_smoothing: float,
+        compile: bool,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.num_classes = num_classes
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.label_smoothing = label_smoothing
+        self.seed = seed
+        self.train_sums, self.val_sums, self.test_sums = Sums(), Sums(), Sums()
+        self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+        """Test images by class (rows) and guess (columns), over all ranks once tested."""
+        if compile:
+            self.net.compile()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits ``[B, num_classes]`` of images ``[B, C, H, W]``."""
+        logits: Tensor = self.net(images)
+        return logits
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Seed this step's random numbers."""
+        seed = mixed(self.seed, self.current_epoch, batch_idx, self.global_rank)
+        # torch.manual_seed would also queue a call, with a stack trace, for GPUs not in use.
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Loss of one training batch, a scalar to minimize."""
+        logits = self(batch.images)
+        loss = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing)
+        self.train_sums.update(loss, logits, batch.labels)
+        return loss
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the sums of an unfinished epoch, ``[ranks, 4]``."""
+        own = self.train_sums.state(self.device)
+        sums = torch.zeros(self.trainer.world_size, *own.shape, dtype=own.dtype, device=own.device)
+        sums[self.global_rank] = own
+        checkpoint["train_sums"] = self._add_up(sums).cpu()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up the sums: each rank its own, or rank zero all if their number has changed."""
+        sums = checkpoint["train_sums"]
+        if len(sums) != self.trainer.world_size:
+            sums = torch.zeros(self.trainer.world_size, 4, dtype=sums.dtype)
+            sums[0] = checkpoint["train_sums"].sum(0)
+        self.train_sums.load_state(sums[self.global_rank].to(self.device))
+
+    def on_train_epoch_end(self) -> None:
+        """Log the training figures of the epoch."""
+        self._log("train", self.train_sums)
+        self._average_buffers()  # so that every rank, and the checkpoint, hold the same model
+
+    def on_validation_start(self) -> None:
+        """Validate the same model on every rank."""
+        self._average_buffers()
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Score one validation batch."""
+        self._score(batch, self.val_sums)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the validation figures."""
+        self._log("val", self.val_sums)
+
+    def on_test_start(self) -> None:
+        """Begin a new confusion matrix."""
+        self.confusion = torch.zeros(self.num_classes**2, dtype=torch.int64, device=self.device)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Score one test batch, and return its logits ``[B, num_classes]``."""
+        logits = self._score(batch, self.test_sums)
+        cells = batch.labels * self.num_classes + logits.argmax(1)
+        self.confusion += cells.bincount(minlength=self.num_classes**2)
+        return logits
+
+    def on_test_epoch_end(self) -> None:
+        """Log the test figures, of all images and of each class."""
+        self._log("test", self.test_sums)
+        counts = self._add_up(self.confusion).reshape(self.num_classes, self.num_classes)
+        self.confusion = counts.cpu()
+        accuracies = self.confusion.diag() / self.confusion.sum(1)
+        names = self.trainer.datamodule.class_names  # type: ignore[attr-defined]
+        for name, accuracy in zip(names, accuracies, strict=True):
+            if not accuracy.isnan():  # a class without test images has no accuracy
+                self.log(f"test/accuracy_{name}", accuracy.to(self.device), sync_dist=True)
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """Build the optimizer, and a schedule that spans the whole run."""
+        total_steps = self.trainer.estimated_stepping_batches
+        if math.isinf(total_steps):
+            raise ConfigError(
+                f"trainer.max_epochs={self.trainer.max_epochs}: the learning-rate schedule must "
+                "know where the run ends; set trainer.max_epochs or trainer.max_steps"
+            )
+        optimizer, scheduler = self.build_optimizer(int(total_steps))
+        schedule: LRSchedulerConfigType = {"scheduler": scheduler, "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def build_optimizer(self, total_steps: int) -> tuple[Optimizer, LRScheduler]:
+        """An optimizer that decays only matrices and kernels, and its schedule."""
+        parameters = [p for p in self.net.parameters() if p.requires_grad]
+        optimizer = self.optimizer(
+            [
+                {"params": [p for p in parameters if p.ndim > 1]},
+                {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+            ]
+        )
+        return optimizer, self.lr_scheduler(optimizer, total_steps=total_steps)
+
+    def _score(self, batch: Batch, sums: Sums) -> Tensor:
+        logits: Tensor = self(batch.images)
+        if len(batch.labels):  # the last batch may hold no image for this rank
+            sums.update(F.cross_entropy(logits, batch.labels), logits, batch.labels)
+        return logits
+
+    def _log(self, stage: str, sums: Sums) -> None:
+        metrics = sums.metrics(self.device, self._add_up, top5=self.num_classes > 10)
+        # Equal on all ranks already; sync_dist says so to Lightning.
+        self.log_dict({f"{stage}/{name}": v for name, v in metrics.items()}, sync_dist=True)
+
+    def _add_up(self, tensor: Tensor) -> Tensor:
+        summed: Tensor = self.trainer.strategy.reduce(tensor, reduce_op="sum")
+        return summed
+
+    def _average_buffers(self) -> None:
+        """Give every rank the mean of the running statistics, kept of its own images."""
+        if self.trainer.world_size > 1:
+            for buffer in self.net.buffers():
+                if buffer.is_floating_point():
+                    buffer.copy_(self.trainer.strategy.reduce(buffer.clone(), reduce_op="mean"))

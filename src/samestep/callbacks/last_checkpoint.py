@@ -1,0 +1,90 @@
+"""When the last checkpoint is written: each epoch, every so often, and when told to stop."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
+
+from samestep.ranks import stopping
+from samestep.ranks.stopping import Stopped
+
+
+class LastCheckpoint(Checkpoint):
+    """Saves ``last.ckpt``, from which the same command continues as if nothing had happened.
+
+    Saves at the end of each epoch, every ``every_s`` seconds within one, and when told to stop by
+    SIGTERM or SIGINT; then all ranks stop together. It acts between two steps only, where the
+    loader calls ``between_steps``: there Lightning's counters are those of whole steps.
+
+    Args:
+        dirpath: directory of the checkpoints.
+        every_s: seconds after which an interrupted epoch has been saved.
+    """
+
+    def __init__(self, dirpath: str, every_s: float) -> None:
+        self.path = Path(dirpath) / "last.ckpt"
+        self.every_s = every_s
+        self._saved_at = time.monotonic()
+        self._saved_step = 0
+        self._has_ended = False
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Defer signals from here on; end at once if early stopping had ended this run before."""
+        stopping.defer()
+        self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
+        trainer.should_stop = trainer.should_stop or self._has_ended
+        loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+        within = 0 < loop.batch_progress.current.ready < trainer.num_training_batches
+        if loop.restarting and within and fetcher and loop._should_check_val_fx(fetcher):
+            # Lightning counts the step before a validation within the epoch again.
+            loop._batches_that_stepped -= 1
+
+    def between_steps(self, trainer: L.Trainer) -> None:
+        """Save or stop if any rank wishes to; every rank calls this before each step."""
+        due = trainer.is_global_zero and time.monotonic() - self._saved_at > self.every_s
+        wish = stopping.agreed(1 if due and trainer.training else 0)
+        if wish > 1:  # no signal to stop has the number 1
+            raise Stopped(wish)
+        if wish:
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save, after the best checkpoint and early stopping have had their turn."""
+        self._save(trainer)
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Save when all ranks have agreed to stop; no other exception comes to all of them."""
+        if not isinstance(exception, Stopped):
+            return
+        if trainer.training and trainer.global_step > self._saved_step:
+            self._save(trainer)
+        if trainer.is_global_zero:
+            print(f"Stopped by {exception.name} after step {trainer.global_step}; saved.")
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep whether early stopping has ended the run, which Lightning forgets."""
+        checkpoint["has_ended"] = trainer.should_stop
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Remember it; and the best score, which Lightning forgets if the run directory moved."""
+        self._has_ended = checkpoint["has_ended"]
+        new = str(self.path.parent.resolve())
+        for state in checkpoint["callbacks"].values():
+            if old := state.get("dirpath"):
+                paths = {k: v.replace(old, new) for k, v in state.items() if isinstance(v, str)}
+                best = {k.replace(old, new): v for k, v in state["best_k_models"].items()}
+                state.update(paths, best_k_models=best)
+
+    def _save(self, trainer: L.Trainer) -> None:
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        trainer.save_checkpoint(self.path)
+        self._saved_at, self._saved_step = time.monotonic(), trainer.global_step

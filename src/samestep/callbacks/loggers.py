@@ -1,0 +1,120 @@
+"""Trackers besides metrics.csv: TensorBoard, Weights & Biases, MLflow.
+
+``configs/logger`` names these functions; rank zero calls them. A tracker gets the metrics and the
+run's ``config.yaml``, which is free of secrets, but no code, no output and no command line.
+"""
+
+import logging
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+
+from samestep.errors import ConfigError
+from samestep.ranks import environment
+
+log = logging.getLogger(__name__)
+
+FINISH_TIMEOUT_S = 30  # for W&B to upload what is left when the process ends
+
+
+def tensorboard(run_dir: str) -> TensorBoardLogger:
+    """Event files in ``<run_dir>/tensorboard``."""
+    return TensorBoardLogger(run_dir, name="tensorboard", version="")
+
+
+def wandb(
+    run_dir: str, run_id: str, project: str, entity: str | None, group: str | None, tags: list[str]
+) -> WandbLogger:
+    """The Weights & Biases run named ``run_id``; the same name continues the same run.
+
+    Without a key, or without an answer from the server, the run goes on offline, with one warning
+    that says why and how to upload it later. ``WANDB_MODE`` is respected without a warning. All
+    files of W&B go to ``<run_dir>/wandb``, and what a server that goes away missed stays there.
+    """
+    import wandb as wb  # slow
+
+    silent = wb.Settings(
+        silent=True,
+        console="off",
+        disable_code=True,
+        disable_git=True,
+        x_disable_meta=True,  # it holds the command line
+        x_save_requirements=False,
+        init_timeout=20,  # seconds, once the server has answered
+        finish_timeout=FINISH_TIMEOUT_S,
+    )
+
+    def start(mode: Any) -> WandbLogger:
+        try:
+            run = wb.init(
+                project=project, entity=entity, group=group, tags=tags, id=run_id, name=run_id,
+                resume="allow", dir=run_dir, config=_config(run_dir), settings=silent, mode=mode,
+            )  # fmt: skip
+        except wb.errors.UsageError as error:  # a name that W&B does not take
+            raise ConfigError(str(error)) from error
+        run.define_metric("trainer/global_step")
+        run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+        return WandbLogger(experiment=run)
+
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # W&B's report on itself
+    environment.set_variable("WANDB_DATA_DIR", str(Path(run_dir, "wandb").absolute()))
+    wb.finish()  # the run before this one, in a sweep
+    wb.teardown()
+    settings = wb.setup(settings=silent).settings
+    if settings.mode != "online":
+        return start(settings.mode)
+    why = _unreachable(settings.base_url)
+    try:
+        if not why and wb.login(prompt=False, verify=False):
+            logger = start("online")
+            print(f"W&B: {logger.experiment.url}", flush=True)
+            return logger
+    except (wb.Error, ValueError) as error:
+        why = str(error)
+        wb.teardown()
+        wb.setup(settings=silent)
+    why = why or "there is no key (WANDB_API_KEY, or `wandb login` once)"
+    log.warning("W&B goes on offline: %s. To upload later: wandb sync %s/wandb", why, run_dir)
+    return start("offline")
+
+
+def mlflow(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None) -> MLFlowLogger:
+    """A run named ``run_id`` of MLflow's ``experiment``; one that continues adds another.
+
+    Without ``tracking_uri`` it goes to ``MLFLOW_TRACKING_URI``, else to ``<run_dir>/mlflow``.
+    """
+    from mlflow import environment_variables  # pip install mlflow-skinny
+
+    variable: Any = environment_variables.MLFLOW_TRACKING_URI  # has no types
+    uri = tracking_uri or variable.get()
+    if uri is None:
+        uri = Path(run_dir, "mlflow").absolute().as_uri()
+        environment.set_variable("MLFLOW_ALLOW_FILE_STORE", "true")  # no server, no database
+    elif uri.startswith("http") and (why := _unreachable(uri)):
+        raise ConfigError(f"logger.mlflow.tracking_uri={uri}: {why}")
+    logger = MLFlowLogger(experiment, run_name=run_id, tracking_uri=uri)
+    logger.log_hyperparams(_config(run_dir))
+    if uri.startswith("file:"):  # logging made it the address of every later run
+        variable.unset()
+    return logger
+
+
+def _config(run_dir: str) -> dict[str, Any]:
+    """The configuration as the run directory has it: resolved, and without secrets."""
+    config: dict[str, Any] = yaml.safe_load(Path(run_dir, "config.yaml").read_text())
+    return config
+
+
+def _unreachable(url: str) -> str | None:
+    """Why the server at ``url`` cannot be used, or None if it answers a request in time."""
+    try:
+        urllib.request.urlopen(url, timeout=3).close()
+    except urllib.error.HTTPError:
+        return None
+    except (OSError, ValueError) as error:
+        return f"{url} does not answer: {getattr(error, 'reason', error)}"
+    return None

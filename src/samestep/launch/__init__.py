@@ -1,0 +1,1 @@
+"""Sending a run to a cluster, and being one node of it."""

@@ -1,0 +1,1 @@
+"""One run, one directory: its records, its history and its checkpoints."""

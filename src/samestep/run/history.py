@@ -1,0 +1,86 @@
+"""The metrics of a run over time, as a table on the disk."""
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.loggers import Logger
+
+from samestep.ranks import environment
+from samestep.run.records import read_history, write_text
+
+
+class History(Logger, L.Callback):
+    """Everything that is logged, in ``metrics.csv``: one row per step at which something was.
+
+    ``step`` counts optimizer steps from 0. Rank zero writes the file, whole, before each checkpoint
+    and at the end of each stage. A run that continues drops the rows after its checkpoint, which
+    it lives again, so the file of an interrupted run equals that of an undisturbed one.
+
+    Give it to the Trainer as a callback too: Lightning logs an epoch's training figures after it
+    has saved the checkpoint, and a process killed in between would lose them.
+    """
+
+    name = version = ""  # of Lightning's own folders: the file has its place in the run directory
+    save_dir = ""  # the run directory, where Lightning's profiler writes too
+
+    def __init__(self, run_dir: str | Path) -> None:
+        super().__init__()
+        self.save_dir = str(run_dir)
+        self.rows = {int(row["step"]): row for row in read_history(Path(run_dir))}
+
+    def last(self) -> dict[str, float]:
+        """The newest value in the file of each learning metric: no speeds, no learning rates."""
+        rows = read_history(Path(self.save_dir))
+        newest = {name: value for row in rows for name, value in row.items()}
+        return {
+            name: newest[name]
+            for name in sorted(newest)
+            if name.startswith(("train/", "val/", "test/")) and not name.endswith("_per_second")
+        }
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Add ``metrics`` to the row of ``step``."""
+        row = self.rows.setdefault(step or 0, {"step": step or 0})
+        row.update((name, float(value)) for name, value in metrics.items())
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Drop what came after the checkpoint a run continues from, also if it has ended there."""
+        if trainer.state.fn == "fit":  # a test loads the best one, and changes no history
+            num_steps = checkpoint["global_step"]
+            self.rows = {step: row for step, row in self.rows.items() if step < num_steps}
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Write the file, before the checkpoint that makes its steps final."""
+        epochs = trainer.fit_loop.epoch_progress.current
+        if epochs.processed > epochs.completed:  # type: ignore[attr-defined]  # an epoch's end
+            metrics = trainer.callback_metrics.items()
+            figures = {name: value.item() for name, value in metrics if name.startswith("train/")}
+            self.log_metrics(figures | {"epoch": trainer.current_epoch}, trainer.global_step - 1)
+        self._write()
+
+    def finalize(self, status: str) -> None:
+        """Write the file. Lightning calls this at the end of fit and test, and after an error."""
+        self._write()
+
+    def _write(self) -> None:
+        if environment.rank() != 0:
+            return
+        names = {name for row in self.rows.values() for name in row} - {"epoch", "step"}
+        text = io.StringIO()
+        table = csv.DictWriter(text, ["epoch", "step", *sorted(names)], lineterminator="\n")
+        table.writeheader()
+        for _, row in sorted(self.rows.items()):
+            counts = {name: int(row[name]) for name in ("epoch", "step") if name in row}
+            table.writerow(row | counts)
+        write_text(Path(self.save_dir) / "metrics.csv", text.getvalue())
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: ``config.yaml`` has them."""

@@ -1,0 +1,136 @@
+"""What a run writes down about itself: its code, its machine and its logs."""
+
+import csv
+import json
+import logging
+import os
+import platform
+import re
+import subprocess
+import warnings
+from datetime import datetime
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from samestep.ranks import environment, secrets
+from samestep.ranks.secrets import redacted
+
+EXPECTED = (  # warnings that ask nothing of the user of this project
+    ".*treespec, LeafSpec.*",  # Lightning calls torch's pytree by its old name
+    "The number of training batches .* is smaller than the logging interval.*",  # none per step
+    "Grad strides do not match bucket view strides.*",  # DDP with one-channel images; harmless
+    "You're resuming from a checkpoint that ended before the epoch ended.*",  # ours resumes
+    "Checkpoint directory .* exists and is not empty.*",  # a run that continues
+    ".*does not have many workers.*",  # images in memory need none
+    "It is recommended to use .*sync_dist=True.*",  # figures are summed over the ranks before
+)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``path`` whole or not at all: a crash at any moment leaves the old text or the new."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8", newline="") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def record_attempt(logs: Path, argv: list[str], seed: int) -> None:
+    """Add this start to ``environment.json``; ``git.diff`` is its uncommitted code. No secrets."""
+    path = logs / "environment.json"
+    attempts = json.loads(path.read_text()) if path.exists() else []
+    commit, diff = code_state(Path(__file__).parent)
+    command = [secrets.ARGUMENT.sub(r"\1***", argument) for argument in argv]
+    git = {"commit": commit, "dirty": bool(diff)}
+    attempt = {"command": command, "git": git, "seed": seed, **surroundings()}
+    write_text(logs / "git.diff", diff)
+    write_text(path, json.dumps([*attempts, redacted(attempt)], indent=2) + "\n")
+
+
+def code_state(code: Path) -> tuple[str | None, str]:
+    """The commit ``code`` is at, and what differs from it: new files by name only.
+
+    Without git, as in an image, it is the commit that the image was built from, if it says so.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ["git", "--no-optional-locks", "-c", "safe.directory=*", *arguments]
+        try:
+            done = subprocess.run(command, cwd=code, capture_output=True, timeout=30, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return ""
+        return done.stdout.decode(errors="replace")
+
+    status = git("status", "--porcelain")
+    diff = f"{status}\n{git('diff', '--no-ext-diff', 'HEAD')}" if status else ""
+    commit = git("rev-parse", "HEAD").strip() or environment.variable("PROJECT_REVISION")
+    return commit, str(redacted(diff))
+
+
+def surroundings() -> dict[str, Any]:
+    """Time, machine, processes and the version of every installed package."""
+    import torch  # asked for the GPUs
+
+    cpuinfo = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    return {
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "hostname": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": names[0] if names else platform.processor() or platform.machine(),
+        "cpu_cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "world_size": environment.world_size(),
+        "num_nodes": environment.num_nodes(),
+        "packages": dict(sorted((package.name, package.version) for package in distributions())),
+    }
+
+
+def read_history(run_dir: Path) -> list[dict[str, float]]:
+    """The rows of ``metrics.csv`` in order of their step, each without its empty columns."""
+    path = run_dir / "metrics.csv"
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+
+
+class _Redacted(logging.Formatter):
+    """A log line without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return secrets.redact(super().format(record))
+
+
+def log_to_files(run_dir: Path) -> None:
+    """Append what every library logs, or warns of, to ``logs/rank-<n>.log`` of this rank.
+
+    On rank zero warnings and errors appear on stderr too. In a sweep each run has its own file.
+    """
+    import lightning as L  # brings handlers of its own, removed here
+
+    for library in (L, L.pytorch, L.fabric):
+        logger = logging.getLogger(library.__name__)
+        logger.handlers.clear()
+        logger.propagate = True
+    root = logging.getLogger()
+    for old in [handler for handler in root.handlers if handler.name == __name__]:
+        root.removeHandler(old)
+        old.close()
+    path = run_dir / "logs" / f"rank-{environment.rank()}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file, screen = logging.FileHandler(path, encoding="utf-8"), logging.StreamHandler()
+    file.setFormatter(_Redacted("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    screen.setFormatter(_Redacted("%(levelname)s: %(message)s"))
+    screen.setLevel(logging.WARNING)
+    for handler in (file, screen) if environment.rank() == 0 else (file,):
+        handler.set_name(__name__)
+        root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    for message in EXPECTED:
+        warnings.filterwarnings("ignore", message)

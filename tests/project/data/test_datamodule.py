@@ -1,0 +1,178 @@
+"""Every data set feeds every model; splits, batches and sizes are what the docs say."""
+
+from itertools import product
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from samestep import build
+from samestep.config.compose import check
+from samestep.data.sampler import Slice
+from samestep.errors import ConfigError
+from tests import mirror
+
+QUIET = {
+    "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
+    "enable_progress_bar": False, "enable_model_summary": False, "use_distributed_sampler": False,
+    "num_sanity_val_steps": 0,
+}  # fmt: skip
+
+
+def write_folder(root: Path, classes: int = 3) -> None:
+    """Colour photographs in miniature: ``train/<class>/<n>.png`` and ``test/<class>/<n>.png``."""
+    rng = np.random.default_rng(0)
+    for part, label, number in product(("train", "test"), range(classes), range(6)):
+        path = root / part / f"class{label}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 80, (40, 50, 3)) + 60 * label
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
+@pytest.fixture(scope="module")
+def overrides(tmp_path_factory: pytest.TempPathFactory):
+    """Overrides that choose each data set, in miniature, with files that are really there."""
+    root = tmp_path_factory.mktemp("data")
+    sets = {"digits": ["data.global_batch_size=32"]}
+    for name, make in (("mnist", mirror.mnist), ("cifar10", mirror.cifar10)):
+        (root / f"{name}-archives").mkdir()
+        miniature = make(root / f"{name}-archives")
+        with mirror.serve(root / f"{name}-archives") as server:
+            sets[name] = [
+                *miniature.overrides(root / name, server.url),
+                "data.num_val=20", "data.global_batch_size=16",
+            ]  # fmt: skip
+            data = build.datamodule(check(sets[name]))
+            data.prepare_data()
+    write_folder(root / "folder")
+    sets["folder"] = [
+        "data=folder", f"data.root={root / 'folder'}", "data.num_classes=3", "data.num_val=6",
+        "data.global_batch_size=4", "data.image_size=32", "data.num_workers=1",
+    ]  # fmt: skip
+    return sets
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn", "resnet18"])
+@pytest.mark.parametrize("data", ["digits", "mnist", "cifar10", "folder"])
+def test_every_data_set_trains_every_model(overrides, data: str, model: str):
+    small = ["model.net.width=4"] if model == "resnet18" else []
+    cfg = check([*overrides[data], f"model={model}", *small, "data.download=false"])
+    classifier, datamodule = build.model(cfg), build.datamodule(cfg)
+    before = {name: value.clone() for name, value in classifier.net.named_parameters()}
+    trainer = L.Trainer(max_epochs=1, limit_train_batches=1, **QUIET)
+    trainer.fit(classifier, datamodule)
+    assert trainer.global_step == 1
+    assert any(not torch.equal(v, before[k]) for k, v in classifier.net.named_parameters())
+    trainer.test(classifier, datamodule, verbose=False)
+    assert 0 <= trainer.callback_metrics["test/accuracy"] <= 1
+    assert int(classifier.confusion.sum()) == len(datamodule.test_set)
+
+
+@pytest.fixture
+def digits(compose):
+    data = build.datamodule(compose())
+    data.setup("fit")
+    return data
+
+
+def test_splits_are_disjoint_and_complete(digits):
+    train, val = set(digits.train_set.ids.tolist()), set(digits.val_set.ids.tolist())
+    assert (len(train), len(val), len(digits.test_set)) == (1257, 180, 360)
+    assert not train & val
+
+
+def test_the_split_does_not_depend_on_the_seed(digits, compose):
+    other = build.datamodule(compose("seed=7"))
+    other.setup("fit")
+    assert torch.equal(digits.val_set.ids, other.val_set.ids)
+
+
+def test_batches_are_normalized_images_labels_and_ids(digits):
+    raw = next(iter(digits.train_dataloader()))
+    batch = digits.transfer_batch_to_device(raw, torch.device("cpu"), 0)
+    assert (batch.images.shape, batch.images.dtype) == ((60, 1, 8, 8), torch.float32)
+    assert (batch.labels.shape, batch.labels.dtype) == ((60,), torch.int64)
+    everything = digits.normalize(digits.train_set.source.images)
+    assert everything.mean().abs() < 0.05
+    assert abs(everything.std() - 1) < 0.05
+    assert torch.equal(everything[batch.ids], batch.images), "no trainer, no augmentation"
+
+
+def test_only_training_images_are_augmented(compose):
+    cfg = compose("data.crop_padding=2", "data.flip=true", "trainer.max_epochs=1")
+    classifier, data = build.model(cfg), build.datamodule(cfg)
+    changed = {}
+
+    class Look(L.Callback):
+        def look(self, stage, batch):
+            plain = data.normalize(data.train_set.source.images[batch.ids])
+            changed[stage] = not torch.equal(plain, batch.images)
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            self.look("train", batch)
+
+        def on_validation_batch_start(self, trainer, pl_module, batch, *_):
+            self.look("val", batch)
+
+    L.Trainer(max_epochs=1, limit_train_batches=1, callbacks=[Look()], **QUIET).fit(
+        classifier, data
+    )
+    assert changed == {"train": True, "val": False}
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(1, 20), (2, 40), (3, 60)])
+def test_accumulated_batches_count_as_one_optimizer_step(compose, steps: int, expected: int):
+    cfg = compose(f"trainer.accumulate_grad_batches={steps}")
+    classifier, data = build.model(cfg), build.datamodule(cfg)
+    trainer = L.Trainer(max_epochs=1, accumulate_grad_batches=steps, limit_val_batches=0, **QUIET)
+    trainer.fit(classifier, data)
+    assert len(data.train_dataloader()) == expected
+    assert trainer.global_step == 20
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.num_val=1437", "data.num_val=1437"),
+        ("data.global_batch_size=2000", "data.global_batch_size=2000"),
+        ("data.image_size=9", r"data.image_size=9: the images found have the shape \[1, 8, 8\]"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_the_images_is_refused(compose, override, message):
+    with pytest.raises(ConfigError, match=message):
+        build.datamodule(compose(override)).setup("fit")
+
+
+def test_too_few_classes_are_refused(compose):
+    cfg = compose("data.num_classes=9", "data.class_names=null")
+    with pytest.raises(ConfigError, match=r"data\.num_classes=9: 10 classes were found"):
+        build.datamodule(cfg).setup("fit")
+
+
+def test_a_batch_that_does_not_divide_names_its_neighbours(compose):
+    data = build.datamodule(compose("data.global_batch_size=100"))
+    data.check_batch_size(world_size=4, batches_per_step=1)
+    with pytest.raises(ConfigError, match=r"over 3 ranks.* are 99 or 102"):
+        data.check_batch_size(world_size=3, batches_per_step=1)
+    with pytest.raises(ConfigError, match=r"2 ranks x .*accumulate_grad_batches=3.* 96 or 102"):
+        data.check_batch_size(world_size=2, batches_per_step=3)
+
+
+def test_folders_name_the_classes(overrides):
+    data = build.datamodule(check(overrides["folder"]))
+    data.prepare_data()
+    data.setup("fit")
+    assert data.class_names == ["class0", "class1", "class2"]
+
+
+def test_workers_read_what_the_sampler_says(overrides):
+    data = build.datamodule(check(overrides["folder"]))
+    data.setup("fit")
+    (first, *_) = list(data.train_dataloader())
+    where = first.where
+    assert isinstance(where, Slice)
+    assert torch.equal(first.ids, data.train_set.ids[where.ids])
+    assert torch.equal(first.images, data.train_set[where].images)

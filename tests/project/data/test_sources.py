@@ -1,0 +1,289 @@
+import gzip
+import pickle
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from project.data.sources import CIFAR10, MNIST, DataError, Digits, ImageFolder, Images, read_image
+from tests import mirror
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module", params=["mnist", "cifar10"])
+def filled(request, tmp_path_factory):
+    """A source whose miniature files were fetched from loopback, where, and what is in them."""
+    folder = tmp_path_factory.mktemp(request.param)
+    miniature = getattr(mirror, request.param)(folder / "served")
+    source = {"mnist": MNIST, "cifar10": CIFAR10}[request.param](
+        url="http://127.0.0.1:9", archives=miniature.archives, files=miniature.files
+    )
+    with mirror.serve(folder / "served") as server:
+        source.prepare(folder / "data", download=True, mirror=server.url)
+    return source, folder / "data", miniature
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_official_files_are_read(filled, part):
+    source, root, miniature = filled
+    source.prepare(root, download=False, mirror=None)
+    images, labels = source.load(root, train=part == "train")
+    assert images.dtype == torch.uint8
+    assert labels.dtype == torch.int64
+    assert np.array_equal(images, miniature.images[part])
+    assert np.array_equal(labels, miniature.labels[part])
+
+
+@pytest.mark.filterwarnings("ignore:dtype.*align")  # of their reader, in numpy 2.4.0 to 2.4.4
+@pytest.mark.parametrize("train", [True, False])
+def test_same_as_torchvision(filled, train, tmp_path, monkeypatch):
+    source, root, miniature = filled
+    ours = source.load(root, train=train)
+    if miniature.name == "mnist":
+        (tmp_path / "MNIST").mkdir()
+        (tmp_path / "MNIST" / "raw").symlink_to(root / "mnist")
+        theirs = torchvision.datasets.MNIST(tmp_path, train=train)
+        images, labels = theirs.data[:, None], theirs.targets
+    else:
+        checksums = [(Path(file).name, md5) for file, md5 in miniature.files.items()]
+        monkeypatch.setattr(torchvision.datasets.CIFAR10, "train_list", checksums[:5])
+        monkeypatch.setattr(torchvision.datasets.CIFAR10, "test_list", checksums[5:])
+        monkeypatch.setattr(torchvision.datasets.CIFAR10, "_load_meta", lambda self: None)
+        theirs = torchvision.datasets.CIFAR10(root / "cifar10", train=train)
+        images = torch.from_numpy(theirs.data).permute(0, 3, 1, 2)
+        labels = torch.tensor(theirs.targets)
+    assert torch.equal(ours.images, images)
+    assert torch.equal(ours.labels, labels)
+
+
+def test_numbers_of_images_and_labels_must_agree(tmp_path):
+    mirror.mnist(tmp_path / "one", num_train=20)
+    miniature = mirror.mnist(tmp_path / "two", num_train=30)
+    labels = "train-labels-idx1-ubyte"
+    wrong = (tmp_path / "one" / f"{labels}.gz").read_bytes()
+    (tmp_path / "two" / f"{labels}.gz").write_bytes(wrong)
+    archives = {**miniature.archives, f"{labels}.gz": mirror.md5(wrong)}
+    files = {**miniature.files, labels: mirror.md5(gzip.decompress(wrong))}
+    with mirror.serve(tmp_path / "two") as server:
+        source = MNIST(url=server.url, archives=archives, files=files)
+        source.prepare(tmp_path, download=True, mirror=None)
+    with pytest.raises(DataError, match=rf"{labels} cannot be read: .*30 images, but 20 labels"):
+        source.load(tmp_path, train=True)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0\0\x08\x03" + b"\0\0\0\x09" * 3 + b"short", b"GIF89a.."]
+)
+def test_bad_idx_file_is_named(tmp_path, content):
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "t10k-images-idx3-ubyte").write_bytes(content)
+    with pytest.raises(DataError, match=r"mnist/t10k-images-idx3-ubyte cannot be read: ."):
+        MNIST(url="", archives={}, files={}).load(tmp_path, train=False)
+
+
+class Malicious:
+    def __reduce__(self):
+        return eval, ("open('harmed', 'w')",)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_malicious_pickle_is_refused(tmp_path, monkeypatch, protocol):
+    monkeypatch.chdir(tmp_path)
+    content = pickle.dumps({"data": Malicious(), "labels": [1]}, protocol)
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "test_batch").write_bytes(content)
+    files = {"test_batch": mirror.md5(content)}
+    source = CIFAR10(url="", archives={}, files=files)
+    source.prepare(tmp_path, download=False, mirror=None)  # the checksum is right
+    with pytest.raises(DataError, match=r"test_batch cannot be read: it asks for .*eval"):
+        source.load(tmp_path, train=False)
+    assert not Path("harmed").exists()
+
+
+def test_two_sets_of_one_format_have_their_own_directories(tmp_path):
+    fashion = MNIST(url="", archives={}, files={"x": "0" * 32}, name="fashion_mnist")
+    with pytest.raises(DataError, match=r"fashion_mnist/x is missing.*data=fashion_mnist"):
+        fashion.prepare(tmp_path, download=False, mirror=None)
+
+
+def test_digits_are_split_once_and_for_all(tmp_path):
+    from sklearn.datasets import load_digits
+
+    train, test = (Digits().load(tmp_path, train=train) for train in (True, False))
+    assert train.images.shape == (1437, 1, 8, 8)
+    assert test.images.shape == (360, 1, 8, 8)
+    assert train.images.dtype == torch.uint8
+    assert train.labels.dtype == torch.int64
+    assert train.images.max() == 255
+    everything = sorted(image.numpy().tobytes() for image in torch.cat([train.images, test.images]))
+    pixels = (load_digits().images * (255 / 16)).round().astype(np.uint8)
+    assert everything == sorted(image.tobytes() for image in pixels)
+    assert test.labels[:8].tolist() == [4, 5, 6, 9, 4, 7, 8, 9]
+    assert test.labels.bincount().min() >= 25
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two classes of images, in every mode an image may have."""
+    root = tmp_path_factory.mktemp("folder")
+    red = np.zeros((20, 40, 3), np.uint8)
+    red[:, 8:32, 0] = 200  # the middle, which a central crop keeps
+    image = Image.fromarray(red)
+    for part in ("train", "test"):
+        for name in ("ant", "bee/deep"):
+            (root / part / name).mkdir(parents=True)
+        image.save(root / part / "ant" / "rgb.png")
+        image.convert("L").save(root / part / "ant" / "grey.png")
+        image.convert("RGBA").save(root / part / "bee" / "alpha.png")
+        palette = image.convert("P")
+        palette.save(root / part / "bee" / "deep" / "palette.png", transparency=bytes([255, 0, 7]))
+        image.save(root / part / "bee" / "photo.jpg", quality=95)
+        (root / part / "bee" / "notes.txt").write_text("not an image")
+    return root
+
+
+def test_folder_is_read(folder):
+    source = ImageFolder()
+    source.prepare(folder, download=True, mirror=None)
+    train = source.load(folder, train=True)
+    assert train.classes == ["ant", "bee"]
+    assert train.labels.tolist() == [0, 0, 1, 1, 1]  # grey, rgb, alpha, photo, palette
+    images = train.read(torch.arange(5), 3, 10)
+    assert images.shape == (5, 3, 10, 10)
+    assert images.dtype == torch.uint8
+    for image in images[1:]:
+        assert (image[0].int() - 200).abs().max() < 8
+        assert image[1:].max() < 8
+    grey = train.read(torch.tensor([1, 0]), 1, 10)
+    assert grey.shape == (2, 1, 10, 10)
+    assert (grey.int() - 60).abs().max() < 3  # 0.299 of 200
+    assert train.read(torch.tensor([], dtype=torch.int64), 3, 10).shape == (0, 3, 10, 10)
+
+
+def test_folder_is_read_by_worker_processes(folder):
+    files = ImageFolder().load(folder, train=False)
+
+    def read(ids):
+        return files.read(torch.tensor(ids), 3, 10)
+
+    loader = DataLoader(range(5), batch_size=5, collate_fn=read, num_workers=1)
+    assert torch.equal(next(iter(loader)), files.read(torch.arange(5), 3, 10))
+    copy = pickle.loads(pickle.dumps(files))
+    assert torch.equal(copy.read(torch.arange(5), 3, 10), files.read(torch.arange(5), 3, 10))
+
+
+def test_worker_process_hands_the_error_on_without_its_traceback(folder, tmp_path):
+    path = tmp_path / "train" / "ant" / "broken.png"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"")
+    files = ImageFolder().load(tmp_path, train=True)
+    loader = DataLoader(
+        range(1), collate_fn=lambda ids: files.read(torch.tensor(ids), 3, 8), num_workers=1
+    )
+    with pytest.raises(DataError) as error:
+        next(iter(loader))
+    assert str(error.value).startswith(f"{path} cannot be read: cannot identify")
+    assert "\n" not in str(error.value)
+
+
+def test_photos_are_turned_upright(tmp_path):
+    pixels = np.zeros((16, 16, 3), np.uint8)
+    pixels[:8] = 255  # bright on top
+    exif = Image.Exif()
+    exif[0x0112] = 3  # the camera was upside down
+    Image.fromarray(pixels).save(tmp_path / "photo.jpg", exif=exif)
+    image = read_image(tmp_path / "photo.jpg", 1, 16)
+    assert image[0, 15].min() > 250
+    assert image[0, 0].max() < 5
+
+
+@pytest.mark.parametrize("name", ["photo.png", "photo.jpg"])
+def test_large_photo_is_scaled_and_cropped(tmp_path, name):
+    pixels = np.tile(np.linspace(100, 150, 800), (400, 1))
+    pixels[::2] -= 90  # fine stripes, which must be averaged away
+    pixels[1::2] += 90
+    Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / name, quality=95)
+    image = read_image(tmp_path / name, 1, 40).float()
+    expected = torch.from_numpy(pixels[:, 200:600].reshape(40, 10, 40, 10).mean((1, 3)))
+    assert (image[0] - expected).abs().max() < 5
+
+
+@pytest.mark.parametrize("damage", ["truncated", "text", "empty", "deep"])
+def test_unreadable_image_is_named(folder, tmp_path, damage):
+    path = tmp_path / "broken.png"
+    content = (folder / "train/ant/rgb.png").read_bytes()
+    if damage == "deep":
+        Image.fromarray(np.full((8, 8), 60_000, np.uint16)).save(path)
+    else:
+        path.write_bytes({"truncated": content[:60], "text": b"hello", "empty": b""}[damage])
+    with pytest.raises(DataError, match=r"broken.png cannot be read: .+"):
+        read_image(path, 3, 8)
+
+
+def test_folder_without_images_says_so(folder, tmp_path):
+    source = ImageFolder()
+    with pytest.raises(DataError, match=r"train cannot be read: .*No such file"):
+        source.prepare(tmp_path, download=True, mirror=None)
+    for part, name in (("train", "ant"), ("train", "bee"), ("test", "ant"), ("test", "cow")):
+        (tmp_path / part / name).mkdir(parents=True)
+    with pytest.raises(DataError, match=r"unlike classes.*'bee', 'cow'"):
+        source.prepare(tmp_path, download=True, mirror=None)
+    with pytest.raises(DataError, match=r"train cannot be read: Found no valid file.*ant, bee"):
+        source.load(tmp_path, train=True)
+
+
+def prepare_data(*overrides, cwd):
+    return subprocess.run(
+        [sys.executable, REPOSITORY / "scripts" / "prepare_data.py", *overrides],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_script_fills_the_directory_whatever_the_cluster(tmp_path):
+    miniature = mirror.cifar10(tmp_path / "served")
+    with mirror.serve(tmp_path / "served") as server:
+        overrides = miniature.overrides(tmp_path / "data", server.url)
+        done = prepare_data(*overrides, "cluster=k8s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    where = tmp_path / "data"
+    assert done.stdout == f"100 training and 20 test images are ready, data.root={where}\n"
+    source = CIFAR10(url="", archives={}, files=miniature.files)
+    source.prepare(where, download=False, mirror=None)
+
+
+def test_script_says_what_is_wrong(tmp_path, monkeypatch, capsys):
+    done = prepare_data("data=cifar11", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "cifar10" in done.stderr
+    assert "Traceback" not in done.stderr
+    overrides = ["data=mnist", "data.mirror=http://127.0.0.1:9", f"data.root={tmp_path}/file/data"]
+    (tmp_path / "file").write_text("not a directory")
+    script = REPOSITORY / "scripts" / "prepare_data.py"
+    monkeypatch.setattr(sys, "argv", [str(script), *overrides])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    with pytest.raises(SystemExit) as end:  # in this process, which has imported torch
+        runpy.run_path(str(script), run_name="__main__")
+    error = capsys.readouterr().err
+    assert end.value.code == 1
+    assert error.count("\n") == 1
+    assert f"cannot use {tmp_path}/file/data/mnist for data set mnist" in error
+
+
+def test_the_class_in_the_documentation_works(tmp_path):
+    code = (REPOSITORY / "docs" / "data.md").read_text().split("```python\n")[1].split("```")[0]
+    names = {"Path": Path, "torch": torch, "Images": Images}
+    exec(code, names)
+    train, test = (names["Squares"]().load(tmp_path, train=train) for train in (True, False))
+    assert train.images.shape == (1000, 1, 8, 8)
+    assert train.images.dtype == torch.uint8
+    assert len(test.labels) == 200

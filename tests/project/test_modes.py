@@ -1,0 +1,94 @@
+"""Every debug mode, every logger and every set of callbacks, in whole runs within this process."""
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from project.train import train
+from samestep.config.compose import CONFIGS, check
+from tests.conftest import QUICK
+
+
+@pytest.fixture(autouse=True)
+def restore_process() -> Iterator[None]:
+    """A run ends with its process, elsewhere: here its log files and its W&B run are closed."""
+    yield
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].finish()
+        sys.modules["wandb"].teardown()
+    for handler in [h for h in logging.getLogger().handlers if h.name == "samestep.run.records"]:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+    logging.captureWarnings(False)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def run(tmp_path: Path, *overrides: str) -> Path:
+    """Train in this process; return the run directory."""
+    train(check([*QUICK, "model=mlp", f"run_root={tmp_path}", "run_id=run", *overrides]))
+    return tmp_path / "run"
+
+
+def choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+
+
+@pytest.mark.parametrize("debug", choices("debug"))
+def test_every_debug_mode_runs_to_its_end(tmp_path: Path, debug: str):
+    long = ["trainer.max_epochs=100", "model.optimizer.lr=0.01"] if debug == "overfit" else []
+    run_dir = run(tmp_path, f"debug={debug}", *long)
+    assert "test/accuracy" in json.loads((run_dir / "metrics.json").read_text())
+    if debug == "fast":
+        assert not list(run_dir.glob("checkpoints/*"))
+    if debug == "limit":
+        steps = torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)["global_step"]
+        assert steps == 2 * 3
+    if debug == "overfit":
+        assert json.loads((run_dir / "metrics.json").read_text())["train/loss"] < 0.1
+    if debug == "profiler":
+        assert "run_training_epoch" in (run_dir / "logs/rank-0.log").read_text()
+
+
+@pytest.mark.parametrize("logger", choices("logger"))
+def test_every_logger_gets_the_figures(tmp_path: Path, logger: str, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("SECRET_TOKEN", "value-of-the-secret")
+    run_dir = run(tmp_path, f"logger={logger}")
+    files = [path for path in run_dir.rglob("*") if path.is_file()]
+    names = {path.relative_to(run_dir).parts[0] for path in files}
+    assert "metrics.csv" in names
+    assert logger == "csv" or logger in names
+    written = [path for path in files if logger == "csv" or path.parts[-1] != "metrics.csv"]
+    assert any(b"val/accuracy" in path.read_bytes() for path in written)
+    assert not any(b"value-of-the-secret" in path.read_bytes() for path in files)
+
+
+def test_the_moving_average_is_what_is_tested_and_saved(tmp_path: Path):
+    run_dir = run(tmp_path, "callbacks=ema", "callbacks.ema.decay=0.9")
+    checkpoint = torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)
+    averaged, current = checkpoint["state_dict"], checkpoint["current_model_state"]
+    assert any(not torch.equal(averaged[name], current[name]) for name in averaged)
+
+
+def test_a_run_that_no_longer_improves_stops_early(tmp_path: Path):
+    overrides = ["callbacks=early_stopping", "callbacks.early_stopping.patience=1"]
+    run_dir = run(tmp_path, *overrides, "trainer.max_epochs=30", "model.optimizer.lr=1e-9")
+    last = torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)
+    assert last["epoch"] < 10
+
+
+def test_a_finished_run_goes_on_when_given_more_epochs(tmp_path: Path):
+    run_dir = run(tmp_path)
+    first = json.loads((run_dir / "metrics.json").read_text())
+    run(tmp_path, "trainer.max_epochs=3")
+    assert torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)["epoch"] == 2
+    assert json.loads((run_dir / "metrics.json").read_text()) != first
+    assert yaml.safe_load((run_dir / "config.yaml").read_text())["trainer"]["max_epochs"] == 3

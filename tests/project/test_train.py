@@ -1,0 +1,181 @@
+"""Whole runs, started as a user starts them."""
+
+import csv
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.conftest import QUICK, run
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def metrics(run_dir: Path) -> dict[str, float]:
+    return json.loads((run_dir / "metrics.json").read_text())
+
+
+def history(run_dir: Path) -> list[dict[str, str]]:
+    """Rows of metrics.csv without the columns that measure time."""
+    with (run_dir / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if not k.endswith("_per_second")} for row in rows]
+
+
+def record(directory: Path) -> list[str]:
+    """Overrides that add the recorder of ``tests/recorder.py``."""
+    node = "+callbacks.recorder"
+    return [f"{node}._target_=tests.recorder.Recorder", f"{node}.dirpath={directory}"]
+
+
+def recorded(directory: Path, stage: str) -> list[list[int]]:
+    """Ids of each global batch, put together from all ranks."""
+    ranks = [json.loads(path.read_text()) for path in sorted(directory.glob("rank-*.json"))]
+    batches = [[line["ids"] for line in rank if line["stage"] == stage] for rank in ranks]
+    return [[id for part in parts for id in part] for parts in zip(*batches, strict=True)]
+
+
+def test_a_run_leaves_what_the_readme_promises(digits_run: Path):
+    names = {path.relative_to(digits_run).as_posix() for path in digits_run.rglob("*.*")}
+    assert names >= {
+        "config.yaml", "metrics.json", "metrics.csv", "checkpoints/best.ckpt",
+        "checkpoints/last.ckpt", "logs/environment.json", "logs/rank-0.log",
+        "predictions/grid.png", "predictions/confusion_matrix.png",
+    }  # fmt: skip
+    final = metrics(digits_run)
+    assert {f"{s}/{m}" for s in ("train", "val", "test") for m in ("loss", "accuracy")} < set(final)
+    assert {f"test/accuracy_{digit}" for digit in range(10)} < set(final)
+    assert not any("per_second" in name for name in final)
+    assert yaml.safe_load((digits_run / "config.yaml").read_text())["data"]["num_classes"] == 10
+    last = torch.load(digits_run / "checkpoints/last.ckpt", weights_only=True)
+    assert (last["epoch"], last["global_step"]) == (1, 40)
+
+
+def test_a_run_says_how_it_goes_and_what_to_do_next(digits_run: Path):
+    said = (digits_run.parent / "stdout.txt").read_text()
+    assert re.search(r"epoch 2/2 .* loss \d.* accuracy \d.* images/s", said)
+    assert re.search(r"test/accuracy +0\.\d+", said)
+    assert f"scripts/evaluate.py run={digits_run}" in said
+    assert (digits_run.parent / "stderr.txt").read_text() == ""
+
+
+def test_a_finished_run_is_left_alone(digits_run: Path):
+    before = {path: path.stat().st_mtime_ns for path in digits_run.rglob("*")}
+    result = run("train.py", *QUICK, f"run_root={digits_run.parent}", RUN_ID="digits")
+    assert result.returncode == 0
+    assert "finished" in result.stdout
+    assert {path: path.stat().st_mtime_ns for path in digits_run.rglob("*")} == before
+
+
+def test_another_configuration_is_not_continued(digits_run: Path):
+    overrides = [*QUICK, "model=mlp", f"run_root={digits_run.parent}"]
+    result = run("train.py", *overrides, RUN_ID="digits")
+    assert result.returncode == 2
+    assert "model.net._target_" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path):
+    overrides = ["trainer.max_epochs=4", *QUICK[1:], "model=mlp", "model.net.dropout=0.2"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    first = run(
+        "train.py", *overrides, *record(tmp_path / "a"), f"run_root={tmp_path}", RUN_ID="whole"
+    )
+    assert first.returncode == 0, first.stderr
+    command = ["train.py", *overrides, *record(tmp_path / "b"), f"run_root={tmp_path}"]
+    result = run(*command, RUN_ID="killed", KILL_AT="50")
+    assert result.returncode == -signal.SIGKILL
+    assert not (killed / "metrics.json").exists()
+    result = run(*command, RUN_ID="killed")
+    assert result.returncode == 0, result.stderr
+    assert "Continuing" in result.stdout
+    assert (killed / "metrics.json").read_bytes() == (whole / "metrics.json").read_bytes()
+    assert history(killed) == history(whole)
+    weights = [torch.load(tmp_path / name / "weights-0.pt") for name in "ab"]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    assert recorded(tmp_path / "b", "train") == recorded(tmp_path / "a", "train")[40:]
+
+
+@pytest.mark.parametrize("launcher", ["own", "torchrun"])
+def test_two_ranks_see_and_learn_what_one_rank_does(tmp_path: Path, launcher: str):
+    overrides = [*QUICK, "cluster=k8s", "model=mlp", f"run_root={tmp_path}", "data.crop_padding=1"]
+    one = run("train.py", *overrides, *record(tmp_path / "one"), RUN_ID="one")
+    assert one.returncode == 0, one.stderr
+    start = ["train.py", "trainer.devices=2"] if launcher == "own" else [*TORCHRUN, "train.py"]
+    two = run(*start, *overrides, *record(tmp_path / "two"), RUN_ID="two")
+    assert two.returncode == 0, two.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    assert (tmp_path / "two/logs/rank-1.log").exists()
+    for stage in ("train", "val", "test"):
+        ids = [recorded(tmp_path / name, stage) for name in ("one", "two")]
+        assert ids[0] == ids[1], stage
+    ranks = [torch.load(tmp_path / f"two/weights-{rank}.pt") for rank in (0, 1)]
+    assert all(torch.equal(ranks[0][key], ranks[1][key]) for key in ranks[0])
+    assert metrics(tmp_path / "two") == pytest.approx(metrics(tmp_path / "one"), abs=1e-4)
+
+
+def test_torchrun_without_a_run_id_puts_all_ranks_into_one_directory(tmp_path: Path):
+    overrides = [*QUICK, "trainer.max_epochs=1", "model=mlp", f"run_root={tmp_path}"]
+    result = run(*TORCHRUN, "train.py", *overrides)
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = tmp_path.iterdir()
+    assert run_dir.name != "none"
+    assert (run_dir / "metrics.json").exists()
+
+
+def test_a_batch_that_does_not_divide_names_the_nearest_that_do(tmp_path: Path):
+    result = run(
+        "train.py", "trainer.devices=2", "data.global_batch_size=33", f"run_root={tmp_path}"
+    )
+    assert result.returncode == 2
+    assert "data.global_batch_size=33" in result.stderr
+    assert "32 or 34" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("+model.optimizer.momentun=0.9", "AdamW takes no argument 'momentun'"),
+        ("model.net._target_=project.model.nets.cnn.CMM", "project.model.nets.cnn.CMM"),
+        ("+callbacks.x._target_=lightning.pytorch.callbacks.EarlyStopping", "monitor"),
+    ],
+)
+def test_arguments_no_constructor_takes_are_refused_before_data(
+    tmp_path: Path, override: str, expected: str
+):
+    result = run("train.py", override, f"run_root={tmp_path / 'runs'}")
+    assert result.returncode == 2
+    assert expected in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_python_m_project_train_is_the_same_program(tmp_path: Path):
+    result = run("-m", "project.train", "--cfg", "job", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == run("train.py", "--cfg", "job").stdout
+
+
+def test_a_sweep_gives_each_run_a_directory(tmp_path: Path):
+    result = run(
+        "train.py", "-m", *QUICK, "trainer.max_epochs=1", "model=mlp", "seed=1,2",
+        f"run_root={tmp_path}", RUN_ID="sweep",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    directories = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert directories == ["sweep-0", "sweep-1"]
+    seeds = [
+        yaml.safe_load((tmp_path / f"sweep-{n}/config.yaml").read_text())["seed"] for n in (0, 1)
+    ]
+    assert seeds == [1, 2]
+
+
+def test_the_default_learns_the_digits(tmp_path: Path):
+    result = run("train.py", f"run_root={tmp_path}", RUN_ID="default")
+    assert result.returncode == 0, result.stderr
+    assert metrics(tmp_path / "default")["test/accuracy"] >= 0.97

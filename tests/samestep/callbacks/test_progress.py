@@ -1,0 +1,283 @@
+import contextlib
+import csv
+import os
+import pty
+import re
+import signal
+import threading
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import nn
+from torch.utils.data import DataLoader
+
+from project.data.images import Batch
+from project.model.metrics import Sums
+from samestep.callbacks.progress import Progress
+
+BATCHES = [Batch(torch.ones(8, 1), torch.zeros(8).long(), torch.arange(8))] * 4
+
+
+class Clock:
+    """Time passes only where the model says so."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class Model(L.LightningModule):
+    """A training step takes 1 s and has the loss 0.5, a validation takes 10 s."""
+
+    def __init__(self, clock=None):
+        super().__init__()
+        self.net = nn.Linear(1, 1)
+        self.clock = clock or Clock()
+        self.train_sums = CountedSums()
+
+    def training_step(self, batch, batch_idx):
+        self.clock.now += 1
+        loss = self.net(batch.images).mean() * 0 + 0.5
+        logits = torch.eye(2)[[0] * 6 + [1] * 2]  # 6 of 8 are right
+        self.train_sums.update(loss, logits, batch.labels)
+        return loss
+
+    def on_train_epoch_end(self):
+        metrics = self.train_sums.metrics(self.device, lambda tensor: tensor, top5=False)
+        self.log_dict({f"train/{name}": value for name, value in metrics.items()})
+
+    def validation_step(self, batch, batch_idx):
+        self.clock.now += 2.5
+        self.log("val/accuracy", 0.25 + self.current_epoch / 100, on_epoch=True)
+
+    def train_dataloader(self):
+        return DataLoader(BATCHES, batch_size=None)
+
+    val_dataloader = train_dataloader
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+class CountedSums(Sums):
+    num_reads = 0
+
+    def accuracy(self):
+        self.num_reads += 1
+        return super().accuracy()
+
+
+def new_trainer(tmp_path, progress, **flags):
+    defaults = {"max_epochs": 3, "num_sanity_val_steps": 0, "logger": False}
+    return L.Trainer(
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        callbacks=[progress],
+        **(defaults | flags),
+    )
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("samestep.callbacks.progress.time", SimpleNamespace(perf_counter=clock))
+    return clock
+
+
+def fit(tmp_path, clock, capsys, log_every_s, ckpt_path=None, **flags):
+    """Lines that a run writes into a pipe, and its callback."""
+    progress = Progress(log_every_s=log_every_s)
+    trainer = new_trainer(tmp_path, progress, **flags)
+    trainer.fit(Model(clock), ckpt_path=ckpt_path)
+    return capsys.readouterr().out.splitlines(), progress
+
+
+def test_lines_say_where_the_run_is_and_how_long_it_takes(tmp_path, clock, capsys):
+    lines, progress = fit(tmp_path, clock, capsys, log_every_s=0, max_epochs=2)
+    assert lines == [
+        "epoch 1/2  step 1/8  loss 0.5000  accuracy 0.7500  8 images/s",
+        "epoch 1/2  step 2/8  loss 0.5000  accuracy 0.7500  8 images/s  0:00:06 left",
+        "epoch 1/2  step 3/8  loss 0.5000  accuracy 0.7500  8 images/s  0:00:05 left",
+        "epoch 1/2  step 4/8  loss 0.5000  accuracy 0.7500  8 images/s  0:00:04 left",
+        "epoch 1/2  step 4/8  loss 0.5000  accuracy 0.7500  val accuracy 0.2500"
+        "  8 images/s  0:00:18 left",  # 3 steps and a validation took 13 s
+        "epoch 2/2  step 5/8  loss 0.5000  accuracy 0.7500  8 images/s  0:00:11 left",
+        "epoch 2/2  step 6/8  loss 0.5000  accuracy 0.7500  8 images/s  0:00:06 left",
+        "epoch 2/2  step 7/8  loss 0.5000  accuracy 0.7500  8 images/s  0:00:03 left",
+        "epoch 2/2  step 8/8  loss 0.5000  accuracy 0.7500  8 images/s",
+        "epoch 2/2  step 8/8  loss 0.5000  accuracy 0.7500  val accuracy 0.2600  8 images/s",
+    ]
+    assert progress.images_per_second == 8
+    assert progress.seconds == 2 * (4 + 10)
+
+
+def test_between_two_lines_nothing_is_read_from_the_device(tmp_path, clock, capsys):
+    progress, model = Progress(log_every_s=6.5), Model(clock)
+    new_trainer(tmp_path, progress, limit_val_batches=0).fit(model)
+    lines = capsys.readouterr().out.splitlines()
+    # The first step, the ends of the epochs after 4, 8 and 12 s, and nothing due in between.
+    assert [re.findall(r"step (\d+)", line) for line in lines] == [["1"], ["4"], ["8"], ["12"]]
+    assert model.train_sums.num_reads == 1
+
+
+def test_a_line_is_due_every_log_every_s(tmp_path, clock, capsys):
+    lines, _ = fit(tmp_path, clock, capsys, 1.5, max_epochs=1, limit_val_batches=0)
+    assert [re.findall(r"step (\d)/4", line) for line in lines] == [["1"], ["3"], ["4"]]
+
+
+def test_a_run_that_continues_counts_on(tmp_path, clock, capsys):
+    trainer = new_trainer(tmp_path, Progress(log_every_s=1e9), max_epochs=1)
+    trainer.fit(Model(clock))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    capsys.readouterr()
+    lines, progress = fit(tmp_path, clock, capsys, 0, tmp_path / "last.ckpt", limit_val_batches=0)
+    assert lines[0] == "epoch 2/3  step 5/12  loss 0.5000  accuracy 0.7500  8 images/s"
+    assert lines[1].startswith("epoch 2/3  step 6/12")
+    assert lines[1].endswith("0:00:06 left")
+    assert progress.seconds == 8  # of this process
+
+
+def test_accumulated_batches_are_one_step_and_their_loss_is_whole(tmp_path, clock, capsys):
+    lines, _ = fit(tmp_path, clock, capsys, 0, accumulate_grad_batches=3, limit_val_batches=0)
+    assert lines[2].startswith("epoch 1/3  step 1/6  loss 0.5000")
+    assert lines[3].startswith("epoch 1/3  step 2/6  loss 0.5000")
+
+
+@pytest.mark.parametrize(("max_epochs", "of_epochs"), [(-1, "inf"), (5, "5")])
+def test_the_first_limit_counts(tmp_path, clock, capsys, max_epochs, of_epochs):
+    flags = {"max_epochs": max_epochs, "max_steps": 6, "limit_val_batches": 0}
+    lines, _ = fit(tmp_path, clock, capsys, 0, **flags)
+    assert lines[1].startswith(f"epoch 1/{of_epochs}  step 2/6")
+    assert lines[1].endswith("0:00:04 left")
+
+
+def test_the_speed_is_logged_once_per_epoch_without_the_validation(tmp_path, clock, capsys):
+    logger = CSVLogger(tmp_path, name="", version="")
+    flags = {"logger": logger, "log_every_n_steps": 1, "val_check_interval": 2}
+    fit(tmp_path, clock, capsys, 1e9, **flags)
+    with (tmp_path / "metrics.csv").open() as file:
+        speeds = [row["train/images_per_second"] for row in csv.DictReader(file)]
+    assert [float(speed) for speed in speeds if speed] == [8, 8, 8]
+
+
+@pytest.mark.parametrize(("max_steps", "of_steps"), [(-1, "inf"), (2, "2")])
+def test_an_epoch_of_unknown_length(tmp_path, clock, capsys, max_steps, of_steps):
+    class Stream(Model):
+        def train_dataloader(self):
+            return (batch for batch in BATCHES)
+
+    flags = {"max_epochs": 1, "max_steps": max_steps, "limit_val_batches": 0}
+    new_trainer(tmp_path, Progress(log_every_s=0), **flags).fit(Stream(clock))
+    assert capsys.readouterr().out.startswith(f"epoch 1/1  step 1/{of_steps}  loss 0.5000")
+
+
+def test_images_of_all_ranks_are_counted(tmp_path, clock, capsys):
+    strategy = SingleDeviceStrategy("cpu")
+    strategy.world_size = 2
+    _, progress = fit(tmp_path, clock, capsys, 1e9, strategy=strategy)
+    assert progress.images_per_second == 16
+
+
+def test_other_ranks_are_silent(tmp_path, clock, capsys):
+    class SecondRank(SingleDeviceStrategy):
+        is_global_zero = False
+
+    progress = Progress(log_every_s=0)
+    trainer = new_trainer(tmp_path, progress, strategy=SecondRank("cpu"))
+    trainer.fit(Model(clock))
+    assert capsys.readouterr().out == ""
+    assert "train/images_per_second" not in trainer.callback_metrics
+
+
+BAR = "\u2501"
+HIDE = "\x1b[?25l"  # the cursor
+SHOWN_AND_ERASED = "\x1b[?25h\r\x1b[1A\x1b[2K"  # the cursor; the bar
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Run a function with stdout on a terminal of 80 columns; returns what the terminal got."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(function):
+        ours, theirs = pty.openpty()
+        received = bytearray()
+
+        def read():
+            with contextlib.suppress(OSError):  # how Linux says that the other end was closed
+                while data := os.read(ours, 65536):
+                    received.extend(data)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            with open(theirs, "w") as file, contextlib.redirect_stdout(file):  # noqa: PTH123
+                function()
+        finally:
+            reader.join()
+            os.close(ours)
+        return received.decode()
+
+    return run
+
+
+def test_a_terminal_gets_a_bar_and_one_line_per_epoch(tmp_path, clock, terminal):
+    def run():
+        new_trainer(tmp_path, Progress(log_every_s=1e9), max_epochs=2).fit(Model(clock))
+
+    shown = terminal(run)
+    looks = [look.strip() for look in re.split(r"[\r\n]+", ESCAPE.sub("", shown))]
+    bars = [re.sub(r" \W+( |$)", " | ", look).strip() for look in looks if BAR in look]
+    epoch = "loss 0.5000  accuracy 0.7500  8 images/s"
+    assert bars == [
+        "starting |",
+        f"epoch 1/2 | {epoch}",
+        f"epoch 1/2 | {epoch}  0:00:06 left",
+        f"epoch 1/2 | {epoch}  0:00:05 left",
+        f"epoch 1/2 | {epoch}  0:00:04 left",
+        f"epoch 1/2 | {epoch}  0:00:04 left",  # drawn anew below the line of the epoch
+        f"epoch 2/2 | {epoch}  0:00:11 left",
+        f"epoch 2/2 | {epoch}  0:00:06 left",
+        f"epoch 2/2 | {epoch}  0:00:03 left",
+        f"epoch 2/2 | {epoch}",
+        f"epoch 2/2 | {epoch}",
+        f"epoch 2/2 | {epoch}",  # a last time, before it is removed
+    ]
+    assert [look for look in looks if look and BAR not in look] == [
+        "epoch 1/2  loss 0.5000  accuracy 0.7500  val accuracy 0.2500",
+        "epoch 2/2  loss 0.5000  accuracy 0.7500  val accuracy 0.2600",
+    ]
+    assert max(map(len, looks)) <= 80
+    assert shown.count(HIDE) == 1
+    assert shown.endswith(SHOWN_AND_ERASED)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_the_terminal_is_given_back_when_training_breaks(tmp_path, terminal, error):
+    class Broken(Model):
+        def training_step(self, batch, batch_idx):
+            raise error
+
+    def run():
+        handler = signal.getsignal(signal.SIGINT)  # which Lightning does not give back
+        try:
+            with pytest.raises((SystemExit, RuntimeError)):
+                new_trainer(tmp_path, Progress(log_every_s=1e9)).fit(Broken())
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        print("after")
+
+    shown = terminal(run)
+    assert HIDE in shown
+    assert BAR in shown
+    assert shown.endswith(f"{SHOWN_AND_ERASED}after\r\n")

@@ -1,0 +1,337 @@
+"""Nodes of a cluster as processes here, and as pods with their own network where root may."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from samestep.launch import pid1
+from tests import pods
+from tests.conftest import ROOT, environment
+from tests.faults.lab import free_port
+from tests.project.test_train import metrics
+from tests.samestep.launch.test_cluster_environment import PYTORCHJOB
+
+ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]
+TRAIN = [
+    "trainer.accelerator=cpu", "trainer.max_epochs=1", "data.global_batch_size=60", "model=mlp",
+    "callbacks.predictions.num_batches_to_log=0",
+]  # fmt: skip
+LONG = [  # 12 epochs of at least 2 s, saved each second
+    *TRAIN, "trainer.max_epochs=12", "callbacks.last.every_s=1",
+    "+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=0.1",
+]  # fmt: skip
+WHY_NO_PODS = pods.why_not()
+
+
+class Nodes:
+    """Starts entry points in the background; what each says is in ``said``."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *arguments: str, **variables: str) -> int:
+        number = len(self.processes)
+        variables = {"TERMINATION_LOG": f"{self.directory}/message-{number}", **variables}
+        with (self.directory / f"node-{number}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [*ENTRYPOINT, *arguments, f"run_root={self.directory}"], cwd=ROOT,
+                env=environment(**variables), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        self.processes.append(process)
+        return number
+
+    def said(self, number: int) -> str:
+        return (self.directory / f"node-{number}.log").read_text()
+
+    def message(self, number: int) -> str:
+        path = self.directory / f"message-{number}"
+        return path.read_text() if path.exists() else ""
+
+    def wait_until(self, number: int, words: str) -> None:
+        deadline = time.monotonic() + 200
+        while words not in self.said(number):
+            assert time.monotonic() < deadline, self.said(number)
+            assert self.processes[number].poll() is None, self.said(number)
+            time.sleep(0.1)
+
+    def ends(self, number: int) -> int:
+        try:
+            return self.processes[number].wait(200)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"node {number} goes on: {self.said(number)}")
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    started = Nodes(tmp_path)
+    yield started
+    for process in started.processes:
+        process.kill()  # its child ends with it
+        process.wait()
+
+
+def test_a_wrong_configuration_ends_with_2_and_leaves_its_message(nodes: Nodes):
+    nodes.start("model.net.width=wide", "model=cnn", TERMINATION_LOG=f"{nodes.directory}/m")
+    nodes.start("--nnodes=2", "trainer.max_epochs=1", MASTER_ADDR="127.0.0.1")
+    assert (nodes.ends(0), nodes.ends(1)) == (2, 2)
+    said = nodes.said(0)
+    assert said.startswith("error: model.net.width=wide")
+    assert (nodes.directory / "m").read_text() == f"exit code 2: {said.strip()}"
+    assert (
+        nodes.message(1) == "exit code 2: error: --node-rank: is missing; also "
+        "PET_NODE_RANK, JOB_COMPLETION_INDEX"
+    )
+
+
+PAIRS: dict[str, tuple[list[str], dict[str, str], list[dict[str, str]]]] = {
+    "PyTorchJob": (
+        [], PYTORCHJOB | {"PET_NPROC_PER_NODE": "1", "WORLD_SIZE": "2"},
+        [{"PET_NODE_RANK": "1", "RANK": "1"}, {"PET_NODE_RANK": "0", "RANK": "0"}],
+    ),
+    "c10d": (
+        ["--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d",
+         "--rdzv-endpoint=127.0.0.1:PORT", "--rdzv-conf=last_call_timeout=20"], {}, [{}, {}],
+    ),
+    "ElasticJob": (
+        ["--rdzv_backend=etcd", "--rdzv_endpoint=127.0.0.1:PORT", "--rdzv_id=two",
+         "--nnodes=1:2", "--rdzv-conf=last_call_timeout=20"], {"RUN_ID": ""}, [{}, {}],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", PAIRS)
+def test_two_nodes_train_together(dialect: str, nodes: Nodes):
+    options, shared, each = PAIRS[dialect]
+    port = str(free_port())
+    etcd = None
+    if dialect == "ElasticJob":
+        pytest.importorskip("etcd", reason="pip install project[elastic]")
+        if shutil.which("etcd") is None:
+            pytest.skip("apt-get install etcd-server")
+        url = f"http://127.0.0.1:{port}"
+        etcd = subprocess.Popen(
+            ["etcd", "--enable-v2", f"--data-dir={nodes.directory}/etcd",
+             f"--listen-client-urls={url}", f"--advertise-client-urls={url}",
+             f"--listen-peer-urls=http://127.0.0.1:{free_port()}"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        for _ in range(100):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", int(port)), timeout=1):
+                break
+            time.sleep(0.1)
+    options = [option.replace("PORT", port) for option in options]
+    shared = {"RUN_ID": "two", **shared}
+    for name in ("MASTER_ADDR", "PET_MASTER_ADDR"):
+        if name in shared:
+            shared |= {name: "127.0.0.1", name.replace("ADDR", "PORT"): port}
+    try:
+        nodes.start(*options, *TRAIN, **(shared | each[0]))
+        nodes.wait_until(0, "meets at")  # and now for the other one, which may be node 0
+        nodes.start(*options, *TRAIN, **(shared | each[1]))
+        assert [nodes.ends(0), nodes.ends(1)] == [0, 0], nodes.said(0) + nodes.said(1)
+    finally:
+        if etcd:
+            etcd.kill()
+            etcd.wait()
+    assert metrics(nodes.directory / "two")["test/accuracy"] > 0.2
+    assert len(list((nodes.directory / "two/logs").glob("rank-*.log"))) == 2
+    assert "Warning" not in nodes.said(0) + nodes.said(1)
+    for number in (0, 1):
+        line = nodes.said(number).splitlines()[0]
+        assert line.startswith("entrypoint: ")
+        assert f"meets at 127.0.0.1:{port} (127.0.0.1" in line
+        assert line.endswith(", run two")
+        assert nodes.message(number) == ""
+
+
+def saboteur(nodes: Nodes, fault: str) -> list[str]:
+    node = "+callbacks.saboteur"
+    return [
+        f"{node}._target_=tests.faults.saboteur.Saboteur", f"{node}.faults=[{fault}]",
+        f"{node}.dirpath={nodes.directory}/records",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("harmed", "dialect"), [(0, "Indexed Job"), (1, "Run:ai")])
+def test_sigterm_to_one_node_stops_all_after_saving_and_the_same_command_continues(
+    harmed: int, dialect: str, nodes: Nodes
+):
+    port = str(free_port())
+    options = ["--nproc-per-node=1", "--max-restarts=3"]
+    shared = {"RUN_ID": "stopped"}
+    if dialect == "Indexed Job":
+        options += ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    else:
+        shared |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    name = "JOB_COMPLETION_INDEX" if dialect == "Indexed Job" else "RANK"
+    for number in ("0", "1"):
+        nodes.start(*options, *LONG, **shared, **{name: number})
+    nodes.wait_until(0, "epoch 1/12  step 20")
+    nodes.processes[harmed].send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    nodes.processes[harmed].send_signal(signal.SIGTERM)  # must not end the agent alone
+    assert [nodes.ends(0), nodes.ends(1)] == [143, 143]
+    assert "Stopped by SIGTERM after step" in nodes.said(0)
+    if harmed == 1:
+        return
+    for number in ("0", "1"):
+        nodes.start(*options, *LONG, "trainer.max_epochs=2", **shared, **{name: number})
+    assert [nodes.ends(2), nodes.ends(3)] == [0, 0], nodes.said(2)
+    assert "epoch 1/2  step 20" not in nodes.said(2)
+
+
+def test_elastic_nodes_go_on_without_the_one_that_was_stopped(nodes: Nodes):
+    options = [
+        "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--max-restarts=3",
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=last_call_timeout=3",
+    ]  # fmt: skip
+    nodes.start(*options, *LONG, "trainer.max_epochs=2", RUN_ID="elastic")
+    nodes.wait_until(0, "meets at")
+    time.sleep(1)  # it has the store
+    nodes.start(*options, *LONG, "trainer.max_epochs=2", RUN_ID="elastic")
+    run_dir, deadline = nodes.directory / "elastic", time.monotonic() + 200
+    there = (run_dir / "logs/rank-1.log", run_dir / "checkpoints/last.ckpt")  # two train
+    while not all(path.exists() for path in there):
+        assert time.monotonic() < deadline, nodes.said(0) + nodes.said(1)
+        time.sleep(0.1)
+    nodes.processes[1].send_signal(signal.SIGTERM)
+    assert nodes.ends(1) == 143
+    assert nodes.ends(0) == 0, nodes.said(0)
+    assert "Finished" in nodes.said(0)
+
+
+def test_a_killed_rank_is_named_with_exit_code_137(nodes: Nodes):
+    nodes.start("--nproc-per-node=2", *TRAIN, *saboteur(nodes, "kill step 5 1"))
+    assert nodes.ends(0) == 137
+    assert nodes.said(0).endswith("entrypoint: rank 1 was ended by SIGKILL (out of memory?)\n")
+    assert nodes.message(0) == "exit code 137: rank 1 was ended by SIGKILL (out of memory?)"
+
+
+def test_the_message_holds_the_error_of_the_rank_that_failed_first_without_secrets(nodes: Nodes):
+    nodes.start(
+        "--nproc-per-node=2", *TRAIN, *saboteur(nodes, "error step 5 1"), MY_TOKEN="planted error"
+    )
+    assert nodes.ends(0) == 1
+    assert nodes.message(0) == "exit code 1: rank 1: RuntimeError: ***"
+    nodes.start("data=cifar10", "cluster=k8s", f"data.root={nodes.directory}")
+    assert nodes.ends(1) == 1
+    assert nodes.message(1).startswith("exit code 1: rank 0: error: ")
+    assert "\nrank 0: error: " in nodes.said(1)
+
+
+def test_a_message_fits_into_what_kubernetes_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERMINATION_LOG", f"{tmp_path}/message")
+    assert pid1.leave(1, "error: " + "ä" * 5000) == 1
+    message = (tmp_path / "message").read_bytes()
+    assert 4094 <= len(message) <= 4096
+    assert message.decode().endswith("ä")
+
+
+def test_a_name_that_never_comes_ends_the_wait_with_one_error(nodes: Nodes):
+    options = ["--nnodes=2", "--node-rank=1", "--master-addr=nowhere.invalid"]
+    nodes.start(*options, "cluster.timeout_s=2", RUN_ID="late")
+    assert nodes.ends(0) == 1
+    waits, error = nodes.said(0).splitlines()
+    assert waits.startswith("entrypoint: waits for nowhere.invalid (")
+    assert error.startswith("error: there is no way to nowhere.invalid after 2 s (")
+    assert nodes.message(0) == f"exit code 1: {error}"
+
+
+@pytest.mark.parametrize("where", ["of the name", "of the other node"])
+def test_sigterm_ends_a_wait_at_once(where: str, nodes: Nodes):
+    if where == "of the name":
+        options = ["--nnodes=2", "--node-rank=1", "--master-addr=nowhere.invalid"]
+        nodes.start(*options, RUN_ID="waits")
+        nodes.wait_until(0, "waits for")
+    else:
+        options = ["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1"]
+        nodes.start(*options, f"--master-port={free_port()}", RUN_ID="waits")
+        nodes.wait_until(0, "meets at")
+    nodes.processes[0].send_signal(signal.SIGTERM)
+    assert nodes.processes[0].wait(10) == 143
+    assert nodes.message(0) == "exit code 143: ended by SIGTERM before the ranks had started"
+
+
+def test_ranks_whose_agent_was_killed_save_and_are_waited_for(nodes: Nodes):
+    nodes.start("--nproc-per-node=2", *LONG, RUN_ID="orphans")
+    nodes.wait_until(0, "epoch 1/12  step 1/")
+    supervisor = nodes.processes[0].pid
+    child = int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text())
+    os.kill(child, signal.SIGKILL)
+    assert nodes.ends(0) == 137
+    assert "Stopped by SIGTERM after step" in nodes.said(0)
+    assert nodes.message(0) == (
+        "exit code 137: error: the agent of torchrun was ended by SIGKILL (out of memory?)"
+    )
+
+
+@pytest.mark.skipif(bool(WHY_NO_PODS), reason=WHY_NO_PODS)
+def test_pods_find_each_other_and_one_is_replaced(tmp_path: Path):
+    """A pod of an Indexed Job is late, a name is later, and one is lost in the middle."""
+    name = f"pods-0.pods.{pods.DOMAIN}"
+    options = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=pods-0.pods", "--max-restarts=3"]
+    training = [*LONG, "trainer.max_epochs=4", f"run_root={tmp_path}"]
+
+    with pods.cluster(tmp_path) as cluster:
+        logs: list[Path] = []
+
+        def start(index: int) -> subprocess.Popen[bytes]:
+            logs.append(tmp_path / f"pod-{len(logs)}.log")
+            with logs[-1].open("wb") as log:
+                return cluster.start(
+                    f"pods-{index}", [*ENTRYPOINT, *options, *training], log,
+                    environment(
+                        RUN_ID="pods", JOB_COMPLETION_INDEX=str(index),
+                        TERMINATION_LOG=f"{tmp_path}/message-{len(logs) - 1}",
+                    ),
+                )  # fmt: skip
+
+        def wait_until(number: int, words: str) -> None:
+            deadline = time.monotonic() + 200
+            while words not in logs[number].read_text():
+                assert time.monotonic() < deadline, logs[number].read_text()
+                assert cluster.pods[number].poll() is None, logs[number].read_text()
+                time.sleep(0.1)
+
+        second = start(1)
+        wait_until(0, "waits for pods-0.pods (")
+        cluster.names.append("pods-0")
+        cluster.records[name] = cluster.address(3)  # its Service knows it before it listens
+        wait_until(0, f"meets at pods-0.pods:29500 ({cluster.address(3)} over eth0), run pods")
+        first = start(0)
+        wait_until(1, "epoch 1/4  step 20")
+        second.kill()
+        second.wait()
+        third = start(1)
+        wait_until(1, "epoch 3/4")
+        pods.signal_pod(third)
+        assert third.wait(100) == first.wait(100) == 143
+        fourth, fifth = start(0), start(1)
+        assert fourth.wait(100) == fifth.wait(100) == 0, logs[3].read_text()
+    assert metrics(tmp_path / "pods")["test/accuracy"] > 0.5
+    assert len(list(tmp_path.glob("message-*"))) == 0
+
+
+@pytest.mark.skipif(bool(WHY_NO_PODS), reason=WHY_NO_PODS)
+def test_workstations_whose_own_name_leads_nowhere_meet_by_c10d(tmp_path: Path):
+    options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=meeting"]
+    with pods.cluster(tmp_path) as cluster:
+        cluster.records[f"meeting.{pods.DOMAIN}"] = cluster.address(2)
+        for number in (0, 1):
+            with (tmp_path / f"{number}.log").open("wb") as log:
+                command = [*ENTRYPOINT, *options, *TRAIN, f"run_root={tmp_path}"]
+                cluster.start(f"ws-{number}", command, log, environment(RUN_ID="ws"), "127.0.1.1")
+        assert [pod.wait(100) for pod in cluster.pods] == [0, 0]
+        said = [(tmp_path / f"{number}.log").read_text() for number in (0, 1)]
+        for text in said:
+            assert f"meets at meeting:29400 ({cluster.address(2)} over eth0)" in text

@@ -1,0 +1,427 @@
+"""Submit, logs, status and cancel, as a user types them; the real kubectl, and a stand-in server.
+
+The server is tests/apiserver.py. What a real cluster does is tested in tests/e2e.
+"""
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from samestep.launch import kubectl
+from samestep.launch import kubectl_errors as reasons
+from tests.apiserver import Refusal, Server, serve
+from tests.conftest import ROOT, environment, run
+
+pytestmark = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
+WORDS = ["cluster=k8s", "cluster.image=ghcr.io/me/project:1.2.3", "trainer.num_nodes=2"]
+RUNNING = {
+    "phase": "Running",
+    "containerStatuses": [{"name": "trainer", "restartCount": 0, "state": {"running": {}}}],
+}
+COMPLETE = {"type": "Complete", "status": "True"}
+FAILED = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Server]:
+    with serve() as server:
+        server.variables = variables(server, tmp_path)
+        yield server
+
+
+def variables(server, tmp_path):
+    return {"KUBECONFIG": server.kubeconfig(tmp_path), "KUBECACHEDIR": str(tmp_path)}
+
+
+def launch(server, action, *words, run_id="mine"):
+    line = ["scripts/launch.py", *WORDS, *words, f"action={action}"]
+    return run(*line, RUN_ID=run_id, **server.variables)
+
+
+def submit(server, *words):
+    result = launch(server, "submit", *words)
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+def job(server):
+    (found,) = server.of_kind("Job")
+    return found
+
+
+def end(server, condition, phase="Succeeded"):
+    """The run ends: first its pods, then itself."""
+    for pod in server.of_kind("Pod"):
+        state = {"name": "trainer", "restartCount": 0, "state": {"terminated": {"exitCode": 0}}}
+        server.pod(
+            pod["metadata"]["name"], job(server), {"phase": phase, "containerStatuses": [state]}
+        )
+    server.put(job(server) | {"status": {"conditions": [condition]}})
+
+
+def test_check_lets_the_cluster_look_and_leaves_nothing_there(cluster):
+    result = launch(cluster, "check")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "no mistakes in NetworkPolicy, Service, Job" in result.stdout
+    assert "the cluster would take it" in result.stdout
+    assert cluster.objects == {}
+    posts = [path for method, path in cluster.requests if method == "POST"]
+    assert len(posts) == 3
+    assert all("dryRun=All" in path and "fieldValidation=Strict" in path for path in posts)
+
+
+def test_check_fails_where_the_cluster_refuses(cluster):
+    def refuse(method, path):
+        if method == "POST":
+            raise Refusal(403, "Forbidden", 'User "me" cannot create resource "services"')
+
+    cluster.refuse = refuse
+    result = launch(cluster, "check")
+    assert result.returncode == 1
+    assert "me may not create services here" in result.stderr
+
+
+def test_check_forgives_a_dry_run_that_needs_the_objects_before_it(cluster):
+    """Trainer's webhook looks for the TrainingRuntime, which the dry run did not leave there."""
+
+    def refuse(method, path):
+        if method == "POST" and path.endswith("/trainjobs"):
+            text = "specified trainingRuntime must be created before the TrainJob is created"
+            raise Refusal(422, "Invalid", text)
+
+    cluster.refuse = refuse
+    result = launch(cluster, "check", "cluster=kubeflow")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "the cluster can judge the TrainJob only when submitted" in result.stdout
+
+
+def test_check_needs_no_cluster(tmp_path):
+    result = run("scripts/launch.py", *WORDS, "action=check", KUBECONFIG=str(tmp_path / "none"))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "no cluster was asked; kubectl knows no cluster" in result.stdout
+
+
+def test_check_and_submit_without_kubectl(tmp_path):
+    result = run("scripts/launch.py", *WORDS, "action=check", PATH=str(tmp_path))
+    assert result.returncode == 0
+    assert "kubectl: no such command on this machine" in result.stdout
+    result = run("scripts/launch.py", *WORDS, "action=submit", PATH=str(tmp_path))
+    assert result.returncode == 1
+    assert "kubectl: no such command on this machine" in result.stderr
+
+
+def test_submitting_twice_is_submitting_once(cluster):
+    first, second = submit(cluster), submit(cluster)
+    assert "job.batch/mine created" in first
+    assert "RUN_ID=mine python scripts/launch.py cluster=k8s action=logs" in first
+    assert "job.batch/mine unchanged" in second
+    assert len(cluster.objects) == 3
+
+
+def test_a_running_run_is_not_changed(cluster):
+    submit(cluster)
+    before = job(cluster)
+    result = launch(cluster, "submit", "trainer.max_epochs=3")
+    assert result.returncode == 1
+    assert "runs already, with other words; cancel it first" in result.stderr
+    assert job(cluster) == before
+
+
+def test_a_failed_run_starts_anew_and_a_finished_one_only_with_other_words(cluster):
+    submit(cluster)
+    first = job(cluster)["metadata"]["uid"]
+    end(cluster, FAILED)
+    assert "failed before, and starts again" in submit(cluster)
+    second = job(cluster)["metadata"]["uid"]
+    assert second != first
+    end(cluster, COMPLETE)
+    assert "is finished, nothing to do" in submit(cluster)
+    assert job(cluster)["metadata"]["uid"] == second
+    assert "finished before, and starts again" in submit(cluster, "trainer.max_epochs=30")
+    assert job(cluster)["metadata"]["uid"] != second
+
+
+def test_the_image_of_the_example_is_not_submitted(cluster):
+    result = launch(cluster, "submit", "cluster.image=registry.example.com/project:0.1.0")
+    assert result.returncode == 2
+    assert "is only an example" in result.stderr
+    assert cluster.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (["cluster=jobset"], "JobSet"),
+        (["cluster=pytorchjob"], "PyTorchJob"),
+        (["cluster=elastic", "trainer.num_nodes=1"], "Job"),
+        (["cluster=elastic", "cluster.elasticjob=true", "trainer.num_nodes=1"], "ElasticJob"),
+    ],
+)
+def test_every_target_comes_and_goes(cluster, words, kind):
+    submit(cluster, *words)
+    assert [item["metadata"]["name"] for item in cluster.of_kind(kind)] == ["mine"]
+    result = launch(cluster, "cancel", *words)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert cluster.objects == {}
+
+
+def follow(server, *words):
+    """The logs action, running."""
+    command = [sys.executable, "-u", "scripts/launch.py", *WORDS, *words, "action=logs"]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment(RUN_ID="mine", **server.variables), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def until(text, stream):
+    """Read lines until one has ``text``."""
+    lines = []
+    for line in stream:
+        lines.append(line)
+        if text in line:
+            return lines
+    raise AssertionError(f"{text} is not in {lines}")
+
+
+def test_logs_follow_pods_that_come_late_and_again_until_the_run_ends(cluster):
+    submit(cluster)
+    short = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    cluster.logs = {"mine-0-aaaaa": ["plan", "epoch 0"], "mine-1-bbbbb": ["hello"]}
+    cluster.pod("mine-0-aaaaa", job(cluster), RUNNING)
+    pending = {"phase": "Pending", "conditions": [condition | {"message": short}]}
+    cluster.pod("mine-1-bbbbb", job(cluster), pending)
+    with follow(cluster) as process:
+        lines = until("no node has that many free nvidia.com/gpu: wait", process.stdout)
+        cluster.pod("mine-1-bbbbb", job(cluster), RUNNING)
+        lines += until("[1-bbbbb] hello", process.stdout)
+        cluster.logs["mine-0-aaaaa"].append("epoch 1")
+        lines += until("[0-aaaaa] epoch 1", process.stdout)
+        cluster.objects.pop(("v1 Pod", "default", "mine-0-aaaaa"))  # evicted, and replaced
+        cluster.logs["mine-0-ccccc"] = ["continued"]
+        cluster.pod("mine-0-ccccc", job(cluster), RUNNING)
+        lines += until("[0-ccccc] continued", process.stdout)
+        cluster.logs["mine-0-ccccc"].append("test/accuracy 0.97")
+        end(cluster, COMPLETE)
+        lines += list(process.stdout)
+        assert process.wait(60) == 0, lines
+    printed = [line for line in lines if line.startswith("[")]
+    assert len(printed) == len(set(printed)) == 6
+    assert lines[-2:] == ["[0-ccccc] test/accuracy 0.97\n", "mine: Complete\n"]
+
+
+def test_logs_go_on_where_a_connection_broke(cluster):
+    submit(cluster)
+    cluster.logs["mine-0-aaaaa"] = ["one", "two", "three"]
+    cluster.pod("mine-0-aaaaa", job(cluster), RUNNING)
+    cluster.cuts = 1
+    with follow(cluster) as process:
+        lines = until("three", process.stdout)
+        end(cluster, COMPLETE)
+        assert process.wait(60) == 0
+    assert lines == ["[0-aaaaa] one\n", "[0-aaaaa] two\n", "[0-aaaaa] three\n"]
+    assert cluster.cuts == 0
+
+
+def test_logs_outlive_a_cluster_that_does_not_answer_for_a_while(cluster):
+    submit(cluster)
+    cluster.logs["mine-0-aaaaa"] = ["one"]
+    cluster.pod("mine-0-aaaaa", job(cluster), RUNNING)
+    asked = threading.Event()
+
+    def refuse(method, path):
+        asked.set()
+        raise Refusal(503, "ServiceUnavailable", "the server is being upgraded")
+
+    with follow(cluster) as process:
+        until("one", process.stdout)
+        cluster.refuse = refuse
+        assert asked.wait(60)
+        cluster.refuse = lambda method, path: None
+        end(cluster, COMPLETE)
+        assert process.wait(60) == 0
+
+
+def test_logs_wait_for_pods_and_fail_as_the_run_does(cluster):
+    submit(cluster)
+    message = 'pods "x" is forbidden: exceeded quota: {}, requested: memory=16Gi, used: memory=8Gi'
+    for team, at in (("team", time.time() + 60), ("stale", time.time() - 3600)):
+        meta, about = {"name": team}, {"name": "mine"}
+        event = {"metadata": meta, "involvedObject": about, "reason": "FailedCreate"}
+        event |= {"lastTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))}
+        event |= {"apiVersion": "v1", "kind": "Event", "message": message.format(team)}
+        cluster.put(event)
+    with follow(cluster) as process:
+        until("the namespace's quota team is used up: memory=16Gi", process.stdout)
+        end(cluster, FAILED)
+        rest = process.stdout.read()
+        assert process.wait(60) == 1
+    assert "mine: Failed (BackoffLimitExceeded)" in rest
+    assert "stale" not in rest
+
+
+def test_status_is_one_table(cluster):
+    submit(cluster)
+    cluster.logs["mine-0-aaaaa"] = ["plan", "epoch 3/20, val/accuracy 0.91"]
+    cluster.pod("mine-0-aaaaa", job(cluster), RUNNING)
+    waiting = {"reason": "ImagePullBackOff", "message": "no such tag"}
+    state = {"name": "trainer", "restartCount": 2, "state": {"waiting": waiting}}
+    cluster.pod("mine-1-bbbbb", job(cluster), {"phase": "Pending", "containerStatuses": [state]})
+    result = launch(cluster, "status")
+    assert (result.returncode, result.stderr) == (0, "")
+    title, head, first, second = result.stdout.splitlines()
+    assert title == "Job mine: runs"
+    assert head.split() == ["pod", "node", "state", "restarts", "age", "last", "line"]
+    assert first.split()[:4] == ["mine-0-aaaaa", "node-a", "Running", "0"]
+    assert first.endswith("epoch 3/20, val/accuracy 0.91")
+    assert "Pending: its image cannot be pulled: check the name cluster.image" in second
+
+
+def test_cancel_gives_the_pods_time_and_leaves_nothing(cluster):
+    submit(cluster)
+    for name in ("mine-0-aaaaa", "mine-1-bbbbb"):
+        cluster.pod(name, job(cluster), RUNNING)
+    other = {"app.kubernetes.io/instance": "other"}
+    cluster.put({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x", "labels": other}})
+    cluster.grace_s = 2
+    result = launch(cluster, "cancel")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        "mine: its pods have 120 seconds to save",
+        "mine: waits for 2 pods to end",
+        "mine: cancelled; the same submit continues it",
+    ]
+    assert [key[2] for key in cluster.objects] == ["x"]
+    deletions = [path for method, path in cluster.requests if method == "DELETE"]
+    assert "/jobs/mine" in deletions[0]  # the Service and the policy go when the pods have gone
+    again = launch(cluster, "cancel")
+    assert (again.returncode, again.stdout) == (0, "mine: nothing to cancel\n")
+
+
+@pytest.mark.parametrize("action", ["logs", "status"])
+def test_what_is_not_there_is_said(cluster, action):
+    result = launch(cluster, action)
+    assert result.returncode == 1
+    assert "mine: there is no such run; it was not submitted, was cancelled" in result.stderr
+
+
+def test_logs_end_when_the_run_is_cancelled(cluster):
+    submit(cluster)
+    cluster.logs["mine-0-aaaaa"] = ["epoch 0"]
+    cluster.pod("mine-0-aaaaa", job(cluster), RUNNING)
+    with follow(cluster) as process:
+        until("epoch 0", process.stdout)
+        assert launch(cluster, "cancel").returncode == 0
+        rest = process.stdout.read()
+        assert process.wait(60) == 1
+    assert "mine: was removed before it ended" in rest
+
+
+def test_a_cluster_without_the_operator(tmp_path):
+    with serve(without=("JobSet",)) as server:
+        server.variables = variables(server, tmp_path)
+        for action in ("submit", "check"):
+            result = launch(server, action, "cluster=jobset")
+            assert result.returncode == 1
+            assert "the cluster does not know" in result.stderr
+            assert "or take cluster=k8s" in result.stderr
+
+
+def test_a_namespace_that_is_missing(cluster):
+    result = launch(cluster, "submit", "cluster.namespace=ml")
+    assert result.returncode == 1
+    assert "there is no namespace ml" in result.stderr
+
+
+def test_the_namespace_is_given_to_kubectl_only_if_there_is_one():
+    without, with_one = (
+        OmegaConf.create({"cluster": {"namespace": namespace}}) for namespace in (None, "ml")
+    )
+    assert kubectl.words(without, "get", "pods") == ["kubectl", "get", "pods"]
+    assert kubectl.words(with_one, "get", "pods") == ["kubectl", "-n", "ml", "get", "pods"]
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("The connection to the server localhost:8080 was refused", "knows no cluster"),
+        ("The connection to the server 10.0.0.1:6443 was refused - did", "does not answer"),
+        ('error: context "x" does not exist', "knows no cluster"),
+        ("error: current-context is not set", "knows no cluster"),
+        ("dial tcp: lookup k8s.example.com: no such host", "network and VPN"),
+        ("net/http: TLS handshake timeout", "network and VPN"),
+        ("error: You must be logged in to the server (Unauthorized)", "log in again"),
+        ('Error from server (Forbidden): jobs.batch is forbidden: User "me" cannot create resource '
+         '"jobs" in API group "batch" in the namespace "ml"', "me may not create jobs here"),
+        ('error: resource mapping not found for name: "x": no matches for kind "JobSet" in version '
+         '"jobset.x-k8s.io/v1alpha2"', "does not know JobSet (jobset.x-k8s.io/v1alpha2)"),
+        ('error: the server doesn\'t have a resource type "trainjobs"', "does not know trainjobs"),
+        ('Error from server (NotFound): namespaces "ml" not found', "there is no namespace ml"),
+        ('pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true',
+         "Pod Security level restricted:latest: runAsNonRoot != true"),
+        ('pods "x" is forbidden: exceeded quota: team, requested: cpu=8, used: 0',
+         "quota team is used up: cpu=8"),
+        ("Job.batch is invalid: spec.template: field is immutable", "cancel it first"),
+        ('strict decoding error: unknown field "spec.x"', "does not know the field spec.x"),
+        ('x509: certificate signed by unknown authority', "certificate"),
+        ("error: something else", "something else"),
+    ],
+)  # fmt: skip
+def test_what_kubectl_says_in_one_sentence(said, meant):
+    sentence = reasons.explained(f"Warning: be careful\n{said}")
+    assert meant in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "meant"),
+    [
+        ("Unschedulable", "0/2 nodes are available: 1 node(s) had untolerated taint "
+         "{control-plane: }, 1 Insufficient nvidia.com/gpu.", "many free nvidia.com/gpu"),
+        ("Unschedulable", "0/2 nodes are available: 2 Insufficient cpu.", "much free cpu"),
+        ("Unschedulable", '0/1 nodes are available: persistentvolumeclaim "project" not found.',
+         "there is no volume claim project"),
+        ("Unschedulable", "unbound immediate PersistentVolumeClaims", "volume is not ready"),
+        ("Unschedulable", "1 node(s) had untolerated taint {nvidia.com/gpu: present}",
+         "set apart by the taint nvidia.com/gpu"),
+        ("Unschedulable", "1 node(s) didn't match Pod's node affinity/selector", "node_selector"),
+        ("SchedulingGated", "Scheduling is blocked", "its turn in the queue"),
+    ],
+)  # fmt: skip
+def test_why_a_pod_has_no_node(reason, message, meant):
+    condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+    pod = {"status": {"phase": "Pending", "conditions": [condition]}}
+    assert meant in reasons.waiting(pod)
+
+
+@pytest.mark.parametrize(
+    ("reason", "meant"),
+    [
+        ("ErrImagePull", "cluster.image"),
+        ("ErrImageNeverPull", "cluster.image"),
+        ("InvalidImageName", "cluster.image"),
+        ("CrashLoopBackOff", "fails again and again"),
+        ("CreateContainerConfigError", "cluster.secret"),
+    ],
+)
+def test_why_a_container_does_not_start(reason, meant):
+    state = {"state": {"waiting": {"reason": reason}}}
+    assert meant in reasons.waiting({"status": {"phase": "Pending", "containerStatuses": [state]}})
+
+
+def test_how_a_container_ended():
+    over = {"exitCode": 137, "reason": "OOMKilled"}
+    pod = {"status": {"phase": "Failed", "containerStatuses": [{"state": {"terminated": over}}]}}
+    assert "exit code 137 (it used more memory than cluster.memory" in reasons.ended(pod)
+    over |= {"exitCode": 2, "reason": "Error", "message": "error: a\nerror: no such key\n"}
+    assert reasons.ended(pod) == "Error, exit code 2: error: no such key"
+    over["exitCode"] = 0
+    assert reasons.ended(pod) == ""

@@ -1,0 +1,51 @@
+"""Run:ai: the commands that are executed; a program of the same name takes the place of its own."""
+
+import os
+
+import pytest
+
+from samestep.config.compose import check
+from samestep.errors import ConfigError
+from tests.conftest import run
+from tests.samestep.launch.test_targets import RUNAI, TARGETS, command
+
+OURS = "cluster.image=ours:1"
+
+
+@pytest.mark.parametrize("name", RUNAI)
+def test_runai_gets_options_and_then_the_words_of_the_container(name):
+    more = ["seed=1", 'cluster.options=["--node-pools=h100"]']
+    words = command(name, *more)
+    at = words.index("--")
+    assert words[0] == "runai"
+    assert "--node-pools=h100" in words[:at]
+    assert "RUN_ID=cifar" in " ".join(words[:at])
+    assert words[at + 1] == "--nproc-per-node=2"
+    assert words[at + 5 : at + 7] == ["run_root=/volume/runs", "data.root=/volume/data"]
+    assert words[at + 7 :] == [*TARGETS[name], *more]
+    assert ("-g" in words) == (name != "runai-cpu")
+
+
+@pytest.mark.parametrize("name", RUNAI)
+@pytest.mark.parametrize("action", ["submit", "logs", "status", "cancel"])
+def test_runai_is_executed_with_these_words(name, action, tmp_path):
+    (tmp_path / "runai").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 7\n')
+    (tmp_path / "runai").chmod(0o755)
+    result = run(
+        "scripts/launch.py", *TARGETS[name], OURS, f"action={action}",
+        RUN_ID="cifar", PATH=f"{tmp_path}:{os.environ['PATH']}",
+    )  # fmt: skip
+    assert (result.returncode, result.stderr) == (7, "")  # what the command says
+    assert ["runai", *result.stdout.splitlines()] == command(name, OURS, action=action)
+
+
+def test_a_command_that_is_not_there_is_said_to_be_typed_elsewhere(tmp_path):
+    words = [*TARGETS["runai"], OURS, "action=submit"]
+    result = run("scripts/launch.py", *words, PATH=str(tmp_path))
+    assert result.returncode == 1
+    assert "runai: no such command on this machine" in result.stderr
+
+
+def test_a_version_of_the_command_that_there_is_not_is_refused():
+    with pytest.raises(ConfigError, match="one of v2, v1"):
+        check(["cluster=runai", "cluster.cli=v3"])

@@ -1,0 +1,285 @@
+"""Docker, with Swarm and without, and the server of the data that is part of the stack."""
+
+import json
+import os
+import random
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from samestep.config.compose import check
+from samestep.launch import render
+from tests import mirror
+from tests.conftest import ROOT, run
+
+UNEQUAL = "cluster.devices_per_node=[1,2]"
+LAUNCH = "scripts/launch.py"
+GOLDEN = {  # file: the command that writes it
+    "swarm.yaml": ["cluster=swarm", UNEQUAL, "cluster.secrets=[netrc]", "data=cifar10"],
+    "swarm_docker.sh": ["cluster=docker", UNEQUAL, "data=cifar10"],
+}
+needs_docker = pytest.mark.skipif(not shutil.which("docker"), reason="needs Docker's client")
+
+
+def rendered(*words, run_id="cifar"):
+    cfg = check(words)
+    cfg.run_id = run_id
+    return render.text(render.render(cfg, words))
+
+
+def stack(*words):
+    return yaml.safe_load(rendered("cluster=swarm", *words))
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_output_is_the_golden_file(name):
+    command = shlex.join([LAUNCH, *GOLDEN[name]])
+    golden = (ROOT / "tests" / "golden" / name).read_text()
+    assert rendered(*GOLDEN[name]) == golden, f"RUN_ID=cifar python {command} > tests/golden/{name}"
+
+
+def test_each_node_has_its_own_number_of_processes_and_gpus():
+    services = stack("cluster.devices_per_node=[1,2,4]")["services"]
+    assert list(services) == ["node-0", "node-1", "node-2", "data"]
+    for rank, devices in enumerate([1, 2, 4]):
+        node = services[f"node-{rank}"]
+        words = {f"--node-rank={rank}", f"--nproc-per-node={devices}", "--nnodes=3"}
+        assert words < {*node["command"], "--master-addr=node-0"}
+        assert node["hostname"] == f"node-{rank}"
+        assert node["deploy"]["placement"]["constraints"] == [f"node.labels.project == {rank}"]
+        (gpus,) = node["deploy"]["resources"]["reservations"]["generic_resources"]
+        assert gpus == {"discrete_resource_spec": {"kind": "NVIDIA-GPU", "value": devices}}
+
+
+def test_without_gpus_none_is_reserved():
+    resources = stack("trainer.accelerator=cpu")["services"]["node-0"]["deploy"]["resources"]
+    assert resources == {"limits": {"memory": "16g"}}
+    assert "--gpus=all" not in rendered("cluster=docker", "trainer.accelerator=cpu")
+
+
+def test_a_container_can_write_only_where_it_should_and_has_time_to_save():
+    for name, service in stack(UNEQUAL)["services"].items():
+        assert service["read_only"] is True
+        assert service["user"] == "1000:1000"
+        assert service["cap_drop"] == ["ALL"]
+        assert service["deploy"]["endpoint_mode"] == "dnsrr"
+        if name != "data":
+            targets = {v["target"]: v["type"] for v in service["volumes"]}
+            memory = {"/dev/shm": "tmpfs", "/tmp": "tmpfs"}
+            assert targets == memory | dict.fromkeys(
+                ("/workspace/runs", "/workspace/data"), "volume"
+            )
+            assert "--shutdown-timeout=90" in service["command"]
+            assert service["stop_grace_period"] == "120s"
+
+
+def test_secrets_are_named_and_never_shown():
+    found = stack("cluster.secrets=[netrc,aws]")
+    assert found["services"]["node-0"]["secrets"] == [
+        {"source": "secret-0", "target": "netrc"},
+        {"source": "secret-1", "target": "aws"},
+    ]
+    assert found["secrets"]["secret-1"] == {"name": "aws", "external": True}
+    assert "secrets" not in stack()
+    assert "secrets" not in stack()["services"]["node-0"]
+    without = run(LAUNCH, "cluster=docker", WANDB_API_KEY="0123456789abcdef")
+    assert "--env=WANDB_API_KEY " in without.stdout
+    assert "0123456789abcdef" not in without.stdout
+
+
+@needs_docker
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        [UNEQUAL, "cluster.secrets=[netrc]"],
+        ["trainer.accelerator=cpu", "cluster.env=['NCCL_DEBUG=INFO']"],
+        ["cluster.runs={type: nfs, o: 'addr=10.0.0.5,rw', device: ':/runs'}"],
+    ],
+)
+def test_docker_accepts_the_stack(words):
+    result = docker_config(rendered("cluster=swarm", *words))
+    assert result.returncode == 0, result.stderr
+
+
+@needs_docker
+def test_docker_refuses_a_wrong_stack():
+    wrong = rendered("cluster=swarm").replace("stop_grace_period", "grace_period")
+    assert "Additional property grace_period is not allowed" in docker_config(wrong).stderr
+
+
+@needs_docker
+def test_the_processes_get_the_overrides_as_typed():
+    """Through OmegaConf, YAML and Docker's interpolation; its output loses a first line break."""
+    generator = random.Random(0)
+    pieces = [*"${}()\\\t\"':=#- ", "${", "$(", "$$", "\\${", "é", "データ", "HOME", "null", "1"]
+    words = ["".join(generator.choices(pieces, k=generator.randint(1, 12))) for _ in range(300)]
+    cfg = check(["cluster=swarm"])
+    cfg.run_id = "cifar"
+    result = docker_config(render.text(render.render(cfg, words)))
+    assert result.returncode == 0, result.stderr
+    found = yaml.load(result.stdout, yaml.BaseLoader)  # a lone = is text
+    command = found["services"]["node-0"]["command"]
+    assert command[-300:] == words
+
+
+def docker_config(text):
+    """What Docker makes of a stack file, without a daemon."""
+    command = ["docker", "stack", "config", "--compose-file=-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def fake_docker(tmp_path, monkeypatch):
+    """A ``docker`` that writes down what it is told; stacks have two services."""
+    script = tmp_path / "bin" / "docker"
+    script.parent.mkdir()
+    script.write_text(
+        f"#!{sys.executable}\n"
+        "import json, sys\n"
+        "text = sys.stdin.read() if '--compose-file=-' in sys.argv else ''\n"
+        f"print(json.dumps([sys.argv[1:], text]), file=open({str(tmp_path / 'told')!r}, 'a'))\n"
+        "if 'services' in sys.argv: print('a1\\nb2')\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+
+    def told():
+        return [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()]
+
+    return told
+
+
+def test_the_actions_are_commands_of_docker(fake_docker):
+    for action in ("submit", "status", "logs", "cancel"):
+        words = ["cluster=swarm", "cluster.image=ours:1", "trainer.max_epochs=2"]
+        result = run(LAUNCH, *words, f"action={action}", RUN_ID="cifar")
+        assert result.returncode == 0, result.stderr
+    calls = fake_docker()
+    (submit, text), (status, _), *logs, (cancel, _) = calls
+    assert (submit[:2], submit[-1]) == (["stack", "deploy"], "cifar")
+    assert text == rendered(*words)
+    assert (status[:2], status[-1]) == (["stack", "ps"], "cifar")
+    assert (cancel, len(logs)) == (["stack", "rm", "cifar"], 3)
+    assert logs[0][0][-3:] == ["--filter", "name=cifar_node", "cifar"]
+    assert sorted(call[-1] for call, _ in logs[1:]) == ["a1", "b2"]
+
+
+def test_without_docker_the_command_is_shown():
+    result = run(LAUNCH, "cluster=swarm", "action=status", RUN_ID="cifar", PATH="/nowhere")
+    assert result.returncode == 1
+    assert "docker: no such command" in result.stderr
+    assert "docker stack ps --no-trunc cifar" in result.stderr
+
+
+def test_commands_for_machines_without_swarm_are_typed_as_they_are(fake_docker, tmp_path):
+    odd = "run_root=$HOME/a 'b' ${c} \\$$"
+    words = ["cluster=docker", UNEQUAL, "cluster.options=['--ipc=private']", odd]
+    cfg = check(words[:-1])
+    cfg.run_id = "cifar"
+    script = render.text(render.render(cfg, words))
+    assert "# on machine 1 of 2, with 2 of the processes\n" in script
+    subprocess.run(["sh", "-c", script], check=True)
+    first, second = [call for call, _ in fake_docker()]
+    assert first[:2] == second[:2] == ["run", "--detach"]
+    assert first[-4:] == second[-4:] == words
+    assert {"--name=cifar-node-0", "--node-rank=0", "--nproc-per-node=1"} < {*first}
+    assert {"--name=cifar-node-1", "--node-rank=1", "--nproc-per-node=2"} < {*second}
+    assert {"--read-only", "--ipc=private", "--gpus=all", "--stop-timeout=120"} < {*second}
+    image = second.index("registry.example.com/project:0.1.0")
+    assert second[image + 1] == "--nnodes=2"  # options of Docker before it, of torchrun behind
+
+
+def test_nothing_is_submitted_without_swarm():
+    for action in ("submit", "logs"):
+        words = ["cluster=docker", "cluster.image=ours:1", f"action={action}"]
+        result = run(LAUNCH, *words, RUN_ID="cifar")
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "action=render prints what to type" in result.stderr
+
+
+def test_for_each_repeats_a_mapping_with_its_own_values():
+    cfg = OmegaConf.create({"run_id": "x", "numbers": [1, 2], "kinds": ["a", "b"], "none": []})
+    inner = {"for_each": {"kind": "${kinds}"}, "is": "${each.kind}${each.number}${each.index}"}
+    body = {"for_each": {"number": "${numbers}"}, "in": [inner], "n": "${each.index}/${each.count}"}
+    assert render.resolve(cfg, [], {"job": body, "other": 1}) == {
+        "job-0": {"n": "0/2", "in": [{"is": "a10"}, {"is": "b11"}]},
+        "job-1": {"n": "1/2", "in": [{"is": "a20"}, {"is": "b21"}]},
+        "other": 1,
+    }
+    nothing = {"for_each": {"x": "${none}"}, "y": 1}
+    assert render._pruned(render.resolve(cfg, [], {"a": [nothing], "b": {"c": nothing}})) is None
+
+
+@pytest.fixture
+def data_server(tmp_path):
+    """A folder filled by scripts/prepare_data.py, served by the command of the stack."""
+    (tmp_path / "official").mkdir()
+    miniature = mirror.mnist(tmp_path / "official")
+    team = tmp_path / "team"
+    with mirror.serve(tmp_path / "official") as official:
+        words = miniature.overrides(team, official.url)
+        filled = run("scripts/prepare_data.py", *words)
+        assert filled.returncode == 0, filled.stderr
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    command = stack()["services"]["data"]["entrypoint"]
+    place = {"python": sys.executable, "8000": str(port), "/data": str(team)}
+    command = [place.get(word, word) for word in command]
+    with (
+        (tmp_path / "server.log").open("w") as log,
+        subprocess.Popen(
+            [place.get(word, word) for word in command], stdout=log, stderr=log
+        ) as job,
+    ):
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_for(url)
+            yield team / "mnist", miniature, f"{url}/mnist"
+        finally:
+            job.terminate()
+
+
+def wait_for(url):
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for _ in range(300):
+        try:
+            opener.open(url).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError(f"nobody answers at {url}")
+
+
+def test_a_run_fetches_from_the_data_server_and_checks_every_byte(data_server, tmp_path):
+    folder, miniature, url = data_server
+    words = [
+        *miniature.overrides(tmp_path / "here", url), "cluster=swarm", "data.download=true",
+        "data.num_val=20", "data.global_batch_size=60", "trainer.max_epochs=1", "model=mlp",
+        "trainer.accelerator=cpu", f"run_root={tmp_path / 'runs'}",
+    ]  # fmt: skip
+    done = run("train.py", *words, RUN_ID="first", no_proxy="127.0.0.1")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs" / "first" / "metrics.json").exists()
+    files = {name: (tmp_path / "here" / "mnist" / name).read_bytes() for name in miniature.files}
+    assert {name: mirror.md5(content) for name, content in files.items()} == miniature.files
+
+    name = "train-images-idx3-ubyte.gz"
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / name).write_bytes(content)
+    shutil.rmtree(tmp_path / "here")
+    refused = run("train.py", *words, RUN_ID="second", no_proxy="127.0.0.1")
+    assert refused.returncode == 1
+    assert name in refused.stderr
+    assert f"expected {miniature.archives[name]}" in refused.stderr
+    assert not (tmp_path / "runs" / "second" / "metrics.json").exists()

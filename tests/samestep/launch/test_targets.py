@@ -1,0 +1,232 @@
+"""What each target becomes: golden files, and what all of them promise.
+
+GOLDEN=write python -m pytest -n 0 tests/samestep/launch/test_targets.py
+
+writes ``tests/golden`` anew; look at what git says has changed.
+"""
+
+import os
+import random
+import shlex
+
+import pytest
+import yaml
+
+from samestep.config.compose import check
+from samestep.launch import check as rules
+from samestep.launch import render
+from tests.conftest import ROOT, run
+from tests.samestep.launch.test_render import in_a_pod
+
+GOLDEN = ROOT / "tests/golden"
+TWO_BY_TWO = ["trainer.num_nodes=2", "trainer.devices=2"]
+TARGETS = {  # golden file: the words that make it
+    "k8s": ["cluster=k8s", *TWO_BY_TWO],
+    "k8s-cpu": ["cluster=k8s", *TWO_BY_TWO, "trainer.accelerator=cpu"],
+    "jobset": ["cluster=jobset", *TWO_BY_TWO],
+    "pytorchjob": ["cluster=pytorchjob", *TWO_BY_TWO],
+    "kubeflow": ["cluster=kubeflow", *TWO_BY_TWO],
+    "kubeflow-cpu": ["cluster=kubeflow", *TWO_BY_TWO, "trainer.accelerator=cpu"],
+    "elastic": ["cluster=elastic", "trainer.devices=2", "cluster.max_nodes=4"],
+    "elasticjob": ["cluster=elastic", "trainer.devices=2", "cluster.elasticjob=true"],
+    "runai": ["cluster=runai", *TWO_BY_TWO],
+    "runai-cpu": ["cluster=runai", *TWO_BY_TWO, "trainer.accelerator=cpu"],
+    "runai-v1": ["cluster=runai", "cluster.cli=v1", *TWO_BY_TWO],
+}
+MANIFESTS = [name for name in TARGETS if not name.startswith("runai")]
+RUNAI = [name for name in TARGETS if name.startswith("runai")]
+KINDS = {
+    "k8s": "Job", "jobset": "JobSet", "pytorchjob": "PyTorchJob", "kubeflow": "TrainingRuntime",
+    "elastic": "Job", "elasticjob": "ElasticJob",
+}  # fmt: skip
+OFTEN = ["k8s", "jobset", "pytorchjob", "kubeflow", "elastic", "elasticjob"]
+
+
+def configured(words, run_id="cifar"):
+    cfg = check(words)
+    cfg.run_id = run_id
+    return cfg
+
+
+def rendered(name, *more):
+    words = [*TARGETS[name], *more]
+    return render.render(configured(words), words)
+
+
+def document(name, *more, kind=None):
+    kind = kind or KINDS[name.removesuffix("-cpu")]
+    return next(item for item in rendered(name, *more) if item["kind"] == kind)
+
+
+def pod(name, *more):
+    """The pod that trains, wherever a target has it."""
+    node, todo = None, [document(name, *more)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, dict) and "containers" in node.get("spec", {}):
+            return node
+        todo += list(node.values() if isinstance(node, dict) else node) if node else []
+        todo = [item for item in todo if isinstance(item, (dict, list))]
+    raise AssertionError(name)
+
+
+def command(name, *more, action="submit"):
+    words = [*TARGETS[name], *more]
+    return render.command(configured(words), words, action)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_becomes_what_its_golden_file_says(name):
+    path = GOLDEN / (f"{name}.sh" if name in RUNAI else f"{name}.yaml")
+    text = f"{shlex.join(command(name))}\n" if name in RUNAI else render.text(rendered(name))
+    if os.environ.get("GOLDEN") == "write":
+        path.write_text(text)
+    assert text == path.read_text(), "GOLDEN=write rewrites it"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_no_mistakes_are_found_in_a_target(name):
+    cfg = configured(TARGETS[name])
+    assert list(rules.faults(cfg, [] if name in RUNAI else rendered(name))) == []
+
+
+@pytest.mark.parametrize("name", [name for name in MANIFESTS if name != "k8s"])
+def test_every_target_has_the_same_pod(name):
+    """Less the container's name, and what tells it of the other nodes."""
+    cpu = ["trainer.accelerator=cpu"] if name.endswith("-cpu") else []
+    ours, theirs = pod(name), pod("k8s", *cpu)
+    for one in (ours, theirs):
+        (container,) = one["spec"]["containers"]
+        for key in ("name", "args"):
+            container.pop(key)
+        container["env"] = [v for v in container["env"] if v["name"] != "PET_NODE_RANK"]
+        container["resources"]["limits"].pop("cpu", None)
+        for key in ("subdomain", "restartPolicy"):
+            one["spec"].pop(key, None)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("name", OFTEN)
+def test_the_pods_of_every_target_get_the_overrides_unchanged(name):
+    generator = random.Random(name)
+    pieces = [*"${}()\\\n\t\"':=#- ", "${seed}", "$(RUN_ID)", "$$", "\\${", "é", "データ", "null"]
+    cfg = configured(TARGETS[name])
+    for _ in range(30):
+        words = ["".join(generator.choices(pieces, k=generator.randint(0, 12))) for _ in range(3)]
+        documents = yaml.safe_load_all(render.text(render.render(cfg, words)))
+        found = [args for item in documents for args in arguments(item)]
+        assert found
+        for args in found:
+            assert [in_a_pod(word) for word in args[-3:]] == words
+
+
+def arguments(node):
+    """All ``args`` within ``node``, but etcd's."""
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    own = [node["args"]] if isinstance(node, dict) and "args" in node else []
+    own = [args for args in own if "--enable-v2" not in args]
+    return own + [args for child in children for args in arguments(child)]
+
+
+@pytest.mark.parametrize("name", OFTEN)
+def test_everything_of_a_run_has_its_name_and_label(name):
+    """By the label the launcher finds it, and by its name no other run touches it."""
+    for item in rendered(name, "cluster.namespace=ml"):
+        assert item["metadata"]["name"].startswith("cifar")
+        assert item["metadata"]["namespace"] == "ml"
+        assert item["metadata"]["labels"]["app.kubernetes.io/instance"] == "cifar"
+    assert pod(name)["metadata"]["labels"]["app.kubernetes.io/instance"] == "cifar"
+    policy = document(name, kind="NetworkPolicy")["spec"]
+    (rule,) = policy["ingress"]
+    assert rule["from"] == [{"podSelector": policy["podSelector"]}]
+    assert policy["podSelector"]["matchLabels"] == {"app.kubernetes.io/instance": "cifar"}
+
+
+@pytest.mark.parametrize("name", ["k8s", "jobset", "pytorchjob", "kubeflow", "elastic"])
+def test_a_queue_of_kueue_is_the_label_of_what_makes_the_pods(name):
+    kind = "TrainJob" if name == "kubeflow" else None
+    labels = document(name, "cluster.queue=team-a", kind=kind)["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert "kueue.x-k8s.io/queue-name" not in document(name, kind=kind)["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 5])
+def test_there_are_as_many_pods_as_nodes(num_nodes):
+    more = f"trainer.num_nodes={num_nodes}"
+    (job,) = document("jobset", more)["spec"]["replicatedJobs"]
+    assert job["replicas"] == 1
+    assert {job["template"]["spec"][key] for key in ("completions", "parallelism")} == {num_nodes}
+    replicas = document("pytorchjob", more)["spec"]["pytorchReplicaSpecs"]
+    assert {role: spec["replicas"] for role, spec in replicas.items()} == {"Worker": num_nodes}
+    assert document("kubeflow", more, kind="TrainJob")["spec"]["trainer"]["numNodes"] == num_nodes
+    assert document("kubeflow", more)["spec"]["mlPolicy"]["numNodes"] == num_nodes
+    for name in RUNAI:
+        assert f"--workers={num_nodes - 1}" in command(name, more)  # beside the master
+
+
+def test_a_job_of_a_jobset_fails_in_a_way_that_the_jobset_understands():
+    """The words of the Job's condition, by which the JobSet tells what to do.
+
+    Source: k8s.io/kubernetes/pkg/controller/job/pod_failure_policy.go, matchPodFailurePolicy.
+    """
+    spec = document("jobset")["spec"]
+    by_exit_code = "Container trainer for pod ml/cifar-node-0-1-x failed with exit code {} matching"
+    messages = {
+        "Pod ml/cifar-node-0-1-x has condition DisruptionTarget matching FailJob": "evicted",
+        by_exit_code.format(143): "stopped",
+        by_exit_code.format(2): "misconfigured",
+    }
+    for message, name in messages.items():
+        fitting = [
+            rule["name"]
+            for rule in spec["failurePolicy"]["rules"]
+            if any(pattern in message for pattern in rule["onJobFailureMessagePatterns"])
+        ]
+        assert fitting == [name]
+    job = spec["replicatedJobs"][0]["template"]["spec"]
+    assert job["backoffLimit"] == 0
+    by_code = job["podFailurePolicy"]["rules"][1]["onExitCodes"]
+    assert by_code["values"] == [143, 2]
+    runtime = document("kubeflow")["spec"]["template"]["spec"]
+    assert runtime["failurePolicy"] == spec["failurePolicy"]
+
+
+def test_pods_are_told_where_node_0_is_and_which_they_are():
+    def options(name):
+        return pod(name)["spec"]["containers"][0]["args"]
+
+    assert "--master-addr=cifar-node-0-0.cifar" in options("jobset")
+    assert "--master-addr=cifar-worker-0" in options("pytorchjob")
+    rank = pod("pytorchjob")["spec"]["containers"][0]["env"][1]
+    assert rank["name"] == "PET_NODE_RANK"
+    assert "replica-index" in rank["valueFrom"]["fieldRef"]["fieldPath"]
+    assert not any("master" in word for word in options("kubeflow"))  # Trainer tells
+    for name in ("elastic", "elasticjob"):
+        service = document(name, kind="Service")
+        assert f"--rdzv-endpoint={service['metadata']['name']}:2379" in options(name)
+        etcd = document(name, kind="Deployment")["spec"]["template"]["metadata"]["labels"]
+        assert service["spec"]["selector"].items() <= etcd.items()
+
+
+def test_rendering_needs_neither_torch_nor_an_sdk():
+    code = (
+        "import runpy, sys\n"
+        "sys.path.insert(0, 'scripts')\n"
+        "for words in sys.argv[1:]:\n"
+        "    sys.argv[1:] = words.split()\n"
+        "    try: runpy.run_path('scripts/launch.py', run_name='__main__')\n"
+        "    except SystemExit as end: assert end.code == 0\n"
+        "print([name for name in ('torch', 'kubernetes', 'kubeflow') if name in sys.modules])"
+    )
+    result = run("-c", code, *map(" ".join, TARGETS.values()))
+    assert result.stdout.splitlines()[-1:] == ["[]"], result.stderr
+
+
+def test_elastic_pods_are_as_many_as_may_come_and_any_of_them_ends_the_run():
+    job = document("elastic", "cluster.min_nodes=2")
+    assert job["spec"]["parallelism"] == 4
+    assert "completions" not in job["spec"]  # else a Job waits for each
+    assert "--nnodes=2:4" in pod("elastic", "cluster.min_nodes=2")["spec"]["containers"][0]["args"]
+    spec = document("elasticjob", "cluster.max_nodes=3")["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (1, 3)
+    assert spec["replicaSpecs"]["Worker"]["replicas"] == 3

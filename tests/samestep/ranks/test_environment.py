@@ -1,0 +1,76 @@
+import re
+import socket
+
+import pytest
+
+from samestep.ranks import environment, secrets
+
+
+@pytest.fixture(autouse=True)
+def outside_of_torchrun(monkeypatch: pytest.MonkeyPatch):
+    for name in ("RUN_ID", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_torchrun_this_is_the_only_rank(monkeypatch):
+    monkeypatch.setenv("RANK", "3")  # some schedulers set it for the pod, not for a process
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert (environment.rank(), environment.world_size()) == (0, 1)
+    assert (environment.local_rank(), environment.num_nodes()) == (0, 1)
+
+
+def test_under_torchrun_its_numbers_count(monkeypatch):
+    variables = {"RANK": 3, "WORLD_SIZE": 5, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}
+    for name, value in {**variables, "GROUP_WORLD_SIZE": 3, "TORCHELASTIC_RUN_ID": "x"}.items():
+        monkeypatch.setenv(name, str(value))
+    assert (environment.rank(), environment.world_size(), environment.local_rank()) == (3, 5, 1)
+    assert (environment.local_world_size(), environment.num_nodes()) == (2, 3)
+
+
+def test_the_name_of_a_run_is_given_or_torchruns_but_never_none(monkeypatch):
+    assert environment.run_id() is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert environment.run_id() is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a1b2")
+    assert environment.run_id() == "a1b2"
+    monkeypatch.setenv("RUN_ID", "mine")
+    assert environment.run_id() == "mine"
+
+
+def test_new_names_are_lower_case_and_differ():
+    names = {environment.new_run_id("Digits", "CNN") for _ in range(100)}
+    assert len(names) == 100
+    assert all(re.fullmatch(r"digits-cnn-[0-9a-f]{6}", name) for name in names)
+
+
+def test_every_rank_has_a_processor(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
+    assert environment.cpus_per_rank() == 1
+
+
+def test_values_of_secret_variables_are_hidden(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    monkeypatch.setenv("KEYBOARD", "us")
+    monkeypatch.setenv("HARMLESS", "something else")
+    text = "key 0123456789abcdef, us, something else"
+    assert secrets.redact(text) == "key ***, us, something else"
+
+
+def test_the_address_towards_a_node_is_one_of_this_node(monkeypatch):
+    own = environment.address_towards("127.0.0.1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind((own, 0))  # the kernel refuses the addresses of others
+    assert environment.address_towards(own) == own
+    monkeypatch.setattr(environment, "ELSEWHERE", "255.255.255.255")  # no way out of here
+    assert environment.address_towards("127.0.1.1") == "127.0.1.1"
+    with pytest.raises(OSError, match=r"denied|unreachable"):
+        environment.address_towards("255.255.255.255")
+
+
+def test_variables_are_taken_from_the_processes_started_here(monkeypatch):
+    monkeypatch.setenv("PET_NNODES", "2")
+    before = environment.variables()
+    environment.unset_variables(["PET_NNODES", "PET_NOT_THERE"])
+    assert "PET_NNODES" not in environment.variables()
+    assert before["PET_NNODES"] == "2"

@@ -1,0 +1,321 @@
+"""Each check, with the fault that it should find."""
+
+import errno
+import json
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+from project.model.classifier import ImageClassifier
+from samestep import build
+from samestep.config.compose import check as compose_and_check
+from samestep.errors import ConfigError
+from samestep.ranks import environment, preflight
+from samestep.ranks.preflight import (
+    PreflightError,
+    check,
+    compared,
+    identity,
+    inspect,
+    interface_to,
+)
+from tests.conftest import ROOT, run
+from tests.conftest import environment as variables
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture(scope="module")
+def model() -> ImageClassifier:
+    return build.model(compose_and_check(["data=digits"]))
+
+
+@pytest.fixture
+def torchrun(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pretend that torchrun started this process, with these variables."""
+
+    def pretend(**variables: str) -> None:
+        for name, value in {"TORCHELASTIC_RUN_ID": "test", "RANK": "0", **variables}.items():
+            monkeypatch.setenv(name, value)
+
+    return pretend
+
+
+def found(findings: list[preflight.Finding], check: str) -> preflight.Finding:
+    (finding,) = [finding for finding in findings if finding.check == check]
+    return finding
+
+
+def test_a_sound_machine_passes_and_nothing_is_left_behind(compose, model, tmp_path: Path):
+    findings = inspect(compose(), model)
+    checks = {"world size", "accelerator", "threads", "run directory", "sameness"}
+    assert {finding.check for finding in findings} == checks
+    assert all(finding.result == "ok" for finding in findings)
+    check(compose(), model)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("devices", "nodes", "world_size", "passes"),
+    [(1, 1, 3, True), (2, 2, 4, True), ("auto", 1, 3, True), (2, 1, 3, False), (1, 2, 3, False)],
+)
+def test_the_number_of_ranks_is_the_configured_one(
+    compose, model, torchrun, monkeypatch, devices, nodes, world_size, passes
+):
+    cfg = compose(f"trainer.devices={devices}", f"trainer.num_nodes={nodes}")
+    torchrun(WORLD_SIZE=str(world_size))
+    told = rf"rank 0, 1, 2: ranks: 3, .*trainer.devices={devices} x trainer.num_nodes={nodes}"
+    with nullcontext() if passes else pytest.raises(ConfigError, match=told):
+        check(cfg, model)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "gpus", "ranks", "passes"),
+    [
+        ("gpu", 0, 1, False), ("gpu", 1, 2, False), ("auto", 1, 2, False),
+        ("gpu", 2, 2, True), ("auto", 0, 2, True), ("cpu", 1, 2, True),
+    ],
+)  # fmt: skip
+def test_each_rank_needs_a_gpu_of_its_own(
+    compose, model, torchrun, monkeypatch, accelerator, gpus, ranks, passes
+):
+    cfg = compose(f"trainer.accelerator={accelerator}")
+    torchrun(LOCAL_WORLD_SIZE=str(ranks))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
+    told = rf"rank 0.*: .*{gpus} GPUs and {ranks} ranks here; trainer.accelerator={accelerator} "
+    with nullcontext() if passes else pytest.raises(ConfigError, match=told):
+        check(cfg, model)
+
+
+def test_too_few_gpus_are_told_before_the_ranks_meet(compose, torchrun, monkeypatch):
+    torchrun(LOCAL_WORLD_SIZE="2", MASTER_ADDR="localhost")
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match=r"1 GPUs and 2 ranks here; trainer.accelerator=gpu"):
+        preflight.before(compose("trainer.accelerator=gpu"))
+
+
+def test_too_many_threads_are_a_warning(compose, model, monkeypatch, caplog):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(environment, "cpus_per_rank", lambda: 2)
+    with caplog.at_level(logging.WARNING):
+        check(compose(), model)
+    assert "rank 0: 8 per rank, of 2 processors; they wait" in caplog.text
+    assert "OMP_NUM_THREADS" in caplog.text
+
+
+def test_loaders_need_room_in_shared_memory(compose, model, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(preflight, "SHM", tmp_path)
+    free = 2 * 3 * 100 * 64  # batches ahead x workers x images x pixels
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, free))
+    overrides = ["data.eval_batch_size=100", "data.num_workers=3"]
+    assert found(inspect(compose(*overrides), model), "shared memory").result == "ok"
+    more = [*overrides, "data.global_batch_size=101"]
+    finding = found(inspect(compose(*more), model), "shared memory")
+    assert finding.result == "failed"
+    assert "docker --shm-size" in finding.remedy
+    no_workers = inspect(compose(*more, "data.num_workers=0"), model)
+    assert "shared memory" not in {finding.check for finding in no_workers}
+
+
+def test_a_run_directory_that_cannot_be_written(compose, model, tmp_path: Path):
+    (tmp_path / "test").write_text("a file where the directory should be")
+    with pytest.raises(
+        ConfigError, match=r"run directory: rank 0: run_dir=.*/test cannot be .*run_root="
+    ):
+        check(compose(), model)
+
+
+def test_a_full_disk_is_found_by_writing(compose, model, monkeypatch, tmp_path: Path):
+    def fsync(file: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(preflight.os, "fsync", fsync)
+    with pytest.raises(ConfigError, match=r"cannot be written: No space left on device"):
+        check(compose(), model)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_directory_needs_room_for_three_checkpoints(compose, model, monkeypatch, tmp_path):
+    needed = 3 * 3 * 4 * sum(parameter.numel() for parameter in model.parameters())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, needed - 1))
+    with pytest.raises(ConfigError, match=r"0: 3 MiB free in .*, 4 needed; make room"):
+        check(compose(), model)
+    (tmp_path / "test/checkpoints").mkdir(parents=True)
+    (tmp_path / "test/checkpoints/last.ckpt").write_bytes(b"x")  # will be replaced
+    check(compose(), model)
+
+
+def test_without_torchrun_there_is_nobody_to_find(compose):
+    assert preflight.before(compose()) == ""
+
+
+def test_a_name_that_stays_unknown(compose, torchrun):
+    torchrun(RANK="3", MASTER_ADDR="node-0.invalid")
+    told = r"rank 3: .*MASTER_ADDR=node-0.invalid after cluster.timeout_s=0.1 .*subdomain"
+    with pytest.raises(PreflightError, match=told):
+        preflight.before(compose("cluster.timeout_s=0.1"))
+
+
+def test_a_name_that_is_late(compose, torchrun, monkeypatch):
+    torchrun(MASTER_ADDR="node-0")
+    known, attempts = socket.getaddrinfo("127.0.0.1", None), []
+
+    def look_up(name: str, port: None) -> list:
+        attempts.append(name)
+        if len(attempts) < 3:
+            raise socket.gaierror(-2, "Name or service not known")
+        return known
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(preflight.time, "sleep", lambda seconds: None)
+    assert preflight.before(compose()) == "node-0 is 127.0.0.1"
+    assert attempts == ["node-0"] * 3
+
+
+@pytest.mark.parametrize("chosen", [{}, {"GLOO_SOCKET_IFNAME": "eth7"}])
+def test_of_several_nodes_the_interface_is_named_unless_the_user_did(
+    compose, torchrun, monkeypatch, chosen
+):
+    variables: dict[str, str] = dict(chosen)
+    monkeypatch.setattr(environment, "set_variable", variables.__setitem__)
+    monkeypatch.setattr(preflight, "interface_to", {"10.0.0.1": "eth1"}.get)
+    torchrun(MASTER_ADDR="10.0.0.1", GROUP_WORLD_SIZE="1", **chosen)
+    preflight.before(compose())
+    assert variables == chosen  # one node: left alone
+    torchrun(GROUP_WORLD_SIZE="2")
+    assert preflight.before(compose()) == "10.0.0.1 is 10.0.0.1, reached through eth1"
+    assert variables == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1", **chosen}
+
+
+@pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2")
+@pytest.mark.parametrize("address", ["203.0.113.1", "127.0.1.1", None])
+def test_the_interface_is_the_one_that_the_kernel_chooses(address: str | None):
+    route = json.loads(subprocess.check_output(["ip", "-j", "-4", "route", "get", "203.0.113.1"]))
+    assert interface_to(address or route[0]["prefsrc"]) == route[0]["dev"]
+
+
+def test_what_differs_between_ranks_is_named(compose):
+    first = identity(compose())
+    same = identity(compose("run_root=/elsewhere", "data.num_workers=4", "trainer.devices=2"))
+    assert compared(same, first).result == "ok"
+    finding = compared(identity(compose("trainer.max_epochs=3")), first)
+    assert finding.fact == "1 differences: trainer.max_epochs=3, rank 0 has 2"
+    assert "device=cuda, rank 0 has cpu" in compared(first | {"device": "cuda"}, first).fact
+    assert "src/project/model/nets/cnn.py" in first
+    absent = compared({"torch": first["torch"]}, first)
+    assert absent.fact.count("rank 0 has") == 5
+    assert absent.fact.startswith(f"{len(first) - 1} differences: ")
+
+
+def test_ranks_that_do_not_answer(compose, model, monkeypatch):
+    def time_out(everyone: list, mine: object) -> None:
+        raise RuntimeError("Timed out waiting 300000ms")
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", time_out)
+    with pytest.raises(PreflightError, match=r"rank 0: .*do not answer \(Timed out.*IFNAME"):
+        inspect(compose(), model)
+
+
+def test_what_other_ranks_find_is_told_once(compose, model, torchrun, monkeypatch):
+    torchrun(WORLD_SIZE="4")
+    bad = preflight.Finding("shared memory", "1 MiB free", "mount more")
+
+    def gather(everyone: list, mine: tuple) -> None:
+        everyone[:] = [mine, ([bad], mine[1]), ([], mine[1] | {"torch": "1.0"}), ([bad], mine[1])]
+
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    with pytest.raises(PreflightError) as caught:
+        check(compose(), model)
+    first, second = str(caught.value).splitlines()
+    assert first == "shared memory: rank 1, 3: 1 MiB free; mount more"
+    assert second.startswith(
+        f"sameness: rank 2: 1 differences: torch=1.0, rank 0 has {torch.__version__}; start"
+    )
+
+
+TORCHRUN = ["-m", "torch.distributed.run"]
+RANKS = """
+import os, runpy, sys
+from pathlib import Path
+rank = int(os.environ["RANK"])
+sys.argv += ["model.net.channels=[32,65]"] * rank
+sys.path[0] = str(Path(sys.argv[0]).parent / f"{rank}/scripts")
+runpy.run_path(sys.path[0] + "/doctor.py", run_name="__main__")
+"""
+
+
+def test_two_ranks_with_other_configuration_and_code(tmp_path: Path):
+    for rank in "01":
+        for name in ("src", "scripts", "configs"):
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, tmp_path / rank / name, ignore=ignored)
+    with (tmp_path / "1/src/project/model/nets/cnn.py").open("a") as file:
+        file.write("# edited on one node\n")
+    (tmp_path / "ranks.py").write_text(RANKS)
+    words = [str(tmp_path / "ranks.py"), "trainer.devices=3", f"run_root={tmp_path}"]
+    result = run(*TORCHRUN, "--standalone", "--nproc-per-node=2", *words, PYTHONPATH="")
+    assert result.returncode == 1
+    failed = [line for line in result.stdout.splitlines() if line.startswith("failed")]
+    assert len(failed) == 2, result.stdout + result.stderr
+    assert "rank 0, 1: ranks: 2, nodes: 1; trainer.devices=3 x" in failed[0]
+    assert "rank 1: 2 differences: model.net.channels=[32, 65], rank 0 has [32, 64]" in failed[1]
+    assert "; src/project/model/nets/cnn.py=" in failed[1]
+    assert 'doctor.py", line' not in result.stderr  # torchrun's own traceback is there
+
+
+NAMESPACES = [f"preflight-{os.getpid()}-{node}" for node in (0, 1)]
+
+
+@pytest.fixture
+def two_nodes():
+    """Network namespaces joined by ``fabric0``, each with another interface that leads nowhere."""
+    commands = [f"ip netns add {name}" for name in NAMESPACES]
+    commands.append(
+        f"ip link add fabric0 netns {NAMESPACES[0]} type veth peer fabric0 netns {NAMESPACES[1]}"
+    )
+    for node, name in enumerate(NAMESPACES):
+        commands += [
+            f"ip -n {name} link add another0 type veth peer another1",
+            f"ip -n {name} addr add 10.98.0.{node + 1}/24 dev another0",
+            f"ip -n {name} addr add 10.99.0.{node + 1}/24 dev fabric0",
+            *(f"ip -n {name} link set {link} up" for link in ("lo", "another0", "fabric0")),
+        ]
+    try:
+        for command in commands:
+            done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"{command}: {done.stderr.strip()}")
+        yield
+    finally:
+        for name in NAMESPACES:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2")
+def test_two_nodes_meet_through_the_interface_that_joins_them(two_nodes, tmp_path: Path):
+    words = ["scripts/doctor.py", f"run_root={tmp_path}", "cluster.timeout_s=30"]
+    nodes = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", name, sys.executable, *TORCHRUN, "--nnodes=2",
+             f"--node-rank={node}", "--master-addr=10.99.0.1", *words],
+            cwd=ROOT, env=variables(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for node, name in enumerate(NAMESPACES)
+    ]  # fmt: skip
+    said, other = (process.communicate(timeout=120)[0] for process in nodes)
+    assert [process.returncode for process in nodes] == [0, 0], said + other
+    assert "10.99.0.1 is 10.99.0.1, reached through fabric0" in said
+    assert "ok       network        gloo, " in said

@@ -1,0 +1,111 @@
+"""Also canaries: tests that fail once Lightning no longer needs what we work around."""
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+
+from samestep.ranks import stopping
+from tests.conftest import ROOT, environment
+
+PROGRAM = """
+import os, signal, time
+from samestep.ranks import stopping
+stopping.install()
+{}
+"""
+
+
+def outcome(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(program)], env=environment(**variables),
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_before_the_first_step_ends_the_process_at_once(signum: int, code: int):
+    done = outcome(f"os.kill(os.getpid(), {signum:d}); time.sleep(60)")
+    assert done.returncode == code
+    assert done.stderr == ""
+
+
+def test_a_deferred_signal_waits_until_it_is_asked_for():
+    done = outcome(
+        "stopping.defer(); os.kill(os.getpid(), signal.SIGTERM)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "print(stopping.agreed(1), flush=True)\n"
+        "try:\n"
+        "    with stopping.at_once(): print('never')\n"
+        "except stopping.Stopped as stopped: print(stopped.name, stopped.code)\n"
+    )
+    assert done.stdout == "15\nSIGTERM 143\n"
+    assert done.returncode == 0
+
+
+def test_a_wait_for_images_is_ended_by_a_signal():
+    done = outcome(
+        "stopping.defer(); os.system(f'(sleep 1; kill -TERM {os.getpid()}) &')\n"
+        "with stopping.at_once(): time.sleep(60)"
+    )
+    assert done.returncode == 143
+
+
+def test_a_second_ctrl_c_does_not_wait():
+    done = outcome(
+        "stopping.defer(); os.kill(os.getpid(), signal.SIGINT)\n"
+        "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
+    )
+    assert "KeyboardInterrupt" in done.stderr
+
+
+def test_an_orphan_ends_itself(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stopping, "GRACE_S", 1)
+    worker = PROGRAM.format(
+        "stopping.GRACE_S = 1; stopping.defer(); print(os.getpid(), flush=True); time.sleep(1000)"
+    )
+    agent = subprocess.Popen(
+        [sys.executable, "-c", f"import subprocess, sys\n"
+         f"subprocess.run([sys.executable, '-c', {worker!r}])"],
+        env=environment(TORCHELASTIC_RUN_ID="x"), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert agent.stdout is not None
+    pid = int(agent.stdout.readline())
+    agent.kill()
+    agent.communicate()
+    for _ in range(300):
+        if not Path(f"/proc/{pid}").exists():
+            return
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    pytest.fail("the orphan lives on")
+
+
+def test_canary_lightning_still_talks_to_other_ranks_in_its_handler():
+    assert "broadcast" in inspect.getsource(_SignalConnector._sigterm_notifier_fn)
+    assert "_signal_connector.register_signal_handlers" in inspect.getsource(
+        __import__("lightning.pytorch.trainer.trainer", fromlist=["Trainer"])
+    )
+
+
+def test_canary_lightning_still_broadcasts_every_step():
+    assert "self._broadcast_sigterm_tensor()" in inspect.getsource(_TrainingEpochLoop.advance)
+
+
+def test_canary_lightning_still_counts_the_step_before_a_validation_again():
+    source = inspect.getsource(_TrainingEpochLoop.advance)
+    assert "self._skip_next_val = True\n                return" in source
+
+
+def test_nothing_else_listens_to_signals():
+    users = {
+        path.name for path in (ROOT / "src").rglob("*.py") if "signal.signal(" in path.read_text()
+    }
+    assert users == {"stopping.py"}

@@ -1,0 +1,379 @@
+"""Copies of runs in real stores: folders, an S3 server on loopback, and stores that fail."""
+
+import errno
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from samestep.errors import ConfigError
+from samestep.ranks import environment
+from samestep.run import artifacts
+from samestep.run.artifacts import Artifacts, Mirror
+from samestep.run.checkpoint import AtomicCheckpointIO, load, newest
+from samestep.run.records import write_text
+from tests.conftest import QUICK, run
+from tests.conftest import environment as variables
+
+KEY = "AKIA" + "F4K3" * 4
+SECRET = "sesame-open-456"
+NODE = "++callbacks.artifacts"
+NUM_EPOCHS = ["trainer.max_epochs=4", *QUICK[1:], "model=mlp", "model.net.dropout=0.2"]
+
+
+class Faulty(LocalFileSystem):
+    """A folder that does to each writing operation what it was told, at first in ``$FAULT``."""
+
+    protocol = "faulty"
+    fault: Callable[[str], None]
+    flips = 0  # files of which it will keep another byte
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(str(path).removeprefix("faulty://"))
+
+    def open(self, path, mode="rb", **options):
+        if "w" not in mode:
+            return super().open(path, mode, **options)
+        Faulty.fault(path)
+        file = super().open(path, mode, **options)
+        if Faulty.flips:
+            Faulty.flips -= 1
+            write = file.write
+            file.write = lambda data: write(bytes([data[0] ^ 1]) + data[1:])
+        return file
+
+    def mv(self, source, target, **options):
+        Faulty.fault(target)
+        super().mv(source, target, **options)
+
+
+class Watched(Artifacts):
+    """Notes which ranks copy."""
+
+    def setup(self, trainer, pl_module, stage) -> None:
+        super().setup(trainer, pl_module, stage)
+        if self._thread.is_alive():
+            (self.run_dir.parent / f"copies-{environment.rank()}").touch()
+
+
+def works(path: str) -> None:
+    """No fault."""
+
+
+def fails(path: str) -> None:
+    raise OSError(errno.EIO, f"the store is broken, says {SECRET}")
+
+
+def is_full(path: str) -> None:
+    Path(path).write_bytes(b"half")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def hangs(path: str) -> None:
+    threading.Event().wait()
+
+
+def fails_then_hangs(path: str) -> None:
+    Faulty.fault = staticmethod(hangs)
+    fails(path)
+
+
+FAULTS = {
+    "": works,
+    "fails_then_hangs": fails_then_hangs,
+    "fails": fails,
+    "is_full": is_full,
+    "hangs": hangs,
+}
+Faulty.fault = staticmethod(FAULTS[os.environ.get("FAULT", "")])
+fsspec.register_implementation("faulty", Faulty, clobber=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Faulty, "fault", staticmethod(works))
+    monkeypatch.setattr(artifacts, "SCAN_S", 0.01)
+    monkeypatch.setattr(artifacts, "MAX_DELAY_S", 0.05)
+
+
+def save(run_dir: Path, step: int) -> None:
+    """What a run writes when it saves: the history, then the best checkpoint, then the last."""
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    write_text(run_dir / "config.yaml", "seed: 0\n")
+    write_text(run_dir / "logs/environment.json", "[]\n")
+    write_text(run_dir / "metrics.csv", str(step))
+    for name in ("best", "last"):
+        state = {"global_step": step, "name": name}
+        AtomicCheckpointIO().save_checkpoint(state, run_dir / f"checkpoints/{name}.ckpt")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")}
+
+
+def copying(tmp_path: Path, timeout_s: float = 20) -> Artifacts:
+    """A callback that has begun to copy the run ``tmp_path/mine``."""
+    save(tmp_path / "mine", 1)
+    url = f"faulty://{tmp_path}/store"
+    callback = Artifacts(url, str(tmp_path / "mine"), timeout_s)
+    callback.setup(None, None, "fit")
+    return callback
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_copy_can_be_continued_from_wherever_it_is_cut(tmp_path: Path):
+    operations = 0
+
+    def cut_after(number: int) -> Callable[[str], None]:
+        def fault(path: str) -> None:
+            nonlocal operations
+            operations += 1
+            if operations > number:
+                raise OSError(errno.EIO, "cut")
+
+        return fault
+
+    for number in range(100):
+        here, url = tmp_path / f"{number}/mine", f"faulty://{tmp_path}/{number}/store"
+        save(here, 1)
+        mirror = Mirror(url, here)
+        for name in mirror.names():
+            mirror.upload(name)
+        for step in range(2, 8):  # so many that the manifest here forgets what is there
+            save(here, step)
+        operations, Faulty.fault = 0, staticmethod(cut_after(number))
+        mirror = Mirror(url, here)  # of another process
+        for name in reversed(mirror.names()):
+            try:
+                mirror.upload(name)
+            except OSError:
+                break
+        Faulty.fault = staticmethod(works)
+
+        there = tmp_path / f"{number}/elsewhere/mine"
+        assert artifacts.fetch(url, there)
+        last, best = (load(there / f"checkpoints/{name}.ckpt") for name in ("last", "best"))
+        assert last["global_step"] <= best["global_step"]  # else it would test an older one
+        assert last["global_step"] <= int((there / "metrics.csv").read_text())
+        assert load(newest(there / "checkpoints"))["global_step"] == best["global_step"]
+        if operations <= number:
+            break
+    assert operations > 8
+    assert last["global_step"] == 7
+    here_now, there_now = contents(here), contents(there)
+    del here_now["checkpoints/last-previous.ckpt"]
+    del here_now["checkpoints/manifest.json"], there_now["checkpoints/manifest.json"]
+    assert there_now == here_now
+
+
+def test_a_store_that_fails_for_a_while_gets_everything(tmp_path: Path, caplog, capsys):
+    num_faults = 40
+
+    def fault(path: str) -> None:
+        nonlocal num_faults
+        num_faults -= 1
+        if num_faults >= 0:
+            fails(path)
+
+    Faulty.fault = staticmethod(fault)
+    callback = copying(tmp_path)
+    callback.flush()
+    assert num_faults < 0
+    assert [record.message.startswith("Cannot upload") for record in caplog.records] == [True]
+    assert f"Uploaded: faulty://{tmp_path}/store/mine" in capsys.readouterr().out
+    assert contents(tmp_path / "store/mine") == contents(tmp_path / "mine")
+
+
+def test_of_a_file_that_changes_the_newest_version_is_copied(tmp_path: Path):
+    callback = copying(tmp_path)
+    copied = tmp_path / "store/mine/metrics.csv"
+    wait_for(lambda: copied.exists() and copied.read_text() == "1")
+    save(tmp_path / "mine", 2)
+    wait_for(lambda: copied.read_text() == "2")  # while it trains
+    save(tmp_path / "mine", 3)
+    callback.flush()
+    assert load(tmp_path / "store/mine/checkpoints/last.ckpt")["global_step"] == 3
+
+
+def test_what_the_store_did_not_keep_is_copied_again(tmp_path: Path, caplog):
+    Faulty.flips = 3
+    copying(tmp_path).flush()
+    assert "the store did not keep what it was given" in caplog.text
+    assert contents(tmp_path / "store/mine") == contents(tmp_path / "mine")
+
+
+@pytest.mark.parametrize("fault", ["fails", "is_full", "hangs"])
+def test_a_store_that_stays_broken_is_left_in_time(tmp_path: Path, fault, caplog, monkeypatch):
+    monkeypatch.setenv("FAKE_SECRET", SECRET)
+    Faulty.fault = staticmethod(FAULTS[fault])
+    started = time.monotonic()
+    callback = copying(tmp_path, timeout_s=0.5)
+    callback.flush()
+    assert time.monotonic() - started < 5
+    message = caplog.records[-1].message
+    assert "Not uploaded: config.yaml, logs/environment.json, metrics.csv" in message
+    command = f"scripts/upload.py run={tmp_path}/mine url=faulty://{tmp_path}/store"
+    assert message.endswith(command)
+    assert SECRET not in caplog.text
+    assert len(caplog.records) == (1 if fault == "hangs" else 2)
+    assert not any(p.suffix == ".ckpt" for p in (tmp_path / "store").rglob("*"))
+    Faulty.fault = staticmethod(works)  # lets the thread end
+
+
+def test_a_damaged_checkpoint_does_not_replace_a_good_one(tmp_path: Path):
+    save(tmp_path / "mine", 1)
+    mirror = Mirror(f"file://{tmp_path}/store", tmp_path / "mine")
+    mirror.upload("checkpoints/last.ckpt")
+    (tmp_path / "mine/checkpoints/last.ckpt").write_bytes(b"rot")
+    with pytest.raises(ValueError, match="damaged here"):
+        mirror.upload("checkpoints/last.ckpt")
+    assert load(tmp_path / "store/mine/checkpoints/last.ckpt")["global_step"] == 1
+    assert mirror.left() == ["checkpoints/last.ckpt"]
+
+
+def test_a_password_in_the_url_is_not_shown(tmp_path: Path, caplog):
+    callback = copying(tmp_path, timeout_s=0)
+    callback.url = "sftp://me:hunter2@host/runs"
+    Faulty.fault = staticmethod(fails)
+    save(tmp_path / "mine", 2)
+    callback.flush()
+    assert "url=sftp://***@host/runs" in caplog.text or "'url=sftp://***@host/runs'" in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+def test_a_run_that_is_not_there_and_a_store_that_cannot_be_read(tmp_path: Path, monkeypatch):
+    assert not artifacts.fetch(f"file://{tmp_path}/store", tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+    save(tmp_path / "store/mine", 1)
+    monkeypatch.setattr(Faulty, "get_file", lambda self, path, target: fails(path))
+    with pytest.raises(ConfigError, match=r"cannot be read: .*url=null"):
+        artifacts.fetch(f"faulty://{tmp_path}/store", tmp_path / "mine")
+    assert contents(tmp_path / "mine") == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nothing://x", "Protocol not known: nothing"),
+        ("s3://bucket", r"needs pip install 'project\[s3\]'"),
+        ("https://me:hunter2@host/runs", r"url=https://\*\*\*@host/runs: cannot be written"),
+    ],
+)
+def test_a_store_that_cannot_work_is_refused_before_training(url, message, monkeypatch):
+    known = sys.modules["fsspec.registry"]._registry
+    monkeypatch.delitem(known, "s3", raising=False)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(ConfigError, match=message) as refused:
+        Artifacts(url, "runs/mine", 1)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment in which ``s3://bucket`` is a server on loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    keys = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+    keys |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
+    with (tmp_path_factory.mktemp("s3") / "log").open("w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=variables())
+        try:
+            wait_for(lambda: _answers(int(port)))
+            yield keys | {"no_proxy": "127.0.0.1"}
+        finally:
+            server.kill()
+            server.wait()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
+def bucket(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> fsspec.AbstractFileSystem:
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    fs = fsspec.filesystem("s3", skip_instance_cache=True)
+    if not fs.exists("bucket"):
+        fs.mkdir("bucket")
+    return fs
+
+
+def test_a_run_killed_elsewhere_ends_here_as_an_undisturbed_one(
+    tmp_path: Path, s3: dict[str, str], bucket: fsspec.AbstractFileSystem
+):
+    recorder = ["+callbacks.recorder._target_=tests.recorder.Recorder"]
+    command = ["train.py", *NUM_EPOCHS, *recorder, f"+callbacks.recorder.dirpath={tmp_path / 'w'}"]
+    killed = run(*command, f"run_root={tmp_path}/lost", RUN_ID="mine", KILL_AT="50")
+    assert killed.returncode == -9
+    mirror = Mirror("s3://bucket/runs", tmp_path / "lost/mine")
+    for name in mirror.names():
+        mirror.upload(name)
+    bucket.pipe_file("bucket/runs/mine/checkpoints/../../../evil.ckpt", b"evil")
+
+    here = tmp_path / "here/runs"
+    again = [*command, f"run_root={here}", f"{NODE}._target_=samestep.run.artifacts.Artifacts"]
+    again += [f"{NODE}.url=s3://bucket/runs", f"{NODE}.run_dir=${{run_dir}}"]
+    again += [f"{NODE}.flush_timeout_s=30"]
+    result = run(*again, RUN_ID="mine", **s3)
+    assert result.returncode == 0, result.stderr
+    assert "Continuing" in result.stdout
+    assert result.stdout.strip().endswith("Uploaded: s3://bucket/runs/mine")
+    assert result.stderr == ""
+    whole = run(*command, f"run_root={tmp_path}/whole", RUN_ID="mine")
+    assert whole.returncode == 0, whole.stderr
+    one, other = ((root / "mine/metrics.json").read_bytes() for root in (here, tmp_path / "whole"))
+    assert one == other
+    best = [load(root / "mine/checkpoints/best.ckpt") for root in (here, tmp_path / "whole")]
+    weights = [checkpoint["state_dict"] for checkpoint in best]
+    assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
+
+    there = {path.removeprefix("bucket/runs/mine/"): path for path in bucket.find("bucket/runs")}
+    assert {"metrics.json", "predictions/grid.png", "checkpoints/best.ckpt"} <= set(there)
+    for name, path in there.items():
+        content = bucket.cat_file(path)
+        assert SECRET.encode() not in content, name
+        assert KEY.encode() not in content, name
+        if "manifest" not in name and "evil" not in name:
+            assert content == (here / "mine" / name).read_bytes(), name
+    for path, content in contents(tmp_path).items():
+        assert SECRET.encode() not in content, path
+        assert KEY.encode() not in content, path
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+def test_a_store_that_fails_then_hangs_stops_no_run_and_one_rank_copies(tmp_path: Path):
+    overrides = [*QUICK, "trainer.max_epochs=1", "model=mlp", f"run_root={tmp_path}"]
+    overrides += [f"{NODE}._target_=tests.samestep.run.test_artifacts.Watched", "trainer.devices=2"]
+    overrides += [f"{NODE}.url=faulty://{tmp_path}/store", f"{NODE}.run_dir=${{run_dir}}"]
+    overrides += [f"{NODE}.flush_timeout_s=2", f"{NODE}.wandb=true", "logger=wandb"]
+    told = {"FAULT": "fails_then_hangs", "FAKE_SECRET": SECRET, "WANDB_MODE": "offline"}
+    result = run("train.py", *overrides, RUN_ID="mine", **told)
+    assert result.returncode == 0, result.stderr
+    first, last = result.stderr.splitlines()
+    assert re.match(r"WARNING: Cannot upload .*: OSError .*the store is broken, says \*\*\*", first)
+    assert re.match(r"WARNING: Not uploaded: config.yaml, .*scripts/upload.py run=", last)
+    assert json.loads((tmp_path / "mine/metrics.json").read_text())["test/accuracy"] > 0
+    assert [path.name for path in tmp_path.glob("copies-*")] == ["copies-0"]
+    (offline,) = tmp_path.glob("mine/wandb/offline-run-*/run-mine.wandb")
+    assert b"run-mine" in offline.read_bytes()
+    assert b"best.ckpt" in offline.read_bytes()

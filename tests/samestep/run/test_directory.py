@@ -1,0 +1,207 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+import yaml
+
+import project
+from samestep.errors import ConfigError
+from samestep.run import directory as run
+from samestep.run.checkpoint import AtomicCheckpointIO
+from samestep.run.records import read_history
+from tests.conftest import environment
+
+
+def test_the_saved_configuration_is_resolved_and_the_same_again(compose, tmp_path: Path):
+    cfg = compose("model=mlp")
+    run.begin(cfg, ["train.py", "model=mlp"])
+    saved = yaml.safe_load((tmp_path / "test/config.yaml").read_text())
+    assert saved["run_dir"] == f"{tmp_path}/test"
+    assert saved["model"]["num_classes"] == 10
+    run.begin(cfg, ["train.py", "model=mlp"])
+    assert run.differences(cfg) == {}
+    attempts = json.loads((tmp_path / "test/logs/environment.json").read_text())
+    assert [attempt["command"] for attempt in attempts] == [["train.py", "model=mlp"]] * 2
+
+
+def test_secrets_stay_out_of_the_saved_configuration(
+    compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FAKE_API_KEY", "sesame-open-123")
+    overrides = ["data.mirror=http://me:hidden456@host/sesame-open-123"]
+    run.begin(compose(*overrides), ["train.py", *overrides])
+    for path in (tmp_path / "test").rglob("*.*"):
+        assert "sesame-open-123" not in path.read_text(), path
+        assert "hidden456" not in path.read_text(), path
+    assert run.differences(compose(*overrides)) == {}
+
+
+def test_a_run_may_go_on_longer_on_other_devices(compose):
+    run.begin(compose("trainer.max_epochs=2"), [])
+    changes = run.differences(compose("trainer.max_epochs=4", "trainer.devices=2", "logger=wandb"))
+    assert {key: changes[key] for key in changes if not key.startswith("logger.")} == {
+        "trainer.devices": (1, 2),
+        "trainer.max_epochs": (2, 4),
+    }
+    assert changes["logger.wandb._target_"] == ("absent", "samestep.callbacks.loggers.wandb")
+
+
+def test_a_run_may_not_become_another_one(compose):
+    run.begin(compose(), [])
+    with pytest.raises(ConfigError, match="RUN_ID") as error:
+        run.differences(compose("seed=7", "model=mlp", "trainer.max_epochs=4"))
+    message = str(error.value)
+    assert "\n  seed: 0 -> 7\n" in message
+    assert "\n  model.net.hidden_size: absent -> 85\n" in message
+    assert "max_epochs" not in message
+
+
+def test_a_run_takes_the_changes_it_is_told_to(compose):
+    run.begin(compose(), [])
+    changes = ["seed=7", "model.optimizer.lr=0.5"]
+    seeds = "seed,data.seed,model.seed"
+    allowed = compose(*changes, f"allow_changes=[model.optimizer.lr,{seeds}]")
+    assert run.differences(allowed)["model.optimizer.lr"] == (0.003, 0.5)
+    with pytest.raises(ConfigError, match=r"allow_changes=\[model.optimizer.lr\]") as error:
+        run.differences(compose(*changes, f"allow_changes=[{seeds}]"))
+    assert "seed: 0" not in str(error.value)
+
+
+def test_two_processes_do_not_share_a_run_directory(compose, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(run, "CLAIM_TIMEOUT_S", 1)
+    program = (
+        "import sys, time; from pathlib import Path; from samestep.run import directory as run\n"
+        "run.claim(Path(sys.argv[1])); print('claimed', flush=True); time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "test")]
+    owner = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout.readline() == "claimed\n"
+        with pytest.raises(ConfigError, match=f"trained by process {owner.pid} on .*RUN_ID"):
+            run.begin(compose(), [])
+    finally:
+        owner.kill()
+        owner.communicate()
+    assert not run.begin(compose(), []).finished  # a dead owner's claim is taken over
+
+
+def test_a_run_is_finished_until_more_is_asked_of_it(compose):
+    cfg = compose("trainer.max_epochs=2")
+    for override, finished in {
+        "trainer.max_epochs=2": True,
+        "trainer.max_epochs=3": False,
+        "trainer.max_epochs=1": True,
+        "trainer.max_steps=10": True,  # there was no limit before
+        "trainer.devices=2": True,
+    }.items():
+        run.begin(cfg, [])
+        run.finish(cfg, {}, seconds=1.0)
+        assert run.begin(compose("trainer.max_epochs=2", override), []).finished is finished
+    cfg = compose("trainer.max_epochs=5")
+    assert not run.begin(cfg, []).finished
+    assert not run.begin(cfg, []).finished  # killed before it came to its end
+
+
+def test_a_run_that_begins_again_has_no_rows_of_before(compose, tmp_path: Path):
+    run.begin(compose(), [])
+    (tmp_path / "test/metrics.csv").write_text("epoch,step\n")
+    last = tmp_path / "test/checkpoints/last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"global_step": 1}, last)
+    assert run.begin(compose(), []).ckpt_path == f"{tmp_path}/test/checkpoints/last.ckpt"
+    assert (tmp_path / "test/metrics.csv").exists()
+    last.unlink()
+    assert run.begin(compose(), []).ckpt_path is None
+    assert not (tmp_path / "test/metrics.csv").exists()
+
+
+def test_metrics_are_exact_sorted_and_replaced_whole(compose, tmp_path: Path):
+    cfg = compose()
+    run.begin(cfg, ["train.py"])
+    run.finish(cfg, {"b": 1 / 3, "a": 1e-45, "c": float("nan")}, seconds=1.0)
+    path = tmp_path / "test/metrics.json"
+    inode = path.stat().st_ino
+    assert json.loads(path.read_text()) == {"a": 1e-45, "b": 1 / 3, "c": None}
+    assert path.read_text().index('"a"') == 4
+    with path.open() as reader:  # someone reads while it is written
+        run.finish(cfg, {"a": 2.0}, seconds=1.0)
+        assert "1e-45" in reader.read()
+    assert path.stat().st_ino != inode
+    assert [file.name for file in path.parent.glob("*metrics*")] == ["metrics.json"]
+
+
+def test_a_file_in_the_way_of_the_run_directory_is_named(compose, tmp_path: Path):
+    (tmp_path / "test").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"run_dir=.*/test cannot be written: .*run_root="):
+        run.begin(compose(), [])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+def test_a_full_disk_is_noticed_before_anything_is_trained(compose, tmp_path: Path):
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test/.config.yaml.partial").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"cannot be written: No space left on device"):
+        run.begin(compose(), [])
+    assert not (tmp_path / "test/config.yaml").exists()
+
+
+def test_a_place_where_nobody_may_write_is_named(compose):
+    with pytest.raises(ConfigError, match=r"run_dir=/proc/runs/test cannot be written"):
+        run.begin(compose("run_root=/proc/runs"), [])
+
+
+def test_a_run_is_loaded_from_its_directory_alone(digits_run: Path):
+    model, data = project.load_run(str(digits_run))
+    saved = torch.load(digits_run / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(value, saved[key]) for key, value in model.state_dict().items())
+    assert not model.training
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        use_distributed_sampler=False,
+    )  # fmt: skip
+    (tested,) = trainer.test(model, data, verbose=False)
+    final = json.loads((digits_run / "metrics.json").read_text())
+    assert tested == {name: final[name] for name in final if name.startswith("test/")}
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=f"{tmp_path} is not a run"):
+        run.load_run(tmp_path)
+
+
+def test_a_checkpoint_that_does_not_exist_names_those_that_do(digits_run: Path, compose):
+    with pytest.raises(ConfigError, match=r"ckpt=first: .* holds best, last"):
+        run.load_run(digits_run, "first")
+    cfg = compose()
+    run.begin(cfg, [])
+    with pytest.raises(ConfigError, match="holds no checkpoint"):
+        run.load_run(cfg.run_dir)
+
+
+def test_the_summary_says_what_the_files_say(digits_run: Path):
+    text = run.summary(digits_run, seconds=61.4)
+    final = json.loads((digits_run / "metrics.json").read_text())
+    best = max(row.get("val/accuracy", 0) for row in read_history(digits_run))
+    for fact in (
+        f"test/accuracy  {final['test/accuracy']:.4f}",
+        f"test/loss      {final['test/loss']:.4f}",
+        f"val/accuracy   {best:.4f} in epoch ",
+        "epochs         2\n",
+        "time           0:01:01",
+        "images/s       ",
+    ):
+        assert fact in text, fact
+
+
+def test_the_summary_says_what_to_type_next(digits_run: Path):
+    text = run.summary(digits_run)
+    assert f"python scripts/evaluate.py run={digits_run}\n" in text
+    assert f"python scripts/predict.py run={digits_run} image.png\n" in text
+    assert text.endswith(
+        "RUN_ID=digits python train.py trainer.accelerator=cpu data.global_batch_size=60 "
+        f"run_root={digits_run.parent} trainer.max_epochs=4"
+    )
+    assert "time" not in text

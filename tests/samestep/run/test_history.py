@@ -1,0 +1,157 @@
+import csv
+import shutil
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from torch.utils.data import DataLoader
+
+from samestep.run.history import History
+
+# A run that continues finds its own checkpoints.
+pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* not empty:UserWarning")
+
+
+class Tiny(L.LightningModule):
+    """Logs the way the classifier does: once per epoch, in its own hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    test_step = validation_step
+
+    def on_train_epoch_end(self):
+        self._log("train")
+        self.log("train/images_per_second", 1 / 3 + self.current_epoch)
+
+    def on_validation_epoch_end(self):
+        self._log("val")
+
+    def on_test_epoch_end(self):
+        self._log("test")
+
+    def _log(self, stage):
+        self.log(f"{stage}/loss", self.layer(torch.ones(2)).square().sum().detach())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Dies(L.Callback):
+    """Ends the run in epoch 2, and keeps metrics.csv as a killed process would leave it."""
+
+    def die(self, trainer, *args):
+        if trainer.current_epoch == 2:
+            source = Path(trainer.default_root_dir) / "metrics.csv"
+            shutil.copy(source, source.with_name("killed.csv"))
+            raise RuntimeError("killed")
+
+
+class DiesAfterTheCheckpoint(Dies, Checkpoint):
+    on_train_epoch_end = Dies.die  # checkpoints are called in order, this one last
+
+
+class DiesAfterValidation(Dies):
+    on_validation_end = Dies.die
+
+
+def fit(run_dir: Path, *callbacks: L.Callback, max_epochs: int = 3) -> History:
+    L.seed_everything(0, verbose=False)
+    images = DataLoader(torch.arange(16.0).reshape(8, 2) / 16, batch_size=2)
+    history = History(run_dir)
+    last = ModelCheckpoint(run_dir, "last", monitor=None, enable_version_counter=False)
+    best = ModelCheckpoint(run_dir, "best", "val/loss", mode="max", enable_version_counter=False)
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=max_epochs, default_root_dir=run_dir,
+        enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=0,
+        logger=[history], callbacks=[history, best, last, *callbacks],
+    )  # fmt: skip
+    checkpoint = run_dir / "last.ckpt"
+    trainer.fit(Tiny(), images, images, ckpt_path=checkpoint if checkpoint.exists() else None)
+    trainer.test(trainer.lightning_module, images, run_dir / "best.ckpt", verbose=False)
+    return history
+
+
+def rows(run_dir: Path) -> list[dict[str, str]]:
+    with (run_dir / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("undisturbed")
+    fit(run_dir)
+    return run_dir
+
+
+def test_there_is_one_row_per_step_and_each_figure_once(undisturbed: Path):
+    table = rows(undisturbed)
+    assert [(row["epoch"], row["step"]) for row in table] == [
+        ("0", "3"), ("1", "7"), ("2", "11"), ("3", "12")
+    ]  # fmt: skip
+    assert all(row["train/loss"] and row["val/loss"] for row in table[:3])
+    assert [bool(row["test/loss"]) for row in table] == [False, False, False, True]
+
+
+def test_figures_are_read_back_exactly(undisturbed: Path):
+    best = torch.load(undisturbed / "best.ckpt", weights_only=True)
+    assert best["global_step"] < 12  # testing it leaves the rows of later steps alone
+    layer = best["state_dict"]
+    loss = (layer["layer.weight"].sum() + layer["layer.bias"]).square().item()
+    assert History(undisturbed).last()["test/loss"] == loss
+
+
+def test_final_metrics_are_the_newest_of_each_and_no_speeds(undisturbed: Path):
+    table = rows(undisturbed)
+    assert History(undisturbed).last() == {
+        "test/loss": float(table[3]["test/loss"]),
+        "train/loss": float(table[2]["train/loss"]),
+        "val/loss": float(table[2]["val/loss"]),
+    }
+    assert table[2]["train/images_per_second"]
+
+
+@pytest.mark.parametrize("death", [DiesAfterTheCheckpoint, DiesAfterValidation])
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "error"])
+def test_an_interrupted_run_leaves_the_same_file(
+    tmp_path: Path, undisturbed: Path, death: type[Dies], killed: bool
+):
+    with pytest.raises(RuntimeError, match="killed"):
+        fit(tmp_path, death())
+    if killed:
+        (tmp_path / "killed.csv").replace(tmp_path / "metrics.csv")
+    fit(tmp_path)
+    assert (tmp_path / "metrics.csv").read_text() == (undisturbed / "metrics.csv").read_text()
+
+
+def test_rows_after_the_checkpoint_are_dropped(tmp_path: Path):
+    with pytest.raises(RuntimeError, match="killed"):
+        fit(tmp_path, DiesAfterValidation())
+    table = rows(tmp_path)
+    assert [row["step"] for row in table] == ["3", "7", "11"]  # 11 is beyond last.ckpt, at 8
+    fit(tmp_path, max_epochs=2)
+    assert [row["step"] for row in rows(tmp_path)] == ["3", "7", "8"]
+
+
+def test_a_run_that_goes_on_longer_keeps_its_rows(tmp_path: Path, undisturbed: Path):
+    fit(tmp_path, max_epochs=2)
+    fit(tmp_path)
+    assert (tmp_path / "metrics.csv").read_text() == (undisturbed / "metrics.csv").read_text()
+
+
+def test_other_ranks_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("RANK", "1")
+    history = History(tmp_path)
+    history.log_metrics({"train/loss": 1.0}, step=0)
+    history.finalize("success")
+    assert list(tmp_path.iterdir()) == []

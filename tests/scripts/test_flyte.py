@@ -1,0 +1,197 @@
+"""The workflow of Flyte: run here with Flyte's own command, and as a cluster would get it."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning as L
+import pytest
+from omegaconf import OmegaConf
+
+from project import load_run
+from samestep.config.compose import check
+from samestep.errors import RunError
+from samestep.launch import render
+from samestep.run.records import read_history
+from tests.conftest import QUICK, ROOT, environment, run
+
+WORKFLOW = ROOT / "scripts" / "flyte_workflow.py"
+PYFLYTE = Path(sys.executable).with_name("pyflyte")
+LAUNCH = "scripts/launch.py"
+GOLDEN = [LAUNCH, "cluster=flyte", "trainer.devices=2", "data=cifar10"]
+SPECIFICATIONS = """
+import json, sys
+from collections import OrderedDict
+sys.path.insert(0, "scripts")
+import flyte_workflow as flow
+from flytekit.configuration import Image, ImageConfig, SerializationSettings
+from flytekit.tools.translator import get_serializable
+from google.protobuf.json_format import MessageToDict
+settings = SerializationSettings(ImageConfig(Image("default", "project", "1")), "p", "d", "1", {})
+for task in (flow.prepare, flow.fit):
+    spec = get_serializable(OrderedDict(), settings, task)
+    print(json.dumps(MessageToDict(spec.template.to_flyte_idl())))
+"""
+
+pytest.importorskip("flytekitplugins.kfpytorch", reason="needs the extra flyte")
+
+
+def pyflyte(tmp_path, words, hyperparameters):
+    """``pyflyte run``, with everything it writes in ``tmp_path``."""
+    variables = {"FLYTE_OVERRIDES": json.dumps(["cluster=flyte", f"run_root={tmp_path}", *words])}
+    variables |= {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "NO_COLOR": "1"}
+    return subprocess.run(
+        [PYFLYTE, "run", WORKFLOW, "training", "--hyperparameters", json.dumps(hyperparameters)],
+        cwd=tmp_path, env=environment(**variables), timeout=240, check=False,
+        capture_output=True, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def test_a_run_of_two_processes_returns_accuracies_and_the_model(tmp_path):
+    words = ["trainer.devices=2", "trainer.accelerator=cpu"]
+    chosen = {"epochs": 2, "batch_size": 60, "lr": 0.002, "seed": 7, "overrides": ["model=mlp"]}
+    done = pyflyte(tmp_path, words, chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = re.sub(r"\s+", " ", done.stdout)
+    accuracies, model, folder = re.search(
+        r"Result\(epoch_accuracies=(\[.*?\]), model=(\S+), run=(\S+)\)", said
+    ).groups()
+    run_dir = Path(folder)
+    rows = [row for row in read_history(run_dir) if "val/accuracy" in row]
+    assert json.loads(accuracies) == [row["val/accuracy"] for row in rows]
+    assert len(rows) == 2
+    assert Path(model) == run_dir / "checkpoints" / "best.ckpt"
+    assert run_dir.name.startswith("digits-mlp-")  # a new name for each execution
+    assert (run_dir / "logs" / "rank-1.log").exists()
+    module, _ = load_run(run_dir)
+    assert type(module.net).__name__ == "MLP"
+    cfg = OmegaConf.load(run_dir / "config.yaml")
+    assert (cfg.seed, cfg.model.optimizer.lr, cfg.data.global_batch_size) == (7, 0.002, 60)
+    assert cfg.data.download is False
+
+
+def test_wrong_values_are_refused_before_any_process_starts(tmp_path):
+    wrong = pyflyte(tmp_path, QUICK, {"lr": 0.0})
+    assert wrong.returncode != 0
+    assert "model.optimizer.lr=0.0: must be a number above 0" in wrong.stdout + wrong.stderr
+    several = pyflyte(tmp_path, ["trainer.num_nodes=2"], {})
+    assert several.returncode != 0
+    assert "trainer.num_nodes=2: a task of Flyte is one node" in re.sub(
+        r"\s+", " ", several.stdout + several.stderr
+    )
+
+
+def specifications(*words):
+    """What a cluster gets of the two tasks."""
+    overrides = json.dumps(["cluster=flyte", *words])
+    result = run("-c", SPECIFICATIONS, FLYTE_OVERRIDES=overrides, WANDB_API_KEY="0123456789abcdef")
+    assert result.returncode == 0, result.stderr
+    assert "0123456789abcdef" not in result.stdout
+    return [json.loads(line) for line in result.stdout.splitlines()[-2:]]
+
+
+def test_a_cluster_is_asked_for_what_the_configuration_says():
+    words = ["trainer.devices=4", "cluster.memory=64Gi", "cluster.interruptible=true"]
+    words += ["cluster.secret={group: wandb, key: api_key}"]
+    prepare, fit = specifications(*words)
+    assert fit["metadata"]["retries"] == {"retries": 2}
+    assert fit["metadata"]["interruptible"] is True
+    (secret,) = fit["securityContext"]["secrets"]
+    assert (secret["group"], secret["key"], secret["envVar"]) == (
+        "wandb",
+        "api_key",
+        "WANDB_API_KEY",
+    )
+    limits = {item["name"]: item["value"] for item in fit["container"]["resources"]["limits"]}
+    requests = {item["name"]: item["value"] for item in fit["container"]["resources"]["requests"]}
+    assert limits == {"GPU": "4", "MEMORY": "64Gi"}
+    wanted = {"GPU": "4", "MEMORY": "64Gi", "CPU": "4", "EPHEMERAL_STORAGE": "20Gi"}
+    assert requests == wanted
+    assert fit["extendedResources"]["sharedMemory"]["sizeLimit"] == "2Gi"
+    for task in (prepare, fit):
+        (variable,) = task["container"]["env"]
+        assert json.loads(variable["value"]) == ["cluster=flyte", *words]
+    assert "securityContext" not in prepare
+    assert "GPU" not in {item["name"] for item in prepare["container"]["resources"]["requests"]}
+
+
+def test_without_gpus_none_is_asked_for():
+    _, fit = specifications("trainer.accelerator=cpu")
+    assert "GPU" not in {item["name"] for item in fit["container"]["resources"]["requests"]}
+    assert "secrets" not in fit.get("securityContext", {})
+
+
+def test_the_launcher_prints_the_command():
+    result = run(*GOLDEN, RUN_ID="cifar")
+    assert (result.returncode, result.stderr) == (0, "")
+    golden = (ROOT / "tests" / "golden" / "flyte.sh").read_text()
+    assert result.stdout == golden, f"RUN_ID=cifar python {shlex.join(GOLDEN)}"
+
+
+def test_the_command_carries_the_overrides_as_typed():
+    odd = ["cluster=flyte", "run_root=$HOME/${c} \\${d} 'a' \"b\"\n=é"]
+    cfg = check(odd[:1])
+    cfg.run_id = "cifar"
+    words = render.command(cfg, odd, "submit")
+    (variable,) = [word for word in words if word.startswith("FLYTE_OVERRIDES=")]
+    assert json.loads(variable.partition("=")[2]) == odd
+
+
+def test_the_actions_are_commands_of_flyte(tmp_path):
+    for name in ("pyflyte", "flytectl", "kubectl"):
+        script = tmp_path / name
+        script.write_text(f'#!/bin/sh\necho {name} "$FLYTE_OVERRIDES" "$@" >> {tmp_path}/told\n')
+        script.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    for action in ("submit", "logs", "status", "cancel"):
+        words = ["cluster=flyte", "cluster.image=ours:1", f"action={action}"]
+        result = run(LAUNCH, *words, RUN_ID="cifar", PATH=path)
+        assert result.returncode == 0, result.stderr
+    submit, logs, status, cancel = (tmp_path / "told").read_text().splitlines()
+    assert submit.startswith('pyflyte ["cluster=flyte", "cluster.image=ours:1"] run --remote')
+    assert submit.endswith(" scripts/flyte_workflow.py training")
+    assert "--selector=execution-id=cifar" in logs
+    assert status.startswith("flytectl  get execution ")
+    assert cancel.startswith("flytectl  delete execution ")
+
+
+FIT = """
+import sys
+sys.path.insert(0, "scripts")
+import flyte_workflow as flow
+if __name__ == "__main__":
+    word = "+callbacks.bad={_target_: tests.scripts.test_flyte.Raises, error: " + sys.argv[1] + "}"
+    chosen = flow.Hyperparameters(epochs=1, batch_size=60, overrides=[word])
+    try:
+        flow.fit(hyperparameters=chosen, data=flow.FlyteDirectory(sys.argv[2]))
+    except Exception as error:
+        print(type(error).__name__)
+"""
+
+
+class Raises(L.Callback):
+    """Ends the training with the error of this name."""
+
+    def __init__(self, error):
+        self.error = {"RuntimeError": RuntimeError, "RunError": RunError}[error]
+
+    def on_train_start(self, trainer, pl_module):
+        raise self.error("boom")
+
+
+@pytest.mark.parametrize(
+    ("error", "as_flyte_sees_it"),
+    [("RuntimeError", "FlyteRecoverableException"), ("RunError", "FlyteUserRuntimeException")],
+)
+def test_only_what_may_go_better_is_tried_again(tmp_path, error, as_flyte_sees_it):
+    (tmp_path / "fit.py").write_text(FIT)
+    words = ["cluster=flyte", "cluster.max_restarts=0", "trainer.accelerator=cpu"]
+    overrides = json.dumps([*words, f"run_root={tmp_path}"])
+    variables = {"FLYTE_OVERRIDES": overrides, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    done = run(str(tmp_path / "fit.py"), error, str(tmp_path), **variables)
+    assert done.stdout.splitlines()[-1] == as_flyte_sees_it
+    assert "boom" in done.stderr
