@@ -11,11 +11,11 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import lightning as L
 import torch
 from omegaconf import DictConfig
 from torch import distributed as dist
 
-from project.model.classifier import ImageClassifier
 from samestep.config.schema import leaves, show
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment
@@ -83,7 +83,7 @@ def before(cfg: DictConfig) -> str:
     return f"{name} is {address}" + (f", reached through {interface}" if interface else "")
 
 
-def check(cfg: DictConfig, model: ImageClassifier) -> None:
+def check(cfg: DictConfig, model: L.LightningModule) -> None:
     """Raise on all ranks the ``failure`` of any of them; log what is only slow."""
     findings = inspect(cfg, model)
     for finding in findings:
@@ -100,7 +100,7 @@ def failure(findings: list[Finding]) -> ConfigError | PreflightError | None:
     return kind("\n".join("{}: {}; {}".format(*finding) for finding in failed)) if failed else None
 
 
-def inspect(cfg: DictConfig, model: ImageClassifier, *more: Finding) -> list[Finding]:
+def inspect(cfg: DictConfig, model: L.LightningModule, *more: Finding) -> list[Finding]:
     """What all ranks find, and ``more`` that this one has found: on all of them the same list.
 
     Raises:
@@ -132,7 +132,7 @@ def inspect(cfg: DictConfig, model: ImageClassifier, *more: Finding) -> list[Fin
     return well + amiss
 
 
-def found_here(cfg: DictConfig, model: ImageClassifier) -> Iterator[Finding]:
+def found_here(cfg: DictConfig, model: L.LightningModule) -> Iterator[Finding]:
     """What this rank can tell without the others."""
     size, devices, nodes = environment.world_size(), cfg.trainer.devices, cfg.trainer.num_nodes
     if "max_nodes" in cfg.cluster:  # cluster=elastic: whoever is there
