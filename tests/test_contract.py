@@ -51,7 +51,8 @@ class PlainModel(L.LightningModule):
     def __init__(self, lr: float = 0.01):
         super().__init__()
         self.save_hyperparameters()
-        self.layer = nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
+        layers = nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1)
+        self.layer = nn.Sequential(*layers)
 
     def training_step(self, batch, batch_idx):
         x, y, _ = batch

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from project.data.images import Batch
-from project.model.classifier import ImageClassifier
 
 GRID_IMAGES = 64  # at most
 
@@ -91,8 +90,8 @@ class Predictions(L.Callback):
 
 
 def shows(trainer: Any, pl_module: Any) -> bool:
-    """Whether there is something to draw here: on rank zero, for a classifier of images."""
-    return trainer.is_global_zero and isinstance(pl_module, ImageClassifier)
+    """Whether there is something to draw: on rank zero, for a model with a confusion matrix."""
+    return trainer.is_global_zero and hasattr(pl_module, "confusion")
 
 
 def to_pixels(images: Tensor, mean: list[float], std: list[float]) -> NDArray[np.uint8]:
