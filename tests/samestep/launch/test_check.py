@@ -18,7 +18,7 @@ TARGETS = {
     "pytorchjob": ["cluster=pytorchjob", "trainer.num_nodes=2", "trainer.devices=2"],
     "kubeflow": ["cluster=kubeflow", "trainer.num_nodes=2", "trainer.devices=2"],
     "elastic": ["cluster=elastic", "trainer.devices=2"],
-    "elasticjob": ["cluster=elastic", "cluster.elasticjob=true", "trainer.devices=2"],
+    "elasticjob": ["cluster=elasticjob", "trainer.devices=2"],
 }
 C = "spec.template.spec.containers[0]"
 S = "spec.template.spec"
