@@ -32,7 +32,12 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 K8S = Path(__file__).parents[3] / "k8s"
-WITHOUT_GPUS = {"gpus": None, "gpu_options": None, "gpu_kinds": [], "visible": "void"}
+WITHOUT_GPUS: dict[str, Any] = {
+    "gpus": None,
+    "gpu_options": None,
+    "gpu_kinds": [],
+    "visible": "void",
+}
 """Keys of ``cluster`` that give GPUs to a run, with their values for a run without GPUs."""
 
 Document = dict[str, Any]
@@ -98,7 +103,7 @@ def fill(node: Any, values: DictConfig) -> Any:
         values.node = node
         found = values.node
         return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
-    filled = {}
+    filled: Document = {}
     for key, item in node.items():
         copies = _fill_copies(item, values)
         if _is_repeated(item):
