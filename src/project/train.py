@@ -21,9 +21,9 @@ from omegaconf import DictConfig
 
 from samestep.config.compose import CONFIGS, check, flags_of, help_text
 from samestep.config.rules import RULES
-from samestep.errors import ConfigError, RunError
+from samestep.errors import ConfigError
 from samestep.launch import agent
-from samestep.ranks import environment
+from samestep.ranks import environment, failure, process
 
 
 def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
@@ -108,6 +108,7 @@ def main() -> int:
         environment.limit_threads()
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(task)()
     except ConfigError as error:
+        error.on_all_ranks = True  # one command has started them all
         return fail(error, exit_code=2)
     return 0
 
@@ -122,7 +123,7 @@ def task(cfg: DictConfig) -> None:
         train(cfg, hydra_config.overrides.task)
     except ConfigError as error:
         sys.exit(fail(error, exit_code=2))
-    except RunError as error:
+    except Exception as error:
         sys.exit(fail(error, exit_code=1))
 
 
@@ -138,12 +139,10 @@ def name_of(cfg: DictConfig) -> str:
 
 
 def fail(error: Exception, *, exit_code: int) -> int:
-    """Tell the user what is wrong, once: the other ranks give rank zero time to say the same."""
-    if environment.rank() > 0:
-        time.sleep(10)  # torchrun ends this process as soon as rank zero has left
-    print(f"error: {error}", file=sys.stderr, flush=True)
+    """Tell the user, and torchrun's agent, what is wrong."""
+    failure.report(error)
     return exit_code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    process.run(main)

@@ -28,11 +28,17 @@ def report(error: Exception) -> int:
         The exit code of this process.
     """
     record(error)
-    if not _another_rank_prints(error):
+    rank_zero_prints = getattr(error, "on_all_ranks", False)
+    if environment.rank() == 0 or not rank_zero_prints:
         text = message(error)
         if not text.startswith(PREFIX):
             text = "".join(traceback.format_exception(error)).rstrip()
         print(redact(text), file=sys.stderr, flush=True)
+    return exit_code(error)
+
+
+def exit_code(error: Exception) -> int:
+    """2 for a wrong configuration, 1 for any other error."""
     return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
 
 
@@ -61,10 +67,3 @@ def message(error: Exception) -> str:
     if isinstance(error, (ConfigError, RunError)):
         return f"{PREFIX}{error}"
     return traceback.format_exception_only(error)[-1].strip()
-
-
-def _another_rank_prints(error: Exception) -> bool:
-    if getattr(error, "on_all_ranks", False):
-        return environment.rank() > 0
-    # The ranks of one node are started by one command, so they refuse its configuration together.
-    return isinstance(error, ConfigError) and environment.local_rank() > 0

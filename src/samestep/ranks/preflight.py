@@ -105,6 +105,7 @@ def run(cfg: DictConfig, model: L.LightningModule, datamodule: L.LightningDataMo
         if environment.rank() == 0 and finding.result == "warning":
             logging.getLogger(__name__).warning("%s: %s; %s", *finding)
     if error := failure(findings):
+        error.on_all_ranks = True
         raise error
 
 
@@ -115,9 +116,7 @@ def failure(findings: list[Finding]) -> ConfigError | PreflightError | None:
         return None
     names = {finding.check for finding in failed}
     text = "\n".join(f"{check}: {fact}; {remedy}" for check, fact, remedy in failed)
-    error = ConfigError(text) if names <= CONFIG_CHECKS else PreflightError(text)
-    error.on_all_ranks = True
-    return error
+    return ConfigError(text) if names <= CONFIG_CHECKS else PreflightError(text)
 
 
 def inspect(
@@ -130,7 +129,9 @@ def inspect(
 
     Args:
         cfg: the checked configuration.
-        model, datamodule: what will be trained, and on which data.
+        model: what will be trained.
+        datamodule: on which data. Its optional method ``shared_memory_bytes()`` says how many bytes
+            the loader processes of one rank hold in ``/dev/shm``.
         more: findings that this rank has made before.
 
     Returns:
@@ -160,9 +161,9 @@ def check_this_rank(
     yield check_world_size(cfg)
     yield check_accelerator(cfg)
     yield check_threads()
-    num_bytes = getattr(datamodule, "shared_memory_bytes", None)
-    if num_bytes is not None and SHARED_MEMORY.exists():
-        yield check_shared_memory(num_bytes())
+    shared_memory_bytes = getattr(datamodule, "shared_memory_bytes", lambda: 0)()
+    if shared_memory_bytes and SHARED_MEMORY.exists():
+        yield check_shared_memory(shared_memory_bytes)
     if environment.rank() == 0:
         yield check_run_directory(Path(cfg.run_dir), model)
 

@@ -52,7 +52,7 @@ def make_output_safe() -> None:
 class _Output(io.FileIO):
     """A file descriptor that becomes ``/dev/null`` when it can no longer be written."""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except BlockingIOError:

@@ -58,17 +58,18 @@ def test_the_first_error_of_a_rank_counts(rank_one: Path):
     assert json.loads(rank_one.read_text())["message"]["message"] == "error: first"
 
 
-def test_an_error_on_all_ranks_is_printed_by_rank_zero(rank_one: Path, capsys, monkeypatch):
-    shared = RunError("the loss is nan")
+@pytest.mark.parametrize("kind", [RunError, ConfigError])
+def test_an_error_on_all_ranks_is_printed_by_rank_zero(rank_one: Path, capsys, monkeypatch, kind):
+    shared = kind("the loss is nan")
     shared.on_all_ranks = True
     failure.report(shared)
-    failure.report(ConfigError("seed=x"))  # of the command that started all ranks of the node
     assert capsys.readouterr().err == ""
-    failure.report(RunError("only here"))
+    assert "the loss is nan" in rank_one.read_text()
+    failure.report(kind("only here"))
     assert capsys.readouterr().err == "error: only here\n"
-    monkeypatch.setenv("LOCAL_RANK", "0")  # the first rank of another node
-    failure.report(ConfigError("seed=x"))
-    assert capsys.readouterr().err == "error: seed=x\n"
+    monkeypatch.setenv("RANK", "0")
+    failure.report(shared)
+    assert capsys.readouterr().err == "error: the loss is nan\n"
 
 
 def test_an_error_file_that_cannot_be_written_is_no_second_error(rank_one: Path, monkeypatch):
