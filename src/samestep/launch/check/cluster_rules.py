@@ -15,14 +15,14 @@ from samestep.launch.check.quantities import parse_quantity, parse_size
 
 EXAMPLE_REGISTRY = "registry.example.com/"
 
-# What the controllers of a target append to the name of a run, at most. {index}: of the last pod.
-LONGEST_SUFFIXES = {  # by manifest, for clusters that do not have cluster.longest_suffix
-    "k8s": "-{index}",
-    "jobset": "-node-0-{index}-abcde",
-    "kubeflow": "-node-0-{index}-abcde",
-    "pytorchjob": "-worker-{index}",
-    "elastic": "-etcd",
-    "elasticjob": "-worker-{index}",
+# For clusters that do not have cluster.longest_suffix, by their last manifest.
+LONGEST_SUFFIXES = {
+    "k8s": len("-999"),
+    "jobset": len("-node-0-999-abcde"),
+    "kubeflow": len("-node-0-999-abcde"),
+    "pytorchjob": len("-worker-999"),
+    "elastic": len("-etcd"),
+    "elasticjob": len("-worker-999"),
 }
 # For clusters that do not have cluster.fixed: by a key of the cluster, the keys that stay 1.
 FIXED_BY_KEY = {
@@ -59,12 +59,12 @@ def check_run_id(cfg: DictConfig) -> Iterator[str]:
     if not NAME.fullmatch(cfg.run_id):
         yield f"RUN_ID={cfg.run_id}: names things in the cluster, so it must be {NAME_RULE}"
         return
-    longest = cfg.run_id + find_longest_suffix(cfg)
-    excess = len(longest) - LONGEST
+    suffix = find_longest_suffix(cfg)
+    excess = len(cfg.run_id) + suffix - LONGEST
     if excess > 0:
         yield (
-            f"RUN_ID={cfg.run_id}: becomes {longest} in the cluster, {len(longest)} characters of "
-            f"at most {LONGEST}; choose a RUN_ID that is {excess} shorter"
+            f"RUN_ID={cfg.run_id}: has {len(cfg.run_id)} characters, and the cluster appends up to "
+            f"{suffix}, which makes more than {LONGEST}; choose a RUN_ID that is {excess} shorter"
         )
 
 
@@ -164,7 +164,8 @@ def check_fixed_values(cfg: DictConfig) -> Iterator[str]:
     """Some keys have one value with this cluster, because another key says the same."""
     for key, value, because in list_fixed_values(cfg):
         given = OmegaConf.select(cfg, key)
-        if given not in (value, "auto"):  # check_devices refuses auto
+        is_reported = key == "trainer.devices" and given == "auto"  # by check_devices
+        if given != value and not is_reported:
             hint = f"; {because}" if because else ""
             yield f"{key}={show(given)}: stays {show(value)} with cluster={cfg.cluster.name}{hint}"
 
@@ -213,13 +214,10 @@ def list_fixed_values(cfg: DictConfig) -> Iterator[tuple[str, object, str]]:
             yield str(key), entry, ""
 
 
-def find_longest_suffix(cfg: DictConfig) -> str:
-    """What the cluster appends to the run's name for the last pod; empty if it is not known."""
+def find_longest_suffix(cfg: DictConfig) -> int:
+    """How many characters the cluster appends to the run's name at most."""
     if "longest_suffix" in cfg.cluster:
-        suffix = cfg.cluster.longest_suffix or ""
-    else:
-        manifests = cfg.cluster.manifest or ""
-        last = manifests if isinstance(manifests, str) else manifests[-1]
-        suffix = LONGEST_SUFFIXES.get(last, "")
-    num_nodes = cfg.cluster.max_nodes if "max_nodes" in cfg.cluster else cfg.trainer.num_nodes
-    return str(suffix).replace("{index}", str(num_nodes - 1))
+        return int(cfg.cluster.longest_suffix)
+    manifests = cfg.cluster.manifest or ""
+    last = manifests if isinstance(manifests, str) else manifests[-1]
+    return LONGEST_SUFFIXES.get(last, 0)
