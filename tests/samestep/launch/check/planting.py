@@ -33,12 +33,16 @@ def compose_once(*overrides: str) -> DictConfig:
     return compose(list(overrides))
 
 
-def composed(target: str = "k8s", *more: str, run_id: str = "mine"):
-    """The configuration of a target and its documents."""
-    overrides = [*TARGETS[target], *more]
-    cfg = deepcopy(compose_once(*overrides))
+@cache
+def render_once(*overrides: str, run_id: str):
+    cfg = compose_once(*overrides).copy()
     cfg.run_id = run_id
     return cfg, render.render(cfg, overrides)
+
+
+def composed(target: str = "k8s", *more: str, run_id: str = "mine"):
+    """The configuration of a target and its documents, which a test may change."""
+    return deepcopy(render_once(*TARGETS[target], *more, run_id=run_id))
 
 
 def found(target: str = "k8s", *more: str, run_id: str = "mine", **planted: object) -> list[str]:
