@@ -47,7 +47,7 @@ def examine(cfg) -> int:
     model, data, extra = build.model(cfg), build.datamodule(cfg), []
     data.check_batch_size(environment.world_size(), cfg.trainer.accumulate_grad_batches)
     try:
-        if way := preflight.before(cfg):
+        if way := preflight.find_rank_zero(cfg):
             extra.append(preflight.Finding("rank zero", way))
         if environment.local_rank() == 0:
             try:
@@ -57,7 +57,7 @@ def examine(cfg) -> int:
                 extra.append(preflight.Finding("data", "missing or damaged", str(error)))
         with distributed.process_group(cfg):
             cfg.run_id = distributed.from_rank_zero(str, cfg.run_id)
-            findings = preflight.inspect(cfg, model, *extra)
+            findings = preflight.inspect(cfg, model, data, *extra)
             for finding in findings:  # the other ranks stay until rank zero has told all
                 told = "; ".join(filter(None, finding[1:]))
                 line = f"{finding.result:<8} {finding.check:<14} {told}"

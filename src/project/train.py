@@ -59,10 +59,10 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
     build.check(cfg)
     model, datamodule = build.model(cfg), build.datamodule(cfg)
     datamodule.check_batch_size(environment.world_size(), cfg.trainer.accumulate_grad_batches)
-    preflight.before(cfg)
+    preflight.find_rank_zero(cfg)
     with distributed.process_group(cfg):
         cfg.run_id = distributed.from_rank_zero(str, cfg.run_id)  # each may have made up its own
-        preflight.check(cfg, model)
+        preflight.run(cfg, model, datamodule)
         state = distributed.from_rank_zero(run.begin, cfg, ["train.py", *overrides])
         if state.finished:
             return {}

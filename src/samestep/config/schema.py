@@ -17,7 +17,9 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from samestep.config.rules import QUOTED, RULES
 
 LAID_OVER = ("experiment", "debug", "local")  # groups that change values and bring no own keys
-SHARED = ("data/default", "model/default", "cluster/pods")  # parts of others, not to be chosen
+SHARED = (  # parts of others, not to be chosen
+    "data/default", "model/default", "cluster/common", "cluster/pods", "cluster/kubernetes"
+)  # fmt: skip
 # Targets whose keys are all listed in configs/.
 OURS = ("project.", "samestep.", "lightning.Trainer")
 COLLECTIONS = ("callbacks", "logger")  # nodes of nodes, to which a run may add its own

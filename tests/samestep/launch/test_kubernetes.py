@@ -161,7 +161,7 @@ def test_the_image_of_the_example_is_not_submitted(cluster):
         (["cluster=jobset"], "JobSet"),
         (["cluster=pytorchjob"], "PyTorchJob"),
         (["cluster=elastic", "trainer.num_nodes=1"], "Job"),
-        (["cluster=elastic", "cluster.elasticjob=true", "trainer.num_nodes=1"], "ElasticJob"),
+        (["cluster=elasticjob", "trainer.num_nodes=1"], "ElasticJob"),
     ],
 )
 def test_every_target_comes_and_goes(cluster, words, kind):
