@@ -9,11 +9,12 @@ Exit codes: 0 fit to run, 1 something failed, 2 wrong usage or configuration.
 import sys
 from pathlib import Path
 
-from project.train import fail, name_of
+from project.train import fail
 from samestep.config.compose import check
 from samestep.errors import ConfigError
 from samestep.launch import agent
 from samestep.ranks import environment
+from samestep.run.name import name_run
 
 
 def main(words: list[str]) -> int:
@@ -27,7 +28,7 @@ def main(words: list[str]) -> int:
         return 0
     try:
         cfg = check(words)
-        cfg.run_id = name_of(cfg)
+        cfg.run_id = name_run(cfg)
         if (num := agent.num_processes(cfg)) > 1:
             return agent.start(words, num, run_id=cfg.run_id, script=Path(__file__).resolve())
         environment.limit_threads()

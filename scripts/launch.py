@@ -23,12 +23,13 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from project.train import fail, name_of
+from project.train import fail
 from samestep.config.compose import CONFIGS, check
 from samestep.config.schema import choices_of, nearest
 from samestep.errors import ConfigError, RunError
 from samestep.launch import render
 from samestep.ranks import environment
+from samestep.run.name import name_run
 
 OF_A_RUN = ("logs", "status", "cancel")  # that is there
 ACTIONS = ("render", "check", "submit", *OF_A_RUN)
@@ -51,7 +52,7 @@ def main(words: Sequence[str]) -> int:
             raise ConfigError(
                 f"RUN_ID: is not set; action={action} needs the name that action=submit printed"
             )
-        cfg.run_id = name_of(cfg)
+        cfg.run_id = name_run(cfg)
         return act(action, cfg, overrides)
     except ConfigError as error:
         return fail(error, exit_code=2)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from omegaconf import DictConfig
 
-from project.train import name_of
 from samestep.errors import ConfigError
 from samestep.launch import agent
 from samestep.ranks import environment
+from samestep.run.name import name_run
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -107,7 +107,7 @@ def plan(options: list[str], cfg: DictConfig) -> tuple[str, "LaunchConfig"]:
             environment.set_variable("RUN_ID", args.rdzv_id)
         if high > 1 and not (cfg.run_id or environment.run_id()):
             refuse("RUN_ID: is not set; several nodes need one name for the run, the same on each")
-        args.rdzv_id = name_of(cfg)
+        args.rdzv_id = name_run(cfg)
         if not re.search(r"(^|,)timeout=", args.rdzv_conf):
             args.rdzv_conf = f"timeout={cfg.cluster.timeout_s},{args.rdzv_conf}".rstrip(",")
         if args.tee == args.redirects == "0":
