@@ -12,6 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
 from project.train import main  # src is on the path only now
+from samestep.ranks import process
 
 if __name__ == "__main__":
-    sys.exit(main())
+    process.run(main)

@@ -22,9 +22,9 @@ from omegaconf import DictConfig
 
 from samestep.config.compose import CONFIGS, check, help_text, spell_all
 from samestep.config.flags import flags_of
-from samestep.errors import ConfigError, RunError
+from samestep.errors import ConfigError
 from samestep.launch import agent
-from samestep.ranks import environment
+from samestep.ranks import environment, failure, process
 from samestep.run.name import name_run
 
 
@@ -61,10 +61,10 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
     build.check(cfg)
     model, datamodule = build.model(cfg), build.datamodule(cfg)
     datamodule.check_batch_size(environment.world_size(), cfg.trainer.accumulate_grad_batches)
-    preflight.before(cfg)
+    preflight.find_rank_zero(cfg)
     with distributed.process_group(cfg):
         cfg.run_id = distributed.from_rank_zero(str, cfg.run_id)  # each may have made up its own
-        preflight.check(cfg, model)
+        preflight.run(cfg, model, datamodule)
         state = distributed.from_rank_zero(run.begin, cfg, ["train.py", *overrides])
         if state.finished:
             return {}
@@ -95,22 +95,26 @@ def main() -> int:
         if flags.help:
             print(help_text())
             return 0
-        return run_with_hydra(flags) if needs_hydra(flags) else run_once(flags.overrides)
+        if needs_hydra(flags):
+            return run_with_hydra(flags)
+        cfg = check(flags.overrides)
+        cfg.run_id = name_run(cfg)
+        num_processes = agent.num_processes(cfg)
+        if num_processes > 1:
+            return agent.start(flags.overrides, num_processes, run_id=cfg.run_id)
     except ConfigError as error:
-        return fail(error, exit_code=2)
-    except RunError as error:
-        return fail(error, exit_code=1)
+        error.on_all_ranks = True  # one command has started all ranks
+        return failure.report(error)
+    return train_or_report(cfg, flags.overrides)
 
 
-def run_once(overrides: Sequence[str]) -> int:
-    """Train one run, in this process or in one process per device."""
-    cfg = check(overrides)
-    cfg.run_id = name_run(cfg)
-    num_processes = agent.num_processes(cfg)
-    if num_processes > 1:
-        return agent.start(list(overrides), num_processes, run_id=cfg.run_id)
+def train_or_report(cfg: DictConfig, overrides: Sequence[str]) -> int:
+    """Train, and report an error to the user and to torchrun. Returns the exit code."""
     environment.limit_threads()
-    train(cfg, overrides)
+    try:
+        train(cfg, overrides)
+    except Exception as error:
+        return failure.report(error)
     return 0
 
 
@@ -130,7 +134,6 @@ def run_with_hydra(flags: Namespace) -> int:
         # Hydra must compose what has been checked.
         words = [word for word in sys.argv[1:] if word not in flags.overrides]
         sys.argv[1:] = [*words, *spell_all(flags.overrides)]
-    environment.limit_threads()
     main_of_hydra = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
     main_of_hydra(train_for_hydra)()
     return 0
@@ -155,26 +158,14 @@ def train_for_hydra(_: DictConfig) -> None:
     try:
         cfg = check(overrides)
         cfg.run_id = name_run(cfg)
-        if hydra_config.mode is RunMode.MULTIRUN:
-            cfg.run_id += f"-{hydra_config.job.num}"
-        train(cfg, overrides)
     except ConfigError as error:
-        sys.exit(fail(error, exit_code=2))
-    except RunError as error:
-        sys.exit(fail(error, exit_code=1))
-
-
-def fail(error: Exception, *, exit_code: int) -> int:
-    """Tell the user what is wrong, once for all ranks.
-
-    Returns:
-        ``exit_code``.
-    """
-    if environment.rank() > 0:
-        time.sleep(10)  # rank zero says the same; torchrun ends this process when it has left
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    return exit_code
+        sys.exit(failure.report(error))
+    if hydra_config.mode is RunMode.MULTIRUN:
+        cfg.run_id += f"-{hydra_config.job.num}"
+    exit_code = train_or_report(cfg, overrides)
+    if exit_code:
+        sys.exit(exit_code)  # the runs after it would probably fail too
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    process.run(main)
