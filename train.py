@@ -2,7 +2,7 @@
 
 python train.py                                     # handwritten digits on this machine
 python train.py data=cifar10 model=resnet18
-python train.py cluster=k8s trainer.devices=2       # two processes
+python train.py trainer.devices=2                   # two processes, with or without GPUs
 python train.py --help
 """
 

@@ -9,11 +9,11 @@ Exit codes: 0 fit to run, 1 something failed, 2 wrong usage or configuration.
 import sys
 from pathlib import Path
 
-from project.train import name_of
 from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
 from samestep.launch import agent
 from samestep.ranks import environment, failure, process
+from samestep.run.name import name_run
 
 
 def main(overrides: list[str]) -> int:
@@ -23,7 +23,7 @@ def main(overrides: list[str]) -> int:
         return 0
     try:
         cfg = check(overrides)
-        cfg.run_id = name_of(cfg)
+        cfg.run_id = name_run(cfg)
         if (num := agent.num_processes(cfg)) > 1:
             return agent.start(overrides, num, run_id=cfg.run_id, script=Path(__file__).resolve())
         environment.limit_threads()

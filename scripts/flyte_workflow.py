@@ -120,7 +120,8 @@ def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
 )
 def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
     """Train and test; in each of the processes, of which rank zero's result counts."""
-    from project.train import name_of, train
+    from project.train import train
+    from samestep.run.name import name_run
     from samestep.run.records import read_history
 
     if environment.run_id() == "local":  # Flyte's name for each execution without a cluster
@@ -128,7 +129,7 @@ def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
     words = hyperparameters.words()
     try:
         cfg = check(words)
-        cfg.run_id = name_of(cfg)
+        cfg.run_id = name_run(cfg)
         cfg.data.root = str(on_this_node(data, cfg))
         train(cfg, words)
     except (ConfigError, RunError):

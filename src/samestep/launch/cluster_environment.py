@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from project.train import name_of
 from samestep.errors import ConfigError
 from samestep.launch import agent
 from samestep.ranks import environment
+from samestep.run.name import name_run
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -232,7 +232,7 @@ def resolve_run_id(arguments: Namespace, cfg: DictConfig) -> None:
         raise ConfigError(
             "RUN_ID: is not set; several nodes need one name for the run, the same on each"
         )
-    arguments.rdzv_id = name_of(cfg)
+    arguments.rdzv_id = name_run(cfg)
     environment.set_variable("RUN_ID", arguments.rdzv_id)
 
 
