@@ -25,6 +25,7 @@ from omegaconf import DictConfig
 
 from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
+from samestep.launch import render
 from samestep.ranks import environment
 
 WORDS = json.loads(environment.variable("FLYTE_OVERRIDES") or '["cluster=flyte"]')
@@ -36,6 +37,7 @@ if CFG.trainer.devices == "auto" or CFG.trainer.num_nodes > 1:
         "of Flyte is one node and asks for a number of devices; set trainer.devices=NUMBER and "
         "trainer.num_nodes=1"
     )
+GPUS = str(CLUSTER.gpus) if render.uses_gpus(CFG) else None
 SECRETS = [
     Secret(**secret, mount_requirement=Secret.MountType.ENV_VAR, env_var="WANDB_API_KEY")
     for secret in [CLUSTER.secret]
@@ -106,10 +108,10 @@ def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
     requests=Resources(
         cpu=str(CLUSTER.cpus),
         mem=CLUSTER.memory,
-        gpu=CLUSTER.gpus and str(CLUSTER.gpus),
+        gpu=GPUS,
         ephemeral_storage=CLUSTER.disk,
     ),
-    limits=Resources(mem=CLUSTER.memory, gpu=CLUSTER.gpus and str(CLUSTER.gpus)),
+    limits=Resources(mem=CLUSTER.memory, gpu=GPUS),
     shared_memory=CLUSTER.shm,
     secret_requests=SECRETS,
     retries=CLUSTER.retries,
@@ -118,7 +120,8 @@ def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
 )
 def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
     """Train and test; in each of the processes, of which rank zero's result counts."""
-    from project.train import name_of, train
+    from project.train import train
+    from samestep.run.name import name_run
     from samestep.run.records import read_history
 
     if environment.run_id() == "local":  # Flyte's name for each execution without a cluster
@@ -126,7 +129,7 @@ def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
     words = hyperparameters.words()
     try:
         cfg = check(words)
-        cfg.run_id = name_of(cfg)
+        cfg.run_id = name_run(cfg)
         cfg.data.root = str(on_this_node(data, cfg))
         train(cfg, words)
     except (ConfigError, RunError):

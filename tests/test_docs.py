@@ -8,7 +8,8 @@ import pytest
 
 from project import train
 from samestep import build
-from samestep.config.compose import CONFIGS, check, flags_of, help_text
+from samestep.config.compose import CONFIGS, check, help_text
+from samestep.config.flags import flags_of
 from samestep.errors import ConfigError
 from tests.conftest import ROOT
 

@@ -42,7 +42,7 @@ def record_attempt(logs: Path, argv: list[str], seed: int) -> None:
     path = logs / "environment.json"
     attempts = json.loads(path.read_text()) if path.exists() else []
     commit, diff = code_state(Path(__file__).parent)
-    command = [secrets.ARGUMENT.sub(r"\1***", argument) for argument in argv]
+    command = [secrets.redact_argument(argument) for argument in argv]
     git = {"commit": commit, "dirty": bool(diff)}
     attempt = {"command": command, "git": git, "seed": seed, **surroundings()}
     write_text(logs / "git.diff", diff)

@@ -71,7 +71,7 @@ def test_an_orphan_ends_itself(monkeypatch: pytest.MonkeyPatch):
     agent = subprocess.Popen(
         [sys.executable, "-c", f"import subprocess, sys\n"
          f"subprocess.run([sys.executable, '-c', {worker!r}])"],
-        env=environment(TORCHELASTIC_RUN_ID="x"), stdout=subprocess.PIPE, text=True,
+        env=environment(TORCHELASTIC_RUN_ID="x", RANK="0"), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert agent.stdout is not None
     pid = int(agent.stdout.readline())
