@@ -12,6 +12,7 @@ import torch
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 from torch.overrides import TorchFunctionMode
@@ -100,11 +101,19 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         KeepSums(),
         *chosen.values(),
     ]
+    where = topology(cfg)
     arguments = {
         "callbacks": callbacks,
         "logger": False,
-        "plugins": [AtomicCheckpointIO()],
-        **topology(cfg),
+        "plugins": [AtomicCheckpointIO(), *where.pop("plugins", [])],
+        # Without a callback that saves, Lightning would save checkpoints of its own.
+        "enable_checkpointing": any(isinstance(c, Checkpoint) for c in callbacks),
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": cfg.run_dir,
+        # Lightning leaves our loader alone, and shares the data of ordinary ones out.
+        "use_distributed_sampler": True,
+        **where,
     }
     lightning_trainer: L.Trainer = build(cfg.trainer, "trainer", **arguments)
     lightning_patches.leave_signals_to_us(lightning_trainer)
@@ -126,7 +135,8 @@ def build(node: DictConfig, key: str, **arguments: Any) -> Any:
         cause = error.__cause__ or error
         if isinstance(cause, ConfigError):
             raise cause from error
-        if isinstance(cause, REFUSALS):
+        # Hydra itself refuses targets that could run any program, such as os.system.
+        if isinstance(cause, (*REFUSALS, InstantiationException)):
             raise ConfigError(f"{key}: {node.get('_target_')} refuses: {cause}") from error
         raise cause from error
 

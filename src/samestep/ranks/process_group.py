@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
 from omegaconf import DictConfig
@@ -172,7 +173,8 @@ def topology(cfg: DictConfig) -> dict[str, Any]:
             "trains on CPUs"
         )
     if not environment.under_torchrun():
-        return {}
+        # One process. Lightning would take the variables of a Slurm allocation for ranks.
+        return {"plugins": [LightningEnvironment()]}
     return {
         "devices": environment.local_world_size(),
         "num_nodes": environment.num_nodes(),
