@@ -145,4 +145,4 @@ def fail(error: Exception, *, exit_code: int) -> int:
 
 
 if __name__ == "__main__":
-    process.run(main)
+    process.run(main, interrupt_at_once=True)
