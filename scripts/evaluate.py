@@ -38,14 +38,14 @@ def main(arguments: Any) -> int:
     import lightning as L  # takes seconds: wrong usage is reported before
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-    from project.saved_run import read_config
+    from project.saved_run import read_saved_config
 
     model, data = options.load(arguments)
     try:
         trainer = L.Trainer(
             accelerator=arguments.accelerator,
             devices=1,
-            precision=read_config(arguments.run_dir).trainer.precision,
+            precision=read_saved_config(arguments.run_dir).trainer.precision,
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,

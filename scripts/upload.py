@@ -10,10 +10,10 @@ import sys
 from typing import Any
 
 import options
+from omegaconf import OmegaConf
 
 from samestep.errors import ConfigError, RunError
 from samestep.ranks.secrets import redacted
-from samestep.run.directory import saved
 
 
 class UploadError(RunError):
@@ -33,11 +33,13 @@ def main(arguments: Any) -> int:
     Returns:
         0, or 1 if a file could not be copied.
     """
-    from samestep.run.artifacts import Mirror  # imports lightning
+    # Both import torch, which takes seconds: wrong usage is reported before.
+    from project.saved_run import read_saved_config
+    from samestep.run.artifacts import Mirror
 
     url = arguments.url
     if url is None:
-        url = saved(arguments.run_dir).callbacks.get("artifacts", {}).get("url")
+        url = OmegaConf.select(read_saved_config(arguments.run_dir), "callbacks.artifacts.url")
     if not url:
         raise ConfigError("the run names no store; name one, such as --url s3://bucket/runs")
     # Every kind of store has exceptions of its own: of ftplib, of botocore, of google.auth ...

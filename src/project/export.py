@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from project.data.datamodule import ImageDataModule
 from project.model.classifier import ImageClassifier
-from project.saved_run import read_config
+from project.saved_run import read_saved_config
 from samestep.build import build
 from samestep.errors import RunError
 
@@ -39,7 +39,7 @@ def export_run(run_dir: Path, model: ImageClassifier, data: ImageDataModule) -> 
     expected = compute_logits(lambda images: model(data.normalize(images)), images)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=run_dir) as name:
         folder = Path(name)
-        write_weights(model.net, read_config(run_dir).model.net, data, folder)
+        write_weights(model.net, read_saved_config(run_dir).model.net, data, folder)
         write_program(model.net, data, folder)
         differences = {
             "model.safetensors": measure_difference(read_weights(data, folder), images, expected),

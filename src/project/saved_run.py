@@ -32,7 +32,7 @@ MOVED = {
 
 def load_run(run_dir: Path, ckpt: str) -> tuple[ImageClassifier, ImageDataModule]:
     """See ``project.load_run``."""
-    cfg = read_config(run_dir)
+    cfg = read_saved_config(run_dir)
     checkpoints = run_dir / "checkpoints"
     path = checkpoints / f"{ckpt}.ckpt"
     if not path.exists():
@@ -56,7 +56,7 @@ def load_run(run_dir: Path, ckpt: str) -> tuple[ImageClassifier, ImageDataModule
     return model.eval(), data
 
 
-def read_config(run_dir: Path) -> DictConfig:
+def read_saved_config(run_dir: Path) -> DictConfig:
     """The configuration of a run, with the present places of all classes.
 
     Raises:

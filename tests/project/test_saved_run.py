@@ -9,7 +9,7 @@ import torch
 from omegaconf import OmegaConf
 
 from project import load_run
-from project.saved_run import MOVED, drop_unknown_arguments, new_place, read_config
+from project.saved_run import MOVED, drop_unknown_arguments, new_place, read_saved_config
 from samestep.errors import ConfigError, RunError
 from samestep.run.checkpoint import AtomicCheckpointIO
 from tests.conftest import run
@@ -51,7 +51,7 @@ def test_an_old_run_can_be_exported_under_the_new_names(run_dir: Path) -> None:
 
 def test_every_old_place_in_a_configuration_becomes_a_new_one() -> None:
     assert "project.nets.mlp.MLP" in (OLD_RUN / "config.yaml").read_text()
-    text = OmegaConf.to_yaml(read_config(OLD_RUN))
+    text = OmegaConf.to_yaml(read_saved_config(OLD_RUN))
     for old in MOVED:
         assert f"_target_: {old}." not in text
     assert "_target_: project.data.sources.Digits" in text
