@@ -10,7 +10,8 @@ import lightning as L
 from lightning.pytorch.loggers import Logger
 
 from samestep.ranks import environment
-from samestep.run.records import read_history, write_text
+from samestep.run.files import write_text
+from samestep.run.records import read_history
 
 
 class History(Logger, L.Callback):

@@ -15,6 +15,7 @@ from typing import Any
 
 from samestep.ranks import environment, secrets
 from samestep.ranks.secrets import redacted
+from samestep.run.files import write_text
 
 EXPECTED = (  # warnings that ask nothing of the user of this project
     ".*treespec, LeafSpec.*",  # Lightning calls torch's pytree by its old name
@@ -25,16 +26,6 @@ EXPECTED = (  # warnings that ask nothing of the user of this project
     ".*does not have many workers.*",  # images in memory need none
     "It is recommended to use .*sync_dist=True.*",  # figures are summed over the ranks before
 )
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write ``path`` whole or not at all: a crash at any moment leaves the old text or the new."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def record_attempt(logs: Path, argv: list[str], seed: int) -> None:
