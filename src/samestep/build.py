@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from project.data.datamodule import ImageDataModule
 from project.model.classifier import ImageClassifier
+from samestep.callbacks.schedule_length import ScheduleLength
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError
 from samestep.ranks import environment
@@ -58,7 +59,11 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
 
     Loggers other than ``history`` exist on rank zero only.
     """
-    callbacks: list[L.Callback] = [history, Watchdog(cfg.cluster.timeout_s, cfg.run_dir)]
+    callbacks: list[L.Callback] = [
+        history,
+        Watchdog(cfg.cluster.timeout_s, cfg.run_dir),
+        ScheduleLength(),
+    ]
     callbacks += [build(cfg.callbacks[name], f"callbacks.{name}") for name in cfg.callbacks]
     loggers: list[Logger] = [history]
     if environment.rank() == 0 and not cfg.trainer.fast_dev_run:
