@@ -9,21 +9,17 @@ import torch
 
 
 class Signaller(L.Callback):
-    """Sends ``signum`` before the optimizer step ``step`` of rank ``rank``; keeps the weights.
+    """Sends a signal before one optimizer step, and keeps what was seen and learned.
+
+    ``$SIGNAL_AT`` is "step signal rank target": the target is ``rank``, or ``agent`` for the parent
+    of the rank, which is torchrun's agent. The signal is sent once in the life of a run.
 
     Args:
-        dirpath: where to note that it was done, and to write ``weights-<rank>.pt`` in the end.
-        step: the optimizer step; -1 for none.
-        signum: the signal; 0 for none.
-        rank: which rank sends it to itself.
-        agent: send it to the parent instead, which is torchrun's agent.
+        dirpath: where to write ``seen-<rank>.txt``, a line per batch, and ``weights-<rank>.pt``.
     """
 
-    def __init__(
-        self, dirpath: str, step: int = -1, signum: int = 0, rank: int = 0, agent: bool = False
-    ) -> None:
+    def __init__(self, dirpath: str) -> None:
         self.dirpath = Path(dirpath)
-        self.step, self.signum, self.rank, self.agent = step, signum, rank, agent
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -31,11 +27,12 @@ class Signaller(L.Callback):
         self.dirpath.mkdir(parents=True, exist_ok=True)
         with (self.dirpath / f"seen-{trainer.global_rank}.txt").open("a") as file:
             file.write(f"{trainer.current_epoch} {batch[-1].flatten().tolist()}\n")
+        step, signum, rank, target = os.environ.get("SIGNAL_AT", "-1 0 0 rank").split()
         done = self.dirpath / f"done-{trainer.global_rank}"
-        due = (trainer.global_step, trainer.global_rank) == (self.step, self.rank)
+        due = (trainer.global_step, trainer.global_rank) == (int(step), int(rank))
         if due and not done.exists():
             done.touch()
-            os.kill(os.getppid() if self.agent else os.getpid(), self.signum)
+            os.kill(os.getppid() if target == "agent" else os.getpid(), int(signum))
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         torch.save(pl_module.state_dict(), self.dirpath / f"weights-{trainer.global_rank}.pt")

@@ -99,9 +99,11 @@ def train(
     """Train in the copy, with a ``Signaller`` that keeps the weights in ``seen/<run_id>``."""
     node = "+callbacks.signaller"
     signaller = [f"{node}._target_=tests.signaller.Signaller", f"{node}.dirpath=seen/{run_id}"]
-    signaller += [f"{node}.{word}" for word in fault.split()]
     path = f"{copy / 'src'}:{ROOT}"
-    return run("train.py", *overrides, *signaller, cwd=copy, RUN_ID=run_id, PYTHONPATH=path)
+    return run(
+        "train.py", *overrides, *signaller, cwd=copy, RUN_ID=run_id, PYTHONPATH=path,
+        SIGNAL_AT=fault or "-1 0 0 rank",
+    )  # fmt: skip
 
 
 def weights(copy: Path, run_id: str, rank: int = 0) -> dict[str, torch.Tensor]:
@@ -128,17 +130,15 @@ def reference(copy: Path) -> dict[str, torch.Tensor]:
 def test_the_example_continues_bit_by_bit(copy: Path, reference, signum: signal.Signals):
     command = ["experiment=diabetes", *EPOCHS, "callbacks.last.every_s=1e-9"]
     name = f"stopped-{signum:d}"
-    stopped = train(copy, name, *command, fault=f"step=15 signum={signum:d}")  # within epoch 1
+    stopped = train(copy, name, *command, fault=f"15 {signum:d} 0 rank")  # within epoch 1
     assert stopped.returncode == (143 if signum == signal.SIGTERM else -9), stopped.stderr
     continued = train(copy, name, *command)
     assert continued.returncode == 0, continued.stderr
     assert continued.stdout.startswith("Continuing")
     ours = weights(copy, name)
     assert all(torch.equal(ours[key], reference[key]) for key in reference)
-    for file in ("metrics.json",):
-        texts = [(copy / "runs" / run_id / file).read_text() for run_id in (name, "reference")]
-        final, expected = (json.loads(text) for text in texts)
-        assert final == expected
+    ours, expected = (copy / f"runs/{run_id}/metrics.json" for run_id in (name, "reference"))
+    assert json.loads(ours.read_text()) == json.loads(expected.read_text())
 
 
 def test_two_ranks_learn_what_one_rank_learns(copy: Path, reference):
@@ -163,7 +163,7 @@ def seen(copy: Path, run_id: str, rank: int) -> list[list[int]]:
 def test_plain_lightning_is_shared_out_stops_and_continues(copy: Path):
     command = [*PLAIN_RUN, "trainer.devices=2", "data.num_workers=1"]
     # The agent passes the signal on to both ranks and to their loader processes.
-    stopped = train(copy, "plain", *command, fault=f"step=11 signum={signal.SIGTERM:d} agent=true")
+    stopped = train(copy, "plain", *command, fault=f"11 {signal.SIGTERM:d} 0 agent")
     assert stopped.returncode == 143, stopped.stderr
     assert stopped.stdout.count("ordinary DataLoader") == 1
     last = torch.load(copy / "runs/plain/checkpoints/last.ckpt", weights_only=True)

@@ -97,7 +97,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         history,
         Watchdog(cfg.cluster.timeout_s, cfg.run_dir),
         SeedSteps(cfg.seed),
-        ResumeOrder(),
+        ResumeOrder(cfg.seed),
         AverageBuffers(),
         KeepSums(),
         ScheduleLength(),

@@ -22,8 +22,7 @@ log = logging.getLogger(__name__)
 class SeedSteps(L.Callback):
     """Makes the random numbers of a training step a pure function of seed, epoch, batch and rank.
 
-    Dropout then draws the same numbers in a run that was interrupted. It also seeds the start of
-    each epoch, equally on all ranks: an ordinary DataLoader draws its order there.
+    Dropout then draws the same numbers in a run that was interrupted.
 
     Args:
         seed: of the run.
@@ -31,14 +30,6 @@ class SeedSteps(L.Callback):
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Seed the first epoch of this process: its iterator is made before the epoch starts."""
-        torch.manual_seed(mix_seed(self.seed, trainer.current_epoch))
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Seed the order that an ordinary DataLoader draws."""
-        torch.manual_seed(mix_seed(self.seed, trainer.current_epoch))
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -52,17 +43,29 @@ class SeedSteps(L.Callback):
 
 
 class ResumeOrder(L.Callback):
-    """Lets the training data of ``BatchLoader`` go on with the batch after the last step.
+    """Lets the training data go on where the run was interrupted.
 
-    An ordinary DataLoader cannot begin within an epoch. Its user is told so once.
+    A ``BatchLoader`` goes on with the batch after the last step. An ordinary DataLoader cannot
+    begin within an epoch; its user is told so once. The order that it draws for an epoch is a pure
+    function of the seed and the epoch, because the random numbers are seeded before it draws.
+
+    Args:
+        seed: of the run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.epoch = 0
         self.batch = 0  # batches of this epoch that were trained on
+        self._is_first_epoch = True  # of this process
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Seed the order of the first epoch: Lightning makes its iterator before it starts."""
+        torch.manual_seed(mix_seed(self.seed, self.epoch))
+        self._is_first_epoch = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Place the data; Lightning calls no start of epoch for one that was interrupted."""
+        """Place the data; an interrupted epoch has no ``on_train_epoch_start``."""
         self.epoch = trainer.current_epoch
         self._place(trainer)
         if trainer.is_global_zero and not isinstance(trainer.train_dataloader, BatchLoader):
@@ -75,8 +78,11 @@ class ResumeOrder(L.Callback):
             )
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Place the data at the start of a new epoch."""
+        """Place the data at the start of a new epoch, and seed its order."""
         self._place(trainer)
+        if not self._is_first_epoch:
+            torch.manual_seed(mix_seed(self.seed, self.epoch))
+        self._is_first_epoch = False
 
     def on_train_batch_end(
         self,
@@ -92,6 +98,7 @@ class ResumeOrder(L.Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin to count anew."""
         self.epoch, self.batch = trainer.current_epoch + 1, 0
+        self._is_first_epoch = False
 
     def state_dict(self) -> dict[str, int]:
         """How far the epoch has come."""

@@ -116,22 +116,24 @@ def _follow_agent(agent: int) -> None:
     os._exit(128 + signal.SIGTERM)
 
 
-def _leave_worker_quietly() -> None:
-    """Let a forked loader process end with exit code 0 at SIGTERM, and ignore Ctrl-C.
+def _obey_parent_only() -> None:
+    """Let a forked loader process end when its rank says so, and only then.
 
-    An agent sends SIGTERM to the loader processes too. A loader process that a signal has killed
-    makes torch raise in its rank, in the middle of the step after which the rank would save.
-    torch sets its own handler in the loader process later, so a thread waits for the signal.
+    An agent sends SIGTERM to the loader processes too, and a terminal sends Ctrl-C. A loader
+    process that ends before its rank makes torch raise there, in the middle of the step after
+    which the rank would save. torch installs a handler of its own in the loader process later, so
+    the signals are blocked, and a thread waits for that of the rank.
     """
     if signal.getsignal(signal.SIGTERM) is not _remember:
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
     def wait() -> None:
-        signal.sigwait({signal.SIGTERM})
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+            pass
         os._exit(0)
 
     threading.Thread(target=wait, daemon=True).start()
 
 
-os.register_at_fork(after_in_child=_leave_worker_quietly)
+os.register_at_fork(after_in_child=_obey_parent_only)

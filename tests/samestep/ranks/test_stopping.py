@@ -95,19 +95,22 @@ def test_a_validation_is_not_interrupted():
     assert done.returncode == 143
 
 
-def test_a_loader_process_ends_quietly_at_sigterm():
+def test_a_loader_process_ends_when_its_rank_says_so():
     done = outcome(
         "stopping.defer()\n"
         "child = os.fork()\n"
         "if child == 0: signal.signal(signal.SIGTERM, signal.SIG_DFL); time.sleep(60)\n"
-        "time.sleep(0.5); os.kill(child, signal.SIGINT); os.kill(child, signal.SIGTERM)\n"
+        "time.sleep(0.5)\n"
+        "os.system(f'kill -INT {child}; kill -TERM {child}'); time.sleep(0.5)\n"
+        "print(os.waitpid(child, os.WNOHANG)[0], flush=True)\n"
+        "os.kill(child, signal.SIGTERM)\n"
         "print(os.waitpid(child, 0)[1])"
     )
-    assert done.stdout == "0\n", done.stderr
+    assert done.stdout == "0\n0\n", done.stderr
 
 
 def test_nothing_else_listens_to_signals():
     users = {
         path.name for path in (ROOT / "src").rglob("*.py") if "signal.signal(" in path.read_text()
     }
-    assert users == {"stopping.py"}
+    assert users == {"stopping.py", "process.py"}

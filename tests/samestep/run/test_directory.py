@@ -277,7 +277,9 @@ def test_a_damaged_file_is_said_and_kept_aside(
     path = tmp_path / "test" / name
     damage(path, how)
     if name == "config.yaml":
-        with pytest.raises(ConfigError, match=r"config.yaml (cannot be read: .*Restore|holds a run)"):
+        with pytest.raises(
+            ConfigError, match=r"config.yaml (cannot be read: .*Restore|holds a run)"
+        ):
             run.begin(cfg, ["train.py"])
         return
     if name == "metrics.csv":
