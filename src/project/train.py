@@ -168,4 +168,4 @@ def train_for_hydra(_: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    process.run(main)
+    process.run(main, interrupt_at_once=True)
