@@ -38,10 +38,9 @@ def examine(cfg) -> int:
     from samestep.data.download import DataError
     from samestep.ranks import preflight, process_group
 
-    build.check(cfg)
+    build.check_arguments(cfg)
     # build.everything will do these three lines, and all else that train.py does before its run.
     model, data = build.model(cfg), build.datamodule(cfg)
-    data.check_batch_size(environment.world_size(), cfg.trainer.accumulate_grad_batches)
     found = []
     if way := preflight.find_rank_zero(cfg):
         found.append(preflight.Finding("rank zero", way))
@@ -52,12 +51,12 @@ def examine(cfg) -> int:
     except DataError as error:
         found.append(preflight.Finding("data", "missing or damaged", str(error)))
     with process_group.process_group(cfg):
-        cfg.run_id = process_group.from_rank_zero(str, cfg.run_id)
+        cfg.run_id = process_group.broadcast(cfg.run_id)
         findings = preflight.inspect(cfg, model, data, *found)
         for finding in findings:  # no rank may leave before rank zero has printed everything
             text = "; ".join(filter(None, finding[1:]))
             line = f"{finding.result:<8} {finding.check:<14} {text}"
-            process_group.from_rank_zero(print, line, flush=True)
+            process_group.on_rank_zero(print, line, flush=True)
     error = preflight.failure(findings)
     return 0 if error is None else failure.exit_code(error)
 

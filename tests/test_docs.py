@@ -64,7 +64,7 @@ def test_a_command_does_what_is_said(words: str, error: str):
     flags = flags_of(shlex.split(words, comments=True))
     said = ""
     try:
-        build.check(check(flags.overrides, multirun=flags.multirun))
+        build.check_arguments(check(flags.overrides, multirun=flags.multirun))
     except ConfigError as refused:
         said = f"error: {refused}"
     assert said.startswith(error.removesuffix("..."))

@@ -22,6 +22,7 @@ def load_run(run_dir: str, ckpt: str = "best") -> tuple[ImageClassifier, ImageDa
     Raises:
         ConfigError: if ``run_dir`` holds no run, or the run no such checkpoint.
     """
-    from samestep.run.directory import load_run  # torch is imported only when a run is loaded
+    from samestep.run import directory  # torch is imported only when a run is loaded
 
-    return load_run(run_dir, ckpt)
+    model, datamodule = directory.load_run(run_dir, ckpt)
+    return model, datamodule  # type: ignore[return-value]

@@ -43,38 +43,39 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
 
     Raises:
         ConfigError: if the configuration cannot be run; nothing was changed then.
-        DataError: if the images are missing or damaged.
+        RunError: if the images are missing or damaged, or the run cannot go on.
     """
     import lightning as L
 
     from samestep import build
-    from samestep.ranks import preflight, stopping
-    from samestep.ranks import process_group as distributed
+    from samestep.ranks import preflight, process_group, stopping
     from samestep.run import artifacts
     from samestep.run import directory as run
-    from samestep.run.history import History
-    from samestep.run.records import log_to_files
+    from samestep.run.records import log_to_files, mute_lightning
 
     started = time.monotonic()
     stopping.install()
+    mute_lightning()
     L.seed_everything(cfg.seed, workers=True, verbose=False)
-    build.check(cfg)
-    model, datamodule = build.model(cfg), build.datamodule(cfg)
-    datamodule.check_batch_size(environment.world_size(), cfg.trainer.accumulate_grad_batches)
     preflight.find_rank_zero(cfg)
-    with distributed.process_group(cfg):
-        cfg.run_id = distributed.from_rank_zero(str, cfg.run_id)  # each may have made up its own
+    with process_group.process_group(cfg):
+        cfg.run_id = process_group.broadcast(cfg.run_id)  # each rank may have made up its own
+
+        # Everything is built before the run directory is opened: a configuration that cannot be
+        # run leaves nothing behind, and changes nothing in a run that exists.
+        model, datamodule, trainer, history = process_group.on_all_ranks(build.everything, cfg)
         preflight.run(cfg, model, datamodule)
-        state = distributed.from_rank_zero(run.begin, cfg, ["train.py", *overrides])
+        state = process_group.on_rank_zero(run.begin, cfg, ["train.py", *overrides])
         if state.finished:
             return {}
         log_to_files(Path(cfg.run_dir))
-        history = History(cfg.run_dir)
-        trainer = build.trainer(cfg, history)
+        trainer.loggers = [history, *build.loggers(cfg)]
 
         try:
-            trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
-            trainer.test(model, datamodule, ckpt_path=run.best_checkpoint(cfg), verbose=False)
+            with build.refusals("trainer"):
+                trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
+                best = run.best_checkpoint(cfg)
+                trainer.test(model, datamodule, ckpt_path=best, verbose=False)
 
             tested = {name: value.item() for name, value in trainer.callback_metrics.items()}
             if not trainer.is_global_zero:

@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from samestep.ranks import stopping
+from samestep.ranks import lightning_patches, stopping
 from samestep.ranks.stopping import Stopped
 
 
@@ -35,11 +35,7 @@ class LastCheckpoint(Checkpoint):
         stopping.defer()
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
         trainer.should_stop = trainer.should_stop or self._has_ended
-        loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
-        within = 0 < loop.batch_progress.current.ready < trainer.num_training_batches
-        if loop.restarting and within and fetcher and loop._should_check_val_fx(fetcher):
-            # Lightning counts the step before a validation within the epoch again.
-            loop._batches_that_stepped -= 1
+        lightning_patches.uncount_step_before_validation(trainer)
 
     def between_steps(self, trainer: L.Trainer) -> None:
         """Save or stop if any rank wishes to; every rank calls this before each step."""
@@ -86,5 +82,6 @@ class LastCheckpoint(Checkpoint):
     def _save(self, trainer: L.Trainer) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        trainer.save_checkpoint(self.path)
+        with lightning_patches.between_steps(trainer):
+            trainer.save_checkpoint(self.path)
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step

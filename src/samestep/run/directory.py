@@ -31,8 +31,7 @@ from samestep.ranks.secrets import redacted
 from samestep.run.records import read_history, record_attempt, write_text
 
 if TYPE_CHECKING:
-    from project.data.datamodule import ImageDataModule
-    from project.model.classifier import ImageClassifier
+    import lightning as L
 
 HARMLESS = re.compile(  # what a run may change when it continues, without becoming another run
     r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy|profiler"
@@ -229,7 +228,9 @@ def _flat(node: Any, key: str = "") -> dict[str, Any]:
     }
 
 
-def load_run(run_dir: str | Path, ckpt: str = "best") -> tuple[ImageClassifier, ImageDataModule]:
+def load_run(
+    run_dir: str | Path, ckpt: str = "best"
+) -> tuple[L.LightningModule, L.LightningDataModule]:
     """Rebuild the model, in evaluation mode on the CPU, and the data of a run, not yet set up.
 
     ``run_dir`` is all that is needed; ``ckpt`` is ``"best"`` or ``"last"``.

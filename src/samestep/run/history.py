@@ -30,7 +30,12 @@ class History(Logger, L.Callback):
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__()
         self.save_dir = str(run_dir)
-        self.rows = {int(row["step"]): row for row in read_history(Path(run_dir))}
+        self.rows: dict[int, dict[str, float]] = {}
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Read the rows of the attempts before, once the run directory is there."""
+        if stage == "fit":
+            self.rows = {int(row["step"]): row for row in read_history(Path(self.save_dir))}
 
     def last(self) -> dict[str, float]:
         """The newest value in the file of each learning metric: no speeds, no learning rates."""

@@ -106,17 +106,22 @@ class _Redacted(logging.Formatter):
         return secrets.redact(super().format(record))
 
 
-def log_to_files(run_dir: Path) -> None:
-    """Append what every library logs, or warns of, to ``logs/rank-<n>.log`` of this rank.
-
-    On rank zero warnings and errors appear on stderr too. In a sweep each run has its own file.
-    """
-    import lightning as L  # brings handlers of its own, removed here
+def mute_lightning() -> None:
+    """Take away the handlers that Lightning brings, so that it prints nothing by itself."""
+    import lightning as L
 
     for library in (L, L.pytorch, L.fabric):
         logger = logging.getLogger(library.__name__)
         logger.handlers.clear()
         logger.propagate = True
+
+
+def log_to_files(run_dir: Path) -> None:
+    """Append what every library logs, or warns of, to ``logs/rank-<n>.log`` of this rank.
+
+    On rank zero warnings and errors appear on stderr too. In a sweep each run has its own file.
+    """
+    mute_lightning()
     root = logging.getLogger()
     for old in [handler for handler in root.handlers if handler.name == __name__]:
         root.removeHandler(old)
