@@ -1,6 +1,7 @@
-"""Rules for a configuration that a cluster is to run.
+"""Rules for the configuration of a run on a cluster.
 
-A rule of RULES is skipped for clusters that do not have the keys it needs.
+RULES lists them. Clusters have different keys: a rule is skipped if the cluster lacks a key that
+the rule needs.
 """
 
 from collections.abc import Callable, Iterator
@@ -73,7 +74,7 @@ def check_devices(cfg: DictConfig) -> Iterator[str]:
 def check_number_of_gpus(cfg: DictConfig) -> Iterator[str]:
     """Each process uses one GPU."""
     gpus, devices = cfg.cluster.gpus, cfg.trainer.devices
-    # Some clusters have options of a command here instead of a number.
+    # With cluster=runai this is a list of options; with trainer.devices=auto it is text.
     if isinstance(gpus, int) and devices != "auto" and gpus != devices:
         yield (
             f"cluster.gpus={gpus}: each process has one, so it must be "
