@@ -44,6 +44,12 @@ PER_CHANNEL_OR_CLASS = {
 
 def contradictions(cfg: DictConfig) -> Iterator[str]:
     """What is wrong with ``cfg`` although each value alone is fine, one line each."""
+    is_endless = cfg.trainer.max_epochs == -1 and cfg.trainer.max_steps == -1
+    if is_endless and "lr_scheduler" in cfg.model:
+        yield (
+            "trainer.max_epochs=-1: the learning-rate schedule must know where the run ends; set "
+            "trainer.max_epochs or trainer.max_steps"
+        )
     for key, count in PER_CHANNEL_OR_CLASS.items():
         # Another DataModule may have other keys.
         values, num = cfg.data.get(key), cfg.data.get(count)

@@ -53,6 +53,11 @@ def test_contradictions():
     ]
 
 
+def test_the_schedule_needs_an_end():
+    assert "must know where the run ends" in fault("trainer.max_epochs=-1")
+    check(["trainer.max_epochs=-1", "trainer.max_steps=100"])
+
+
 def test_what_only_looks_like_a_contradiction():
     check(["data.class_names=null", "data.num_classes=3"])
 

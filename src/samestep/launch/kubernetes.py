@@ -23,7 +23,7 @@ def check(cfg: DictConfig, documents: Sequence[Object]) -> int:
     kinds = ", ".join(document["kind"] for document in documents)
     print(
         f"{cfg.run_id}: no mistakes in {kinds}: schemas, Pod Security Standard (restricted), "
-        "names, numbers, images, secrets"
+        "names, images, Jobs, secrets"
     )
     try:
         kubectl.call(cfg, "get", "--raw=/version", timeout_s=ANSWER_S)

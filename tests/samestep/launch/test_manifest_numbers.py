@@ -4,7 +4,6 @@ A manifest takes its numbers by interpolation, so a mistake is one of ours and n
 it is found here, and not looked for at run time.
 """
 
-import math
 import random
 import re
 from collections.abc import Iterator
@@ -71,30 +70,44 @@ def check_processes(cfg, document) -> Iterator[str]:
 
 
 def check_pods(cfg, document) -> Iterator[str]:
-    """Volumes, memory and the time to save of each pod."""
+    """Resources, volumes and the time to save of each pod."""
     for path, pod in find_pods(document):
-        spec = pod["spec"]
-        (container,) = spec["containers"]
-        limits = container["resources"]["limits"]
-        for key, value in container["resources"]["requests"].items():
-            if key in limits and parse_quantity(value) > parse_quantity(limits[key]):
-                yield f"{path}: requests {key}={value} of {limits[key]}"
-        volumes = spec["volumes"]
-        for mount in container["volumeMounts"]:
-            if mount["name"] not in [volume["name"] for volume in volumes]:
-                yield f"{path}: the pod has no volume {mount['name']}"
-        in_memory = sum(
-            parse_quantity(volume["emptyDir"].get("sizeLimit", math.inf))
-            for volume in volumes
-            if volume.get("emptyDir", {}).get("medium") == "Memory"
-        )
-        if in_memory > parse_quantity(limits["memory"]):
-            yield f"{path}: {in_memory} bytes in memory of {limits['memory']}"
-        if container["name"] == cfg.cluster.container:
-            options = dict(find_options(container))
-            saving = float(options.get("shutdown-timeout", cfg.cluster.shutdown_s))
-            if spec["terminationGracePeriodSeconds"] <= saving:
-                yield f"{path}: {spec['terminationGracePeriodSeconds']} s, saving takes {saving}"
+        for check in (check_requests, check_mounts, check_shared_memory):
+            yield from (f"{path}: {fault}" for fault in check(pod["spec"]))
+        yield from (f"{path}: {fault}" for fault in check_time_to_save(cfg, pod["spec"]))
+
+
+def check_requests(spec) -> Iterator[str]:
+    resources = spec["containers"][0]["resources"]
+    limits = resources["limits"]
+    for key, value in resources["requests"].items():
+        if key in limits and parse_quantity(value) > parse_quantity(limits[key]):
+            yield f"requests {key}={value} of {limits[key]}"
+
+
+def check_mounts(spec) -> Iterator[str]:
+    volumes = [volume["name"] for volume in spec["volumes"]]
+    for mount in spec["containers"][0]["volumeMounts"]:
+        if mount["name"] not in volumes:
+            yield f"the pod has no volume {mount['name']}"
+
+
+def check_shared_memory(spec) -> Iterator[str]:
+    """Volumes in memory count as memory of the pod."""
+    limit = spec["containers"][0]["resources"]["limits"]["memory"]
+    folders = [volume.get("emptyDir", {}) for volume in spec["volumes"]]
+    sizes = [folder["sizeLimit"] for folder in folders if folder.get("medium") == "Memory"]
+    if sum(map(parse_quantity, sizes)) > parse_quantity(limit):
+        yield f"{sizes} in memory of {limit}"
+
+
+def check_time_to_save(cfg, spec) -> Iterator[str]:
+    """The pod is killed only after its processes had the time to save."""
+    (container,) = spec["containers"]
+    if container["name"] == cfg.cluster.container:
+        saving = float(dict(find_options(container))["shutdown-timeout"])
+        if spec["terminationGracePeriodSeconds"] <= saving:
+            yield f"{spec['terminationGracePeriodSeconds']} s, saving takes {saving}"
 
 
 def number_of_nodes(cfg) -> tuple[int, int]:
@@ -205,7 +218,7 @@ PLANTED = [
     ("elasticjob", "ElasticJob:spec.replicaSpecs.Worker.replicas", 3, "3 replicas of 2 nodes"),
     ("k8s", f"Job:{POD}.terminationGracePeriodSeconds", 90, "90 s, saving takes 90.0"),
     ("k8s", f"Job:{CONTAINER}.args[5]", "--shutdown-timeout=200", "120 s, saving takes 200.0"),
-    ("k8s", f"Job:{POD}.volumes[0].emptyDir.sizeLimit", "20Gi", "bytes in memory of 16Gi"),
+    ("k8s", f"Job:{POD}.volumes[0].emptyDir.sizeLimit", "20Gi", "['20Gi'] in memory of 16Gi"),
     ("k8s", f"Job:{CONTAINER}.resources.requests.memory", "17Gi", "memory=17Gi of 16Gi"),
     ("k8s", f"Job:{CONTAINER}.volumeMounts[0].name", "shn", "the pod has no volume shn"),
 ]  # fmt: skip

@@ -1,6 +1,7 @@
-"""Rules for a configuration that a cluster is to run.
+"""Rules for the configuration of a run on a cluster.
 
-A rule of RULES is skipped for clusters that do not have the keys it needs.
+RULES lists them. Clusters have different keys: a rule is skipped if the cluster lacks a key that
+the rule needs.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,21 +15,6 @@ from samestep.launch.check.names import LONGEST, NAME, NAME_RULE, NAMESPACE, NAM
 from samestep.launch.check.quantities import parse_quantity, parse_size
 
 EXAMPLE_REGISTRY = "registry.example.com/"
-
-# For clusters that do not have cluster.longest_suffix, by their last manifest.
-LONGEST_SUFFIXES = {
-    "k8s": len("-999"),
-    "jobset": len("-node-0-999-abcde"),
-    "kubeflow": len("-node-0-999-abcde"),
-    "pytorchjob": len("-worker-999"),
-    "elastic": len("-etcd"),
-    "elasticjob": len("-worker-999"),
-}
-# For clusters that do not have cluster.fixed: by a key of the cluster, the keys that stay 1.
-FIXED_BY_KEY = {
-    "max_nodes": ["trainer.num_nodes"],
-    "devices_per_node": ["trainer.num_nodes", "trainer.devices"],
-}
 
 
 class Rule(NamedTuple):
@@ -55,15 +41,19 @@ def placeholder(cfg: DictConfig) -> Iterator[str]:
 
 
 def check_run_id(cfg: DictConfig) -> Iterator[str]:
-    """The run's name becomes part of the names of objects and pods."""
+    """The run's name becomes the name of objects, and part of the names of pods."""
     if not NAME.fullmatch(cfg.run_id):
         yield f"RUN_ID={cfg.run_id}: names things in the cluster, so it must be {NAME_RULE}"
-        return
-    suffix = find_longest_suffix(cfg)
-    excess = len(cfg.run_id) + suffix - LONGEST
-    if excess > 0:
+
+
+def check_length_of_run_id(cfg: DictConfig) -> Iterator[str]:
+    """The run's name must be short enough for all that a controller appends to it."""
+    length, suffix = len(cfg.run_id), cfg.cluster.longest_suffix
+    excess = length + suffix - LONGEST
+    # A name that is too long by itself is reported by check_run_id.
+    if length <= LONGEST < length + suffix:
         yield (
-            f"RUN_ID={cfg.run_id}: has {len(cfg.run_id)} characters, and the cluster appends up to "
+            f"RUN_ID={cfg.run_id}: has {length} characters, and the cluster appends up to "
             f"{suffix}, which makes more than {LONGEST}; choose a RUN_ID that is {excess} shorter"
         )
 
@@ -84,7 +74,7 @@ def check_devices(cfg: DictConfig) -> Iterator[str]:
 def check_number_of_gpus(cfg: DictConfig) -> Iterator[str]:
     """Each process uses one GPU."""
     gpus, devices = cfg.cluster.gpus, cfg.trainer.devices
-    # Some clusters have options of a command here instead of a number.
+    # With cluster=runai this is a list of options; with trainer.devices=auto it is text.
     if isinstance(gpus, int) and devices != "auto" and gpus != devices:
         yield (
             f"cluster.gpus={gpus}: each process has one, so it must be "
@@ -161,13 +151,18 @@ def check_volume(cfg: DictConfig) -> Iterator[str]:
 
 
 def check_fixed_values(cfg: DictConfig) -> Iterator[str]:
-    """Some keys have one value with this cluster, because another key says the same."""
-    for key, value, because in list_fixed_values(cfg):
+    """Some keys have one value with this cluster, because another key says the same.
+
+    ``cluster.fixed`` lists them: ``full.key: {value: ..., because: ...}``.
+    """
+    for key, entry in cfg.cluster.fixed.items():
         given = OmegaConf.select(cfg, key)
         is_reported = key == "trainer.devices" and given == "auto"  # by check_devices
-        if given != value and not is_reported:
-            hint = f"; {because}" if because else ""
-            yield f"{key}={show(given)}: stays {show(value)} with cluster={cfg.cluster.name}{hint}"
+        if given != entry.value and not is_reported:
+            yield (
+                f"{key}={show(given)}: stays {show(entry.value)} with "
+                f"cluster={cfg.cluster.name}; {entry.because}"
+            )
 
 
 def check_node_range(cfg: DictConfig) -> Iterator[str]:
@@ -179,6 +174,7 @@ def check_node_range(cfg: DictConfig) -> Iterator[str]:
 
 RULES = (
     Rule(check_run_id),
+    Rule(check_length_of_run_id, ("longest_suffix",)),
     Rule(check_namespace, ("namespace",)),
     Rule(check_devices),
     Rule(check_number_of_gpus, ("gpus",)),
@@ -190,34 +186,6 @@ RULES = (
     Rule(check_shm_fits, ("shm", "memory")),
     Rule(check_cpu_limit, ("cpus", "cpu_limit")),
     Rule(check_volume, ("volume", "commands")),
-    Rule(check_fixed_values),
+    Rule(check_fixed_values, ("fixed",)),
     Rule(check_node_range, ("min_nodes", "max_nodes")),
 )
-
-
-def list_fixed_values(cfg: DictConfig) -> Iterator[tuple[str, object, str]]:
-    """Yield the full key, the value and the reason of each entry of ``cluster.fixed``.
-
-    An entry is ``key: value`` or ``key: {value: ..., because: ...}``.
-    """
-    if "fixed" not in cfg.cluster:
-        for by, keys in FIXED_BY_KEY.items():
-            if by in cfg.cluster:
-                yield from ((key, 1, f"cluster.{by} says how many") for key in keys)
-        return
-    fixed = OmegaConf.to_container(cfg.cluster.fixed, resolve=True)
-    assert isinstance(fixed, dict)
-    for key, entry in fixed.items():
-        if isinstance(entry, dict):
-            yield str(key), entry["value"], entry["because"]
-        else:
-            yield str(key), entry, ""
-
-
-def find_longest_suffix(cfg: DictConfig) -> int:
-    """How many characters the cluster appends to the run's name at most."""
-    if "longest_suffix" in cfg.cluster:
-        return int(cfg.cluster.longest_suffix)
-    manifests = cfg.cluster.manifest or ""
-    last = manifests if isinstance(manifests, str) else manifests[-1]
-    return LONGEST_SUFFIXES.get(last, 0)

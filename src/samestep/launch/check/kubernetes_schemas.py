@@ -96,10 +96,10 @@ def _describe_wrong_choice(path: str, error: ValidationError) -> Iterator[str]:
 
 
 def _describe_wrong_form(path: str, error: ValidationError) -> Iterator[str]:
-    is_quantity = "KMGTPE" in error.validator_value
-    rule = "must be a quantity, such as 2, 500m or 16Gi" if is_quantity else error.message
-    place = f"{path}={error.instance}" if is_quantity else path
-    yield f"{place}: {rule}"
+    if "KMGTPE" in error.validator_value:
+        yield f"{path}={error.instance}: must be a quantity, such as 2, 500m or 16Gi"
+    else:
+        yield f"{path}: {error.message}"
 
 
 Describe = Callable[[str, ValidationError], Iterator[str]]

@@ -7,24 +7,15 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.launch.check.documents import Node, walk
-from samestep.ranks import secrets
+from samestep.ranks.secrets import is_secret_name, looks_secret
 
 RULE = (  # a message never shows the value
     "is a secret that everyone could read; put it into the Secret that cluster.secret names: its "
     "keys become variables of the pods"
 )
-SECRET_NAME = re.compile(
-    r"(^|_)(api_?)?(key|token|secret|passw(or)?d|passphrase|credentials?)(_|$)", re.IGNORECASE
-)
-SECRET = re.compile(  # tokens of W&B, GitHub, AWS and others, and passwords in addresses
-    r"\b(AKIA|ASIA)[A-Z0-9]{16}\b|\bgh[pousr]_\w{30,}|\bgithub_pat_\w{30,}|\bglpat-[\w-]{20,}"
-    r"|\bhf_[A-Za-z0-9]{30,}|\bsk-[\w-]{20,}|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{35}"
-    r"|\bwandb_v\d_\w{20,}|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|://[^/\s:@]+:[^/\s:@]+@"
-)
 HARMLESS = re.compile(r"/|\$\{|$|null$|true$|false$")  # a path, an interpolation, no value
 ASSIGNMENT = re.compile(r"(?:--[\w-]+=)?[-+~]*([\w.-]+)=(.*)", re.DOTALL)  # NAME=VALUE
-NAMES_ONLY = ("cluster.secret", "cluster.tolerations")  # keys that hold names, never secrets
+NAMES_ONLY = "cluster.secret"  # this key and cluster.secrets hold names of secrets
 
 
 def check_secrets_of_configuration(cfg: DictConfig) -> Iterator[str]:
@@ -71,13 +62,3 @@ def is_secret(name: str, value: object) -> bool:
         return False
     is_named_so = is_secret_name(name) and not HARMLESS.match(value)
     return is_named_so or looks_secret(value)
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a variable or key of this name holds a secret."""
-    return SECRET_NAME.search(name) is not None
-
-
-def looks_secret(value: str) -> bool:
-    """Whether ``value`` has the form of a known token, or one of this machine's secrets in it."""
-    return SECRET.search(value) is not None or secrets.redact(value) != value

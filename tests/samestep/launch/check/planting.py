@@ -6,11 +6,9 @@ from functools import cache
 
 from omegaconf import DictConfig
 
-from samestep.config.compose import CONFIGS
 from samestep.config.compose import check as compose
 from samestep.launch import check, render
 
-HAS_ELASTICJOB = (CONFIGS / "cluster/elasticjob.yaml").exists()
 TWO_BY_TWO = ["trainer.num_nodes=2", "trainer.devices=2"]
 TARGETS = {
     "k8s": ["cluster=k8s", *TWO_BY_TWO],
@@ -18,11 +16,7 @@ TARGETS = {
     "pytorchjob": ["cluster=pytorchjob", *TWO_BY_TWO],
     "kubeflow": ["cluster=kubeflow", *TWO_BY_TWO],
     "elastic": ["cluster=elastic", "trainer.devices=2"],
-    "elasticjob": (
-        ["cluster=elasticjob", "trainer.devices=2"]
-        if HAS_ELASTICJOB
-        else ["cluster=elastic", "cluster.elasticjob=true", "trainer.devices=2"]
-    ),
+    "elasticjob": ["cluster=elasticjob", "trainer.devices=2"],
 }
 POD = "spec.template.spec"  # of a Job
 CONTAINER = f"{POD}.containers[0]"
