@@ -11,8 +11,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
-from project.train import main  # src is on the path only now
-from samestep.ranks import process
+from samestep.ranks import process  # src is on the path only now
+
+
+def main() -> int:
+    """Import the program and run it: the import takes long enough for a Ctrl-C."""
+    from project.train import main as train
+
+    return train()
+
 
 if __name__ == "__main__":
-    process.run(main)
+    process.run(main, interrupt_at_once=True)

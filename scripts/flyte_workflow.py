@@ -25,6 +25,7 @@ from omegaconf import DictConfig
 
 from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
+from samestep.launch import render
 from samestep.ranks import environment
 
 WORDS = json.loads(environment.variable("FLYTE_OVERRIDES") or '["cluster=flyte"]')
@@ -36,6 +37,7 @@ if CFG.trainer.devices == "auto" or CFG.trainer.num_nodes > 1:
         "of Flyte is one node and asks for a number of devices; set trainer.devices=NUMBER and "
         "trainer.num_nodes=1"
     )
+GPUS = str(CLUSTER.gpus) if render.uses_gpus(CFG) else None
 SECRETS = [
     Secret(**secret, mount_requirement=Secret.MountType.ENV_VAR, env_var="WANDB_API_KEY")
     for secret in [CLUSTER.secret]
@@ -106,10 +108,10 @@ def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
     requests=Resources(
         cpu=str(CLUSTER.cpus),
         mem=CLUSTER.memory,
-        gpu=CLUSTER.gpus and str(CLUSTER.gpus),
+        gpu=GPUS,
         ephemeral_storage=CLUSTER.disk,
     ),
-    limits=Resources(mem=CLUSTER.memory, gpu=CLUSTER.gpus and str(CLUSTER.gpus)),
+    limits=Resources(mem=CLUSTER.memory, gpu=GPUS),
     shared_memory=CLUSTER.shm,
     secret_requests=SECRETS,
     retries=CLUSTER.retries,

@@ -81,6 +81,11 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
             if not trainer.is_global_zero:
                 return {}
             return run.finish(cfg, history.last() | tested, seconds=time.monotonic() - started)
+        except ConfigError:
+            # Only a step shows some mistakes, such as a metric that the model does not log.
+            if trainer.is_global_zero:
+                run.abandon(cfg)
+            raise
         finally:
             artifacts.flush(trainer)
 
@@ -169,4 +174,4 @@ def train_for_hydra(_: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    process.run(main)
+    process.run(main, interrupt_at_once=True)

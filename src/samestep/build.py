@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.schedule_length import ScheduleLength
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError
@@ -99,6 +100,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         ResumeOrder(),
         AverageBuffers(),
         KeepSums(),
+        ScheduleLength(),
         *chosen.values(),
     ]
     where = topology(cfg)

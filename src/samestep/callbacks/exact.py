@@ -145,7 +145,7 @@ class AverageBuffers(L.Callback):
         """Keep the buffers of each rank."""
         if trainer.world_size == 1:
             return
-        ranks = [gather(trainer, buffer).cpu() for buffer in float_buffers(pl_module)]
+        ranks = [gather(buffer).cpu() for buffer in float_buffers(pl_module)]
         if ranks:
             checkpoint["buffers_of_ranks"] = [list(own) for own in zip(*ranks, strict=True)]
 
@@ -171,7 +171,7 @@ class KeepSums(L.Callback):
     ) -> None:
         """Keep the sums of all ranks, ``[ranks, sums]`` for each module of the class ``Sums``."""
         checkpoint["sums"] = {
-            name: gather(trainer, sums.state()).cpu() for name, sums in sums_of(pl_module).items()
+            name: gather(sums.state()).cpu() for name, sums in sums_of(pl_module).items()
         }
 
     def on_load_checkpoint(
@@ -201,7 +201,10 @@ def float_buffers(module: nn.Module) -> list[Tensor]:
     return [b for b in module.buffers() if b.is_floating_point() and b.numel()]
 
 
-def gather(trainer: L.Trainer, tensor: Tensor) -> Tensor:
+def gather(tensor: Tensor) -> Tensor:
     """The tensors of all ranks, ``[ranks, ...]``; every rank must call this."""
-    ranks: Tensor = trainer.strategy.all_gather(tensor)
-    return ranks if dist.is_initialized() else tensor[None]
+    if not dist.is_initialized():
+        return tensor[None]
+    ranks = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(ranks, tensor.contiguous())
+    return torch.stack(ranks)

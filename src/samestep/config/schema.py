@@ -16,7 +16,9 @@ from samestep.config import rules
 from samestep.config.rules import STRING, ProjectRules, Rule
 
 LAID_OVER = ("experiment", "debug", "local")  # groups that change values and bring no own keys
-SHARED = ("data/default", "model/default", "cluster/pods")  # parts of others, not to be chosen
+SHARED = (  # parts of others, not to be chosen
+    "data/default", "model/default", "cluster/common", "cluster/pods", "cluster/kubernetes"
+)  # fmt: skip
 COLLECTIONS = ("callbacks", "logger")  # nodes of nodes, to which a run may add its own
 KEPT = ("samestep.", "lightning.Trainer")  # targets whose keys are all listed in configs/
 TYPES = {

@@ -4,6 +4,7 @@ import logging
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,7 @@ from samestep.ranks.failure import EXIT_CONFIG, EXIT_ERROR, PREFIX
 from samestep.ranks.secrets import redact
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.agent.server import RunResult, WorkerSpec
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -140,37 +141,40 @@ def run_until_final(config: "LaunchConfig", arguments: Sequence[str], script: Pa
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
+    environment.set_variable("TORCHELASTIC_SIGNALS_TO_HANDLE", config.signals_to_handle)
     spec = worker_spec(config, [str(script), *arguments])
-    assert config.logs_specs is not None
+    assert config.logs_specs is not None  # LaunchConfig has set both
+    assert config.shutdown_timeout is not None
     keep_meeting_place = False
     try:
-        for _ in range(config.max_restarts + 1):
+        for restarts_left in reversed(range(config.max_restarts + 1)):
             agent = LocalElasticAgent(
                 spec,
                 config.logs_specs,
                 start_method=config.start_method,
                 log_line_prefix_template=config.log_line_prefix_template,
-                shutdown_timeout=config.shutdown_timeout or 30,
+                shutdown_timeout=config.shutdown_timeout,
             )
-            # None: the other nodes have finished without this one.
             result: RunResult | None = agent.run()
             if result is None:
-                raise RendezvousClosedError("the other nodes have finished")
-            if has_succeeded(result) or is_final(result.failures, config):
                 break
-        return result
+            if not restarts_left or has_succeeded(result) or is_final(result.failures, config):
+                return result
+        raise RendezvousClosedError("the other nodes have finished without this one")
     except SignalException:
         # Other nodes may go on without this one, so the meeting place stays open.
         keep_meeting_place = True
         raise
     finally:
         if not keep_meeting_place:
-            spec.rdzv_handler.shutdown()
+            # The store may have ended with another node; the cause is known already.
+            with suppress(Exception):
+                spec.rdzv_handler.shutdown()
 
 
 def worker_spec(config: "LaunchConfig", arguments: Sequence[str]) -> "WorkerSpec":
     """What one agent runs: Python with these arguments, as often as the node has processes."""
-    from torch.distributed.elastic.agent.server import WorkerSpec
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
@@ -209,7 +213,7 @@ def worker_spec(config: "LaunchConfig", arguments: Sequence[str]) -> "WorkerSpec
 
 def has_succeeded(result: "RunResult") -> bool:
     """Whether all processes of this node, and of the other nodes, have finished."""
-    from torch.distributed.elastic.agent.server import WorkerState
+    from torch.distributed.elastic.agent.server.api import WorkerState
 
     return result.state is WorkerState.SUCCEEDED
 

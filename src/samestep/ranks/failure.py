@@ -51,7 +51,7 @@ def record(error: Exception) -> None:
     if not environment.under_torchrun() or name is None or Path(name).exists():
         return
     now = time.time_ns()
-    extra = {"py_callstack": "", "timestamp": str(now // 10**9), "time_ns": now}
+    extra = {"timestamp": str(now // 10**9), "time_ns": now}
     text = json.dumps({"message": {"message": redact(message(error)), "extraInfo": extra}})
     # The agent reads the file when this process ends, at any moment: it must be whole by then.
     partial = Path(f"{name}.partial")

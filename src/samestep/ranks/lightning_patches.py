@@ -25,18 +25,23 @@ def leave_signals_to_us(trainer: L.Trainer) -> None:
 def between_steps(trainer: L.Trainer) -> Iterator[None]:
     """Within this block a checkpoint says that the last step is complete, and no next one begun.
 
-    Lightning 2.6 counts a batch as ready before it calls ``on_train_batch_start``. A checkpoint
-    saved there would make Lightning count the step before once more.
+    Lightning 2.6 counts a batch as ready, and knows whether it is the last one of the epoch,
+    before it calls ``on_train_batch_start``. A checkpoint saved there would make Lightning count
+    the step before once more, or end the epoch without its last step.
     """
     progress = trainer.fit_loop.epoch_loop.batch_progress
     begun = progress.current.ready - progress.current.completed
+    is_last_batch = progress.is_last_batch
     progress.current.ready -= begun
     progress.total.ready -= begun
+    if begun:
+        progress.is_last_batch = False
     try:
         yield
     finally:
         progress.current.ready += begun
         progress.total.ready += begun
+        progress.is_last_batch = is_last_batch
 
 
 def uncount_step_before_validation(trainer: L.Trainer) -> None:

@@ -13,15 +13,21 @@ from samestep.ranks import environment
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # 130
 
 
-def run(main: Callable[[], int]) -> NoReturn:
-    """Call ``main`` as the whole program, and exit with the code that it returns.
+def run(main: Callable[[], int], *, interrupt_at_once: bool = False) -> NoReturn:
+    """Call ``main`` as the whole program, and exit with the code that it returns; 130 at Ctrl-C.
+
+    Args:
+        main: returns the exit code.
+        interrupt_at_once: Ctrl-C ends the process without cleaning up, until ``main`` installs a
+            handler of its own. Imports of large libraries turn a KeyboardInterrupt into other
+            errors; for a program that has nothing to clean up before.
 
     Example:
         ``if __name__ == "__main__": process.run(main)``
     """
     make_output_safe()
-    # Until main installs a handler of its own, there is nothing to save.
-    signal.signal(signal.SIGINT, _exit_interrupted)
+    if interrupt_at_once:
+        signal.signal(signal.SIGINT, _exit_interrupted)
     try:
         exit_code = main()
     except KeyboardInterrupt:

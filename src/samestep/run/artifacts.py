@@ -24,7 +24,6 @@ from lightning.pytorch.loggers import WandbLogger
 from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.ranks.secrets import redacted
-from samestep.run.checkpoint import manifest_text
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import warnings
+from collections.abc import Mapping
 from datetime import datetime
 from importlib.metadata import distributions
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from samestep.ranks import environment, secrets
 from samestep.ranks.secrets import redacted
+from samestep.run.files import write_text
 
 EXPECTED = (  # warnings that ask nothing of the user of this project
     ".*treespec, LeafSpec.*",  # Lightning calls torch's pytree by its old name
@@ -27,24 +29,23 @@ EXPECTED = (  # warnings that ask nothing of the user of this project
 )
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write ``path`` whole or not at all: a crash at any moment leaves the old text or the new."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+def record_attempt(
+    logs: Path, argv: list[str], seed: int, identity: Mapping[str, Any] | None = None
+) -> None:
+    """Add this start to ``environment.json``; ``git.diff`` is its uncommitted code. No secrets.
 
-
-def record_attempt(logs: Path, argv: list[str], seed: int) -> None:
-    """Add this start to ``environment.json``; ``git.diff`` is its uncommitted code. No secrets."""
+    Args:
+        logs: where both files are.
+        argv: the command line.
+        seed: of the run.
+        identity: what the checkpoints of this start are recognized by: run_id and config.
+    """
     path = logs / "environment.json"
-    attempts = json.loads(path.read_text()) if path.exists() else []
+    attempts = read_attempts(logs)
     commit, diff = code_state(Path(__file__).parent)
     command = [secrets.redact_argument(argument) for argument in argv]
     git = {"commit": commit, "dirty": bool(diff)}
-    attempt = {"command": command, "git": git, "seed": seed, **surroundings()}
+    attempt = {"command": command, **(identity or {}), "git": git, "seed": seed, **surroundings()}
     write_text(logs / "git.diff", diff)
     write_text(path, json.dumps([*attempts, redacted(attempt)], indent=2) + "\n")
 
@@ -90,13 +91,51 @@ def surroundings() -> dict[str, Any]:
     }
 
 
-def read_history(run_dir: Path) -> list[dict[str, float]]:
-    """The rows of ``metrics.csv`` in order of their step, each without its empty columns."""
+def read_attempts(logs: Path) -> list[dict[str, Any]]:
+    """The starts in ``environment.json``, oldest first; none if the file is absent or damaged."""
+    attempts = read_json(logs / "environment.json", list) or []
+    return [attempt for attempt in attempts if isinstance(attempt, dict)]
+
+
+def read_json(path: Path, kind: type) -> Any:
+    """What a JSON file holds; None if it is absent, damaged, or not of this kind."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, kind) else None
+
+
+def read_history(run_dir: Path, damaged: list[str] | None = None) -> list[dict[str, float]]:
+    """The rows of ``metrics.csv`` in order of their step, each without its empty columns.
+
+    Args:
+        run_dir: directory of the run.
+        damaged: takes the reason if the file cannot be read; None raises a ValueError or OSError.
+    """
     path = run_dir / "metrics.csv"
     if not path.exists():
         return []
+    try:
+        return _read_rows(path)
+    except (OSError, ValueError, csv.Error) as error:
+        if damaged is None:
+            raise
+        damaged.append(str(error))
+        return []
+
+
+def _read_rows(path: Path) -> list[dict[str, float]]:
     with path.open(encoding="utf-8", newline="") as file:
-        return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+        table = csv.DictReader(file)
+        if table.fieldnames is None or list(table.fieldnames[:2]) != ["epoch", "step"]:
+            raise ValueError("it has no columns epoch and step")
+        rows = []
+        for row in table:
+            if None in row or not row["step"]:
+                raise ValueError(f"line {table.line_num} is damaged")
+            rows.append({name: float(value) for name, value in row.items() if value})
+        return rows
 
 
 class _Redacted(logging.Formatter):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from samestep.config.compose import check
-from samestep.launch import cluster_environment as dialects
+from samestep.launch import cluster_environment
 from tests.apiserver import serve
 from tests.conftest import QUICK, ROOT, environment, run
 from tests.faults.lab import free_port
@@ -35,9 +35,9 @@ def test_the_entry_point_understands_its_words(name, given, who, endpoint, monke
     """Together with the variables that the target's controller sets for the second pod."""
     monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], "RUN_ID": "cifar", **given})
     words = command(name) if name in RUNAI else ["--", *pod(name)["spec"]["containers"][0]["args"]]
-    options, overrides = dialects.split(words[words.index("--") + 1 :])
+    options, overrides = cluster_environment.split_arguments(words[words.index("--") + 1 :])
     assert overrides[-len(TARGETS[name]) :] == TARGETS[name]
-    plan, config = dialects.plan(options, check(overrides))
+    plan, config = cluster_environment.plan(options, check(overrides))
     assert who in plan
     assert (config.rdzv_endpoint, config.nproc_per_node) == (endpoint, 2)
     assert config.max_restarts == check(overrides).cluster.max_restarts

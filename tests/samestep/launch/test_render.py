@@ -90,9 +90,8 @@ def in_a_pod(word):
 
 
 def test_a_value_without_a_home_is_an_error():
-    cfg = OmegaConf.create({"run_id": "x"})
     with pytest.raises(OmegaConfBaseException, match="nowhere"):
-        render.resolve(cfg, [], [{"a": "${nowhere}"}])
+        render.fill([{"a": "${nowhere}"}], OmegaConf.create({"run_id": "x"}))
 
 
 def test_rendering_needs_no_torch_and_no_network():

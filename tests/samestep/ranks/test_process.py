@@ -68,7 +68,7 @@ from samestep.ranks import process
 def main():
     print("ready", flush=True)
     time.sleep(60)
-process.run(main)
+process.run(main, interrupt_at_once={at_once})
 """
 SHUTS_DOWN = """
 import signal, sys, time, threading
@@ -85,7 +85,13 @@ process.run(main)
 
 
 @pytest.mark.parametrize(
-    ("program", "exit_code"), [(SLEEPS, 130), (SHUTS_DOWN, -signal.SIGINT)], ids=["early", "late"]
+    ("program", "exit_code"),
+    [
+        (SLEEPS.format(at_once=False), 130),
+        (SLEEPS.format(at_once=True), 130),
+        (SHUTS_DOWN, -signal.SIGINT),
+    ],
+    ids=["within main", "at once", "after main"],
 )
 def test_an_interrupt_prints_no_traceback(program: str, exit_code: int, tmp_path: Path):
     with (tmp_path / "stderr").open("w") as errors:
