@@ -37,28 +37,27 @@ def examine(cfg) -> int:
     from samestep import build
     from samestep.data.download import DataError
     from samestep.ranks import preflight, process_group
+    from samestep.ranks.preflight import Finding
+    from samestep.run.records import mute_lightning
 
-    build.check_arguments(cfg)
-    # build.everything will do these three lines, and all else that train.py does before its run.
-    model, data = build.model(cfg), build.datamodule(cfg)
-    found = []
-    if way := preflight.find_rank_zero(cfg):
-        found.append(preflight.Finding("rank zero", way))
-    try:
-        if environment.local_rank() == 0:
-            data.prepare_data()
-            found.append(preflight.Finding("data", f"complete and intact in {data.root}"))
-    except DataError as error:
-        found.append(preflight.Finding("data", "missing or damaged", str(error)))
+    mute_lightning()
+    way = preflight.find_rank_zero(cfg)
+    found = [Finding("rank zero", way)] if way else []
     with process_group.process_group(cfg):
         cfg.run_id = process_group.broadcast(cfg.run_id)
+        try:
+            model, data, *_ = process_group.on_all_ranks(build.everything, cfg)
+            found.append(Finding("data", "complete, intact and as configured"))
+        except DataError as error:
+            model, data = build.model(cfg), build.datamodule(cfg)
+            found.append(Finding("data", "missing or damaged", str(error)))
         findings = preflight.inspect(cfg, model, data, *found)
         for finding in findings:  # no rank may leave before rank zero has printed everything
             text = "; ".join(filter(None, finding[1:]))
             line = f"{finding.result:<8} {finding.check:<14} {text}"
             process_group.on_rank_zero(print, line, flush=True)
     error = preflight.failure(findings)
-    return 0 if error is None else failure.exit_code(error)
+    return failure.exit_code(error) if error else 0
 
 
 if __name__ == "__main__":

@@ -56,6 +56,26 @@ def test_wrong_configuration_has_its_own_exit_code(examine, tmp_path: Path):
     assert "did you mean model=mlp?" in errors
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.num_val=1437",
+        "data.image_size=9",
+        "data.global_batch_size=5000",
+        "trainer.max_time=abc",
+        "callbacks.best.monitor=nope",
+        "callbacks.artifacts.url=foo://x",
+    ],
+)
+def test_what_train_refuses_is_refused_here_too(examine, tmp_path: Path, override: str):
+    code, said, errors = examine(f"run_root={tmp_path}", override)
+    assert (code, said) == (2, "")
+    assert errors.startswith("error: ")
+    assert override.split("=")[0].rpartition(".")[2] in errors
+    assert errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_rank_zero_that_cannot_be_found(examine, monkeypatch, tmp_path: Path):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
     monkeypatch.setenv("RANK", "0")

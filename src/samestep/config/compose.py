@@ -63,6 +63,8 @@ def check(
     """
     if not (configs / "train.yaml").is_file():
         raise ConfigError(f"{configs}/train.yaml is missing: run from a clone of the repository")
+    # In a run of a sweep, hydra.main has initialized Hydra; it does not need that any more.
+    GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(configs.absolute()), version_base="1.3"):
         try:
             runs = [_compose(run, configs) for run in _runs(overrides, multirun)]

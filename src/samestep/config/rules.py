@@ -154,7 +154,6 @@ OF_CLUSTER = {
     "cluster.cli": one_of("v2", "v1"),
 }
 OF_CALLBACKS = {
-    "callbacks.best.filename": one_of("best"),
     "callbacks.best.mode": one_of("min", "max"),
     "callbacks.last.every_s": ABOVE_0,
     "callbacks.artifacts.url": NULL | TEXT,

@@ -6,6 +6,7 @@ lists those that a rank can do by itself; ``compare`` and ``measure_network`` ne
 
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -17,18 +18,25 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import distributed as dist
 
+from samestep.config.rules import load_project_rules
 from samestep.config.schema import leaves, show
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, network
 from samestep.ranks.process_group import device_kind
-from samestep.run.directory import HARMLESS, resolved
+from samestep.ranks.secrets import redacted
 
 SHARED_MEMORY = Path("/dev/shm")  # where loader processes leave their batches
 SOURCE = Path(__file__).parents[2]  # the folder of all packages
 CONFIG_CHECKS = {"world size", "accelerator", "run directory"}  # they fail with exit code 2
+MAY_DIFFER = (  # patterns of keys that may have another value on each node
+    r"run_root|run_dir|run_id|allow_changes|rules",
+    r"(cluster|logger|choices|summary|callbacks\.(artifacts|progress))(\..+)?",
+    r"callbacks\.(\w+\.dirpath|last\.every_s|loss_guard\.max_skipped)",
+    r"trainer\.(devices|num_nodes|accelerator|profiler)",
+)
 BYTES_PER_PARAMETER = 3 * 4 * 3  # weights and two moments, 4 bytes each, in 3 checkpoint files
 
 
@@ -269,8 +277,11 @@ def merge(everyone: list[Report]) -> list[Finding]:
 def identity(cfg: DictConfig) -> dict[str, str]:
     """What must be the same on all ranks: configuration, code, torch and kind of device."""
     values = {"torch": torch.__version__, "device": device_kind(cfg)}
-    for key, value in leaves(resolved(cfg)).items():
-        if not HARMLESS.fullmatch(key) or key.startswith(("trainer.max_", "trainer.strategy")):
+    # What a continued run may change of the user's own keys does not change what is learned.
+    own_patterns = load_project_rules(cfg.rules).may_change
+    may_differ = re.compile("|".join([*MAY_DIFFER, *own_patterns]))
+    for key, value in leaves(redacted(OmegaConf.to_container(cfg, resolve=True))).items():
+        if not may_differ.fullmatch(key):
             values[key] = show(value)
     for path in SOURCE.rglob("*.py"):
         values[f"src/{path.relative_to(SOURCE)}"] = sha256(path.read_bytes()).hexdigest()[:8]

@@ -22,7 +22,6 @@ MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
     r"|reload_dataloaders_every_n_epochs|limit_predict_batches|overfit_batches|min_steps"
     r"|detect_anomaly|benchmark|inference_mode|gradient_clip_algorithm|log_every_n_steps)",
 )
-HARMLESS = re.compile("|".join(MAY_CHANGE))
 
 
 def pattern_of_changes(cfg: DictConfig) -> re.Pattern[str]:

@@ -24,13 +24,11 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.errors import ConfigError
-from samestep.run.changes import HARMLESS, config_digest, find_changes, read_config, resolved
+from samestep.run.changes import config_digest, find_changes, read_config, resolved
 from samestep.run.files import set_aside, sha256_of, write_text
 from samestep.run.identity import Identity, read_identity
 from samestep.run.records import read_history, read_json, record_attempt
 from samestep.run.summary import summarize
-
-__all__ = ["HARMLESS", "resolved"]  # used by samestep.ranks.preflight
 
 log = logging.getLogger(__name__)
 
