@@ -5,7 +5,6 @@ python scripts/predict.py runs/digits-cnn-3f2a1b photos/ --top 3 --format json
 """
 
 import argparse
-import json
 import sys
 from typing import Any
 
@@ -34,7 +33,7 @@ def main(arguments: Any) -> int:
     check_usage(arguments)
     import torch  # takes seconds: wrong usage is reported before
 
-    from project.predict import find_images, predict_files
+    from project.predict import find_images, predict_files, to_json, to_table
 
     files = find_images(arguments.files)
     model, data = options.load(arguments)
@@ -63,24 +62,6 @@ def check_usage(arguments: Any) -> None:
         raise ConfigError("there is nothing to predict; name image files, or directories of them")
     if arguments.top < 1:
         raise ConfigError(f"--top {arguments.top}: must be a whole number, at least 1")
-
-
-def to_json(guesses: dict[str, list[tuple[str, float]]]) -> str:
-    """One object for each file."""
-    objects = []
-    for file, best in guesses.items():
-        rounded = [{"class": name, "probability": round(value, 6)} for name, value in best]
-        objects.append({"file": file, "guesses": rounded})
-    return json.dumps(objects, indent=2)
-
-
-def to_table(guesses: dict[str, list[tuple[str, float]]], top: int) -> str:
-    """One line for each file. Each column is as wide as its longest text."""
-    rows = [["file", *["class", "probability"] * top]]
-    for file, best in guesses.items():
-        rows.append([file, *(text for name, value in best for text in (name, f"{value:.4f}"))])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Name the class of image files with the model of a run."""
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from samestep.errors import ConfigError
 BATCH_SIZE = 64  # files decoded and predicted at once
 
 Guesses = list[tuple[str, float]]
-"""All classes with their probabilities, the most likely first."""
+"""Classes with their probabilities, the most likely first."""
 
 
 def find_images(names: Sequence[str]) -> list[Path]:
@@ -64,3 +65,21 @@ def predict(model: ImageClassifier, data: ImageDataModule, images: torch.Tensor)
         names = [data.class_names[index] for index in ids.tolist()]
         guesses.append(list(zip(names, values.tolist(), strict=True)))
     return guesses
+
+
+def to_json(guesses: dict[str, Guesses]) -> str:
+    """One object for each file."""
+    objects = []
+    for file, best in guesses.items():
+        rounded = [{"class": name, "probability": round(value, 6)} for name, value in best]
+        objects.append({"file": file, "guesses": rounded})
+    return json.dumps(objects, indent=2)
+
+
+def to_table(guesses: dict[str, Guesses], top: int) -> str:
+    """One line for each file. Each column is as wide as its longest text."""
+    rows = [["file", *["class", "probability"] * top]]
+    for file, best in guesses.items():
+        rows.append([file, *(text for name, value in best for text in (name, f"{value:.4f}"))])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
