@@ -47,11 +47,17 @@ LIBRARIES = (
 """What the fork server imports. Not wandb and mlflow, which start threads."""
 
 READ_AT_IMPORT = re.compile(
-    "PYTHON|LD_|LC_|LANG|MKL_|KMP_|GOMP_|MPL|CUDA|HOME$|TZ$|TORCH_(LOGS|COMPILE)|PYTORCH_"
+    "PYTHON|LD_|LC_|LANG|MKL_|GOMP_|MPL|CUDA|HOME$|TZ$|TORCH_(LOGS|COMPILE)"
     # The server has one OpenMP thread, which never waits for another.
     "|OMP_(?!WAIT_POLICY)"
 )
-"""Variables that Python or a library reads while it starts: they must be the fork server's own."""
+"""Variables that Python or a library reads while it starts: they must be the fork server's own.
+
+Not KMP_* and PYTORCH_*, which sklearn and lightning set themselves, also in the process of pytest.
+"""
+
+SET_BY_LIBRARIES: dict[str, str] = {}
+"""Variables that the libraries have set in the fork server."""
 
 PR_SET_CHILD_SUBREAPER = 36  # see prctl(2)
 ORIGINAL_POPEN = subprocess.Popen
@@ -82,7 +88,7 @@ class Program:
         unbuffered = argv[:1] == ["-u"]
         if unbuffered:
             del argv[0]
-        cwd = os.path.abspath(call["cwd"] or ".")
+        cwd = str(Path(call["cwd"] or ".").absolute())
         if python != sys.executable or not is_program(argv, cwd):
             return None
         env = dict(os.environ if call["env"] is None else call["env"])
@@ -247,7 +253,7 @@ def become(program: Program, stdio: Sequence[int], connection: socket.socket) ->
         os.dup2(descriptor, number)
     os.chdir(program.cwd)
     os.environ.clear()
-    os.environ.update(program.env)
+    os.environ.update(SET_BY_LIBRARIES | program.env)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     # Nobody may see the process id before the process is what it says.
@@ -255,8 +261,9 @@ def become(program: Program, stdio: Sequence[int], connection: socket.socket) ->
     connection.close()
     os.closerange(3, 64)
 
-    # Each fresh interpreter has its own seed; Python's own generator takes a new one at a fork.
+    # Each fresh interpreter has its own seeds; Python's own generator takes a new one at a fork.
     sys.modules["numpy"].random.seed(random.getrandbits(32))
+    sys.modules["torch"].default_generator.seed()
     if program.unbuffered:
         for name, number in (("stdout", 1), ("stderr", 2)):
             setattr(sys, name, unbuffered(getattr(sys, name), number))
@@ -299,18 +306,18 @@ class Ending:
     registered with ``atexit`` runs. Then this, which was registered first and so runs last.
     """
 
-    code: int | None = None
+    code: int | None = None  # also after Ctrl-C, when Python ends itself with the signal
 
     @classmethod
     def at_once(cls) -> None:
-        if cls.code is None:
-            return  # after Ctrl-C Python ends itself with the signal
         try:
             sys.stdout.flush()
             sys.stderr.flush()
         except (AttributeError, OSError, ValueError):
-            return  # nobody reads any more: Python has its own way to say so
-        os._exit(cls.code)
+            cls.code = None  # nobody reads any more, and Python has its own way to say so
+        if cls.code is not None:
+            os._exit(cls.code)
+        gc.unfreeze()  # so that everything is taken apart
 
 
 def run(program: Program) -> None:
@@ -343,10 +350,10 @@ def execute(program: Program) -> None:
         sys.modules.pop(name, None)  # it becomes __main__
         runpy._run_module_as_main(name)
         return
-    script = os.path.abspath(program.argv[0])
-    sys.path[0] = os.path.dirname(os.path.realpath(script))
-    main.__file__ = script
-    exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+    script = Path(program.argv[0]).absolute()
+    sys.path[0] = str(script.resolve().parent)
+    main.__file__ = str(script)
+    exec(compile(script.read_bytes(), script, "exec"), main.__dict__)
 
 
 def excepthook(kind: Any, error: BaseException, trace: types.TracebackType | None) -> None:
@@ -359,9 +366,11 @@ def excepthook(kind: Any, error: BaseException, trace: types.TracebackType | Non
 def import_libraries() -> None:
     """Import what programs need, and make sure that nothing else has happened."""
     subprocess.Popen = Popen  # type: ignore[misc]  # before torch takes over the name
+    before = dict(os.environ)
     for name in LIBRARIES:
         importlib.import_module(name)
-    if len(os.listdir("/proc/self/task")) != 1:
+    SET_BY_LIBRARIES.update(os.environ.items() - before.items())
+    if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise RuntimeError("an import has started a thread; a fork would not have it")
     gc.collect()
     gc.freeze()  # forked processes share these pages as long as nobody writes to them
