@@ -16,6 +16,9 @@ ROOT = Path(__file__).parents[1]
 QUICK = ["trainer.max_epochs=2", "trainer.accelerator=cpu", "data.global_batch_size=60"]
 """Overrides that make a run of the digits finish in seconds: 20 steps an epoch."""
 
+REFERENCE = [*QUICK, "model=mlp", "data.crop_padding=1"]
+"""Overrides of ``reference_run``: shifted images, so that random numbers count too."""
+
 torch.set_num_threads(1)
 
 
@@ -61,8 +64,9 @@ def shared_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Make a run once for the whole session, over all processes of pytest-xdist.
 
     ``shared_run("name", *overrides)`` returns its directory. What the run printed lies beside it,
-    in ``stdout.txt`` and ``stderr.txt``. Tests may read a shared run and copy it; they must not
-    write into it.
+    in ``stdout.txt`` and ``stderr.txt``; with ``is_recorded`` also ``records``, where
+    ``tests/recorder.py`` has written down each batch and the final weights. Tests may read a shared
+    run and copy it; they must not write into it.
     """
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -70,7 +74,11 @@ def shared_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     root /= "shared"
     root.mkdir(exist_ok=True)
 
-    def make(name: str, *overrides: str) -> Path:
+    def make(name: str, *overrides: str, is_recorded: bool = False) -> Path:
+        if is_recorded:
+            node = "+callbacks.recorder"
+            target = f"{node}._target_=tests.recorder.Recorder"
+            overrides += (target, f"{node}.dirpath={root / name / 'records'}")
         finished = root / f"{name}.finished"
         with FileLock(root / f"{name}.lock"):
             if not finished.exists():
@@ -89,6 +97,12 @@ def shared_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def digits_run(shared_run: Callable[..., Path]) -> Path:
     """Directory of a finished run: two epochs of digits, as a user trains them."""
     return shared_run("digits", *QUICK)
+
+
+@pytest.fixture(scope="session")
+def reference_run(shared_run: Callable[..., Path]) -> Path:
+    """Directory of a recorded run on one rank, with which runs on more ranks are compared."""
+    return shared_run("reference", *REFERENCE, is_recorded=True)
 
 
 @pytest.fixture

@@ -153,20 +153,21 @@ def test_ranks_are_children_of_their_agent(tmp_path: Path):
     agent.write_text(AGENT)
     rank.write_text(RANK)
     command = [sys.executable, str(agent), str(rank), "trainer.devices=2"]
-    with subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, text=True
-    ) as process:  # fmt: skip
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+    with process:
         pid, parent, session, is_forked = process.stdout.readline().split()
-        assert (int(parent), int(session), is_forked) == (process.pid, int(pid), "True")
         process.kill()
-        assert process.wait(10) == -signal.SIGKILL
-    # It goes on when its agent is killed, and notices that it has another parent.
-    status = Path(f"/proc/{pid}/status")
-    deadline = time.monotonic() + 10
-    while f"PPid:\t{parent}\n" in status.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(int(pid), signal.SIGKILL)
+    try:
+        assert (int(parent), int(session), is_forked) == (process.pid, int(pid), "True")
+        assert process.returncode == -signal.SIGKILL
+        # The rank goes on without its agent, and has another parent then.
+        status = Path(f"/proc/{pid}/status")
+        deadline = time.monotonic() + 10
+        while f"PPid:\t{parent}\n" in status.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        os.kill(int(pid), signal.SIGKILL)
 
 
 def test_the_server_prints_nothing_while_it_imports():
