@@ -7,6 +7,11 @@ from a fresh interpreter only in what is already imported; it imports the code o
 itself. It is a true child of the process that asked for it: its parent id, its exit code and its
 signals are those that ``subprocess`` gives.
 
+Three things do differ. Programs of one server share the seed of Python's hashes, so sets of strings
+have one order in all of them. Python does not take its modules apart at the end (see ``Ending``),
+so a file that was left open is not flushed. And what a library would print while it is imported is
+not seen; ``tests/test_fork_server.py`` proves that they print nothing.
+
 ``install()`` replaces ``subprocess.Popen`` by a subclass which does this where nobody can tell the
 difference, and starts a fresh interpreter everywhere else. ``SAMESTEP_TESTS_FRESH=1`` switches it
 off.
@@ -111,7 +116,9 @@ def is_program(argv: Sequence[str], cwd: str) -> bool:
 
 
 def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if READ_AT_IMPORT.match(name)}
+    found = {name: value for name, value in env.items() if READ_AT_IMPORT.match(name)}
+    # Without a display it is matplotlib's own choice, and train.py sets it for its ranks.
+    return {"MPLBACKEND": "agg"} | found
 
 
 class ForkServer:
@@ -200,7 +207,7 @@ class LazyForkServer(ForkServer):
     def start(self) -> None:
         descriptor = self.socket_of_server.fileno()
         self.process = ORIGINAL_POPEN(
-            [sys.executable, __file__, str(descriptor)], env=self.variables,
+            [sys.executable, __file__, str(descriptor)], env={"MPLBACKEND": "agg"} | self.variables,
             pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         self.socket_of_server.close()
@@ -266,7 +273,9 @@ def become(program: Program, stdio: Sequence[int], connection: socket.socket) ->
     sys.modules["torch"].default_generator.seed()
     if program.unbuffered:
         for name, number in (("stdout", 1), ("stderr", 2)):
-            setattr(sys, name, unbuffered(getattr(sys, name), number))
+            stream = unbuffered(getattr(sys, name), number)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
     Popen.server = server_of_agent(program) if program.starts_ranks else None
     return program
 

@@ -113,7 +113,7 @@ def test_each_program_draws_its_own_random_numbers(tmp_path: Path):
         (["-X", "dev"], {}, False),
         ([], {"PYTHONPATH": "/nowhere"}, False),
         ([], {"OMP_NUM_THREADS": "2"}, False),
-        ([], {"MPLBACKEND": "agg"}, False),
+        ([], {"MPLBACKEND": "svg"}, False),
     ],
 )
 def test_where_it_would_be_seen_the_interpreter_is_fresh(
