@@ -12,8 +12,8 @@ from project.model.classifier import ImageClassifier
 from samestep.build import build
 from samestep.errors import ConfigError
 from samestep.run import checkpoint
-from samestep.run.checkpoint import CheckpointError
 from samestep.run.changes import read_config
+from samestep.run.checkpoint import CheckpointError
 
 # Older versions had these classes elsewhere, and their runs name the old place in config.yaml.
 MOVED = {

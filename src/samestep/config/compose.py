@@ -56,7 +56,7 @@ def check(
 
     Returns:
         The configuration, not yet resolved; in a sweep, the configuration of its first run. Its
-        key ``choices`` says which file was chosen in each group: ``{"data": "digits", ...}``.
+        key ``choices`` says which file was chosen in each group: ``{"data": "mnist", ...}``.
 
     Raises:
         ConfigError: naming the faults, one line each.
