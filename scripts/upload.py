@@ -24,7 +24,7 @@ def main() -> int:
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(__doc__)
         return 0
-    from samestep.run.artifacts import Mirror  # imports lightning
+    from samestep.run.artifacts import RunCopy  # imports lightning
 
     try:
         values = options(sys.argv[1:], {"run": None, "url": None}, files=False)
@@ -32,7 +32,7 @@ def main() -> int:
         url = values["url"] or saved(run_dir).callbacks.get("artifacts", {}).get("url")
         if not url:
             raise ConfigError("url=: the run names none; it is such as url=s3://bucket/runs")
-        mirror = Mirror(url, run_dir)
+        mirror = RunCopy(url, run_dir)
     except ConfigError as error:
         print(f"error: {redacted(str(error))}", file=sys.stderr)
         return 2

@@ -27,7 +27,7 @@ def test_what_is_missing_or_differs_is_copied(tmp_path: Path, said):
     assert contents(store) == contents(run_dir)
     untouched = (store / "metrics.csv").stat().st_mtime_ns
     (store / "checkpoints/last.ckpt").write_bytes(b"rot")
-    (store / "checkpoints/manifest.json").unlink()
+    (store / "checkpoints/last.ckpt.sha256").unlink()
     assert said(f"run={run_dir}", f"url=file://{tmp_path}/store")[0] == 0
     assert contents(store) == contents(run_dir)
     assert (store / "metrics.csv").stat().st_mtime_ns == untouched

@@ -21,7 +21,7 @@ import shutil
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -29,11 +29,8 @@ from samestep.errors import ConfigError
 from samestep.run.changes import HARMLESS, config_digest, find_changes, read_config, resolved
 from samestep.run.files import set_aside, sha256_of, write_text
 from samestep.run.identity import Identity, read_identity
-from samestep.run.records import read_attempts, read_history, read_json, record_attempt
+from samestep.run.records import read_history, read_json, record_attempt
 from samestep.run.summary import summarize
-
-if TYPE_CHECKING:
-    import lightning as L
 
 __all__ = ["HARMLESS", "resolved"]  # used by samestep.ranks.preflight
 
@@ -197,9 +194,7 @@ def finish(cfg: DictConfig, metrics: dict[str, float], *, seconds: float) -> dic
     return metrics
 
 
-def load_run(
-    run_dir: str | Path, ckpt: str = "best"
-) -> tuple[L.LightningModule, L.LightningDataModule]:
+def load_run(run_dir: str | Path, ckpt: str = "best") -> tuple[Any, Any]:
     """Rebuild the model, in evaluation mode on the CPU, and the data of a run, not yet set up.
 
     ``run_dir`` is all that is needed; ``ckpt`` is ``"best"`` or ``"last"``.

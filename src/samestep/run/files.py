@@ -14,7 +14,9 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_atomic(path: Path, *, before_rename: Callable[[], None] | None = None) -> Iterator[IO[bytes]]:
+def open_atomic(
+    path: Path, *, before_rename: Callable[[], None] | None = None
+) -> Iterator[IO[bytes]]:
     """Write a new version of ``path``; a crash at any moment leaves the old version or the new.
 
     The bytes go to a hidden file beside ``path``. They are forced to the disk, and then the file

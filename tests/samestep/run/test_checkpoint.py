@@ -168,7 +168,9 @@ def test_a_file_in_the_place_of_another_is_refused(tmp_path: Path, with_sidecar:
     save(tmp_path / "best.ckpt", 1)
     save(tmp_path / "last.ckpt", 2)
     copy(tmp_path / "last.ckpt", tmp_path / "best.ckpt", with_sidecar=with_sidecar)
-    with pytest.raises(CheckpointError, match=r"best.ckpt is refused: it (was saved as last|is dam)"):
+    with pytest.raises(
+        CheckpointError, match=r"best.ckpt is refused: it (was saved as last|is dam)"
+    ):
         load(tmp_path / "best.ckpt")
     assert newest(tmp_path) == tmp_path / "last.ckpt"
     assert "best.ckpt: " in caplog.text

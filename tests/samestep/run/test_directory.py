@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 import types
@@ -183,7 +184,7 @@ def test_an_old_run_is_never_abandoned(compose, tmp_path: Path):
 def test_a_run_in_the_directory_of_another_is_told_its_name(compose, tmp_path: Path):
     run.begin(compose(), [])
     save(tmp_path / "test/checkpoints/last.ckpt", 1)
-    (tmp_path / "test").rename(tmp_path / "copy")
+    shutil.copytree(tmp_path / "test", tmp_path / "copy")
     with pytest.raises(CheckpointError, match=r"belongs to the run test, .* run is copy.*=test"):
         run.begin(compose("run_id=copy"), [])
     state = run.begin(compose(f"run_dir={tmp_path}/copy"), [])  # the same run, moved on purpose
@@ -277,7 +278,9 @@ def test_a_damaged_file_is_said_and_kept_aside(
     path = tmp_path / "test" / name
     damage(path, how)
     if name == "config.yaml":
-        with pytest.raises(ConfigError, match=r"config.yaml (cannot be read: .*Restore|holds a run)"):
+        with pytest.raises(
+            ConfigError, match=r"config.yaml (cannot be read: .*Restore|holds a run)"
+        ):
             run.begin(cfg, ["train.py"])
         return
     if name == "metrics.csv":
