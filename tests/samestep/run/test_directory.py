@@ -173,6 +173,22 @@ def test_a_run_that_cannot_be_run_leaves_nothing_behind(compose, tmp_path: Path)
     assert (tmp_path / "new/runs/test/checkpoints/last.ckpt").exists()
 
 
+def test_the_run_of_another_process_is_never_abandoned(compose, tmp_path: Path, monkeypatch):
+    claim = run.claim
+
+    def claim_late(run_dir: Path) -> None:
+        """Another process was faster, and has ended."""
+        run_dir.mkdir()
+        (run_dir / "config.yaml").write_text("seed: 0")
+        claim(run_dir)
+
+    monkeypatch.setattr(run, "claim", claim_late)
+    cfg = compose()
+    run.begin(cfg, [])
+    run.abandon(cfg)
+    assert (tmp_path / "test/config.yaml").exists()
+
+
 def test_an_old_run_is_never_abandoned(compose, tmp_path: Path):
     (tmp_path / "test").mkdir()
     cfg = compose()
