@@ -46,6 +46,7 @@ class RunCopy:
 
     Raises:
         ConfigError: if nothing can be written to such a URL.
+        Exception: whatever a store raises that connects at once, such as ftp://.
     """
 
     def __init__(self, url: str, run_dir: Path) -> None:
@@ -59,8 +60,6 @@ class RunCopy:
             raise ConfigError(f"url={redacted(url)}: needs pip install {extra}") from error
         except ValueError as error:
             raise ConfigError(f"url={redacted(url)}: {error}; s3:// and file:// are") from error
-        except Exception as error:  # some stores connect at once, with errors of their own
-            raise ConfigError(f"url={redacted(url)}: {redacted(str(error))}") from error
         kinds = self.fs.protocol
         self.kinds = {kinds} if isinstance(kinds, str) else set(kinds)
         if self.kinds & {"http", "https"}:
@@ -155,6 +154,17 @@ class RunCopy:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def open_copy(url: str, run_dir: Path) -> RunCopy:
+    """The copy of a run that is about to train; every error is a ConfigError."""
+    try:
+        return RunCopy(url, run_dir)
+    except ConfigError:
+        raise
+    except Exception as error:
+        why = redacted(f"callbacks.artifacts.url={url}: {type(error).__name__} {error}")
+        raise ConfigError(f"{why}. Repeat it later, or go without: url=null") from error
+
+
 def check_url(url: str) -> None:
     """Raise a ConfigError if a URL names no place: no kind of store, no bucket, no folder."""
     kind, separator, place = url.rpartition("://")
@@ -186,7 +196,7 @@ class Artifacts(L.Callback):
     ) -> None:
         self.url, self.flush_timeout_s, self.wandb = url, flush_timeout_s, wandb
         self.run_dir = Path(run_dir)
-        self.copy = RunCopy(url, self.run_dir) if url else None
+        self.copy = open_copy(url, self.run_dir) if url else None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._work, name="artifacts", daemon=True)
         self._problems: dict[str, str] = {}
@@ -212,7 +222,7 @@ class Artifacts(L.Callback):
         self._ending.set()
         self._thread.join(self.flush_timeout_s)
         if left := self.copy.left():
-            words = ["python", "scripts/upload.py", f"run={self.run_dir}", f"url={self.url}"]
+            words = ["python", "scripts/upload.py", str(self.run_dir), "--url", str(self.url)]
             why = "; ".join(self._problems.values()) or "the store does not answer"
             command = redacted(shlex.join(words))
             text = "Not uploaded: %s (%s). To upload them later: %s"
@@ -265,7 +275,7 @@ def fetch(url: str, run_dir: Path) -> bool:
     Raises:
         ConfigError: if it cannot be asked. To begin anew then would overwrite a run.
     """
-    copy = RunCopy(url, run_dir)
+    copy = open_copy(url, run_dir)
     try:
         try:
             copy.fs.info(f"{copy.root}/{RECORDS[0]}")

@@ -231,7 +231,7 @@ def test_a_store_that_stays_broken_is_left_in_time(tmp_path: Path, fault, caplog
     assert time.monotonic() - started < 5
     message = caplog.records[-1].message
     assert "Not uploaded: config.yaml, logs/environment.json, metrics.csv" in message
-    command = f"scripts/upload.py run={tmp_path}/mine url=faulty://{tmp_path}/store"
+    command = f"scripts/upload.py {tmp_path}/mine --url faulty://{tmp_path}/store"
     assert message.endswith(command)
     assert SECRET not in caplog.text
     assert len(caplog.records) == (1 if fault == "hangs" else 2)
@@ -256,7 +256,7 @@ def test_a_password_in_the_url_is_not_shown(tmp_path: Path, caplog):
     Faulty.fault = staticmethod(fails)
     save(tmp_path / "mine", 2)
     callback.flush()
-    assert "url=sftp://***@host/runs" in caplog.text or "'url=sftp://***@host/runs'" in caplog.text
+    assert "--url sftp://***@host/runs" in caplog.text
     assert "hunter2" not in caplog.text
 
 
@@ -378,7 +378,7 @@ def test_a_store_that_fails_then_hangs_stops_no_run_and_one_rank_copies(tmp_path
     assert result.returncode == 0, result.stderr
     first, last = result.stderr.splitlines()
     assert re.match(r"WARNING: Cannot upload .*: OSError .*the store is broken, says \*\*\*", first)
-    assert re.match(r"WARNING: Not uploaded: config.yaml, .*scripts/upload.py run=", last)
+    assert re.match(r"WARNING: Not uploaded: config.yaml, .*scripts/upload.py ", last)
     assert json.loads((tmp_path / "mine/metrics.json").read_text())["test/accuracy"] > 0
     assert [path.name for path in tmp_path.glob("copies-*")] == ["copies-0"]
     (offline,) = tmp_path.glob("mine/wandb/offline-run-*/run-mine.wandb")
