@@ -284,8 +284,11 @@ def damage(path: Path, how: str) -> None:
     ["metrics.csv", "metrics.json", "logs/environment.json", "logs/finished.json", "config.yaml"],
 )
 def test_a_damaged_file_is_said_and_kept_aside(
-    compose, tmp_path: Path, name: str, how: str, caplog: pytest.LogCaptureFixture
+    compose, tmp_path: Path, name: str, how: str, caplog, monkeypatch: pytest.MonkeyPatch
 ):
+    # They take a second, and have tests of their own.
+    monkeypatch.setattr("samestep.run.records.surroundings", dict)
+    monkeypatch.setattr("samestep.run.records.code_state", lambda code: (None, ""))
     cfg = compose()
     run.begin(cfg, ["train.py"])
     save(tmp_path / "test/checkpoints/last.ckpt", 1)
