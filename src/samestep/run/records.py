@@ -53,7 +53,7 @@ def record_attempt(
 def code_state(code: Path) -> tuple[str | None, str]:
     """The commit ``code`` is at, and what differs from it: new files by name only.
 
-    Without git, as in an image, it is the commit that the image was built from, if it says so.
+    Without git, as in a container, it is the commit that PROJECT_REVISION names, if it is set.
     """
 
     def git(*arguments: str) -> str:
