@@ -365,20 +365,6 @@ def test_a_run_is_loaded_from_its_directory_alone(digits_run: Path):
     assert tested == {name: final[name] for name in final if name.startswith("test/")}
 
 
-def test_a_directory_that_is_no_run_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match=f"{tmp_path} is not a run"):
-        run.load_run(tmp_path)
-
-
-def test_a_checkpoint_that_does_not_exist_names_those_that_do(digits_run: Path, compose):
-    with pytest.raises(ConfigError, match=r"ckpt=first: .* holds best, last"):
-        run.load_run(digits_run, "first")
-    cfg = compose()
-    run.begin(cfg, [])
-    with pytest.raises(ConfigError, match="holds no checkpoint"):
-        run.load_run(cfg.run_dir)
-
-
 def test_the_summary_says_what_the_files_say(digits_run: Path):
     text = summarize(digits_run, seconds=61.4)
     final = json.loads((digits_run / "metrics.json").read_text())
