@@ -109,8 +109,8 @@ class Program:
 def is_program(argv: Sequence[str], cwd: str) -> bool:
     """Whether these are words for Python that begin with a script.
 
-    ``python -c`` and ``python -m`` stay fresh. Forked agents of torchrun (``-m``) that meet over a
-    shared store did not notice each other: tests/faults/test_elastic.py failed with them.
+    ``python -c`` and ``python -m`` stay fresh. Forked agents of torchrun (``-m``) did not notice
+    nodes that join: tests/faults/test_elastic.py failed with them.
     """
     return bool(argv) and argv[0].endswith(".py") and Path(cwd, argv[0]).is_file()
 
@@ -136,12 +136,14 @@ class ForkServer:
         self.connection = connection
         self.env = read_at_import(env)
         self.same_session = same_session
+        self.owner = os.getpid()  # its forks are no ancestors of the server
         self.lock = threading.Lock()
 
     def accepts(self, program: Program) -> bool:
         """Whether a fork is the same as a fresh interpreter for this program."""
         session_fits = self.same_session or program.new_session
-        return session_fits and read_at_import(program.env) == self.env
+        variables_fit = read_at_import(program.env) == self.env
+        return session_fits and variables_fit and program.parent == self.owner
 
     def fork(self, program: Program, stdio: Sequence[int]) -> int:
         """Start a program with these descriptors as its standard streams.
