@@ -35,7 +35,7 @@ def main(arguments: Any) -> int:
     """
     # Both import torch, which takes seconds: wrong usage is reported before.
     from project.saved_run import read_saved_config
-    from samestep.run.artifacts import Mirror
+    from samestep.run.artifacts import RunCopy
 
     url = arguments.url
     if url is None:
@@ -44,7 +44,7 @@ def main(arguments: Any) -> int:
         raise ConfigError("the run names no store; name one, such as --url s3://bucket/runs")
     # Every kind of store has exceptions of its own: of ftplib, of botocore, of google.auth ...
     try:
-        store = Mirror(url, arguments.run_dir)
+        store = RunCopy(url, arguments.run_dir)
     except ConfigError:
         raise
     except Exception as error:

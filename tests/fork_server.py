@@ -31,7 +31,6 @@ import json
 import os
 import random
 import re
-import runpy
 import signal
 import socket
 import subprocess
@@ -73,7 +72,7 @@ SIGNATURE = inspect.signature(ORIGINAL_POPEN._execute_child)
 class Program:
     """A command line that a fork of the server can run, and the surroundings it asks for."""
 
-    argv: list[str]  # after the options of Python: the script or -m, and its arguments
+    argv: list[str]  # after the options of Python: the script and its arguments
     unbuffered: bool
     cwd: str
     env: dict[str, str]
@@ -101,17 +100,18 @@ class Program:
 
     @property
     def starts_ranks(self) -> bool:
-        """Whether it may be an agent of torchrun, which starts Python programs in turn."""
+        """Whether it may be our own agent, which starts Python programs in turn."""
         if "TORCHELASTIC_RUN_ID" in self.env:
             return False  # it is a rank itself
-        words = " ".join(self.argv)
-        return bool(re.search(r"trainer\.devices=|torch\.distributed\.run|entrypoint", words))
+        return any(word.startswith("trainer.devices=") for word in self.argv)
 
 
 def is_program(argv: Sequence[str], cwd: str) -> bool:
-    """Whether these are words for Python that name a script, or a module to run."""
-    if argv[:1] == ["-m"]:
-        return len(argv) > 1
+    """Whether these are words for Python that begin with a script.
+
+    ``python -c`` and ``python -m`` stay fresh. Forked agents of torchrun (``-m``) did not notice
+    nodes that join: tests/faults/test_elastic.py failed with them.
+    """
     return bool(argv) and argv[0].endswith(".py") and Path(cwd, argv[0]).is_file()
 
 
@@ -136,12 +136,14 @@ class ForkServer:
         self.connection = connection
         self.env = read_at_import(env)
         self.same_session = same_session
+        self.owner = os.getpid()  # its forks are no ancestors of the server
         self.lock = threading.Lock()
 
     def accepts(self, program: Program) -> bool:
         """Whether a fork is the same as a fresh interpreter for this program."""
         session_fits = self.same_session or program.new_session
-        return session_fits and read_at_import(program.env) == self.env
+        variables_fit = read_at_import(program.env) == self.env
+        return session_fits and variables_fit and program.parent == self.owner
 
     def fork(self, program: Program, stdio: Sequence[int]) -> int:
         """Start a program with these descriptors as its standard streams.
@@ -252,8 +254,11 @@ def serve(connection: socket.socket) -> Program:
 
 def become(program: Program, stdio: Sequence[int], connection: socket.socket) -> Program:
     """Give this process all that a new process for ``program`` has."""
-    while os.getppid() != program.parent:
-        time.sleep(0.001)  # until the process between has ended
+    deadline = time.monotonic() + 60
+    while os.getppid() != program.parent:  # until the process between has ended
+        if time.monotonic() > deadline:
+            os._exit(1)  # the caller has ended too
+        time.sleep(0.001)
     if program.new_session:
         os.setsid()
     for number, descriptor in enumerate(stdio):
@@ -352,13 +357,6 @@ def execute(program: Program) -> None:
     sys.argv = list(program.argv)
     sys.orig_argv = [sys.executable, *program.argv]
     sys.excepthook = excepthook
-    if program.argv[0] == "-m":
-        name = program.argv[1]
-        sys.path[0] = program.cwd
-        del sys.argv[1]
-        sys.modules.pop(name, None)  # it becomes __main__
-        runpy._run_module_as_main(name)
-        return
     script = Path(program.argv[0]).absolute()
     sys.path[0] = str(script.resolve().parent)
     main.__file__ = str(script)

@@ -97,6 +97,7 @@ ALLOWED_WORDS = {
     # Container images: the commit that one was built from, and one image for all ranks.
     "run/records.py": {"image"},
     "ranks/preflight.py": {"image"},
+    "config/rules.py": {"image"},  # cluster.image_pull_policy
 }
 
 
@@ -187,11 +188,15 @@ def test_libraries_that_are_patched_have_an_upper_version(package: str):
 # -- Small pieces ----------------------------------------------------------------------------------
 
 
+FLYTE = ROOT / "scripts/flyte_workflow.py"
+"""Flyte imports it by its path; the processes that it starts must find it by its name."""
+
+
 def test_sys_path_is_touched_in_train_only():
     check_none(
         place(path, node)
         for path in OURS
-        if path != ROOT / "train.py"
+        if path not in (ROOT / "train.py", FLYTE)
         for node in nodes(path)
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.path"
     )
@@ -201,7 +206,9 @@ def test_the_linters_hold_their_rules_everywhere():
     lint, mypy = PYPROJECT["tool"]["ruff"]["lint"], PYPROJECT["tool"]["mypy"]
     assert "C901" in lint["select"]
     assert lint["mccabe"]["max-complexity"] == 8
-    assert "C901" not in str(lint["ignore"]) + str(lint["per-file-ignores"])
+    exempt = [files for files, rules in lint["per-file-ignores"].items() if "C901" in rules]
+    assert exempt == ["tests/**"]
+    assert "C901" not in lint["ignore"]
     assert [place(path) for path in OURS if "noqa: C901" in path.read_text()] == []
     assert mypy["strict"]
     assert mypy["files"] == ["src"]
@@ -220,13 +227,14 @@ def test_a_folder_says_in_which_order_to_read_it(folder: Path):
 
 
 LONG_SCRIPTS = {"new_model.py", "flyte_workflow.py"}
+MAX_LINES = 75  # about 60, and the help text
 
 
 def test_scripts_are_doorways():
     lengths = {
         path.name: len(path.read_text().splitlines()) for path in (ROOT / "scripts").glob("*.py")
     }
-    long = {name: length for name, length in lengths.items() if length > 65}
+    long = {name: length for name, length in lengths.items() if length > MAX_LINES}
     assert long.keys() <= LONG_SCRIPTS, long
 
 

@@ -12,8 +12,8 @@ from project.model.classifier import ImageClassifier
 from samestep.build import build
 from samestep.errors import ConfigError
 from samestep.run import checkpoint
+from samestep.run.changes import read_config
 from samestep.run.checkpoint import CheckpointError
-from samestep.run.directory import saved
 
 # Older versions had these classes elsewhere, and their runs name the old place in config.yaml.
 MOVED = {
@@ -62,7 +62,7 @@ def read_saved_config(run_dir: Path) -> DictConfig:
     Raises:
         ConfigError: if ``run_dir`` is not the directory of a run.
     """
-    cfg = OmegaConf.create(rename_targets(OmegaConf.to_container(saved(run_dir))))
+    cfg = OmegaConf.create(rename_targets(OmegaConf.to_container(read_config(run_dir))))
     assert isinstance(cfg, DictConfig)
     return cfg
 

@@ -68,6 +68,9 @@ class LastCheckpoint(Checkpoint):
             return
         for callback in best:
             callback.link(trainer, self.path)
+        # All ranks wait, whether the epoch was the best one or not: the test that comes after the
+        # last epoch looks for best.ckpt on each of them.
+        trainer.strategy.barrier()
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException

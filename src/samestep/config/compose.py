@@ -38,7 +38,11 @@ OPTIONAL = ("callbacks", "logger")  # groups that may be empty: logger=null
 
 def help_text() -> str:
     """The help in ``train.yaml``, with all groups and choices; Hydra's own takes a second."""
-    groups = [f"  {g:20}{', '.join(names)}" for g, names in choices_of(CONFIGS).items() if names]
+    groups = [
+        textwrap.fill(f"  {group:20}{', '.join(names)}", 100, subsequent_indent=22 * " ")
+        for group, names in choices_of(CONFIGS).items()
+        if names
+    ]
     text = str(OmegaConf.load(CONFIGS / "train.yaml").hydra.help.template)
     return text.replace("$APP_CONFIG_GROUPS", "\n".join(groups))
 
@@ -56,7 +60,7 @@ def check(
 
     Returns:
         The configuration, not yet resolved; in a sweep, the configuration of its first run. Its
-        key ``choices`` says which file was chosen in each group: ``{"data": "digits", ...}``.
+        key ``choices`` says which file was chosen in each group: ``{"data": "mnist", ...}``.
 
     Raises:
         ConfigError: naming the faults, one line each.

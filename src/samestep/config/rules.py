@@ -186,7 +186,7 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
 class ProjectRules(NamedTuple):
     """The rules of the user's own keys, as their module holds them.
 
-    targets: how the ``_target_`` of the user's own classes begins, such as ``project.``.
+    targets: how the ``_target_`` of the user's own code begins, such as ``project.``.
     may_change: patterns of keys that may have another value when a run continues.
     """
 

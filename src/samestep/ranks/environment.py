@@ -55,7 +55,7 @@ def run_id() -> str | None:
 
 
 def new_run_id(*words: str) -> str:
-    """Make up a name that no other run has, such as ``digits-cnn-3f2a1b``.
+    """Make up a name that no other run has, such as ``mnist-mlp-3f2a1b``.
 
     Under torchrun the name is derived from the agent process, so that all ranks of the agent, also
     restarted ones, get the same name.

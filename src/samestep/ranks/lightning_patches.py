@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import lightning as L
+from torch import Tensor
+from torch.optim import Optimizer
 
 
 def leave_signals_to_us(trainer: L.Trainer) -> None:
@@ -55,6 +57,16 @@ def uncount_step_before_validation(trainer: L.Trainer) -> None:
     within_epoch = 0 < loop.batch_progress.current.ready < trainer.num_training_batches
     if loop.restarting and within_epoch and fetcher and loop._should_check_val_fx(fetcher):
         loop._batches_that_stepped -= 1
+
+
+def skip_fused_step(optimizer: Optimizer, skip: Tensor) -> None:
+    """Let a fused optimizer of torch 2.15 skip its next step if ``skip`` is true on the device.
+
+    torch's GradScaler sets these attributes. Nothing else tells a fused optimizer to skip a step
+    without the process having to wait for the device.
+    """
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
 
 
 def _do_nothing() -> None:

@@ -17,7 +17,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import environment, stopping
+from samestep.ranks import environment, failure, stopping
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -64,6 +64,10 @@ def process_group(cfg: DictConfig) -> Iterator[None]:
     stopping.defer()
     try:
         yield
+    except Exception as error:
+        # Recorded before the connections close. The other ranks fail then, and only follow.
+        failure.record(error)
+        raise
     finally:
         dist.destroy_process_group()
 

@@ -26,7 +26,9 @@ from samestep.run.sidecar import Version
 
 log = logging.getLogger(__name__)
 
-REQUIRED = ("state_dict", "loops", "global_step")  # keys of every checkpoint of ours
+# Keys without which Lightning cannot continue, or a model cannot be loaded.
+TO_CONTINUE = ("state_dict", "loops", "callbacks", "global_step")
+TO_LOAD = ("state_dict",)
 
 
 class CheckpointError(RunError):
@@ -87,14 +89,18 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         Raises:
             CheckpointError: if the file is damaged or foreign.
         """
-        checkpoint = load(Path(path))
+        checkpoint = load(Path(path), TO_CONTINUE)
         if why := _shape_problem(checkpoint["state_dict"], self.shapes):
             raise _refused(Path(path), why)
         return checkpoint
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path, required: tuple[str, ...] = TO_LOAD) -> dict[str, Any]:
     """Read the checkpoint at ``path`` onto the CPU, once it is verified.
+
+    Args:
+        path: the file; its sidecar is beside it.
+        required: keys that it must hold.
 
     Raises:
         CheckpointError: if it is missing, damaged, of another run or role, or no checkpoint.
@@ -108,7 +114,7 @@ def load(path: Path) -> dict[str, Any]:
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         why = f"it is no checkpoint of ours: {str(error).splitlines()[0]}"
         raise _refused(path, why) from error
-    if why_not := _content_problem(checkpoint, identity):
+    if why_not := _content_problem(checkpoint, required, identity):
         raise _refused(path, why_not)
     content: dict[str, Any] = checkpoint
     return content
@@ -195,10 +201,10 @@ class _Hashed:
         return self.file.write(data)
 
 
-def _content_problem(checkpoint: Any, identity: Identity) -> str | None:
+def _content_problem(checkpoint: Any, required: tuple[str, ...], identity: Identity) -> str | None:
     if not isinstance(checkpoint, dict):
         return f"it is no checkpoint of ours: it holds a {type(checkpoint).__name__}"
-    missing = [key for key in REQUIRED if key not in checkpoint]
+    missing = [key for key in required if key not in checkpoint]
     if missing:
         return f"it is no checkpoint of ours: it holds no {', '.join(missing)}"
     content = checkpoint.get("samestep") or {}

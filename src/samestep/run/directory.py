@@ -32,6 +32,7 @@ from samestep.run.summary import summarize
 
 log = logging.getLogger(__name__)
 
+CLAIM = ".claim"  # locked by the process that trains
 CLAIM_TIMEOUT_S = 10
 FINISHED = "logs/finished.json"  # what metrics.json was written for
 
@@ -58,9 +59,6 @@ def begin(cfg: DictConfig, argv: list[str]) -> State:
         CheckpointError: if it holds checkpoints, and none of them can be used.
     """
     run_dir = Path(cfg.run_dir)
-    made = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
-    if run_dir in made:
-        _made[run_dir.absolute()] = made
     _fetch_copy(cfg, run_dir)
     changed = find_changes(cfg)
     if is_finished(cfg):
@@ -69,6 +67,9 @@ def begin(cfg: DictConfig, argv: list[str]) -> State:
         return State(finished=True, ckpt_path=None)
     try:
         last = _open(cfg, argv)
+    except ConfigError:
+        abandon(cfg)
+        raise
     except OSError as error:
         abandon(cfg)
         raise ConfigError(
@@ -123,7 +124,7 @@ def claim(run_dir: Path) -> None:
         return
     run_dir.mkdir(parents=True, exist_ok=True)
     # Nobody closes this file: the lock ends with the process.
-    file = os.open(run_dir / ".claim", os.O_RDWR | os.O_CREAT)
+    file = os.open(run_dir / CLAIM, os.O_RDWR | os.O_CREAT)
     for _ in range(CLAIM_TIMEOUT_S):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -195,7 +196,11 @@ def _open(cfg: DictConfig, argv: list[str]) -> Path | None:
     from samestep.run.checkpoint import find_newest  # torch, which looking at runs does not need
 
     run_dir = Path(cfg.run_dir)
+    missing = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
     claim(run_dir)
+    # Another process may have begun the same run meanwhile, and left it again: then it is not new.
+    if missing and [path.name for path in run_dir.iterdir()] == [CLAIM]:
+        _made[run_dir.absolute()] = missing
     set_damaged_aside(run_dir)
     known = read_identity(run_dir)
     last = find_newest(run_dir / "checkpoints", Identity(cfg.run_id, known.configs))

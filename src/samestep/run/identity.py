@@ -19,7 +19,7 @@ class Identity(NamedTuple):
     """Digests of the configurations it was started with, the newest last."""
 
     def problem_with(self, content: Mapping[str, Any]) -> str | None:
-        """Why a checkpoint with this ``content["samestep"]`` is of another run, or None."""
+        """Why a checkpoint with this ``["samestep"]`` is another run's; None if it is ours."""
         run_id, config = content.get("run_id"), content.get("config")
         if self.run_id and run_id and run_id != self.run_id:
             return (

@@ -8,10 +8,10 @@ from samestep.ranks import environment
 
 
 def name_run(cfg: DictConfig) -> str:
-    """The name the run was given, or a new one such as ``digits-cnn-3f2a1b``.
+    """The name the run was given, or a new one such as ``mnist-mlp-3f2a1b``.
 
     The first of these counts: ``run_id`` of the configuration, ``$RUN_ID``, torchrun's run id, and
-    a new name from the chosen data, the chosen model and six random hexadecimal digits.
+    a new name from the chosen data, the chosen model and six random hexadecimal characters.
 
     Raises:
         ConfigError: if ``$RUN_ID`` or torchrun's run id cannot be the name of a directory.

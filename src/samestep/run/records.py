@@ -21,11 +21,11 @@ from samestep.run.files import write_text
 EXPECTED = (  # warnings that ask nothing of the user of this project
     ".*treespec, LeafSpec.*",  # Lightning calls torch's pytree by its old name
     "The number of training batches .* is smaller than the logging interval.*",  # none per step
-    "Grad strides do not match bucket view strides.*",  # DDP with one-channel images; harmless
+    "Grad strides do not match bucket view strides.*",  # DDP with inputs of one channel; harmless
     "You're resuming from a checkpoint that ended before the epoch ended.*",  # ours resumes
     "Checkpoint directory .* exists and is not empty.*",  # a run that continues
-    ".*does not have many workers.*",  # images in memory need none
-    "It is recommended to use .*sync_dist=True.*",  # figures are summed over the ranks before
+    ".*does not have many workers.*",  # data in memory need none
+    "It is recommended to use .*sync_dist=True.*",  # metrics are summed over the ranks before
 )
 
 
@@ -53,7 +53,7 @@ def record_attempt(
 def code_state(code: Path) -> tuple[str | None, str]:
     """The commit ``code`` is at, and what differs from it: new files by name only.
 
-    Without git, as in an image, it is the commit that the image was built from, if it says so.
+    Without git, as in a container, it is the commit that PROJECT_REVISION names, if it is set.
     """
 
     def git(*arguments: str) -> str:

@@ -31,7 +31,7 @@ from tests.samestep.launch.test_targets import RUNAI, TARGETS, command, document
         ("elasticjob", {}, "one of 1 to 2 nodes", "cifar-etcd:2379"),
     ],
 )  # fmt: skip
-def test_the_entry_point_understands_the_arguments_of_a_pod(name, given, who, endpoint, monkeypatch):
+def test_the_entry_point_understands_arguments_of_pods(name, given, who, endpoint, monkeypatch):
     """Together with the variables that the target's controller sets for the second pod."""
     monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], "RUN_ID": "cifar", **given})
     words = command(name) if name in RUNAI else ["--", *pod(name)["spec"]["containers"][0]["args"]]

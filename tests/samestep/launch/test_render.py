@@ -98,7 +98,6 @@ def test_rendering_needs_no_torch_and_no_network():
     code = (
         "import runpy, sys\n"
         "sys.argv[1:] = ['cluster=k8s']\n"
-        "sys.path.insert(0, 'scripts')\n"
         "try: runpy.run_path('scripts/launch.py', run_name='__main__')\n"
         "except SystemExit as end: print([end.code, 'torch' in sys.modules])"
     )

@@ -21,6 +21,7 @@ WEIGHTS = torch.arange(50_000.0)
 
 def save(path: Path, number: int) -> None:
     content = {"global_step": number, "state_dict": {"weights": WEIGHTS}, "loops": {}}
+    content["callbacks"] = {}
     AtomicCheckpointIO().save_checkpoint(content, path)
 
 
@@ -222,8 +223,8 @@ def test_a_run_that_was_moved_is_the_same_run(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "content",
-    [{}, torch.zeros(3), [1], {"state_dict": {}}, {"state_dict": {}, "global_step": 1}],
-    ids=["empty", "tensor", "list", "no step", "no loops"],
+    [{}, torch.zeros(3), [1], {"state_dict": {}}, {"state_dict": {}, "callbacks": {}}],
+    ids=["empty", "tensor", "list", "weights", "no loops"],
 )
 def test_a_proven_file_that_is_no_checkpoint_is_one_message(tmp_path: Path, content: Any):
     path = tmp_path / "last.ckpt"
@@ -345,7 +346,7 @@ def test_a_quota_is_one_message_and_keeps_what_was_there(tmp_path: Path):
         "from samestep.run.checkpoint import AtomicCheckpointIO\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
-        "checkpoint = {'state_dict': torch.zeros(50_000), 'global_step': 2, 'loops': {}}\n"
+        "checkpoint = {'state_dict': torch.zeros(50_000), 'global_step': 2}\n"
         f"AtomicCheckpointIO().save_checkpoint(checkpoint, {str(tmp_path / 'last.ckpt')!r})\n"
     )
     done = subprocess.run(

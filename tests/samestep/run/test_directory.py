@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 import types
@@ -172,6 +173,22 @@ def test_a_run_that_cannot_be_run_leaves_nothing_behind(compose, tmp_path: Path)
     assert (tmp_path / "new/runs/test/checkpoints/last.ckpt").exists()
 
 
+def test_the_run_of_another_process_is_never_abandoned(compose, tmp_path: Path, monkeypatch):
+    claim = run.claim
+
+    def claim_late(run_dir: Path) -> None:
+        """Another process was faster, and has ended."""
+        run_dir.mkdir()
+        (run_dir / "config.yaml").write_text("seed: 0")
+        claim(run_dir)
+
+    monkeypatch.setattr(run, "claim", claim_late)
+    cfg = compose()
+    run.begin(cfg, [])
+    run.abandon(cfg)
+    assert (tmp_path / "test/config.yaml").exists()
+
+
 def test_an_old_run_is_never_abandoned(compose, tmp_path: Path):
     (tmp_path / "test").mkdir()
     cfg = compose()
@@ -183,7 +200,7 @@ def test_an_old_run_is_never_abandoned(compose, tmp_path: Path):
 def test_a_run_in_the_directory_of_another_is_told_its_name(compose, tmp_path: Path):
     run.begin(compose(), [])
     save(tmp_path / "test/checkpoints/last.ckpt", 1)
-    (tmp_path / "test").rename(tmp_path / "copy")
+    shutil.copytree(tmp_path / "test", tmp_path / "copy")
     with pytest.raises(CheckpointError, match=r"belongs to the run test, .* run is copy.*=test"):
         run.begin(compose("run_id=copy"), [])
     state = run.begin(compose(f"run_dir={tmp_path}/copy"), [])  # the same run, moved on purpose
@@ -267,8 +284,11 @@ def damage(path: Path, how: str) -> None:
     ["metrics.csv", "metrics.json", "logs/environment.json", "logs/finished.json", "config.yaml"],
 )
 def test_a_damaged_file_is_said_and_kept_aside(
-    compose, tmp_path: Path, name: str, how: str, caplog: pytest.LogCaptureFixture
+    compose, tmp_path: Path, name: str, how: str, caplog, monkeypatch: pytest.MonkeyPatch
 ):
+    # They take a second, and have tests of their own.
+    monkeypatch.setattr("samestep.run.records.surroundings", dict)
+    monkeypatch.setattr("samestep.run.records.code_state", lambda code: (None, ""))
     cfg = compose()
     run.begin(cfg, ["train.py"])
     save(tmp_path / "test/checkpoints/last.ckpt", 1)
@@ -343,20 +363,6 @@ def test_a_run_is_loaded_from_its_directory_alone(digits_run: Path):
     (tested,) = trainer.test(model, data, verbose=False)
     final = json.loads((digits_run / "metrics.json").read_text())
     assert tested == {name: final[name] for name in final if name.startswith("test/")}
-
-
-def test_a_directory_that_is_no_run_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match=f"{tmp_path} is not a run"):
-        run.load_run(tmp_path)
-
-
-def test_a_checkpoint_that_does_not_exist_names_those_that_do(digits_run: Path, compose):
-    with pytest.raises(ConfigError, match=r"ckpt=first: .* holds best, last"):
-        run.load_run(digits_run, "first")
-    cfg = compose()
-    run.begin(cfg, [])
-    with pytest.raises(ConfigError, match="holds no checkpoint"):
-        run.load_run(cfg.run_dir)
 
 
 def test_the_summary_says_what_the_files_say(digits_run: Path):

@@ -1,7 +1,7 @@
 """One epoch of MNIST in train.py's way against a bare PyTorch loop, side by side.
 
-python scripts/benchmark.py                 # 3 rounds of 3 epochs each, in turn, on one CPU thread
-python scripts/benchmark.py --rounds 5 --threads 2
+python -m tests.benchmark                 # 3 rounds of 3 epochs each, in turn, on one CPU thread
+python -m tests.benchmark --rounds 5 --threads 2
 
 Both train the same MLP of 68 k parameters on 55,000 images (and validate it on 5,000) in MNIST's
 file format, batch 128, Adam. Our epoch has everything on: validation, metrics.csv, two
