@@ -46,7 +46,7 @@ def examine(cfg) -> int:
     with process_group.process_group(cfg):
         cfg.run_id = process_group.broadcast(cfg.run_id)
         try:
-            model, data, *_ = process_group.on_all_ranks(build.everything, cfg)
+            model, data, *_ = build.everything(cfg)
             found.append(Finding("data", "complete, intact and as configured"))
         except DataError as error:
             model, data = build.model(cfg), build.datamodule(cfg)

@@ -25,8 +25,7 @@ class Signaller(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self.dirpath.mkdir(parents=True, exist_ok=True)
-        with (self.dirpath / f"seen-{trainer.global_rank}.txt").open("a") as file:
-            file.write(f"{trainer.current_epoch} {batch[-1].flatten().tolist()}\n")
+        self.note(trainer, batch)
         step, signum, rank, target = os.environ.get("SIGNAL_AT", "-1 0 0 rank").split()
         done = self.dirpath / f"done-{trainer.global_rank}"
         due = (trainer.global_step, trainer.global_rank) == (int(step), int(rank))
@@ -34,5 +33,16 @@ class Signaller(L.Callback):
             done.touch()
             os.kill(os.getppid() if target == "agent" else os.getpid(), int(signum))
 
+    def note(self, trainer: L.Trainer, batch: Any) -> None:
+        with (self.dirpath / f"seen-{trainer.global_rank}.txt").open("a") as file:
+            file.write(f"{trainer.current_epoch} {batch[-1].flatten().tolist()}\n")
+
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         torch.save(pl_module.state_dict(), self.dirpath / f"weights-{trainer.global_rank}.pt")
+
+
+class Quiet(Signaller):
+    """A ``Signaller`` that keeps the weights only."""
+
+    def note(self, trainer: L.Trainer, batch: Any) -> None:
+        pass

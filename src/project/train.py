@@ -63,7 +63,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
 
         # Everything is built before the run directory is opened: a configuration that cannot be
         # run leaves nothing behind, and changes nothing in a run that exists.
-        model, datamodule, trainer, history = process_group.on_all_ranks(build.everything, cfg)
+        model, datamodule, trainer, history = build.everything(cfg)
         preflight.run(cfg, model, datamodule)
         state = process_group.on_rank_zero(run.begin, cfg, ["train.py", *overrides])
         if state.finished:

@@ -24,7 +24,7 @@ from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError
 from samestep.ranks import environment, lightning_patches
-from samestep.ranks.process_group import topology
+from samestep.ranks.process_group import on_all_ranks, topology
 from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.history import History
 
@@ -44,24 +44,40 @@ class Parts(NamedTuple):
 def everything(cfg: DictConfig) -> Parts:
     """Build all that ``cfg`` describes, and set up its data. No file of the run is written.
 
+    Every rank must call this. What fails on one rank fails on all of them.
+
     Raises:
         ConfigError: if the configuration cannot be run.
         RunError: if the data are missing or damaged.
     """
-    check_arguments(cfg)
-    module, data = model(cfg), datamodule(cfg)
-    history = History(cfg.run_dir)
-    lightning_trainer = trainer(cfg, history)
+    parts = on_all_ranks(build_parts, cfg)
+    # No rank opens the data before all nodes have them.
+    on_all_ranks(prepare_data, parts)
+    on_all_ranks(set_up_data, cfg, parts)
+    return parts
 
-    # What Lightning does when the training begins. Here it comes before the run directory is made.
-    data.trainer = lightning_trainer
-    if environment.local_rank() == 0:
-        data.prepare_data()
-    with refusals("data"):
-        data.setup("fit")
-        check_validation_interval(cfg, data)
+
+def build_parts(cfg: DictConfig) -> Parts:
+    """The objects; nothing is read yet."""
+    check_arguments(cfg)
+    module = model(cfg)
     check_monitors(cfg, module)
-    return Parts(module, data, lightning_trainer, history)
+    history = History(cfg.run_dir)
+    return Parts(module, datamodule(cfg), trainer(cfg, history), history)
+
+
+def prepare_data(parts: Parts) -> None:
+    """Make the files of the data set present, on one rank of each node."""
+    if environment.local_rank() == 0:
+        parts.datamodule.prepare_data()
+
+
+def set_up_data(cfg: DictConfig, parts: Parts) -> None:
+    """Open the data. Lightning does so when training begins, which is too late to refuse."""
+    parts.datamodule.trainer = parts.trainer
+    with refusals("data"):
+        parts.datamodule.setup("fit")
+        check_validation_interval(cfg, parts.datamodule)
 
 
 def model(cfg: DictConfig) -> L.LightningModule:
