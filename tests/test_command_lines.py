@@ -1,10 +1,12 @@
 """Wrong command lines: exit code 2, one message, and nothing left behind. Real processes."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import run
+from tests.conftest import ROOT, environment, run
 
 # Overrides or flags, and a part of the message. Each exits with code 2.
 REFUSED_AT_ONCE = [  # by the configuration alone, without torch
@@ -47,15 +49,6 @@ REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run direc
     ("model=mlp model.net.hidden_size=100000000000", "its weights would take 23,842 GiB"),
     ("model=mlp model.net.hidden_size=0", "hidden_size=0: must be at least 1"),
     ("+model.net.width=0.75", "takes no argument 'width'"),
-]
-# To be enabled once the rooms that mend them are merged. Shell redirections need a shell.
-NOT_YET = [
-    ("MPLBACKEND=foo python train.py", 0, "a wrong backend of matplotlib does not end the run"),
-    ("python train.py >&-", 0, "a closed stdout does not end the run"),
-    ("python train.py | head -1", 0, "a reader that goes away does not end the run"),
-    ("LANG=C python train.py data=folder", 0, "names beyond ASCII are printed as escapes"),
-    ("python scripts/doctor.py callbacks.best.monitor=nope", 2, "the model logs no such metric"),
-    ("python scripts/doctor.py callbacks.artifacts.url=foo://x", 2, "Protocol not known: foo"),
 ]
 
 
@@ -126,3 +119,17 @@ def test_flags_show_what_is_composed(flag: str):
     result = run("train.py", *flag.split(" "), *words)
     assert result.returncode == 0, result.stderr
     assert "amsgrad: true" in result.stdout
+
+
+@pytest.mark.parametrize("ending", ["| head -1", ">&-"])
+def test_losing_the_reader_does_not_lose_the_run(tmp_path: Path, ending: str):
+    words = (
+        f"train.py model=mlp debug=limit run_root={tmp_path} callbacks.progress.log_every_s=1e-9"
+    )
+    line = f"set -o pipefail; {sys.executable} {words} {ending}"
+    variables = environment(RUN_ID="mine", MPLBACKEND="foo", LC_ALL="C", PYTHONUTF8="0")
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "mine/metrics.json").exists()

@@ -72,8 +72,8 @@ class ResumeOrder(L.Callback):
             print(
                 "Note: the training data come from an ordinary DataLoader. If an epoch is "
                 "interrupted, the rest of it sees other samples than it would have seen, and "
-                "several ranks repeat samples to make their shares equal. samestep.data.BatchLoader"
-                " is exact: docs/contract.md",
+                "several ranks repeat samples to make their shares equal. BatchLoader is exact: "
+                "docs/contract.md",
                 flush=True,
             )
 
