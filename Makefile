@@ -1,5 +1,6 @@
-# Everything runs in .venv, which is installed once from the hash-locked files, and again when they
-# change. A stamp is written last and removed first, so an install that broke off starts over.
+# Everything runs in .venv. It is installed once from the lock files, and again when they change.
+# A stamp file is removed before an installation and written after it, so that an installation that
+# was interrupted starts again from the beginning.
 
 PYTHON ?= python3
 ARGS ?=
@@ -11,19 +12,19 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .NOTPARALLEL:
 .PHONY: help train test faults lint format lock
 
-help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
 
-train: .venv/train.stamp ## train on handwritten digits, or ARGS="data=mnist trainer.max_epochs=5"
+train: .venv/train.stamp ## train on handwritten digits; ARGS="data=mnist trainer.max_epochs=5" changes the run
 	.venv/bin/python train.py $(ARGS)
 
-test: .venv/dev.stamp ## run all tests, or ARGS="tests/test_make.py -x"
-	.venv/bin/python -m pytest -n 2 $(ARGS)
+test: .venv/dev.stamp ## run all tests; ARGS="-m 'not faults'", ARGS="-m clusters" or ARGS=tests/test_make.py: some
+	.venv/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-faults: .venv/dev.stamp ## harm runs in every way, and write the table of docs/reliability.md
+faults: .venv/dev.stamp ## run the whole fault laboratory, and write its table into docs/reliability.md
 	.venv/bin/python -m tests.faults.lab $(ARGS)
 
-lint: .venv/dev.stamp ## check style, format and types
+lint: .venv/dev.stamp ## check style, format and types; change nothing
 	.venv/bin/python -m ruff check
 	.venv/bin/python -m ruff format --check
 	.venv/bin/python -m mypy
@@ -41,12 +42,14 @@ LOCK = .venv/bin/python -m uv pip compile pyproject.toml --group build --quiet $
 	--python-version 3.11 --fork-strategy fewest --generate-hashes --no-emit-index-url \
 	--annotation-style line --custom-compile-command 'make lock'
 
-# The stamp holds the path it was made for: a copied or moved .venv still points at its old place.
+# The stamp holds the path of this folder: a .venv that was copied or moved still points at its old
+# place, so it is installed again.
 ifneq ($(shell test -x .venv/bin/python && cat .venv/train.stamp 2>/dev/null),$(CURDIR))
 .PHONY: .venv/train.stamp
 endif
 
-# One package (of Hydra's) comes as source only: what builds it is locked, and installed first.
+# One package, which Hydra needs, comes as source only. Its build tool, setuptools, is locked too and
+# must be installed first.
 .venv/train.stamp: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || \
 	{ echo 'Needs Python 3.11 to 3.13, and $(PYTHON) is not: make PYTHON=python3.12 ...' >&2; exit 1; }
@@ -59,7 +62,7 @@ endif
 	@echo '$(CURDIR)' > $@
 
 .venv/dev.stamp: requirements-dev.lock .venv/train.stamp
-	@echo 'Installing the tools of developers into .venv, once ...'
+	@echo 'Installing the development tools into .venv, once ...'
 	@rm -f .venv/*.stamp
 	@$(PIP) --no-build-isolation --require-hashes -r $<
 	@echo '$(CURDIR)' > .venv/train.stamp

@@ -1,7 +1,7 @@
-"""Look for what would stop a run, and train nothing. Takes the words of train.py.
+"""Look for what would stop a run, and train nothing. It takes the same overrides as train.py.
 
 python scripts/doctor.py data=cifar10 trainer.devices=2
-torchrun --standalone --nproc-per-node=2 scripts/doctor.py cluster=k8s
+torchrun --standalone --nproc-per-node=2 scripts/doctor.py
 
 Exit codes: 0 fit to run, 1 something failed, 2 wrong usage or configuration.
 """
@@ -9,64 +9,56 @@ Exit codes: 0 fit to run, 1 something failed, 2 wrong usage or configuration.
 import sys
 from pathlib import Path
 
-from project.train import fail, name_of
 from samestep.config.compose import check
-from samestep.errors import ConfigError
+from samestep.errors import ConfigError, RunError
 from samestep.launch import agent
-from samestep.ranks import environment
+from samestep.ranks import environment, failure, process
+from samestep.run.name import name_run
 
 
-def main(words: list[str]) -> int:
-    """Examine this process and those torchrun started with it; start them if there should be more.
-
-    Returns:
-        0, 1 or 2, as above.
-    """
-    if {"-h", "--help"} & set(words):
+def main(overrides: list[str]) -> int:
+    """Examine all ranks; start them first, as train.py would. Returns the exit code."""
+    if {"-h", "--help"} & set(overrides):
         print(__doc__)
         return 0
     try:
-        cfg = check(words)
-        cfg.run_id = name_of(cfg)
+        cfg = check(overrides)
+        cfg.run_id = name_run(cfg)
         if (num := agent.num_processes(cfg)) > 1:
-            return agent.start(words, num, run_id=cfg.run_id, script=Path(__file__).resolve())
+            return agent.start(overrides, num, run_id=cfg.run_id, script=Path(__file__).resolve())
         environment.limit_threads()
         return examine(cfg)
-    except ConfigError as error:
-        return fail(error, exit_code=2)
+    except (ConfigError, RunError) as error:
+        return failure.report(error)
 
 
 def examine(cfg) -> int:
-    """Print on rank zero what all ranks find."""
+    """Print on rank zero what all ranks find. Returns the exit code."""
     from samestep import build
     from samestep.data.download import DataError
-    from samestep.ranks import preflight
-    from samestep.ranks import process_group as distributed
+    from samestep.ranks import preflight, process_group
+    from samestep.ranks.preflight import Finding
+    from samestep.run.records import mute_lightning
 
-    build.check(cfg)
-    model, data, extra = build.model(cfg), build.datamodule(cfg), []
-    data.check_batch_size(environment.world_size(), cfg.trainer.accumulate_grad_batches)
-    try:
-        if way := preflight.before(cfg):
-            extra.append(preflight.Finding("rank zero", way))
-        if environment.local_rank() == 0:
-            try:
-                data.prepare_data()
-                extra.append(preflight.Finding("data", f"complete and intact in {data.root}"))
-            except DataError as error:
-                extra.append(preflight.Finding("data", "missing or damaged", str(error)))
-        with distributed.process_group(cfg):
-            cfg.run_id = distributed.from_rank_zero(str, cfg.run_id)
-            findings = preflight.inspect(cfg, model, *extra)
-            for finding in findings:  # the other ranks stay until rank zero has told all
-                told = "; ".join(filter(None, finding[1:]))
-                line = f"{finding.result:<8} {finding.check:<14} {told}"
-                distributed.from_rank_zero(print, line, flush=True)
-    except RuntimeError as error:  # a PreflightError, or ranks that do not meet
-        return fail(error, exit_code=1)
+    mute_lightning()
+    way = preflight.find_rank_zero(cfg)
+    found = [Finding("rank zero", way)] if way else []
+    with process_group.process_group(cfg):
+        cfg.run_id = process_group.broadcast(cfg.run_id)
+        try:
+            model, data, *_ = build.everything(cfg)
+            found.append(Finding("data", "complete, intact and as configured"))
+        except DataError as error:
+            model, data = build.model(cfg), build.datamodule(cfg)
+            found.append(Finding("data", "missing or damaged", str(error)))
+        findings = preflight.inspect(cfg, model, data, *found)
+        for finding in findings:  # no rank may leave before rank zero has printed everything
+            text = "; ".join(filter(None, finding[1:]))
+            line = f"{finding.result:<8} {finding.check:<14} {text}"
+            process_group.on_rank_zero(print, line, flush=True)
     error = preflight.failure(findings)
-    return 0 if error is None else 2 if isinstance(error, ConfigError) else 1
+    return failure.exit_code(error) if error else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    process.run(lambda: main(sys.argv[1:]))

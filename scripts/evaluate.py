@@ -1,56 +1,46 @@
 """Test or validate the model of a run again.
 
-python scripts/evaluate.py run=runs/digits-cnn-3f2a1b
-python scripts/evaluate.py run=runs/digits-cnn-3f2a1b split=val format=json
+python scripts/evaluate.py runs/digits-cnn-3f2a1b
+python scripts/evaluate.py runs/digits-cnn-3f2a1b --split val --ckpt last --format json
 """
 
-import json
+import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
-from options import run_script
-
-from samestep.errors import ConfigError
-from samestep.run.directory import saved
+import options
 
 
-def main(model: Any, data: Any, options: dict[str, Any]) -> int:
-    """Print the figures of one split, in one process and over all its images.
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = options.make_parser(__doc__)
+    parser.add_argument("--split", choices=["test", "val"], default="test")
+    parser.add_argument("--ckpt", choices=["best", "last"], default="best")
+    parser.add_argument("--accelerator", choices=["auto", "cpu", "gpu"], default="auto")
+    parser.add_argument("--format", choices=["table", "json"], default="table")
+    options.add_data_options(parser)
+    return parser
 
-    They equal those of the run to the last bit if the run had one process too, on the same machine
-    and kind of device, and left no images out.
 
-    Raises:
-        ConfigError: if this machine has no such accelerator.
-    """
-    import lightning as L  # once the words are checked
-    from lightning.fabric.utilities.exceptions import MisconfigurationException
+def main(arguments: Any) -> int:
+    """Print the metrics of one split."""
+    # These imports take seconds: wrong usage is reported before.
+    from project.evaluate import evaluate, find_unusable, to_json, to_table
 
-    run, split = options["run"], options["split"]
-    try:
-        trainer = L.Trainer(
-            accelerator=options["accelerator"],
-            devices=1,
-            precision=saved(Path(run)).trainer.precision,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-    except MisconfigurationException as error:
-        raise ConfigError(f"accelerator={options['accelerator']}: {error}") from error
-    loop = trainer.test if split == "test" else trainer.validate
-    figures = loop(model, datamodule=data, verbose=False)[0]
-    if options["format"] == "json":
-        print(json.dumps(figures, indent=2))
+    model, data = options.load(arguments)
+    split = arguments.split
+    metrics = evaluate(model, data, arguments.run_dir, split, arguments.accelerator)
+    if unusable := find_unusable(metrics):
+        print(f"warning: nan or infinite: {', '.join(unusable)}", file=sys.stderr)
+    if arguments.format == "json":
+        print(to_json(metrics))
         return 0
-    num_images = len(data.test_set if split == "test" else data.val_set)
-    width = max(map(len, figures))
-    print(f"{run}, {options['ckpt']} checkpoint, {num_images} {split} images")
-    print("\n".join(f"  {name:<{width}}  {figure:.4f}" for name, figure in figures.items()))
+    loader = data.test_dataloader() if split == "test" else data.val_dataloader()
+    images = f"{len(loader.dataset)} {split} images"
+    print(f"{arguments.run_dir}, {arguments.ckpt} checkpoint, {images}")
+    print(to_table(metrics))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(run_script("evaluate", __doc__, main))
+    sys.exit(options.run(main, options.parse(make_parser())))

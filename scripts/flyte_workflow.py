@@ -1,11 +1,11 @@
-"""A run as a workflow of Flyte: one task fetches the data, the next one trains.
+"""A run as a workflow of Flyte: one task downloads the data, the next one trains.
 
 pyflyte run scripts/flyte_workflow.py training --hyperparameters '{"epochs": 2, "lr": 0.01}'
 python scripts/launch.py cluster=flyte trainer.devices=2                  # on a cluster: submits it
 
-FLYTE_OVERRIDES='["cluster=flyte", "trainer.devices=2"]', in the environment, lists overrides of
-train.py that the tasks are made of, with their number of processes; their pods get it too. The
-hyperparameters are those of one execution.
+The environment variable FLYTE_OVERRIDES='["cluster=flyte", "trainer.devices=2"]' lists overrides of
+train.py. They decide what the tasks ask of the cluster, such as the number of processes, and are
+handed to the pods. The hyperparameters are those of one execution.
 """
 
 import json
@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # the processes that train import this
+# Flyte's Elastic task spawns the processes that train. They import this file by its name, and get
+# the path of this process for that; pyflyte does not leave the folder of the file in it.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 from filelock import FileLock
 from flytekit import Resources, Secret, current_context, task, workflow
 from flytekit.exceptions.user import FlyteRecoverableException
@@ -25,6 +27,7 @@ from omegaconf import DictConfig
 
 from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
+from samestep.launch import render
 from samestep.ranks import environment
 
 WORDS = json.loads(environment.variable("FLYTE_OVERRIDES") or '["cluster=flyte"]')
@@ -36,27 +39,30 @@ if CFG.trainer.devices == "auto" or CFG.trainer.num_nodes > 1:
         "of Flyte is one node and asks for a number of devices; set trainer.devices=NUMBER and "
         "trainer.num_nodes=1"
     )
+GPUS = str(CLUSTER.gpus) if render.uses_gpus(CFG) else None
 SECRETS = [
     Secret(**secret, mount_requirement=Secret.MountType.ENV_VAR, env_var="WANDB_API_KEY")
     for secret in [CLUSTER.secret]
     if secret
 ]
-VARIABLES = {"FLYTE_OVERRIDES": json.dumps(WORDS)}  # the pods import this file too
-environment.limit_threads(CFG.trainer.devices)  # Flyte's default is one for each process
+# The pods import this file too, and must see the same configuration.
+VARIABLES = {"FLYTE_OVERRIDES": json.dumps(WORDS)}
+# Without this, Flyte sets one thread for each process.
+environment.limit_threads(CFG.trainer.devices)
 
 
 @dataclass
 class Hyperparameters:
-    """What one execution changes in the configuration; None: as it is there."""
+    """What one execution changes in the configuration; None keeps the configured value."""
 
     epochs: int | None = None
-    batch_size: int | None = None  # images per step, over all processes
+    batch_size: int | None = None  # images per optimizer step, over all processes
     lr: float | None = None
     seed: int | None = None
-    overrides: list[str] = field(default_factory=list)  # more, as for train.py
+    overrides: list[str] = field(default_factory=list)  # other keys, as for train.py
 
     def words(self) -> list[str]:
-        """The overrides of train.py that say the same."""
+        """These values as overrides of train.py."""
         values = {
             "trainer.max_epochs": self.epochs,
             "data.global_batch_size": self.batch_size,
@@ -68,11 +74,11 @@ class Hyperparameters:
 
 
 class Result(NamedTuple):
-    """What a run gives to the tasks after it."""
+    """What a run returns to later tasks."""
 
-    epoch_accuracies: list[float]  # of validation, after each epoch
-    model: FlyteFile  # the checkpoint with the best of them
-    run: FlyteDirectory  # all that the run has left, for project.load_run
+    epoch_accuracies: list[float]  # validation accuracy after each epoch
+    model: FlyteFile  # the checkpoint with the highest one
+    run: FlyteDirectory  # the run directory, for project.load_run
 
 
 @task(
@@ -81,7 +87,7 @@ class Result(NamedTuple):
     environment=VARIABLES,
 )
 def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
-    """Fetch and verify the images, before any process trains."""
+    """Download and verify the images before any process trains."""
     from samestep.build import build  # torch, which takes seconds
 
     data = check(hyperparameters.words()).data
@@ -90,9 +96,11 @@ def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
     source = build(data.source, "data.source")
     try:
         source.prepare(folder, download=True, mirror=data.mirror)
-    except RunError as error:  # of the network, perhaps: Flyte tries only these again
+    except RunError as error:
+        # The network may be the reason, and Flyte repeats a task only after this exception.
         raise FlyteRecoverableException(str(error)) from error
-    (folder / "source.json").write_text(json.dumps(data.source._target_))  # digits have no file
+    # The digits are not downloaded: without this file the directory would be empty.
+    (folder / "source.json").write_text(json.dumps(data.source._target_))
     return FlyteDirectory(str(folder))
 
 
@@ -106,10 +114,10 @@ def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
     requests=Resources(
         cpu=str(CLUSTER.cpus),
         mem=CLUSTER.memory,
-        gpu=CLUSTER.gpus and str(CLUSTER.gpus),
+        gpu=GPUS,
         ephemeral_storage=CLUSTER.disk,
     ),
-    limits=Resources(mem=CLUSTER.memory, gpu=CLUSTER.gpus and str(CLUSTER.gpus)),
+    limits=Resources(mem=CLUSTER.memory, gpu=GPUS),
     shared_memory=CLUSTER.shm,
     secret_requests=SECRETS,
     retries=CLUSTER.retries,
@@ -117,20 +125,22 @@ def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
     environment=VARIABLES,
 )
 def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
-    """Train and test; in each of the processes, of which rank zero's result counts."""
-    from project.train import name_of, train
+    """Train and test. Each process calls this; Flyte takes the result of rank zero."""
+    from project.train import train
+    from samestep.run.name import name_run
     from samestep.run.records import read_history
 
-    if environment.run_id() == "local":  # Flyte's name for each execution without a cluster
+    # Without a cluster, Flyte calls every execution "local"; each needs a name of its own.
+    if environment.run_id() == "local":
         environment.set_variable("TORCHELASTIC_RUN_ID", "none")
     words = hyperparameters.words()
     try:
         cfg = check(words)
-        cfg.run_id = name_of(cfg)
+        cfg.run_id = name_run(cfg)
         cfg.data.root = str(on_this_node(data, cfg))
         train(cfg, words)
     except (ConfigError, RunError):
-        raise  # again would be no better
+        raise  # another attempt would fail in the same way
     except Exception as error:
         raise FlyteRecoverableException(f"{type(error).__name__}: {error}") from error
     run_dir = Path(cfg.run_dir)
@@ -143,12 +153,13 @@ def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
 
 
 def on_this_node(data: FlyteDirectory, cfg: DictConfig) -> Path:
-    """The images, fetched from Flyte's store by one of the processes for all of them."""
+    """Where the images are on this node: one process downloads them from Flyte's store for all."""
     root = Path(cfg.run_root, f".{cfg.run_id}-data").absolute()
     root.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{root}.lock"):
         if not root.exists():
-            root.unlink(missing_ok=True)  # to a folder of before that has gone
+            # An earlier execution may have left a link whose folder is gone.
+            root.unlink(missing_ok=True)
             root.symlink_to(Path(data.download()).absolute())
     return root
 
@@ -158,5 +169,5 @@ DEFAULTS = Hyperparameters()
 
 @workflow
 def training(hyperparameters: Hyperparameters = DEFAULTS) -> Result:
-    """Fetch the data, then train."""
+    """Download the data, then train."""
     return fit(hyperparameters=hyperparameters, data=prepare(hyperparameters=hyperparameters))

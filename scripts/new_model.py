@@ -1,32 +1,29 @@
 """Copy a model under a new name: its net, its config and its test.
 
-The copy edits tokens, never words: a name or a string that *is* the old name, or a dotted path or
-override with the old name as a part, as in ``project.model.nets.cnn.CNN`` and ``model=cnn``.
-Comments, docstrings and longer words stay as they are.
+python scripts/new_model.py squeeze --from cnn
+
+In the copies the words `cnn` and `CNN` become `squeeze` and `Squeeze`; longer words stay.
 """
 
 import argparse
 import difflib
 import importlib.util
-import io
-import itertools
 import keyword
 import re
 import subprocess
 import sys
-import tokenize
 from pathlib import Path
 
 import yaml
 
+ROOT = Path(__file__).resolve().parents[1]
+NETS, CONFIGS, TESTS = "src/project/model/nets", "configs/model", "tests/project/model/nets"
 MAX_LENGTH = 30
 NOT_NAMES = {"null", "nan", "inf", "i", "o"}  # values to Hydra, or classes I and O, unreadable
-EDITED = r"(?:[rRbBuU]*(['\"]))?[\w.=/+]+(?(1)\1)"  # a token that is a name, a path or an override
-WORDS = r"^\w*['\"]|\w+"  # its words, after the opening of a string, as in r"
 
 
 def new_model(root: Path, name: str, source: str, dry_run: bool) -> str:
-    """Write the copy, or only show it, and say what was done and what to type next.
+    """Write the copy, or only show it.
 
     Args:
         root: the repository.
@@ -34,69 +31,40 @@ def new_model(root: Path, name: str, source: str, dry_run: bool) -> str:
         source: the model to copy.
         dry_run: write nothing.
 
+    Returns:
+        What was done, and what to type next.
+
     Raises:
-        ValueError: the name cannot be used, there is no such source, or a file is there already.
+        ValueError: if the name cannot be used, there is no such source, or a file exists already.
     """
     check_name(name)
-    pairs, table = plan(root, name, source)
-    copies = {new: copy_text(root, old, new, table) for old, new in pairs.items()}
-    if not dry_run:
-        write(copies)
-    lines = ["This would be written:" if dry_run else "Written:"]
-    for old, new in pairs.items():
-        lines.append(str(new.relative_to(root)))
-        if dry_run:
-            before, after = old.read_text("utf-8").splitlines(), copies[new].splitlines()
-            diff = list(difflib.unified_diff(before, after, lineterm="", n=0))[2:]
-            lines += [f"  {line}" for line in diff if not line.startswith("@@")]
-    commands = f"python train.py model={name}", f"make test ARGS={new.relative_to(root)}"
-    return "\n  ".join(lines) + "\n" + "\n  ".join(["Next:", *commands])
-
-
-def plan(root: Path, name: str, source: str) -> tuple[dict[Path, Path], dict[str, str]]:
-    """The files to copy, old path to new, and the words to replace in them."""
-    config = root / "configs/model" / f"{source}.yaml"
-    models = sorted(path.stem for path in config.parent.glob("*.yaml") if path.stem != "default")
-    if source not in models:
-        near = difflib.get_close_matches(source, models, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(models)}"
-        raise ValueError(f"there is no model {source!r} to copy: {hint}")
-    target = str(yaml.safe_load(config.read_text("utf-8")).get("net", {}).get("_target_"))
-    package, _, net_class = target.rpartition(".")
-    module = package.removeprefix("project.model.nets.")
-    pairs = {
-        root / "src/project/model/nets" / f"{module}.py": root
-        / "src/project/model/nets"
-        / f"{name}.py",
-        config: config.with_stem(name),
-        root / "tests/project/model/nets" / f"test_{module}.py": root
-        / "tests/project/model/nets"
-        / f"test_{name}.py",
+    module, net_class = find_net(root, source)
+    new_names = {source: name, module: name, net_class: class_name(name)}
+    files = {
+        f"{NETS}/{module}.py": f"{NETS}/{name}.py",
+        f"{CONFIGS}/{source}.yaml": f"{CONFIGS}/{name}.yaml",
+        f"{TESTS}/test_{module}.py": f"{TESTS}/test_{name}.py",
     }
-    for path in pairs:
-        if not path.is_file():
-            missing = path.relative_to(root)
-            raise ValueError(f"{source!r} cannot be copied: its net is {target}, without {missing}")
-    for path in (*pairs.values(), config.with_name(name), root / "src/project/model/nets" / name):
-        if path.exists():
-            raise ValueError(f"{name!r} is taken: there is {path.relative_to(root)}")
-    return pairs, {source: name, module: name, net_class: class_name(name)}
+    # A folder such as configs/model/optimizer would hide the new config, and one of nets the net.
+    for path in (*files.values(), f"{CONFIGS}/{name}", f"{NETS}/{name}"):
+        if (root / path).exists():
+            raise ValueError(f"{name!r} is taken: there is {path}")
+    texts = {old: (root / old).read_text("utf-8") for old in files}
+    copies = {new: rename(texts[old], new_names, old) for old, new in files.items()}
 
-
-def copy_text(root: Path, old: Path, new: Path, table: dict[str, str]) -> str:
-    """The text of the copy. A new word that the file uses already is a ValueError."""
-    text = old.read_text("utf-8")
-    for start, end in reversed(yaml_spans(text) if old.suffix == ".yaml" else python_spans(text)):
-        token = text[start:end]
-        if not re.fullmatch(EDITED, token):
-            continue
-        words = re.findall(WORDS, token)
-        for clash in (set(words) - table.keys()) & set(table.values()):
-            where = old.relative_to(root)
-            raise ValueError(f"{clash!r} has a meaning in {where}: use another name")
-        token = re.sub(WORDS, lambda word: table.get(word[0], word[0]), token)
-        text = text[:start] + token + text[end:]
-    return text if new.suffix == ".yaml" else tidy(text, new, root)
+    lines = ["This would be written:" if dry_run else "Written:"]
+    for old, new in files.items():
+        lines.append(f"  {new}")
+        if dry_run:
+            lines += show_changes(texts[old], copies[new])
+    if not dry_run:
+        for path, text in copies.items():
+            (root / path).write_text(text, "utf-8")
+        format_files([root / path for path in copies if path.endswith(".py")])
+    test = f"{TESTS}/test_{name}.py"
+    return "\n".join(
+        [*lines, "Next:", f"  python train.py model={name}", f"  make test ARGS={test}"]
+    )
 
 
 def check_name(name: str) -> None:
@@ -113,57 +81,57 @@ def class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def python_spans(text: str) -> list[tuple[int, int]]:
-    """Start and end, in characters, of every name and string."""
-    lines = [*itertools.accumulate(map(len, io.StringIO(text)), initial=0)]
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return [
-        (lines[token.start[0] - 1] + token.start[1], lines[token.end[0] - 1] + token.end[1])
-        for token in tokens
-        if token.type in (tokenize.NAME, tokenize.STRING)
-    ]
+def find_net(root: Path, source: str) -> tuple[str, str]:
+    """Module and class of the net of a model, such as ``("cnn", "CNN")``.
+
+    Raises:
+        ValueError: if there is no such model, or its net or the test of it is not in this project.
+    """
+    paths = (root / CONFIGS).glob("*.yaml")
+    models = {path.stem: path for path in paths if path.stem != "default"}
+    if source not in models:
+        near = difflib.get_close_matches(source, models, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(models))}"
+        raise ValueError(f"there is no model {source!r} to copy: {hint}")
+    config = yaml.safe_load(models[source].read_text("utf-8"))
+    target = str(config.get("net", {}).get("_target_"))
+    package, _, net_class = target.rpartition(".")
+    module = package.removeprefix("project.model.nets.")
+    for path in (f"{NETS}/{module}.py", f"{TESTS}/test_{module}.py"):
+        if not (root / path).is_file():
+            raise ValueError(f"{source!r} cannot be copied: its net is {target}, without {path}")
+    return module, net_class
 
 
-def yaml_spans(text: str) -> list[tuple[int, int]]:
-    """Start and end, in characters, of every scalar."""
-    scalars = (token for token in yaml.scan(text) if isinstance(token, yaml.ScalarToken))
-    return [(scalar.start_mark.index, scalar.end_mark.index) for scalar in scalars]
+def rename(text: str, new_names: dict[str, str], path: str) -> str:
+    """Replace whole words. A new name that stands in the text already is a ValueError."""
+    for old, new in new_names.items():
+        if new != old and re.search(rf"\b{new}\b", text):
+            raise ValueError(f"the word {new!r} stands in {path} already: use another name")
+    words = "|".join(new_names)
+    return re.sub(rf"\b({words})\b", lambda match: new_names[match[0]], text)
 
 
-def tidy(text: str, path: Path, root: Path) -> str:
-    """Sort imports and wrap lines as ruff does, where it is installed: names change lengths."""
-    if not importlib.util.find_spec("ruff"):
-        return text
-    for command in (["check", "--select=I", "--fix", "--exit-zero"], ["format"]):
-        ruff = [sys.executable, "-m", "ruff", *command, "--quiet", f"--stdin-filename={path}", "-"]
-        done = subprocess.run(ruff, input=text, cwd=root, capture_output=True, encoding="utf-8")
-        text = done.stdout if done.returncode == 0 else text
-    return text
+def show_changes(before: str, after: str) -> list[str]:
+    """Each changed line, before and after."""
+    diff = list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0))
+    return [f"    {line}" for line in diff[2:] if not line.startswith("@@")]
 
 
-def write(files: dict[Path, str]) -> None:
-    """Create all files or, if one cannot be, none. What exists is never overwritten."""
-    made: list[Path] = []
-    try:
-        for path, text in files.items():
-            with path.open("x", encoding="utf-8") as file:
-                made.append(path)
-                file.write(text)
-    except BaseException:
-        for path in made:
-            path.unlink()
-        raise
+def format_files(paths: list[Path]) -> None:
+    """Wrap lines anew, because names of another length change them; without ruff nothing."""
+    if importlib.util.find_spec("ruff"):
+        subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", *paths], check=False)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        description="Copy a net, its config and its test under a new name, ready to train.",
-        epilog="example: python scripts/new_model.py squeeze --from cnn",
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", help="the new model, as in `python train.py model=NAME`")
     parser.add_argument("--from", dest="source", required=True, help="the model to copy, as in cnn")
     parser.add_argument("--dry-run", action="store_true", help="show the changes, write nothing")
     try:
-        print(new_model(Path(__file__).resolve().parents[1], **vars(parser.parse_args())))
+        print(new_model(ROOT, **vars(parser.parse_args())))
     except ValueError as error:
         parser.error(str(error))

@@ -1,25 +1,38 @@
-"""Fetch and verify a data set: python scripts/prepare_data.py data=cifar10 [data.root=DIR]."""
+"""Download and verify a data set. It takes the same overrides as train.py.
+
+python scripts/prepare_data.py data=cifar10
+python scripts/prepare_data.py data=mnist data.root=/volume/data
+"""
 
 import argparse
+import sys
 from pathlib import Path
 
 from samestep.config.compose import check
-from samestep.errors import ConfigError
+from samestep.errors import ConfigError, RunError
+from samestep.ranks.secrets import redacted
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Fetch a data set, for runs that may not.")
+
+def main() -> int:
+    """Prepare the data, read them once, and print how many there are."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="such as data=cifar10")
+    overrides = parser.parse_args().overrides
     try:
-        data = check(parser.parse_args().overrides).data
+        data = check(overrides).data
         from samestep.build import build  # imports torch, which takes seconds
-        from samestep.data.download import DataError
 
         source, root = build(data.source, "data.source"), Path(data.root)
-    except ConfigError as error:
-        parser.exit(2, f"{error}\n")
-    try:
         source.prepare(root, download=True, mirror=data.mirror)
         train, test = (len(source.load(root, train=train).labels) for train in (True, False))
-    except DataError as error:
-        parser.exit(1, f"{error}\n")
+    except (ConfigError, RunError) as error:
+        print(f"error: {redacted(str(error))}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
     print(f"{train} training and {test} test images are ready, data.root={root.resolve()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

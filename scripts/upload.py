@@ -1,52 +1,65 @@
-"""Copy a run to a store again: what is missing there, or differs.
+"""Copy a run to a store again: the files that the store does not have, or has in another version.
 
-python scripts/upload.py run=runs/digits-cnn-3f2a1b url=s3://bucket/runs
+python scripts/upload.py runs/digits-cnn-3f2a1b --url s3://bucket/runs
 
-Without url= it goes where the run was copied to. Keys of the store come from the environment.
+The keys of the store come from the environment.
 """
 
+import argparse
 import sys
-from pathlib import Path
+from typing import Any
 
-from options import options
+import options
+from omegaconf import OmegaConf
 
-from samestep.errors import ConfigError
+from samestep.errors import ConfigError, RunError
 from samestep.ranks.secrets import redacted
-from samestep.run.directory import saved
 
 
-def main() -> int:
-    """Read the command line, and copy.
+class UploadError(RunError):
+    """The store cannot be reached, or refuses."""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = options.make_parser(__doc__)
+    parser.add_argument("--url", help="the store, if not the one that the run was copied to")
+    return parser
+
+
+def main(arguments: Any) -> int:
+    """Copy, and name each file that could not be copied on a line of stderr.
 
     Returns:
-        0 copied; 1 something could not be, each on a line of stderr; 2 after wrong usage.
+        0, or 1 if a file could not be copied.
     """
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(__doc__)
-        return 0
-    from samestep.run.artifacts import Mirror  # imports lightning
+    # Both import torch, which takes seconds: wrong usage is reported before.
+    from project.saved_run import read_saved_config
+    from samestep.run.artifacts import RunCopy
 
+    url = arguments.url
+    if url is None:
+        url = OmegaConf.select(read_saved_config(arguments.run_dir), "callbacks.artifacts.url")
+    if not url:
+        raise ConfigError("the run names no store; name one, such as --url s3://bucket/runs")
+    # Every kind of store has exceptions of its own: of ftplib, of botocore, of google.auth ...
     try:
-        values = options(sys.argv[1:], {"run": None, "url": None}, files=False)
-        run_dir = Path(values["run"])
-        url = values["url"] or saved(run_dir).callbacks.get("artifacts", {}).get("url")
-        if not url:
-            raise ConfigError("url=: the run names none; it is such as url=s3://bucket/runs")
-        mirror = Mirror(url, run_dir)
-    except ConfigError as error:
-        print(f"error: {redacted(str(error))}", file=sys.stderr)
-        return 2
-    failed = False
-    for name in mirror.names():
+        store = RunCopy(url, arguments.run_dir)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise UploadError(f"--url {url}: {type(error).__name__} {error}") from error
+    failed = 0
+    for name in store.names():
         try:
-            mirror.upload(name)
-        except Exception as error:  # a store's own
-            failed = True
+            store.upload(name)
+        except Exception as error:
             print(redacted(f"error: {name}: {type(error).__name__} {error}"), file=sys.stderr)
+            failed += 1
     if not failed:
-        print(redacted(f"Uploaded: {mirror.url}"))
-    return int(failed)
+        print(redacted(f"Uploaded: {store.url}"))
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(options.run(main, options.parse(make_parser())))

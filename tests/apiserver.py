@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from samestep.launch import check
+from samestep.launch.check.kubernetes_schemas import find_errors, schemas
 from tests.apiserver_http import TICK_S, Handler, Refusal
 
 Node = dict[str, Any]
@@ -38,7 +38,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, without: tuple[str, ...] = ()) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        kinds = check.schemas()["kinds"].items()
+        kinds = schemas()["kinds"].items()
         self.kinds = {kind: entry for kind, entry in kinds if kind.split()[1] not in without}
         self.objects: dict[tuple[str, str, str], Node] = {}
         self.namespaces = {"default"}
@@ -101,7 +101,7 @@ class Server(ThreadingHTTPServer):
         """Refuse what a real server would."""
         if namespace not in self.namespaces:
             raise Refusal(404, "NotFound", f'namespaces "{namespace}" not found')
-        errors = check.errors(kind, new)
+        errors = find_errors(kind, new)
         unknown = [error for error in errors if error.validator == "additionalProperties"]
         if unknown and is_strict:
             parts = list(map(str, unknown[0].absolute_path))

@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
+
+from tests import fork_server
 
 ROOT = Path(__file__).parents[1]
 QUICK = ["trainer.max_epochs=2", "trainer.accelerator=cpu", "data.global_batch_size=60"]
 """Overrides that make a run of the digits finish in seconds: 20 steps an epoch."""
+
+REFERENCE = [*QUICK, "model=mlp", "data.crop_padding=1"]
+"""Overrides of ``reference_run``: shifted images, so that random numbers count too."""
 
 torch.set_num_threads(1)
 
@@ -33,15 +39,70 @@ def run(
     )  # fmt: skip
 
 
+def pytest_configure() -> None:
+    """Start the Python programs under test from a process that has imported the libraries."""
+    fork_server.install(environment())
+
+
+MARKED_FOLDERS = {
+    "tests/e2e": "clusters",
+    "tests/faults": "faults",
+    "tests/samestep/launch": "clusters",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of clusters and of faults by the folder they are in."""
+    for item in items:
+        for folder, marker in MARKED_FOLDERS.items():
+            if item.path.is_relative_to(ROOT / folder):
+                item.add_marker(marker)
+
+
 @pytest.fixture(scope="session")
-def digits_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a run once for the whole session, over all processes of pytest-xdist.
+
+    ``shared_run("name", *overrides)`` returns its directory. What the run printed lies beside it,
+    in ``stdout.txt`` and ``stderr.txt``; with ``is_recorded`` also ``records``, where
+    ``tests/recorder.py`` has written down each batch and the final weights. Tests may read a shared
+    run and copy it; they must not write into it.
+    """
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    root /= "shared"
+    root.mkdir(exist_ok=True)
+
+    def make(name: str, *overrides: str, is_recorded: bool = False) -> Path:
+        if is_recorded:
+            node = "+callbacks.recorder"
+            target = f"{node}._target_=tests.recorder.Recorder"
+            overrides += (target, f"{node}.dirpath={root / name / 'records'}")
+        finished = root / f"{name}.finished"
+        with FileLock(root / f"{name}.lock"):
+            if not finished.exists():
+                (root / name).mkdir(exist_ok=True)
+                result = run("train.py", *overrides, f"run_root={root / name}", RUN_ID=name)
+                assert result.returncode == 0, result.stderr
+                (root / name / "stdout.txt").write_text(result.stdout)
+                (root / name / "stderr.txt").write_text(result.stderr)
+                finished.touch()
+        return root / name / name
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def digits_run(shared_run: Callable[..., Path]) -> Path:
     """Directory of a finished run: two epochs of digits, as a user trains them."""
-    root = tmp_path_factory.mktemp("runs")
-    result = run("train.py", *QUICK, f"run_root={root}", RUN_ID="digits")
-    assert result.returncode == 0, result.stderr
-    (root / "stdout.txt").write_text(result.stdout)
-    (root / "stderr.txt").write_text(result.stderr)
-    return root / "digits"
+    return shared_run("digits", *QUICK)
+
+
+@pytest.fixture(scope="session")
+def reference_run(shared_run: Callable[..., Path]) -> Path:
+    """Directory of a recorded run on one rank, with which runs on more ranks are compared."""
+    return shared_run("reference", *REFERENCE, is_recorded=True)
 
 
 @pytest.fixture

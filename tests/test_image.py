@@ -1,12 +1,14 @@
-"""The Dockerfile and what goes into the image. IMAGE_TEST=1 builds it, and trains in it."""
+"""What goes into the image. ``IMAGE_TEST=1`` builds it, and trains in it.
 
-import json
+The other tests keep promises that an image which was built once does not show: what is sent to the
+builder from a working tree with private files, and where packages come from.
+"""
+
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -100,13 +102,6 @@ def test_the_context_is_the_code_and_nothing_private(checkout: Path):
     assert sum((checkout / name).stat().st_size for name in sent) < 2_000_000
 
 
-def test_the_base_is_an_argument_with_a_version_that_stays():
-    (name, base), (_, source) = instructions()[:2]
-    assert name == "ARG"
-    assert source == "${BASE_IMAGE}"
-    assert re.fullmatch(r"BASE_IMAGE=[\w./-]+(:\d+\.\d+\.\d+[\w.-]*|@sha256:[0-9a-f]{64})", base)
-
-
 def test_every_package_comes_by_its_hash():
     installs = re.findall(r"pip install .*?(?=&&|$)", " && ".join(all_of("RUN")))
     assert len(installs) == 3
@@ -114,42 +109,14 @@ def test_every_package_comes_by_its_hash():
         assert "--require-hashes" in command
     for command in installs[1:]:  # the first installs what builds the others
         assert "--no-build-isolation" in command
-    lock = (ROOT / "requirements.lock").read_text()
-    pip = re.search(r"^pip==(\d+)\.(\d+)", lock, re.M)  # takes hashes from a file of constraints
-    assert pip
-    assert (int(pip[1]), int(pip[2])) >= (26, 1)
-
-
-def test_the_image_has_what_clusters_need():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    wanted = {re.split("[<>=]", line)[0] for line in extras["elastic"] + extras["s3"]}
-    assert set(settings("ARG")["EXTRAS"].split()) == wanted
-    lock = (ROOT / "requirements-dev.lock").read_text()
-    assert [name for name in wanted if f"\n{name}==" not in lock] == []
 
 
 def test_a_change_of_the_code_installs_no_package_again():
     names = [f"{name} {rest}" for name, rest in instructions()]
     copies = names.index("COPY . ./")
     assert max(index for index, line in enumerate(names) if "pip install" in line) < copies
-    before = [rest for name, rest in instructions()[:copies] if name == "COPY"]
-    assert before == ["requirements.lock ./", "requirements-dev.lock ./"]
-    revision = next(index for index, line in enumerate(names) if "REVISION" in line)
-    assert revision > copies  # another commit, the same layers
-
-
-def test_the_container_is_an_ordinary_user_that_hears_signals():
-    user, group = all_of("USER")[-1].split(":")
-    assert user.isdigit()
-    assert group.isdigit()
-    assert int(user) >= 1000
-    assert json.loads(all_of("ENTRYPOINT")[0]) == ["python", "-m", "samestep.launch.entrypoint"]
-    assert all_of("STOPSIGNAL") == ["SIGTERM"]
-    assert all_of("WORKDIR") == ["/workspace"]
-    assert settings("ENV").items() >= {"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}.items()
-    assert settings("ENV")["PYTHONPATH"] == "/workspace/src"
+    # The number of the commit is in a later layer, so that another commit keeps the packages.
+    assert min(index for index, line in enumerate(names) if "REVISION" in line) > copies
 
 
 def test_the_image_holds_no_secret_and_no_address():
@@ -159,14 +126,6 @@ def test_the_image_holds_no_secret_and_no_address():
         if "pip install" in line:
             assert line.startswith("--mount=type=secret,id=pip.conf ")
     assert settings("ARG")["PIP_NO_CACHE_DIR"] == "1"
-
-
-def test_labels_say_what_is_inside():
-    labels = dict(word.split("=", 1) for word in shlex.split(" ".join(all_of("LABEL"))))
-    prefix = "org.opencontainers.image."
-    assert labels[f"{prefix}title"] == "project"
-    assert labels[f"{prefix}revision"] == settings("ENV")["PROJECT_REVISION"] == "${REVISION}"
-    assert labels[f"{prefix}source"] == "${SOURCE}"
 
 
 @builds

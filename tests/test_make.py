@@ -1,3 +1,5 @@
+"""What ``make`` installs and starts, with a stand-in for Python that only writes down its words."""
+
 import os
 import re
 import shutil
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Stands in for Python and pip: writes down what it is asked for, and breaks off where it is told.
+# Stands in for Python and pip: writes down each command, and kills itself at a given one.
 PYTHON = """#!/bin/sh
 echo "$*" >> "$LOG"
 case "$*" in "-m venv --clear .venv")
@@ -18,7 +20,7 @@ case "$*" in *"$BREAKS_AT") kill -9 $$;; esac
 
 
 class Clone:
-    """A clone in which installing takes no time."""
+    """A clone of the repository in which an installation takes no time."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -53,6 +55,7 @@ def installs(commands: list[str]) -> list[str]:
     return [line.split()[-1] for line in commands if "venv" in line or "pip install" in line]
 
 
+PYTEST = "-m pytest -n 2 --dist worksteal"
 FRESH = [".venv", "/dev/stdin", "requirements.lock", "."]
 
 
@@ -77,7 +80,7 @@ def test_test_adds_to_what_train_installed(clone: Clone):
     clone.make("train")
     commands = clone.make("test")[1]
     assert installs(commands) == ["requirements-dev.lock"]
-    assert clone.make("test")[1] == ["-m pytest -n 2"]
+    assert clone.make("test")[1] == [PYTEST]
     assert clone.make("train")[1] == ["train.py"]
 
 
@@ -89,11 +92,10 @@ def test_an_install_that_broke_off_starts_over(clone: Clone, breaks_at: str):
     assert installs(clone.make("train")[1]) == FRESH
 
 
-@pytest.mark.parametrize("target", ["train", "test"])
-def test_tools_that_broke_off_start_over(clone: Clone, target: str):
+def test_tools_that_broke_off_start_over(clone: Clone):
     clone.make("train")
     assert clone.make("test", breaks_at="requirements-dev.lock")[0].returncode == 2
-    assert installs(clone.make(target)[1])[:4] == FRESH
+    assert installs(clone.make("train")[1]) == FRESH
 
 
 @pytest.mark.parametrize(
@@ -111,17 +113,12 @@ def test_a_changed_lock_is_installed(clone: Clone, name: str, expected: list[str
     assert installs(clone.make("test")[1]) == expected
 
 
-def test_a_copied_environment_is_not_trusted(clone: Clone, tmp_path: Path):
+def test_a_copied_or_damaged_environment_is_not_trusted(clone: Clone, tmp_path: Path):
     clone.make("test")
     clone.root = shutil.copytree(
         clone.root, tmp_path / "copy of the clone", copy_function=shutil.copy2
     )
     assert installs(clone.make("test")[1]) == [*FRESH, "requirements-dev.lock"]
-    assert clone.make("test")[1] == ["-m pytest -n 2"]
-
-
-def test_an_environment_without_its_python_is_not_trusted(clone: Clone):
-    clone.make("train")
     (clone.root / ".venv/bin/python").unlink()
     assert installs(clone.make("train")[1]) == FRESH
 
@@ -140,14 +137,14 @@ def test_arguments_reach_the_command(clone: Clone):
     assert clone.make("train", "ARGS=data=mnist seed=1")[1][-1] == "train.py data=mnist seed=1"
     assert (
         clone.make("test", "ARGS=-x tests/project/model/nets")[1][-1]
-        == "-m pytest -n 2 -x tests/project/model/nets"
+        == f"{PYTEST} -x tests/project/model/nets"
     )
 
 
-def test_help_is_the_default_and_names_every_target(clone: Clone):
+def test_help_is_the_default_and_starts_nothing(clone: Clone):
     done, commands = clone.make()
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M)
-    assert [line.split()[1] for line in done.stdout.splitlines()] == targets
+    targets = [line.split()[1] for line in done.stdout.splitlines()]
+    assert targets == ["help", "train", "test", "faults", "lint", "format", "lock"]
     assert commands == []
 
 
@@ -169,7 +166,7 @@ def test_locks_are_hashed_and_agree_with_pyproject():
     assert {"!=2.6.2", "!=2.6.3"} <= set(re.findall("!=[0-9.]+", " ".join(needed)))
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock"])
-def test_locks_name_no_index_and_no_machine(name: str):
-    lines = (ROOT / name).read_text().splitlines()
-    assert not [line for line in lines if "://" in line or re.search(r"(^|\s)(/|--[^h])", line)]
+def test_locks_name_no_index_and_no_machine():
+    for name in ("requirements.lock", "requirements-dev.lock"):
+        lines = (ROOT / name).read_text().splitlines()
+        assert not [x for x in lines if "://" in x or re.search(r"(^|\s)(/|--[^h])", x)]

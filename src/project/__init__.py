@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,7 +10,7 @@ if TYPE_CHECKING:
     from project.model.classifier import ImageClassifier
 
 
-def load_run(run_dir: str, ckpt: str = "best") -> tuple[ImageClassifier, ImageDataModule]:
+def load_run(run_dir: str | Path, ckpt: str = "best") -> tuple[ImageClassifier, ImageDataModule]:
     """Rebuild the model and the data of a run from its directory alone.
 
     Args:
@@ -20,8 +21,9 @@ def load_run(run_dir: str, ckpt: str = "best") -> tuple[ImageClassifier, ImageDa
         The model, in evaluation mode and on the CPU, and its DataModule, not yet set up.
 
     Raises:
-        ConfigError: if ``run_dir`` holds no run, or the run no such checkpoint.
+        ConfigError: if ``run_dir`` is not the directory of a run, or has no such checkpoint.
+        CheckpointError: if the checkpoint is damaged, or belongs to another model.
     """
-    from samestep.run.directory import load_run  # torch is imported only when a run is loaded
+    from project import saved_run  # imports torch, which takes seconds
 
-    return load_run(run_dir, ckpt)
+    return saved_run.load_run(Path(run_dir), ckpt)

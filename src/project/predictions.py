@@ -18,7 +18,7 @@ GRID_IMAGES = 64  # at most
 
 
 class Prediction(NamedTuple):
-    """What the model says of one image."""
+    """The model's guess for one test image."""
 
     id: int
     guess: int
@@ -54,26 +54,29 @@ class Predictions(L.Callback):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Batch, batch_idx: int, *_: Any
     ) -> None:
         """Keep what the table and the grid will show."""
-        if not trainer.is_global_zero:
+        if not shows(trainer, pl_module):
             return
+        scores = outputs.float().softmax(1)
+        guesses = outputs.argmax(1)
         data = trainer.datamodule
-        guesses, scores = outputs.argmax(1), outputs.float().softmax(1)
 
-        def look(chosen: Tensor) -> list[Prediction]:
-            pixels = to_pixels(batch.images[chosen], data.mean, data.std)
-            columns = (c[chosen].tolist() for c in (batch.ids, guesses, batch.labels, scores))
-            return [Prediction(*row) for row in zip(*columns, pixels, strict=True)]
+        def choose(positions: Tensor) -> list[Prediction]:
+            pixels = to_pixels(batch.images[positions], data.mean, data.std)
+            columns = (batch.ids, guesses, batch.labels, scores)
+            values = [column[positions].tolist() for column in columns]
+            return [Prediction(*row) for row in zip(*values, pixels, strict=True)]
 
         if batch_idx < self.num_batches_to_log:
-            self.table += look(torch.arange(len(batch.ids))[: self.images_per_batch])
-        sureness = scores.amax(1).where(guesses != batch.labels, -1.0)  # of a mistake
-        self.grid += look(sureness.argsort(descending=True, stable=True)[:GRID_IMAGES].cpu())
+            self.table += choose(torch.arange(len(batch.ids))[: self.images_per_batch])
+        # Mistakes first, the surest before the others; then images that were guessed right.
+        sureness = scores.amax(1).where(guesses != batch.labels, -1.0)
+        self.grid += choose(sureness.argsort(descending=True, stable=True)[:GRID_IMAGES].cpu())
         self.grid.sort(key=lambda p: p.guess == p.truth or -max(p.scores))
         del self.grid[GRID_IMAGES:]
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         """Draw the pictures and log the table."""
-        if not trainer.is_global_zero:
+        if not shows(trainer, pl_module):
             return
         names = trainer.datamodule.class_names
         self.dirpath.mkdir(parents=True, exist_ok=True)
@@ -84,6 +87,11 @@ class Predictions(L.Callback):
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 log_table(logger, self.table, names)
+
+
+def shows(trainer: Any, pl_module: Any) -> bool:
+    """Whether there is something to draw: on rank zero, for a model with a confusion matrix."""
+    return trainer.is_global_zero and hasattr(pl_module, "confusion")
 
 
 def to_pixels(images: Tensor, mean: list[float], std: list[float]) -> NDArray[np.uint8]:
@@ -119,7 +127,7 @@ def draw_confusion(confusion: Tensor, class_names: list[str]) -> Figure:
     axes = figure.add_subplot(xlabel="guess", ylabel="truth")
     shares = confusion / confusion.sum(1, keepdim=True).clamp(min=1)
     axes.imshow(shares.sqrt().numpy(), cmap="Blues", vmin=0, vmax=1)  # the root shows few mistakes
-    if num_classes <= 20:  # else there is no room: the axes number the classes
+    if num_classes <= 20:  # with more there is no room: the axes number the classes
         names = [name[:16] for name in class_names]
         rotation = 90 if max(map(len, names)) > 3 else 0
         axes.set_xticks(range(num_classes), names, rotation=rotation, parse_math=False)

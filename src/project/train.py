@@ -2,8 +2,8 @@
 
 python train.py                                     # handwritten digits on this machine
 python train.py data=cifar10 model=resnet18
-python train.py cluster=k8s trainer.devices=2       # two processes
-torchrun --standalone --nproc-per-node=2 train.py cluster=k8s
+python train.py trainer.devices=2                   # two processes, with or without GPUs
+torchrun --standalone --nproc-per-node=2 train.py
 python train.py --help
 
 Torch is imported where training begins: help and errors answer before.
@@ -11,6 +11,7 @@ Torch is imported where training begins: help and errors answer before.
 
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,11 +20,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from samestep.config.compose import CONFIGS, check, flags_of, help_text
-from samestep.config.rules import RULES
-from samestep.errors import ConfigError, RunError
+from samestep.config.compose import CONFIGS, check, help_text, spell_all
+from samestep.config.flags import flags_of
+from samestep.errors import ConfigError
 from samestep.launch import agent
-from samestep.ranks import environment
+from samestep.ranks import environment, failure, process
+from samestep.run.name import name_run
 
 
 def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
@@ -41,43 +43,49 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
 
     Raises:
         ConfigError: if the configuration cannot be run; nothing was changed then.
-        DataError: if the images are missing or damaged.
+        RunError: if the images are missing or damaged, or the run cannot go on.
     """
     import lightning as L
 
     from samestep import build
-    from samestep.ranks import preflight, stopping
-    from samestep.ranks import process_group as distributed
+    from samestep.ranks import preflight, process_group, stopping
     from samestep.run import artifacts
     from samestep.run import directory as run
-    from samestep.run.history import History
-    from samestep.run.records import log_to_files
+    from samestep.run.records import log_to_files, mute_lightning
 
     started = time.monotonic()
     stopping.install()
+    mute_lightning()
     L.seed_everything(cfg.seed, workers=True, verbose=False)
-    build.check(cfg)
-    model, datamodule = build.model(cfg), build.datamodule(cfg)
-    datamodule.check_batch_size(environment.world_size(), cfg.trainer.accumulate_grad_batches)
-    preflight.before(cfg)
-    with distributed.process_group(cfg):
-        cfg.run_id = distributed.from_rank_zero(str, cfg.run_id)  # each may have made up its own
-        preflight.check(cfg, model)
-        state = distributed.from_rank_zero(run.begin, cfg, ["train.py", *overrides])
+    preflight.find_rank_zero(cfg)
+    with process_group.process_group(cfg):
+        cfg.run_id = process_group.broadcast(cfg.run_id)  # each rank may have made up its own
+
+        # Everything is built before the run directory is opened: a configuration that cannot be
+        # run leaves nothing behind, and changes nothing in a run that exists.
+        model, datamodule, trainer, history = build.everything(cfg)
+        preflight.run(cfg, model, datamodule)
+        state = process_group.on_rank_zero(run.begin, cfg, ["train.py", *overrides])
         if state.finished:
             return {}
         log_to_files(Path(cfg.run_dir))
-        history = History(cfg.run_dir)
-        trainer = build.trainer(cfg, history)
+        trainer.loggers = [history, *build.loggers(cfg)]
 
         try:
-            trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
-            trainer.test(model, datamodule, ckpt_path=run.best_checkpoint(cfg), verbose=False)
+            with build.refusals("trainer"):
+                trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
+                best = run.best_checkpoint(cfg)
+                trainer.test(model, datamodule, ckpt_path=best, verbose=False)
 
             tested = {name: value.item() for name, value in trainer.callback_metrics.items()}
             if not trainer.is_global_zero:
                 return {}
             return run.finish(cfg, history.last() | tested, seconds=time.monotonic() - started)
+        except ConfigError:
+            # Only a step shows some mistakes, such as a metric that the model does not log.
+            if trainer.is_global_zero:
+                run.abandon(cfg)
+            raise
         finally:
             artifacts.flush(trainer)
 
@@ -93,57 +101,77 @@ def main() -> int:
         if flags.help:
             print(help_text())
             return 0
-        cfg = check(flags.overrides, multirun=flags.multirun)
-        only_looks = flags.hydra_help or flags.cfg or flags.info
-        if not (only_looks or flags.shell_completion):
-            num_processes = agent.num_processes(cfg)
-            if num_processes > 1 and flags.multirun:
-                raise ConfigError(
-                    "-m: trains one process per run; for several, write a loop in your shell: "
-                    f"for seed in 1 2 3; do python train.py trainer.devices={num_processes} "
-                    "seed=$seed ...; done"
-                )
-            if num_processes > 1:
-                return agent.start(sys.argv[1:], num_processes, run_id=name_of(cfg))
-        environment.limit_threads()
-        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")(task)()
+        if needs_hydra(flags):
+            return run_with_hydra(flags)
+        cfg = check(flags.overrides)
+        cfg.run_id = name_run(cfg)
+        num_processes = agent.num_processes(cfg)
+        if num_processes > 1:
+            return agent.start(flags.overrides, num_processes, run_id=cfg.run_id)
     except ConfigError as error:
-        return fail(error, exit_code=2)
+        error.on_all_ranks = True  # one command has started all ranks
+        return failure.report(error)
+    return train_or_report(cfg, flags.overrides)
+
+
+def train_or_report(cfg: DictConfig, overrides: Sequence[str]) -> int:
+    """Train, and report an error to the user and to torchrun. Returns the exit code."""
+    environment.limit_threads()
+    try:
+        train(cfg, overrides)
+    except Exception as error:
+        return failure.report(error)
     return 0
 
 
-def task(cfg: DictConfig) -> None:
-    """Train what Hydra composed: the whole program, or one run of a sweep."""
-    hydra_config = HydraConfig.get()
-    try:
-        cfg.run_id = name_of(cfg)
-        if hydra_config.mode is RunMode.MULTIRUN:
-            cfg.run_id += f"-{hydra_config.job.num}"
-        train(cfg, hydra_config.overrides.task)
-    except ConfigError as error:
-        sys.exit(fail(error, exit_code=2))
-    except RunError as error:
-        sys.exit(fail(error, exit_code=1))
+def needs_hydra(flags: Namespace) -> bool:
+    """Whether Hydra's own program must run: for sweeps, for its flags and its own settings."""
+    only_shows = flags.cfg or flags.info or flags.hydra_help or flags.shell_completion
+    own_settings = any(word.lstrip("+~").startswith("hydra") for word in flags.overrides)
+    return bool(only_shows or flags.multirun or own_settings)
 
 
-def name_of(cfg: DictConfig) -> str:
-    """The run's name: the one it was given, or a new one such as ``digits-cnn-3f2a1b``."""
-    kinds = [str(node._target_).rpartition(".")[2] for node in (cfg.data.source, cfg.model.net)]
-    name = cfg.run_id or environment.run_id() or environment.new_run_id(*kinds)
-    if not RULES["run_id"].holds(name):
+def run_with_hydra(flags: Namespace) -> int:
+    """Check the overrides, and hand them to Hydra, which calls ``train_for_hydra``."""
+    if not flags.shell_completion:  # its words are no overrides
+        cfg = check(flags.overrides, multirun=flags.multirun)
+        if not (flags.cfg or flags.info or flags.hydra_help):
+            refuse_several_processes(cfg, "-m" if flags.multirun else "hydra.*")
+        # Hydra must compose what has been checked.
+        words = [word for word in sys.argv[1:] if word not in flags.overrides]
+        sys.argv[1:] = [*words, *spell_all(flags.overrides)]
+    main_of_hydra = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
+    main_of_hydra(train_for_hydra)()
+    return 0
+
+
+def refuse_several_processes(cfg: DictConfig, asked: str) -> None:
+    """Raise a ConfigError if the run needs several processes, which Hydra does not start."""
+    num_processes = agent.num_processes(cfg)
+    if num_processes > 1:
         raise ConfigError(
-            f"RUN_ID={name}: must be at most 63 of A-Z a-z 0-9 . _ -, the first a letter or digit"
+            f"{asked}: trains one process per run; for several, write a loop in your shell: "
+            f"for seed in 1 2 3; do python train.py trainer.devices={num_processes} "
+            "seed=$seed ...; done"
         )
-    return str(name)
 
 
-def fail(error: Exception, *, exit_code: int) -> int:
-    """Tell the user what is wrong, once: the other ranks give rank zero time to say the same."""
-    if environment.rank() > 0:
-        time.sleep(10)  # torchrun ends this process as soon as rank zero has left
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    return exit_code
+def train_for_hydra(_: DictConfig) -> None:
+    """Train one run of a sweep, from the overrides that Hydra chose for it."""
+    hydra_config = HydraConfig.get()
+    # A plus is only for Hydra; the records show what can be typed.
+    overrides = [override.lstrip("+") for override in hydra_config.overrides.task]
+    try:
+        cfg = check(overrides)
+        cfg.run_id = name_run(cfg)
+    except ConfigError as error:
+        sys.exit(failure.report(error))
+    if hydra_config.mode is RunMode.MULTIRUN:
+        cfg.run_id += f"-{hydra_config.job.num}"
+    exit_code = train_or_report(cfg, overrides)
+    if exit_code:
+        sys.exit(exit_code)  # the runs after it would probably fail too
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    process.run(main, interrupt_at_once=True)

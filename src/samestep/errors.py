@@ -2,8 +2,20 @@
 
 
 class ConfigError(ValueError):
-    """The command line or a configuration file cannot be run: exit code 2."""
+    """The command line or a configuration file cannot be run: exit code 2.
+
+    Attributes:
+        on_all_ranks: every rank raises the same error, so only rank zero prints it.
+    """
+
+    on_all_ranks = False
 
 
 class RunError(RuntimeError):
-    """The run cannot go on, and the user can mend the cause: exit code 1. See its subclasses."""
+    """The run cannot go on, and the user can mend the cause: exit code 1. See its subclasses.
+
+    Attributes:
+        on_all_ranks: every rank raises the same error, so only rank zero prints it.
+    """
+
+    on_all_ranks = False

@@ -1,4 +1,4 @@
-"""The cluster that kubectl reaches, a namespace of its own on it, and a volume for the runs."""
+"""The cluster that kubectl reaches, with a namespace and a volume for the runs of the tests."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-SECONDS = float(os.environ.get("E2E_SECONDS", 900))  # that each step may take: slow nodes, pulls
+SECONDS = float(os.environ.get("E2E_SECONDS", 900))  # limit of each wait; nodes and pulls are slow
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -21,7 +21,7 @@ RESTRICTED = {
     "runAsUser": 1000,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-WAIT = ["--cascade=foreground", "--timeout=300s"]  # for the pods, too
+WAIT = ["--cascade=foreground", "--timeout=300s"]  # until the pods have ended too
 MAKE_FOLDERS = ["install", "-d", "-m", "1777", "/volume/runs", "/volume/data"]
 REMOVE_ALL = ["find", "/volume", "-mindepth", "1", "-delete"]
 NAME = "app.kubernetes.io/name=project"
@@ -33,7 +33,7 @@ Object = dict[str, Any]
 
 
 def kubectl(*words: str, documents: Sequence[Object] = (), timeout: float = 120) -> str:
-    """What kubectl says; its error is ours. ``documents`` are its input."""
+    """Run kubectl with ``documents`` as its input, and return what it prints; it must succeed."""
     text = "\n".join(map(json.dumps, documents))
     done = subprocess.run(
         ["kubectl", *words], input=text, capture_output=True, text=True, timeout=timeout
@@ -43,7 +43,7 @@ def kubectl(*words: str, documents: Sequence[Object] = (), timeout: float = 120)
 
 
 def until(what: str, probe: Callable[[], Any], seconds: float = SECONDS) -> Any:
-    """Wait until ``probe`` returns something true, and return that."""
+    """Wait until ``probe`` returns a true value, and return that value."""
     deadline = time.monotonic() + seconds
     while not (found := probe()):
         assert time.monotonic() < deadline, f"after {seconds:.0f} s still not true: {what}"
@@ -53,7 +53,14 @@ def until(what: str, probe: Callable[[], Any], seconds: float = SECONDS) -> Any:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A namespace with a claim; ``image`` is on the nodes, or is pulled."""
+    """A namespace with a volume claim.
+
+    Args:
+        image: is on the nodes, or can be pulled.
+        pull: ``imagePullPolicy`` of the pods.
+        namespace: name of the namespace.
+        volume: name of the claim.
+    """
 
     image: str
     pull: str
@@ -61,13 +68,13 @@ class Cluster:
     volume: str
 
     def kubectl(self, *words: str, documents: Sequence[Object] = (), timeout: float = 120) -> str:
-        """The same, in this namespace."""
+        """Run kubectl in this namespace."""
         return kubectl(
             f"--namespace={self.namespace}", *words, documents=documents, timeout=timeout
         )
 
     def launch(self, action: str, run_id: str, *words: str, seconds: float = SECONDS) -> str:
-        """``scripts/launch.py action=...``, as a user would; what it prints."""
+        """Run ``scripts/launch.py action=...`` as a user does, and return what it prints."""
         command = [
             "scripts/launch.py", "cluster=k8s", f"action={action}", "trainer.accelerator=cpu",
             "trainer.num_nodes=2", f"cluster.namespace={self.namespace}",
@@ -81,46 +88,46 @@ class Cluster:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         try:
-            said, why = process.communicate(timeout=seconds)[0], "has failed"
+            output, problem = process.communicate(timeout=seconds)[0], "has failed"
         except subprocess.TimeoutExpired:
             process.kill()
-            said, why = process.communicate()[0], f"has not ended after {seconds:.0f} s"
-        assert process.returncode == 0, f"action={action} {why}:\n{said}"
-        return said
+            output, problem = process.communicate()[0], f"has not ended after {seconds:.0f} s"
+        assert process.returncode == 0, f"action={action} {problem}:\n{output}"
+        return output
 
     def job(self, run_id: str) -> Object | None:
-        """The Job of a run, if it is there."""
+        """The Job of a run; None if there is none."""
         found = self.kubectl("get", "jobs", f"--selector={INSTANCE}={run_id}", "--output=json")
         return next(iter(json.loads(found)["items"]), None)
 
     def left(self, run_id: str) -> str:
-        """Names of all that belongs to a run."""
+        """The names of all objects of a run."""
         return self.kubectl("get", KINDS, f"--selector={INSTANCE}={run_id}", "--output=name")
 
     def pods(self, run_id: str, index: int | None = None) -> dict[str, str]:
-        """Uid to name of the pods of a run, or of those that are its node ``index``."""
+        """The pods of a run, or of its node ``index``: name by uid."""
         selector = f"{INSTANCE}={run_id}" + ("" if index is None else f",{INDEX}={index}")
         found = self.kubectl("get", "pods", f"--selector={selector}", "--output=json")
         items = [item["metadata"] for item in json.loads(found)["items"]]
         return {item["uid"]: item["name"] for item in items}
 
     def lines(self, run_id: str, word: str) -> dict[str, list[str]]:
-        """Uid of each pod that is or was node 0 to those of its lines that hold ``word``."""
+        """The lines with ``word`` of each pod that is or was node 0, by uid."""
         found = {}
         for uid, name in self.pods(run_id, index=0).items():
             try:
                 log = self.kubectl("logs", name, "--tail=-1")
-            except AssertionError:  # not started, or gone meanwhile
+            except AssertionError:  # not started yet, or removed meanwhile
                 log = ""
             found[uid] = [line for line in log.splitlines() if word in line]
         return found
 
     def read(self, run_id: str, name: str) -> str:
-        """A file of the run in the volume."""
+        """Read a file of the run from the volume."""
         return self.execute("look", "cat", f"/volume/runs/{run_id}/{name}")
 
     def execute(self, name: str, *command: str, root: bool = False) -> str:
-        """What a command prints, in a pod with the volume at ``/volume``."""
+        """Run a command in a pod with the volume at ``/volume``, and return what it prints."""
         name = f"{name}-{secrets.token_hex(3)}"
         container = {
             "name": "main",
@@ -136,9 +143,11 @@ class Cluster:
 
         def phase() -> str:
             path = "{.status.phase} {.status.containerStatuses[*].state.waiting.reason}"
-            said = self.kubectl("get", "pod", name, f"--output=jsonpath={path}")
-            word, _, waits = said.partition(" ")
-            assert waits not in ("ErrImageNeverPull", "InvalidImageName"), f"{self.image}: {waits}"
+            answer = self.kubectl("get", "pod", name, f"--output=jsonpath={path}")
+            word, _, reason = answer.partition(" ")
+            assert reason not in ("ErrImageNeverPull", "InvalidImageName"), (
+                f"{self.image}: {reason}"
+            )
             return word
 
         self.kubectl("create", "--filename=-", documents=[pod])
@@ -170,21 +179,22 @@ class Cluster:
 
 
 def node_name() -> str:
-    """The hostname label of a node that takes ordinary pods."""
+    """The hostname label of a node that accepts ordinary pods."""
     nodes = json.loads(kubectl("get", "nodes", "--output=json"))["items"]
     for node in nodes:
         effects = {taint["effect"] for taint in node["spec"].get("taints", [])}
         if not node["spec"].get("unschedulable") and effects <= {"PreferNoSchedule"}:
             return str(node["metadata"]["labels"]["kubernetes.io/hostname"])
-    raise AssertionError(f"none of {len(nodes)} nodes takes pods: kubectl describe nodes")
+    raise AssertionError(f"none of {len(nodes)} nodes accepts pods: kubectl describe nodes")
 
 
 @contextmanager
 def own_namespace(image: str, pull: str) -> Iterator[Cluster]:
-    """A cluster whose namespace and volume are made here, and removed again.
+    """Create a namespace and a volume for the tests, and remove them afterwards.
 
-    The volume is a folder of one node, so that a bare cluster will do. Only volumes may be one: the
-    namespace is held to the restricted Pod Security Standard, which forbids it to pods.
+    The volume is a folder of one node, so the cluster needs no storage of its own. The namespace
+    enforces the restricted Pod Security Standard, under which a pod may not mount such a folder
+    itself; a PersistentVolume may.
     """
     name = f"project-e2e-{secrets.token_hex(3)}"
     terms = [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node_name()]}]
@@ -211,17 +221,16 @@ def own_namespace(image: str, pull: str) -> Iterator[Cluster]:
     }
     cluster = Cluster(image, pull, name, "runs")
     enforce = "pod-security.kubernetes.io/enforce"
-    with ExitStack() as last_first:  # each is done, also where another fails
-        clean_up = last_first.callback
+    # Clean-up runs in reverse order, and goes on when one step fails.
+    with ExitStack() as stack:
+        clean_up = stack.callback
         clean_up(kubectl, "delete", "persistentvolume", name, "--ignore-not-found")
         clean_up(kubectl, "delete", "namespace", name, *WAIT, "--ignore-not-found", timeout=330)
         kubectl("create", "--filename=-", documents=[namespace, volume, claim])
         until("the namespace is ready", lambda: cluster.kubectl("get", "serviceaccounts", "-oname"))
-        # Kubernetes changes the owner of most volumes, but not of folders of a node.
+        # Kubernetes changes the owner of most volumes, but not of a folder of a node.
         cluster.execute("prepare", *MAKE_FOLDERS, root=True)
-        clean_up(
-            cluster.execute, "clean", *["find", "/volume", "-mindepth", "1", "-delete"], root=True
-        )
+        clean_up(cluster.execute, "clean", *REMOVE_ALL, root=True)
         clean_up(kubectl, "label", "namespace", name, f"{enforce}-")
         clean_up(cluster.kubectl, "delete", "jobs", "--all", *WAIT, timeout=330)
         kubectl("label", "namespace", name, f"{enforce}=restricted")

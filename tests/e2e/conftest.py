@@ -1,4 +1,4 @@
-"""The fixture ``cluster``; and what the cluster says, below the report of a test that failed."""
+"""The fixture ``cluster``. The report of a failed test ends with the state of the cluster."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from tests.e2e.cluster import Cluster, kubectl, own_namespace
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """The cluster, with a namespace made for this session, or with ``NAMESPACE`` and ``VOLUME``."""
+    """The cluster, with a namespace for this session, or with ``NAMESPACE`` and ``VOLUME``."""
     image, claim = os.environ.get("IMAGE"), os.environ.get("VOLUME")
     assert image, "E2E=1 needs IMAGE=<name:tag>, an image of this repository that the nodes have"
     pull = os.environ.get("IMAGE_PULL_POLICY", "Never")
@@ -19,7 +19,7 @@ def cluster() -> Iterator[Cluster]:
     assert int(version["minor"].rstrip("+")) >= 29, f"{version['gitVersion']}: needs 1.29 or later"
     if claim:
         namespace = os.environ.get("NAMESPACE")
-        assert namespace, f"VOLUME={claim} needs NAMESPACE=<where that claim is>"
+        assert namespace, f"VOLUME={claim} needs NAMESPACE=<the namespace of that claim>"
         yield Cluster(image, pull, namespace, claim)
         return
     with own_namespace(image, pull) as cluster:

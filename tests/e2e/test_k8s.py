@@ -1,4 +1,4 @@
-"""Runs on a real cluster, as a user sends them there: docs/clusters/e2e.md.
+"""Runs on a real cluster, submitted as a user does: docs/clusters/e2e.md.
 
 E2E=1 IMAGE=project:e2e python -m pytest -n 0 --confcutdir=tests/e2e tests/e2e
 """
@@ -22,14 +22,14 @@ LONG = ["trainer.max_epochs=1500"]  # 30,000 steps: minutes, in which a test can
 
 @pytest.fixture
 def run_id(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A new name; what the run leaves in the cluster is removed."""
+    """A new name. Afterwards the objects of the run are removed."""
     name = f"e2e-{secrets.token_hex(3)}"
     yield name
     cluster.kubectl("delete", KINDS, f"--selector={INSTANCE}={name}", *WAIT, timeout=330)
 
 
 def last_epoch(cluster: Cluster, run_id: str) -> int:
-    """The highest epoch that node 0 has told of; 0 before the first."""
+    """The highest epoch that node 0 has printed; 0 before the first one."""
     lines = [line for found in cluster.lines(run_id, "epoch ").values() for line in found]
     return max((int(number) for number in re.findall(r"epoch (\d+)/", "\n".join(lines))), default=0)
 
@@ -39,15 +39,15 @@ def train_past(cluster: Cluster, run_id: str, epoch: int) -> None:
 
 
 def continues(cluster: Cluster, run_id: str, before: dict[str, list[str]]) -> bool:
-    """Whether node 0 says that it continues, in a new pod or in the one from ``before``."""
+    """Whether node 0 has printed that it continues, in a new pod or again in one of ``before``."""
     now = cluster.lines(run_id, "Continuing: ")
     return any(len(lines) > len(before.get(uid, [])) for uid, lines in now.items())
 
 
 def complete(cluster: Cluster, run_id: str) -> bool:
-    """Whether the Job is; an error if it has failed."""
+    """Whether the Job is complete; it must not have failed."""
     job = cluster.job(run_id)
-    assert job, f"the Job of {run_id} is gone"
+    assert job, f"the Job of {run_id} does not exist"
     conditions = {
         c["type"]: c for c in job["status"].get("conditions", []) if c["status"] == "True"
     }
@@ -62,7 +62,7 @@ def test_two_nodes_train_one_model(cluster: Cluster, run_id: str):
     cluster.launch("submit", run_id, *words)  # changes nothing
     followed = cluster.launch("logs", run_id, *words)
     assert f"Finished: runs/{run_id}" in followed
-    assert followed.count("entrypoint: ") >= 2  # each node tells its plan
+    assert followed.count("entrypoint: ") >= 2  # each node prints its plan
     until("the Job is complete", lambda: complete(cluster, run_id))
 
     assert json.loads(cluster.read(run_id, "metrics.json"))["test/accuracy"] > 0.2  # of 10 digits
@@ -86,7 +86,7 @@ def test_a_run_survives_the_loss_of_any_pod(cluster: Cluster, run_id: str):
 
 
 def delete_pod(cluster: Cluster, run_id: str, index: int) -> None:
-    """Take a node from a run, as an eviction does, and wait until the run continues."""
+    """Delete the pod of a node, as an eviction does, and wait until the run continues."""
     assert not complete(cluster, run_id), f"{LONG} was too short to interfere"
     before = cluster.lines(run_id, "Continuing: ")
     for name in cluster.pods(run_id, index).values():
@@ -97,7 +97,7 @@ def delete_pod(cluster: Cluster, run_id: str, index: int) -> None:
 def test_a_cancelled_run_has_saved_and_continues(cluster: Cluster, run_id: str):
     cluster.launch("submit", run_id, *LONG)
     train_past(cluster, run_id, 1)
-    told = last_epoch(cluster, run_id)
+    printed = last_epoch(cluster, run_id)
     cluster.launch("cancel", run_id, *LONG)
     until("nothing is left", lambda: not cluster.left(run_id))
     files = cluster.execute("look", "find", f"/volume/runs/{run_id}", "-type", "f").split()
@@ -107,9 +107,9 @@ def test_a_cancelled_run_has_saved_and_continues(cluster: Cluster, run_id: str):
 
     cluster.launch("submit", run_id, *LONG)
     until("the run continues", lambda: continues(cluster, run_id, before={}))
-    until("it tells an epoch", lambda: last_epoch(cluster, run_id))
+    until("it prints an epoch", lambda: last_epoch(cluster, run_id))
     (lines,) = [found for found in cluster.lines(run_id, "epoch ").values() if found]
     first = re.search(r"epoch (\d+)/", lines[0])
     assert first
-    assert int(first[1]) >= told  # no epoch is trained twice
+    assert int(first[1]) >= printed  # no epoch is trained twice
     cluster.launch("cancel", run_id, *LONG)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import QUICK, run
+from tests.conftest import REFERENCE, run
 from tests.faults.lab import Laboratory
 from tests.project.test_train import metrics, record, recorded
 
-TRAIN = [*QUICK, "trainer.max_epochs=1", "model=mlp", "data.crop_padding=1"]
+TRAIN = [*REFERENCE, "trainer.max_epochs=1"]
 
 
 def losses(directory: Path) -> list[float]:
@@ -20,28 +20,30 @@ def losses(directory: Path) -> list[float]:
     return [sum(parts) / len(parts) for parts in zip(*curves, strict=True)]
 
 
-def test_one_two_three_and_four_ranks_have_the_same_loss_curve(tmp_path: Path):
-    for num in (1, 2, 3, 4):
-        result = run(
-            "train.py", f"trainer.devices={num}", *TRAIN, *record(tmp_path / str(num)),
-            f"run_root={tmp_path}", RUN_ID=f"ranks-{num}",
-        )  # fmt: skip
-        assert result.returncode == 0, result.stderr
-        assert len(list((tmp_path / str(num)).glob("weights-*"))) == num
-    curve = losses(tmp_path / "1")
-    assert len(curve) == 20
+@pytest.mark.parametrize("num", [2, 3, 4])
+def test_several_ranks_have_the_loss_curve_of_one(reference_run: Path, tmp_path: Path, num: int):
+    one, several = reference_run.parent / "records", tmp_path / "records"
+    result = run(
+        "train.py", f"trainer.devices={num}", *REFERENCE, *record(several),
+        f"run_root={tmp_path}", RUN_ID="several",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+
+    curve = losses(one)
+    assert len(curve) == 40
     assert curve[-1] < curve[0]
-    weights = torch.load(tmp_path / "1/weights-0.pt")
-    for num in (2, 3, 4):
-        final, expected = (metrics(tmp_path / f"ranks-{n}") for n in (num, 1))
-        for name in ("train/loss", "val/loss", "test/loss"):
-            assert final[name] == pytest.approx(expected[name], abs=1e-4)
-        assert losses(tmp_path / str(num)) == pytest.approx(curve, abs=1e-4)
-        for stage in ("train", "val", "test"):
-            assert recorded(tmp_path / str(num), stage) == recorded(tmp_path / "1", stage)
-        for rank in range(num):
-            ours = torch.load(tmp_path / f"{num}/weights-{rank}.pt")
-            assert all(torch.allclose(ours[k], weights[k], atol=1e-4) for k in weights)
+    assert losses(several) == pytest.approx(curve, abs=1e-4)
+    final, expected = metrics(tmp_path / "several"), metrics(reference_run)
+    for name in ("train/loss", "val/loss", "test/loss"):
+        assert final[name] == pytest.approx(expected[name], abs=1e-4)
+    for stage in ("train", "val", "test"):
+        assert recorded(several, stage) == recorded(one, stage)
+
+    weights = torch.load(one / "weights-0.pt")
+    assert len(list(several.glob("weights-*"))) == num
+    for rank in range(num):
+        ours = torch.load(several / f"weights-{rank}.pt")
+        assert all(torch.allclose(ours[k], weights[k], atol=1e-4) for k in weights)
 
 
 @pytest.mark.parametrize(

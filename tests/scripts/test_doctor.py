@@ -56,12 +56,35 @@ def test_wrong_configuration_has_its_own_exit_code(examine, tmp_path: Path):
     assert "did you mean model=mlp?" in errors
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "data.num_val=1437",
+        "data.image_size=9",
+        "data.global_batch_size=5000",
+        "trainer.max_time=abc",
+        "callbacks.best.monitor=nope",
+        "callbacks.artifacts.url=foo://x",
+    ],
+)
+def test_what_train_refuses_is_refused_here_too(examine, tmp_path: Path, override: str):
+    code, said, errors = examine(f"run_root={tmp_path}", override)
+    assert (code, said) == (2, "")
+    assert errors.startswith("error: ")
+    assert override.split("=")[0].rpartition(".")[2] in errors
+    assert errors.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_rank_zero_that_cannot_be_found(examine, monkeypatch, tmp_path: Path):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MASTER_ADDR", "node-0.invalid")
     code, said, errors = examine(f"run_root={tmp_path}", "cluster.timeout_s=0.1")
     assert (code, said) == (1, "")
-    assert errors.startswith("error: rank 0: there is no way to MASTER_ADDR=node-0.invalid")
+    assert errors.startswith(
+        "error: rank 0: MASTER_ADDR=node-0.invalid: there is no way to node-0.invalid after 0.1 s"
+    )
 
 
 def test_help_shows_how_to_call_it(examine):

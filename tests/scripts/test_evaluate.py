@@ -3,22 +3,22 @@
 import json
 from pathlib import Path
 
+import options
 import pytest
 import torch
 import yaml
-from options import OPTIONS, options
 
+from project.evaluate import find_unusable, to_json, to_table
 from samestep.config.compose import check
 from samestep.errors import ConfigError
-from samestep.run.directory import load_run, resolved
-from scripts.evaluate import main
+from samestep.run.directory import resolved
+from scripts.evaluate import main, make_parser
 from tests.conftest import run
 
 
-def evaluated(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def evaluated(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     """What ``main`` prints for these words."""
-    values = options(words, OPTIONS["evaluate"], files=False)
-    assert main(*load_run(values["run"], values["ckpt"]), values) == 0
+    assert main(options.parse(make_parser(), [str(word) for word in words])) == 0
     return capsys.readouterr().out
 
 
@@ -27,8 +27,8 @@ def metrics(run_dir: Path, stage: str) -> dict[str, float]:
     return {name: value for name, value in found.items() if name.startswith(f"{stage}/")}
 
 
-def test_the_best_checkpoint_gives_the_figures_of_the_run(digits_run: Path) -> None:
-    result = run("scripts/evaluate.py", f"run={digits_run}", "format=json")
+def test_the_best_checkpoint_gives_the_metrics_of_the_run(digits_run: Path) -> None:
+    result = run("scripts/evaluate.py", str(digits_run), "--format", "json")
     assert (result.returncode, result.stderr) == (0, "")
     assert json.loads(result.stdout) == metrics(digits_run, "test")
     assert len(metrics(digits_run, "test")) == 12  # loss, accuracy, and that of ten classes
@@ -37,25 +37,33 @@ def test_the_best_checkpoint_gives_the_figures_of_the_run(digits_run: Path) -> N
 def test_the_last_checkpoint_gives_the_last_validation(
     digits_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = evaluated(capsys, f"run={digits_run}", "split=val", "ckpt=last", "format=json")
-    assert json.loads(text) == metrics(digits_run, "val")
+    words = ["--split", "val", "--ckpt", "last", "--format", "json"]
+    assert json.loads(evaluated(capsys, digits_run, *words)) == metrics(digits_run, "val")
 
 
-def test_the_table_names_run_checkpoint_split_and_figures(
+def test_the_table_names_run_checkpoint_split_and_metrics(
     digits_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    title, *lines = evaluated(capsys, f"run={digits_run}").splitlines()
+    title, *lines = evaluated(capsys, digits_run).splitlines()
     assert title == f"{digits_run}, best checkpoint, 360 test images"
-    figures = metrics(digits_run, "test")
-    assert dict(line.split() for line in lines) == {k: f"{v:.4f}" for k, v in figures.items()}
+    found = metrics(digits_run, "test")
+    assert dict(line.split() for line in lines) == {k: f"{v:.4f}" for k, v in found.items()}
+
+
+def test_nan_is_null_in_json() -> None:
+    found = {"test/loss": float("nan"), "test/accuracy": 0.5, "test/other": float("inf")}
+    expected = {"test/loss": None, "test/accuracy": 0.5, "test/other": None}
+    assert json.loads(to_json(found)) == expected
+    assert to_table(found).splitlines()[0].split() == ["test/loss", "nan"]
+    assert find_unusable(found) == ["test/loss", "test/other"]
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without accelerator")
 def test_an_accelerator_that_is_not_there_is_refused(
     digits_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ConfigError, match="accelerator=gpu"):
-        evaluated(capsys, f"run={digits_run}", "accelerator=gpu")
+    with pytest.raises(ConfigError, match="--accelerator gpu"):
+        evaluated(capsys, digits_run, "--accelerator", "gpu")
 
 
 def test_data_are_looked_for_where_the_options_say(tmp_path: Path) -> None:
@@ -69,9 +77,25 @@ def test_data_are_looked_for_where_the_options_say(tmp_path: Path) -> None:
     state = {name: part.state_dict() for name, part in parts.items()}
     AtomicCheckpointIO().save_checkpoint(state, tmp_path / "mnist" / "checkpoints" / "last.ckpt")
 
-    words = [f"run={tmp_path / 'mnist'}", "ckpt=last", "data.download=false"]
-    result = run("scripts/evaluate.py", *words, f"data.root={tmp_path}/elsewhere")
+    words = [str(tmp_path / "mnist"), "--ckpt", "last", "--no-download"]
+    result = run("scripts/evaluate.py", *words, "--data-root", f"{tmp_path}/elsewhere")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("error: ")
     assert f"{tmp_path}/elsewhere" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_missing_checkpoint_and_a_damaged_one_are_one_line(tmp_path: Path) -> None:
+    old_run = Path(__file__).parents[1] / "project" / "old_run"
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.yaml").write_text((old_run / "config.yaml").read_text())
+    result = run("scripts/evaluate.py", str(tmp_path))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ckpt=best: ")
+    assert result.stderr.count("\n") == 1
+
+    (tmp_path / "checkpoints" / "best.ckpt").write_bytes(b"damaged")
+    result = run("scripts/evaluate.py", str(tmp_path))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: {tmp_path}/checkpoints/best.ckpt is refused")
+    assert result.stderr.count("\n") == 1

@@ -1,8 +1,12 @@
 """The doorway, as a user calls it. What each action does is tested beside its own module."""
 
+import shlex
+import subprocess
+import sys
+
 import yaml
 
-from tests.conftest import run
+from tests.conftest import ROOT, environment, run
 
 LAUNCH = ["scripts/launch.py"]
 
@@ -51,3 +55,21 @@ def test_a_name_that_no_run_may_have_is_refused():
     result = run(*LAUNCH, "cluster=k8s", RUN_ID="a/b")
     assert result.returncode == 2
     assert "RUN_ID=a/b" in result.stderr
+
+
+def test_a_reader_that_goes_away_gets_no_traceback():
+    command = shlex.join([sys.executable, *LAUNCH, "cluster=k8s"])
+    result = subprocess.run(
+        ["sh", "-c", f"{command} | head -1"],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (result.stdout.count("\n"), result.stderr) == (1, "")
+
+
+def test_elasticjob_is_a_cluster_of_its_own():
+    result = run(*LAUNCH, "cluster=elasticjob", RUN_ID="mine")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "kind: ElasticJob" in result.stdout
+    result = run(*LAUNCH, "cluster=elastic", "cluster.elasticjob=true")
+    assert result.returncode == 2
+    assert "cluster.elasticjob=true: no such key" in result.stderr

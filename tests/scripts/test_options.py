@@ -3,11 +3,18 @@
 import os
 from pathlib import Path
 
+import options
 import pytest
-from options import OPTIONS, options
 
-from samestep.errors import ConfigError
+from scripts import evaluate, export, predict, upload
 from tests.conftest import run
+
+PARSERS = {
+    "evaluate": evaluate.make_parser,
+    "predict": predict.make_parser,
+    "export": export.make_parser,
+    "upload": upload.make_parser,
+}
 
 
 @pytest.fixture
@@ -23,67 +30,81 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("clone")
-def test_values_have_defaults_and_the_types_of_their_defaults() -> None:
-    values = options(["run=runs/0", "top=12", "a.png"], OPTIONS["predict"], files=True)
-    assert values == {
-        "run": "runs/0", "ckpt": "best", "top": 12, "accelerator": "auto", "format": "table",
-        "files": ["a.png"],
+def test_values_have_defaults_and_types() -> None:
+    arguments = options.parse(predict.make_parser(), ["runs/0", "--top", "12", "a.png"])
+    assert vars(arguments) == {
+        "run_dir": Path("runs/0"), "ckpt": "best", "top": 12, "accelerator": "auto",
+        "format": "table", "files": ["a.png"],
     }  # fmt: skip
-    values = options(
-        ["run=runs/0", "data.root=a=b", "data.download=false"], OPTIONS["export"], files=False
-    )
-    assert values == {
-        "run": "runs/0", "ckpt": "best", "data.root": "a=b", "data.mirror": None,
-        "data.download": "false", "files": [],
+    words = ["runs/0", "--data-root", "a=b", "--no-download"]
+    assert vars(options.parse(export.make_parser(), words)) == {
+        "run_dir": Path("runs/0"), "ckpt": "best", "root": Path("a=b"), "mirror": None,
+        "download": False,
     }  # fmt: skip
 
 
-def test_a_file_may_have_an_equals_sign_in_its_name(clone: Path) -> None:
-    (clone / "label=3.png").touch()
-    values = options(["run=runs/0", "label=3.png"], OPTIONS["predict"], files=True)
-    assert values["files"] == ["label=3.png"]
+@pytest.mark.usefixtures("clone")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "runs/0 a.png b=3.png --top 2",
+        "--top 2 runs/0 a.png b=3.png",
+        "runs/0 a.png --top 2 b=3.png",
+    ],
+)
+def test_options_may_stand_anywhere(words: str) -> None:
+    arguments = options.parse(predict.make_parser(), words.split())
+    assert (arguments.run_dir, arguments.top) == (Path("runs/0"), 2)
+    assert arguments.files == ["a.png", "b=3.png"]
 
 
 @pytest.mark.parametrize(
     ("script", "words", "message"),
     [
-        ("evaluate", "run=runs/0 splt=val", "splt=val: no such option; did you mean split?"),
-        ("evaluate", "run=runs/0 split=tets", "split=tets: no such choice; did you mean test?"),
-        ("evaluate", "run=runs/0 --split=val", "did you mean split?"),
-        ("evaluate", "runs/0", "did you mean run=runs/0?"),
-        ("evaluate", "run=runs/0 data.download=no", "there are true, false"),
-        ("predict", "run=runs/0", "name image files"),
-        ("predict", "run=runs/0 top=0 a.png", "top=0: must be a whole number, at least 1"),
-        ("predict", "run=runs/0 top=many a.png", "top=many: must be a whole number"),
-        ("predict", "run=runs/0 nofile=3.png", "nofile=3.png: no such option"),
-        ("export", "run=runs/0 format=json", "format=json: no such option; there are run, ckpt"),
+        ("evaluate", "runs/0 --splt val", "--splt: no such option; did you mean --split?"),
+        ("evaluate", "runs/0 split=val", "split=val: no such option; did you mean --split?"),
+        ("evaluate", "runs/0 --split tets", "invalid choice: 'tets' (choose from"),
+        ("evaluate", "run=runs/0", "did you mean runs/0?"),
+        ("evaluate", "runs/0 runs/1", "runs/1: no such option"),
+        ("predict", "runs/0 --top many a.png", "--top: invalid int value: 'many'"),
+        ("export", "runs/0 --format json", "--format: no such option"),
+        ("upload", "runs/0 --ulr s3://a", "did you mean --url?"),
     ],
 )
 @pytest.mark.usefixtures("clone")
-def test_what_is_wrong_is_said_with_a_remedy(script: str, words: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        options(words.split(), OPTIONS[script], files=script == "predict")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_what_is_wrong_is_said_with_a_remedy(
+    script: str, words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        options.parse(PARSERS[script](), words.split())
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("words", [[], ["run="], ["run=runs/9"], ["run=."]])
+@pytest.mark.parametrize("script", PARSERS)
+@pytest.mark.parametrize("words", [[], [""], ["runs/9"], ["."]])
 @pytest.mark.usefixtures("clone")
-def test_where_there_is_no_such_run_the_newest_are_named(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="must be the directory of a run") as caught:
-        options(words, OPTIONS["export"], files=False)
-    assert str(caught.value).endswith("\n  run=runs/4\n  run=runs/3\n  run=runs/2")
+def test_if_there_is_no_such_run_the_newest_are_named(
+    script: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        options.parse(PARSERS[script](), words)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert "must be the directory of a run; the newest are" in error
+    assert error.endswith("\n  runs/4\n  runs/3\n  runs/2\n")
 
 
 def test_without_any_run_the_way_to_one_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="makes one in runs/"):
-        options([], OPTIONS["export"], files=False)
+    with pytest.raises(SystemExit):
+        options.parse(export.make_parser(), [])
+    assert "python train.py makes one in runs/" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("script", ["evaluate", "predict", "export"])
+@pytest.mark.parametrize("script", PARSERS)
 def test_help_and_wrong_usage_need_no_torch(script: str) -> None:
     code = (
         "import runpy, sys\nsys.path.insert(0, 'scripts')\n"
@@ -93,12 +114,11 @@ def test_help_and_wrong_usage_need_no_torch(script: str) -> None:
         "    print('torch' in sys.modules)\n"
     )
     path = f"scripts/{script}.py"
-    told = run("-c", f"import sys; sys.argv[:1] = []\n{code}", path, "run=/nowhere", "top=x")
-    assert (told.returncode, told.stdout) == (2, "False\n")
-    assert told.stderr.startswith("error: ")
-    assert told.stderr.count("\n") == 1
-    told = run("-c", f"import sys; sys.argv[:1] = []\n{code}", path, "--help")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert f"python scripts/{script}.py run=runs/" in told.stdout
-    assert "  ckpt=best|last\n" in told.stdout
-    assert told.stdout.endswith("False\n")
+    result = run("-c", f"import sys; sys.argv[:1] = []\n{code}", path, "/nowhere")
+    assert (result.returncode, result.stdout) == (2, "False\n")
+    assert result.stderr.startswith("usage: ")
+    assert "/nowhere must be the directory of a run" in result.stderr
+    result = run("-c", f"import sys; sys.argv[:1] = []\n{code}", path, "--help")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert f"python scripts/{script}.py runs/" in result.stdout
+    assert result.stdout.endswith("False\n")

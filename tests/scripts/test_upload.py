@@ -1,46 +1,101 @@
-"""The doorway that copies a run to a store again."""
+"""A run copied to a store again."""
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import options
 import pytest
-import upload
 
+from scripts import upload
+from tests.conftest import run
 from tests.samestep.run.test_artifacts import contents, save
+
+Upload = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def said(capsys, monkeypatch):
-    def call(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["upload.py", *words])
-        code = upload.main()
+def call(capsys: pytest.CaptureFixture[str]) -> Upload:
+    """Runs the script on a command line, and returns its exit code, stdout and stderr."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        arguments = options.parse(upload.make_parser(), [str(word) for word in words])
+        code = options.run(upload.main, arguments)
         return code, *capsys.readouterr()
 
     return call
 
 
-def test_what_is_missing_or_differs_is_copied(tmp_path: Path, said):
-    run_dir, store = tmp_path / "mine", tmp_path / "store/mine"
-    save(run_dir, 1)
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run that was copied nowhere."""
+    save(tmp_path / "mine", 1)
+    (tmp_path / "mine/config.yaml").write_text("callbacks: {}\n")
+    return tmp_path / "mine"
+
+
+def test_what_is_missing_or_differs_is_copied(tmp_path: Path, run_dir: Path, call: Upload):
+    store = tmp_path / "store/mine"
     (run_dir / "config.yaml").write_text(f"callbacks: {{artifacts: {{url: '{tmp_path}/store'}}}}\n")
-    assert said(f"run={run_dir}") == (0, f"Uploaded: {store}\n", "")
+    assert call(run_dir) == (0, f"Uploaded: {store}\n", "")
     assert contents(store) == contents(run_dir)
     untouched = (store / "metrics.csv").stat().st_mtime_ns
     (store / "checkpoints/last.ckpt").write_bytes(b"rot")
-    (store / "checkpoints/manifest.json").unlink()
-    assert said(f"run={run_dir}", f"url=file://{tmp_path}/store")[0] == 0
+    (store / "checkpoints/last.ckpt.sha256").unlink()
+    assert call(run_dir, "--url", f"file://{tmp_path}/store")[0] == 0
     assert contents(store) == contents(run_dir)
     assert (store / "metrics.csv").stat().st_mtime_ns == untouched
 
 
-def test_wrong_usage_and_a_broken_store_say_so(tmp_path: Path, said):
-    save(tmp_path / "mine", 1)
-    (tmp_path / "mine/config.yaml").write_text("callbacks: {}\n")
-    assert said("run=nowhere")[0] == 2
-    code, _, error = said(f"run={tmp_path}/mine")
-    assert (code, error[:12]) == (2, "error: url=:")
+def test_a_run_without_a_store_needs_the_option(run_dir: Path, call: Upload):
+    code, out, error = call(run_dir)
+    assert (code, out) == (2, "")
+    assert error == "error: the run names no store; name one, such as --url s3://bucket/runs\n"
+
+
+def test_a_broken_store_is_named_with_each_file(tmp_path: Path, run_dir: Path, call: Upload):
     (tmp_path / "store").write_text("a file, not a folder")
-    code, _, error = said(f"run={tmp_path}/mine", f"url={tmp_path}/store")
+    code, _, error = call(run_dir, "--url", tmp_path / "store")
     assert code == 1
-    assert "checkpoints/last.ckpt: NotADirectoryError" in error
-    assert said("--help")[0] == 0
+    assert "error: checkpoints/last.ckpt: NotADirectoryError" in error
+    assert all(line.startswith("error: ") for line in error.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("foo://x", "foo://x: Protocol not known"),
+        ("https://example.com/x", "cannot be written"),
+        ("://", "://"),
+        ("s3://", "s3://"),
+    ],
+)
+def test_an_address_that_is_no_store_is_refused(
+    run_dir: Path, call: Upload, monkeypatch: pytest.MonkeyPatch, url: str, message: str
+):
+    monkeypatch.chdir(run_dir)
+    before = sorted(run_dir.rglob("*"))
+    code, out, error = call(run_dir, "--url", url)
+    assert (code, out) == (2, "")
+    assert message in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert sorted(run_dir.rglob("*")) == before
+
+
+def test_a_server_that_refuses_is_one_line_without_the_password(run_dir: Path, call: Upload):
+    code, out, error = call(run_dir, "--url", "ftp://user:sesame99@127.0.0.1:1/runs")
+    assert (code, out) == (1, "")
+    assert error.startswith("error: ")
+    assert "127.0.0.1:1/runs: ConnectionRefusedError" in error
+    assert error.count("\n") == 1
+    assert "sesame99" not in error
+
+
+def test_an_unreachable_bucket_gives_no_traceback(run_dir: Path):
+    pytest.importorskip("s3fs", reason="needs the extra s3")
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_MAX_ATTEMPTS": "1"}
+    words = ["scripts/upload.py", str(run_dir), "--url", "s3://bucket/runs"]
+    result = run(*words, AWS_ENDPOINT_URL="http://127.0.0.1:1", **keys)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "error: config.yaml: EndpointConnectionError" in result.stderr
+    assert "Traceback" not in result.stderr

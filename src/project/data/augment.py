@@ -54,14 +54,14 @@ class Augment:
         self.flip = flip
         self.seed = seed
 
-    def __call__(self, images: Tensor, where: Slice) -> Tensor:
-        """Change ``images``, which are the slice ``where`` of a global batch."""
+    def __call__(self, images: Tensor, place: Slice) -> Tensor:
+        """Change ``images``, which are the slice ``place`` of a global batch."""
         if not (self.crop_padding or self.flip):
             return images
         numbers = torch.rand(
-            where.global_size, 3, generator=generator(self.seed, where.epoch, where.number)
+            place.global_size, 3, generator=generator(self.seed, place.epoch, place.number)
         )
-        numbers = numbers[where.start :][: len(images)].to(images.device, non_blocking=True)
+        numbers = numbers[place.start :][: len(images)].to(images.device, non_blocking=True)
         height, width = images.shape[2:]
         padding = self.crop_padding
         shifts = (numbers[:, :2] * (2 * padding + 1)).long()  # [B, 2], from 0 to 2 * padding

@@ -1,7 +1,6 @@
 """Images and labels, from disk to batches on the device."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import lightning as L
@@ -11,12 +10,10 @@ from torch import Tensor
 from project.data.augment import Augment, Normalize
 from project.data.images import Batch, ImageSet, RawBatch
 from project.data.sources import ImageFiles, Images, Source
-from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.data.loader import BatchLoader
-from samestep.data.sampler import GlobalBatchSampler, generator
+from samestep.data.sampler import Slice, generator
 from samestep.errors import ConfigError
-
-__all__ = ["Batch", "ImageDataModule"]
+from samestep.ranks import environment
 
 SPLIT_SEED = 0  # the same images are held out in every run, whatever its seed
 MEMORY_SHARE = 0.25  # of the accelerator's free memory that the images may take
@@ -37,7 +34,8 @@ class ImageDataModule(L.LightningDataModule):
         download: fetch missing files; else they are an error.
         mirror: address to fetch from instead of the official one.
         num_channels, image_size, num_classes: what the images must be like; size in pixels.
-        class_names: one for each class; None takes those of the source.
+        class_names: one for each class; None takes those of the source, if it has any, otherwise
+            numbers the classes.
         num_val: training images held out for validation.
         global_batch_size: images per optimizer step, over all ranks.
         eval_batch_size: images per validation or test batch, over all ranks.
@@ -83,9 +81,8 @@ class ImageDataModule(L.LightningDataModule):
         self.num_channels = num_channels
         self.image_size = image_size
         self.num_classes = num_classes
-        self.class_names = [str(name) for name in class_names or range(num_classes)]
-        self.takes_names_of_source = class_names is None
-        self.names_are_known = False  # from the source, or from a checkpoint
+        self.class_names = [str(name) for name in class_names or []]
+        self.names_are_given = class_names is not None
         self.num_val = num_val
         self.global_batch_size = global_batch_size
         self.eval_batch_size = eval_batch_size
@@ -97,32 +94,73 @@ class ImageDataModule(L.LightningDataModule):
         self.seed = seed
         self.augment = Augment(crop_padding=crop_padding, flip=flip, seed=seed)
         self.train_set: ImageSet | None = None
+        self.is_prepared = False
 
     def prepare_data(self) -> None:
-        """Make the files present and verified. Lightning calls this once per node."""
-        self.source.prepare(self.root, download=self.download, mirror=self.mirror)
+        """Make the files present and verified, once. Lightning calls this once per node."""
+        if not self.is_prepared:
+            self.source.prepare(self.root, download=self.download, mirror=self.mirror)
+        self.is_prepared = True
 
     def setup(self, stage: str) -> None:
         """Open and split the data set, once. Lightning calls this on every rank and stage."""
-        if self.trainer:
-            self.check_batch_size(self.trainer.world_size, self.trainer.accumulate_grad_batches)
         if self.train_set is not None:
             return
-        train, test = self._load(train=True), self._load(train=False)
-        if not 0 < self.num_val < len(train.labels):
-            raise ConfigError(
-                f"data.num_val={self.num_val}: must leave some of the {len(train.labels)} "
-                "training images for training and some for validation"
-            )
+        self._check_batch_size()
+        train = self._load(train=True)
+        test = self._load(train=False)
+        self._check_num_val(len(train.labels))
         order = torch.randperm(len(train.labels), generator=generator(SPLIT_SEED))
-        self.train_set = self._set(train, order[self.num_val :].sort().values)
-        self.val_set = self._set(train, order[: self.num_val].sort().values)
-        self.test_set = self._set(test, torch.arange(len(test.labels)))
+        self.train_set = self._choose(train, order[self.num_val :].sort().values)
+        self.val_set = self._choose(train, order[: self.num_val].sort().values)
+        self.test_set = self._choose(test, torch.arange(len(test.labels)))
         if len(self.train_set) < self.global_batch_size:
             raise ConfigError(
                 f"data.global_batch_size={self.global_batch_size}: must not exceed the "
                 f"{len(self.train_set)} training images"
             )
+
+    def train_dataloader(self) -> BatchLoader:
+        """Training batches, in a new order each epoch."""
+        assert self.train_set is not None, "setup() comes first"
+        batches_per_step = self._batches_per_step()
+        return BatchLoader(
+            self.train_set,
+            self.global_batch_size // batches_per_step,
+            shuffle=self.shuffle,
+            drop_last=True,
+            seed=self.seed,
+            batches_per_step=batches_per_step,
+            num_workers=self._num_workers(self.train_set),
+            with_slice=True,
+        )
+
+    def val_dataloader(self) -> BatchLoader:
+        """Validation batches, in a fixed order."""
+        return self._eval_loader(self.val_set)
+
+    def test_dataloader(self) -> BatchLoader:
+        """Test batches, in a fixed order."""
+        return self._eval_loader(self.test_set)
+
+    def transfer_batch_to_device(
+        self, batch: tuple[RawBatch, Slice], device: torch.device, dataloader_idx: int
+    ) -> Batch:
+        """Move one batch to the device; augment it there when training, and normalize it."""
+        raw, place = batch
+        images = raw.images.to(device, non_blocking=True)
+        if self.normalize.scale.device != images.device:
+            self.normalize.to(images.device)
+        dtype = torch.float32
+        if self.trainer:
+            dtype = self.trainer.lightning_module.dtype  # type: ignore[assignment]
+            if self.trainer.training:
+                images = self.augment(images, place)
+        return Batch(
+            self.normalize(images).to(dtype),
+            raw.labels.to(device, non_blocking=True),
+            raw.ids.to(device, non_blocking=True),
+        )
 
     def state_dict(self) -> dict[str, list[str]]:
         """What a checkpoint keeps: the names of the classes, which the source may have given."""
@@ -130,81 +168,61 @@ class ImageDataModule(L.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, list[str]]) -> None:
         """Take the names of the classes from a checkpoint, before or after ``setup``."""
-        self._name_classes(state_dict["class_names"])
+        self._learn_names(state_dict["class_names"])
 
-    def train_dataloader(self) -> BatchLoader:
-        """Training batches, in a new order each epoch."""
-        assert self.train_set is not None, "setup() comes first"
-        return self._loader(self.train_set, train=True, may_stop=True)
-
-    def val_dataloader(self) -> BatchLoader:
-        """Validation batches, in a fixed order."""
-        return self._loader(self.val_set, train=False)
-
-    def test_dataloader(self) -> BatchLoader:
-        """Test batches, in a fixed order."""
-        return self._loader(self.test_set, train=False, may_stop=True)
-
-    def transfer_batch_to_device(
-        self, batch: RawBatch, device: torch.device, dataloader_idx: int
-    ) -> Batch:
-        """Move one batch to the device; augment it there when training, and normalize it."""
-        images = batch.images.to(device, non_blocking=True)
-        if self.normalize.scale.device != images.device:
-            self.normalize.to(images.device)
-        dtype = torch.float32
-        if self.trainer:
-            dtype = self.trainer.lightning_module.dtype  # type: ignore[assignment]
-            if self.trainer.training:
-                images = self.augment(images, batch.where)
-        return Batch(
-            self.normalize(images).to(dtype),
-            batch.labels.to(device, non_blocking=True),
-            batch.ids.to(device, non_blocking=True),
-        )
-
-    def _name_classes(self, names: list[str]) -> None:
-        if not self.takes_names_of_source:
-            return
-        if self.names_are_known and names != self.class_names:
-            raise ConfigError(
-                f"data.root={self.root}: the model knows the classes {self.class_names}, "
-                f"and not {names}"
-            )
-        self.class_names, self.names_are_known = names, True
+    def shared_memory_bytes(self) -> int:
+        """Bytes that the loader processes of one rank hold in /dev/shm: two batches each."""
+        images = max(self.global_batch_size, self.eval_batch_size) / environment.world_size()
+        return round(2 * images * self.num_channels * self.image_size**2 * self.num_workers)
 
     def _load(self, *, train: bool) -> Images | ImageFiles:
         """All official train or test images, checked against the configuration."""
         found = self.source.load(self.root, train=train)
         if isinstance(found, ImageFiles):
-            self._name_classes(found.classes)
-            num_classes = len(found.classes)
+            names = found.classes
+            num_found = len(names)
         else:
-            shape = (self.num_channels, self.image_size, self.image_size)
-            if tuple(found.images.shape[1:]) != shape:
-                raise ConfigError(
-                    f"data.num_channels={self.num_channels}, data.image_size={self.image_size}: "
-                    f"the images found have the shape {list(found.images.shape[1:])}"
-                )
-            num_classes = int(found.labels.max()) + 1
-            device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
-            if self._fits_on(device, found.images):
-                found = Images(found.images.to(device), found.labels.to(device))
-        if num_classes > self.num_classes:
+            self._check_shape(found.images)
+            names = [str(number) for number in range(self.num_classes)]
+            num_found = int(found.labels.max()) + 1
+            found = self._move_to_device(found)
+        if num_found > self.num_classes:
             raise ConfigError(
-                f"data.num_classes={self.num_classes}: {num_classes} classes were found in "
+                f"data.num_classes={self.num_classes}: {num_found} classes were found in "
                 f"{self.root}"
             )
+        self._learn_names(names)
         return found
 
-    def _fits_on(self, device: torch.device, images: Tensor) -> bool:
-        if device.type != "cuda":
-            return False
-        free, _ = torch.cuda.mem_get_info(device)
-        return images.nbytes < MEMORY_SHARE * free
+    def _learn_names(self, names: list[str]) -> None:
+        """Take the names of the source or of a checkpoint, whichever comes first."""
+        if self.names_are_given:
+            return
+        if self.class_names and names != self.class_names:
+            raise ConfigError(
+                f"data.root={self.root}: the model knows the classes {self.class_names}, "
+                f"and not {names}"
+            )
+        self.class_names = names
 
-    def check_batch_size(self, world_size: int, batches_per_step: int) -> None:
+    def _check_shape(self, images: Tensor) -> None:
+        shape = [self.num_channels, self.image_size, self.image_size]
+        if list(images.shape[1:]) != shape:
+            raise ConfigError(
+                f"data.num_channels={self.num_channels}, data.image_size={self.image_size}: "
+                f"the images found have the shape {list(images.shape[1:])}"
+            )
+
+    def _check_num_val(self, num_images: int) -> None:
+        if not 0 < self.num_val < num_images:
+            raise ConfigError(
+                f"data.num_val={self.num_val}: must leave some of the {num_images} "
+                "training images for training and some for validation"
+            )
+
+    def _check_batch_size(self) -> None:
         """Raise a ConfigError if the global batch cannot be shared out equally."""
+        world_size, batches_per_step = environment.world_size(), self._batches_per_step()
         shares = world_size * batches_per_step
         if self.global_batch_size % shares == 0:
             return
@@ -218,29 +236,30 @@ class ImageDataModule(L.LightningDataModule):
             f"{parts}; the nearest values that do are {nearest}"
         )
 
-    def _set(self, source: Images | ImageFiles, ids: Tensor) -> ImageSet:
+    def _move_to_device(self, found: Images) -> Images:
+        """The images on the GPU of this rank, if it has one and they take little of its memory."""
+        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+        if device.type != "cuda":
+            return found
+        free, _ = torch.cuda.mem_get_info(device)
+        if found.images.nbytes >= MEMORY_SHARE * free:
+            return found
+        return Images(found.images.to(device), found.labels.to(device))
+
+    def _choose(self, source: Images | ImageFiles, ids: Tensor) -> ImageSet:
         return ImageSet(source, ids, num_channels=self.num_channels, image_size=self.image_size)
 
-    def _loader(self, dataset: ImageSet, *, train: bool, may_stop: bool = False) -> BatchLoader:
-        """Batches of a set. Validation runs to its end, so that a checkpoint holds all of it."""
-        trainer = self.trainer
-        batches_per_step = trainer.accumulate_grad_batches if train and trainer else 1
-        sampler = GlobalBatchSampler(
-            len(dataset),
-            self.global_batch_size // batches_per_step if train else self.eval_batch_size,
-            rank=trainer.global_rank if trainer else 0,
-            world_size=trainer.world_size if trainer else 1,
-            seed=self.seed,
-            shuffle=train and self.shuffle,
-            drop_last=train,
-            batches_per_step=batches_per_step,
-        )
-        num_workers = self.num_workers if isinstance(dataset.source, ImageFiles) else 0
-        loop = trainer.fit_loop if train and trainer else None
-        between_steps = None
-        for callback in trainer.callbacks if trainer and may_stop else []:  # type: ignore[attr-defined]
-            if trainer and isinstance(callback, LastCheckpoint):
-                between_steps = partial(callback.between_steps, trainer)
+    def _eval_loader(self, dataset: ImageSet) -> BatchLoader:
         return BatchLoader(
-            dataset, sampler, num_workers=num_workers, loop=loop, between_steps=between_steps
+            dataset,
+            self.eval_batch_size,
+            num_workers=self._num_workers(dataset),
+            with_slice=True,
         )
+
+    def _num_workers(self, dataset: ImageSet) -> int:
+        """Loader processes; images in memory need none."""
+        return self.num_workers if isinstance(dataset.source, ImageFiles) else 0
+
+    def _batches_per_step(self) -> int:
+        return self.trainer.accumulate_grad_batches if self.trainer else 1

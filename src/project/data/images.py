@@ -3,14 +3,12 @@
 from typing import NamedTuple
 
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from project.data.sources import ImageFiles, Images
-from samestep.data.sampler import Slice
 
 
 class Batch(NamedTuple):
-    """What a model is given."""
+    """What a model is given. ``ImageDataModule`` makes it of a ``RawBatch``, on the device."""
 
     images: Tensor
     """float32 ``[B, C, H, W]``, zero mean and unit variance per channel."""
@@ -21,16 +19,15 @@ class Batch(NamedTuple):
 
 
 class RawBatch(NamedTuple):
-    """What a loader yields: pixels as they are stored."""
+    """What an ``ImageSet`` gives: pixels as they are stored."""
 
     images: Tensor
     """uint8 ``[B, C, H, W]``."""
     labels: Tensor
     ids: Tensor
-    where: Slice
 
 
-class ImageSet(Dataset[RawBatch]):
+class ImageSet:
     """Some of the images of a source, read a batch at a time.
 
     Args:
@@ -51,11 +48,12 @@ class ImageSet(Dataset[RawBatch]):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, where: Slice) -> RawBatch:
-        ids = self.ids[where.ids]
-        if isinstance(self.source, Images):
+    def __getitem__(self, positions: Tensor) -> RawBatch:
+        """The images at these positions of the set, int64 ``[B]``."""
+        ids = self.ids[positions]
+        if isinstance(self.source, ImageFiles):
+            images = self.source.read(ids, self.num_channels, self.image_size)
+        else:
             ids = ids.to(self.source.images.device)
             images = self.source.images[ids]
-        else:
-            images = self.source.read(ids, self.num_channels, self.image_size)
-        return RawBatch(images, self.source.labels[ids], ids, where)
+        return RawBatch(images, self.source.labels[ids], ids)

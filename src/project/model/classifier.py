@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from project.data.images import Batch
-from project.model.metrics import Sums
-from samestep.data.sampler import mixed
+from project.model.metrics import add_batch, make_sums
+from samestep.callbacks.sums import Sums
 from samestep.errors import ConfigError
 
 
@@ -29,9 +29,7 @@ class ImageClassifier(L.LightningModule):
       only with more than ten classes.
     - ``test/accuracy_<class>``: fraction of the images of one class that were recognized.
 
-    The figures are exact on any number of ranks, also when their shares are unequal. The random
-    numbers of a training step (dropout) are a pure function of seed, step and rank, so a run that
-    was interrupted goes on as if nothing had happened.
+    The metrics are exact on any number of ranks, also when their shares are unequal.
 
     Args:
         net: maps images ``[B, C, H, W]`` to logits ``[B, num_classes]``.
@@ -43,7 +41,9 @@ class ImageClassifier(L.LightningModule):
             It steps once per optimizer step and ends with the last one.
         label_smoothing: share of the training target spread over all classes, 0 to 1.
         compile: compile the net in place, which leaves the keys of checkpoints as they are.
-        seed: of the random numbers within training steps.
+
+    Raises:
+        ValueError, TypeError: if the optimizer or the schedule refuses its arguments.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class ImageClassifier(L.LightningModule):
         lr_scheduler: Callable[..., LRScheduler],
         label_smoothing: float,
         compile: bool,
-        seed: int,
     ) -> None:
         super().__init__()
         self.net = net
@@ -63,64 +62,44 @@ class ImageClassifier(L.LightningModule):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.label_smoothing = label_smoothing
-        self.seed = seed
-        self.train_sums, self.val_sums, self.test_sums = Sums(), Sums(), Sums()
+        self.train_sums = make_sums("train", num_classes)
+        self.val_sums = make_sums("val", num_classes)
+        self.test_sums = make_sums("test", num_classes)
         self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
         """Test images by class (rows) and guess (columns), over all ranks once tested."""
+        # Wrong arguments are refused here. Lightning would build these only after the data.
+        self.build_optimizer(total_steps=100)
         if compile:
             self.net.compile()
+
+    @property
+    def metric_names(self) -> list[str]:
+        """What is logged each epoch, so that a misspelt ``monitor`` is refused at the start."""
+        return [f"{s.stage}/{name}" for s in (self.train_sums, self.val_sums) for name in s.names]
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits ``[B, num_classes]`` of images ``[B, C, H, W]``."""
         logits: Tensor = self.net(images)
         return logits
 
-    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Seed this step's random numbers."""
-        seed = mixed(self.seed, self.current_epoch, batch_idx, self.global_rank)
-        # torch.manual_seed would also queue a call, with a stack trace, for GPUs not in use.
-        torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss of one training batch, a scalar to minimize."""
         logits = self(batch.images)
         loss = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing)
-        self.train_sums.update(loss, logits, batch.labels)
+        add_batch(self.train_sums, loss, logits, batch.labels)
         return loss
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the sums of an unfinished epoch, ``[ranks, 4]``."""
-        own = self.train_sums.state(self.device)
-        sums = torch.zeros(self.trainer.world_size, *own.shape, dtype=own.dtype, device=own.device)
-        sums[self.global_rank] = own
-        checkpoint["train_sums"] = self._add_up(sums).cpu()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take up the sums: each rank its own, or rank zero all if their number has changed."""
-        sums = checkpoint["train_sums"]
-        if len(sums) != self.trainer.world_size:
-            sums = torch.zeros(self.trainer.world_size, 4, dtype=sums.dtype)
-            sums[0] = checkpoint["train_sums"].sum(0)
-        self.train_sums.load_state(sums[self.global_rank].to(self.device))
-
     def on_train_epoch_end(self) -> None:
-        """Log the training figures of the epoch."""
-        self._log("train", self.train_sums)
-        self._average_buffers()  # so that every rank, and the checkpoint, hold the same model
-
-    def on_validation_start(self) -> None:
-        """Validate the same model on every rank."""
-        self._average_buffers()
+        """Log the training metrics of the epoch."""
+        self._log_means(self.train_sums)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Score one validation batch."""
         self._score(batch, self.val_sums)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the validation figures."""
-        self._log("val", self.val_sums)
+        """Log the validation metrics."""
+        self._log_means(self.val_sums)
 
     def on_test_start(self) -> None:
         """Begin a new confusion matrix."""
@@ -134,10 +113,10 @@ class ImageClassifier(L.LightningModule):
         return logits
 
     def on_test_epoch_end(self) -> None:
-        """Log the test figures, of all images and of each class."""
-        self._log("test", self.test_sums)
-        counts = self._add_up(self.confusion).reshape(self.num_classes, self.num_classes)
-        self.confusion = counts.cpu()
+        """Log the test metrics, of all images and of each class."""
+        self._log_means(self.test_sums)
+        counts: Tensor = self.trainer.strategy.reduce(self.confusion, reduce_op="sum")
+        self.confusion = counts.reshape(self.num_classes, self.num_classes).cpu()
         accuracies = self.confusion.diag() / self.confusion.sum(1)
         names = self.trainer.datamodule.class_names  # type: ignore[attr-defined]
         for name, accuracy in zip(names, accuracies, strict=True):
@@ -170,21 +149,10 @@ class ImageClassifier(L.LightningModule):
     def _score(self, batch: Batch, sums: Sums) -> Tensor:
         logits: Tensor = self(batch.images)
         if len(batch.labels):  # the last batch may hold no image for this rank
-            sums.update(F.cross_entropy(logits, batch.labels), logits, batch.labels)
+            loss = F.cross_entropy(logits, batch.labels)
+            add_batch(sums, loss, logits, batch.labels)
         return logits
 
-    def _log(self, stage: str, sums: Sums) -> None:
-        metrics = sums.metrics(self.device, self._add_up, top5=self.num_classes > 10)
+    def _log_means(self, sums: Sums) -> None:
         # Equal on all ranks already; sync_dist says so to Lightning.
-        self.log_dict({f"{stage}/{name}": v for name, v in metrics.items()}, sync_dist=True)
-
-    def _add_up(self, tensor: Tensor) -> Tensor:
-        summed: Tensor = self.trainer.strategy.reduce(tensor, reduce_op="sum")
-        return summed
-
-    def _average_buffers(self) -> None:
-        """Give every rank the mean of the running statistics, kept of its own images."""
-        if self.trainer.world_size > 1:
-            for buffer in self.net.buffers():
-                if buffer.is_floating_point():
-                    buffer.copy_(self.trainer.strategy.reduce(buffer.clone(), reduce_op="mean"))
+        self.log_dict(sums.means(), sync_dist=True)

@@ -14,10 +14,15 @@ def warmup_cosine(optimizer: Optimizer, *, total_steps: int, warmup: float) -> L
         total_steps: optimizer steps of the whole run.
         warmup: share of ``total_steps`` spent rising, 0 to 1.
 
+    Raises:
+        ValueError: if ``warmup`` is no such share.
+
     Source:
         Loshchilov and Hutter, SGDR, https://arxiv.org/abs/1608.03983; warm-up: Goyal et al.,
         https://arxiv.org/abs/1706.02677.
     """
+    if not 0 <= warmup <= 1:
+        raise ValueError(f"warmup={warmup}: must be a share from 0.0 to 1.0")
     warmup_steps = math.ceil(warmup * total_steps)
 
     def share_of_lr(step: int) -> float:

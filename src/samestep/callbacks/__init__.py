@@ -1,1 +1,8 @@
-"""What watches a run while it trains."""
+"""What watches a run while it trains.
+
+Promise: any LightningModule continues exactly after an interruption, without a line of its own.
+
+Read in this order: ``stop`` (between two steps), ``exact`` with ``sums`` (random numbers, order,
+buffers, sums), ``last_checkpoint`` and ``best_checkpoint``, ``schedule_length``, ``loss_guard``,
+``watchdog``, ``progress``, ``loggers``.
+"""

@@ -6,17 +6,20 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
 
-from samestep.ranks import stopping
+from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.ranks import lightning_patches, stopping
 from samestep.ranks.stopping import Stopped
+from samestep.run.checkpoint import AtomicCheckpointIO
 
 
 class LastCheckpoint(Checkpoint):
     """Saves ``last.ckpt``, from which the same command continues as if nothing had happened.
 
     Saves at the end of each epoch, every ``every_s`` seconds within one, and when told to stop by
-    SIGTERM or SIGINT; then all ranks stop together. It acts between two steps only, where the
-    loader calls ``between_steps``: there Lightning's counters are those of whole steps.
+    SIGTERM or SIGINT; then all ranks stop together. Within an epoch it acts only where
+    ``between_steps`` is called: before the first batch of an optimizer step.
 
     Args:
         dirpath: directory of the checkpoints.
@@ -30,16 +33,21 @@ class LastCheckpoint(Checkpoint):
         self._saved_step = 0
         self._has_ended = False
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Tell the reader of checkpoints which shapes to expect."""
+        checkpoint_io = trainer.strategy.checkpoint_io
+        if stage == "fit" and isinstance(checkpoint_io, AtomicCheckpointIO):
+            weights = pl_module.state_dict() if pl_module.strict_loading else {}
+            checkpoint_io.shapes = {
+                name: value.shape for name, value in weights.items() if isinstance(value, Tensor)
+            }
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Defer signals from here on; end at once if early stopping had ended this run before."""
         stopping.defer()
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
         trainer.should_stop = trainer.should_stop or self._has_ended
-        loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
-        within = 0 < loop.batch_progress.current.ready < trainer.num_training_batches
-        if loop.restarting and within and fetcher and loop._should_check_val_fx(fetcher):
-            # Lightning counts the step before a validation within the epoch again.
-            loop._batches_that_stepped -= 1
+        lightning_patches.uncount_step_before_validation(trainer)
 
     def between_steps(self, trainer: L.Trainer) -> None:
         """Save or stop if any rank wishes to; every rank calls this before each step."""
@@ -51,13 +59,26 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save, after the best checkpoint and early stopping have had their turn."""
+        """Save, after early stopping has had its turn; then keep it if it is the best."""
+        best = [c for c in trainer.callbacks if isinstance(c, BestCheckpoint)]  # type: ignore[attr-defined]
+        for callback in best:
+            callback.update(trainer)
         self._save(trainer)
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        for callback in best:
+            callback.link(trainer, self.path)
+        # All ranks wait, whether the epoch was the best one or not: the test that comes after the
+        # last epoch looks for best.ckpt on each of them.
+        trainer.strategy.barrier()
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Save when all ranks have agreed to stop; no other exception comes to all of them."""
+        """Save when all ranks have agreed to stop.
+
+        Any other exception may be on one rank only, and saving needs all of them.
+        """
         if not isinstance(exception, Stopped):
             return
         if trainer.training and trainer.global_step > self._saved_step:
@@ -74,17 +95,12 @@ class LastCheckpoint(Checkpoint):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Remember it; and the best score, which Lightning forgets if the run directory moved."""
-        self._has_ended = checkpoint["has_ended"]
-        new = str(self.path.parent.resolve())
-        for state in checkpoint["callbacks"].values():
-            if old := state.get("dirpath"):
-                paths = {k: v.replace(old, new) for k, v in state.items() if isinstance(v, str)}
-                best = {k.replace(old, new): v for k, v in state["best_k_models"].items()}
-                state.update(paths, best_k_models=best)
+        """Remember it."""
+        self._has_ended = checkpoint.get("has_ended", False)
 
     def _save(self, trainer: L.Trainer) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        trainer.save_checkpoint(self.path)
+        with lightning_patches.between_steps(trainer):
+            trainer.save_checkpoint(self.path)
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step

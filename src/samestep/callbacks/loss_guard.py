@@ -1,4 +1,4 @@
-"""Steps that must not be taken: gradients that are not numbers."""
+"""Skips optimizer steps whose gradient is infinite or nan."""
 
 import logging
 from typing import Any
@@ -12,6 +12,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from samestep.errors import RunError
+from samestep.ranks import lightning_patches
 
 log = logging.getLogger(__name__)
 
@@ -19,87 +20,101 @@ CHECK_EVERY = 50  # steps on a GPU between two looks at its flags
 
 
 class LossError(RunError):
-    """Too many steps had to be left out; the message names the step and the rank."""
+    """Too many steps had to be skipped; the message names the step and the rank."""
+
+    on_all_ranks = True
 
 
 class LossGuard(L.Callback):
-    """Leaves out optimizer steps whose gradient is infinite or nan, before they spoil the weights.
+    """Skips optimizer steps whose gradient is infinite or nan, before they spoil the weights.
 
-    After its reduction the gradient of one rank is that of all, so they need not ask each other.
-    On a GPU a fused optimizer reads the flag on the device, and this process looks at it every
+    After DDP's all-reduce all ranks hold the same gradient, so each can decide alone. On a GPU a
+    fused optimizer reads the flag on the device, and this process looks at the flags every
     ``CHECK_EVERY`` steps and before each checkpoint: no step waits for the device.
 
     Args:
-        max_skipped: steps that may be left out; one more ends the run with ``LossError``.
+        max_skipped: steps that may be skipped; one more ends the run with ``LossError``.
     """
 
     def __init__(self, max_skipped: int) -> None:
         self.max_skipped = max_skipped
         self.num_skipped = 0
-        self._loss_is_fine: Tensor | None = None  # over the batches of this step, on this rank
+        self._loss_is_finite: Tensor | None = None  # of all batches of this step, on this rank
         self._steps: list[tuple[int, Tensor, Tensor]] = []  # (step, gradient is bad, loss is fine)
 
     def on_before_backward(
         self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
     ) -> None:
-        """Note whether the loss of this rank is a number."""
-        fine = loss.detach().isfinite()
-        self._loss_is_fine = fine if self._loss_is_fine is None else fine & self._loss_is_fine
+        """Remember whether the loss of this rank is finite."""
+        finite = loss.detach().isfinite().all()
+        if self._loss_is_finite is not None:
+            finite = finite & self._loss_is_finite
+        self._loss_is_finite = finite
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
     ) -> None:
-        """Leave the step out if the gradient is not a number."""
-        assert self._loss_is_fine is not None
-        fine, self._loss_is_fine = self._loss_is_fine, None
+        """Skip the step if its gradient is not finite."""
+        loss_is_finite, self._loss_is_finite = self._loss_is_finite, None
         if getattr(trainer.precision_plugin, "scaler", None):
-            return  # 16-mixed: infinite gradients are normal, and its scaler leaves them out
+            return  # with 16-mixed infinite gradients are normal: its scaler skips these steps
         gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
         bad = ~get_total_norm(gradients).isfinite()
-        if isinstance(trainer.strategy, FSDPStrategy):  # each rank has seen a part of the gradient
+        if isinstance(trainer.strategy, FSDPStrategy):
+            # Each rank has seen its part of the gradient only.
             bad = trainer.strategy.reduce(bad.float(), reduce_op="max").bool()
-        self._steps.append((trainer.global_step, bad, fine))
+        if loss_is_finite is None:
+            loss_is_finite = ~bad  # manual optimization without Lightning's manual_backward
+        self._steps.append((trainer.global_step, bad, loss_is_finite))
+
         if bad.is_cuda and optimizer.defaults.get("fused"):
-            optimizer.grad_scale = None  # type: ignore[attr-defined]  # as torch's GradScaler does
-            optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+            lightning_patches.skip_fused_step(optimizer, bad)
             if len(self._steps) >= CHECK_EVERY:
-                self._count(trainer)
-        elif self._count(trainer):
+                self._count_skipped(trainer)
+        elif self._count_skipped(trainer):
             pl_module.zero_grad()
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Look at the flags, and keep the count."""
-        self._count(trainer)
+        """Look at the flags, and save the count."""
+        self._count_skipped(trainer)
         checkpoint["num_skipped"] = self.num_skipped
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Take up the count."""
-        self.num_skipped = checkpoint["num_skipped"]
+        """Go on with the saved count."""
+        self.num_skipped = checkpoint.get("num_skipped", 0)
 
-    def _count(self, trainer: L.Trainer) -> int:
-        """How many of the noted steps were left out; waits for the device."""
+    def _count_skipped(self, trainer: L.Trainer) -> int:
+        """Number of the remembered steps that were skipped; waits for the device.
+
+        Raises:
+            LossError: on all ranks, if there were too many.
+        """
         steps, self._steps = self._steps, []
         if not steps or not any(torch.stack([bad for _, bad, _ in steps]).tolist()):
             return 0
         bad_steps = [(step, bool(fine)) for step, bad, fine in steps if bad]
-        gathered: list[Any] = [[fine for _, fine in bad_steps]] * trainer.world_size
+        of_ranks: list[Any] = [[fine for _, fine in bad_steps]] * trainer.world_size
         if trainer.world_size > 1:
-            dist.all_gather_object(gathered, gathered[0])
-        for place, (step, _) in enumerate(bad_steps):
-            ranks = [str(rank) for rank, fine in enumerate(gathered) if not fine[place]]
-            where = f"the loss on rank {', '.join(ranks)}" if ranks else "the gradient of all ranks"
-            what = f"step {step}: {where} is infinite or nan"
-            self.num_skipped += 1
-            if self.num_skipped > self.max_skipped:
-                raise LossError(
-                    f"{what}; the step was not taken, and the checkpoints are from before it. "
-                    "Lower model.optimizer.lr, clip with trainer.gradient_clip_val=1.0, or leave "
-                    "such steps out with callbacks.loss_guard.max_skipped=10"
-                )
-            if trainer.is_global_zero:
-                log.warning("%s; left out, %d of %d", what, self.num_skipped, self.max_skipped)
+            dist.all_gather_object(of_ranks, of_ranks[0])
+        for index, (step, _) in enumerate(bad_steps):
+            ranks = [str(rank) for rank, fine in enumerate(of_ranks) if not fine[index]]
+            self._report(trainer, step, ranks)
         return len(bad_steps)
+
+    def _report(self, trainer: L.Trainer, step: int, ranks: list[str]) -> None:
+        """Count one skipped step, and warn of it or end the run."""
+        where = f"the loss on rank {', '.join(ranks)}" if ranks else "the gradient of all ranks"
+        what = f"step {step}: {where} is infinite or nan"
+        self.num_skipped += 1
+        if self.num_skipped > self.max_skipped:
+            raise LossError(
+                f"{what}; the step was not taken, and the checkpoints are from before it. "
+                "Lower model.optimizer.lr, clip with trainer.gradient_clip_val=1.0, or skip "
+                "such steps with callbacks.loss_guard.max_skipped=10"
+            )
+        if trainer.is_global_zero:
+            log.warning("%s; skipped, %d of %d", what, self.num_skipped, self.max_skipped)

@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,35 +12,45 @@ import torch
 from rich.progress import BarColumn
 from rich.progress import Progress as Bar
 
-REDRAW_S = 0.2  # seconds between two looks of the bar
-REPORTED = ("train/loss", "train/accuracy", "val/loss", "val/accuracy")
+from samestep.callbacks.exact import sums_of
+from samestep.callbacks.sums import Sums
+from samestep.data.loader import count_samples
+
+REDRAW_S = 0.2  # seconds between two updates of the bar
 
 
 class Progress(L.Callback):
-    """Shows where the training is, its loss, accuracy and speed, and the time it still needs.
+    """Shows how far the training is, its metrics and speed, and the time it still needs.
 
     Rank zero writes to stdout, the other ranks nothing. On a terminal a bar is drawn, at most five
     times a second, and removed at the end; elsewhere a line is written after the first step and
-    then every ``log_every_s`` seconds. Their loss and accuracy are those of the last batch and of
-    the epoch so far, on rank zero, and are read from the device only to be shown. Every epoch also
-    leaves one line with the latest metrics over all ranks.
+    then every ``log_every_s`` seconds. These show the loss of the last batch, and the means of the
+    epoch so far of the model's ``Sums``, on rank zero; they are read from the device only to be
+    shown. Every epoch also leaves one line with the latest metrics over all ranks.
 
     Logs, once per epoch:
-    - ``train/images_per_second``: over all ranks, data loading included, validation excluded.
+    - ``train/<unit>_per_second``: over all ranks, data loading included, validation excluded.
 
     Attributes:
         seconds: how long ``fit`` trained and validated, in this process.
-        images_per_second: as logged, of the last epoch.
+        samples_per_second: as logged, of the last epoch.
 
     Args:
         log_every_s: seconds between two lines where there is no terminal.
+        metrics: which metrics are shown, such as ``["train/loss", "val/loss"]``.
+        unit: what a batch is counted in, in the plural.
     """
 
-    def __init__(self, log_every_s: float) -> None:
+    def __init__(
+        self, log_every_s: float, metrics: Sequence[str] = ("train/loss",), unit: str = "samples"
+    ) -> None:
         self.log_every_s = log_every_s
-        self.seconds = self.images_per_second = self._start = 0.0
+        self.metrics = list(metrics)
+        self.unit = unit
+        self.seconds = self.samples_per_second = self._start = 0.0
         self._epoch_line: list[str] = []  # of the epoch before, if it has not been shown
         self._bar: Bar | None = None
+        self._train_sums: list[Sums] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the bar on a terminal and start the clocks."""
@@ -49,7 +60,8 @@ class Progress(L.Callback):
         self._first_look: tuple[float, int] | None = None  # time and step
         self._due = -math.inf  # when to show something again
         self._fit_start = self._start = time.perf_counter()
-        self._images = 0  # of this epoch, in this process
+        self._samples = 0  # of this epoch, on all ranks
+        self._train_sums = [sums for sums in sums_of(pl_module).values() if sums.stage == "train"]
         if trainer.is_global_zero and sys.stdout.isatty():
             columns = ("{task.description}", BarColumn(bar_width=None), "{task.fields[facts]}")
             self._bar = Bar(*columns, auto_refresh=False, transient=True, expand=True)
@@ -59,21 +71,19 @@ class Progress(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Report the epoch before, start the clock of this one."""
         self._report_epoch(trainer)
-        self._images, self._start = 0, time.perf_counter()
+        self._samples, self._start = 0, time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        """Count the images; now and then, show where the run is."""
-        self._images += len(batch.labels) * trainer.world_size
+        """Count the samples; now and then, show how far the run is."""
+        self._samples += count_samples(batch) * trainer.world_size
         now = time.perf_counter()
         if not trainer.is_global_zero or now < self._due:
             return
-        # Lightning divides the loss by the number of batches that are accumulated.
-        figures = [f"loss {outputs['loss'].item() * trainer.accumulate_grad_batches:.4f}"]
-        if (sums := getattr(pl_module, "train_sums", None)) is not None:
-            figures.append(f"accuracy {sums.accuracy():.4f}")
-        facts = self._facts(trainer, figures, self._images / (now - self._start))
+        facts = self._facts(
+            trainer, self._running_metrics(trainer, outputs), self._samples / (now - self._start)
+        )
         if self._bar is None:
             self._write(facts)
         else:
@@ -97,10 +107,11 @@ class Progress(L.Callback):
         The epoch is reported later: some of its metrics are logged after this hook, and to read
         them here, on rank zero alone, could start a reduction that the other ranks do not join.
         """
-        self.images_per_second = speed = self._images / (_now(pl_module) - self._start)
+        self.samples_per_second = speed = self._samples / (_now(pl_module) - self._start)
         if trainer.is_global_zero:
+            name = f"train/{self.unit}_per_second"
             # With rank_zero_only, sync_dist reduces nothing: it only keeps Lightning from warning.
-            pl_module.log("train/images_per_second", speed, rank_zero_only=True, sync_dist=True)
+            pl_module.log(name, speed, rank_zero_only=True, sync_dist=True)
             self._epoch_line = self._facts(trainer, [], speed)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -115,21 +126,38 @@ class Progress(L.Callback):
             self._bar.stop()
             self._bar = None
 
-    def _report_epoch(self, trainer: L.Trainer) -> None:
-        if self._epoch_line:
-            metrics = trainer.callback_metrics
-            names = {key: key.removeprefix("train/").replace("/", " ") for key in REPORTED}
-            figures = [f"{names[key]} {metrics[key]:.4f}" for key in names if key in metrics]
-            epoch, step, *pace = self._epoch_line
-            # The bar tells the rest, and a terminal may have 80 columns.
-            self._write([epoch, *figures] if self._bar else [epoch, step, *figures, *pace])
-            self._epoch_line = []
+    def _running_metrics(self, trainer: L.Trainer, outputs: Any) -> list[str]:
+        """The loss of the last batch, and the means of the epoch so far."""
+        shown = []
+        if isinstance(outputs, dict) and "loss" in outputs:
+            # Lightning divides the loss by the number of batches that are accumulated.
+            loss = float(outputs["loss"]) * trainer.accumulate_grad_batches
+            shown.append(f"loss {loss:.4f}")
+        for sums in self._train_sums:
+            for name in sums.names:
+                if name != "loss" and f"train/{name}" in self.metrics:
+                    shown.append(f"{name} {sums.mean_so_far(name):.4f}")
+        return shown
 
-    def _facts(self, trainer: L.Trainer, figures: list[str], speed: float) -> list[str]:
-        """Where the run is, ``figures``, the speed and, where it can be known, the time left."""
+    def _report_epoch(self, trainer: L.Trainer) -> None:
+        """Leave a line with the metrics of the epoch before, over all ranks."""
+        if not self._epoch_line:
+            return
+        shown = []
+        for name in self.metrics:
+            if name in trainer.callback_metrics:
+                title = name.removeprefix("train/").replace("/", " ")
+                shown.append(f"{title} {trainer.callback_metrics[name]:.4f}")
+        epoch, step, *pace = self._epoch_line
+        # The bar tells the rest, and a terminal may have 80 columns.
+        self._write([epoch, *shown] if self._bar else [epoch, step, *shown, *pace])
+        self._epoch_line = []
+
+    def _facts(self, trainer: L.Trainer, metrics: list[str], speed: float) -> list[str]:
+        """How far the run is, ``metrics``, the speed and, if it is known, the time left."""
         now, step = time.perf_counter(), trainer.global_step
         epoch = f"epoch {trainer.current_epoch + 1}/{self._epochs:.0f}"
-        facts = [epoch, f"step {step}/{self._steps:.0f}", *figures, f"{speed:.0f} images/s"]
+        facts = [epoch, f"step {step}/{self._steps:.0f}", *metrics, f"{speed:.0f} {self.unit}/s"]
         # Judged from the first look on, so that a slow first step does not count.
         first, first_step = self._first_look = self._first_look or (now, step)
         if first_step < step < self._steps < math.inf:

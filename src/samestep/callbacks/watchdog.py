@@ -1,6 +1,7 @@
 """Ends a process whose step never ends."""
 
 import faulthandler
+import math
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,33 +15,60 @@ class Watchdog(L.Callback):
     """Ends a process whose step takes longer than ``timeout_s``, and writes down where it hangs.
 
     The stacks of all threads go to ``logs/rank-<n>.log``. The other ranks wait for this one, so
-    each of them does the same, and none waits for the end of the world.
+    each of them does the same.
+
+    Args:
+        timeout_s: seconds that a step, a validation batch, a test batch or a save may take.
+        run_dir: directory of the run.
     """
 
     def __init__(self, timeout_s: float, run_dir: str) -> None:
         self.timeout_s = timeout_s
         self.path = Path(run_dir, "logs", f"rank-{environment.rank()}.log")
         self._file: TextIO | None = None
-        self._wound_at = -1.0
+        self._started_at = -math.inf
 
-    def _wind(self, *args: Any) -> None:
-        """Begin to count anew; at most once a second, as it starts a thread."""
-        now = time.monotonic()
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a")
-        if now - self._wound_at > 1:
-            faulthandler.dump_traceback_later(self.timeout_s, exit=True, file=self._file)
-            self._wound_at = now
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the countdown."""
+        self._restart()
 
-    on_train_start = on_train_batch_start = on_train_batch_end = _wind  # type: ignore[assignment]
-    on_validation_batch_start = on_test_batch_start = _wind  # type: ignore[assignment]
-    on_save_checkpoint = _wind  # type: ignore[assignment]
+    def on_train_batch_start(self, *args: Any) -> None:
+        """Start the countdown again."""
+        self._restart()
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Start the countdown again."""
+        self._restart()
+
+    def on_validation_batch_start(self, *args: Any) -> None:
+        """Start the countdown again."""
+        self._restart()
+
+    def on_test_batch_start(self, *args: Any) -> None:
+        """Start the countdown again."""
+        self._restart()
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Start the countdown again."""
+        self._restart()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Stop counting."""
+        """Stop the countdown."""
         faulthandler.cancel_dump_traceback_later()
-        self._wound_at = -1.0
+        self._started_at = -math.inf
         if self._file:
             self._file.close()
             self._file = None
+
+    def _restart(self) -> None:
+        # Each countdown is a thread, so it is started again at most once a second.
+        now = time.monotonic()
+        if now - self._started_at < 1:
+            return
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("a")
+        faulthandler.dump_traceback_later(self.timeout_s, exit=True, file=self._file)
+        self._started_at = now

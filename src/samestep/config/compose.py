@@ -1,72 +1,48 @@
 """The command line and configs/, composed and checked before anything runs. Imports no torch.
 
-The YAML files are the schema: a run is compared with the same choice of files without what is laid
-over them, which are the overrides and the groups experiment, debug and local. A key must be there
-too, and its value be of the type it has there. What a default cannot say is in
-``samestep.config.rules``.
+Hydra composes the chosen files twice: as the user asked, and plain, without overrides of values and
+without the groups experiment, debug and local. Every key of the first must exist in the second,
+with a value of the same type. ``samestep.config.rules`` says what a type cannot say.
 """
 
-import argparse
+import re
 import textwrap
-from collections.abc import Iterable, Sequence
-from copy import deepcopy
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.defaults_list import create_defaults_list
-from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
-from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from hydra.core.override_parser.types import Override
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from samestep.config.rules import contradictions
+from samestep.config import rules
 from samestep.config.schema import (
     LAID_OVER,
-    SHARED,
     Schema,
     choices_of,
-    leaves,
+    flatten,
     no_such_choice,
-    plain,
 )
 from samestep.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-NEEDED = ("data", "model", "trainer", "cluster", "callbacks", "logger")  # groups
-
-
-def flags_of(argv: Sequence[str]) -> argparse.Namespace:
-    """Hydra's flags (``help``, ``cfg``, ``multirun``, ...) and the ``overrides`` in ``argv``.
-
-    Raises:
-        ConfigError: a flag does not exist, stands between overrides, or contradicts another.
-    """
-
-    def refuse(message: str) -> None:
-        raise ConfigError(f"{message}; python train.py --hydra-help lists all flags")
-
-    parser = get_args_parser()
-    parser.error = refuse  # type: ignore[assignment, method-assign]  # instead of exiting
-    flags = parser.parse_args(argv)
-    if flags.config_path or flags.config_name or flags.config_dir:
-        refuse("--config-dir and its like: a run is made of configs/train.yaml only")
-    if sum(map(bool, (flags.run, flags.multirun, flags.cfg, flags.info))) > 1:
-        refuse("--run, --multirun, --cfg and --info exclude each other")
-    if flags.resolve and not (flags.cfg or flags.help):
-        refuse("--resolve: only together with --cfg, as in --cfg job --resolve")
-    return flags
+NEEDED = ("data", "model", "trainer", "cluster")  # groups of which a run needs a file
+OPTIONAL = ("callbacks", "logger")  # groups that may be empty: logger=null
 
 
 def help_text() -> str:
     """The help in ``train.yaml``, with all groups and choices; Hydra's own takes a second."""
-    groups = [f"  {g:20}{', '.join(names)}" for g, names in choices_of(CONFIGS).items() if names]
+    groups = [
+        textwrap.fill(f"  {group:20}{', '.join(names)}", 100, subsequent_indent=22 * " ")
+        for group, names in choices_of(CONFIGS).items()
+        if names
+    ]
     text = str(OmegaConf.load(CONFIGS / "train.yaml").hydra.help.template)
     return text.replace("$APP_CONFIG_GROUPS", "\n".join(groups))
 
@@ -79,30 +55,69 @@ def check(
     Args:
         overrides: as typed, such as ``["model=mlp", "seed=1"]``.
         multirun: allow sweeps such as ``seed=1,2``. Each value is checked together with the first
-            of every other sweep; of a range, the first and the last.
+            value of every other sweep; a range is checked at its first and its last value.
         configs: directory of ``train.yaml``.
 
     Returns:
-        The configuration, not yet resolved; of a sweep, that of its first run.
+        The configuration, not yet resolved; in a sweep, the configuration of its first run. Its
+        key ``choices`` says which file was chosen in each group: ``{"data": "mnist", ...}``.
 
     Raises:
         ConfigError: naming the faults, one line each.
     """
     if not (configs / "train.yaml").is_file():
         raise ConfigError(f"{configs}/train.yaml is missing: run from a clone of the repository")
+    # In a run of a sweep, hydra.main has initialized Hydra; it does not need that any more.
+    GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(configs.absolute()), version_base="1.3"):
         try:
-            first, *_ = [_compose(run, configs) for run in _runs(overrides, multirun)]
+            runs = [_compose(run, configs) for run in _runs(overrides, multirun)]
         except ConfigError:
             raise
         except MissingConfigException as error:
             group, _, choice = str(error.missing_cfg_file).rpartition("/")
             names = choices_of(configs).get(group, error.options or [])
             raise ConfigError(no_such_choice(group, choice, names)) from None
+        except OSError as error:
+            raise ConfigError(f"a key or a choice cannot be used: {error.strerror}") from None
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-            text, *_ = " ".join(f"{error} {error.__cause__ or ''}".split()).split(" object_type=")
-            raise ConfigError(textwrap.shorten(text, 300)) from None
-    return first
+            raise ConfigError(_message_of(error)) from None
+    return runs[0]
+
+
+def _message_of(error: Exception) -> str:
+    """What Hydra or OmegaConf says, in one line."""
+    text, *_ = " ".join(f"{error} {error.__cause__ or ''}".split()).split(" object_type=")
+    if list_in_file := re.match(r"In '(.+)': .*Cannot merge DictConfig with ListConfig", text):
+        return f"configs/{list_in_file[1]}.yaml: must hold keys, not a list"
+    return textwrap.shorten(text, 300)
+
+
+def spell_all(overrides: Sequence[str], configs: Path = CONFIGS) -> list[str]:
+    """The overrides as ``check`` gives them to Hydra; ``hydra.main`` must get the same ones."""
+    groups = choices_of(configs)
+    parser = OverridesParser.create()
+    return [_spell(override, groups) for override in parser.parse_overrides(list(overrides))]
+
+
+def _spell(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
+    """One override as Hydra gets it: a value as ``++key=value``, whatever the user typed.
+
+    Hydra then takes keys that no file has, so that our check sees them and can say which key was
+    probably meant. Choices of files, deletions and Hydra's own keys stay as typed.
+    """
+    line, group = str(override.input_line), override.key_or_group
+    if override.is_delete() or override.is_hydra_override():
+        return line
+    # A sweep has no single value yet; it is checked run by run.
+    value = "" if override.is_sweep_override() else override.value()
+    if group not in groups or isinstance(value, dict):
+        return "++" + line.lstrip("+")
+    if value is None:  # Hydra refuses logger=null, and takes an empty list for the same
+        return f"{group}=[]"
+    if not isinstance(value, str | list):
+        raise ConfigError(no_such_choice(group, value, groups[group]))
+    return line
 
 
 def _runs(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
@@ -132,50 +147,99 @@ def _runs(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
 
 def _compose(lines: list[str], configs: Path) -> DictConfig:
     """The configuration of one run, or a ConfigError with its faults."""
-    loader: Any = GlobalHydra.instance().config_loader()
-    parsed, repository = loader._parse_overrides_and_create_caching_repo("train", lines)
-    parts: Any = create_defaults_list(repository, "train", parsed, True, skip_missing=False)
-    assignments = [part for part in parts.config_overrides if not part.is_hydra_override()]
-    files = {
-        part.config_path: loader._load_single_config(part, repository).config
-        for part in parts.defaults
-        if not part.config_path.startswith("hydra/")
-    }
-    for path, node in files.items():
-        if not isinstance(node, DictConfig):
-            raise ConfigError(f"{configs / path}.yaml: must hold keys, not a list")
-        node.pop("hydra", None)
-    choices = choices_of(configs)
-    chosen = {path.rpartition("/")[0] for path in files if path not in SHARED}
-    _refuse(f"{g}: a run needs one of {', '.join(choices[g])}" for g in NEEDED if g not in chosen)
-    below = [node for path, node in files.items() if path.split("/")[0] not in LAID_OVER]
-    schema, cfg = Schema(OmegaConf.create(), choices), OmegaConf.create()
-    schema.reference.merge_with(*below)
-    cfg.merge_with(*files.values())
+    groups = choices_of(configs)
+    overrides = OverridesParser.create().parse_overrides(lines)
+    spelled = [_spell(override, groups) for override in overrides]
+    cfg = hydra.compose("train", spelled, return_hydra_config=True)
+    choices = _choices(cfg, spelled, groups)
+    _refuse(
+        f"{group}: a run needs one of {', '.join(groups[group])}"
+        for group in NEEDED
+        if choices.get(group) not in groups[group]
+    )
+    reference = _reference(choices, configs)
+    with open_dict(cfg), open_dict(reference):
+        del cfg["hydra"], reference["choices"]
+        if cfg.get("choices") == {}:  # it is ours to write: any other value is an unknown key
+            del cfg["choices"]
 
-    # First as if each override had a plus, so that the schema sees every key that was typed.
-    added = [o if o.is_delete() else replace(o, type=OverrideType.FORCE_ADD) for o in assignments]
-    with_added = deepcopy(cfg)
-    ConfigLoaderImpl._apply_overrides_to_config(added, with_added)
-    faults = schema.faults(with_added, schema.reference)
-    _refuse(f"{line}{_origin(key, files, assignments)}" for key, line in faults)
-    _refuse(contradictions(with_added))
+    project_rules = rules.load_project_rules(cfg.rules)
+    added = [o.key_or_group for o in overrides if o.is_add() or o.is_force_add()]
+    schema = Schema(reference, groups, project_rules, added)
+    # A choice of a file sets no key itself.
+    pairs = zip(overrides, spelled, strict=True)
+    typed = [o.key_or_group for o, text in pairs if text.startswith(("++", "~"))]
+    _refuse(f"{line}{_origin(key, choices, typed, configs)}" for key, line in schema.faults(cfg))
+    _refuse([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
 
-    OmegaConf.set_struct(cfg, True)
-    ConfigLoaderImpl._apply_overrides_to_config(assignments, cfg)
+    with open_dict(cfg):
+        cfg.choices = choices
     OmegaConf.to_container(cfg, resolve=True)  # raises where a file's interpolation has no value
-    if len(assignments) < len(parts.config_overrides):  # looks at those of Hydra
-        hydra.compose("train", lines)
     return cfg
 
 
-def _origin(key: str, files: dict[str, DictConfig], assignments: list[Override]) -> str:
-    """The file that sets ``key``, in brackets; nothing if an override does."""
-    overridden = [f"{override.key_or_group}." for override in assignments]
-    if any(f"{key}.".startswith(o) or o.startswith(f"{key}.") for o in overridden):
-        return ""
-    paths = [path for path, node in files.items() if key in leaves(plain(node))]
-    return f" (configs/{paths[-1]}.yaml)" if paths else ""
+def _choices(
+    cfg: DictConfig, spelled: list[str], groups: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """Which file was chosen in each group; a list where several were."""
+    choices = dict(cfg.hydra.runtime.choices)
+    choices = {group: name for group, name in choices.items() if group in groups}
+    missing = [group for group in (*NEEDED, *OPTIONAL) if group not in choices]
+    if not missing:
+        return choices
+    # Hydra does not tell the choices of a list, such as callbacks=[early_stopping,ema].
+    loader = GlobalHydra.instance().config_loader()
+    files = loader.compute_defaults_list("train", spelled, RunMode.RUN).defaults
+    for group in missing:
+        # A file that another file of the group includes was not chosen itself.
+        paths = [f.config_path for f in files if not str(f.parent).startswith(f"{group}/")]
+        names = [path.rpartition("/")[2] for path in paths if path.rpartition("/")[0] == group]
+        choices[group] = names
+    return choices
+
+
+def _reference(choices: Mapping[str, Any], configs: Path) -> DictConfig:
+    """The same choice of files, without overrides of values and what is laid over them."""
+    lines = []
+    for group, choice in choices.items():
+        names = choice if isinstance(choice, list) else [choice]
+        if group not in LAID_OVER:
+            value = f"[{','.join(names)}]" if isinstance(choice, list) else choice
+            lines.append(f"{group}={value}")
+        elif choice and (configs / group / f"{choice}.yaml").exists():
+            lines.append(f"{group}=[]")
+    try:
+        return hydra.compose("train", lines)
+    except ConfigCompositionException:
+        # A group that is not among the defaults, such as +model/head=linear, needs a plus again.
+        top = [line for line in lines if "/" not in line]
+        known = hydra.compose("train", top, return_hydra_config=True).hydra.runtime.choices
+        signs = ["" if "/" not in line or line.split("=")[0] in known else "+" for line in lines]
+        return hydra.compose("train", [f"{s}{line}" for s, line in zip(signs, lines, strict=True)])
+
+
+def _origin(key: str, choices: Mapping[str, Any], typed: Sequence[str], configs: Path) -> str:
+    """The chosen file that sets ``key``, in brackets; nothing if an override does."""
+    for override in typed:
+        if f"{key}.".startswith(f"{override}.") or f"{override}.".startswith(f"{key}."):
+            return ""
+    # What is laid over the others is asked first, because its value counts.
+    for group in sorted(choices, key=lambda group: group not in LAID_OVER):
+        names = choices[group] if isinstance(choices[group], list) else [choices[group]]
+        for name in names:
+            file = configs / group / f"{name}.yaml"
+            if file.exists() and key in _keys_of(file, group):
+                return f" (configs/{group}/{name}.yaml)"
+    return ""
+
+
+def _keys_of(file: Path, group: str) -> set[str]:
+    """The full keys that one file of configs/ sets."""
+    node = OmegaConf.load(file)
+    assert isinstance(node, DictConfig)
+    is_global = "@package _global_" in file.read_text()
+    prefix = "" if is_global else f"{group.replace('/', '.')}."
+    return {f"{prefix}{key}" for key in flatten(node)}
 
 
 def _refuse(faults: Iterable[str]) -> None:

@@ -1,14 +1,20 @@
 """What the values of configs/ may be, where their default cannot say it. Imports no torch.
 
-A key without a rule takes values of its default's type. A new rule is one line of ``RULES``.
+Here are the kinds of rules, and the rules of the keys that ``samestep`` brings: those of the run,
+the trainer, the cluster and the shipped callbacks. A project has a module with the rules of its own
+keys, which ``rules:`` in configs/train.yaml names. A rule names one full key; a key without a rule
+takes values of its default's type.
 """
 
+import importlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
+
+from samestep.errors import ConfigError
 
 
 class Rule(NamedTuple):
@@ -46,16 +52,22 @@ def each(rule: Rule) -> Rule:
     return Rule(text, lambda v: isinstance(v, list) and all(map(holds, v)))
 
 
+def left_out(reason: str) -> Rule:
+    """No value at all: the key exists in Lightning, and ``samestep`` has set it."""
+    return Rule(f"left out: {reason}", lambda v: False)
+
+
 NULL = Rule("null", lambda v: v is None)
-BOOL = Rule("true, false", lambda v: isinstance(v, bool))
-QUOTED = "text; a number becomes text in quotes within quotes, \"'1'\""
-TEXT = Rule(QUOTED, lambda v: isinstance(v, str) and v.strip() != "")
+BOOL = Rule("true or false", lambda v: isinstance(v, bool))
+STRING = "a string (to pass 1 as a string: key=\"'1'\")"
+TEXT = Rule(STRING, lambda v: isinstance(v, str) and v.strip() != "")
 ABOVE_0 = number("a number above 0", lambda v: v > 0)
 BELOW_1 = number("a number at least 0 and below 1", lambda v: 0 <= v < 1)
+BETWEEN_0_AND_1 = number("a number above 0 and below 1", lambda v: 0 < v < 1)
 SHARE = number("a share from 0.0 to 1.0", lambda v: 0 <= v <= 1)
-BATCHES = whole(0) | SHARE
+BATCHES = NULL | whole(0) | SHARE
 NAME = Rule(
-    f"at most 63 of A-Z a-z 0-9 . _ -, the first a letter or digit, and {QUOTED}",
+    f"at most 63 of A-Z a-z 0-9 . _ -, the first a letter or digit, and {STRING}",
     lambda v: isinstance(v, str) and bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", v)),
 )
 COUNTS = Rule(
@@ -64,71 +76,144 @@ COUNTS = Rule(
 CPUS = Rule("text such as 500m", lambda v: bool(re.fullmatch(r"[1-9]\d*m?", str(v))))
 NO_LIMIT = Rule("-1 (no limit)", lambda v: type(v) is int and v == -1)
 NODE = Rule("a group with a _target_", lambda v: isinstance(v, dict) and "_target_" in v)
+DURATION = Rule(
+    "text such as 00:12:00:00, which is days:hours:minutes:seconds",
+    lambda v: isinstance(v, str) and bool(re.fullmatch(r"\d+:\d\d:\d\d:\d\d", v)),
+)
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true", "16-true")
 
-RULES: dict[str, Rule] = {  # patterns of keys, * for any characters: rule; the first one counts
-    "seed *.seed": whole(0, 2**32 - 1),
+OF_RUN = {
+    "seed": whole(0, 2**32 - 1),
     "run_id": NULL | NAME,
+    "run_root": TEXT,
+    "run_dir": TEXT,
     "allow_changes": each(TEXT),
-    "callbacks.artifacts.url": NULL | TEXT,
-    "callbacks.artifacts.flush_timeout_s": ABOVE_0,
-    "run_root run_dir data.root": TEXT,
-    "data.*_batch_size data.num_channels data.image_size data.num_val": whole(1),
-    "data.num_classes": whole(2),
-    "data.class_names": NULL | each(TEXT),
-    "data.std": each(ABOVE_0),
-    "*.lr *.max_lr": ABOVE_0,
-    "*.momentum *.dropout *.label_smoothing": BELOW_1,
-    "*.warmup": SHARE,
-    "*.pct_start *.decay": number("a number above 0 and below 1", lambda v: 0 < v < 1),
-    "*.width *.hidden_size *.images_per_batch": whole(1),
-    "*.channels": each(whole(1)),
-    "*.timeout_s *.every_s *.log_every_s": ABOVE_0,
-    "callbacks.best.filename": one_of("best"),  # the run is tested with best.ckpt
-    "callbacks.*.mode": one_of("min", "max"),
-    "data.num_workers data.crop_padding *.num_batches_to_log": whole(0),
-    "callbacks.*.patience callbacks.*.max_skipped": whole(0),
-    "cluster.image_pull_policy": one_of("IfNotPresent", "Always", "Never"),
-    "cluster.namespace cluster.queue cluster.volume": NULL | TEXT,
-    "cluster.user": NULL | whole(1),
-    "cluster.cpus": whole(1) | CPUS,
-    "cluster.devices_per_node": COUNTS,
-    "cluster.max_restarts cluster.backoff_limit": whole(0),
-    "cluster.min_nodes cluster.max_nodes": whole(1),
-    "cluster.cli": one_of("v2", "v1"),
-    "cluster.*_s": whole(1),
+    "rules": NULL | TEXT,
+}
+OF_TRAINER = {
     "trainer.accelerator": one_of("auto", "cpu", "gpu", "mps", "tpu"),
     "trainer.devices": one_of("auto") | whole(1),
+    "trainer.num_nodes": whole(1),
     "trainer.strategy": one_of("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp"),
     "trainer.precision": one_of(*PRECISIONS),
-    "trainer.max_epochs trainer.max_steps": whole(1) | NO_LIMIT,
-    "trainer.min_epochs trainer.min_steps": NULL | whole(1),
-    "trainer.limit_*_batches": NULL | BATCHES,
-    "trainer.overfit_batches": BATCHES,
-    "trainer.fast_dev_run": BOOL | whole(1),
-    "trainer.num_nodes trainer.accumulate_* trainer.log_every_* trainer.check_val_*": whole(1),
+    "trainer.max_epochs": whole(1) | NO_LIMIT,
+    "trainer.min_epochs": NULL | whole(1),
+    "trainer.max_steps": whole(1) | NO_LIMIT,
+    "trainer.max_time": NULL | DURATION,
+    "trainer.accumulate_grad_batches": whole(1),
+    "trainer.gradient_clip_val": NULL | ABOVE_0,
+    "trainer.check_val_every_n_epoch": whole(1),
     "trainer.val_check_interval": NULL | whole(1) | number("up to 1.0", lambda v: 0 < v <= 1),
     "trainer.num_sanity_val_steps": whole(0) | NO_LIMIT,
-    "trainer.gradient_clip_val": NULL | ABOVE_0,
-    "trainer.gradient_clip_algorithm": NULL | one_of("norm", "value"),
+    "trainer.limit_train_batches": BATCHES,
+    "trainer.limit_val_batches": BATCHES,
+    "trainer.limit_test_batches": BATCHES,
+    "trainer.fast_dev_run": BOOL | whole(1),
+    "trainer.log_every_n_steps": whole(1),
     "trainer.profiler": NULL | one_of("simple", "advanced", "pytorch") | NODE,
     "trainer.deterministic": NULL | BOOL | one_of("warn"),
-    "trainer.use_distributed_sampler": Rule("false: ours splits the images", lambda v: v is False),
+    # Lightning's other flags: not in configs/trainer, because hardly anybody needs them.
+    "trainer.min_steps": NULL | whole(1),
+    "trainer.gradient_clip_algorithm": NULL | one_of("norm", "value"),
+    "trainer.limit_predict_batches": BATCHES,
+    "trainer.detect_anomaly": BOOL,
+    "trainer.benchmark": NULL | BOOL,
+    "trainer.inference_mode": BOOL,
+    "trainer.enable_autolog_hparams": BOOL,
+    # Those that samestep.build sets, or that would break what a run promises.
+    "trainer.callbacks": left_out("add a callback with +callbacks.NAME._target_=CLASS"),
+    "trainer.logger": left_out("choose trackers with logger=NAME"),
+    "trainer.plugins": left_out("samestep brings its own, for checkpoints and ranks"),
+    "trainer.default_root_dir": left_out("a run writes to run_dir"),
+    "trainer.enable_checkpointing": Rule("true; callbacks=null saves none", lambda v: v is True),
+    "trainer.enable_progress_bar": left_out("callbacks.progress shows how far a run has come"),
+    "trainer.enable_model_summary": left_out("samestep has switched it off"),
+    "trainer.use_distributed_sampler": left_out("each rank always gets its share of the data"),
+    "trainer.overfit_batches": left_out("it replaces the order of the data; use debug=overfit"),
+    "trainer.reload_dataloaders_every_n_epochs": left_out("an interrupted epoch needs its loader"),
+    "trainer.barebones": left_out("a run needs its callbacks and its history"),
+    "trainer.model_registry": left_out("it is for Lightning's own platform"),
 }
+OF_CLUSTER = {
+    "cluster.timeout_s": ABOVE_0,
+    "cluster.join_timeout_s": whole(1),
+    "cluster.shutdown_s": whole(1),
+    "cluster.grace_s": whole(1),
+    "cluster.ttl_s": whole(1),
+    "cluster.max_restarts": whole(0),
+    "cluster.backoff_limit": whole(0),
+    "cluster.min_nodes": whole(1),
+    "cluster.max_nodes": whole(1),
+    "cluster.devices_per_node": COUNTS,
+    "cluster.cpus": whole(1) | CPUS,
+    "cluster.user": NULL | whole(1),
+    "cluster.namespace": NULL | TEXT,
+    "cluster.queue": NULL | TEXT,
+    "cluster.volume": NULL | TEXT,
+    "cluster.image_pull_policy": one_of("IfNotPresent", "Always", "Never"),
+    "cluster.cli": one_of("v2", "v1"),
+}
+OF_CALLBACKS = {
+    "callbacks.best.mode": one_of("min", "max"),
+    "callbacks.last.every_s": ABOVE_0,
+    "callbacks.artifacts.url": NULL | TEXT,
+    "callbacks.artifacts.flush_timeout_s": ABOVE_0,
+    "callbacks.loss_guard.max_skipped": whole(0),
+    "callbacks.progress.log_every_s": ABOVE_0,
+    "callbacks.early_stopping.mode": one_of("min", "max"),
+    "callbacks.early_stopping.patience": whole(0),
+    "callbacks.ema.decay": BETWEEN_0_AND_1,
+}
+RULES: dict[str, Rule] = OF_RUN | OF_TRAINER | OF_CLUSTER | OF_CALLBACKS
 
 
 def contradictions(cfg: DictConfig) -> Iterator[str]:
     """What is wrong with ``cfg`` although each value alone is fine, one line each."""
-    if cfg.trainer.strategy == "fsdp":
-        if cfg.trainer.accelerator not in {"gpu", "auto"}:
-            yield (
-                f"trainer.strategy=fsdp: needs GPUs, and trainer.accelerator="
-                f"{cfg.trainer.accelerator}; on CPUs use trainer.strategy=ddp"
-            )
-        if cfg.trainer.gradient_clip_val and cfg.trainer.gradient_clip_algorithm != "value":
-            yield "trainer.gradient_clip_algorithm: fsdp clips only by value"
-    parts = {"mean": "num_channels", "std": "num_channels", "class_names": "num_classes"}
-    for key, count in parts.items():
-        values, num = cfg.data.get(key), cfg.data.get(count)
-        if None not in (values, num) and len(values) != num:
-            yield f"data.{key}={values}: must have one for each of data.{count}={num}"
+    if cfg.trainer.strategy != "fsdp":
+        return
+    if cfg.trainer.accelerator not in {"gpu", "auto"}:
+        yield (
+            f"trainer.strategy=fsdp: needs GPUs, and trainer.accelerator="
+            f"{cfg.trainer.accelerator}; on CPUs use trainer.strategy=ddp"
+        )
+    if cfg.trainer.gradient_clip_val and cfg.trainer.get("gradient_clip_algorithm") != "value":
+        yield (
+            f"trainer.gradient_clip_val={cfg.trainer.gradient_clip_val}: fsdp clips only by value; "
+            "add trainer.gradient_clip_algorithm=value"
+        )
+
+
+class ProjectRules(NamedTuple):
+    """The rules of the user's own keys, as their module holds them.
+
+    targets: how the ``_target_`` of the user's own code begins, such as ``project.``.
+    may_change: patterns of keys that may have another value when a run continues.
+    """
+
+    rules: Mapping[str, Rule] = {}
+    contradictions: Callable[[DictConfig], Iterable[str]] = lambda cfg: ()
+    may_change: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+
+
+def load_project_rules(module_name: str | None) -> ProjectRules:
+    """The rules of the module that ``rules:`` in train.yaml names; none without a name.
+
+    Raises:
+        ConfigError: if there is no such module, or it lacks one of the three names.
+    """
+    if module_name is None:
+        return ProjectRules()
+    if not isinstance(module_name, str):
+        raise ConfigError(f"rules={module_name}: must be the name of a module, or null")
+    try:
+        module = importlib.import_module(module_name)
+        package = module_name.partition(".")[0]
+        return ProjectRules(
+            module.RULES, module.contradictions, tuple(module.MAY_CHANGE), (f"{package}.",)
+        )
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"rules={module_name}: {error}; it must be a module with RULES, contradictions and "
+            "MAY_CHANGE, such as project.rules"
+        ) from error

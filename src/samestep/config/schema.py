@@ -4,102 +4,200 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from samestep.config.rules import QUOTED, RULES
+from samestep.config import rules
+from samestep.config.rules import STRING, ProjectRules, Rule
 
 LAID_OVER = ("experiment", "debug", "local")  # groups that change values and bring no own keys
-SHARED = ("data/default", "model/default", "cluster/pods")  # parts of others, not to be chosen
-# Targets whose keys are all listed in configs/.
-OURS = ("project.", "samestep.", "lightning.Trainer")
+SHARED = (  # parts of others, not to be chosen
+    "data/default", "model/default", "cluster/common", "cluster/pods", "cluster/kubernetes"
+)  # fmt: skip
 COLLECTIONS = ("callbacks", "logger")  # nodes of nodes, to which a run may add its own
+KEPT = ("samestep.", "lightning.Trainer")  # targets whose keys are all listed in configs/
 TYPES = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
-    str: QUOTED,
+    str: STRING,
     list: "a list of the same kind as its default",
     dict: "a group of keys",
 }
+Fault = tuple[str, str]  # a full key, and a line that names the key, its value and the remedy
 
 
-@dataclass
+class Leaf(NamedTuple):
+    """A value in a configuration: the node that holds it, its name there, and how it is written.
+
+    ``text`` is the plain value; an interpolation such as ``${seed}`` is not resolved.
+    """
+
+    node: DictConfig
+    name: str
+    text: Any
+
+
+class OpenNodes(NamedTuple):
+    """Keys of the nodes whose arguments ``samestep.build`` compares with a signature instead.
+
+    foreign: their ``_target_`` is of another library, and keys may be added and removed.
+    replaced: their ``_target_`` is not the one of the reference, which says nothing of them.
+    """
+
+    foreign: set[str]
+    replaced: set[str]
+
+
 class Schema:
     """What a configuration may be.
 
-    Nodes with a ``_target_`` of another project are *open*: keys may be added to them and removed,
-    and ``samestep.build`` compares these with the signature. So are those with a new ``_target_``.
-
     Args:
         reference: every key there is, each with a value of the right type.
-        choices: the files of each group.
+        groups: the files of each group.
+        project_rules: rules of the user's own keys.
+        added: keys that the user typed with a plus, as in ``+model.net.width=2``. A node with a
+            class of the user's own package takes them as further arguments.
     """
 
-    reference: DictConfig
-    choices: dict[str, list[str]]
+    def __init__(
+        self,
+        reference: DictConfig,
+        groups: Mapping[str, Sequence[str]],
+        project_rules: ProjectRules,
+        added: Sequence[str] = (),
+    ) -> None:
+        self.groups = groups
+        self.rules = {**rules.RULES, **project_rules.rules}
+        self.own_targets = project_rules.targets
+        self.added = set(added)
+        self.defaults = flatten(reference)
+        self.nodes = {parent for key in self.defaults for parent in parents_of(key)}
 
-    def faults(
-        self, cfg: DictConfig, reference: DictConfig, prefix: str = "", is_open: bool = False
-    ) -> Iterator[tuple[str, str]]:
-        """What is wrong with ``cfg``: pairs of a full key and a line that names key and value."""
-        target = str(cfg.get("_target_") or "")
-        if target and target != reference.get("_target_"):  # the keys are those of another thing
-            reference, is_open = OmegaConf.create(), True
-        is_open = is_open or (target != "" and not target.startswith(OURS))
-        is_collection = prefix[:-1] in COLLECTIONS
-        written, defaults = plain(cfg), plain(reference)
-        if not is_open and not is_collection:
-            for name in defaults.keys() - written.keys():
-                yield f"{prefix}{name}", f"~{prefix}{name}: a run needs this key"
-        for name, text in written.items():
-            key, default = f"{prefix}{name}", defaults.get(name)
-            is_new_node = is_collection and isinstance(text, dict) and "_target_" in text
-            if name not in defaults and not is_open and not is_new_node:
-                for leaf, value in leaves(text, key).items():
-                    line = f"{leaf}={show(value)}: no such key; "
-                    yield leaf, line + self._near(leaf, value, prefix[:-1], list(defaults))
-            elif isinstance(text, dict) and isinstance(default, dict):
-                yield from self.faults(cfg[name], reference[name], f"{key}.", is_open)
-            elif "${" not in str(text) or text != default:  # not just another key's value
-                value, like = _value(cfg, name), _value(reference, name)
-                if isinstance(value, MissingMandatoryValue):
-                    yield key, f"{key} is not set: add {key}=VALUE"
-                elif isinstance(value, OmegaConfBaseException):
-                    why = str(value).splitlines()[0].rpartition("interpolation: ")[2]
-                    yield key, f"{key}={show(text)}: {why}"
-                elif must := self._must_be(key, value, like, is_open):
-                    yield key, f"{key}={show(text)}: must be {must}"
+    def faults(self, cfg: DictConfig) -> list[Fault]:
+        """What is wrong with ``cfg``."""
+        # Where the reference has a single value, a group of keys is one value too: the wrong one.
+        single = {key for key, leaf in self.defaults.items() if not isinstance(leaf.text, dict)}
+        written = flatten(cfg, whole=single)
+        open_nodes = self._find_open_nodes(written)
+        return [
+            *self._find_unknown_keys(written, open_nodes),
+            *self._find_missing_keys(written, open_nodes),
+            *self._find_wrong_values(written, open_nodes),
+        ]
 
-    def _must_be(self, key: str, value: Any, default: Any, is_open: bool) -> str:
+    def _find_open_nodes(self, written: Mapping[str, Leaf]) -> OpenNodes:
+        foreign, replaced = set(), set()
+        for key, leaf in written.items():
+            node, _, name = key.rpartition(".")
+            if name != "_target_":
+                continue
+            is_known = node in self.nodes or parent_of(node) in COLLECTIONS
+            default = self.defaults.get(key)
+            if is_known and (default is None or default.text != leaf.text):
+                replaced.add(node)
+            elif is_known and not str(leaf.text).startswith((*KEPT, *self.own_targets)):
+                foreign.add(node)
+        return OpenNodes(foreign, replaced)
+
+    def _find_unknown_keys(
+        self, written: Mapping[str, Leaf], open_nodes: OpenNodes
+    ) -> Iterator[Fault]:
+        # Lightning's flags exist, whether configs/trainer lists them or not.
+        known = {*self.defaults, *self.nodes, *rules.OF_TRAINER}
+        for key, leaf in written.items():
+            is_open = is_below(key, open_nodes.foreign | open_nodes.replaced)
+            if key in known or is_open or self._is_added_argument(key, written):
+                continue
+            for full_key, value in leaves(leaf.text, key).items():
+                line = f"{full_key}={show(value)}: no such key; {self._suggest(full_key, value)}"
+                yield full_key, line
+
+    def _is_added_argument(self, key: str, written: Mapping[str, Leaf]) -> bool:
+        """Whether ``key`` was typed with a plus, and is an argument of a class of the user's."""
+        target = written.get(f"{parent_of(key)}._target_")
+        is_own = target is not None and str(target.text).startswith(self.own_targets)
+        return is_own and key in self.added
+
+    def _find_missing_keys(
+        self, written: Mapping[str, Leaf], open_nodes: OpenNodes
+    ) -> Iterator[Fault]:
+        there = {*written, *(parent for key in written for parent in parents_of(key))}
+        missing: dict[str, None] = {}  # in order, each once
+        for key in self.defaults:
+            ways = [*parents_of(key), key]
+            if key in there or any(way in written for way in ways):
+                continue  # a value in the place of a whole node is a wrong value
+            highest = next(way for way in ways if way not in there)
+            is_optional = highest in COLLECTIONS or parent_of(highest) in COLLECTIONS
+            if not is_optional and not is_below(key, open_nodes.foreign | open_nodes.replaced):
+                missing[highest] = None
+        for key in missing:
+            yield key, f"~{key}: a run needs this key"
+
+    def _find_wrong_values(
+        self, written: Mapping[str, Leaf], open_nodes: OpenNodes
+    ) -> Iterator[Fault]:
+        for key, leaf in written.items():
+            default = self.defaults.get(key)
+            # An unchanged reference to another key is checked at that other key.
+            if default is not None and "${" in str(leaf.text) and leaf.text == default.text:
+                continue
+            value = resolve(leaf)
+            if isinstance(value, MissingMandatoryValue):
+                yield key, f"{key} is not set: add {key}=VALUE"
+            elif isinstance(value, OmegaConfBaseException):
+                why = str(value).splitlines()[0].rpartition("interpolation: ")[2]
+                yield key, f"{key}={show(leaf.text)}: {why}"
+            elif must := self._must_be(key, value, open_nodes):
+                yield key, f"{key}={show(leaf.text)}: must be {must}"
+
+    def _must_be(self, key: str, value: Any, open_nodes: OpenNodes) -> str:
         """What the value of ``key`` should be; nothing if it is that."""
-        for patterns, rule in RULES.items():
-            if any(fnmatchcase(key, pattern) for pattern in patterns.split()):
-                near = nearest(str(value), rule.choices)
-                hint = f"; did you mean {key}={near}?" if near else ""
-                return "" if rule.holds(value) else rule.text + hint
-        if _is_like(value, default) or (is_open and value is None):
+        if is_below(key, open_nodes.replaced):
+            return ""
+        is_foreign = is_below(key, open_nodes.foreign)
+        if key in self.rules and (key in self.defaults or not is_foreign):
+            return what_rule_says(self.rules[key], key, value)
+        if key in self.nodes:
+            like: Any = {}
+        elif key in self.defaults:
+            like = resolve(self.defaults[key])
+        else:
+            return ""
+        if is_like(value, like) or (value is None and is_foreign):
             return ""
         group = key.replace(".", "/")
-        hint = f"; a file is chosen by {group}=NAME" if group in self.choices else ""
-        return TYPES[type(default)] + hint
+        hint = f"; a file is chosen by {group}=NAME" if group in self.groups else ""
+        return TYPES[type(like)] + hint
 
-    def _near(self, key: str, value: object, parent: str, names: list[str]) -> str:
-        """What was probably meant by ``key``, which ``parent`` does not have."""
+    def _suggest(self, key: str, value: object) -> str:
+        """What was probably meant by ``key``, which does not exist."""
         if key.split(".")[0] in LAID_OVER:
             return "its file must begin with # @package _global_"
-        keys = [known for known in leaves(plain(self.reference)) if "._" not in known]
-        if near := nearest(key, [*keys, *self.choices]):
+        keys = [known for known in {**self.defaults, **rules.OF_TRAINER} if "._" not in known]
+        if near := nearest(key, [*keys, *self.groups]):
             return f"did you mean {near}={show(value)}?"
-        there = ", ".join(name for name in names if not name.startswith("_"))
-        return f"{parent or 'train.yaml'} has {textwrap.shorten(there, 200, placeholder=' ...')}"
+        # The nearest node that exists: its names are what could be typed.
+        node = next((way for way in reversed(parents_of(key)) if way in self.nodes), "")
+        start = f"{node}." if node else ""
+        names = [known.removeprefix(start) for known in self.defaults if known.startswith(start)]
+        tops = dict.fromkeys(name.partition(".")[0] for name in names if name[0] != "_")
+        shown = textwrap.shorten(", ".join(tops), 200, placeholder=" ...")
+        return f"{node or 'train.yaml'} has {shown}"
+
+
+def what_rule_says(rule: Rule, key: str, value: object) -> str:
+    """What ``rule`` wants instead of ``value``; nothing if it holds."""
+    if rule.holds(value):
+        return ""
+    near = nearest(str(value), rule.choices)
+    return rule.text + (f"; did you mean {key}={near}?" if near else "")
 
 
 def no_such_choice(group: str, choice: object, choices: Sequence[str]) -> str:
@@ -126,12 +224,43 @@ def plain(node: DictConfig) -> dict[str, Any]:
     return {str(name): value for name, value in content.items()}
 
 
+def flatten(node: DictConfig, whole: Container[str] = (), prefix: str = "") -> dict[str, Leaf]:
+    """The values below ``node`` by their full keys; what is below a key of ``whole`` is one value.
+
+    Names may contain dots, as files do, so a leaf keeps the node that holds it.
+    """
+    found: dict[str, Leaf] = {}
+    for name, text in plain(node).items():
+        key = f"{prefix}{name}"
+        if isinstance(text, dict) and text and key not in whole:
+            found |= flatten(node[name], whole, f"{key}.")
+        else:
+            found[key] = Leaf(node, name, text)
+    return found
+
+
 def leaves(value: Any, key: str = "") -> dict[str, Any]:
     """The values below ``key`` that hold no further keys, by their full keys."""
     if not isinstance(value, dict) or not value:
         return {key: value}
     prefix = f"{key}." if key else ""
     return {k: v for name in value for k, v in leaves(value[name], f"{prefix}{name}").items()}
+
+
+def parents_of(key: str) -> list[str]:
+    """The keys of the nodes above, the highest first: ``a.b.c`` is below ``a`` and ``a.b``."""
+    parts = key.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts))]
+
+
+def parent_of(key: str) -> str:
+    """The key of the node that holds ``key``; empty at the top."""
+    return key.rpartition(".")[0]
+
+
+def is_below(key: str, nodes: Container[str]) -> bool:
+    """Whether ``key`` is that of one of the nodes, or stands below one."""
+    return any(way in nodes for way in (*parents_of(key), key))
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -151,21 +280,21 @@ def show(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _value(node: DictConfig, name: str) -> Any:
+def resolve(leaf: Leaf) -> Any:
     """The value as a run gets it, or the error that this raises."""
     try:
-        value = node[name]
+        value = leaf.node[leaf.name]
         return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     except OmegaConfBaseException as error:
         return error
 
 
-def _is_like(value: Any, default: Any) -> bool:
+def is_like(value: Any, default: Any) -> bool:
     """Whether ``value`` is of the type of ``default``; anything is like null or an error."""
     if default is None or isinstance(default, Exception):
         return True
     if isinstance(default, float):
         return type(value) in (int, float) and math.isfinite(value)
     if isinstance(default, list) and isinstance(value, list):
-        return not default or all(_is_like(item, default[0]) for item in value)
+        return not default or all(is_like(item, default[0]) for item in value)
     return type(value) is type(default)

@@ -1,4 +1,4 @@
-"""Files of a data set: fetched once for all processes, checked at every start, never half there."""
+"""Download the files of a data set once for all processes, and verify them at every start."""
 
 import contextlib
 import http.client
@@ -17,13 +17,14 @@ from filelock import FileLock, Timeout
 from torchvision.datasets.utils import calculate_md5, download_url, extract_archive
 
 from samestep.errors import RunError
+from samestep.ranks.secrets import redacted
 
 
 class DataError(RunError):
-    """Data that is missing or damaged: one message for the person, exit code 1."""
+    """Data files are missing or damaged: one message, exit code 1."""
 
     def __str__(self) -> str:
-        """The message alone, also after a loader's worker process has put a traceback around it."""
+        """The message alone: a loader's worker process puts its traceback before it."""
         return super().__str__().rpartition("DataError: ")[2].strip()
 
 
@@ -38,29 +39,30 @@ def fetch(
     name: str,
     timeout_s: float = 30.0,
 ) -> None:
-    """Make every one of ``files`` present in ``root`` and intact.
+    """Make sure that each of ``files`` is in ``root`` and intact.
 
-    Intact files are read once and need no network and no right to write. Else missing archives are
-    downloaded into a temporary folder, checked, extracted, checked again, and renamed into place,
-    under a lock for which all processes and nodes that share ``root`` wait: whoever is killed, at
-    any moment, leaves nothing half done under a final name. The archives are kept: they repair
-    damaged files without a network, and ``root`` behind any web server is a mirror.
+    Intact files are read once. This needs neither a network nor the right to write. Otherwise the
+    missing archives are downloaded into a temporary folder, verified, extracted, verified again,
+    and renamed. A lock makes all processes and nodes that share ``root`` wait for the one that does
+    this. A process that is killed at any moment leaves no incomplete file under a final name. The
+    archives are kept: they repair damaged files without a network, and a web server that serves
+    ``root`` is a mirror.
 
     Args:
         root: directory of this data set.
-        url: address below which the archives lie.
-        archives: name to md5, in hexadecimal.
-        files: path below ``root`` to md5, of the extracted files that will be read.
+        url: address of the folder with the archives.
+        archives: name of each archive, and its md5 in hexadecimal.
+        files: path below ``root`` of each extracted file that will be read, and its md5.
         mirror: address to use instead of ``url``.
-        download: repair what is wrong; else it is an error.
-        name: of the data set on the command line, ``data=<name>``.
-        timeout_s: seconds of silence after which a server is given up.
+        download: repair what is missing or damaged; if false, it is an error.
+        name: name of the data set on the command line, ``data=<name>``.
+        timeout_s: give a server up after this many seconds of silence.
 
     Raises:
-        DataError: if a file is missing or damaged and cannot, or may not, be repaired.
+        DataError: if a file is missing or damaged, and cannot or must not be repaired.
     """
     try:
-        fault = _fault(root, files)
+        fault = _find_fault(root, files)
         if fault and not download:
             where = shlex.quote(f"data.root={root.parent}")
             remedy = f"python scripts/prepare_data.py data={name} {where}"
@@ -68,14 +70,15 @@ def fetch(
         if fault:
             root.mkdir(parents=True, exist_ok=True)
             with _lock(root):
-                if _fault(root, files):  # else the last holder of the lock has repaired it
+                # Another process may have repaired the files while this one waited.
+                if _find_fault(root, files):
                     _repair(root, (mirror or url).rstrip("/"), archives, files, timeout_s)
     except OSError as error:
         raise DataError(f"cannot use {root} for data set {name}: {error}") from error
 
 
-def _fault(root: Path, files: Mapping[str, str]) -> str:
-    """What is wrong with the first bad file; empty if all are intact."""
+def _find_fault(root: Path, files: Mapping[str, str]) -> str:
+    """Say what is wrong with the first bad file; an empty text if all are intact."""
     for file, md5 in files.items():
         path = root / file
         if not path.is_file():
@@ -86,7 +89,7 @@ def _fault(root: Path, files: Mapping[str, str]) -> str:
 
 
 def _lock(root: Path) -> contextlib.AbstractContextManager[object]:
-    """Wait for, and take, the lock of ``root``. The kernel frees it when its holder dies."""
+    """Wait for the lock of ``root`` and take it. The kernel frees it if its holder is killed."""
     lock = FileLock(root / ".lock")
     try:
         return lock.acquire(timeout=1)
@@ -98,39 +101,59 @@ def _lock(root: Path) -> contextlib.AbstractContextManager[object]:
 def _repair(
     root: Path, url: str, archives: Mapping[str, str], files: Mapping[str, str], timeout_s: float
 ) -> None:
-    for stale in root.glob(".download-*"):  # of a process that was killed
+    """Download the archives that are missing or damaged, and replace all ``files``."""
+    # A process that was killed has left its temporary folder behind.
+    for stale in root.glob(".download-*"):
         shutil.rmtree(stale, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as folder:
         extracted = Path(folder, "extracted")
         extracted.mkdir()
         for archive, md5 in archives.items():
-            if _fault(root, {archive: md5}):
+            if _find_fault(root, {archive: md5}):
                 _download(f"{url}/{archive}", Path(folder, archive), md5, timeout_s)
                 Path(folder, archive).replace(root / archive)
-            try:
-                extract_archive(root / archive, extracted)  # refuses members that leave the folder
-            except (tarfile.TarError, zlib.error, EOFError, RuntimeError) as error:
-                raise DataError(f"{root / archive} cannot be extracted: {error}") from error
-        if fault := _fault(extracted, files):
-            raise DataError(f"the archives of {url} do not hold the expected files: {fault}")
+            _extract(root / archive, extracted)
+        if fault := _find_fault(extracted, files):
+            address = _hide_password(url, url)
+            raise DataError(f"the archives of {address} do not hold the expected files: {fault}")
         for file in files:
             (root / file).parent.mkdir(exist_ok=True)
             (extracted / file).replace(root / file)
 
 
+def _extract(archive: Path, folder: Path) -> None:
+    """Extract an archive; a member that would be written outside of ``folder`` is an error."""
+    try:
+        extract_archive(archive, folder)
+    except (tarfile.TarError, zlib.error, EOFError, RuntimeError) as error:
+        raise DataError(f"{archive} cannot be extracted: {error}") from error
+
+
 def _download(address: str, target: Path, md5: str, timeout_s: float) -> None:
-    print(f"downloading {address}", file=sys.stderr)
+    """Download one file and verify it."""
+    print(_hide_password(f"downloading {address}", address), file=sys.stderr)
+    # `download_url` has no timeout of its own.
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(timeout_s)
     try:
-        # Where there is no terminal, a progress bar would be thousands of lines.
+        # Without a terminal, a progress bar would print thousands of lines.
         bar = sys.stderr if sys.stderr.isatty() else io.StringIO()
         with contextlib.redirect_stderr(bar):
             download_url(address, target.parent, target.name)
         if (found := calculate_md5(target)) != md5:
             raise ValueError(f"md5 {found}, expected {md5}; nothing was kept")
     except (OSError, http.client.HTTPException, ValueError) as error:
+        message = _hide_password(f"cannot download {address}: {error}", address)
         remedy = "data.mirror=http://host/path fetches from another server"
-        raise DataError(f"cannot download {address}: {error}; {remedy}") from error
+        raise DataError(f"{message}; {remedy}") from error
     finally:
         socket.setdefaulttimeout(before)
+
+
+def _hide_password(text: str, address: str) -> str:
+    """``text`` with ``***`` for the user and the password in ``address``."""
+    login = address.partition("://")[2].partition("/")[0].rpartition("@")[0]
+    password = login.partition(":")[2]
+    hidden = str(redacted(text))
+    # Python's HTTP client quotes the rest of an address: "nonnumeric port: 'password@host'".
+    return hidden.replace(f"{password}@", "***@") if password else hidden

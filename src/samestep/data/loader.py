@@ -1,55 +1,80 @@
-"""Sets of images, read a batch at a time."""
+"""Batches of any data set in an exact order, shared out over the ranks."""
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
-from lightning.pytorch.loops.fit_loop import _FitLoop
-from torch.utils.data import DataLoader
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
-from samestep.data.sampler import GlobalBatchSampler
-from samestep.ranks import stopping
+from samestep.data.sampler import GlobalBatchSampler, Slice
+from samestep.ranks import environment, stopping
+
+
+class BatchDataset(Protocol):
+    """A data set that gives several samples at once."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
+
+    def __getitem__(self, ids: Tensor) -> Any:
+        """The samples ``ids``, int64 ``[B]``, as one batch. ``B`` may be 0 in evaluation."""
+        ...
 
 
 class BatchLoader:
-    """Iterates over a set in the order of a sampler.
+    """Batches in an order that depends on the seed and the epoch only.
 
-    The order is that of the training loop's epoch, and begins at the loop's batch. Both are looked
-    up when the first batch is asked for: Lightning makes the iterator of a run that continues
-    before it has restored its position.
+    Each optimizer step sees the same samples on any number of ranks, and a run that continues goes
+    on with the batch after its last step. Under a Trainer, ``ResumeOrder`` says where to begin.
 
     Args:
-        dataset: what is read.
-        sampler: which images, in which order.
+        dataset: answers ``dataset[ids]`` for a tensor of positions; ``TensorDataset`` does.
+        batch_size: samples per batch, over all ranks.
+        shuffle: draw a new order each epoch; otherwise keep that of the data set.
+        drop_last: leave out samples that do not fill an optimizer step. Do so for training: ranks
+            whose shares are unequal would weight their gradients wrongly.
+        seed: of the order.
+        batches_per_step: batches that make one optimizer step, ``accumulate_grad_batches``.
         num_workers: processes that read ahead; 0 reads in this process.
-        loop: the training loop; None always begins with batch 0 of epoch 0.
-        between_steps: called before the images of each optimizer step are handed out, also when a
-            signal ended the wait for them.
+        with_slice: give ``(batch, slice)`` instead of ``batch``. Augmentations need the slice if
+            they shall not depend on the number of ranks.
     """
 
     def __init__(
         self,
-        dataset: Any,
-        sampler: GlobalBatchSampler,
+        dataset: BatchDataset,
+        batch_size: int,
         *,
-        num_workers: int,
-        loop: _FitLoop | None,
-        between_steps: Callable[[], None] | None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+        batches_per_step: int = 1,
+        num_workers: int = 0,
+        with_slice: bool = False,
     ) -> None:
         self.dataset = dataset
-        self.order = sampler  # as `sampler`, Lightning would take this for a DataLoader
-        self.loop = loop
-        self.between_steps = between_steps
-        self.batches: DataLoader[Any] | None = None
+        self.with_slice = with_slice
+        # An attribute called `sampler` would make Lightning take this for a DataLoader.
+        self.order = GlobalBatchSampler(
+            len(dataset),
+            batch_size,
+            rank=environment.rank(),
+            world_size=environment.world_size(),
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            batches_per_step=batches_per_step,
+        )
+        self.workers: DataLoader[Any] | None = None
         if num_workers:
-            self.batches = DataLoader(
-                dataset,
-                sampler=sampler,
+            self.workers = DataLoader(
+                _Slices(dataset),
+                sampler=self.order,
                 batch_size=None,
                 num_workers=num_workers,
                 persistent_workers=True,
-                worker_init_fn=stopping.end_quietly,
                 pin_memory=torch.cuda.is_available(),
                 generator=torch.Generator(),  # leaves the global random state alone
             )
@@ -57,18 +82,48 @@ class BatchLoader:
     def __len__(self) -> int:
         return len(self.order)
 
+    def start_at(self, epoch: int, batch: int) -> None:
+        """Begin the next pass with this batch of this epoch."""
+        self.order.epoch = epoch
+        self.order.first_batch = batch
+
     def __iter__(self) -> Iterator[Any]:
-        if self.loop is not None:
-            self.order.epoch = self.loop.epoch_progress.current.processed  # type: ignore[attr-defined]
-            done = self.loop.epoch_loop.batch_progress.current.ready
-            self.order.first_batch = done if done < len(self) else 0
+        # This is a generator, so the order is looked up when the first batch is asked for.
+        # Lightning makes the iterator earlier, before it has restored the state of the run.
         first = self.order.first_batch
-        batches = iter(self.batches or map(self.dataset.__getitem__, self.order))
+        slices = iter(self.workers or map(_Slices(self.dataset).__getitem__, self.order))
         for number in range(first, len(self)):
-            if self.between_steps is None or number % self.order.batches_per_step:
-                yield next(batches)
-                continue
-            with suppress(stopping.Stopped), stopping.at_once():
-                batch = next(batches)
-            self.between_steps()  # raises Stopped on all ranks if one was told to stop
-            yield batch
+            batch, place = self._wait_for(slices, number)
+            yield (batch, place) if self.with_slice else batch
+
+    def _wait_for(self, slices: Iterator[tuple[Any, Slice]], number: int) -> tuple[Any, Slice]:
+        """The next batch; a signal ends the wait for it, and then the run."""
+        if number % self.order.batches_per_step:
+            return next(slices)  # within an optimizer step no rank may leave the others
+        try:
+            with stopping.interruptible():
+                return next(slices)
+        except stopping.Stopped:
+            # The other ranks ask before this step whether to stop. This rank answers.
+            stopping.check()
+            raise
+
+
+class _Slices(Dataset[tuple[Any, Slice]]):
+    """The samples of a slice, and the slice itself."""
+
+    def __init__(self, dataset: BatchDataset) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, place: Slice) -> tuple[Any, Slice]:
+        return self.dataset[place.ids], place
+
+
+def count_samples(batch: Any) -> int:
+    """Samples in a batch: the length of its first tensor."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.ndim else 1
+    parts = batch.values() if isinstance(batch, dict) else batch
+    if not isinstance(batch, (dict, list, tuple)):
+        return 0
+    return next(filter(None, map(count_samples, parts)), 0)

@@ -1,4 +1,4 @@
-"""Which images each step sees, on which rank."""
+"""Which samples each step sees, on which rank."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -12,42 +12,42 @@ class Slice(NamedTuple):
     """One rank's part of one global batch."""
 
     ids: Tensor
-    """Images of this rank, int64 ``[B]``."""
+    """Samples of this rank, int64 ``[B]``."""
     epoch: int
     number: int
     """Of the global batch within the epoch, from 0."""
     start: int
     """Position of the first of ``ids`` in the global batch."""
     global_size: int
-    """Images of the global batch, over all ranks."""
+    """Samples of the global batch, over all ranks."""
 
 
 class GlobalBatchSampler(Sampler[Slice]):
-    """Cuts a set of images into global batches, and each global batch into one slice per rank.
+    """Cuts a data set into global batches, and each global batch into one slice per rank.
 
     The order is a pure function of ``(seed, epoch)``: step ``s`` of an epoch consumes the same
-    ``global_batch_size`` images on any number of ranks, before and after any restart.
+    ``batch_size`` samples on any number of ranks, before and after any restart.
 
-    With ``drop_last``, images that do not fill an optimizer step are left out of the epoch.
+    With ``drop_last``, samples that do not fill an optimizer step are left out of the epoch.
     Otherwise the set is covered exactly once: the last global batch may be short, its slices
     unequal, and some of them empty. Either way every rank takes the same number of batches, and
     nothing is padded or repeated.
 
     Args:
-        num_images: size of the set.
-        global_batch_size: images per batch, over all ranks.
+        num_samples: size of the data set.
+        batch_size: samples per batch, over all ranks.
         rank: of this process.
         world_size: number of ranks.
         seed: of the order.
-        shuffle: draw a new order each epoch; else keep that of the files.
+        shuffle: draw a new order each epoch; otherwise keep that of the data set.
         drop_last: end the epoch with the last full optimizer step.
         batches_per_step: batches that make one optimizer step.
     """
 
     def __init__(
         self,
-        num_images: int,
-        global_batch_size: int,
+        num_samples: int,
+        batch_size: int,
         *,
         rank: int,
         world_size: int,
@@ -56,8 +56,8 @@ class GlobalBatchSampler(Sampler[Slice]):
         drop_last: bool,
         batches_per_step: int = 1,
     ) -> None:
-        self.num_images = num_images
-        self.global_batch_size = global_batch_size
+        self.num_samples = num_samples
+        self.batch_size = batch_size
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
@@ -71,24 +71,24 @@ class GlobalBatchSampler(Sampler[Slice]):
 
     def __len__(self) -> int:
         if self.drop_last:
-            images_per_step = self.global_batch_size * self.batches_per_step
-            return self.num_images // images_per_step * self.batches_per_step
-        return -(-self.num_images // self.global_batch_size)
+            samples_per_step = self.batch_size * self.batches_per_step
+            return self.num_samples // samples_per_step * self.batches_per_step
+        return -(-self.num_samples // self.batch_size)  # rounded up
 
     def __iter__(self) -> Iterator[Slice]:
         if self.shuffle:
-            order = torch.randperm(self.num_images, generator=generator(self.seed, self.epoch))
+            order = torch.randperm(self.num_samples, generator=generator(self.seed, self.epoch))
         else:
-            order = torch.arange(self.num_images)
+            order = torch.arange(self.num_samples)
         first_batch, self.first_batch = self.first_batch, 0
         for index in range(first_batch, len(self)):
-            ids = order[index * self.global_batch_size :][: self.global_batch_size]
+            ids = order[index * self.batch_size :][: self.batch_size]
             start = len(ids) * self.rank // self.world_size
             end = len(ids) * (self.rank + 1) // self.world_size
             yield Slice(ids[start:end], self.epoch, index, start, len(ids))
 
 
-def mixed(*numbers: int) -> int:
+def mix_seed(*numbers: int) -> int:
     """One seed made of several whole numbers; neighbours give unrelated random streams.
 
     Source: the finalizer of splitmix64, Steele et al., https://doi.org/10.1145/2714064.2660195.
@@ -104,4 +104,4 @@ def mixed(*numbers: int) -> int:
 
 def generator(*numbers: int) -> torch.Generator:
     """A random generator on the CPU that is a pure function of some whole numbers."""
-    return torch.Generator().manual_seed(mixed(*numbers))
+    return torch.Generator().manual_seed(mix_seed(*numbers))

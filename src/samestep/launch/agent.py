@@ -1,34 +1,36 @@
 """Several processes on this machine, started and watched by torchrun's own agent."""
 
 import logging
-import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from omegaconf import DictConfig
 
 from samestep.errors import ConfigError
 from samestep.ranks import environment
+from samestep.ranks.failure import EXIT_CONFIG, EXIT_ERROR, PREFIX
+from samestep.ranks.secrets import redact
 
 if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
     from torch.distributed.launcher.api import LaunchConfig
 
 TRAIN = Path(__file__).parents[3] / "train.py"
-EXIT_CONFIG = 2
 EXIT_SIGTERM = 128 + signal.SIGTERM  # 143
 STOPPED = (EXIT_SIGTERM, -signal.SIGTERM)  # after saving, or before there was anything to save
-_ERROR = re.compile(r"(\[rank\d+\]: )?(error: |[\w.]+(Error|Exception)\b)")  # torch names its rank
 
 
 class Outcome(NamedTuple):
-    """How the processes ended: the exit code of the first that failed, and what it died of."""
+    """How the processes ended: the exit code of the first that failed, and why it failed."""
 
     exit_code: int
     cause: str = ""
+    is_printed: bool = False  # by the rank itself, on the stderr of this process
 
 
 def num_processes(cfg: DictConfig) -> int:
@@ -51,8 +53,8 @@ def num_processes(cfg: DictConfig) -> int:
     gpus = num_gpus(cfg)
     if devices == "auto":
         return max(1, gpus)
-    wants_gpus = gpus > 0 or cfg.trainer.accelerator in {"gpu", "cuda"}
-    if wants_gpus and devices > gpus:
+    needs_gpus = gpus > 0 or cfg.trainer.accelerator == "gpu"
+    if needs_gpus and devices > gpus:
         raise ConfigError(
             f"trainer.devices={devices}: this machine has {gpus} GPUs; choose fewer, or "
             "trainer.accelerator=cpu"
@@ -62,7 +64,7 @@ def num_processes(cfg: DictConfig) -> int:
 
 def num_gpus(cfg: DictConfig) -> int:
     """How many GPUs of this machine the run may use."""
-    if cfg.trainer.accelerator not in {"auto", "gpu", "cuda"}:
+    if cfg.trainer.accelerator not in {"auto", "gpu"}:
         return 0
     import torch  # counts them
 
@@ -93,98 +95,192 @@ def start(arguments: list[str], num_processes: int, *, run_id: str, script: Path
         monitor_interval=0.1,
     )
     outcome = launch(config, arguments, script=script)
-    if outcome.cause:
-        print(f"error: {outcome.cause}", file=sys.stderr)
+    if outcome.cause and not outcome.is_printed:
+        print(f"error: {redact(outcome.cause)}", file=sys.stderr)
     return outcome.exit_code
 
 
 def launch(config: "LaunchConfig", arguments: Sequence[str], script: Path = TRAIN) -> Outcome:
-    """Be torchrun's agent for ``script`` until all its processes have ended.
+    """Start the processes of this node, watch them, and start them again if they fail.
 
-    Processes that fail are started again, as often as ``config`` says; not those whose
-    configuration is wrong, and those that SIGTERM stopped only where nodes may come and go.
+    They are started again ``config.max_restarts`` times, but not if their configuration is wrong.
+    Processes that SIGTERM stopped are started again only where nodes may come and go.
 
     Returns:
         Exit code 0, or that of the process that failed first: 137 for SIGKILL, 143 for SIGTERM.
-        The cause is the last error in the log of its stderr, where ``config`` keeps one.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # said here
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we report it
     from torch.distributed import DistError
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.launcher import api
 
-    final = {EXIT_CONFIG}
-    if config.min_nodes == config.max_nodes:
-        # A node was told to stop, and without it the others cannot go on. They would wait for a
-        # new one in vain: of node 0, which takes the store with it, their agents never hear again.
-        final.add(EXIT_SIGTERM)
-
-    class Agent(LocalElasticAgent):
-        def _monitor_workers(self, worker_group: Any) -> Any:
-            result = super()._monitor_workers(worker_group)
-            if final & {failure.exitcode for failure in result.failures.values()}:
-                self._remaining_restarts = 0
-            return result
-
-    api.LocalElasticAgent = Agent  # type: ignore[attr-defined]
     try:
-        api.elastic_launch(config, entrypoint=sys.executable)("-u", str(script), *arguments)
-    except ChildFailedError as error:
-        said = {rank: _Said(config, failure) for rank, failure in error.failures.items()}
-        rank = _first(error.failures, said)
-        code = error.failures[rank].exitcode
-        if code in STOPPED:
-            return Outcome(EXIT_SIGTERM)
-        if code < 0:
-            why = " (out of memory?)" if code == -signal.SIGKILL else ""
-            name = signal.Signals(-code).name
-            return Outcome(128 - code, f"rank {rank} was ended by {name}{why}")
-        ours = [rank, *(other for other in said if said[other].error.startswith("error: "))]
-        cause = f"rank {ours[-1]}: {said[ours[-1]].error}"
-        return Outcome(code, cause if said[ours[-1]].error else "")
+        result = run_until_final(config, arguments, script)
     except SignalException as error:
         return Outcome(128 + error.sigval)
     except (DistError, RendezvousError) as error:
-        why = str(error.__cause__ or error).partition("\n")[0]
-        return Outcome(1, f"{config.rdzv_endpoint}: the nodes cannot meet, or no more ({why})")
-    return Outcome(0)
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        return Outcome(
+            EXIT_ERROR, f"{config.rdzv_endpoint}: the nodes cannot meet, or no more ({reason})"
+        )
+    if has_succeeded(result):
+        return Outcome(0)
+    return outcome_of(result.failures)
 
 
-class _Said:
-    """The last error in the newest file with the stderr of a process, and when it was written."""
+def run_until_final(config: "LaunchConfig", arguments: Sequence[str], script: Path) -> "RunResult":
+    """Run torchrun's agents, one after the other, until the processes succeed or must not go on.
 
-    def __init__(self, config: "LaunchConfig", failure: "ProcessFailure") -> None:
-        self.at, self.error = 0.0, ""
-        root = Path(config.logs_specs.root_log_dir) if config.logs_specs else Path()
-        files = root.glob(f"*/attempt_*/{failure.local_rank}/stderr.log")
-        if log := max(files, key=lambda path: path.stat().st_mtime, default=None):
-            self.at = log.stat().st_mtime
-            self.error = last_error(log.read_text(errors="replace"))
+    torchrun's agent restarts its processes whatever their exit codes are. So each agent here has no
+    restarts, and the next one meets the other nodes again at the same place.
+
+    Returns:
+        How the processes of the last attempt ended.
+    """
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+    environment.set_variable("TORCHELASTIC_SIGNALS_TO_HANDLE", config.signals_to_handle)
+    spec = worker_spec(config, [str(script), *arguments])
+    assert config.logs_specs is not None  # LaunchConfig has set both
+    assert config.shutdown_timeout is not None
+    keep_meeting_place = False
+    try:
+        for restarts_left in reversed(range(config.max_restarts + 1)):
+            agent = LocalElasticAgent(
+                spec,
+                config.logs_specs,
+                start_method=config.start_method,
+                log_line_prefix_template=config.log_line_prefix_template,
+                shutdown_timeout=config.shutdown_timeout,
+            )
+            result: RunResult | None = agent.run()
+            if result is None:
+                break
+            if not restarts_left or has_succeeded(result) or is_final(result.failures, config):
+                return result
+        raise RendezvousClosedError("the other nodes have finished without this one")
+    except SignalException:
+        # Other nodes may go on without this one, so the meeting place stays open.
+        keep_meeting_place = True
+        raise
+    finally:
+        if not keep_meeting_place:
+            # The store may have ended with another node; the cause is known already.
+            with suppress(Exception):
+                spec.rdzv_handler.shutdown()
 
 
-def last_error(text: str) -> str:
-    """The last error in a log: ours to its end, else one line of a traceback, else the last."""
-    lines = text.strip().splitlines()
-    for number, line in reversed(list(enumerate(lines))):
-        if found := _ERROR.match(line):
-            return "\n".join(lines[number:]) if found[2] == "error: " else line
-    return lines[-1] if lines else ""
+def worker_spec(config: "LaunchConfig", arguments: Sequence[str]) -> "WorkerSpec":
+    """What one agent runs: Python with these arguments, as often as the node has processes."""
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+    # Other backends find out the address of rank zero when the nodes meet.
+    master_addr, master_port = None, None
+    if config.rdzv_backend == "static":
+        master_addr, master_port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
+    return WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=sys.executable,
+        args=("-u", *arguments),
+        rdzv_handler=get_rendezvous_handler(parameters),
+        max_restarts=0,
+        monitor_interval=config.monitor_interval,
+        master_addr=master_addr,
+        master_port=master_port,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )
 
 
-def _first(failures: "Mapping[int, ProcessFailure]", said: Mapping[int, _Said]) -> int:
-    """The rank that failed first: the others lose it a moment later, or are ended by the agent.
+def has_succeeded(result: "RunResult") -> bool:
+    """Whether all processes of this node, and of the other nodes, have finished."""
+    from torch.distributed.elastic.agent.server.api import WorkerState
 
-    torch notes whole seconds. Within those: one that was killed, one that explains itself, the one
-    that spoke first.
+    return result.state is WorkerState.SUCCEEDED
+
+
+def is_final(failures: "Mapping[int, ProcessFailure]", config: "LaunchConfig") -> bool:
+    """Whether processes that failed like this must not be started again."""
+    final = {EXIT_CONFIG}
+    if config.min_nodes == config.max_nodes:
+        # With a fixed number of nodes a stopped node is not replaced. The others would wait for it
+        # in vain, and if it was node 0, the store is gone too.
+        final.add(EXIT_SIGTERM)
+    return bool(final & {failure.exitcode for failure in failures.values()})
+
+
+def outcome_of(failures: "Mapping[int, ProcessFailure]") -> Outcome:
+    """One exit code and one cause for all processes that failed."""
+    if not failures:  # torch's check for processes that a driver holds up, off by default
+        return Outcome(EXIT_ERROR, "a rank hangs in the kernel, in a driver or a file system")
+    messages = {rank: message_of(failure) for rank, failure in failures.items()}
+    rank = first_rank(failures)
+    code = failures[rank].exitcode
+    if code in STOPPED:
+        return Outcome(EXIT_SIGTERM)
+    if code < 0:
+        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+        name = signal.Signals(-code).name
+        return Outcome(128 - code, f"rank {rank} was ended by {name}{hint}")
+    # A rank that names what the user can mend says more than one that has lost the others.
+    if not messages[rank].startswith(PREFIX):
+        rank = next((r for r in messages if messages[r].startswith(PREFIX)), rank)
+    if not messages[rank]:
+        return Outcome(code, f"rank {rank} ended with exit code {code} and without a message")
+    return Outcome(code, f"rank {rank}: {messages[rank]}", is_printed=True)
+
+
+def first_rank(failures: "Mapping[int, ProcessFailure]") -> int:
+    """The rank that failed first.
+
+    The other ranks lose their connection to it a moment later, or are stopped by the agent. torch
+    knows the time in seconds only. Within one second the order is: a rank that was killed, a rank
+    that explains itself, the rank that reported first.
     """
     first = min(failure.timestamp for failure in failures.values())
 
-    def order(rank: int) -> tuple[bool, bool, bool, bool, float]:
-        code = failures[rank].exitcode
-        late, explains = failures[rank].timestamp > first + 1, said[rank].error.startswith("error:")
-        return late, code in STOPPED, code > 0, not explains, said[rank].at
+    def order(rank: int) -> tuple[bool, bool, bool, bool, int]:
+        failure = failures[rank]
+        is_late = failure.timestamp > first + 1
+        explains = message_of(failure).startswith(PREFIX)
+        return (
+            is_late,
+            failure.exitcode in STOPPED,
+            failure.exitcode > 0,
+            not explains,
+            nanoseconds_of(failure),
+        )
 
     return min(failures, key=order)
+
+
+def message_of(failure: "ProcessFailure") -> str:
+    """What a rank has reported (``samestep.ranks.failure``); empty if it has not."""
+    message = failure.error_file_data.get("message")
+    return str(message["message"]) if isinstance(message, dict) else ""
+
+
+def nanoseconds_of(failure: "ProcessFailure") -> int:
+    """When a rank reported its error, or torch's time in whole seconds."""
+    message = failure.error_file_data.get("message")
+    extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+    return int(extra.get("time_ns", failure.timestamp * 10**9))

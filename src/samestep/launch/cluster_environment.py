@@ -1,37 +1,47 @@
-"""Who started this node, and what torchrun must be told: options and variables in any dialect."""
+"""What started this node, and how it takes part in the run: from options and variables.
 
-import argparse
+Every cluster tells its containers in its own variables who they are. ``translate`` turns them into
+the variables of torchrun (``PET_NNODES`` for ``--nnodes``), which its parser reads by itself;
+options win over variables. ``plan`` completes and checks what the parser has found.
+"""
+
+import contextlib
+import io
 import re
+from argparse import Namespace
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from project.train import name_of
 from samestep.errors import ConfigError
 from samestep.launch import agent
 from samestep.ranks import environment
+from samestep.run.name import name_run
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
 FLAGS = {"--standalone", "--virtual-local-rank", "--virtual_local_rank"}  # options without a value
-SAME = {
+TORCHRUN_VARIABLES = {
     "WORLD_SIZE": "PET_NNODES",
     "RANK": "PET_NODE_RANK",
     "MASTER_ADDR": "PET_MASTER_ADDR",
     "MASTER_PORT": "PET_MASTER_PORT",
 }
-NOT_FOR_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-PREFIXES = {"RUNAI_": "Run:ai", "VC_": "Volcano"}  # of variables that name who set the others
-MISSING = {"PET_MASTER_ADDR": "", "PET_NODE_RANK": "-1", "PET_NPROC_PER_NODE": "auto"}
+# torchrun gives its ranks these variables; those of the node would mislead other libraries.
+VARIABLES_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+CONTROLLERS = {"RUNAI_": "Run:ai", "VC_": "Volcano"}  # by the prefix of their own variables
+DEFAULTS = {"PET_MASTER_ADDR": "", "PET_NODE_RANK": "-1", "PET_NPROC_PER_NODE": "auto"}
+DEFAULT_PORTS = {"static": 29500, "c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
 
 
-def split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The options of torchrun, and what follows them: overrides."""
+def split_arguments(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Split a command line into torchrun's options and the overrides after them."""
     index = 0
     while index < len(argv) and argv[index].startswith("-"):
-        index += 1 if "=" in argv[index] or argv[index] in FLAGS else 2
+        has_value_inside = "=" in argv[index] or argv[index] in FLAGS
+        index += 1 if has_value_inside else 2
     for argument in argv[index:]:
         if argument.startswith("-"):
             raise ConfigError(f"{argument}: options of torchrun come before the overrides")
@@ -39,127 +49,207 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def translate(variables: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Who started this node, and what the variables of torchrun say for it.
+    """Find out what started this node, and what its variables mean for torchrun.
 
-    ``WORLD_SIZE`` counts nodes where the controller sets no ``PET_NNODES``; PyTorchJob does, and
-    counts ranks. ``RANK`` is that of the node wherever no rank has been started yet.
+    ``WORLD_SIZE`` is the number of nodes, except under PyTorchJob (recognised by ``PET_NNODES``),
+    where it is the number of ranks. ``RANK`` is the node's number.
+
+    Returns:
+        The name of the controller, and the variables of torchrun.
     """
     found = {name: value for name, value in variables.items() if name.startswith("PET_")}
-    index = variables.get("JOB_COMPLETION_INDEX")
-    by_names = "MASTER_ADDR" in variables and "WORLD_SIZE" in variables
-    who = "PyTorchJob" if by_names else "Indexed Job" if index else "this machine"
-    if "PET_NNODES" in found and not by_names:
-        who = "TrainJob" if index else "variables of torchrun"
-    for prefix, name in PREFIXES.items():
-        if any(variable.startswith(prefix) for variable in variables):
-            who = name
-    if index:
+    controller = name_controller(variables)
+    if index := variables.get("JOB_COMPLETION_INDEX"):
         found.setdefault("PET_NODE_RANK", index)
-    for name, meaning in SAME.items():
+    for name, torchrun_name in TORCHRUN_VARIABLES.items():
         if variables.get(name):
-            found.setdefault(meaning, variables[name])
-    return who, MISSING | found
+            found.setdefault(torchrun_name, variables[name])
+    return controller, DEFAULTS | found
+
+
+def name_controller(variables: Mapping[str, str]) -> str:
+    """What set these variables, for people who read the log."""
+    for prefix, name in CONTROLLERS.items():
+        if any(variable.startswith(prefix) for variable in variables):
+            return name
+    is_indexed = bool(variables.get("JOB_COMPLETION_INDEX"))
+    if "MASTER_ADDR" in variables and "WORLD_SIZE" in variables:
+        return "PyTorchJob"
+    if "PET_NNODES" in variables:
+        return "TrainJob" if is_indexed else "variables of torchrun"
+    return "Indexed Job" if is_indexed else "this machine"
 
 
 def plan(options: list[str], cfg: DictConfig) -> tuple[str, "LaunchConfig"]:
-    """Who started this node, as which of how many, and the configuration of torchrun's agent.
+    """Decide as which of how many nodes this one takes part.
+
+    The variables that named this node are removed, so that its ranks do not inherit them;
+    ``RUN_ID`` is set.
+
+    Args:
+        options: torchrun's options, such as ``--nnodes=2``.
+        cfg: the checked configuration.
+
+    Returns:
+        A sentence for the log, and the configuration of torchrun's agent.
 
     Raises:
         ConfigError: if options and variables contradict each other, or do not suffice.
     """
     if environment.under_torchrun():
         raise ConfigError("TORCHELASTIC_RUN_ID: this is a rank of torchrun's; run train.py here")
-    who, found = translate(environment.variables())
-    environment.unset_variables(NOT_FOR_RANKS)
-    for name, value in found.items():
-        environment.set_variable(name, value)
-    from torch.distributed import run as torchrun  # reads the variables
-
-    def refuse(message: str) -> NoReturn:
-        raise ConfigError(message)
-
+    controller, found = translate(environment.variables())
+    environment.unset_variables([*VARIABLES_OF_RANKS, *found])
     try:
-        parser = torchrun.get_args_parser()
-        parser.error = refuse  # type: ignore[method-assign]  # instead of exiting
-        args = parser.parse_args([*options, agent.TRAIN.name])
-        if args.training_script != agent.TRAIN.name or args.training_script_args:
-            refuse(f"{options[-1]}: write options as --name=value")
-        if args.module or args.no_python or args.run_path or args.logs_specs:
-            refuse("--module, --no-python, --run-path and --logs-specs: are not for train.py")
-        if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", args.nnodes):
-            refuse(f"--nnodes={args.nnodes}: must be a number of nodes, or MIN:MAX")
-        low, high = torchrun.parse_min_max_nnodes(args.nnodes)
-        if low > high:
-            refuse(f"--nnodes={args.nnodes}: MIN is larger than MAX")
-        if cfg.trainer.num_nodes > 1 and not low <= cfg.trainer.num_nodes <= high:
-            refuse(f"trainer.num_nodes={cfg.trainer.num_nodes}: --nnodes={args.nnodes} are started")
-        if args.nproc_per_node == "auto":  # torch would take every processor of the host
-            devices = cfg.trainer.devices
-            num = devices if devices not in {1, "auto"} else max(1, agent.num_gpus(cfg))
-            args.nproc_per_node = str(num)
-        if re.fullmatch(r"-?\d+", args.nproc_per_node):
-            if int(args.nproc_per_node) < 1:
-                refuse(f"--nproc-per-node={args.nproc_per_node}: must be at least 1")
-            environment.limit_threads(int(args.nproc_per_node))
-        where = place(args, low, high)
-        who = "options" if who == "this machine" and options else who
-        if args.rdzv_id != "none" and not environment.run_id():
-            environment.set_variable("RUN_ID", args.rdzv_id)
-        if high > 1 and not (cfg.run_id or environment.run_id()):
-            refuse("RUN_ID: is not set; several nodes need one name for the run, the same on each")
-        args.rdzv_id = name_of(cfg)
-        if not re.search(r"(^|,)timeout=", args.rdzv_conf):
-            args.rdzv_conf = f"timeout={cfg.cluster.timeout_s},{args.rdzv_conf}".rstrip(",")
-        if args.tee == args.redirects == "0":
-            args.tee = "2"  # the log in which agent.launch finds the cause of an error
-        args.log_line_prefix_template = args.log_line_prefix_template or "rank ${rank}: "
-        config, *_ = torchrun.config_from_args(args)
-        if not re.fullmatch(r"[1-9]\d*", str(config.rdzv_configs["timeout"])):
-            refuse(f"--rdzv-conf={args.rdzv_conf}: timeout must be a whole number of seconds")
-    except (ValueError, RuntimeError, AssertionError, OSError) as error:
-        raise error if isinstance(error, ConfigError) else ConfigError(str(error)) from None
-    environment.unset_variables([name for name in found if name.startswith("PET_")])
-    environment.set_variable("RUN_ID", config.run_id)
+        with environment.exported(found):
+            arguments = parse(options)
+        check_nodes(arguments, cfg)
+        resolve_processes(arguments, cfg)
+        place = resolve_rendezvous(arguments)
+        resolve_run_id(arguments, cfg)
+        config = agent_config(arguments, cfg)
+    except ConfigError:
+        raise
+    except (ValueError, RuntimeError, AssertionError, OSError) as error:  # torchrun's refusals
+        raise ConfigError(str(error)) from error
+    if controller == "this machine" and options:
+        controller = "options"
     num = config.nproc_per_node
-    return f"{who}, {where}, {num} process{'es' * (num > 1)} here", config
+    return f"{controller}, {place}, {num} process{'es' * (num > 1)} here", config
 
 
-def place(args: argparse.Namespace, low: int, high: int) -> str:
-    """Complete torchrun's options for the meeting of the nodes, and say which node this is."""
-    if args.rdzv_backend == "static" or args.standalone:
-        if not max(0, args.node_rank) < high:
-            raise ConfigError(
-                f"node {args.node_rank} of {high}: nodes count from 0; give --nnodes and "
-                "--node-rank, or their variables, numbers that fit"
-            )
-        if high == 1:  # needs no network
-            args.rdzv_backend, args.rdzv_endpoint, args.node_rank = "c10d", "localhost:0", 0
-            return "alone"
-        if low < high:
-            raise ConfigError(
-                f"--nnodes={low}:{high}: nodes that come and go need --rdzv-backend=c10d or etcd-v2"
-            )
-        if args.node_rank < 0:
-            raise ConfigError("--node-rank: is missing; also PET_NODE_RANK, JOB_COMPLETION_INDEX")
-        complete(args, 29500)
-        return f"node {args.node_rank} of {high}"
-    args.node_rank = 0  # the others count themselves
-    if args.rdzv_backend == "etcd":  # ElasticJob's controller means etcd as such
-        args.rdzv_backend = "etcd-v2"
-    complete(args, 2379 if args.rdzv_backend.startswith("etcd") else 29400)
-    return f"one of {low} to {high} nodes" if low < high else f"one of {high} nodes"
+def parse(options: list[str]) -> Namespace:
+    """Let torchrun's own parser read the options and the variables."""
+    from torch.distributed.run import get_args_parser
+
+    stderr = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(stderr):
+            arguments = get_args_parser().parse_args([*options, agent.TRAIN.name])
+    except SystemExit as error:
+        if not error.code:
+            raise  # --help
+        reason = stderr.getvalue().partition(": error: ")[2].strip()
+        raise ConfigError(reason) from None
+    if arguments.training_script != agent.TRAIN.name or arguments.training_script_args:
+        raise ConfigError(f"{options[-1]}: write options as --name=value")
+    if arguments.module or arguments.no_python or arguments.run_path or arguments.logs_specs:
+        raise ConfigError(
+            "--module, --no-python, --run-path and --logs-specs: are not for train.py"
+        )
+    return arguments
 
 
-def complete(args: argparse.Namespace, default_port: int) -> None:
-    """Give the place where the nodes meet an address and a port."""
+def check_nodes(arguments: Namespace, cfg: DictConfig) -> None:
+    """Compare ``--nnodes`` with itself and with the configuration."""
+    if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*)?", arguments.nnodes):
+        raise ConfigError(f"--nnodes={arguments.nnodes}: must be a number of nodes, or MIN:MAX")
+    low, high = node_range(arguments)
+    if low > high:
+        raise ConfigError(f"--nnodes={arguments.nnodes}: MIN is larger than MAX")
+    wanted = cfg.trainer.num_nodes
+    if wanted > 1 and not low <= wanted <= high:
+        raise ConfigError(f"trainer.num_nodes={wanted}: --nnodes={arguments.nnodes} are started")
+
+
+def node_range(arguments: Namespace) -> tuple[int, int]:
+    """The smallest and the largest number of nodes."""
+    low, _, high = arguments.nnodes.partition(":")
+    return int(low), int(high or low)
+
+
+def resolve_processes(arguments: Namespace, cfg: DictConfig) -> None:
+    """Decide how many processes this node starts, and share its processors among them."""
+    if arguments.nproc_per_node == "auto":
+        # torchrun itself would start one process for each processor of the host.
+        devices = cfg.trainer.devices
+        num = max(1, agent.num_gpus(cfg)) if devices in {1, "auto"} else devices
+        arguments.nproc_per_node = str(num)
+    if not re.fullmatch(r"-?\d+", arguments.nproc_per_node):
+        return  # a kind of device, which torchrun counts
+    if int(arguments.nproc_per_node) < 1:
+        raise ConfigError(f"--nproc-per-node={arguments.nproc_per_node}: must be at least 1")
+    environment.limit_threads(int(arguments.nproc_per_node))
+
+
+def resolve_rendezvous(arguments: Namespace) -> str:
+    """Decide where the nodes meet, and which of them this one is, as words for the log."""
+    low, high = node_range(arguments)
+    if arguments.rdzv_backend != "static" and not arguments.standalone:
+        arguments.node_rank = 0  # nodes that come and go get their numbers when they meet
+        if arguments.rdzv_backend == "etcd":
+            # Controllers mean version 2 of etcd's interface; for torch "etcd" is an older client.
+            arguments.rdzv_backend = "etcd-v2"
+        arguments.rdzv_endpoint = endpoint_of(arguments)
+        return f"one of {low} to {high} nodes" if low < high else f"one of {high} nodes"
+    check_node_rank(arguments)
+    if high == 1:  # needs no network
+        arguments.rdzv_backend, arguments.rdzv_endpoint = "c10d", "localhost:0"
+        arguments.node_rank = 0
+        return "alone"
+    arguments.rdzv_endpoint = endpoint_of(arguments)
+    return f"node {arguments.node_rank} of {high}"
+
+
+def check_node_rank(arguments: Namespace) -> None:
+    """Check the number of this node, for nodes that meet statically."""
+    low, high = node_range(arguments)
+    if max(0, arguments.node_rank) >= high:
+        raise ConfigError(
+            f"node {arguments.node_rank} of {high}: nodes count from 0; give --nnodes and "
+            "--node-rank, or their variables, numbers that fit"
+        )
+    if low < high:
+        raise ConfigError(
+            f"--nnodes={low}:{high}: nodes that come and go need --rdzv-backend=c10d or etcd-v2"
+        )
+    if high > 1 and arguments.node_rank < 0:
+        raise ConfigError("--node-rank: is missing; also PET_NODE_RANK, JOB_COMPLETION_INDEX")
+
+
+def endpoint_of(arguments: Namespace) -> str:
+    """Address and port of the place where the nodes meet."""
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-    port = args.master_port or default_port
-    name = args.rdzv_endpoint or args.master_addr
+    name = arguments.rdzv_endpoint or arguments.master_addr
+    port = arguments.master_port or DEFAULT_PORTS.get(arguments.rdzv_backend, 29400)
     if not name:
         raise ConfigError("--master-addr: is missing; also PET_MASTER_ADDR, MASTER_ADDR")
     if ":" in name:
         name, port = parse_rendezvous_endpoint(name, port)
     if not 0 < port < 65536:
         raise ConfigError(f"{name}:{port}: the port must be from 1 to 65535")
-    args.rdzv_endpoint = f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    is_ipv6 = ":" in name
+    return f"[{name}]:{port}" if is_ipv6 else f"{name}:{port}"
+
+
+def resolve_run_id(arguments: Namespace, cfg: DictConfig) -> None:
+    """Give the run one name, for torchrun and for ``train.py``."""
+    if arguments.rdzv_id != "none" and not environment.run_id():
+        environment.set_variable("RUN_ID", arguments.rdzv_id)
+    _, high = node_range(arguments)
+    if high > 1 and not (cfg.run_id or environment.run_id()):
+        raise ConfigError(
+            "RUN_ID: is not set; several nodes need one name for the run, the same on each"
+        )
+    arguments.rdzv_id = name_run(cfg)
+    environment.set_variable("RUN_ID", arguments.rdzv_id)
+
+
+def agent_config(arguments: Namespace, cfg: DictConfig) -> "LaunchConfig":
+    """The configuration of torchrun's agent, with our defaults for its waits and its logs."""
+    from torch.distributed.run import config_from_args
+
+    if not re.search(r"(^|,)timeout=", arguments.rdzv_conf):
+        timeout = f"timeout={cfg.cluster.timeout_s}"
+        arguments.rdzv_conf = f"{timeout},{arguments.rdzv_conf}".rstrip(",")
+    if arguments.tee == arguments.redirects == "0":
+        arguments.tee = "2"  # each line of stderr begins with its rank, and is kept in a file
+    arguments.log_line_prefix_template = arguments.log_line_prefix_template or "rank ${rank}: "
+    config: LaunchConfig
+    config, *_ = config_from_args(arguments)
+    if not re.fullmatch(r"[1-9]\d*", str(config.rdzv_configs["timeout"])):
+        raise ConfigError(
+            f"--rdzv-conf={arguments.rdzv_conf}: timeout must be a whole number of seconds"
+        )
+    return config

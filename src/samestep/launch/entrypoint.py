@@ -3,102 +3,102 @@
 python -m samestep.launch.entrypoint [options of torchrun] [overrides of train.py]
 python -m samestep.launch.entrypoint --nnodes=2 --nproc-per-node=1 --master-addr=node-0 cluster=k8s
 
-What no option says comes from the variables that the cluster's controller sets, which
-docs/clusters/entrypoint.md lists. Exit codes: 0 finished, 1 error, 2 wrong usage or config,
+Options that are not given are read from the variables that the cluster's controller sets;
+docs/clusters/entrypoint.md lists them. Exit codes: 0 finished, 1 error, 2 wrong usage or config,
 137 killed (out of memory?), 143 stopped by SIGTERM.
 """
 
 import sys
-import time
 import traceback
 from typing import TYPE_CHECKING
 
 from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
 from samestep.launch import agent, pid1
-from samestep.launch.cluster_environment import plan, split
-from samestep.ranks import environment
+from samestep.launch.agent import Outcome
+from samestep.launch.cluster_environment import plan, split_arguments
+from samestep.ranks import environment, failure, network, process
+from samestep.ranks.secrets import redact
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
 
 def main() -> int:
-    """Train here as the arguments and the variables say."""
+    """Train here; the arguments and the variables say as which node."""
     if "--help" in sys.argv[1:2] or "-h" in sys.argv[1:2]:
         print(__doc__)
         return 0
     exit_code = pid1.supervise()
-    return node(sys.argv[1:]) if exit_code is None else exit_code
+    if exit_code is not None:  # this is the supervisor, and its child has ended
+        return exit_code
+    outcome = train_as_node(sys.argv[1:])
+    return pid1.report(outcome.exit_code, outcome.cause)
 
 
-def node(argv: list[str]) -> int:
-    """Find the other nodes, train with them, and leave the cause of an error where it is read."""
+def train_as_node(argv: list[str]) -> Outcome:
+    """Find the other nodes and train with them; every error becomes an exit code and a cause."""
     try:
-        options, overrides = split(argv)
+        options, overrides = split_arguments(argv)
         cfg = check(overrides)
-        who, config = plan(options, cfg)
-        config.local_addr, way = meet(config)
-        print(f"entrypoint: {who}{way}, run {config.run_id}", flush=True)
-        outcome = agent.launch(config, overrides)
+        description, config = plan(options, cfg)
+        way = find_meeting_place(config)
+        print(f"entrypoint: {description}{way}, run {config.run_id}", flush=True)
+        return agent.launch(config, overrides)
     except ConfigError as error:
-        outcome = agent.Outcome(2, f"error: {error}")
+        return Outcome(failure.EXIT_CONFIG, failure.message(error))
     except RunError as error:
-        outcome = agent.Outcome(1, f"error: {error}")
+        return Outcome(failure.EXIT_ERROR, failure.message(error))
     except KeyboardInterrupt:
-        outcome = agent.Outcome(130)
+        return Outcome(process.EXIT_INTERRUPTED)
     except Exception as error:
-        traceback.print_exc()
-        outcome = agent.Outcome(1, f"error: {type(error).__name__}: {error}")
-    return pid1.leave(outcome.exit_code, outcome.cause)
+        print(redact(traceback.format_exc()), file=sys.stderr)
+        return Outcome(failure.EXIT_ERROR, f"{failure.PREFIX}{failure.message(error)}")
 
 
-def meet(config: "LaunchConfig") -> tuple[str | None, str]:
-    """Wait until the place where the nodes meet has an address and there is a way to it.
+def find_meeting_place(config: "LaunchConfig") -> str:
+    """Wait until this node can reach the place where the nodes meet, and complete ``config``.
+
+    torchrun does not find out by itself under which address the other nodes reach this one, and
+    whether it is this node that must open the store.
 
     Returns:
-        This node's own address on that way, for rendezvous that tells it to others; and the way.
+        The way there, as words for the log; nothing for a single node.
 
     Raises:
-        RunError: after the seconds that a node waits for the others.
+        NetworkError: after the seconds that a node waits for the others.
     """
-    conf = config.rdzv_configs
     if config.rdzv_endpoint == "localhost:0":
-        return "localhost", ""
-    name, port = config.rdzv_endpoint.rsplit(":", 1)
+        config.local_addr = "localhost"
+        return ""
+    name, _, port = config.rdzv_endpoint.rpartition(":")
     name = name.strip("[]")
-    address, own = wait_for(name, int(conf["timeout"]))
-    interface = None if ":" in address else environment.interface_to(address)
-    way = f", meets at {name}:{port} ({address}{f' over {interface}' if interface else ''})"
+    timeout_s = int(config.rdzv_configs["timeout"])
+    address, own_address = network.wait_for(
+        name,
+        timeout_s,
+        lambda reason: print(f"entrypoint: waits for {name} ({reason})", flush=True),
+    )
+    config.local_addr = config.local_addr or own_address
     if config.rdzv_backend != "static":
-        for key in ("join_timeout", "read_timeout"):
-            conf.setdefault(key, conf["timeout"])
-        if config.rdzv_backend == "c10d" and address == own and not address.startswith("127."):
-            conf.setdefault("is_host", "1")
-        # One store for torchrun and the ranks would be one that newcomers cannot find.
-        environment.set_variable("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    return config.local_addr or own, way
+        # A loopback address says nothing: it would be "here" on every node.
+        is_here = address == own_address and not address.startswith("127.")
+        complete_elastic_rendezvous(config, is_here=is_here)
+    interface = network.interface_with(own_address)
+    over = f" over {interface}" if interface else ""
+    return f", meets at {name}:{port} ({address}{over})"
 
 
-def wait_for(name: str, timeout_s: int) -> tuple[str, str]:
-    """The address of a node, and this node's own on the way there; a late one is waited for."""
-    deadline, waits = time.monotonic() + timeout_s, False
-    while True:
-        try:
-            address = environment.address_of(name)
-            return address, environment.address_towards(address)
-        except OSError as why:
-            if time.monotonic() + 1 > deadline:
-                raise RunError(
-                    f"there is no way to {name} after {timeout_s} s ({why.strerror}): is that "
-                    "node up, is the name that of a Service with publishNotReadyAddresses? "
-                    "--rdzv-conf=timeout=SECONDS waits longer, else cluster.timeout_s"
-                ) from why
-            if not waits:
-                print(f"entrypoint: waits for {name} ({why.strerror})", flush=True)
-            waits = True
-            time.sleep(1)
+def complete_elastic_rendezvous(config: "LaunchConfig", *, is_here: bool) -> None:
+    """Set what nodes that come and go need besides the address of the meeting place."""
+    settings = config.rdzv_configs
+    for key in ("join_timeout", "read_timeout"):
+        settings.setdefault(key, settings["timeout"])
+    if config.rdzv_backend == "c10d" and is_here:
+        settings.setdefault("is_host", "1")
+    # If torchrun and the ranks shared one store, a node that comes later could not find it.
+    environment.set_variable("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    process.run(main)

@@ -1,6 +1,9 @@
-"""Follow a run: the logs of all its pods, and a table of them."""
+"""Follow a run in a Kubernetes cluster: the logs of all its pods, and a table of them."""
 
 import itertools
+import os
+import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -14,110 +17,108 @@ from rich.console import Console
 from rich.table import Table
 
 from samestep.errors import RunError
-from samestep.launch import kubectl
-from samestep.launch import kubectl_errors as reasons
-from samestep.launch.kubectl import ENDS, Node, address, end_of, gone, pods_of, run_of
+from samestep.launch import kubectl, kubectl_errors
+from samestep.launch.kubectl_errors import Object
 
 POLL_S = 1.0
 EVENTS_EVERY = 10  # polls; events say why there are fewer pods than there should be
 RETRIES = 60  # polls without an answer before we give up; a cluster may be upgraded
-LOGS_S = 60  # seconds for which the last lines of a run that ended may take
+LAST_LINES_S = 60  # seconds that the last lines of an ended run may take to arrive
+PLACE_KEYS = ("namespace", "cli", "project", "domain")
+"""Keys of ``cluster`` that say where a run is, and by which command it is found there."""
 
 
-def logs(cfg: DictConfig, documents: Sequence[Node]) -> int:
-    """Print what all pods print, also those to come, until the run ends; 0 if it ended well."""
-    run = run_of(documents)
-    streams: dict[str, Stream] = {}
-    said: set[str] = set()
-    silent = 0
-    for number in itertools.count():
-        time.sleep(POLL_S if number else 0)
-        try:
-            there = kubectl.get(cfg, address(run))  # before its pods, so that none is missed
-            pods = pods_of(cfg)
-        except RunError:
-            silent += 1
-            if not streams or silent > RETRIES:
-                raise
-            continue
-        silent = 0
-        for pod, container, key in started(pods):
-            stream = streams.get(key)
-            if not stream or not (stream.is_alive() or stream.is_whole):
-                streams[key] = Stream(cfg, pod, container, stream.last if stream else "")
-        ok = end_of(there)
-        if there is None or ok is not None:
+def logs(cfg: DictConfig, documents: Sequence[Object]) -> int:
+    """Print the logs of all pods, also of pods that start later, until the run ends.
+
+    Returns:
+        0 if the run succeeded, 1 if not, 141 if the reader of the logs went away before.
+    """
+    streams = Streams(cfg)
+    stdout = os.fstat(sys.stdout.fileno())
+    address = kubectl.build_address(kubectl.find_run(documents))
+    printed: set[str] = set()
+    for poll in itertools.count():
+        run, pods = get_run_and_pods(cfg, address, retries=RETRIES if streams.by_key else 0)
+        streams.start_missing(pods)
+        if run is None or kubectl.find_outcome(run) is not None:
             break
-        for line in (
-            *troubles(pods),
-            *(refusals(cfg, there) if number % EVENTS_EVERY == 0 else ()),
-        ):
-            if line not in said:
+
+        # samestep.ranks.process replaces a pipe that nobody reads any more by /dev/null.
+        if not os.path.samestat(stdout, os.fstat(sys.stdout.fileno())):
+            return 128 + signal.SIGPIPE
+
+        problems = list(explain_pods(pods))
+        if poll % EVENTS_EVERY == 0:
+            problems += explain_missing_pods(cfg, run)
+        for line in problems:
+            if line not in printed:
                 print(line, file=sys.stderr, flush=True)
-                said.add(line)
-    for stream in streams.values():
-        stream.join(LOGS_S)
-    if there is None and not streams:
-        raise gone(cfg)
-    print(f"{cfg.run_id}: {ending(there)}", file=sys.stderr)
-    return 0 if ok else 1
+                printed.add(line)
+        time.sleep(POLL_S)
+
+    if run is None and not streams.by_key:
+        raise kubectl.build_missing_error(cfg)
+    streams.join()
+    print(f"{cfg.run_id}: {describe_run(run)}", file=sys.stderr)
+    return 0 if kubectl.find_outcome(run) else 1
 
 
-def status(cfg: DictConfig, documents: Sequence[Node]) -> int:
-    """Print one table of the pods, and how the run fares."""
-    run = run_of(documents)
-    there = kubectl.get(cfg, address(run))
-    pods = pods_of(cfg)
-    if there is None and not pods:
-        raise gone(cfg)
-    names = [pod["metadata"]["name"] for pod, _, _ in started(pods)]
-    with ThreadPoolExecutor(8) as pool:
-        last = dict(zip(names, pool.map(lambda name: last_line(cfg, name), names), strict=True))
-    table = Table("pod", "node", "state", "restarts", "age", "last line", box=None, pad_edge=False)
-    for pod in pods:
-        state = pod.get("status", {})
-        name = pod["metadata"]["name"]
-        phase = "Terminating" if "deletionTimestamp" in pod["metadata"] else state.get("phase", "-")
-        reason = reasons.waiting(pod) or reasons.ended(pod)
-        restarts = sum(c.get("restartCount", 0) for c in state.get("containerStatuses", ()))
-        table.add_row(
-            name, pod["spec"].get("nodeName", "-"), f"{phase}: {reason}" if reason else phase,
-            str(restarts), age(pod), last.get(name, "-"),
-        )  # fmt: skip
-    console = Console(highlight=False, markup=False)
-    if not console.is_terminal:
-        console.width = 1000  # a log or another program wants whole lines
-    print(f"{run['kind']} {cfg.run_id}: {ending(there)}")
-    for line in refusals(cfg, there) if there else ():
+def status(cfg: DictConfig, documents: Sequence[Object]) -> int:
+    """Print the state of the run, and a table of its pods."""
+    document = kubectl.find_run(documents)
+    run = kubectl.get(cfg, kubectl.build_address(document))
+    pods = kubectl.get_pods(cfg)
+    if run is None and not pods:
+        raise kubectl.build_missing_error(cfg)
+    print(f"{document['kind']} {cfg.run_id}: {describe_run(run)}")
+    for line in explain_missing_pods(cfg, run) if run else ():
         print(line)
-    console.print(table)
+    print_table(cfg, pods)
     return 0
 
 
+def print_next_commands(cfg: DictConfig) -> None:
+    """Print the commands that follow, cancel and describe a run that was submitted."""
+    words = [f"cluster={cfg.cluster.name}"]
+    for key in PLACE_KEYS:
+        if key in cfg.cluster and cfg.cluster[key] is not None:
+            words.append(shlex.quote(f"cluster.{key}={cfg.cluster[key]}"))
+    print("\nNext:")
+    for action in ("logs", "status", "cancel"):
+        line = f"python scripts/launch.py {' '.join(words)} action={action}"
+        print(f"  RUN_ID={cfg.run_id} {line}", flush=True)
+
+
 class Stream(threading.Thread):
-    """Prints what a container prints, each line with the name of its pod, until it ends.
+    """Prints the log of a container, each line with the name of its pod, until the log ends.
 
     Args:
         since: time of the last line that was printed before.
     """
 
-    def __init__(self, cfg: DictConfig, pod: Node, container: Node, since: str = "") -> None:
+    def __init__(self, cfg: DictConfig, pod: Object, container: Object, since: str = "") -> None:
         super().__init__(daemon=True)
-        name = pod["metadata"]["name"]
-        containers = [f"/{container['name']}"] if len(pod["spec"]["containers"]) > 1 else []
-        self.prefix = f"[{''.join([name.removeprefix(f'{cfg.run_id}-'), *containers])}] "
-        self.last = self.since = since
-        self.is_whole = "terminated" in container["state"]  # and not cut off, as by a proxy
-        more = [f"--since-time={since}"] if since else []
-        self.words = kubectl.words(
-            cfg, "logs", name, f"--container={container['name']}", "--follow", "--timestamps", *more
+        pod_name, container_name = pod["metadata"]["name"], container["name"]
+        short_name = pod_name.removeprefix(f"{cfg.run_id}-")
+        if len(pod["spec"]["containers"]) > 1:
+            short_name += f"/{container_name}"
+        self.prefix = f"[{short_name}] "
+        self.since = since
+        self.last_time = since
+        self.is_complete = "terminated" in container["state"]
+        """Whether the log ends because the container has ended, and not because a proxy cut it."""
+        self.command = kubectl.build_command(
+            cfg, "logs", pod_name, f"--container={container_name}", "--follow", "--timestamps"
         )
+        if since:
+            self.command.append(f"--since-time={since}")
         self.start()
 
     def run(self) -> None:
-        """Read until kubectl ends."""
+        """Print lines until kubectl ends."""
         with subprocess.Popen(
-            self.words,
+            self.command,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -125,71 +126,152 @@ class Stream(threading.Thread):
         ) as process:
             assert process.stdout
             for line in process.stdout:
-                at, _, text = line.partition(" ")
-                if at > self.since:  # kubectl counts in whole seconds
+                line_time, _, text = line.partition(" ")
+                # --since-time counts in whole seconds, so some lines come a second time.
+                if line_time > self.since:
                     sys.stdout.write(self.prefix + text)
                     sys.stdout.flush()
-                    self.last = at
+                    self.last_time = line_time
 
 
-def started(pods: Sequence[Node]) -> Iterator[tuple[Node, Node, str]]:
-    """Pod, container and a key for each container that has printed something, or may have."""
+class Streams:
+    """The streams of all containers of a run, by pod, container and number of restarts."""
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self.cfg = cfg
+        self.by_key: dict[str, Stream] = {}
+
+    def start_missing(self, pods: Sequence[Object]) -> None:
+        """Start a stream for each container without one, and for each whose stream was cut."""
+        for pod, container in list_started_containers(pods):
+            restarts = container.get("restartCount", 0)
+            key = f"{pod['metadata']['uid']} {container['name']} {restarts}"
+            old = self.by_key.get(key)
+            if old is None:
+                self.by_key[key] = Stream(self.cfg, pod, container)
+            elif not old.is_alive() and not old.is_complete:
+                self.by_key[key] = Stream(self.cfg, pod, container, since=old.last_time)
+
+    def join(self) -> None:
+        """Wait until each stream has printed its last line."""
+        for stream in self.by_key.values():
+            stream.join(LAST_LINES_S)
+
+
+def get_run_and_pods(
+    cfg: DictConfig, address: str, retries: int
+) -> tuple[Object | None, list[Object]]:
+    """Get the object of the run, None if there is none, and its pods.
+
+    Raises:
+        RunError: if kubectl fails more than ``retries`` times, one poll apart.
+    """
+    failures = 0
+    while True:
+        try:
+            # In this order: no pod can start between the end of the run and the list of its pods.
+            run = kubectl.get(cfg, address)
+            return run, kubectl.get_pods(cfg)
+        except RunError:
+            failures += 1
+            if failures > retries:
+                raise
+        time.sleep(POLL_S)
+
+
+def list_started_containers(pods: Sequence[Object]) -> Iterator[tuple[Object, Object]]:
+    """List pod and container for each container that may have a log."""
     for pod in pods:
         for container in pod.get("status", {}).get("containerStatuses", ()):
             if {"running", "terminated"} & container.get("state", {}).keys():
-                uid, count = pod["metadata"]["uid"], container.get("restartCount", 0)
-                yield pod, container, f"{uid} {container['name']} {count}"
+                yield pod, container
 
 
-def ending(there: Node | None) -> str:
-    """How the run fares, by its last condition."""
-    if there is None:
+def describe_run(run: Object | None) -> str:
+    """Describe the state of the run by its last condition."""
+    if run is None:
         return "was removed before it ended"
-    if "deletionTimestamp" in there["metadata"]:
+    if "deletionTimestamp" in run["metadata"]:
         return "is being cancelled"
-    true = [c for c in there.get("status", {}).get("conditions", ()) if c["status"] == "True"]
-    last = next((c for c in true if c["type"] in ENDS), true[-1] if true else None)
-    if last is None:
+    conditions = run.get("status", {}).get("conditions", ())
+    true = [condition for condition in conditions if condition["status"] == "True"]
+    ends = [condition for condition in true if condition["type"] in kubectl.OUTCOMES]
+    if not true:
         return "runs"
+    last = ends[0] if ends else true[-1]
     reason = ": ".join(filter(None, [last.get("reason"), last.get("message")]))
     return f"{last['type']} ({reason})" if reason else str(last["type"])
 
 
-def troubles(pods: Sequence[Node]) -> Iterator[str]:
-    """Why pods do not run, and how they ended."""
+def explain_pods(pods: Sequence[Object]) -> Iterator[str]:
+    """Explain why pods do not run, and how they failed."""
     for pod in pods:
-        if why := reasons.waiting(pod) or reasons.ended(pod):
-            yield f"{pod['metadata']['name']}: {why}"
+        reason = kubectl_errors.explain_waiting(pod) or kubectl_errors.explain_exit(pod)
+        if reason:
+            yield f"{pod['metadata']['name']}: {reason}"
 
 
-def refusals(cfg: DictConfig, there: Node) -> Iterator[str]:
-    """Why there are no pods, or fewer than there should be."""
-    if there.get("spec", {}).get("suspend"):
+def explain_missing_pods(cfg: DictConfig, run: Object) -> Iterator[str]:
+    """Explain why there are no pods, or fewer than there should be."""
+    if run.get("spec", {}).get("suspend"):
         yield f"{cfg.run_id}: waits in the queue"
     try:
-        found = kubectl.get(cfg, "events", "--field-selector=reason=FailedCreate")
+        events = kubectl.get(cfg, "events", "--field-selector=reason=FailedCreate")
     except RunError:
         return  # not everybody may read events
-    for event in (found or {"items": []})["items"]:
-        about = str(event.get("involvedObject", {}).get("name", ""))
-        at = event.get("lastTimestamp") or event.get("eventTime") or ""
-        if about.startswith(cfg.run_id) and at >= there["metadata"]["creationTimestamp"]:
-            yield f"{cfg.run_id}: pods are refused; {reasons.explained(event.get('message', ''))}"
+    for event in (events or {"items": []})["items"]:
+        name = str(event.get("involvedObject", {}).get("name", ""))
+        event_time = event.get("lastTimestamp") or event.get("eventTime") or ""
+        if name.startswith(cfg.run_id) and event_time >= run["metadata"]["creationTimestamp"]:
+            reason = kubectl_errors.explain_error(event.get("message", ""))
+            yield f"{cfg.run_id}: pods are refused; {reason}"
 
 
-def last_line(cfg: DictConfig, pod: str) -> str:
-    """The last line that a pod printed."""
+def print_table(cfg: DictConfig, pods: Sequence[Object]) -> None:
+    """Print a row for each pod."""
+    started = [pod["metadata"]["name"] for pod, _ in list_started_containers(pods)]
+    with ThreadPoolExecutor(8) as pool:
+        lines = pool.map(lambda name: get_last_line(cfg, name), started)
+        last_lines = dict(zip(started, lines, strict=True))
+
+    table = Table("pod", "node", "state", "restarts", "age", "last line", box=None, pad_edge=False)
+    for pod in pods:
+        name = pod["metadata"]["name"]
+        containers = pod.get("status", {}).get("containerStatuses", ())
+        restarts = sum(container.get("restartCount", 0) for container in containers)
+        table.add_row(
+            name, pod["spec"].get("nodeName", "-"), describe_pod(pod), str(restarts),
+            format_age(pod), last_lines.get(name, "-"),
+        )  # fmt: skip
+
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 1000  # a log or another program wants whole lines
+    console.print(table)
+
+
+def describe_pod(pod: Object) -> str:
+    """Describe the state of a pod: its phase, and the reason if something is wrong."""
+    phase = str(pod.get("status", {}).get("phase", "-"))
+    if "deletionTimestamp" in pod["metadata"]:
+        phase = "Terminating"
+    reason = kubectl_errors.explain_waiting(pod) or kubectl_errors.explain_exit(pod)
+    return f"{phase}: {reason}" if reason else phase
+
+
+def get_last_line(cfg: DictConfig, pod_name: str) -> str:
+    """Get the last line that a pod has printed."""
     try:
-        lines = kubectl.call(cfg, "logs", pod, "--tail=1", "--all-containers").split("\n")
+        lines = kubectl.call(cfg, "logs", pod_name, "--tail=1", "--all-containers").split("\n")
     except RunError:
-        return "-"  # it has gone in the meantime
+        return "-"  # the pod was removed in the meantime
     return next(filter(None, reversed(lines)), "-")
 
 
-def age(pod: Node) -> str:
-    """Such as 5m or 3h."""
-    since = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
-    seconds = int((datetime.now(UTC) - since).total_seconds())
+def format_age(pod: Object) -> str:
+    """Format the age of a pod, such as 5m or 3h."""
+    created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
+    seconds = int((datetime.now(UTC) - created).total_seconds())
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= length:
             return f"{seconds // length}{unit}"

@@ -1,4 +1,4 @@
-"""kubectl: what is in the cluster of a run."""
+"""Call kubectl, and find the objects of a run with it."""
 
 import json
 import subprocess
@@ -8,28 +8,30 @@ from typing import Any
 from omegaconf import DictConfig
 
 from samestep.errors import RunError
-from samestep.launch import check, render
-from samestep.launch import kubectl_errors as reasons
-
-Node = dict[str, Any]
+from samestep.launch import check, kubectl_errors, render
+from samestep.launch.kubectl_errors import Object
 
 RUNS = ("Job", "JobSet", "PyTorchJob", "TrainJob", "ElasticJob")
-ENDS = {"Complete": True, "Completed": True, "Succeeded": True, "Failed": False}  # conditions
+"""Kinds of the object that ends when the run ends."""
+OUTCOMES = {"Complete": True, "Completed": True, "Succeeded": True, "Failed": False}
+"""Conditions that end a run, and whether the run succeeded."""
 
 
-def words(cfg: DictConfig, *rest: str) -> list[str]:
-    """A command of kubectl, in the namespace of the configuration if it has one."""
+def build_command(cfg: DictConfig, *arguments: str) -> list[str]:
+    """Build a command of kubectl, in the configured namespace if there is one."""
     namespace = ["-n", cfg.cluster.namespace] if cfg.cluster.namespace else []
-    return ["kubectl", *namespace, *rest]
+    return ["kubectl", *namespace, *arguments]
 
 
-def call(cfg: DictConfig, *rest: str, documents: Sequence[Node] = (), timeout_s: float = 30) -> str:
-    """What kubectl answers.
+def call(
+    cfg: DictConfig, *arguments: str, documents: Sequence[Object] = (), timeout_s: float = 30
+) -> str:
+    """Run kubectl, with the documents as its input, and return what it prints.
 
     Raises:
-        RunError: in one sentence, what was wrong and what to do.
+        RunError: if kubectl fails; one sentence with the cause and the remedy.
     """
-    command = words(cfg, *rest, f"--request-timeout={timeout_s:g}s")
+    command = build_command(cfg, *arguments, f"--request-timeout={timeout_s:g}s")
     text = render.text(documents) if documents else ""
     try:
         result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
@@ -39,57 +41,58 @@ def call(cfg: DictConfig, *rest: str, documents: Sequence[Node] = (), timeout_s:
             "https://kubernetes.io/docs/tasks/tools"
         ) from None
     if result.returncode:
-        raise RunError(reasons.explained(result.stderr))
+        raise RunError(kubectl_errors.explain_error(result.stderr))
     return result.stdout
 
 
-def apply(cfg: DictConfig, documents: Sequence[Node]) -> str:
-    """Create or change what the documents say; what kubectl says."""
+def apply(cfg: DictConfig, documents: Sequence[Object]) -> str:
+    """Create or change the objects of the documents, and return what kubectl prints."""
     return call(cfg, "apply", "--validate=strict", "--filename=-", documents=documents)
 
 
-def get(cfg: DictConfig, *rest: str) -> Any:
-    """What kubectl gets, None if it is not there."""
-    answer = call(cfg, "get", *rest, "--output=json", "--ignore-not-found")
+def get(cfg: DictConfig, *arguments: str) -> Any:
+    """Get an object or a list of objects; None if there is none."""
+    answer = call(cfg, "get", *arguments, "--output=json", "--ignore-not-found")
     return json.loads(answer) if answer.strip() else None
 
 
-def run_of(documents: Sequence[Node]) -> Node:
-    """The document that ends when the run ends."""
-    return next(document for document in documents if document["kind"] in RUNS)
-
-
-def address(document: Node) -> str:
-    """What kubectl calls the document's object, such as ``jobs.batch/mine``."""
-    kind = f"{document['apiVersion']} {document['kind']}"
-    group = document["apiVersion"].rpartition("/")[0]
-    plural = check.schemas()["kinds"][kind]["plural"]
-    return f"{plural}{'.' * bool(group)}{group}/{document['metadata']['name']}"
-
-
-def pods_of(cfg: DictConfig) -> list[Node]:
-    """The pods of the run."""
+def get_pods(cfg: DictConfig) -> list[Object]:
+    """Get the pods of the run, sorted by name."""
     found = get(cfg, "pods", f"--selector=app.kubernetes.io/instance={cfg.run_id}")
     return sorted((found or {}).get("items", []), key=lambda pod: pod["metadata"]["name"])
 
 
-def is_training(cfg: DictConfig, pod: Node) -> bool:
-    """Whether a pod is a node of the run, not what the nodes need, such as etcd."""
-    return cfg.cluster.container in [c["name"] for c in pod["spec"]["containers"]]
+def find_run(documents: Sequence[Object]) -> Object:
+    """Find the document of the object that ends when the run ends."""
+    return next(document for document in documents if document["kind"] in RUNS)
 
 
-def end_of(there: Node | None) -> bool | None:
-    """Whether the run ended well; None while it runs, or is not there."""
-    for condition in (there or {}).get("status", {}).get("conditions", ()):
-        if condition["type"] in ENDS and condition["status"] == "True":
-            return ENDS[condition["type"]]
+def build_address(document: Object) -> str:
+    """Build the name by which kubectl knows the document's object, such as ``jobs.batch/mine``."""
+    kind = f"{document['apiVersion']} {document['kind']}"
+    group, has_group, _ = document["apiVersion"].rpartition("/")
+    plural = check.schemas()["kinds"][kind]["plural"]
+    resource = f"{plural}.{group}" if has_group else plural
+    return f"{resource}/{document['metadata']['name']}"
+
+
+def is_training_pod(cfg: DictConfig, pod: Object) -> bool:
+    """Whether the pod is a node of the run, and not one that the nodes need, such as etcd."""
+    return cfg.cluster.container in [container["name"] for container in pod["spec"]["containers"]]
+
+
+def find_outcome(run: Object | None) -> bool | None:
+    """Whether the run succeeded; None if it has not ended, or does not exist."""
+    for condition in (run or {}).get("status", {}).get("conditions", ()):
+        if condition["type"] in OUTCOMES and condition["status"] == "True":
+            return OUTCOMES[condition["type"]]
     return None
 
 
-def gone(cfg: DictConfig) -> RunError:
-    """There is nothing of this name."""
+def build_missing_error(cfg: DictConfig) -> RunError:
+    """Build the error for a run that is not in the cluster."""
     where = f" in namespace {cfg.cluster.namespace}" if cfg.cluster.namespace else ""
     return RunError(
         f"{cfg.run_id}: there is no such run{where}; it was not submitted, was cancelled, or ended "
-        "longer ago than its cluster.ttl_s; RUN_ID=... names another"
+        "longer ago than its cluster.ttl_s; RUN_ID=... names another run"
     )

@@ -1,31 +1,32 @@
-"""What kubectl and the pods say, in one sentence with what to do."""
+"""Explain errors of kubectl and states of pods: one sentence with the cause and the remedy."""
 
 import re
 from collections.abc import Iterator
 from typing import Any
 
-Node = dict[str, Any]
+Object = dict[str, Any]
+"""An object in the cluster, such as a pod, or the document that describes one."""
 
-ERRORS = {  # pattern of what kubectl says: what it means and what to do; {0}: its group
+ERRORS = {  # pattern of an error: cause and remedy; {0} is the first group of the pattern
     r'violates PodSecurity "?(\S+?)"?: (.*)':
         "the namespace refuses the pods by its Pod Security level {0}: {1}; look at "
-        "k8s/pod.yaml, or take another cluster.namespace",
+        "k8s/pod.yaml, or choose another cluster.namespace",
     r'exceeded quota: (\S+), requested: (.*?)(?:"|$)':
         "the namespace's quota {0} is used up: {1}; wait for other runs, ask for less "
         "(trainer.num_nodes, trainer.devices, cluster.memory), or ask its owner for more",
     r"must be created before":
-        "what this refers to is not in the cluster yet",
+        "an object that this one refers to is not in the cluster yet",
     r'no matches for kind "(\w+)" in version "(\S+?)"':
-        "the cluster does not know {0} ({1}): have its operator installed, or take cluster=k8s,"
+        "the cluster does not know {0} ({1}): have its operator installed, or choose cluster=k8s,"
         " which needs none",
     r'have a resource type "(\S+?)"':
-        "the cluster does not know {0}: have its operator installed, or take cluster=k8s, which"
+        "the cluster does not know {0}: have its operator installed, or choose cluster=k8s, which"
         " needs none",
     r'namespaces? "(\S+?)" not found':
         "there is no namespace {0}: have it created, or name another by cluster.namespace",
     r"field is immutable":
-        "it is in the cluster already, with other words: cancel it first (action=cancel), or "
-        "take another RUN_ID",
+        "it is in the cluster already, with other values: cancel it first (action=cancel), or "
+        "choose another RUN_ID",
     r'unknown field "(.*?)"':
         "the cluster does not know the field {0}: it is older than the manifests; they need "
         "Kubernetes 1.29 or later, and the operators that docs/clusters names",
@@ -33,7 +34,7 @@ ERRORS = {  # pattern of what kubectl says: what it means and what to do; {0}: i
         "the cluster does not know you: log in again (kubectl auth whoami), or check the user "
         "of kubectl's context",
     r'User "(.*?)" cannot (\w+) resource "(\S+?)"':
-        "{0} may not {1} {2} here: ask for the right, or take another cluster.namespace",
+        "{0} may not {1} {2} here: ask for the right, or choose another cluster.namespace",
     r"[Ff]orbidden: (.*)":
         "the cluster forbids it: {0}",
     r"context .* does not exist|current-context is not set|no configuration has|localhost:8080":
@@ -48,12 +49,11 @@ ERRORS = {  # pattern of what kubectl says: what it means and what to do; {0}: i
     r"(admission webhook .*? denied the request: .*)":
         "{0}",
 }  # fmt: skip
-WAITS = {  # pattern of what a pod waits for or died of: what to do
+POD_REASONS = {  # pattern of why a pod waits or was ended: cause and remedy
     r"SchedulingGated":
         "it waits for its turn in the queue",
     r"Insufficient (\S+/gpu)":
-        "no node has that many free {0}: wait, or ask for fewer by trainer.devices or "
-        "cluster.gpus",
+        "no node has that many free {0}: wait, or ask for fewer by trainer.devices",
     r"Insufficient (cpu|memory|\S+)":
         "no node has that much free {0}: wait, or ask for less by cluster.cpus or "
         "cluster.memory",
@@ -63,7 +63,7 @@ WAITS = {  # pattern of what a pod waits for or died of: what to do
     r"PersistentVolumeClaim|[Vv]olume|FailedMount":
         "its volume is not ready: kubectl describe pvc",
     r"untolerated taint \{(\S+?)[:}]":
-        "the free nodes are set apart by the taint {0}: set cluster.tolerations",
+        "the free nodes have the taint {0}: set cluster.tolerations",
     r"node affinity|node selector":
         "no free node has these labels: check cluster.node_selector",
     r"ImagePull|ErrImage|InvalidImageName|ErrImageNeverPull":
@@ -72,63 +72,67 @@ WAITS = {  # pattern of what a pod waits for or died of: what to do
     r"CrashLoopBackOff|BackOff":
         "it fails again and again: action=logs says why",
     r"CreateContainerConfigError|CreateContainerError|RunContainerError":
-        "its container cannot be made: check cluster.secret, cluster.user and the volume",
+        "its container cannot be created: check cluster.secret, cluster.user and the volume",
     r"OOMKilled":
-        "it used more memory than cluster.memory: raise that, or take smaller batches or fewer "
+        "it used more memory than cluster.memory: raise that, or use smaller batches or fewer "
         "loader processes",
     r"Evicted|DisruptionTarget|Preempt":
         "its node was taken away; another pod replaces it",
 }  # fmt: skip
 
 
-def explained(text: str) -> str:
-    """What kubectl or an event said, in one sentence with what to do; else its own last line."""
-    lines = [line for line in text.strip().splitlines() if not line.startswith(("Warning:", "{"))]
-    return _found(ERRORS, "\n".join(lines)) or (
-        lines[-1].removeprefix("error: ") if lines else "kubectl failed"
-    )
+def explain_error(stderr: str) -> str:
+    """Explain an error of kubectl or the message of an event; unknown ones by their last line."""
+    lines = [line for line in stderr.strip().splitlines() if not line.startswith(("Warning:", "{"))]
+    if sentence := _find_sentence(ERRORS, "\n".join(lines)):
+        return sentence
+    return lines[-1].removeprefix("error: ") if lines else "kubectl failed"
 
 
-def waiting(pod: Node) -> str:
-    """Why a pod does not run, and what to do; nothing if it runs or has ended."""
+def explain_waiting(pod: Object) -> str:
+    """Explain why a pod does not run; nothing if it runs or has ended."""
     status = pod.get("status", {})
-    for container in _statuses(status):
-        state = container.get("state", {}).get("waiting", {})
-        if state.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            return remedy(f"{state['reason']} {state.get('message', '')}")
+    for container in _list_statuses(status):
+        waiting = container.get("state", {}).get("waiting", {})
+        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+            return explain_reason(f"{waiting['reason']} {waiting.get('message', '')}")
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return remedy(f"{condition.get('reason', '')} {condition.get('message', '')}")
+            return explain_reason(f"{condition.get('reason', '')} {condition.get('message', '')}")
     if status.get("phase") in (None, "Pending"):
         return "is being placed, or pulls its image"
     return ""
 
 
-def remedy(reason: str) -> str:
-    """The sentence for what holds a pod up; else the reason itself."""
-    return _found(WAITS, reason) or reason.strip()
+def explain_exit(pod: Object) -> str:
+    """Explain how a pod's container failed the last time; nothing if it did not fail."""
+    for container in _list_statuses(pod.get("status", {})):
+        for state in (container.get("state", {}), container.get("lastState", {})):
+            terminated = state.get("terminated")
+            if terminated and terminated.get("exitCode"):
+                return _describe_exit(terminated)
+    return ""
 
 
-def _found(sentences: dict[str, str], text: str) -> str:
+def explain_reason(reason: str) -> str:
+    """Explain why a pod waits or was ended; an unknown reason is returned as it is."""
+    return _find_sentence(POD_REASONS, reason) or reason.strip()
+
+
+def _describe_exit(terminated: Object) -> str:
+    reason = terminated.get("reason", "Error")
+    hint = f" ({explain_reason(reason)})" if reason == "OOMKilled" else ""
+    last_line = (terminated.get("message") or "").strip().splitlines()[-1:]
+    return ": ".join([f"{reason}, exit code {terminated['exitCode']}{hint}", *last_line])
+
+
+def _find_sentence(sentences: dict[str, str], text: str) -> str:
     for pattern, sentence in sentences.items():
         if match := re.search(pattern, text):
             return sentence.format(*(group or "" for group in match.groups()))
     return ""
 
 
-def ended(pod: Node) -> str:
-    """How a pod's container ended the last time, nothing if it did not or ended well."""
-    for container in _statuses(pod.get("status", {})):
-        for state in (container.get("state", {}), container.get("lastState", {})):
-            over = state.get("terminated")
-            if over and over.get("exitCode"):
-                last = (over.get("message") or "").strip().splitlines()[-1:]
-                why = over.get("reason", "Error")
-                hint = f" ({remedy(why)})" if why == "OOMKilled" else ""
-                return ": ".join([f"{why}, exit code {over['exitCode']}{hint}", *last])
-    return ""
-
-
-def _statuses(status: Node) -> Iterator[Node]:
+def _list_statuses(status: Object) -> Iterator[Object]:
     yield from status.get("initContainerStatuses", ())
     yield from status.get("containerStatuses", ())

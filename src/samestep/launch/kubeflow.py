@@ -1,4 +1,4 @@
-"""A TrainJob created by Kubeflow's own SDK, as its users do it in notebooks."""
+"""Create a TrainJob with Kubeflow's own SDK, as its users do in notebooks."""
 
 import json
 import logging
@@ -11,24 +11,26 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.launch import kubectl
-from samestep.launch import kubectl_errors as reasons
-from samestep.launch.render import Document
+from samestep.launch.kubectl_errors import Object, explain_error
 
-NOTE = "kubectl.kubernetes.io/last-applied-configuration"  # by which the next submit knows this one
+SUBMITTED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
+"""Where kubectl notes what was submitted; the next submit compares itself with it."""
 
 
 def is_installed() -> bool:
-    """Whether the SDK is there: ``pip install 'project[kubeflow]'``."""
+    """Whether the SDK is installed; it is the extra ``kubeflow`` in pyproject.toml."""
     return find_spec("kubeflow") is not None
 
 
-def create(cfg: DictConfig, documents: Sequence[Document]) -> str:
-    """Let kubectl apply what the TrainJob needs, and ``TrainerClient().train`` create it.
+def create(cfg: DictConfig, documents: Sequence[Object]) -> str:
+    """Apply what the TrainJob needs by kubectl, and create it by ``TrainerClient().train``.
 
-    ``documents`` are as rendered; the last one is the TrainJob.
+    Args:
+        cfg: the configuration.
+        documents: as rendered; the last one is the TrainJob.
 
     Returns:
-        What was done, in lines.
+        What was done, one line for each object.
 
     Raises:
         RunError: if the cluster refuses.
@@ -40,28 +42,29 @@ def create(cfg: DictConfig, documents: Sequence[Document]) -> str:
     from kubernetes.config import ConfigException
 
     *needed, job = documents
-    meta, trainer = job["metadata"], job["spec"]["trainer"]
-    said, done = kubectl.apply(cfg, needed), "created by Kubeflow's SDK"
+    metadata, trainer = job["metadata"], job["spec"]["trainer"]
+    lines = kubectl.apply(cfg, needed)
+    result = "created by Kubeflow's SDK"
     logging.getLogger("kubeflow").setLevel(logging.ERROR)  # warns if it may not read its version
     try:
         TrainerClient(KubernetesBackendConfig(namespace=cfg.cluster.namespace)).train(
             runtime=job["spec"]["runtimeRef"]["name"],
-            # It has no numProcPerNode; the arguments say that too.
+            # The SDK has no numProcPerNode; --nproc-per-node is among the arguments.
             trainer=CustomTrainerContainer(image=trainer["image"], num_nodes=trainer["numNodes"]),
             options=[
-                Name(meta["name"]),
-                Labels(meta["labels"]),
-                Annotations({NOTE: json.dumps(job)}),
+                Name(metadata["name"]),
+                Labels(metadata["labels"]),
+                Annotations({SUBMITTED_ANNOTATION: json.dumps(job)}),
                 TrainerArgs(trainer["args"]),
             ],
         )
     except (RuntimeError, TimeoutError, ConfigException) as error:
         cause = error.__cause__
         if not isinstance(cause, ApiException):
-            raise RunError(reasons.explained(str(cause or error))) from None
+            raise RunError(explain_error(str(cause or error))) from None
         if cause.status != HTTPStatus.CONFLICT:
             answer = re.search(r'"message": ?("(?:[^"\\]|\\.)*")', cause.body or "")
             text = json.loads(answer[1]) if answer else str(cause.reason)
-            raise RunError(reasons.explained(text)) from None
-        done = "unchanged"
-    return f"{said}trainjob.trainer.kubeflow.org/{meta['name']} {done}\n"
+            raise RunError(explain_error(text)) from None
+        result = "unchanged"
+    return f"{lines}trainjob.trainer.kubeflow.org/{metadata['name']} {result}\n"

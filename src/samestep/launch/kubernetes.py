@@ -1,4 +1,4 @@
-"""Check, submit and cancel a run in a Kubernetes cluster; kubectl does the talking."""
+"""Check, submit and cancel a run in a Kubernetes cluster, by kubectl."""
 
 import json
 import time
@@ -9,20 +9,21 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.launch import kubectl, kubeflow
-from samestep.launch.follow import POLL_S, logs, status
-from samestep.launch.kubectl import RUNS, Node, address, end_of, is_training, pods_of, run_of
+from samestep.launch.follow import POLL_S, logs, print_next_commands, status
+from samestep.launch.kubectl import RUNS, build_address, find_outcome, find_run, get_pods
+from samestep.launch.kubectl_errors import Object
 
-KEPT = ("PersistentVolumeClaim",)  # what outlives a run that is cancelled
-ANSWER_S = 5  # seconds in which a cluster says that it is there
-LATE_S = 60  # seconds that pods may take to go, beyond their grace
+KEPT_KINDS = ("PersistentVolumeClaim",)  # these objects outlive a run that is cancelled
+ANSWER_S = 5  # seconds in which a cluster must answer; otherwise the check goes on without it
+EXTRA_S = 60  # seconds that pods may take to end, beyond their grace period
 
 
-def check(cfg: DictConfig, documents: Sequence[Node]) -> int:
-    """Say that no mistake was found here; then let the cluster look, if there is one."""
+def check(cfg: DictConfig, documents: Sequence[Object]) -> int:
+    """Report that the checks found no mistakes; then ask the cluster, if there is one."""
     kinds = ", ".join(document["kind"] for document in documents)
     print(
         f"{cfg.run_id}: no mistakes in {kinds}: schemas, Pod Security Standard (restricted), "
-        "names, numbers, images, secrets"
+        "names, images, Jobs, secrets"
     )
     try:
         kubectl.call(cfg, "get", "--raw=/version", timeout_s=ANSWER_S)
@@ -35,105 +36,128 @@ def check(cfg: DictConfig, documents: Sequence[Node]) -> int:
             documents=documents,
         )  # fmt: skip
     except RunError as error:
-        if "is not in the cluster yet" not in str(error):  # a dry run leaves nothing to refer to
+        # A dry run creates nothing, so a later document may refer to an object that is missing.
+        if "is not in the cluster yet" not in str(error):
             raise
-        print(
-            f"{cfg.run_id}: the cluster can judge the {documents[-1]['kind']} only when submitted"
-        )
+        kind = documents[-1]["kind"]
+        print(f"{cfg.run_id}: the cluster can judge the {kind} only when it is submitted")
         return 0
-    print(f"{cfg.run_id}: the cluster would take it (strict dry run of its server)")
+    print(f"{cfg.run_id}: the cluster would accept it (strict dry run of its server)")
     return 0
 
 
-def submit(cfg: DictConfig, documents: Sequence[Node]) -> int:
-    """Start the run, or start it anew after it ended; leave it alone where it runs."""
-    run = run_of(documents)
-    there = kubectl.get(cfg, address(run))
-    if there and there["metadata"].get("deletionTimestamp"):
-        raise RunError(f"{cfg.run_id}: is still being cancelled; wait for that (action=status)")
-    ok, same = end_of(there), applied(there) == json.loads(json.dumps(run["spec"]))
-    if there and ok is None and not same:
-        raise RunError(
-            f"{cfg.run_id}: runs already, with other words; cancel it first (action=cancel), then "
-            "the same submit continues it, or take another RUN_ID"
-        )
-    if ok and same:
-        print(f"{cfg.run_id}: is finished, nothing to do; another RUN_ID begins a new one")
-        return 0
-    if ok is not None:
-        print(f"{cfg.run_id}: {'finished' if ok else 'failed'} before, and starts again")
-        clear(cfg, documents)
-    with_sdk = run["kind"] == "TrainJob" and kubeflow.is_installed()
-    print((kubeflow.create if with_sdk else kubectl.apply)(cfg, documents), end="")
-    place = f" cluster.namespace={cfg.cluster.namespace}" if cfg.cluster.namespace else ""
-    print("\nNext:")
-    for action in ("logs", "status", "cancel"):
-        print(
-            f"  RUN_ID={cfg.run_id} python scripts/launch.py cluster={cfg.cluster.name}{place} "
-            f"action={action}"
-        )
+def submit(cfg: DictConfig, documents: Sequence[Object]) -> int:
+    """Start the run, or start it again after it ended; change nothing while it runs."""
+    document = find_run(documents)
+    run = kubectl.get(cfg, build_address(document))
+    if run is not None:
+        is_same = read_submitted_spec(run) == json.loads(json.dumps(document["spec"]))
+        refuse_to_change(cfg, run, is_same)
+        outcome = find_outcome(run)
+        if outcome and is_same:
+            print(f"{cfg.run_id}: is finished, nothing to do; another RUN_ID begins a new run")
+            return 0
+        if outcome is not None:
+            print(f"{cfg.run_id}: {'finished' if outcome else 'failed'} before, and starts again")
+            remove_all(cfg, documents)
+
+    if document["kind"] == "TrainJob" and kubeflow.is_installed():
+        print(kubeflow.create(cfg, documents), end="")
+    else:
+        print(kubectl.apply(cfg, documents), end="")
+    print_next_commands(cfg)
     return 0
 
 
-def cancel(cfg: DictConfig, documents: Sequence[Node]) -> int:
-    """End the run so that its pods save first; then remove all that belongs to it."""
-    was_there = clear(cfg, documents)
-    state = "cancelled; the same submit continues it" if was_there else "nothing to cancel"
+def cancel(cfg: DictConfig, documents: Sequence[Object]) -> int:
+    """End the run so that its pods can save; then remove everything that belongs to it."""
+    existed = remove_all(cfg, documents)
+    state = "cancelled; the same submit continues it" if existed else "nothing to cancel"
     print(f"{cfg.run_id}: {state}")
     return 0
 
 
-def clear(cfg: DictConfig, documents: Sequence[Node]) -> bool:
-    """Remove all of the run and wait until its pods have gone; whether it was there."""
-    was_there = remove(cfg, run_of(documents))
-    rest = [document for document in documents if document["kind"] not in (*RUNS, *KEPT)]
+def refuse_to_change(cfg: DictConfig, run: Object, is_same: bool) -> None:
+    """Refuse a submit while the run is being cancelled, or runs with another specification.
+
+    Raises:
+        RunError: with the command that helps.
+    """
+    if run["metadata"].get("deletionTimestamp"):
+        raise RunError(f"{cfg.run_id}: is still being cancelled; wait for that (action=status)")
+    if find_outcome(run) is None and not is_same:
+        raise RunError(
+            f"{cfg.run_id}: runs already, with other overrides; cancel it first (action=cancel), "
+            "then this submit continues it, or choose another RUN_ID"
+        )
+
+
+def read_submitted_spec(run: Object) -> Any:
+    """Read the specification that was submitted, which kubectl noted; None if it did not."""
+    annotations = run["metadata"].get("annotations", {})
+    note = annotations.get(kubeflow.SUBMITTED_ANNOTATION, "{}")
+    return json.loads(note).get("spec")
+
+
+def remove_all(cfg: DictConfig, documents: Sequence[Object]) -> bool:
+    """Remove all objects of the run, and wait until its pods have ended.
+
+    Returns:
+        Whether there was something to remove.
+    """
+    existed = remove_run(cfg, find_run(documents))
+    # The pods need their Service and their volume while they save, so these come afterwards.
+    rest = [document for document in documents if document["kind"] not in (*RUNS, *KEPT_KINDS)]
     if rest:
         answer = kubectl.call(
             cfg, "delete", "--filename=-", "--ignore-not-found", "--wait=false", documents=rest
         )
-        was_there = was_there or bool(answer.strip())
-    wait(cfg, lambda: len(pods_of(cfg)))
-    return was_there
+        existed = existed or bool(answer.strip())
+    wait_until_none(cfg, lambda: len(get_pods(cfg)))
+    return existed
 
 
-def remove(cfg: DictConfig, run: Node) -> bool:
-    """Delete the object of the run and wait until its pods have gone; whether it was there."""
-    if kubectl.get(cfg, address(run)) is None:
+def remove_run(cfg: DictConfig, document: Object) -> bool:
+    """Delete the object of the run, and wait until its pods have ended.
+
+    Returns:
+        Whether there was such an object.
+    """
+    address = build_address(document)
+    if kubectl.get(cfg, address) is None:
         return False
 
-    def left() -> int:
-        pods = [pod for pod in pods_of(cfg) if is_training(cfg, pod)]
-        return len(pods) or int(kubectl.get(cfg, address(run)) is not None)
+    def count_remaining() -> int:
+        pods = [pod for pod in get_pods(cfg) if kubectl.is_training_pod(cfg, pod)]
+        return len(pods) or int(kubectl.get(cfg, address) is not None)
 
-    if any(pod["status"].get("phase") == "Running" for pod in pods_of(cfg)):
+    if any(pod["status"].get("phase") == "Running" for pod in get_pods(cfg)):
         print(f"{cfg.run_id}: its pods have {cfg.cluster.grace_s} seconds to save", flush=True)
     kubectl.call(
-        cfg, "delete", address(run), "--cascade=foreground", "--ignore-not-found", "--wait=false"
+        cfg, "delete", address, "--cascade=foreground", "--ignore-not-found", "--wait=false"
     )
-    wait(cfg, left)
+    wait_until_none(cfg, count_remaining)
     return True
 
 
-def wait(cfg: DictConfig, left: Callable[[], int]) -> None:
-    """Wait until nothing is left, and say how many pods there are when that changes."""
-    until, before = time.monotonic() + cfg.cluster.grace_s + LATE_S, 0
-    while number := left():
+def wait_until_none(cfg: DictConfig, count_remaining: Callable[[], int]) -> None:
+    """Wait until nothing remains, and print the number of pods whenever it changes.
+
+    Raises:
+        RunError: if something remains after the grace period.
+    """
+    limit_s = cfg.cluster.grace_s + EXTRA_S
+    deadline, before = time.monotonic() + limit_s, 0
+    while number := count_remaining():
         if number != before:
             print(f"{cfg.run_id}: waits for {number} pod{'s' * (number > 1)} to end", flush=True)
         before = number
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             raise RunError(
-                f"{cfg.run_id}: {number} left after {cfg.cluster.grace_s + LATE_S} seconds; is a "
-                "node lost? Look at action=status, and cancel again"
+                f"{cfg.run_id}: {number} left after {limit_s} seconds; is a node lost? Look at "
+                "action=status, and cancel again"
             )
         time.sleep(POLL_S)
-
-
-def applied(there: Node | None) -> Any:
-    """The specification that was submitted, as kubectl noted it; None if it did not."""
-    annotations = (there or {}).get("metadata", {}).get("annotations", {})
-    note = annotations.get("kubectl.kubernetes.io/last-applied-configuration", "{}")
-    return json.loads(note).get("spec")
 
 
 ACTIONS = {"check": check, "submit": submit, "logs": logs, "status": status, "cancel": cancel}

@@ -1,7 +1,8 @@
-"""What the first process of a container must do besides training, and what it leaves behind.
+"""Process 1 of a container: it forwards signals, reaps processes that have ended, and waits.
 
-The kernel gives process 1 no default signals and every orphan. So it only waits here, and trains
-in a child: SIGTERM ends that at any moment, until torchrun's agent takes it to the ranks instead.
+The kernel gives process 1 no default signal handlers, and makes it the parent of every orphan. So
+process 1 does not train: training runs in its child. SIGTERM ends that child at any moment, until
+torchrun's agent in it takes over and sends the signal to its ranks.
 """
 
 import ctypes
@@ -12,69 +13,70 @@ import time
 from pathlib import Path
 
 from samestep.ranks import environment, secrets
+from samestep.ranks.failure import PREFIX
 
-PASSED_ON = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-ORPHANS_S = 30  # seconds for ranks whose agent died; they save when they notice
-MESSAGE_BYTES = 4096  # as much as Kubernetes keeps
+FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl
+ORPHANS_S = 30  # seconds that ranks whose agent has ended have to save
+MESSAGE_BYTES = 4096  # Kubernetes keeps no more
 
 
 def supervise() -> int | None:
-    """Continue in a child, and wait for it here; call before torch starts its threads.
-
-    The first signal is passed on. A second would end torchrun's agent without its ranks.
+    """Continue in a child, and wait for it here; call it before torch starts its threads.
 
     Returns:
-        In the child None; here, once it has ended, its exit code.
+        In the child None; in this process, once the child has ended, its exit code.
     """
     prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # also where this is not process 1
-    signals = {*PASSED_ON, signal.SIGCHLD}
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans come here even if this is not process 1
+    signals = {*FORWARDED, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     child = os.fork()
     if child == 0:
-        os.setpgid(0, 0)  # Ctrl-C comes through the parent, once
+        os.setpgid(0, 0)  # Ctrl-C reaches the child through this process only, once
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         return None
-    told, status = False, None
-    while status is None:
+    status = wait_for(child, signals)
+    stop_orphans()
+    return report_child(os.waitstatus_to_exitcode(status))
+
+
+def wait_for(child: int, signals: set[signal.Signals]) -> int:
+    """Forward the first signal to the child, and return the child's status when it has ended.
+
+    A second signal would end torchrun's agent without its ranks.
+    """
+    has_forwarded = False
+    while True:
         signum = signal.sigwait(signals)
         if signum == signal.SIGCHLD:
-            status = reap().get(child)
-        elif not told:
+            ended = reap()
+            if child in ended:
+                return ended[child]
+        elif not has_forwarded:
             os.kill(child, signum)
-            told = True
-    end_orphans()
-    exit_code = os.waitstatus_to_exitcode(status)
-    if exit_code >= 0:
-        return exit_code
-    name = signal.Signals(-exit_code).name
-    if -exit_code in PASSED_ON:
-        return leave(128 - exit_code, f"ended by {name} before the ranks had started")
-    why = " (out of memory?)" if -exit_code == signal.SIGKILL else ""
-    return leave(128 - exit_code, f"error: the agent of torchrun was ended by {name}{why}")
+            has_forwarded = True
 
 
 def reap() -> dict[int, int]:
-    """The status of each process that has ended, so that none stays a zombie."""
+    """Collect the status of each process that has ended, so that none stays a zombie."""
     ended: dict[int, int] = {}
     try:
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             ended[found[0]] = found[1]
     except ChildProcessError:
-        pass  # there are no others
+        pass  # no child is left
     return ended
 
 
-def end_orphans() -> None:
-    """Let ranks whose agent has died save and end."""
+def stop_orphans() -> None:
+    """Tell ranks whose agent has ended to save, and wait for them."""
     deadline = time.monotonic() + ORPHANS_S
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    told: set[str] = set()
-    while orphans := set(children.read_text().split()) if children.exists() else None:
+    told: set[int] = set()
+    while orphans := children():
         for orphan in orphans - told:
-            os.kill(int(orphan), signal.SIGTERM)
+            os.kill(orphan, signal.SIGTERM)
         told |= orphans
         if time.monotonic() > deadline:
             break
@@ -82,17 +84,44 @@ def end_orphans() -> None:
         reap()
 
 
-def leave(exit_code: int, cause: str = "") -> int:
-    """Say why the node ends, also where Kubernetes and its users look first; no secrets."""
+def children() -> set[int]:
+    """Processes whose parent is this one; none where the kernel does not list them."""
+    path = Path(f"/proc/self/task/{os.getpid()}/children")
+    return set(map(int, path.read_text().split())) if path.exists() else set()
+
+
+def report_child(exit_code: int) -> int:
+    """The exit code of the node. If a signal ended the child, it could not report that itself."""
+    if exit_code >= 0:
+        return exit_code
+    signum = signal.Signals(-exit_code)
+    if signum in FORWARDED:
+        return report(128 + signum, f"ended by {signum.name} before the ranks had started")
+    hint = " (out of memory?)" if signum == signal.SIGKILL else ""
+    return report(128 + signum, f"{PREFIX}the agent of torchrun was ended by {signum.name}{hint}")
+
+
+def report(exit_code: int, cause: str = "") -> int:
+    """Print why the node ends, and write it to Kubernetes' termination message; no secrets.
+
+    Returns:
+        The exit code.
+    """
     if not cause:
         return exit_code
     cause = secrets.redact(cause)
-    print(cause if cause.startswith("error: ") else f"entrypoint: {cause}", file=sys.stderr)
-    path = Path(environment.variable("TERMINATION_LOG") or "/dev/termination-log")
-    if path.exists() or environment.variable("TERMINATION_LOG"):
-        try:
-            message = f"exit code {exit_code}: {cause}".encode()[:MESSAGE_BYTES]
-            path.write_bytes(message.decode(errors="ignore").encode())
-        except OSError as error:
-            print(f"entrypoint: {path}: {error.strerror}", file=sys.stderr)
+    print(cause if cause.startswith(PREFIX) else f"entrypoint: {cause}", file=sys.stderr)
+    chosen = environment.variable("TERMINATION_LOG")
+    path = Path(chosen or "/dev/termination-log")
+    if chosen or path.exists():
+        write_message(path, f"exit code {exit_code}: {cause}")
     return exit_code
+
+
+def write_message(path: Path, message: str) -> None:
+    """Write as much of the message as Kubernetes keeps, without half a character at its end."""
+    text = message.encode()[:MESSAGE_BYTES].decode(errors="ignore")
+    try:
+        path.write_bytes(text.encode())
+    except OSError as error:
+        print(f"entrypoint: {path}: {error.strerror}", file=sys.stderr)

@@ -1,10 +1,30 @@
-"""Manifests: the YAML files of k8s/ with the values of a configuration. Pure; imports no torch."""
+r"""Render the YAML files of k8s/ with the values of a configuration. Pure; imports no torch.
+
+The files are templates. ``${key}`` in them is an interpolation of OmegaConf. It finds every key of
+the configuration and also:
+
+- ``${overrides}``: the overrides as they were typed, a list; ``${overrides_json}``: as JSON.
+- ``${num_workers}``: the number of nodes without the first one.
+- ``${pod.key}``: a part of ``k8s/pod.yaml``.
+
+Three rules change the structure of a file:
+
+1. Repeat. ``for_each: {name: list}`` in a mapping makes one copy of the mapping for each item of
+   the list. In a copy ``${each.name}`` is the item, ``${each.index}`` its number from 0 and
+   ``${each.count}`` the number of items. If the mapping has a key, the copies have the keys
+   ``key-0``, ``key-1`` and so on.
+2. Join. A list that is an item of a list is replaced by its items.
+3. Leave out. A key or an item is left out if its value is null, or a mapping or list in which
+   everything was left out.
+
+Two escapes keep the overrides as they were typed: ``\${`` for OmegaConf, which would replace a
+``${``, and ``$$`` for Kubernetes and Swarm, which would replace a ``$``.
+"""
 
 import json
 import re
 import shlex
 from collections.abc import Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,112 +32,139 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 K8S = Path(__file__).parents[3] / "k8s"
+WITHOUT_GPUS: dict[str, Any] = {
+    "gpus": None,
+    "gpu_options": None,
+    "gpu_kinds": [],
+    "visible": "void",
+}
+"""Keys of ``cluster`` that give GPUs to a run, with their values for a run without GPUs."""
 
 Document = dict[str, Any]
 
-# Run:ai counts the nodes beside the first one; OmegaConf does not count.
-OmegaConf.register_new_resolver("minus_one", lambda number: number - 1, replace=True)
-
 
 def render(cfg: DictConfig, overrides: Sequence[str]) -> list[Document]:
-    """The documents of ``k8s/<cluster.manifest>.yaml``, without what has no value.
-
-    Their interpolations see all of ``cfg``, the ``overrides``, and as ``pod`` what is in
-    ``k8s/pod.yaml``. Four rules:
-
-    - ``for_each: {name: list}`` in a mapping makes one of it for each item, with the item as
-      ``${each.name}``, its number from 0 as ``${each.index}``, their number as ``${each.count}``;
-      the mapping's key becomes ``key-0``, ``key-1`` and so on.
-    - A key or item whose value is null is left out.
-    - So is what becomes empty by that.
-    - A list that is an item of a list gives its items to it.
+    """Fill the documents of ``k8s/<cluster.manifest>.yaml``, which is one file or several.
 
     Args:
         cfg: composed for a cluster; its ``run_id`` is set.
         overrides: of train.py, as typed; they reach it unchanged.
 
     Raises:
-        OmegaConfBaseException: if a value has no home in the configuration.
+        OmegaConfBaseException: if the configuration lacks a value that a file needs.
     """
-    names = cfg.cluster.manifest  # of one file, or of several
+    names = cfg.cluster.manifest
     files = [K8S / f"{name}.yaml" for name in ([names] if isinstance(names, str) else names)]
     documents = [document for file in files for document in yaml.safe_load_all(file.read_text())]
-    # Kubernetes and Swarm put variables in place of $(NAME) and $NAME, and one $ in place of $$.
-    words = [word.replace("$", "$$") for word in overrides]
-    return [_pruned(document) for document in resolve(cfg, words, documents)]
+    escaped = [override.replace("$", "$$") for override in overrides]
+    return [prune(document) for document in fill(documents, find_values(cfg, escaped))]
 
 
 def command(cfg: DictConfig, overrides: Sequence[str], action: str) -> list[str]:
-    """That of ``k8s/commands/<cluster.commands>.yaml`` for this action; empty without one."""
+    """Fill the command of ``k8s/commands/<cluster.commands>.yaml`` for ``action``.
+
+    Returns:
+        Its words; none if the file has no such command.
+    """
     commands = yaml.safe_load((K8S / "commands" / f"{cfg.cluster.commands}.yaml").read_text())
-    return [str(word) for word in _pruned(resolve(cfg, overrides, commands.get(action, [])))]
+    words = prune(fill(commands.get(action, []), find_values(cfg, overrides)))
+    return [str(word) for word in words]
 
 
-def resolve(cfg: DictConfig, overrides: Sequence[str], node: Any) -> Any:
-    """``node`` with the value of each interpolation in it."""
-    root: DictConfig = OmegaConf.create(deepcopy(OmegaConf.to_container(cfg)))  # type: ignore[assignment]
-    root.overrides = [_literal(word) for word in overrides]
-    root.overrides_json = _literal(json.dumps(list(overrides)))
-    root.pod = OmegaConf.load(K8S / "pod.yaml")
-    return _filled(node, root)
+def uses_gpus(cfg: DictConfig) -> bool:
+    """Whether the run asks a cluster for GPUs."""
+    return cfg.trainer.accelerator in ("auto", "gpu")
+
+
+def find_values(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """Everything that an interpolation of a template may find."""
+    values = OmegaConf.create(OmegaConf.to_container(cfg))
+    assert isinstance(values, DictConfig)
+    if not uses_gpus(cfg):
+        for key in WITHOUT_GPUS.keys() & values.cluster.keys():
+            values.cluster[key] = WITHOUT_GPUS[key]
+    values.overrides = [_escape(override) for override in overrides]
+    values.overrides_json = _escape(json.dumps(list(overrides)))
+    values.num_workers = cfg.trainer.num_nodes - 1
+    values.pod = OmegaConf.load(K8S / "pod.yaml")
+    return values
+
+
+def fill(node: Any, values: DictConfig) -> Any:
+    """Replace the interpolations in ``node`` by their values, and repeat what has a ``for_each``.
+
+    Args:
+        node: a template, as YAML gives it.
+        values: what the interpolations may find; ``each`` and ``node`` in it are overwritten.
+    """
+    if isinstance(node, list):
+        return [copy for item in node for copy in _fill_copies(item, values)]
+    if not isinstance(node, dict):
+        values.node = node
+        found = values.node
+        return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+    filled: Document = {}
+    for key, item in node.items():
+        copies = _fill_copies(item, values)
+        if _is_repeated(item):
+            filled |= {f"{key}-{index}": copy for index, copy in enumerate(copies)}
+        else:
+            (filled[key],) = copies
+    return filled
+
+
+def prune(node: Any) -> Any:
+    """Join lists within lists, and leave out what has no value.
+
+    Returns:
+        The node; None if everything in it was left out. An empty node stays.
+    """
+    if not isinstance(node, (dict, list)) or not node:
+        return node
+    if isinstance(node, dict):
+        pruned = {key: prune(value) for key, value in node.items()}
+        return {key: value for key, value in pruned.items() if value is not None} or None
+    items: list[Any] = []
+    for value in map(prune, node):
+        items += value if isinstance(value, list) else [value]
+    return [item for item in items if item is not None] or None
 
 
 def text(documents: Sequence[Document]) -> str:
-    """The documents as one YAML file; those that are commands as lines for a shell."""
-    if all("command" in document for document in documents):
-        return "".join(
-            f"# {document['comment']}\n"
-            + shlex.join(str(word).replace("$$", "$") for word in document["command"])
-            + "\n"
-            for document in documents
-        )
-    return yaml.safe_dump_all(documents, sort_keys=False, width=1000)
+    """Write the documents as one YAML file, or as lines for a shell if they are commands."""
+    if not all("command" in document for document in documents):
+        return yaml.safe_dump_all(documents, sort_keys=False, width=1000)
+    lines = []
+    for document in documents:
+        words = [str(word).replace("$$", "$") for word in document["command"]]
+        lines += [f"# {document['comment']}\n", f"{shlex.join(words)}\n"]
+    return "".join(lines)
 
 
-def _filled(node: Any, root: DictConfig) -> Any:
-    """``node`` with the values that ``root`` has for it, and one of each ``for_each``."""
-    if isinstance(node, list):
-        return [copy for item in node for copy in _copies(item, root)]
-    if isinstance(node, dict):
-        return {
-            f"{key}-{index}" if isinstance(item, dict) and "for_each" in item else key: copy
-            for key, item in node.items()
-            for index, copy in enumerate(_copies(item, root))
-        }
-    root.node = node
-    value = root.node
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+def _is_repeated(node: Any) -> bool:
+    return isinstance(node, dict) and "for_each" in node
 
 
-def _copies(node: Any, root: DictConfig) -> list[Any]:
-    """``node``, filled; or as often as its ``for_each`` says."""
-    if not (isinstance(node, dict) and "for_each" in node):
-        return [_filled(node, root)]
-    body, outer, copies = dict(node), root.get("each", {}), []
-    ((name, items),) = body.pop("for_each").items()
-    values = _filled(items, root)
-    for index, item in enumerate(values):
-        root.each = {**outer, name: item, "index": index, "count": len(values)}
-        copies.append(_filled(body, root))
-    root.each = outer
+def _fill_copies(node: Any, values: DictConfig) -> list[Any]:
+    """Fill ``node`` once, or once for each item of its ``for_each``."""
+    if not _is_repeated(node):
+        return [fill(node, values)]
+    body = {key: value for key, value in node.items() if key != "for_each"}
+    ((name, items),) = node["for_each"].items()
+    items = fill(items, values)
+
+    # The body may use the item of a for_each around it, so that stays and comes back afterwards.
+    outer = values.get("each", {})
+    copies = []
+    for index, item in enumerate(items):
+        values.each = {**outer, name: item, "index": index, "count": len(items)}
+        copies.append(fill(body, values))
+    values.each = outer
+
+    # Without items, a null takes the place of the copies, so that the list around it is left out.
     return copies or [None]
 
 
-def _literal(word: str) -> str:
-    """``word``, so that its ``${`` is no interpolation of a manifest: it is one of train.py."""
+def _escape(word: str) -> str:
+    r"""Write ``\${`` for ``${``, and double the backslashes before it, as OmegaConf wants."""
     return re.sub(r"(\\*)\$\{", lambda match: rf"{match[1] * 2}\${{", word)
-
-
-def _pruned(node: Any) -> Any:
-    """``node`` without what has no value; null where nothing is left."""
-    if isinstance(node, dict):
-        kept = {key: value for key, old in node.items() if (value := _pruned(old)) is not None}
-        return kept if kept or not node else None
-    if isinstance(node, list):
-        items: list[Any] = []
-        for old in node:
-            item = _pruned(old)
-            items += item if isinstance(item, list) else [item]
-        kept_items = [item for item in items if item is not None]
-        return kept_items if kept_items or not node else None
-    return node

@@ -1,1 +1,10 @@
-"""The ranks of a run: how they meet, what they must agree on, and how they stop together."""
+"""The ranks of a run: how they meet, what they must agree on, and how they stop together.
+
+Promise: an error on one rank ends all ranks with one message, and a signal to one rank stops all
+ranks between the same two steps.
+
+Read in this order: ``environment`` (who am I), ``network`` (how to reach rank zero),
+``process_group`` (meet, decide together), ``preflight`` (checks before the first step),
+``stopping`` (signals), ``failure`` and ``process`` (errors, output and exit codes), ``secrets``,
+``lightning_patches`` (every private name of another library).
+"""

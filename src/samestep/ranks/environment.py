@@ -1,21 +1,15 @@
-"""What the surroundings say: ranks, the name of the run, processors, the network, secrets.
+"""The environment variables of this process: ranks, the name of the run, processors.
 
-The only file of the project that reads or writes environment variables.
+No other file reads or writes environment variables.
 """
 
-import fcntl
 import hashlib
 import os
 import platform
 import secrets
-import socket
-import struct
-from collections.abc import Iterable
-from ipaddress import ip_address
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-
-ELSEWHERE = "203.0.113.1"  # reserved for documentation: only a default route leads there
-SIOCGIFADDR = 0x8915  # asks for the IPv4 address of an interface; Linux
 
 
 def rank() -> int:
@@ -44,39 +38,45 @@ def num_nodes() -> int:
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    """Whether torchrun started this process.
+
+    A run id alone, left over in a shell, is not enough: no torchrun would be there to answer.
+    """
+    return {"TORCHELASTIC_RUN_ID", "RANK"} <= os.environ.keys()
 
 
 def run_id() -> str | None:
-    """Name of the run: ``$RUN_ID``, else torchrun's run id, else None.
+    """The name this run was given: ``$RUN_ID``, otherwise torchrun's run id, otherwise None.
 
     Static rendezvous calls every run ``none``, which would put them all into one directory.
     """
-    torchrun_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    torchrun_id = os.environ.get("TORCHELASTIC_RUN_ID", "none") if under_torchrun() else "none"
     return os.environ.get("RUN_ID") or (None if torchrun_id == "none" else torchrun_id)
 
 
 def new_run_id(*words: str) -> str:
-    """A name that no other run has, such as ``digits-cnn-3f2a1b``.
+    """Make up a name that no other run has, such as ``mnist-mlp-3f2a1b``.
 
-    Under torchrun it is made of its agent, so ranks that the agent starts again find their run.
+    Under torchrun the name is derived from the agent process, so that all ranks of the agent, also
+    restarted ones, get the same name.
     """
     token = secrets.token_bytes(8)
     agent = Path(f"/proc/{os.getppid()}/stat")
     if under_torchrun() and agent.exists():
-        started = agent.read_text().rpartition(")")[2].split()[19]  # in clock ticks since boot
+        # The process's start time, in clock ticks since boot: process numbers are used again.
+        started = agent.read_text().rpartition(")")[2].split()[19]
         token = f"{platform.node()} {os.getppid()} {started}".encode()
     return "-".join([*words, hashlib.sha256(token).hexdigest()[:6]]).lower()
 
 
 def cpus_per_rank() -> int:
-    """Processors each rank of this node may use, at least 1, within the container's limit.
+    """Number of processors that each rank of this node may use, at least 1.
 
-    Torch counts the processors of the host, which a container may not use in full.
+    Torch counts the processors of the host, but a container is often limited to a share of them.
     Source: kernel documentation, cgroup v2, ``cpu.max``.
     """
-    allowed = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    has_affinity = hasattr(os, "sched_getaffinity")
+    allowed = float(len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
     cpu_max = Path("/sys/fs/cgroup/cpu.max")
     quota, period = cpu_max.read_text().split() if cpu_max.exists() else ("max", "100000")
     if quota != "max":
@@ -84,70 +84,54 @@ def cpus_per_rank() -> int:
     return max(1, int(allowed / local_world_size()))
 
 
-def limit_threads(num_processes: int = 1) -> None:
-    """Share the processors among the processes of this one; call before torch is imported.
+def memory_bytes() -> int:
+    """Memory that this process may use, within the container's limit.
 
-    Threads that wait must sleep: spinning ones take the processor from the other ranks.
+    Source: kernel documentation, cgroup v2, ``memory.max``.
+    """
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return total if text == "max" else min(total, int(text))
+
+
+def limit_threads(num_processes: int = 1) -> None:
+    """Share the processors among ``num_processes`` processes; call it before torch is imported.
+
+    Waiting threads must sleep: spinning threads would take the processor from the other ranks.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpus_per_rank() // num_processes)))
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def interface_to(address: str) -> str | None:
-    """Name of the interface that leads to an IPv4 address, None if there is none.
-
-    For a loopback address, such as Debian's 127.0.1.1, it is that of the default route: other
-    nodes reach this one there.
-
-    Raises:
-        OSError: if no network leads to the address.
-    """
-    own = address_towards(address)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                reply = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("40s", name.encode()))
-            except OSError:
-                continue  # it has no address
-            if socket.inet_ntoa(reply[20:24]) == own:
-                return name
-    return None
-
-
-def address_of(name: str | None) -> str:
-    """Address of a node, IPv4 where it has one; OSError while nobody knows the name."""
-    found = socket.getaddrinfo(name, None)
-    return str(min(found, key=lambda info: info[0] != socket.AF_INET)[4][0])
-
-
-def address_towards(address: str) -> str:
-    """This node's own address on the way to another, as ``interface_to`` finds the way."""
-    itself = ip_address(address).is_loopback
-    target = ELSEWHERE if itself else address
-    family = socket.AF_INET6 if ":" in target else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        error = probe.connect_ex((target, 9))  # sends nothing
-        if error and not itself:
-            raise OSError(error, os.strerror(error))
-        return address if error else str(probe.getsockname()[0])
-
-
-def set_variable(name: str, value: str) -> None:
-    """Set a variable for the processes started here, or for a library that has no other way."""
-    os.environ[name] = value
+def variable(name: str) -> str | None:
+    """Value of a variable; None if it is unset or empty."""
+    return os.environ.get(name) or None
 
 
 def variables() -> dict[str, str]:
-    """A copy of them all, for who must find out by whom this container was started."""
+    """A copy of all variables."""
     return dict(os.environ)
 
 
+def set_variable(name: str, value: str) -> None:
+    """Set a variable for libraries that have no other option, and for processes started here."""
+    os.environ[name] = value
+
+
 def unset_variables(names: Iterable[str]) -> None:
-    """Take variables away from the processes started here."""
+    """Remove variables, so that processes started here do not inherit them."""
     for name in names:
         os.environ.pop(name, None)
 
 
-def variable(name: str) -> str | None:
-    """A variable that torchrun or the user may have set for a library, such as MASTER_ADDR."""
-    return os.environ.get(name) or None
+@contextmanager
+def exported(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables inside a ``with`` block, and restore all variables after it."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

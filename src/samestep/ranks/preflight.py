@@ -1,7 +1,12 @@
-"""What must hold on every rank before the first step; ``scripts/doctor.py`` shows it alone."""
+"""What must hold on every rank before the first step; ``scripts/doctor.py`` shows it alone.
+
+Each check is a function that returns a ``Finding``, or None where it does not apply. ``CHECKS``
+lists those that a rank can do by itself; ``compare`` and ``measure_network`` need the other ranks.
+"""
 
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -11,20 +16,28 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import lightning as L
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import distributed as dist
 
-from project.model.classifier import ImageClassifier
+from samestep.config.rules import load_project_rules
 from samestep.config.schema import leaves, show
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import environment
-from samestep.ranks.environment import interface_to
+from samestep.ranks import environment, network
 from samestep.ranks.process_group import device_kind
-from samestep.run.directory import HARMLESS, resolved
+from samestep.ranks.secrets import redacted
 
-SHM = Path("/dev/shm")  # where loader processes leave their batches
-OF_CONFIG = {"world size", "accelerator", "run directory"}  # checks that fail with exit code 2
+SHARED_MEMORY = Path("/dev/shm")  # where loader processes leave their batches
+SOURCE = Path(__file__).parents[2]  # the folder of all packages
+CONFIG_CHECKS = {"world size", "accelerator", "run directory"}  # they fail with exit code 2
+MAY_DIFFER = (  # patterns of keys that may have another value on each node
+    r"run_root|run_dir|run_id|allow_changes|rules",
+    r"(cluster|logger|choices|summary|callbacks\.(artifacts|progress))(\..+)?",
+    r"callbacks\.(\w+\.dirpath|last\.every_s|loss_guard\.max_skipped)",
+    r"trainer\.(devices|num_nodes|accelerator|profiler)",
+)
+BYTES_PER_PARAMETER = 3 * 4 * 3  # weights and two moments, 4 bytes each, in 3 checkpoint files
 
 
 class PreflightError(RunError):
@@ -32,7 +45,7 @@ class PreflightError(RunError):
 
 
 class Finding(NamedTuple):
-    """What a check found, and what to do about it: nothing where all is well."""
+    """What a check found, and what to do about it; an empty remedy means that all is well."""
 
     check: str
     fact: str
@@ -40,177 +53,256 @@ class Finding(NamedTuple):
 
     @property
     def result(self) -> str:
-        """ok, warning (it only costs time) or failed."""
-        return "ok" if not self.remedy else "warning" if self.check == "threads" else "failed"
+        """``ok``, ``warning`` (the run is only slower) or ``failed``."""
+        if not self.remedy:
+            return "ok"
+        return "warning" if self.check == "threads" else "failed"
 
 
-def before(cfg: DictConfig) -> str:
-    """Find the node of rank zero; of several nodes, name gloo and NCCL the interface to it.
+def find_rank_zero(cfg: DictConfig) -> str:
+    """Wait until rank zero's node can be reached, ``cluster.timeout_s`` seconds at most.
 
-    A late name or network is waited for, ``cluster.timeout_s`` at most.
+    With several nodes, gloo and NCCL are told the interface that leads to rank zero, unless
+    ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` is set.
 
     Returns:
         What was found; nothing without torchrun.
 
     Raises:
         ConfigError: if this node has GPUs, but not one for each of its ranks.
-        PreflightError: if there is no way to the node of rank zero.
+        PreflightError: if no network leads to rank zero's node.
     """
     if not environment.under_torchrun():
         return ""
-    if torch.cuda.is_available() and (error := failure([accelerator(cfg)])):
-        raise error  # the process group could not even choose its device
-    name, interface = environment.variable("MASTER_ADDR"), None
-    deadline = time.monotonic() + cfg.cluster.timeout_s
-    while True:
-        try:
-            address = environment.address_of(name)
-            if environment.num_nodes() > 1 and ":" not in address:
-                interface = interface_to(address)
-            break
-        except OSError as why:
-            if time.monotonic() + 1 > deadline:
-                raise PreflightError(
-                    f"rank {environment.rank()}: there is no way to MASTER_ADDR={name} after "
-                    f"cluster.timeout_s={cfg.cluster.timeout_s} ({why.strerror}); check the "
-                    "network, the pods' Service and subdomain, or start torchrun with "
-                    "--master-addr=ADDRESS, with c10d rendezvous with --local-addr=ADDRESS"
-                ) from why
-            time.sleep(1)
-    for variable, prefix in (("GLOO_SOCKET_IFNAME", ""), ("NCCL_SOCKET_IFNAME", "=")):
-        if interface and not environment.variable(variable):
-            environment.set_variable(variable, prefix + interface)  # =eth1 is not eth10
-    return f"{name} is {address}" + (f", reached through {interface}" if interface else "")
+    # Without a GPU of its own, a rank could not even choose the device of its process group.
+    if torch.cuda.is_available() and (error := failure([check_accelerator(cfg)])):
+        raise error
+    name = environment.variable("MASTER_ADDR") or "localhost"
+    try:
+        address, own_address = network.wait_for(name, cfg.cluster.timeout_s)
+    except network.NetworkError as error:
+        raise PreflightError(f"rank {environment.rank()}: MASTER_ADDR={name}: {error}") from error
+    if environment.num_nodes() == 1:
+        return f"{name} is {address}"
+    interface = network.interface_with(own_address)
+    if interface is None:
+        return f"{name} is {address}"
+    choose_interface(interface)
+    return f"{name} is {address}, reached through {interface}"
 
 
-def check(cfg: DictConfig, model: ImageClassifier) -> None:
-    """Raise on all ranks the ``failure`` of any of them; log what is only slow."""
-    findings = inspect(cfg, model)
+def choose_interface(interface: str) -> None:
+    """Tell gloo and NCCL which interface to use, unless the user has told them."""
+    # NCCL takes eth1 for a prefix, which eth10 has too, unless an equals sign stands before it.
+    for variable, value in {
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": f"={interface}",
+    }.items():
+        if not environment.variable(variable):
+            environment.set_variable(variable, value)
+
+
+def run(cfg: DictConfig, model: L.LightningModule, datamodule: L.LightningDataModule) -> None:
+    """Do all checks on all ranks; every rank must call this at the same point.
+
+    Raises:
+        ConfigError, PreflightError: on all ranks, if a check of any rank failed.
+    """
+    findings = inspect(cfg, model, datamodule)
     for finding in findings:
         if environment.rank() == 0 and finding.result == "warning":
             logging.getLogger(__name__).warning("%s: %s; %s", *finding)
     if error := failure(findings):
+        error.on_all_ranks = True
         raise error
 
 
 def failure(findings: list[Finding]) -> ConfigError | PreflightError | None:
     """One error for all that failed: a ConfigError if the configuration alone is wrong."""
     failed = [finding for finding in findings if finding.result == "failed"]
-    kind = ConfigError if {finding.check for finding in failed} <= OF_CONFIG else PreflightError
-    return kind("\n".join("{}: {}; {}".format(*finding) for finding in failed)) if failed else None
+    if not failed:
+        return None
+    names = {finding.check for finding in failed}
+    text = "\n".join(f"{check}: {fact}; {remedy}" for check, fact, remedy in failed)
+    return ConfigError(text) if names <= CONFIG_CHECKS else PreflightError(text)
 
 
-def inspect(cfg: DictConfig, model: ImageClassifier, *more: Finding) -> list[Finding]:
-    """What all ranks find, and ``more`` that this one has found: on all of them the same list.
+def inspect(
+    cfg: DictConfig,
+    model: L.LightningModule,
+    datamodule: L.LightningDataModule,
+    *more: Finding,
+) -> list[Finding]:
+    """Do all checks, and gather the findings of all ranks.
+
+    Args:
+        cfg: the checked configuration.
+        model: what will be trained.
+        datamodule: on which data. Its optional method ``shared_memory_bytes()`` says how many bytes
+            the loader processes of one rank hold in ``/dev/shm``.
+        more: findings that this rank has made before.
+
+    Returns:
+        The same list on all ranks: what is well, then what is not and on which ranks.
 
     Raises:
         PreflightError: if a rank does not answer before the process group gives up.
     """
-    mine = ([*found_here(cfg, model), *more], identity(cfg))
-    everyone: list[Any] = [mine] * environment.world_size()
-    ranks: dict[Finding, list[str]] = {}
+    mine = [*check_this_rank(cfg, model, datamodule), *more]
     try:
-        if dist.is_initialized():
-            dist.all_gather_object(everyone, mine)
-        for rank, (findings, values) in enumerate(everyone):
-            for finding in [*findings, compared(values, everyone[0][1])]:
-                if rank == 0 or finding.remedy:
-                    ranks.setdefault(finding, []).append(str(rank))
-        amiss = [
-            finding._replace(fact=f"rank {', '.join(numbers)}: {finding.fact}")
-            for finding, numbers in ranks.items()
-            if finding.remedy
-        ]
-        well = [finding for finding in ranks if finding.check not in {bad.check for bad in amiss}]
-        if dist.is_initialized() and not failure(amiss):
-            well.append(network(device_kind(cfg)))
+        everyone = gather((mine, identity(cfg)))
+        findings = merge(everyone)
+        if dist.is_initialized() and not failure(findings):
+            findings.append(measure_network(device_kind(cfg)))
     except RuntimeError as error:  # of a collective
         raise PreflightError(
             f"rank {environment.rank()}: the other ranks do not answer ({error}); see their logs, "
             "then look for a firewall, then set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         ) from error
-    return well + amiss
+    return findings
 
 
-def found_here(cfg: DictConfig, model: ImageClassifier) -> Iterator[Finding]:
-    """What this rank can tell without the others."""
-    size, devices, nodes = environment.world_size(), cfg.trainer.devices, cfg.trainer.num_nodes
-    if "max_nodes" in cfg.cluster:  # cluster=elastic: whoever is there
+def check_this_rank(
+    cfg: DictConfig, model: L.LightningModule, datamodule: L.LightningDataModule
+) -> Iterator[Finding]:
+    """What this rank finds out without the others."""
+    yield check_world_size(cfg)
+    yield check_accelerator(cfg)
+    yield check_threads()
+    shared_memory_bytes = getattr(datamodule, "shared_memory_bytes", lambda: 0)()
+    if shared_memory_bytes and SHARED_MEMORY.exists():
+        yield check_shared_memory(shared_memory_bytes)
+    if environment.rank() == 0:
+        yield check_run_directory(Path(cfg.run_dir), model)
+
+
+def check_world_size(cfg: DictConfig) -> Finding:
+    """Whether torchrun has started as many ranks as the configuration says."""
+    started, devices, nodes = environment.world_size(), cfg.trainer.devices, cfg.trainer.num_nodes
+    if "max_nodes" in cfg.cluster:  # nodes may come and go
         nodes = environment.num_nodes()
-    wanted = size if devices == "auto" or devices * nodes == 1 else devices * nodes
+    fact = f"ranks: {started}, nodes: {environment.num_nodes()}"
+    # The defaults, one device on one node, leave the number to torchrun.
+    if devices == "auto" or devices * nodes in (1, started):
+        return Finding("world size", fact)
     remedy = f"trainer.devices={devices} x trainer.num_nodes={nodes} must be that number, or 1"
-    fact = f"ranks: {size}, nodes: {environment.num_nodes()}"
-    yield Finding("world size", fact, remedy if wanted != size else "")
-    yield accelerator(cfg)
+    return Finding("world size", fact, remedy)
+
+
+def check_accelerator(cfg: DictConfig) -> Finding:
+    """Whether each rank of this node has a GPU of its own, if it should."""
+    chosen, ranks = cfg.trainer.accelerator, environment.local_world_size()
+    gpus = torch.accelerator.device_count()
+    fact = f"{device_kind(cfg)}, {gpus} GPUs and {ranks} ranks here"
+    needs_gpus = chosen == "gpu" or (chosen == "auto" and gpus > 0)
+    if gpus >= ranks or not needs_gpus:
+        return Finding("accelerator", fact)
+    remedy = (
+        f"trainer.accelerator={chosen} takes one per rank: start fewer ranks, look at the driver "
+        "and the GPU limit, or set trainer.accelerator=cpu"
+    )
+    return Finding("accelerator", fact, remedy)
+
+
+def check_threads() -> Finding:
+    """Whether each thread of this rank has a processor."""
     threads, processors = torch.get_num_threads(), environment.cpus_per_rank()
     remedy = "they wait for each other: unset OMP_NUM_THREADS" if threads > processors else ""
-    yield Finding("threads", f"{threads} per rank, of {processors} processors", remedy)
-    if cfg.data.num_workers and SHM.exists():
-        images = max(cfg.data.global_batch_size, cfg.data.eval_batch_size) / size
-        batch = images * cfg.data.num_channels * cfg.data.image_size**2  # bytes
-        needed = 2 * batch * cfg.data.num_workers * environment.local_world_size()
-        remedy = f"give {SHM} more room (docker --shm-size), or lower data.num_workers"
-        yield room("shared memory", SHM, needed, remedy)
-    if environment.rank() == 0:
-        folder = Path(cfg.run_dir, "checkpoints")
-        remedy = "make room or get permission there, or choose another place with run_root=..."
-        needed = 9 * 4 * sum(p.numel() for p in model.parameters())  # 3 files; weights, 2 moments
-        try:
-            place = next(path for path in (folder, *folder.parents) if path.exists())
-            with tempfile.TemporaryFile(dir=place, buffering=0) as file:
-                file.write(b"preflight")
-                os.fsync(file.fileno())
-            needed -= sum(path.stat().st_size for path in folder.glob("*.ckpt"))
-            yield room("run directory", place, needed, remedy)
-        except OSError as error:
-            fact = f"run_dir={cfg.run_dir} cannot be written: {error.strerror}"
-            yield Finding("run directory", fact, remedy)
+    return Finding("threads", f"{threads} per rank, of {processors} processors", remedy)
 
 
-def room(check: str, place: Path, needed: float, remedy: str) -> Finding:
-    """Whether a directory has so many bytes left."""
+def check_shared_memory(bytes_per_rank: int) -> Finding:
+    """Whether the batches of this node's loader processes fit into shared memory."""
+    needed = bytes_per_rank * environment.local_world_size()
+    remedy = f"give {SHARED_MEMORY} more room (docker --shm-size), or lower data.num_workers"
+    return check_room("shared memory", SHARED_MEMORY, needed, remedy)
+
+
+def check_run_directory(run_dir: Path, model: L.LightningModule) -> Finding:
+    """Whether the run directory can be written, and has room for its checkpoints."""
+    folder = run_dir / "checkpoints"
+    remedy = "make room or get permission there, or choose another place with run_root=..."
+    try:
+        place = next(path for path in (folder, *folder.parents) if path.exists())
+        # Only a write shows a full disk or a quota.
+        with tempfile.TemporaryFile(dir=place, buffering=0) as file:
+            file.write(b"preflight")
+            os.fsync(file.fileno())
+        replaced = sum(path.stat().st_size for path in folder.glob("*.ckpt"))
+    except OSError as error:
+        fact = f"run_dir={run_dir} cannot be written: {error.strerror}"
+        return Finding("run directory", fact, remedy)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    needed = BYTES_PER_PARAMETER * num_parameters - replaced
+    return check_room("run directory", place, needed, remedy)
+
+
+def check_room(check: str, place: Path, needed: float, remedy: str) -> Finding:
+    """Whether a directory has ``needed`` bytes left."""
     free = shutil.disk_usage(place).free
     fact = f"{free >> 20:,} MiB free in {place}, {ceil(max(0, needed) / 2**20):,} needed"
     return Finding(check, fact, remedy if free < needed else "")
 
 
-def accelerator(cfg: DictConfig) -> Finding:
-    """Whether each rank of this node has a GPU of its own, if it should."""
-    chosen, ranks = cfg.trainer.accelerator, environment.local_world_size()
-    gpus = torch.accelerator.device_count()
-    too_few = gpus < ranks and (chosen == "gpu" or (chosen == "auto" and gpus > 0))
-    remedy = f"trainer.accelerator={chosen} takes one per rank: start fewer ranks, look at the "
-    remedy = remedy + "driver and the GPU limit, or set trainer.accelerator=cpu" if too_few else ""
-    return Finding("accelerator", f"{device_kind(cfg)}, {gpus} GPUs and {ranks} ranks here", remedy)
+Report = tuple[list[Finding], dict[str, str]]  # a rank's findings and its identity
+
+
+def gather(mine: Report) -> list[Report]:
+    """The reports of all ranks, by rank."""
+    everyone: list[Any] = [mine] * environment.world_size()
+    if dist.is_initialized():
+        dist.all_gather_object(everyone, mine)
+    return everyone
+
+
+def merge(everyone: list[Report]) -> list[Finding]:
+    """One list for all ranks: rank zero's findings that are well, then each fault with its ranks.
+
+    A check that failed on any rank is not listed as well.
+    """
+    ranks: dict[Finding, list[str]] = {}
+    for rank, (findings, values) in enumerate(everyone):
+        for finding in [*findings, compare(values, everyone[0][1])]:
+            if rank == 0 or finding.remedy:
+                ranks.setdefault(finding, []).append(str(rank))
+    faults = [
+        finding._replace(fact=f"rank {', '.join(numbers)}: {finding.fact}")
+        for finding, numbers in ranks.items()
+        if finding.remedy
+    ]
+    faulty = {finding.check for finding in faults}
+    return [finding for finding in ranks if finding.check not in faulty] + faults
 
 
 def identity(cfg: DictConfig) -> dict[str, str]:
     """What must be the same on all ranks: configuration, code, torch and kind of device."""
     values = {"torch": torch.__version__, "device": device_kind(cfg)}
-    for key, value in leaves(resolved(cfg)).items():
-        if not HARMLESS.fullmatch(key) or key.startswith(("trainer.max_", "trainer.strategy")):
+    # What a continued run may change of the user's own keys does not change what is learned.
+    own_patterns = load_project_rules(cfg.rules).may_change
+    may_differ = re.compile("|".join([*MAY_DIFFER, *own_patterns]))
+    for key, value in leaves(redacted(OmegaConf.to_container(cfg, resolve=True))).items():
+        if not may_differ.fullmatch(key):
             values[key] = show(value)
-    code = Path(__file__).parents[2]  # src
-    for path in code.rglob("*.py"):
-        values[f"src/{path.relative_to(code)}"] = sha256(path.read_bytes()).hexdigest()[:8]
+    for path in SOURCE.rglob("*.py"):
+        values[f"src/{path.relative_to(SOURCE)}"] = sha256(path.read_bytes()).hexdigest()[:8]
     return values
 
 
-def compared(values: dict[str, str], first: dict[str, str]) -> Finding:
+def compare(values: dict[str, str], first: dict[str, str]) -> Finding:
     """How the identity of a rank differs from that of rank zero."""
     facts = [
         f"{key}={values.get(key)}, rank 0 has {first.get(key)}"
         for key in first | values
         if values.get(key) != first.get(key)
     ]
-    remedy = "start all ranks by one command, from one image or directory, on one kind of device"
     if not facts:
         return Finding("sameness", "configuration, code, torch and kind of device")
+    remedy = "start all ranks by one command, from one image or directory, on one kind of device"
     return Finding("sameness", f"{len(facts)} differences: {'; '.join(facts[:5])}", remedy)
 
 
-def network(device: str) -> Finding:
-    """All-reduce one number, and 4 MiB, a few times each; the fastest counts."""
+def measure_network(device: str) -> Finding:
+    """Measure the all-reduce of one number and of 4 MiB; the fastest of five counts."""
     fastest = []
     for size in (1, 2**20):
         tensor, times = torch.zeros(size, device=device), []

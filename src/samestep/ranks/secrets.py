@@ -1,31 +1,79 @@
-"""What nobody may read: found by its name, or as the value of a variable, and replaced by ***."""
+"""Secrets are never printed or saved: they are found by name, value or form and become ``***``."""
 
-import os
 import re
 from typing import Any
 
-_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-_SECRET = r"(?:token|passw(?:or)?d|secret|api[-_]?key|access[-_]?key|credentials?)(?![a-z])"
-_SECRET_NAME = re.compile(rf"(?<![a-z]){_SECRET}", re.IGNORECASE)
-ARGUMENT = re.compile(rf"((?<![a-z]){_SECRET}[\w-]*\s*[=:]\s*).+", re.IGNORECASE)
-_URL_PASSWORD = re.compile(r"(://)[^/\s@]+(@)")
+from samestep.ranks import environment
+
+HIDDEN = "***"
+MIN_LENGTH = 8  # a shorter value of a variable would also hide ordinary words
+
+# Words in names such as HF_TOKEN, aws_secret_access_key, db.password, OPENAI_APIKEY. A single "key"
+# is no secret, because tolerations have keys; "tokens" are words of a text.
+_NAME = (
+    r"(?:token|secret|passw(?:or)?d|passphrase|credentials?|api[-_]?key|[a-z0-9]+[-_]key)"
+    r"(?![a-z0-9])"
+)
+_SECRET_NAME = re.compile(rf"(?<![a-z0-9]){_NAME}", re.IGNORECASE)
+# For variables any part of a word counts (PGPASSWORD): hiding one value too many does no harm.
+_SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL", re.IGNORECASE)
+_ASSIGNMENT = re.compile(rf"((?<![a-z0-9]){_NAME}[\w-]*\s*[=:]\s*).+", re.IGNORECASE | re.DOTALL)
+_LOGIN = re.compile(r"(?<=://)(?!git@)[^/\s'\"]+(?=@)")  # user:password in an address
+_KEY = re.compile(  # keys and tokens as AWS, GitHub, GitLab, Hugging Face, OpenAI... make them
+    r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bgh[pousr]_\w{30,}|\bgithub_pat_\w{30,}|\bglpat-[\w-]{20,}"
+    r"|\bhf_[A-Za-z0-9]{30,}|\bsk-[\w-]{20,}|\bxox[abprs]-[\w-]{10,}|\bAIza[\w-]{35}"
+    r"|\bwandb_v\d_\w{20,}|\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY(?:.*?-----END [A-Z ]*PRIVATE KEY-----|.*)",
+    re.DOTALL,
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a value with this name is a secret: ``api_key``, ``HF_TOKEN``, ``db.password``."""
+    return bool(_SECRET_NAME.search(name))
+
+
+def looks_secret(value: str) -> bool:
+    """Whether a text holds a secret, whatever its name is."""
+    return redact(value) != value
 
 
 def redact(text: str) -> str:
-    """``text`` with the value of every secret environment variable replaced by ``***``."""
-    values = {v for name, v in os.environ.items() if _VARIABLE.search(name) and len(v) >= 8}
+    """Replace each secret in ``text`` by ``***``.
+
+    Secrets are the values of secret environment variables, logins in addresses
+    (``://user:password@host``), and keys in the form of a known service.
+    """
+    values = {
+        value
+        for name, value in environment.variables().items()
+        if _SECRET_VARIABLE.search(name) and len(value) >= MIN_LENGTH
+    }
+    # A secret may be a part of another one, so the longest goes first.
     for value in sorted(values, key=len, reverse=True):
-        text = text.replace(value, "***")
-    return text
+        text = text.replace(value, HIDDEN)
+    return _KEY.sub(HIDDEN, _LOGIN.sub(HIDDEN, text))
 
 
-def redacted(value: Any, *, secret: bool = False) -> Any:
-    """``value`` with ``***`` for what keys such as ``api_key``, the environment and URLs hide."""
+def redact_argument(argument: str) -> str:
+    """Redact an argument of a command line: also the value of ``logger.wandb.api_key=...``."""
+    return redact(_ASSIGNMENT.sub(rf"\1{HIDDEN}", argument))
+
+
+def redacted(value: Any, *, is_secret: bool = False) -> Any:
+    """Copy plain containers with each secret text replaced, also those with a secret key.
+
+    Args:
+        value: dictionaries, lists, texts, numbers.
+        is_secret: hide every text in ``value``.
+    """
     if isinstance(value, dict):
-        names = {key: secret or bool(_SECRET_NAME.search(str(key))) for key in value}
-        return {key: redacted(value[key], secret=names[key]) for key in value}
+        return {
+            key: redacted(item, is_secret=is_secret or is_secret_name(str(key)))
+            for key, item in value.items()
+        }
     if isinstance(value, list):
-        return [redacted(item, secret=secret) for item in value]
+        return [redacted(item, is_secret=is_secret) for item in value]
     if isinstance(value, str):
-        return "***" if secret else _URL_PASSWORD.sub(r"\1***\2", redact(value))
+        return HIDDEN if is_secret else redact(value)
     return value

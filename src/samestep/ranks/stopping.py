@@ -1,7 +1,12 @@
-"""Being told to stop: by a signal, by the end of the agent, or by a step that never ends.
+"""Stop together: a signal on one rank stops all ranks between two steps, after saving.
 
-A signal handler that talks to other ranks, as Lightning's does, hangs in the middle of a step. Here
-it only notes the signal; between two steps all ranks agree on what to do (``LastCheckpoint``).
+::
+
+    SIGTERM, SIGINT    the handler only remembers the signal
+    before each step   check(): the ranks agree, by one all-reduce, whether any of them got one
+    one of them did    every rank raises Stopped, LastCheckpoint saves, the exit code is 143
+
+Lightning's own handler talks to the other ranks at once, in the middle of a step, and hangs there.
 """
 
 import os
@@ -17,7 +22,7 @@ from torch import distributed as dist
 
 from samestep.ranks import environment
 
-GRACE_S = 30  # seconds an orphan has to save; torchrun gives its workers as many
+GRACE_S = 30  # seconds that a rank without its agent has to save; torchrun gives its ranks as many
 
 
 class Stopped(SystemExit):
@@ -29,32 +34,42 @@ class Stopped(SystemExit):
 
 
 class _State:
-    """What this process was told, and whether it may stop where it is."""
+    """What this process was told, and where it may stop. One per process, as signals are."""
 
-    signum = 0
-    deferred = False
+    signum = 0  # the first signal that came
+    deferred = False  # a signal waits for check()
+    may_interrupt = False  # the ranks ask check() before the next step, so a wait for data may end
 
 
 def install() -> None:
-    """Note SIGTERM and SIGINT from now on; end when torchrun's agent has ended."""
-    _State.deferred = False
-    signal.signal(signal.SIGTERM, _note)
-    signal.signal(signal.SIGINT, _note)
+    """Remember SIGTERM and SIGINT from now on; end when torchrun's agent has ended."""
+    _State.signum, _State.deferred, _State.may_interrupt = 0, False, False
+    signal.signal(signal.SIGTERM, _remember)
+    signal.signal(signal.SIGINT, _remember)
     if environment.under_torchrun():
-        threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=_follow_agent, args=(os.getppid(),), daemon=True).start()
 
 
 def defer() -> None:
-    """From now on a signal waits until the ranks agree: no rank may leave the others in a step."""
+    """From now on a signal waits for ``check``: no rank may leave the others within a step."""
     _State.deferred = True
 
 
-@contextmanager
-def at_once() -> Iterator[None]:
-    """Let a signal raise ``Stopped`` here, where this rank may wait for long: for its next images.
+def allow_interruption(allowed: bool) -> None:
+    """Say whether the ranks call ``check`` before the next step, so that a wait may end early."""
+    _State.may_interrupt = allowed
 
-    A signal noted before raises too: else one that came a moment early would wait for the images.
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let a signal raise ``Stopped`` within this block: waiting for data can take long.
+
+    A signal that arrived earlier raises on entry. Whoever catches ``Stopped`` must call ``check``,
+    because the other ranks call it before their next step.
     """
+    if not _State.may_interrupt:
+        yield
+        return
     deferred = _State.deferred
     try:
         _State.deferred = False
@@ -66,7 +81,7 @@ def at_once() -> Iterator[None]:
 
 
 def agreed(wish: int = 0) -> int:
-    """The largest wish of all ranks, where one that got a signal wishes its number.
+    """The largest wish of all ranks; a rank that got a signal wishes the signal's number.
 
     One all-reduce of a number between CPUs: every rank must call this at the same point.
     """
@@ -78,27 +93,47 @@ def agreed(wish: int = 0) -> int:
     return int(largest)
 
 
-def _note(signum: int, frame: FrameType | None) -> None:
+def check() -> None:
+    """Raise ``Stopped`` on every rank if one of them got a signal; all ranks must call this."""
+    if signum := agreed():
+        raise Stopped(signum)
+
+
+def _remember(signum: int, frame: FrameType | None) -> None:
     if signum == signal.SIGINT and _State.signum:
-        raise KeyboardInterrupt  # asked a second time: without saving
+        raise KeyboardInterrupt  # asked a second time: end without saving
     _State.signum = _State.signum or signum
     if not _State.deferred:
         raise Stopped(signum)
 
 
-def end_quietly(worker_id: int) -> None:
-    """Let a loader process end without an error at SIGTERM, which torchrun sends to it too.
-
-    Else torch raises in its rank, in the middle of the step that the rank is about to save.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-
-
-def _follow(agent: int) -> None:
-    """End with the agent: torchrun leaves its workers running when it is killed."""
+def _follow_agent(agent: int) -> None:
+    """End when the agent has ended: a killed torchrun leaves its ranks running."""
     while os.getppid() == agent:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)
     os._exit(128 + signal.SIGTERM)
+
+
+def _obey_parent_only() -> None:
+    """Let a forked loader process end when its rank says so, and only then.
+
+    An agent sends SIGTERM to the loader processes too, and a terminal sends Ctrl-C. A loader
+    process that ends before its rank makes torch raise there, in the middle of the step after
+    which the rank would save. torch installs a handler of its own in the loader process later, so
+    the signals are blocked, and a thread waits for that of the rank.
+    """
+    if signal.getsignal(signal.SIGTERM) is not _remember:
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+os.register_at_fork(after_in_child=_obey_parent_only)

@@ -1,1 +1,13 @@
-"""One run, one directory: its records, its history and its checkpoints."""
+"""One run, one directory: its records, its history and its checkpoints.
+
+A run that is killed at any moment, or whose files are damaged, is continued by the same command;
+a file that is not its own is refused. Read in this order:
+
+1. ``name``: what a run is called. ``directory``: a run begins, continues and finishes; ``changes``
+   says what it may change, ``summary`` what it prints, ``records`` what it writes down about code
+   and machine.
+2. ``checkpoint``: files that are written atomically; ``sidecar`` proves that each is whole, and
+   ``identity`` that it belongs to this run.
+3. ``history``: the metrics over time. ``artifacts``: a copy of the run in a store.
+4. ``files``: how a file is written whole or not at all.
+"""

@@ -1,16 +1,16 @@
 """A second copy of a run in a store, kept while it trains: s3://, gs://, file://, a folder.
 
-``<url>/<run_id>/`` can be continued from at every moment, whenever its writer is cut off. Files are
-copied in an order that sees to it: a checkpoint comes after the history and the best checkpoint
-that it belongs to, and after the manifest without which it is not accepted. Keys of the store come
-from the environment, where its own library looks for them.
+``<url>/<run_id>/`` can be continued from at any time, even if the upload was cut off. Files are
+uploaded in the order of what they need: history, best checkpoint, last checkpoint; before each
+checkpoint its sidecar, which proves the file that is still in the store too. Keys of the store
+come from the environment, where its own library looks for them.
 """
 
 import hashlib
 import io
-import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import threading
@@ -24,29 +24,35 @@ from lightning.pytorch.loggers import WandbLogger
 from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.ranks.secrets import redacted
-from samestep.run.checkpoint import manifest_text
+from samestep.run import sidecar
 
 log = logging.getLogger(__name__)
 
-BEST, LAST, MANIFEST = (f"checkpoints/{n}" for n in ("best.ckpt", "last.ckpt", "manifest.json"))
+BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
+PROOF = ".sha256"
+OLD_PROOF = "checkpoints/manifest.json"  # of all checkpoints, in runs of older versions
 RECORDS = ("config.yaml", "logs/environment.json", "metrics.csv")
 SCAN_S, MAX_DELAY_S = 1.0, 60.0  # between two looks at the run directory; after failures, at most
 READ_BACK_BYTES = 64 * 2**20  # of larger files only the size is compared
-FLAT = {"s3", "s3a", "gs", "gcs", "az", "abfs"}  # stores without folders: asked, they make buckets
+# Stores of objects have no folders; makedirs would make a bucket.
+OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs"}
 
 
-class Mirror:
-    """The copy of one run directory, for one thread.
+class RunCopy:
+    """The copy of one run directory, used by one thread.
 
-    Each file is written under another name, read back, and then renamed: what has its final name is
-    whole. Files above 64 MiB are not read back; of them the store must have kept every byte.
+    Each file is written under another name, read back, and then renamed: a file with its final
+    name is whole. Files above 64 MiB are not read back; only their size is compared.
 
     Raises:
-        ConfigError: if the URL is of no kind that can be written here.
+        ConfigError: if nothing can be written to such a URL.
+        Exception: whatever a store raises that connects at once, such as ftp://.
     """
 
     def __init__(self, url: str, run_dir: Path) -> None:
-        self.run_dir, self.url = run_dir, f"{url.rstrip('/')}/{run_dir.absolute().name}"
+        self.run_dir = run_dir
+        self.url = f"{url.rstrip('/')}/{run_dir.absolute().name}"
+        check_url(url)
         try:
             self.fs, self.root = fsspec.url_to_fs(self.url)
         except ImportError as error:
@@ -62,9 +68,9 @@ class Mirror:
         self.digests: dict[str, str | None] = {}  # of the files in the store, as far as known
 
     def names(self, *, final: bool = True) -> list[str]:
-        """Files to copy. Pictures are not written at once, and therefore last of all."""
+        """Files to copy. Pictures are not written atomically, and are therefore copied last."""
         checkpoints = [p for p in self.run_dir.glob("checkpoints/*.ckpt") if p.name[0] != "."]
-        kept = [f"checkpoints/{p.name}" for p in checkpoints if not p.stem.endswith("-previous")]
+        kept = [f"checkpoints/{p.name}" for p in checkpoints if sidecar.role_of(p) == p.name]
         pictures = [f"predictions/{path.name}" for path in self.run_dir.glob("predictions/*")]
         names = [*RECORDS, *sorted(kept), *(sorted(pictures) if final else []), "metrics.json"]
         return [name for name in names if (self.run_dir / name).exists()]
@@ -75,51 +81,54 @@ class Mirror:
         return [name for name, version in versions.items() if self.copied.get(name) != version]
 
     def upload(self, name: str) -> None:
-        """Copy a file unless the store has it. An open file stays what it is when it is replaced.
+        """Copy a file, and before it what it needs, unless the store has it.
+
+        A file that is replaced meanwhile stays open here as it was.
 
         Raises:
             Exception: whatever the store raises; it has the older version then.
         """
         try:
             file = (self.run_dir / name).open("rb")
-        except FileNotFoundError:  # just being replaced
+        except FileNotFoundError:  # it is just being replaced
             return
         with file:
             version = _version(os.fstat(file.fileno()))
             if self.copied.get(name) == version:
                 return
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            known = self._digest(name)
             if name.endswith(".ckpt"):
-                for other in (*RECORDS, *([BEST] if name == LAST else [])):
-                    self.upload(other)
-                self._accept(sha256)
-            if sha256 != known:
+                self._upload_needs(name, sha256)
+            if sha256 != self._digest(name):
                 self._put(name, file, sha256)
             self.copied[name] = version
 
-    def _accept(self, sha256: str) -> None:
-        """Have the manifest in the store name a checkpoint to come, and all that are there."""
-        if not (self.run_dir / MANIFEST).exists():
-            return
-        here = json.loads((self.run_dir / MANIFEST).read_text())
-        if sha256 not in {entry["sha256"] for entry in here}:
-            raise ValueError("a checkpoint is damaged here: its SHA-256 is not in manifest.json")
+    def _upload_needs(self, name: str, sha256: str) -> None:
+        """Copy what a checkpoint needs to be continued from: history, best checkpoint, sidecar."""
+        for other in (*RECORDS, *([BEST] if name == LAST else [])):
+            self.upload(other)
+        here = sidecar.read(self.run_dir / name)
+        if sha256 not in {version.sha256 for version in here}:
+            raise ValueError(f"a checkpoint is damaged here: its SHA-256 is not in {name}{PROOF}")
+        # Until the checkpoint is there, the sidecar must prove the one that it replaces.
+        there = self._digest(name)
+        old = [version for version in self._read_sidecar(name) if version.sha256 == there]
+        text = sidecar.format_versions([*here[: sidecar.NUM_VERSIONS - 1], *old]).encode()
+        digest = hashlib.sha256(text).hexdigest()
+        if digest != self._digest(name + PROOF):
+            self._put(name + PROOF, io.BytesIO(text), digest)
+
+    def _read_sidecar(self, name: str) -> list[sidecar.Version]:
         try:
-            old = self.fs.cat_file(f"{self.root}/{MANIFEST}")
-            there = json.loads(old)
-        except (FileNotFoundError, ValueError):
-            old, there = b"", []
-        current = {name: self._digest(f"checkpoints/{name}") for name in {e["name"] for e in there}}
-        kept = [e for e in there if e["sha256"] == current[e["name"]] and e not in here]
-        new = manifest_text([*kept, *here]).encode()
-        if new != old:
-            self._put(MANIFEST, io.BytesIO(new), hashlib.sha256(new).hexdigest())
+            text = self.fs.cat_file(f"{self.root}/{name}{PROOF}")
+        except FileNotFoundError:
+            return []
+        return sidecar.parse(text.decode(errors="replace"))
 
     def _put(self, name: str, file: BinaryIO, sha256: str) -> None:
         path, partial = f"{self.root}/{name}", f"{self.root}/{name}.partial"
         self.digests.pop(name, None)
-        if not self.kinds & FLAT:
+        if not self.kinds & OBJECT_STORES:
             self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
         file.seek(0)
         with self.fs.open(partial, "wb") as target:
@@ -132,7 +141,7 @@ class Mirror:
         self.digests[name] = sha256
 
     def _digest(self, name: str) -> str | None:
-        """Of a file in the store, which is read if another process has left it."""
+        """Digest of a file in the store, which is read if another process has left it there."""
         if name not in self.digests:
             try:
                 self.digests[name] = self._read(f"{self.root}/{name}")
@@ -143,6 +152,29 @@ class Mirror:
     def _read(self, path: str) -> str:
         with self.fs.open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_copy(url: str, run_dir: Path) -> RunCopy:
+    """The copy of a run that is about to train; every error is a ConfigError."""
+    try:
+        return RunCopy(url, run_dir)
+    except ConfigError:
+        raise
+    except Exception as error:
+        why = redacted(f"callbacks.artifacts.url={url}: {type(error).__name__} {error}")
+        raise ConfigError(f"{why}. Repeat it later, or go without: url=null") from error
+
+
+def check_url(url: str) -> None:
+    """Raise a ConfigError if a URL names no place: no kind of store, no bucket, no folder."""
+    kind, separator, place = url.rpartition("://")
+    is_kind = re.fullmatch(r"[a-z][a-z0-9+.-]*(::[a-z0-9+.-]+)*", kind) is not None
+    if separator and not is_kind:
+        raise ConfigError(f"url={redacted(url)}: names no kind of store; s3:// and file:// are")
+    if not place.strip("/ "):
+        raise ConfigError(
+            f"url={redacted(url)}: names no bucket or folder, such as s3://bucket/runs"
+        )
 
 
 class Artifacts(L.Callback):
@@ -164,14 +196,14 @@ class Artifacts(L.Callback):
     ) -> None:
         self.url, self.flush_timeout_s, self.wandb = url, flush_timeout_s, wandb
         self.run_dir = Path(run_dir)
-        self.mirror = Mirror(url, self.run_dir) if url else None
+        self.copy = open_copy(url, self.run_dir) if url else None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._work, name="artifacts", daemon=True)
         self._problems: dict[str, str] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Start to copy, on rank zero."""
-        if self.mirror and environment.rank() == 0 and self._thread.ident is None:
+        if self.copy and environment.rank() == 0 and self._thread.ident is None:
             self._thread.start()
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -185,25 +217,25 @@ class Artifacts(L.Callback):
 
     def flush(self) -> None:
         """Copy what is left, for ``flush_timeout_s`` at most; then say what could not be."""
-        if self.mirror is None or self._thread.ident is None:
+        if self.copy is None or self._thread.ident is None:
             return
         self._ending.set()
         self._thread.join(self.flush_timeout_s)
-        if left := self.mirror.left():
-            words = ["python", "scripts/upload.py", f"run={self.run_dir}", f"url={self.url}"]
+        if left := self.copy.left():
+            words = ["python", "scripts/upload.py", str(self.run_dir), "--url", str(self.url)]
             why = "; ".join(self._problems.values()) or "the store does not answer"
             command = redacted(shlex.join(words))
             text = "Not uploaded: %s (%s). To upload them later: %s"
             log.warning(text, ", ".join(left), redacted(why), command)
         else:
-            print(f"Uploaded: {redacted(self.mirror.url)}", flush=True)
+            print(f"Uploaded: {redacted(self.copy.url)}", flush=True)
 
     def _work(self) -> None:
-        assert self.mirror is not None
+        assert self.copy is not None
         delay = SCAN_S
         while True:
             ending = self._ending.is_set()
-            failed = [name for name in self.mirror.names(final=ending) if not self._try(name)]
+            failed = [name for name in self.copy.names(final=ending) if not self._try(name)]
             if ending and not failed:
                 return
             delay = min(2 * delay, MAX_DELAY_S) if failed else SCAN_S
@@ -213,9 +245,9 @@ class Artifacts(L.Callback):
                 delay = SCAN_S
 
     def _try(self, name: str) -> bool:
-        assert self.mirror is not None
+        assert self.copy is not None
         try:
-            self.mirror.upload(name)
+            self.copy.upload(name)
         except Exception as error:
             why = redacted(f"{name}: {type(error).__name__} {error}")
             if type(error).__name__ not in self._problems:
@@ -233,9 +265,9 @@ def flush(trainer: L.Trainer) -> None:
 
 
 def fetch(url: str, run_dir: Path) -> bool:
-    """Make a run directory from its copy, whose names are known here: the store chooses none.
+    """Download a run. Only known names are fetched, so a store cannot write anywhere else.
 
-    Each file has its final name once all are there; ``metrics.json``, which ends a run, is left.
+    Each file gets its final name once all are there. ``metrics.json``, which ends a run, is left.
 
     Returns:
         Whether the store has the run.
@@ -243,27 +275,39 @@ def fetch(url: str, run_dir: Path) -> bool:
     Raises:
         ConfigError: if it cannot be asked. To begin anew then would overwrite a run.
     """
-    mirror, partials = Mirror(url, run_dir), {}
+    copy = open_copy(url, run_dir)
     try:
         try:
-            mirror.fs.info(f"{mirror.root}/{RECORDS[0]}")
+            copy.fs.info(f"{copy.root}/{RECORDS[0]}")
         except FileNotFoundError:
             return False
-        for name in (*RECORDS, MANIFEST, BEST, LAST):  # cut anywhere, it continues from the best
-            target = run_dir / name
-            partial = target.with_name(f".{target.name}.partial")
-            partial.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                mirror.fs.get_file(f"{mirror.root}/{name}", str(partial))
-                partials[partial] = target
-            except FileNotFoundError:
-                partial.unlink(missing_ok=True)
+        partials = {}
+        for name in (
+            *RECORDS,
+            OLD_PROOF,
+            *(file + end for file in (BEST, LAST) for end in (PROOF, "")),
+        ):
+            if partial := _download(copy, name):
+                partials[partial] = run_dir / name
         for partial, target in partials.items():
             partial.replace(target)
     except Exception as error:
         why = redacted(f"callbacks.artifacts.url={url} cannot be read: {error}")
         raise ConfigError(f"{why}. Repeat it later, or go without: url=null") from error
     return True
+
+
+def _download(copy: RunCopy, name: str) -> Path | None:
+    """Fetch one file under a hidden name; None if the store does not have it."""
+    target = copy.run_dir / name
+    partial = target.with_name(f".{target.name}.partial")
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        copy.fs.get_file(f"{copy.root}/{name}", str(partial))
+    except FileNotFoundError:
+        partial.unlink(missing_ok=True)
+        return None
+    return partial
 
 
 def log_to_wandb(logger: WandbLogger, run_dir: Path) -> None:

@@ -1,14 +1,13 @@
-"""Checkpoint files that are whole, proven, and there at every instant.
+"""Checkpoints that are written atomically and verified by SHA-256.
 
 checkpoints/
-    best.ckpt               by validation accuracy
+    best.ckpt               the best so far by the monitored metric
     last.ckpt               to continue from
     last-previous.ckpt      the one before it, should last.ckpt be damaged
-    manifest.json           the SHA-256 of each file, noted before the file takes its name
+    *.ckpt.sha256           digest, run, step and role of each: see ``samestep.run.sidecar``
 """
 
 import hashlib
-import json
 import logging
 import os
 import pickle
@@ -20,11 +19,16 @@ import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
 from samestep.errors import RunError
-from samestep.run.records import write_text
+from samestep.run import sidecar
+from samestep.run.files import link_file, open_atomic, sha256_of
+from samestep.run.identity import Identity, read_identity
+from samestep.run.sidecar import Version
 
 log = logging.getLogger(__name__)
 
-PER_NAME = 3  # digests kept for each name: of the file, its predecessor, and one being written
+# Keys without which Lightning cannot continue, or a model cannot be loaded.
+TO_CONTINUE = ("state_dict", "loops", "callbacks", "global_step")
+TO_LOAD = ("state_dict",)
 
 
 class CheckpointError(RunError):
@@ -34,9 +38,14 @@ class CheckpointError(RunError):
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its target, forces it to the disk, and renames it.
 
-    A process killed at any moment leaves a valid checkpoint. ``load_checkpoint`` refuses files
-    whose SHA-256 is not in the manifest, and pickled code.
+    A process that is killed at any moment leaves a valid checkpoint. ``load_checkpoint`` refuses
+    files without a proof beside them, files of another run or another role, and pickled code.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: dict[str, torch.Size] = {}
+        """Shapes of the model's tensors, which a checkpoint must have; empty: not checked."""
 
     def save_checkpoint(
         self,
@@ -50,29 +59,24 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             CheckpointError: if the disk is full or refuses; the older checkpoints are intact.
         """
         target = Path(path)
-        partial = target.with_name(f".{target.name}.partial")
+        identity = read_identity(target.parent.parent).content()
+        content = {**checkpoint, "samestep": identity}
+        sha256 = hashlib.sha256()
+
+        def make_way() -> None:
+            version = Version(
+                sha256.hexdigest(), target.name, identity["run_id"], content.get("global_step", 0)
+            )
+            sidecar.write(target, version)
+            if target.name == "last.ckpt" and target.exists():
+                target.replace(sidecar.previous(target))
+
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                hashed = _Hashed(file)
-                torch.save(checkpoint, hashed)  # type: ignore[arg-type]  # needs no more than write
-                file.flush()
-                os.fsync(file.fileno())
-            _note(target, hashed.sha256.hexdigest(), checkpoint.get("global_step", 0))
-            if target.name == "last.ckpt" and target.exists():
-                target.replace(previous(target))
-            partial.replace(target)
-            _sync(target.parent)
-        except (OSError, RuntimeError) as error:  # torch hides an error of the file in its own
-            causes = (error, error.__context__, error.__cause__)
-            why = next((e.strerror for e in causes if isinstance(e, OSError)), str(error))
-            raise CheckpointError(
-                f"{target} cannot be written: {why}; the checkpoints before it are intact. Make "
-                "room or get permission there; the same command then continues from them."
-            ) from error
-        finally:
-            if target.parent.exists():
-                partial.unlink(missing_ok=True)
+            with open_atomic(target, before_rename=make_way) as file:
+                torch.save(content, _Hashed(file, sha256))  # type: ignore[arg-type]
+        except (OSError, RuntimeError) as error:
+            raise _cannot_write(target, error) from error
 
     def load_checkpoint(
         self,
@@ -85,63 +89,111 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         Raises:
             CheckpointError: if the file is damaged or foreign.
         """
-        return load(Path(path))
+        checkpoint = load(Path(path), TO_CONTINUE)
+        if why := _shape_problem(checkpoint["state_dict"], self.shapes):
+            raise _refused(Path(path), why)
+        return checkpoint
 
 
-def load(path: Path) -> dict[str, Any]:
-    """The checkpoint at ``path``, on the CPU, once its digest is proven; else CheckpointError."""
-    if why := damage(_digest(path), _manifest(path.parent)):
-        raise CheckpointError(f"{path} is refused: {why}")
+def load(path: Path, required: tuple[str, ...] = TO_LOAD) -> dict[str, Any]:
+    """Read the checkpoint at ``path`` onto the CPU, once it is verified.
+
+    Args:
+        path: the file; its sidecar is beside it.
+        required: keys that it must hold.
+
+    Raises:
+        CheckpointError: if it is missing, damaged, of another run or role, or no checkpoint.
+    """
+    identity = read_identity(path.parent.parent)
+    version = verify(path, identity)
+    if isinstance(version, str):
+        raise _refused(path, version)
     try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError) as error:
-        why = str(error).splitlines()[0]
-        raise CheckpointError(f"{path} is refused: it is no checkpoint of ours: {why}") from error
-    return checkpoint
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        why = f"it is no checkpoint of ours: {str(error).splitlines()[0]}"
+        raise _refused(path, why) from error
+    if why_not := _content_problem(checkpoint, required, identity):
+        raise _refused(path, why_not)
+    content: dict[str, Any] = checkpoint
+    return content
 
 
-def previous(path: Path) -> Path:
-    """Where the predecessor of a checkpoint is kept."""
-    return path.with_stem(f"{path.stem}-previous")
+def verify(path: Path, identity: Identity) -> Version | str:
+    """The version of the checkpoint that the file is; or, as a sentence, why it is none."""
+    try:
+        sha256 = sha256_of(path)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    versions = sidecar.read(path)
+    if not versions:
+        name = sidecar.path_of(path).name
+        return f"there is no {name} beside it, which proves that it is whole"
+    found = [version for version in versions if version.sha256 == sha256]
+    if not found:
+        name = sidecar.path_of(path).name
+        return f"it is damaged, or from elsewhere: its SHA-256 is not in {name}"
+    if found[0].file != sidecar.role_of(path):
+        return f"it was saved as {found[0].file}, and must not take the place of another"
+    return identity.problem_with({"run_id": found[0].run_id}) or found[0]
 
 
-def damage(sha256: str, manifest: list[dict[str, Any]]) -> str | None:
-    """What is wrong with the checkpoint of this digest; None if it is as it was written."""
-    if not manifest:
-        return "there is no manifest.json beside it, which proves that it is whole"
-    if sha256 not in {entry["sha256"] for entry in manifest}:
-        return "it is damaged, or from elsewhere: its SHA-256 is not in manifest.json"
-    return None
+def find_newest(directory: Path, identity: Identity | None = None) -> Path | None:
+    """The newest valid checkpoint, with a warning about those that were skipped.
 
+    Args:
+        directory: where the checkpoints are.
+        identity: the run they must belong to; None: as its starts have recorded.
 
-def newest(directory: Path) -> Path | None:
-    """The newest valid checkpoint, saying which were skipped; None if there are none at all.
+    Returns:
+        The path; None if there are no checkpoints at all.
 
     Raises:
         CheckpointError: if there are some, and none is valid.
     """
-    manifest = _manifest(directory)
-    order = {entry["sha256"]: place for place, entry in enumerate(manifest)}
-    digests = {path: _digest(path) for path in sorted(directory.glob("*.ckpt"))}
-    found = {path: damage(digest, manifest) for path, digest in digests.items()}
-    skipped = "".join(f"\n  {path}: {why}" for path, why in found.items() if why)
-    valid = [path for path, why in found.items() if why is None]
-    if found and not valid:
+    identity = identity or read_identity(directory.parent)
+    # Of several checkpoints of one step, the first in this order is taken.
+    names = ("last.ckpt", "last-previous.ckpt", "best.ckpt")
+    paths = [path for path in sorted(directory.glob("*.ckpt")) if path.name[0] != "."]
+    paths.sort(key=lambda path: names.index(path.name) if path.name in names else len(names))
+    found = {path: verify(path, identity) for path in paths}
+    skipped = "".join(f"\n  {path}: {why}" for path, why in found.items() if isinstance(why, str))
+    steps = {path: v.global_step for path, v in found.items() if isinstance(v, Version)}
+    if found and not steps:
         raise CheckpointError(
             f"no checkpoint of this run can be used:{skipped}\n"
-            "Restore one together with its manifest.json, or begin anew under another RUN_ID."
+            "Restore one together with its .sha256 file, or begin anew under another RUN_ID."
         )
     if skipped:
         log.warning("Skipped damaged checkpoints:%s", skipped)
-    return max(valid, key=lambda path: order[digests[path]], default=None)
+    return max(steps, key=lambda path: steps[path], default=None)
+
+
+def link_checkpoint(source: Path, target: Path, version: Version) -> None:
+    """Make ``target``, such as the best checkpoint, the same file as ``source``.
+
+    Args:
+        source: an existing checkpoint.
+        target: the second name of that file.
+        version: describes the file in the sidecar of ``target``.
+
+    Raises:
+        CheckpointError: if the disk is full or refuses.
+    """
+    try:
+        sidecar.write(target, version._replace(file=target.name))
+        link_file(source, target)
+    except OSError as error:
+        raise _cannot_write(target, error) from error
 
 
 class _Hashed:
-    """A file that is written and hashed in one pass."""
+    """A file that is written and hashed in one pass; torch needs no more of it."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], sha256: Any) -> None:
         self.file = file
-        self.sha256 = hashlib.sha256()
+        self.sha256 = sha256
         self.flush = file.flush
 
     def write(self, data: bytes) -> int:
@@ -149,40 +201,38 @@ class _Hashed:
         return self.file.write(data)
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _content_problem(checkpoint: Any, required: tuple[str, ...], identity: Identity) -> str | None:
+    if not isinstance(checkpoint, dict):
+        return f"it is no checkpoint of ours: it holds a {type(checkpoint).__name__}"
+    missing = [key for key in required if key not in checkpoint]
+    if missing:
+        return f"it is no checkpoint of ours: it holds no {', '.join(missing)}"
+    content = checkpoint.get("samestep") or {}
+    return identity.problem_with(content)
 
 
-def _manifest(directory: Path) -> list[dict[str, Any]]:
-    """The entries, oldest first; none if the file is absent or damaged."""
-    try:
-        entries: list[dict[str, Any]] = json.loads((directory / "manifest.json").read_text())
-    except (OSError, ValueError):
-        return []
-    return entries
+def _shape_problem(weights: dict[str, Any], shapes: dict[str, torch.Size]) -> str | None:
+    for name, shape in shapes.items():
+        if name not in weights:
+            return f"it is of another model: it holds no {name}"
+        if weights[name].shape != shape:
+            found = list(weights[name].shape)
+            return f"it is of another model: {name} has the shape {found}, and not {list(shape)}"
+    return None
 
 
-def _note(target: Path, sha256: str, global_step: int) -> None:
-    """Add a digest to the manifest, before its file takes the name; so renames need no note."""
-    entries = _manifest(target.parent)
-    own = [entry for entry in entries if entry["name"] == target.name]
-    for entry in own[: len(own) + 1 - PER_NAME]:
-        entries.remove(entry)
-    entries.append({"name": target.name, "sha256": sha256, "global_step": global_step})
-    write_text(target.parent / "manifest.json", manifest_text(entries))
+def _refused(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is refused: {why}. Restore the file together with its .sha256 file, or begin "
+        "anew under another RUN_ID."
+    )
 
 
-def manifest_text(entries: list[dict[str, Any]]) -> str:
-    """A manifest as it is written: JSON, one entry per line."""
-    lines = ",\n".join(json.dumps(entry) for entry in entries)
-    return f"[\n{lines}\n]\n"
-
-
-def _sync(directory: Path) -> None:
-    """Force the names in a directory to the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _cannot_write(target: Path, error: Exception) -> CheckpointError:
+    # torch hides an error of the file in an error of its own.
+    causes = (error, error.__context__, error.__cause__)
+    why = next((e.strerror for e in causes if isinstance(e, OSError)), str(error))
+    return CheckpointError(
+        f"{target} cannot be written: {why}; the checkpoints before it are intact. Make room or "
+        "get permission there; the same command then continues from them."
+    )

@@ -1,51 +1,45 @@
-"""One run, one directory: beginning it, continuing it, reading it back.
+"""One run, one directory: beginning it, continuing it, finishing it, reading it back.
 
 runs/<run_id>/
     config.yaml        the whole configuration, resolved, without secrets
-    metrics.json       the final figures; exists once the run is finished
-    metrics.csv        the figures over time
-    checkpoints/       best.ckpt by validation accuracy, last.ckpt to continue from, manifest.json
-    predictions/       pictures of test images
-    logs/              environment.json, git.diff, rank-<n>.log
+    metrics.json       the final metrics
+    metrics.csv        the metrics over time
+    checkpoints/       best.ckpt to test, last.ckpt to continue from, a .sha256 file for each
+    predictions/       pictures of test results
+    logs/              environment.json, finished.json, git.diff, rank-<n>.log
 """
-
-from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import math
 import os
 import platform
-import re
-import shlex
-import statistics
+import shutil
 import time
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.errors import ConfigError
-from samestep.ranks.secrets import redacted
-from samestep.run.records import read_history, record_attempt, write_text
+from samestep.run.changes import config_digest, find_changes, read_config, resolved
+from samestep.run.files import set_aside, sha256_of, write_text
+from samestep.run.identity import Identity, read_identity
+from samestep.run.records import read_history, read_json, record_attempt
+from samestep.run.summary import summarize
 
-if TYPE_CHECKING:
-    from project.data.datamodule import ImageDataModule
-    from project.model.classifier import ImageClassifier
+log = logging.getLogger(__name__)
 
-HARMLESS = re.compile(  # what a run may change when it continues, without becoming another run
-    r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy|profiler"
-    r"|default_root_dir|enable_\w+)"
-    r"|(cluster|logger|callbacks\.(artifacts|progress|predictions))(\..+)?"
-    r"|callbacks\.(\w+\.dirpath|last\.every_s|loss_guard\.max_skipped)"
-    r"|data\.(num_workers|root|download|mirror)"
-    r"|run_root|run_dir|run_id|allow_changes"
-)
-
-
+CLAIM = ".claim"  # locked by the process that trains
 CLAIM_TIMEOUT_S = 10
+FINISHED = "logs/finished.json"  # what metrics.json was written for
+
+saved = read_config  # the name under which scripts know it
+
 _claimed: set[Path] = set()
+_made: dict[Path, list[Path]] = {}  # by new run directory: the folders that begin made for it
 
 
 class State(NamedTuple):
@@ -58,37 +52,26 @@ class State(NamedTuple):
 def begin(cfg: DictConfig, argv: list[str]) -> State:
     """Open the run directory, new or old, of the command line ``argv``; on rank zero only.
 
+    The results of a finished run stay until the run that continues has new ones.
+
     Raises:
         ConfigError: if the directory holds another run, or cannot be written.
+        CheckpointError: if it holds checkpoints, and none of them can be used.
     """
-    from samestep.run import artifacts  # torch, which looking at runs does not need
-    from samestep.run.checkpoint import newest
-
     run_dir = Path(cfg.run_dir)
-    url = OmegaConf.select(cfg, "callbacks.artifacts.url")
-    if url and not list(run_dir.glob("checkpoints/*.ckpt")):
-        artifacts.fetch(url, run_dir)
-    changed = differences(cfg)
-    further = any(
-        new in (None, -1) or (old not in (None, -1) and new > old)  # None and -1: no limit
-        for key, (old, new) in changed.items()
-        if key.startswith("trainer.max_")
-    )
-    if (run_dir / "metrics.json").exists() and not further:
+    _fetch_copy(cfg, run_dir)
+    changed = find_changes(cfg)
+    if is_finished(cfg):
         print("Nothing to do, the run is finished. RUN_ID=<another name> begins a new one.")
-        print(summary(run_dir), flush=True)
+        print(summarize(run_dir), flush=True)
         return State(finished=True, ckpt_path=None)
     try:
-        claim(run_dir)
-        last = newest(run_dir / "checkpoints")
-        stale = ["metrics.json"] if last else ["metrics.json", "metrics.csv"]
-        for name in ("checkpoints", "logs"):
-            (run_dir / name).mkdir(parents=True, exist_ok=True)
-        for name in stale:
-            (run_dir / name).unlink(missing_ok=True)
-        write_text(run_dir / "config.yaml", OmegaConf.to_yaml(resolved(cfg)))
-        record_attempt(run_dir / "logs", argv, cfg.seed)
+        last = _open(cfg, argv)
+    except ConfigError:
+        abandon(cfg)
+        raise
     except OSError as error:
+        abandon(cfg)
         raise ConfigError(
             f"run_dir={run_dir} cannot be written: {error.strerror}; make room or get permission "
             "there, or choose another directory with run_root=..."
@@ -96,6 +79,37 @@ def begin(cfg: DictConfig, argv: list[str]) -> State:
     lines = [f"  {key}: {old} -> {new}" for key, (old, new) in changed.items()]
     print(f"{'Continuing' if last else 'Run'}: {run_dir}", *lines, sep="\n", flush=True)
     return State(finished=False, ckpt_path=str(last) if last else None)
+
+
+def abandon(cfg: DictConfig) -> None:
+    """Remove what ``begin`` made of a new run that cannot be run; on rank zero only.
+
+    A directory that was there before, or that holds a checkpoint, is left alone.
+    """
+    run_dir = Path(cfg.run_dir)
+    made = _made.pop(run_dir.absolute(), [])
+    if not made or list(run_dir.glob("checkpoints/*.ckpt")):
+        return
+    shutil.rmtree(run_dir, ignore_errors=True)
+    _claimed.discard(run_dir.absolute())
+    for folder in made[1:]:
+        try:
+            folder.rmdir()
+        except OSError:
+            return  # another run has begun in there
+
+
+def is_finished(cfg: DictConfig) -> bool:
+    """Whether the run has its results, and ``cfg`` asks for no more training than they are of."""
+    run_dir = Path(cfg.run_dir)
+    finished = read_json(run_dir / FINISHED, dict) or {}
+    path = run_dir / "metrics.json"
+    if finished.get("run_id") != cfg.run_id or not path.is_file():
+        return False
+    if sha256_of(path) != finished.get("sha256"):
+        return False
+    old_limits = finished.get("limits", {})
+    return not any(_is_further(old_limits.get(k), new) for k, new in _limits(cfg).items())
 
 
 def claim(run_dir: Path) -> None:
@@ -109,7 +123,8 @@ def claim(run_dir: Path) -> None:
     if run_dir.absolute() in _claimed:
         return
     run_dir.mkdir(parents=True, exist_ok=True)
-    file = os.open(run_dir / ".claim", os.O_RDWR | os.O_CREAT)  # closed by the process's end
+    # Nobody closes this file: the lock ends with the process.
+    file = os.open(run_dir / CLAIM, os.O_RDWR | os.O_CREAT)
     for _ in range(CLAIM_TIMEOUT_S):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,124 +145,112 @@ def claim(run_dir: Path) -> None:
 
 
 def best_checkpoint(cfg: DictConfig) -> str | None:
-    """The checkpoint to test, or None where nothing was saved, as in ``debug=fast``."""
-    path = Path(cfg.run_dir) / "checkpoints" / "best.ckpt"
-    return str(path) if path.exists() else None
+    """The checkpoint to test; None where no epoch was the best one, as in ``debug=fast``.
+
+    Raises:
+        CheckpointError: if the best checkpoint has disappeared.
+    """
+    from samestep.run.checkpoint import CheckpointError, load
+
+    folder = Path(cfg.run_dir) / "checkpoints"
+    path = folder / "best.ckpt"
+    if path.exists():
+        return str(path)
+    if not (folder / "last.ckpt").exists():
+        return None  # nothing was saved
+    best = load(folder / "last.ckpt").get("callbacks", {}).get("BestCheckpoint", {})
+    if best.get("step") is None:
+        return None
+    error = CheckpointError(
+        f"{path} is missing: it was saved after step {best['step']}, with "
+        f"{best['monitor']}={best['score']:.4f}. Restore it together with its .sha256 file; the "
+        "same command then tests it."
+    )
+    error.on_all_ranks = True
+    raise error
 
 
 def finish(cfg: DictConfig, metrics: dict[str, float], *, seconds: float) -> dict[str, float]:
-    """Write ``metrics.json``, which ends the run (nan is null), and say so; on rank zero only."""
+    """Write ``metrics.json``, which ends the run, and say so; on rank zero only.
+
+    Values that are not numbers are null in the file, and warned about.
+    """
     run_dir = Path(cfg.run_dir)
     finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    write_text(run_dir / "metrics.json", json.dumps(finite, indent=2, sort_keys=True) + "\n")
-    print(summary(run_dir, seconds), flush=True)
+    text = json.dumps(finite, indent=2, sort_keys=True) + "\n"
+    write_text(run_dir / "metrics.json", text)
+    finished = {
+        "run_id": cfg.run_id,
+        "sha256": sha256_of(run_dir / "metrics.json"),
+        "limits": _limits(cfg),
+    }
+    write_text(run_dir / FINISHED, json.dumps(finished) + "\n")
+    if odd := ", ".join(sorted(name for name in finite if finite[name] is None)):
+        log.warning("%s: not a number, and null in metrics.json; look for nan in the data", odd)
+    print(summarize(run_dir, seconds), flush=True)
     return metrics
 
 
-def summary(run_dir: Path, seconds: float | None = None) -> str:
-    """Figures, files, and what to type next; ``seconds``: how long this process trained."""
-    metrics = json.loads((run_dir / "metrics.json").read_text())
-    attempts = json.loads((run_dir / "logs" / "environment.json").read_text())
-    rows = read_history(run_dir)
-    epochs = int(max((row["epoch"] for row in rows if "train/loss" in row), default=-1)) + 1
-    facts = {"epochs": str(epochs)}
-    for name in ("test/accuracy", "test/loss"):
-        if metrics.get(name) is not None:
-            facts[name] = f"{metrics[name]:.4f}"
-    if validated := [row for row in rows if "val/accuracy" in row]:
-        best = max(validated, key=lambda row: row["val/accuracy"])
-        facts["val/accuracy"] = f"{best['val/accuracy']:.4f} in epoch {best['epoch'] + 1:.0f}"
-    if seconds is not None:
-        facts["time"] = f"{timedelta(seconds=round(seconds))} h:m:s"
-    speed = "train/images_per_second"
-    if speeds := [row[speed] for row in rows if speed in row]:
-        facts["images/s"] = f"{statistics.median(speeds):,.0f}"
-    words = [word for word in attempts[-1]["command"][1:] if not word.startswith("trainer.max_")]
-    again = shlex.join(["python", "train.py", *words, f"trainer.max_epochs={2 * epochs}"])
-    return "\n".join(
-        [
-            f"Finished: {run_dir}",
-            *(f"  {name:<14} {fact}" for name, fact in facts.items()),
-            "Look at",
-            f"  {run_dir}/predictions     test images with guesses, and the confusion matrix",
-            f"  {run_dir}/metrics.csv     every epoch",
-            "Next",
-            f"  python scripts/evaluate.py run={run_dir}",
-            f"  python scripts/predict.py run={run_dir} image.png",
-            f"  RUN_ID={run_dir.name} {again}",
-        ]
-    )
+def _open(cfg: DictConfig, argv: list[str]) -> Path | None:
+    """Own the directory, check what is in it, and record this start: the newest checkpoint."""
+    from samestep.run.checkpoint import find_newest  # torch, which looking at runs does not need
+
+    run_dir = Path(cfg.run_dir)
+    missing = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
+    claim(run_dir)
+    # Another process may have begun the same run meanwhile, and left it again: then it is not new.
+    if missing and [path.name for path in run_dir.iterdir()] == [CLAIM]:
+        _made[run_dir.absolute()] = missing
+    set_damaged_aside(run_dir)
+    known = read_identity(run_dir)
+    last = find_newest(run_dir / "checkpoints", Identity(cfg.run_id, known.configs))
+    for name in ("checkpoints", "logs"):
+        (run_dir / name).mkdir(parents=True, exist_ok=True)
+    # The run has no new results yet. Those of before stay in metrics.json.
+    (run_dir / FINISHED).unlink(missing_ok=True)
+    if last is None:
+        (run_dir / "metrics.csv").unlink(missing_ok=True)
+    write_text(run_dir / "config.yaml", OmegaConf.to_yaml(resolved(cfg)))
+    identity = {"run_id": cfg.run_id, "config": config_digest(cfg)}
+    record_attempt(run_dir / "logs", argv, cfg.seed, identity)
+    return last
 
 
-def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """``cfg`` as it is saved: plain containers, every reference resolved, without secrets."""
-    plain: dict[str, Any] = redacted(OmegaConf.to_container(cfg, resolve=True))
-    return plain
+def set_damaged_aside(run_dir: Path) -> None:
+    """Rename the records of a run that cannot be read: history, starts and results.
 
-
-def saved(run_dir: Path) -> DictConfig:
-    """The configuration a run was started with; ConfigError if ``run_dir`` holds no run."""
-    path = run_dir / "config.yaml"
-    if not path.exists():
-        raise ConfigError(f"{run_dir} is not a run, such as runs/<run_id>: it has no config.yaml")
-    cfg = OmegaConf.load(path)
-    assert isinstance(cfg, DictConfig)
-    return cfg
-
-
-def differences(cfg: DictConfig) -> dict[str, tuple[Any, Any]]:
-    """Each key whose value is not that of the run in ``cfg.run_dir``: saved value and new value.
-
-    Raises:
-        ConfigError: naming every difference that would make it another run.
+    The history is in the checkpoint too, so that the run that continues writes it again.
     """
-    if not (Path(cfg.run_dir) / "config.yaml").exists():
-        return {}
-    old = _flat(OmegaConf.to_container(saved(Path(cfg.run_dir))))
-    new = _flat(resolved(cfg))
-    pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in {**old, **new}}
-    changed = {key: (before, after) for key, (before, after) in pairs.items() if before != after}
-    refused = [k for k in changed if not HARMLESS.fullmatch(k) and k not in cfg.allow_changes]
-    if refused:
-        lines = "".join(f"\n  {key}: {changed[key][0]} -> {changed[key][1]}" for key in refused)
-        raise ConfigError(
-            f"{cfg.run_dir} holds a run with another configuration:{lines}\n"
-            "Use another name (RUN_ID=...) for the new values, or repeat the old ones; or take the "
-            f"new ones into this run: 'allow_changes=[{','.join(refused)}]'"
-        )
-    return changed
+    damaged: list[str] = []
+    read_history(run_dir, damaged=damaged)
+    if damaged:
+        set_aside(run_dir / "metrics.csv", damaged[0])
+    for name, kind in (("logs/environment.json", list), ("metrics.json", dict), (FINISHED, dict)):
+        path = run_dir / name
+        if path.exists() and read_json(path, kind) is None:
+            set_aside(path, f"it holds no JSON {'list' if kind is list else 'object'}")
+    finished = read_json(run_dir / FINISHED, dict)
+    path = run_dir / "metrics.json"
+    if finished and path.is_file() and sha256_of(path) != finished.get("sha256"):
+        set_aside(path, "it is not what this run has written")
 
 
-def _flat(node: Any, key: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; lists are values."""
-    if not isinstance(node, dict):
-        return {key: node}
-    return {
-        path: value
-        for name, item in node.items()
-        for path, value in _flat(item, f"{key}.{name}" if key else str(name)).items()
-    }
+def _fetch_copy(cfg: DictConfig, run_dir: Path) -> None:
+    """Continue from the copy in a store, where there is one and no checkpoint is here."""
+    from samestep.run import artifacts
+
+    url = OmegaConf.select(cfg, "callbacks.artifacts.url")
+    if url and not list(run_dir.glob("checkpoints/*.ckpt")):
+        artifacts.fetch(url, run_dir)
 
 
-def load_run(run_dir: str | Path, ckpt: str = "best") -> tuple[ImageClassifier, ImageDataModule]:
-    """Rebuild the model, in evaluation mode on the CPU, and the data of a run, not yet set up.
+def _limits(cfg: DictConfig) -> dict[str, Any]:
+    """How long the run may be: every ``trainer.max_*``."""
+    return {str(key): cfg.trainer[key] for key in cfg.trainer if str(key).startswith("max_")}
 
-    ``run_dir`` is all that is needed; ``ckpt`` is ``"best"`` or ``"last"``.
 
-    Raises:
-        ConfigError: if ``run_dir`` holds no run, or the run no such checkpoint.
-    """
-    cfg = saved(Path(run_dir))
-    checkpoints = Path(run_dir) / "checkpoints"
-    path = checkpoints / f"{ckpt}.ckpt"
-    if not path.exists():
-        names = [file.stem for file in sorted(checkpoints.glob("*.ckpt"))]
-        raise ConfigError(f"ckpt={ckpt}: {checkpoints} holds {', '.join(names) or 'no checkpoint'}")
-    from samestep import build
-    from samestep.run import checkpoint
-
-    model, datamodule = build.model(cfg), build.datamodule(cfg)
-    state = checkpoint.load(path)
-    model.load_state_dict(state["state_dict"])
-    datamodule.load_state_dict(state[type(datamodule).__name__])
-    return model.eval(), datamodule
+def _is_further(old: Any, new: Any) -> bool:
+    """Whether a limit is higher than before; None and -1 are no limit."""
+    if new == old or old in (None, -1):
+        return False
+    return new in (None, -1) or new > old

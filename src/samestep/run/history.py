@@ -10,18 +10,20 @@ import lightning as L
 from lightning.pytorch.loggers import Logger
 
 from samestep.ranks import environment
-from samestep.run.records import read_history, write_text
+from samestep.run.files import write_text
+from samestep.run.records import read_history
 
 
 class History(Logger, L.Callback):
     """Everything that is logged, in ``metrics.csv``: one row per step at which something was.
 
     ``step`` counts optimizer steps from 0. Rank zero writes the file, whole, before each checkpoint
-    and at the end of each stage. A run that continues drops the rows after its checkpoint, which
-    it lives again, so the file of an interrupted run equals that of an undisturbed one.
+    and at the end of each stage. The rows are in the checkpoint too. A run that continues takes
+    them from there, because later steps are trained again, and because a checkpoint is verified
+    and the file is not. So the file of an interrupted run equals that of an undisturbed one.
 
-    Give it to the Trainer as a callback too: Lightning logs an epoch's training figures after it
-    has saved the checkpoint, and a process killed in between would lose them.
+    Give it to the Trainer as a callback too: Lightning logs an epoch's training metrics after it
+    has saved the checkpoint, and a process that is killed in between would lose them.
     """
 
     name = version = ""  # of Lightning's own folders: the file has its place in the run directory
@@ -30,11 +32,11 @@ class History(Logger, L.Callback):
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__()
         self.save_dir = str(run_dir)
-        self.rows = {int(row["step"]): row for row in read_history(Path(run_dir))}
+        self.rows: dict[int, dict[str, float]] = {}
 
     def last(self) -> dict[str, float]:
-        """The newest value in the file of each learning metric: no speeds, no learning rates."""
-        rows = read_history(Path(self.save_dir))
+        """The newest value of each learning metric: no speeds, no learning rates."""
+        rows = [row for _, row in sorted(self.rows.items())]
         newest = {name: value for row in rows for name, value in row.items()}
         return {
             name: newest[name]
@@ -50,10 +52,14 @@ class History(Logger, L.Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Drop what came after the checkpoint a run continues from, also if it has ended there."""
-        if trainer.state.fn == "fit":  # a test loads the best one, and changes no history
-            num_steps = checkpoint["global_step"]
-            self.rows = {step: row for step, row in self.rows.items() if step < num_steps}
+        """Take the rows of the checkpoint from which a run continues."""
+        if trainer.state.fn != "fit":
+            return  # a test loads the best checkpoint, and changes no history
+        rows = checkpoint.get("history")
+        if rows is None:  # a checkpoint of an older version
+            rows = {int(row["step"]): row for row in read_history(Path(self.save_dir))}
+        num_steps = checkpoint["global_step"]
+        self.rows = {step: dict(row) for step, row in rows.items() if step < num_steps}
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -64,6 +70,7 @@ class History(Logger, L.Callback):
             metrics = trainer.callback_metrics.items()
             figures = {name: value.item() for name, value in metrics if name.startswith("train/")}
             self.log_metrics(figures | {"epoch": trainer.current_epoch}, trainer.global_step - 1)
+        checkpoint["history"] = {step: dict(row) for step, row in self.rows.items()}
         self._write()
 
     def finalize(self, status: str) -> None:

@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import warnings
+from collections.abc import Mapping
 from datetime import datetime
 from importlib.metadata import distributions
 from pathlib import Path
@@ -15,36 +16,36 @@ from typing import Any
 
 from samestep.ranks import environment, secrets
 from samestep.ranks.secrets import redacted
+from samestep.run.files import write_text
 
 EXPECTED = (  # warnings that ask nothing of the user of this project
     ".*treespec, LeafSpec.*",  # Lightning calls torch's pytree by its old name
     "The number of training batches .* is smaller than the logging interval.*",  # none per step
-    "Grad strides do not match bucket view strides.*",  # DDP with one-channel images; harmless
+    "Grad strides do not match bucket view strides.*",  # DDP with inputs of one channel; harmless
     "You're resuming from a checkpoint that ended before the epoch ended.*",  # ours resumes
     "Checkpoint directory .* exists and is not empty.*",  # a run that continues
-    ".*does not have many workers.*",  # images in memory need none
-    "It is recommended to use .*sync_dist=True.*",  # figures are summed over the ranks before
+    ".*does not have many workers.*",  # data in memory need none
+    "It is recommended to use .*sync_dist=True.*",  # metrics are summed over the ranks before
 )
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write ``path`` whole or not at all: a crash at any moment leaves the old text or the new."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+def record_attempt(
+    logs: Path, argv: list[str], seed: int, identity: Mapping[str, Any] | None = None
+) -> None:
+    """Add this start to ``environment.json``; ``git.diff`` is its uncommitted code. No secrets.
 
-
-def record_attempt(logs: Path, argv: list[str], seed: int) -> None:
-    """Add this start to ``environment.json``; ``git.diff`` is its uncommitted code. No secrets."""
+    Args:
+        logs: where both files are.
+        argv: the command line.
+        seed: of the run.
+        identity: what the checkpoints of this start are recognized by: run_id and config.
+    """
     path = logs / "environment.json"
-    attempts = json.loads(path.read_text()) if path.exists() else []
+    attempts = read_attempts(logs)
     commit, diff = code_state(Path(__file__).parent)
-    command = [secrets.ARGUMENT.sub(r"\1***", argument) for argument in argv]
+    command = [secrets.redact_argument(argument) for argument in argv]
     git = {"commit": commit, "dirty": bool(diff)}
-    attempt = {"command": command, "git": git, "seed": seed, **surroundings()}
+    attempt = {"command": command, **(identity or {}), "git": git, "seed": seed, **surroundings()}
     write_text(logs / "git.diff", diff)
     write_text(path, json.dumps([*attempts, redacted(attempt)], indent=2) + "\n")
 
@@ -52,7 +53,7 @@ def record_attempt(logs: Path, argv: list[str], seed: int) -> None:
 def code_state(code: Path) -> tuple[str | None, str]:
     """The commit ``code`` is at, and what differs from it: new files by name only.
 
-    Without git, as in an image, it is the commit that the image was built from, if it says so.
+    Without git, as in a container, it is the commit that PROJECT_REVISION names, if it is set.
     """
 
     def git(*arguments: str) -> str:
@@ -90,13 +91,51 @@ def surroundings() -> dict[str, Any]:
     }
 
 
-def read_history(run_dir: Path) -> list[dict[str, float]]:
-    """The rows of ``metrics.csv`` in order of their step, each without its empty columns."""
+def read_attempts(logs: Path) -> list[dict[str, Any]]:
+    """The starts in ``environment.json``, oldest first; none if the file is absent or damaged."""
+    attempts = read_json(logs / "environment.json", list) or []
+    return [attempt for attempt in attempts if isinstance(attempt, dict)]
+
+
+def read_json(path: Path, kind: type) -> Any:
+    """What a JSON file holds; None if it is absent, damaged, or not of this kind."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, kind) else None
+
+
+def read_history(run_dir: Path, damaged: list[str] | None = None) -> list[dict[str, float]]:
+    """The rows of ``metrics.csv`` in order of their step, each without its empty columns.
+
+    Args:
+        run_dir: directory of the run.
+        damaged: takes the reason if the file cannot be read; None raises a ValueError or OSError.
+    """
     path = run_dir / "metrics.csv"
     if not path.exists():
         return []
+    try:
+        return _read_rows(path)
+    except (OSError, ValueError, csv.Error) as error:
+        if damaged is None:
+            raise
+        damaged.append(str(error))
+        return []
+
+
+def _read_rows(path: Path) -> list[dict[str, float]]:
     with path.open(encoding="utf-8", newline="") as file:
-        return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+        table = csv.DictReader(file)
+        if table.fieldnames is None or list(table.fieldnames[:2]) != ["epoch", "step"]:
+            raise ValueError("it has no columns epoch and step")
+        rows = []
+        for row in table:
+            if None in row or not row["step"]:
+                raise ValueError(f"line {table.line_num} is damaged")
+            rows.append({name: float(value) for name, value in row.items() if value})
+        return rows
 
 
 class _Redacted(logging.Formatter):
@@ -106,17 +145,22 @@ class _Redacted(logging.Formatter):
         return secrets.redact(super().format(record))
 
 
-def log_to_files(run_dir: Path) -> None:
-    """Append what every library logs, or warns of, to ``logs/rank-<n>.log`` of this rank.
-
-    On rank zero warnings and errors appear on stderr too. In a sweep each run has its own file.
-    """
-    import lightning as L  # brings handlers of its own, removed here
+def mute_lightning() -> None:
+    """Take away the handlers that Lightning brings, so that it prints nothing by itself."""
+    import lightning as L
 
     for library in (L, L.pytorch, L.fabric):
         logger = logging.getLogger(library.__name__)
         logger.handlers.clear()
         logger.propagate = True
+
+
+def log_to_files(run_dir: Path) -> None:
+    """Append what every library logs, or warns of, to ``logs/rank-<n>.log`` of this rank.
+
+    On rank zero warnings and errors appear on stderr too. In a sweep each run has its own file.
+    """
+    mute_lightning()
     root = logging.getLogger()
     for old in [handler for handler in root.handlers if handler.name == __name__]:
         root.removeHandler(old)

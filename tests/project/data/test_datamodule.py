@@ -13,6 +13,7 @@ from samestep import build
 from samestep.config.compose import check
 from samestep.data.sampler import Slice
 from samestep.errors import ConfigError
+from samestep.ranks import environment
 from tests import mirror
 
 QUIET = {
@@ -152,13 +153,21 @@ def test_too_few_classes_are_refused(compose):
         build.datamodule(cfg).setup("fit")
 
 
-def test_a_batch_that_does_not_divide_names_its_neighbours(compose):
+@pytest.mark.parametrize(
+    ("world_size", "batches_per_step", "message"),
+    [
+        (3, 1, r"over 3 ranks.* are 99 or 102"),
+        (2, 3, r"2 ranks x .*accumulate_grad_batches=3.* 96 or 102"),
+    ],
+)
+def test_a_batch_that_does_not_divide_names_its_neighbours(
+    compose, monkeypatch, world_size: int, batches_per_step: int, message: str
+):
+    monkeypatch.setattr(environment, "world_size", lambda: world_size)
     data = build.datamodule(compose("data.global_batch_size=100"))
-    data.check_batch_size(world_size=4, batches_per_step=1)
-    with pytest.raises(ConfigError, match=r"over 3 ranks.* are 99 or 102"):
-        data.check_batch_size(world_size=3, batches_per_step=1)
-    with pytest.raises(ConfigError, match=r"2 ranks x .*accumulate_grad_batches=3.* 96 or 102"):
-        data.check_batch_size(world_size=2, batches_per_step=3)
+    data.trainer = L.Trainer(accumulate_grad_batches=batches_per_step, **QUIET)
+    with pytest.raises(ConfigError, match=message):
+        data.setup("fit")
 
 
 def test_folders_name_the_classes(overrides):
@@ -171,8 +180,7 @@ def test_folders_name_the_classes(overrides):
 def test_workers_read_what_the_sampler_says(overrides):
     data = build.datamodule(check(overrides["folder"]))
     data.setup("fit")
-    (first, *_) = list(data.train_dataloader())
-    where = first.where
-    assert isinstance(where, Slice)
-    assert torch.equal(first.ids, data.train_set.ids[where.ids])
-    assert torch.equal(first.images, data.train_set[where].images)
+    ((first, place), *_) = list(data.train_dataloader())
+    assert isinstance(place, Slice)
+    assert torch.equal(first.ids, data.train_set.ids[place.ids])
+    assert torch.equal(first.images, data.train_set[place.ids].images)

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from samestep import build
+from samestep.callbacks.exact import SeedSteps
 from samestep.errors import ConfigError
 from tests.project.data.test_datamodule import QUIET
 
@@ -63,7 +64,8 @@ def test_dropout_is_a_function_of_seed_step_and_epoch(compose):
         torch.manual_seed(0)
         classifier, data = build.model(cfg), build.datamodule(cfg)
         torch.rand(extra_numbers)  # somebody else draws from the global generator
-        trainer = L.Trainer(max_epochs=1, limit_val_batches=0, **QUIET)
+        seed = SeedSteps(cfg.seed)
+        trainer = L.Trainer(max_epochs=1, limit_val_batches=0, callbacks=[seed], **QUIET)
         trainer.fit(classifier, data)
         return trainer.callback_metrics["train/loss"].item()
 

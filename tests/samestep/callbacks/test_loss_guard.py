@@ -72,7 +72,7 @@ def test_a_bad_step_changes_neither_weights_nor_moments(
     assert str(model.moments[4]) == str(model.moments[3])
     assert not torch.equal(model.weights[5], model.weights[4])
     assert guard.num_skipped == 1
-    assert "step 3: the loss on rank 0 is infinite or nan; left out, 1 of 2" in caplog.text
+    assert "step 3: the loss on rank 0 is infinite or nan; skipped, 1 of 2" in caplog.text
 
 
 def test_one_bad_batch_of_an_accumulated_step_leaves_it_out():
@@ -97,7 +97,7 @@ def test_a_run_says_which_step_it_left_out_and_ends_well(tmp_path: Path):
         f"{node}.faults=[nan step 5 1]", "trainer.devices=2", f"run_root={tmp_path}", RUN_ID="a",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert "step 5: the loss on rank 1 is infinite or nan; left out, 1 of 1" in result.stderr
+    assert "step 5: the loss on rank 1 is infinite or nan; skipped, 1 of 1" in result.stderr
     last = torch.load(tmp_path / "a/checkpoints/last.ckpt", weights_only=True)
     assert last["num_skipped"] == 1
     assert all(torch.isfinite(weight).all() for weight in last["state_dict"].values())

@@ -16,10 +16,18 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from project.data.images import Batch
-from project.model.metrics import Sums
 from samestep.callbacks.progress import Progress
+from samestep.callbacks.sums import Sums
 
 BATCHES = [Batch(torch.ones(8, 1), torch.zeros(8).long(), torch.arange(8))] * 4
+
+
+METRICS = ["train/loss", "train/accuracy", "val/loss", "val/accuracy"]
+
+
+def new_progress(log_every_s: float) -> Progress:
+    """The callback as configs/callbacks/default.yaml makes it."""
+    return Progress(log_every_s, METRICS, "images")
 
 
 class Clock:
@@ -38,18 +46,17 @@ class Model(L.LightningModule):
         super().__init__()
         self.net = nn.Linear(1, 1)
         self.clock = clock or Clock()
-        self.train_sums = CountedSums()
+        self.train_sums = CountedSums("train", "accuracy")
 
     def training_step(self, batch, batch_idx):
         self.clock.now += 1
         loss = self.net(batch.images).mean() * 0 + 0.5
-        logits = torch.eye(2)[[0] * 6 + [1] * 2]  # 6 of 8 are right
-        self.train_sums.update(loss, logits, batch.labels)
+        self.train_sums.update(8, accuracy=torch.tensor(6))  # 6 of 8 are right
         return loss
 
     def on_train_epoch_end(self):
-        metrics = self.train_sums.metrics(self.device, lambda tensor: tensor, top5=False)
-        self.log_dict({f"train/{name}": value for name, value in metrics.items()})
+        self.log_dict(self.train_sums.means())
+        self.log("train/loss", 0.5)
 
     def validation_step(self, batch, batch_idx):
         self.clock.now += 2.5
@@ -67,9 +74,9 @@ class Model(L.LightningModule):
 class CountedSums(Sums):
     num_reads = 0
 
-    def accuracy(self):
+    def mean_so_far(self, name):
         self.num_reads += 1
-        return super().accuracy()
+        return super().mean_so_far(name)
 
 
 def new_trainer(tmp_path, progress, **flags):
@@ -94,7 +101,7 @@ def clock(monkeypatch):
 
 def fit(tmp_path, clock, capsys, log_every_s, ckpt_path=None, **flags):
     """Lines that a run writes into a pipe, and its callback."""
-    progress = Progress(log_every_s=log_every_s)
+    progress = new_progress(log_every_s)
     trainer = new_trainer(tmp_path, progress, **flags)
     trainer.fit(Model(clock), ckpt_path=ckpt_path)
     return capsys.readouterr().out.splitlines(), progress
@@ -115,12 +122,12 @@ def test_lines_say_where_the_run_is_and_how_long_it_takes(tmp_path, clock, capsy
         "epoch 2/2  step 8/8  loss 0.5000  accuracy 0.7500  8 images/s",
         "epoch 2/2  step 8/8  loss 0.5000  accuracy 0.7500  val accuracy 0.2600  8 images/s",
     ]
-    assert progress.images_per_second == 8
+    assert progress.samples_per_second == 8
     assert progress.seconds == 2 * (4 + 10)
 
 
 def test_between_two_lines_nothing_is_read_from_the_device(tmp_path, clock, capsys):
-    progress, model = Progress(log_every_s=6.5), Model(clock)
+    progress, model = new_progress(6.5), Model(clock)
     new_trainer(tmp_path, progress, limit_val_batches=0).fit(model)
     lines = capsys.readouterr().out.splitlines()
     # The first step, the ends of the epochs after 4, 8 and 12 s, and nothing due in between.
@@ -134,7 +141,7 @@ def test_a_line_is_due_every_log_every_s(tmp_path, clock, capsys):
 
 
 def test_a_run_that_continues_counts_on(tmp_path, clock, capsys):
-    trainer = new_trainer(tmp_path, Progress(log_every_s=1e9), max_epochs=1)
+    trainer = new_trainer(tmp_path, new_progress(1e9), max_epochs=1)
     trainer.fit(Model(clock))
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     capsys.readouterr()
@@ -175,7 +182,7 @@ def test_an_epoch_of_unknown_length(tmp_path, clock, capsys, max_steps, of_steps
             return (batch for batch in BATCHES)
 
     flags = {"max_epochs": 1, "max_steps": max_steps, "limit_val_batches": 0}
-    new_trainer(tmp_path, Progress(log_every_s=0), **flags).fit(Stream(clock))
+    new_trainer(tmp_path, new_progress(0), **flags).fit(Stream(clock))
     assert capsys.readouterr().out.startswith(f"epoch 1/1  step 1/{of_steps}  loss 0.5000")
 
 
@@ -183,14 +190,14 @@ def test_images_of_all_ranks_are_counted(tmp_path, clock, capsys):
     strategy = SingleDeviceStrategy("cpu")
     strategy.world_size = 2
     _, progress = fit(tmp_path, clock, capsys, 1e9, strategy=strategy)
-    assert progress.images_per_second == 16
+    assert progress.samples_per_second == 16
 
 
 def test_other_ranks_are_silent(tmp_path, clock, capsys):
     class SecondRank(SingleDeviceStrategy):
         is_global_zero = False
 
-    progress = Progress(log_every_s=0)
+    progress = new_progress(0)
     trainer = new_trainer(tmp_path, progress, strategy=SecondRank("cpu"))
     trainer.fit(Model(clock))
     assert capsys.readouterr().out == ""
@@ -233,7 +240,7 @@ def terminal(monkeypatch):
 
 def test_a_terminal_gets_a_bar_and_one_line_per_epoch(tmp_path, clock, terminal):
     def run():
-        new_trainer(tmp_path, Progress(log_every_s=1e9), max_epochs=2).fit(Model(clock))
+        new_trainer(tmp_path, new_progress(1e9), max_epochs=2).fit(Model(clock))
 
     shown = terminal(run)
     looks = [look.strip() for look in re.split(r"[\r\n]+", ESCAPE.sub("", shown))]
@@ -272,7 +279,7 @@ def test_the_terminal_is_given_back_when_training_breaks(tmp_path, terminal, err
         handler = signal.getsignal(signal.SIGINT)  # which Lightning does not give back
         try:
             with pytest.raises((SystemExit, RuntimeError)):
-                new_trainer(tmp_path, Progress(log_every_s=1e9)).fit(Broken())
+                new_trainer(tmp_path, new_progress(1e9)).fit(Broken())
         finally:
             signal.signal(signal.SIGINT, handler)
         print("after")

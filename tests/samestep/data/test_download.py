@@ -251,3 +251,39 @@ def test_killed_process_leaves_nothing_to_trust_and_the_others_fetch_once(
         killed = REQUESTS_PER_FILE if name == archives[0] else 0
         assert server.requests.count(f"/{name}") == REQUESTS_PER_FILE + killed
     assert names(root) == sorted([".lock", *archives, *served[1].files])
+
+
+@pytest.mark.parametrize(
+    "mirror_url",
+    [
+        "http://user:sesame99@127.0.0.1:1",
+        "http://user:sesame99@localhost/path",
+        "ftp://user:sesame99@127.0.0.1:1",
+        "http://user:sesame99@[::1",
+    ],
+)
+def test_the_password_of_a_mirror_is_never_printed(tmp_path, arguments, capfd, mirror_url):
+    with pytest.raises(DataError, match=r"cannot download \w+://\*\*\*@") as error:
+        fetch(tmp_path, **{**arguments, "mirror": mirror_url, "timeout_s": 1.0})
+    output = capfd.readouterr()
+    assert "downloading " in output.err
+    for text in (str(error.value), output.out, output.err):
+        assert "sesame99" not in text
+
+
+def test_the_password_of_a_mirror_with_wrong_archives_is_not_printed(tmp_path):
+    content = mirror.tar({"inside": b"a"})
+    root = tmp_path / "set"
+    root.mkdir()
+    (root / "set.tar.gz").write_bytes(content)
+    with pytest.raises(DataError, match=r"archives of ftp://\*\*\*@host/x do not hold") as error:
+        fetch(
+            root,
+            url="http://127.0.0.1:1",
+            archives={"set.tar.gz": mirror.md5(content)},
+            files={"other": "0" * 32},
+            mirror="ftp://user:sesame99@host/x",
+            download=True,
+            name="set",
+        )
+    assert "sesame99" not in str(error.value)

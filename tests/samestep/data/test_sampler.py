@@ -4,11 +4,11 @@ import torch
 from samestep.data.sampler import GlobalBatchSampler, generator
 
 
-def global_batches(world_size: int, *, num_images=23, size=6, epoch=0, train=True, **options):
+def global_batches(world_size: int, *, num_samples=23, size=6, epoch=0, train=True, **options):
     """Ids of each global batch, put together from the slices of all ranks."""
     samplers = [
         GlobalBatchSampler(
-            num_images, size, rank=rank, world_size=world_size, seed=5, shuffle=train,
+            num_samples, size, rank=rank, world_size=world_size, seed=5, shuffle=train,
             drop_last=train, **options,
         )
         for rank in range(world_size)

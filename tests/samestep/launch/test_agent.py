@@ -1,9 +1,28 @@
+"""What is concluded from how the ranks ended. Real ranks: test_entrypoint.py."""
+
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from samestep.launch import agent
+from samestep.launch.agent import Outcome
+
+
+def failed(ranks: list[tuple[int, int, str, int]]) -> Any:
+    """Ranks that failed: exit code, second, message in its error file, nanosecond of that."""
+    return {
+        rank: SimpleNamespace(
+            exitcode=code,
+            timestamp=100 + second,
+            error_file_data={
+                "message": {"message": message, "extraInfo": {"time_ns": nanosecond}}
+                if message
+                else "<NONE>"  # torch's word where there is no file
+            },
+        )
+        for rank, (code, second, message, nanosecond) in enumerate(ranks)
+    }
 
 
 @pytest.mark.parametrize(
@@ -11,27 +30,36 @@ from samestep.launch import agent
     [
         ([(1, 0, "error: a", 1), (-9, 0, "", 0)], 1),  # killed
         ([(1, 0, "RuntimeError: peer", 0), (2, 1, "error: why", 5)], 1),  # says why
-        ([(1, 0, "RuntimeError: peer", 2), (1, 0, "ValueError: x", 1)], 1),  # spoke first
+        ([(1, 0, "RuntimeError: peer", 2), (1, 0, "ValueError: x", 1)], 1),  # reported first
         ([(143, 0, "", 0), (1, 0, "ValueError: x", 1)], 1),  # ended by the agent
         ([(1, 0, "ValueError: x", 9), (-9, 30, "", 0)], 0),  # hung until the agent killed it
-        ([(143, 0, "", 1), (143, 0, "", 0)], 1),
+        ([(143, 0, "error: b", 1), (143, 0, "error: a", 0)], 1),
     ],
 )
-def test_the_rank_that_failed_first(ranks: list[tuple[int, int, str, float]], first: int):
-    failures: Any = {
-        rank: SimpleNamespace(exitcode=code, timestamp=100 + at)
-        for rank, (code, at, _, _) in enumerate(ranks)
-    }
-    said: Any = {
-        rank: SimpleNamespace(error=error, at=at) for rank, (_, _, error, at) in enumerate(ranks)
-    }
-    assert agent._first(failures, said) == first
+def test_the_rank_that_failed_first(ranks: list[tuple[int, int, str, int]], first: int):
+    assert agent.first_rank(failed(ranks)) == first
 
 
-def test_the_last_error_of_a_log():
-    assert agent.last_error("a\nerror: b\n  c\n") == "error: b\n  c"
-    assert agent.last_error("[rank1]: ValueError: b\nW1121 noise") == "[rank1]: ValueError: b"
-    assert agent.last_error("Fatal Python error: Segmentation fault\n\n") == (
-        "Fatal Python error: Segmentation fault"
-    )
-    assert agent.last_error("") == ""
+@pytest.mark.parametrize(
+    ("ranks", "outcome"),
+    [
+        ([(143, 0, "", 0), (-15, 0, "", 0)], Outcome(143)),
+        ([(-9, 0, "", 0)], Outcome(137, "rank 0 was ended by SIGKILL (out of memory?)")),
+        ([(-11, 0, "", 0)], Outcome(139, "rank 0 was ended by SIGSEGV")),
+        ([(2, 0, "error: seed=x", 0)], Outcome(2, "rank 0: error: seed=x", True)),
+        ([(1, 0, "ValueError: x", 0)], Outcome(1, "rank 0: ValueError: x", True)),
+        ([(1, 0, "ValueError: x", 0), (1, 5, "error: y", 0)], Outcome(1, "rank 1: error: y", True)),
+        ([(3, 0, "", 0)], Outcome(3, "rank 0 ended with exit code 3 and without a message")),
+    ],
+)
+def test_one_exit_code_and_one_cause(ranks: list[tuple[int, int, str, int]], outcome: Outcome):
+    assert agent.outcome_of(failed(ranks)) == outcome
+
+
+@pytest.mark.parametrize(
+    ("code", "max_nodes", "final"),
+    [(2, 2, True), (2, 3, True), (143, 2, True), (143, 3, False), (1, 2, False), (-9, 2, False)],
+)
+def test_what_is_not_started_again(code: int, max_nodes: int, final: bool):
+    config: Any = SimpleNamespace(min_nodes=2, max_nodes=max_nodes)
+    assert agent.is_final(failed([(code, 0, "", 0)]), config) == final

@@ -6,7 +6,7 @@ import pytest
 
 from samestep.config.compose import check
 from samestep.errors import ConfigError
-from samestep.launch import cluster_environment as dialects
+from samestep.launch import cluster_environment
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ ELASTICJOB = [
     "--nproc_per_node=1", "--max-restarts=9",
 ]  # fmt: skip
 FIXED = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=cifar-0.cifar"]
-DIALECTS: dict[str, tuple[dict[str, str], list[str], str, str]] = {
+CLUSTERS: dict[str, tuple[dict[str, str], list[str], str, str]] = {
     "PyTorchJob": (
         PYTORCHJOB, [], "PyTorchJob, node 1 of 2, 2 processes here", "cifar-master-0:23456",
     ),
@@ -84,12 +84,12 @@ DIALECTS: dict[str, tuple[dict[str, str], list[str], str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "options", "who", "endpoint"), DIALECTS.values(), ids=DIALECTS)
-def test_a_dialect_means(
+@pytest.mark.parametrize(("given", "options", "who", "endpoint"), CLUSTERS.values(), ids=CLUSTERS)
+def test_a_cluster_is_understood(
     variables: dict[str, str], given: dict[str, str], options: list[str], who: str, endpoint: str
 ):
     variables.update(given)
-    plan, config = dialects.plan(options, check(["trainer.accelerator=cpu"]))
+    plan, config = cluster_environment.plan(options, check(["trainer.accelerator=cpu"]))
     assert (plan, config.rdzv_endpoint) == (who, endpoint)
     assert config.run_id == variables["RUN_ID"] == "cifar"
     assert config.rdzv_configs.get("rank") == (
@@ -126,7 +126,7 @@ def test_a_dialect_means(
         (RUNAI, ["--rdzv-endpoint=a:b"], "The port number of the rendezvous endpoint 'a:b' must"),
         ({**RUNAI, "RUN_ID": ""}, [], "RUN_ID: is not set; several nodes need one name"),
         ({"RUN_ID": "a/b"}, [], "RUN_ID=a/b: must be at most 63"),
-        ({"TORCHELASTIC_RUN_ID": "x"}, [], "TORCHELASTIC_RUN_ID: this is a rank of torchrun's"),
+        ({"TORCHELASTIC_RUN_ID": "x", "RANK": "0"}, [], "TORCHELASTIC_RUN_ID: this is a rank of"),
         ({}, ["--nodes-rank=1"], "unrecognized arguments: --nodes-rank=1"),
         ({}, ["--module"], "--module, --no-python, --run-path and --logs-specs: are not for"),
         ({}, ["-t3", "seed=1"], "seed=1: write options as --name=value"),
@@ -137,7 +137,7 @@ def test_what_cannot_be_is_refused_in_one_line(
 ):
     variables.update(given)
     with pytest.raises(ConfigError) as refused:
-        dialects.plan(options, check(["trainer.accelerator=cpu"]))
+        cluster_environment.plan(options, check(["trainer.accelerator=cpu"]))
     assert str(refused.value).startswith(error)
     assert "\n" not in str(refused.value)
 
@@ -145,12 +145,12 @@ def test_what_cannot_be_is_refused_in_one_line(
 def test_the_number_of_nodes_must_be_that_of_the_configuration(variables: dict[str, str]):
     variables.update(RUNAI)
     with pytest.raises(ConfigError, match=r"trainer\.num_nodes=4: --nnodes=2 are started"):
-        dialects.plan([], check(["trainer.num_nodes=4"]))
+        cluster_environment.plan([], check(["trainer.num_nodes=4"]))
 
 
 def test_options_end_where_overrides_begin():
     given = ["--nnodes=2", "--rdzv-conf", "timeout=9", "--standalone", "cluster=k8s", "seed=1"]
-    assert dialects.split(given) == (given[:4], given[4:])
-    assert dialects.split([]) == ([], [])
+    assert cluster_environment.split_arguments(given) == (given[:4], given[4:])
+    assert cluster_environment.split_arguments([]) == ([], [])
     with pytest.raises(ConfigError, match="--nnodes=2: options of torchrun come before"):
-        dialects.split(["seed=1", "--nnodes=2"])
+        cluster_environment.split_arguments(["seed=1", "--nnodes=2"])

@@ -231,7 +231,7 @@ def test_the_message_holds_the_error_of_the_rank_that_failed_first_without_secre
 
 def test_a_message_fits_into_what_kubernetes_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TERMINATION_LOG", f"{tmp_path}/message")
-    assert pid1.leave(1, "error: " + "ä" * 5000) == 1
+    assert pid1.report(1, "error: " + "ä" * 5000) == 1
     message = (tmp_path / "message").read_bytes()
     assert 4094 <= len(message) <= 4096
     assert message.decode().endswith("ä")

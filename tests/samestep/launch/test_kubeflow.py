@@ -63,7 +63,7 @@ def test_submit_again_changes_nothing_while_it_runs(cluster):
     assert (result.returncode, result.stderr) == (0, "")
     assert "trainjob.trainer.kubeflow.org/mine unchanged" in result.stdout
     assert train_job(cluster) == before
-    assert "runs already, with other words" in submit(cluster, "seed=1").stderr
+    assert "runs already, with other overrides" in submit(cluster, "seed=1").stderr
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_cluster_without_trainer_is_said_to_be_one(tmp_path):
             KUBECONFIG=server.kubeconfig(tmp_path), KUBECACHEDIR=str(tmp_path),
         )  # fmt: skip
     assert result.returncode == 1
-    assert "have its operator installed, or take cluster=k8s" in result.stderr
+    assert "have its operator installed, or choose cluster=k8s" in result.stderr
 
 
 def test_the_notebook_of_the_guide_works_with_our_image(cluster, tmp_path):

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from samestep.launch import kubectl
-from samestep.launch import kubectl_errors as reasons
+from samestep.launch import kubectl, kubectl_errors
 from tests.apiserver import Refusal, Server, serve
 from tests.conftest import ROOT, environment, run
 
@@ -70,7 +69,7 @@ def test_check_lets_the_cluster_look_and_leaves_nothing_there(cluster):
     result = launch(cluster, "check")
     assert (result.returncode, result.stderr) == (0, "")
     assert "no mistakes in NetworkPolicy, Service, Job" in result.stdout
-    assert "the cluster would take it" in result.stdout
+    assert "the cluster would accept it" in result.stdout
     assert cluster.objects == {}
     posts = [path for method, path in cluster.requests if method == "POST"]
     assert len(posts) == 3
@@ -99,7 +98,7 @@ def test_check_forgives_a_dry_run_that_needs_the_objects_before_it(cluster):
     cluster.refuse = refuse
     result = launch(cluster, "check", "cluster=kubeflow")
     assert (result.returncode, result.stderr) == (0, "")
-    assert "the cluster can judge the TrainJob only when submitted" in result.stdout
+    assert "the cluster can judge the TrainJob only when it is submitted" in result.stdout
 
 
 def test_check_needs_no_cluster(tmp_path):
@@ -130,7 +129,7 @@ def test_a_running_run_is_not_changed(cluster):
     before = job(cluster)
     result = launch(cluster, "submit", "trainer.max_epochs=3")
     assert result.returncode == 1
-    assert "runs already, with other words; cancel it first" in result.stderr
+    assert "runs already, with other overrides; cancel it first" in result.stderr
     assert job(cluster) == before
 
 
@@ -161,7 +160,7 @@ def test_the_image_of_the_example_is_not_submitted(cluster):
         (["cluster=jobset"], "JobSet"),
         (["cluster=pytorchjob"], "PyTorchJob"),
         (["cluster=elastic", "trainer.num_nodes=1"], "Job"),
-        (["cluster=elastic", "cluster.elasticjob=true", "trainer.num_nodes=1"], "ElasticJob"),
+        (["cluster=elasticjob", "trainer.num_nodes=1"], "ElasticJob"),
     ],
 )
 def test_every_target_comes_and_goes(cluster, words, kind):
@@ -216,6 +215,17 @@ def test_logs_follow_pods_that_come_late_and_again_until_the_run_ends(cluster):
     printed = [line for line in lines if line.startswith("[")]
     assert len(printed) == len(set(printed)) == 6
     assert lines[-2:] == ["[0-ccccc] test/accuracy 0.97\n", "mine: Complete\n"]
+
+
+def test_logs_end_when_nobody_reads_them_any_more(cluster):
+    submit(cluster)
+    cluster.logs["mine-0-aaaaa"] = ["one"]
+    cluster.pod("mine-0-aaaaa", job(cluster), RUNNING)
+    with follow(cluster) as process:
+        until("one", process.stdout)
+        process.stdout.close()
+        cluster.logs["mine-0-aaaaa"].append("two")
+        assert process.wait(60) == 141
 
 
 def test_logs_go_on_where_a_connection_broke(cluster):
@@ -332,7 +342,7 @@ def test_a_cluster_without_the_operator(tmp_path):
             result = launch(server, action, "cluster=jobset")
             assert result.returncode == 1
             assert "the cluster does not know" in result.stderr
-            assert "or take cluster=k8s" in result.stderr
+            assert "or choose cluster=k8s" in result.stderr
 
 
 def test_a_namespace_that_is_missing(cluster):
@@ -345,8 +355,8 @@ def test_the_namespace_is_given_to_kubectl_only_if_there_is_one():
     without, with_one = (
         OmegaConf.create({"cluster": {"namespace": namespace}}) for namespace in (None, "ml")
     )
-    assert kubectl.words(without, "get", "pods") == ["kubectl", "get", "pods"]
-    assert kubectl.words(with_one, "get", "pods") == ["kubectl", "-n", "ml", "get", "pods"]
+    assert kubectl.build_command(without, "get", "pods") == ["kubectl", "get", "pods"]
+    assert kubectl.build_command(with_one, "get", "pods") == ["kubectl", "-n", "ml", "get", "pods"]
 
 
 @pytest.mark.parametrize(
@@ -376,7 +386,7 @@ def test_the_namespace_is_given_to_kubectl_only_if_there_is_one():
     ],
 )  # fmt: skip
 def test_what_kubectl_says_in_one_sentence(said, meant):
-    sentence = reasons.explained(f"Warning: be careful\n{said}")
+    sentence = kubectl_errors.explain_error(f"Warning: be careful\n{said}")
     assert meant in sentence
     assert "\n" not in sentence
 
@@ -391,7 +401,7 @@ def test_what_kubectl_says_in_one_sentence(said, meant):
          "there is no volume claim project"),
         ("Unschedulable", "unbound immediate PersistentVolumeClaims", "volume is not ready"),
         ("Unschedulable", "1 node(s) had untolerated taint {nvidia.com/gpu: present}",
-         "set apart by the taint nvidia.com/gpu"),
+         "have the taint nvidia.com/gpu"),
         ("Unschedulable", "1 node(s) didn't match Pod's node affinity/selector", "node_selector"),
         ("SchedulingGated", "Scheduling is blocked", "its turn in the queue"),
     ],
@@ -399,7 +409,7 @@ def test_what_kubectl_says_in_one_sentence(said, meant):
 def test_why_a_pod_has_no_node(reason, message, meant):
     condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
     pod = {"status": {"phase": "Pending", "conditions": [condition]}}
-    assert meant in reasons.waiting(pod)
+    assert meant in kubectl_errors.explain_waiting(pod)
 
 
 @pytest.mark.parametrize(
@@ -414,14 +424,18 @@ def test_why_a_pod_has_no_node(reason, message, meant):
 )
 def test_why_a_container_does_not_start(reason, meant):
     state = {"state": {"waiting": {"reason": reason}}}
-    assert meant in reasons.waiting({"status": {"phase": "Pending", "containerStatuses": [state]}})
+    assert meant in kubectl_errors.explain_waiting(
+        {"status": {"phase": "Pending", "containerStatuses": [state]}}
+    )
 
 
 def test_how_a_container_ended():
     over = {"exitCode": 137, "reason": "OOMKilled"}
     pod = {"status": {"phase": "Failed", "containerStatuses": [{"state": {"terminated": over}}]}}
-    assert "exit code 137 (it used more memory than cluster.memory" in reasons.ended(pod)
+    assert "exit code 137 (it used more memory than cluster.memory" in kubectl_errors.explain_exit(
+        pod
+    )
     over |= {"exitCode": 2, "reason": "Error", "message": "error: a\nerror: no such key\n"}
-    assert reasons.ended(pod) == "Error, exit code 2: error: no such key"
+    assert kubectl_errors.explain_exit(pod) == "Error, exit code 2: error: no such key"
     over["exitCode"] = 0
-    assert reasons.ended(pod) == ""
+    assert kubectl_errors.explain_exit(pod) == ""

@@ -1,4 +1,4 @@
-"""The words that pods get, understood by the entry point; and elastic ones with a real etcd."""
+"""The arguments of the pods: the entry point understands them, and elastic pods meet by etcd."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from samestep.config.compose import check
-from samestep.launch import cluster_environment as dialects
+from samestep.launch import cluster_environment
 from tests.apiserver import serve
 from tests.conftest import QUICK, ROOT, environment, run
 from tests.faults.lab import free_port
@@ -31,13 +31,13 @@ from tests.samestep.launch.test_targets import RUNAI, TARGETS, command, document
         ("elasticjob", {}, "one of 1 to 2 nodes", "cifar-etcd:2379"),
     ],
 )  # fmt: skip
-def test_the_entry_point_understands_its_words(name, given, who, endpoint, monkeypatch):
+def test_the_entry_point_understands_arguments_of_pods(name, given, who, endpoint, monkeypatch):
     """Together with the variables that the target's controller sets for the second pod."""
     monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], "RUN_ID": "cifar", **given})
     words = command(name) if name in RUNAI else ["--", *pod(name)["spec"]["containers"][0]["args"]]
-    options, overrides = dialects.split(words[words.index("--") + 1 :])
+    options, overrides = cluster_environment.split_arguments(words[words.index("--") + 1 :])
     assert overrides[-len(TARGETS[name]) :] == TARGETS[name]
-    plan, config = dialects.plan(options, check(overrides))
+    plan, config = cluster_environment.plan(options, check(overrides))
     assert who in plan
     assert (config.rdzv_endpoint, config.nproc_per_node) == (endpoint, 2)
     assert config.max_restarts == check(overrides).cluster.max_restarts
@@ -45,8 +45,8 @@ def test_the_entry_point_understands_its_words(name, given, who, endpoint, monke
 
 
 @pytest.mark.skipif(not shutil.which("etcd"), reason="apt-get install etcd-server")
-def test_elastic_nodes_train_with_their_words_and_an_etcd_with_its(tmp_path: Path):
-    """Processes take the place of pods; only ports, and where data and runs are, differ."""
+def test_elastic_nodes_train_with_their_arguments_and_those_of_etcd(tmp_path: Path):
+    """Processes take the place of pods; only ports and directories differ."""
     pytest.importorskip("etcd", reason="pip install project[elastic]")
     url, more = f"127.0.0.1:{free_port()}", ["cluster.min_nodes=2", "trainer.devices=1", *QUICK]
     here = {"0.0.0.0:2379": url, "cifar-etcd:2379": url, "/data/etcd": f"{tmp_path}/etcd"}
@@ -88,7 +88,7 @@ def start(directory, name, words):
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
 def test_an_elastic_run_that_failed_starts_again_with_an_empty_etcd(tmp_path: Path):
-    """What failed has told its etcd that nobody may join any more."""
+    """A failed run has closed its rendezvous in etcd, so nobody could join it again."""
     words = ["scripts/launch.py", "cluster=elastic", "cluster.image=ghcr.io/me/project:1.2.3"]
     with serve() as server:
         variables = {"KUBECONFIG": server.kubeconfig(tmp_path), "KUBECACHEDIR": str(tmp_path)}

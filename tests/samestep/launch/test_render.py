@@ -90,16 +90,14 @@ def in_a_pod(word):
 
 
 def test_a_value_without_a_home_is_an_error():
-    cfg = OmegaConf.create({"run_id": "x"})
     with pytest.raises(OmegaConfBaseException, match="nowhere"):
-        render.resolve(cfg, [], [{"a": "${nowhere}"}])
+        render.fill([{"a": "${nowhere}"}], OmegaConf.create({"run_id": "x"}))
 
 
 def test_rendering_needs_no_torch_and_no_network():
     code = (
         "import runpy, sys\n"
         "sys.argv[1:] = ['cluster=k8s']\n"
-        "sys.path.insert(0, 'scripts')\n"
         "try: runpy.run_path('scripts/launch.py', run_name='__main__')\n"
         "except SystemExit as end: print([end.code, 'torch' in sys.modules])"
     )

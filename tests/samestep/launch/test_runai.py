@@ -39,6 +39,21 @@ def test_runai_is_executed_with_these_words(name, action, tmp_path):
     assert ["runai", *result.stdout.splitlines()] == command(name, OURS, action=action)
 
 
+@pytest.mark.parametrize(("name", "cli"), [("runai", "v2"), ("runai-v1", "v1")])
+def test_submit_prints_the_commands_that_come_next(name, cli, tmp_path):
+    (tmp_path / "runai").write_text("#!/bin/sh\n")
+    (tmp_path / "runai").chmod(0o755)
+    words = [*TARGETS[name], OURS, "cluster.project=my team", "action=submit"]
+    result = run(
+        "scripts/launch.py", *words, RUN_ID="cifar", PATH=f"{tmp_path}:{os.environ['PATH']}"
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    line = "RUN_ID=cifar python scripts/launch.py cluster=runai"
+    line += f" cluster.cli={cli} 'cluster.project=my team'"
+    for action in ("logs", "status", "cancel"):
+        assert f"  {line} action={action}\n" in result.stdout
+
+
 def test_a_command_that_is_not_there_is_said_to_be_typed_elsewhere(tmp_path):
     words = [*TARGETS["runai"], OURS, "action=submit"]
     result = run("scripts/launch.py", *words, PATH=str(tmp_path))

@@ -60,8 +60,9 @@ def test_each_node_has_its_own_number_of_processes_and_gpus():
 
 
 def test_without_gpus_none_is_reserved():
-    resources = stack("trainer.accelerator=cpu")["services"]["node-0"]["deploy"]["resources"]
-    assert resources == {"limits": {"memory": "16g"}}
+    node = stack("trainer.accelerator=cpu")["services"]["node-0"]
+    assert node["deploy"]["resources"] == {"limits": {"memory": "16g"}}
+    assert "NVIDIA_VISIBLE_DEVICES=void" in node["environment"]
     assert "--gpus=all" not in rendered("cluster=docker", "trainer.accelerator=cpu")
 
 
@@ -207,16 +208,16 @@ def test_nothing_is_submitted_without_swarm():
 
 
 def test_for_each_repeats_a_mapping_with_its_own_values():
-    cfg = OmegaConf.create({"run_id": "x", "numbers": [1, 2], "kinds": ["a", "b"], "none": []})
+    values = OmegaConf.create({"numbers": [1, 2], "kinds": ["a", "b"], "none": []})
     inner = {"for_each": {"kind": "${kinds}"}, "is": "${each.kind}${each.number}${each.index}"}
     body = {"for_each": {"number": "${numbers}"}, "in": [inner], "n": "${each.index}/${each.count}"}
-    assert render.resolve(cfg, [], {"job": body, "other": 1}) == {
+    assert render.fill({"job": body, "other": 1}, values) == {
         "job-0": {"n": "0/2", "in": [{"is": "a10"}, {"is": "b11"}]},
         "job-1": {"n": "1/2", "in": [{"is": "a20"}, {"is": "b21"}]},
         "other": 1,
     }
     nothing = {"for_each": {"x": "${none}"}, "y": 1}
-    assert render._pruned(render.resolve(cfg, [], {"a": [nothing], "b": {"c": nothing}})) is None
+    assert render.prune(render.fill({"a": [nothing], "b": {"c": nothing}}, values)) is None
 
 
 @pytest.fixture

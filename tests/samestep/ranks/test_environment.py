@@ -1,9 +1,8 @@
 import re
-import socket
 
 import pytest
 
-from samestep.ranks import environment, secrets
+from samestep.ranks import environment
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +29,7 @@ def test_under_torchrun_its_numbers_count(monkeypatch):
 def test_the_name_of_a_run_is_given_or_torchruns_but_never_none(monkeypatch):
     assert environment.run_id() is None
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("RANK", "0")
     assert environment.run_id() is None
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a1b2")
     assert environment.run_id() == "a1b2"
@@ -43,29 +43,17 @@ def test_new_names_are_lower_case_and_differ():
     assert all(re.fullmatch(r"digits-cnn-[0-9a-f]{6}", name) for name in names)
 
 
+def test_a_run_id_left_over_in_a_shell_is_no_torchrun(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a1b2")
+    assert not environment.under_torchrun()
+    assert environment.run_id() is None
+
+
 def test_every_rank_has_a_processor(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
     assert environment.cpus_per_rank() == 1
-
-
-def test_values_of_secret_variables_are_hidden(monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
-    monkeypatch.setenv("KEYBOARD", "us")
-    monkeypatch.setenv("HARMLESS", "something else")
-    text = "key 0123456789abcdef, us, something else"
-    assert secrets.redact(text) == "key ***, us, something else"
-
-
-def test_the_address_towards_a_node_is_one_of_this_node(monkeypatch):
-    own = environment.address_towards("127.0.0.1")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.bind((own, 0))  # the kernel refuses the addresses of others
-    assert environment.address_towards(own) == own
-    monkeypatch.setattr(environment, "ELSEWHERE", "255.255.255.255")  # no way out of here
-    assert environment.address_towards("127.0.1.1") == "127.0.1.1"
-    with pytest.raises(OSError, match=r"denied|unreachable"):
-        environment.address_towards("255.255.255.255")
 
 
 def test_variables_are_taken_from_the_processes_started_here(monkeypatch):
@@ -74,3 +62,12 @@ def test_variables_are_taken_from_the_processes_started_here(monkeypatch):
     environment.unset_variables(["PET_NNODES", "PET_NOT_THERE"])
     assert "PET_NNODES" not in environment.variables()
     assert before["PET_NNODES"] == "2"
+
+
+def test_exported_variables_are_taken_back(monkeypatch):
+    monkeypatch.setenv("A", "1")
+    before = environment.variables()
+    with environment.exported({"A": "2", "PET_NNODES": "3"}):
+        assert environment.variable("A") == "2"
+        assert environment.variable("PET_NNODES") == "3"
+    assert environment.variables() == before

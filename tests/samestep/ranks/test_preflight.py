@@ -1,11 +1,9 @@
 """Each check, with the fault that it should find."""
 
 import errno
-import json
 import logging
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections import namedtuple
@@ -13,6 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 
@@ -20,19 +19,13 @@ from project.model.classifier import ImageClassifier
 from samestep import build
 from samestep.config.compose import check as compose_and_check
 from samestep.errors import ConfigError
-from samestep.ranks import environment, preflight
-from samestep.ranks.preflight import (
-    PreflightError,
-    check,
-    compared,
-    identity,
-    inspect,
-    interface_to,
-)
+from samestep.ranks import environment, network, preflight
+from samestep.ranks.preflight import PreflightError, compare, identity, inspect
 from tests.conftest import ROOT, run
 from tests.conftest import environment as variables
 
 Usage = namedtuple("Usage", "total used free")
+DATA = L.LightningDataModule()
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +50,11 @@ def found(findings: list[preflight.Finding], check: str) -> preflight.Finding:
 
 
 def test_a_sound_machine_passes_and_nothing_is_left_behind(compose, model, tmp_path: Path):
-    findings = inspect(compose(), model)
+    findings = inspect(compose(), model, DATA)
     checks = {"world size", "accelerator", "threads", "run directory", "sameness"}
     assert {finding.check for finding in findings} == checks
     assert all(finding.result == "ok" for finding in findings)
-    check(compose(), model)
+    preflight.run(compose(), model, DATA)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -76,7 +69,7 @@ def test_the_number_of_ranks_is_the_configured_one(
     torchrun(WORLD_SIZE=str(world_size))
     told = rf"rank 0, 1, 2: ranks: 3, .*trainer.devices={devices} x trainer.num_nodes={nodes}"
     with nullcontext() if passes else pytest.raises(ConfigError, match=told):
-        check(cfg, model)
+        preflight.run(cfg, model, DATA)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +87,7 @@ def test_each_rank_needs_a_gpu_of_its_own(
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
     told = rf"rank 0.*: .*{gpus} GPUs and {ranks} ranks here; trainer.accelerator={accelerator} "
     with nullcontext() if passes else pytest.raises(ConfigError, match=told):
-        check(cfg, model)
+        preflight.run(cfg, model, DATA)
 
 
 def test_too_few_gpus_are_told_before_the_ranks_meet(compose, torchrun, monkeypatch):
@@ -102,30 +95,38 @@ def test_too_few_gpus_are_told_before_the_ranks_meet(compose, torchrun, monkeypa
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match=r"1 GPUs and 2 ranks here; trainer.accelerator=gpu"):
-        preflight.before(compose("trainer.accelerator=gpu"))
+        preflight.find_rank_zero(compose("trainer.accelerator=gpu"))
 
 
 def test_too_many_threads_are_a_warning(compose, model, monkeypatch, caplog):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(environment, "cpus_per_rank", lambda: 2)
     with caplog.at_level(logging.WARNING):
-        check(compose(), model)
+        preflight.run(compose(), model, DATA)
     assert "rank 0: 8 per rank, of 2 processors; they wait" in caplog.text
     assert "OMP_NUM_THREADS" in caplog.text
 
 
-def test_loaders_need_room_in_shared_memory(compose, model, monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(preflight, "SHM", tmp_path)
-    free = 2 * 3 * 100 * 64  # batches ahead x workers x images x pixels
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, free))
-    overrides = ["data.eval_batch_size=100", "data.num_workers=3"]
-    assert found(inspect(compose(*overrides), model), "shared memory").result == "ok"
-    more = [*overrides, "data.global_batch_size=101"]
-    finding = found(inspect(compose(*more), model), "shared memory")
+class WithLoaders(L.LightningDataModule):
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__()
+        self.num_bytes = num_bytes
+
+    def shared_memory_bytes(self) -> int:
+        return self.num_bytes
+
+
+def test_loaders_need_room_in_shared_memory(compose, model, torchrun, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(preflight, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 3 * 100))
+    torchrun(LOCAL_WORLD_SIZE="3", WORLD_SIZE="3")
+    assert preflight.check_shared_memory(100).result == "ok"
+    finding = found(inspect(compose("trainer.devices=3"), model, WithLoaders(101)), "shared memory")
     assert finding.result == "failed"
     assert "docker --shm-size" in finding.remedy
-    no_workers = inspect(compose(*more, "data.num_workers=0"), model)
-    assert "shared memory" not in {finding.check for finding in no_workers}
+    for without in (DATA, WithLoaders(0)):
+        findings = inspect(compose("trainer.devices=3"), model, without)
+        assert "shared memory" not in {finding.check for finding in findings}
 
 
 def test_a_run_directory_that_cannot_be_written(compose, model, tmp_path: Path):
@@ -133,7 +134,7 @@ def test_a_run_directory_that_cannot_be_written(compose, model, tmp_path: Path):
     with pytest.raises(
         ConfigError, match=r"run directory: rank 0: run_dir=.*/test cannot be .*run_root="
     ):
-        check(compose(), model)
+        preflight.run(compose(), model, DATA)
 
 
 def test_a_full_disk_is_found_by_writing(compose, model, monkeypatch, tmp_path: Path):
@@ -142,7 +143,7 @@ def test_a_full_disk_is_found_by_writing(compose, model, monkeypatch, tmp_path: 
 
     monkeypatch.setattr(preflight.os, "fsync", fsync)
     with pytest.raises(ConfigError, match=r"cannot be written: No space left on device"):
-        check(compose(), model)
+        preflight.run(compose(), model, DATA)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -150,70 +151,56 @@ def test_a_run_directory_needs_room_for_three_checkpoints(compose, model, monkey
     needed = 3 * 3 * 4 * sum(parameter.numel() for parameter in model.parameters())
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, needed - 1))
     with pytest.raises(ConfigError, match=r"0: 3 MiB free in .*, 4 needed; make room"):
-        check(compose(), model)
+        preflight.run(compose(), model, DATA)
     (tmp_path / "test/checkpoints").mkdir(parents=True)
     (tmp_path / "test/checkpoints/last.ckpt").write_bytes(b"x")  # will be replaced
-    check(compose(), model)
+    preflight.run(compose(), model, DATA)
 
 
 def test_without_torchrun_there_is_nobody_to_find(compose):
-    assert preflight.before(compose()) == ""
+    assert preflight.find_rank_zero(compose()) == ""
 
 
 def test_a_name_that_stays_unknown(compose, torchrun):
     torchrun(RANK="3", MASTER_ADDR="node-0.invalid")
-    told = r"rank 3: .*MASTER_ADDR=node-0.invalid after cluster.timeout_s=0.1 .*subdomain"
+    told = (
+        r"rank 3: MASTER_ADDR=node-0.invalid: there is no way to node-0.invalid after 0.1 s "
+        r"\(.*subdomain.*cluster.timeout_s="
+    )
     with pytest.raises(PreflightError, match=told):
-        preflight.before(compose("cluster.timeout_s=0.1"))
+        preflight.find_rank_zero(compose("cluster.timeout_s=0.1"))
 
 
-def test_a_name_that_is_late(compose, torchrun, monkeypatch):
-    torchrun(MASTER_ADDR="node-0")
-    known, attempts = socket.getaddrinfo("127.0.0.1", None), []
-
-    def look_up(name: str, port: None) -> list:
-        attempts.append(name)
-        if len(attempts) < 3:
-            raise socket.gaierror(-2, "Name or service not known")
-        return known
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(preflight.time, "sleep", lambda seconds: None)
-    assert preflight.before(compose()) == "node-0 is 127.0.0.1"
-    assert attempts == ["node-0"] * 3
+def test_a_rank_zero_that_is_found(compose, torchrun):
+    torchrun(MASTER_ADDR="localhost")
+    assert preflight.find_rank_zero(compose()) == "localhost is 127.0.0.1"
 
 
 @pytest.mark.parametrize("chosen", [{}, {"GLOO_SOCKET_IFNAME": "eth7"}])
-def test_of_several_nodes_the_interface_is_named_unless_the_user_did(
+def test_with_several_nodes_the_interface_is_chosen_unless_the_user_did(
     compose, torchrun, monkeypatch, chosen
 ):
     variables: dict[str, str] = dict(chosen)
     monkeypatch.setattr(environment, "set_variable", variables.__setitem__)
-    monkeypatch.setattr(preflight, "interface_to", {"10.0.0.1": "eth1"}.get)
+    monkeypatch.setattr(network, "wait_for", lambda name, timeout_s: (name, "10.0.0.2"))
+    monkeypatch.setattr(network, "interface_with", {"10.0.0.2": "eth1"}.get)
     torchrun(MASTER_ADDR="10.0.0.1", GROUP_WORLD_SIZE="1", **chosen)
-    preflight.before(compose())
+    preflight.find_rank_zero(compose())
     assert variables == chosen  # one node: left alone
     torchrun(GROUP_WORLD_SIZE="2")
-    assert preflight.before(compose()) == "10.0.0.1 is 10.0.0.1, reached through eth1"
+    assert preflight.find_rank_zero(compose()) == "10.0.0.1 is 10.0.0.1, reached through eth1"
     assert variables == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1", **chosen}
-
-
-@pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2")
-@pytest.mark.parametrize("address", ["203.0.113.1", "127.0.1.1", None])
-def test_the_interface_is_the_one_that_the_kernel_chooses(address: str | None):
-    route = json.loads(subprocess.check_output(["ip", "-j", "-4", "route", "get", "203.0.113.1"]))
-    assert interface_to(address or route[0]["prefsrc"]) == route[0]["dev"]
 
 
 def test_what_differs_between_ranks_is_named(compose):
     first = identity(compose())
     same = identity(compose("run_root=/elsewhere", "data.num_workers=4", "trainer.devices=2"))
-    assert compared(same, first).result == "ok"
-    finding = compared(identity(compose("trainer.max_epochs=3")), first)
+    assert compare(same, first).result == "ok"
+    finding = compare(identity(compose("trainer.max_epochs=3")), first)
     assert finding.fact == "1 differences: trainer.max_epochs=3, rank 0 has 2"
-    assert "device=cuda, rank 0 has cpu" in compared(first | {"device": "cuda"}, first).fact
+    assert "device=cuda, rank 0 has cpu" in compare(first | {"device": "cuda"}, first).fact
     assert "src/project/model/nets/cnn.py" in first
-    absent = compared({"torch": first["torch"]}, first)
+    absent = compare({"torch": first["torch"]}, first)
     assert absent.fact.count("rank 0 has") == 5
     assert absent.fact.startswith(f"{len(first) - 1} differences: ")
 
@@ -225,7 +212,7 @@ def test_ranks_that_do_not_answer(compose, model, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "all_gather_object", time_out)
     with pytest.raises(PreflightError, match=r"rank 0: .*do not answer \(Timed out.*IFNAME"):
-        inspect(compose(), model)
+        inspect(compose(), model, DATA)
 
 
 def test_what_other_ranks_find_is_told_once(compose, model, torchrun, monkeypatch):
@@ -238,7 +225,7 @@ def test_what_other_ranks_find_is_told_once(compose, model, torchrun, monkeypatc
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
     with pytest.raises(PreflightError) as caught:
-        check(compose(), model)
+        preflight.run(compose(), model, DATA)
     first, second = str(caught.value).splitlines()
     assert first == "shared memory: rank 1, 3: 1 MiB free; mount more"
     assert second.startswith(
@@ -252,8 +239,9 @@ import os, runpy, sys
 from pathlib import Path
 rank = int(os.environ["RANK"])
 sys.argv += ["model.net.channels=[32,65]"] * rank
-sys.path[0] = str(Path(sys.argv[0]).parent / f"{rank}/scripts")
-runpy.run_path(sys.path[0] + "/doctor.py", run_name="__main__")
+root = Path(sys.argv[0]).parent / str(rank)
+sys.path[:1] = [str(root / "scripts"), str(root / "src")]
+runpy.run_path(str(root / "scripts/doctor.py"), run_name="__main__")
 """
 
 

@@ -1,12 +1,17 @@
 import multiprocessing
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed import PrefixStore, TCPStore
 
+from samestep.config.compose import check
+from samestep.ranks import environment
 from samestep.ranks import process_group as distributed
+from tests.conftest import QUICK, run
 
 
 def meet(rank: int, port: int) -> None:
@@ -36,6 +41,46 @@ def test_ranks_of_now_meet_in_a_store_full_of_the_dead(late: int):
         rank.join(60)
         assert rank.exitcode == 0
     assert not PrefixStore("dead", store).check(["rank-0"])
+
+
+def test_an_ordinary_dataloader_is_shared_out_over_all_ranks_of_unequal_nodes(monkeypatch):
+    """Lightning would multiply this node's two devices by two nodes, which have three."""
+    monkeypatch.setattr(environment, "under_torchrun", lambda: True)
+    cfg = check(["trainer.strategy=ddp", "trainer.accelerator=cpu", "cluster.timeout_s=7"])
+    strategy = distributed.topology(cfg)["strategy"]
+    assert type(strategy) is distributed.UnequalNodesDDP
+    assert isinstance(strategy, DDPStrategy)
+    monkeypatch.setattr(type(strategy), "world_size", 3)
+    monkeypatch.setattr(type(strategy), "global_rank", 2)
+    assert strategy.distributed_sampler_kwargs == {"num_replicas": 3, "rank": 2}
+
+
+@pytest.mark.parametrize("strategy", ["auto", "ddp", "ddp_find_unused_parameters_true"])
+def test_several_ranks_train_with_ddp(monkeypatch, strategy: str):
+    monkeypatch.setattr(environment, "under_torchrun", lambda: True)
+    cfg = check([f"trainer.strategy={strategy}"])
+    built = distributed.build_strategy(cfg)
+    assert isinstance(built, DDPStrategy)
+    assert built._ddp_kwargs["find_unused_parameters"] == ("find_unused" in strategy)
+
+
+def test_an_error_of_rank_zero_is_raised_on_every_rank(tmp_path: Path):
+    words = ["trainer.devices=2", *QUICK, "debug=limit", f"run_root={tmp_path}"]
+    first = run("train.py", *words, RUN_ID="mine")
+    assert first.returncode == 0, first.stderr
+    # Only rank zero looks into the run directory.
+    done = run("train.py", *words, "model.optimizer.lr=0.5", RUN_ID="mine")
+    assert done.returncode == 2
+    assert done.stderr.count("holds a run with another configuration") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_what_fails_on_all_ranks_is_said_once(tmp_path: Path):
+    words = ["trainer.devices=2", "data.num_val=1437", f"run_root={tmp_path}"]
+    done = run("train.py", *words)
+    assert done.returncode == 2
+    assert done.stderr.count("error: ") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_canary_torchrun_still_gives_each_restart_the_store_of_the_one_before():

@@ -1,6 +1,3 @@
-"""Also canaries: tests that fail once Lightning no longer needs what we work around."""
-
-import inspect
 import os
 import signal
 import subprocess
@@ -9,8 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
 from samestep.ranks import stopping
 from tests.conftest import ROOT, environment
@@ -42,18 +37,20 @@ def test_a_deferred_signal_waits_until_it_is_asked_for():
         "stopping.defer(); os.kill(os.getpid(), signal.SIGTERM)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "print(stopping.agreed(1), flush=True)\n"
+        "stopping.allow_interruption(True)\n"
         "try:\n"
-        "    with stopping.at_once(): print('never')\n"
+        "    with stopping.interruptible(): print('never')\n"
         "except stopping.Stopped as stopped: print(stopped.name, stopped.code)\n"
     )
     assert done.stdout == "15\nSIGTERM 143\n"
     assert done.returncode == 0
 
 
-def test_a_wait_for_images_is_ended_by_a_signal():
+def test_a_wait_for_data_is_ended_by_a_signal():
     done = outcome(
         "stopping.defer(); os.system(f'(sleep 1; kill -TERM {os.getpid()}) &')\n"
-        "with stopping.at_once(): time.sleep(60)"
+        "stopping.allow_interruption(True)\n"
+        "with stopping.interruptible(): time.sleep(60)"
     )
     assert done.returncode == 143
 
@@ -74,7 +71,7 @@ def test_an_orphan_ends_itself(monkeypatch: pytest.MonkeyPatch):
     agent = subprocess.Popen(
         [sys.executable, "-c", f"import subprocess, sys\n"
          f"subprocess.run([sys.executable, '-c', {worker!r}])"],
-        env=environment(TORCHELASTIC_RUN_ID="x"), stdout=subprocess.PIPE, text=True,
+        env=environment(TORCHELASTIC_RUN_ID="x", RANK="0"), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert agent.stdout is not None
     pid = int(agent.stdout.readline())
@@ -88,24 +85,32 @@ def test_an_orphan_ends_itself(monkeypatch: pytest.MonkeyPatch):
     pytest.fail("the orphan lives on")
 
 
-def test_canary_lightning_still_talks_to_other_ranks_in_its_handler():
-    assert "broadcast" in inspect.getsource(_SignalConnector._sigterm_notifier_fn)
-    assert "_signal_connector.register_signal_handlers" in inspect.getsource(
-        __import__("lightning.pytorch.trainer.trainer", fromlist=["Trainer"])
+def test_a_validation_is_not_interrupted():
+    done = outcome(
+        "stopping.defer(); os.kill(os.getpid(), signal.SIGTERM)\n"
+        "with stopping.interruptible(): print('to its end')\n"
+        "stopping.check()"
     )
+    assert done.stdout == "to its end\n"
+    assert done.returncode == 143
 
 
-def test_canary_lightning_still_broadcasts_every_step():
-    assert "self._broadcast_sigterm_tensor()" in inspect.getsource(_TrainingEpochLoop.advance)
-
-
-def test_canary_lightning_still_counts_the_step_before_a_validation_again():
-    source = inspect.getsource(_TrainingEpochLoop.advance)
-    assert "self._skip_next_val = True\n                return" in source
+def test_a_loader_process_ends_when_its_rank_says_so():
+    done = outcome(
+        "stopping.defer()\n"
+        "child = os.fork()\n"
+        "if child == 0: signal.signal(signal.SIGTERM, signal.SIG_DFL); time.sleep(60)\n"
+        "time.sleep(0.5)\n"
+        "os.system(f'kill -INT {child}; kill -TERM {child}'); time.sleep(0.5)\n"
+        "print(os.waitpid(child, os.WNOHANG)[0], flush=True)\n"
+        "os.kill(child, signal.SIGTERM)\n"
+        "print(os.waitpid(child, 0)[1])"
+    )
+    assert done.stdout == "0\n0\n", done.stderr
 
 
 def test_nothing_else_listens_to_signals():
     users = {
         path.name for path in (ROOT / "src").rglob("*.py") if "signal.signal(" in path.read_text()
     }
-    assert users == {"stopping.py"}
+    assert users == {"stopping.py", "process.py"}

@@ -11,15 +11,32 @@ from typing import Any
 import pytest
 import torch
 
-from samestep.run import checkpoint
-from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError, newest
+from samestep.run import checkpoint, files, sidecar
+from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError, link_checkpoint
+from samestep.run.checkpoint import find_newest as newest
 from tests.conftest import environment
 
 WEIGHTS = torch.arange(50_000.0)
 
 
 def save(path: Path, number: int) -> None:
-    AtomicCheckpointIO().save_checkpoint({"global_step": number, "weights": WEIGHTS}, path)
+    content = {"global_step": number, "state_dict": {"weights": WEIGHTS}, "loops": {}}
+    content["callbacks"] = {}
+    AtomicCheckpointIO().save_checkpoint(content, path)
+
+
+def record(run_dir: Path, run_id: str, *configs: str) -> None:
+    """What the starts of a run leave in its record."""
+    attempts = [{"run_id": run_id, "config": config} for config in configs or ("c",)]
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    (run_dir / "logs/environment.json").write_text(json.dumps(attempts))
+
+
+def copy(source: Path, target: Path, *, with_sidecar: bool) -> None:
+    """Copy a checkpoint by hand."""
+    shutil.copy(source, target)
+    if with_sidecar:
+        shutil.copy(sidecar.path_of(source), sidecar.path_of(target))
 
 
 def load(path: Path | None) -> int:
@@ -33,7 +50,7 @@ def test_a_checkpoint_is_written_and_replaced(tmp_path: Path):
     for number in (1, 2):
         save(path, number)
         assert load(path) == number
-    assert sorted(file.name for file in path.parent.iterdir()) == ["best.ckpt", "manifest.json"]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["best.ckpt", "best.ckpt.sha256"]
 
 
 def test_the_one_before_the_last_is_kept(tmp_path: Path):
@@ -42,15 +59,14 @@ def test_the_one_before_the_last_is_kept(tmp_path: Path):
     assert (load(tmp_path / "last.ckpt"), load(tmp_path / "last-previous.ckpt")) == (3, 2)
 
 
-def test_the_manifest_names_the_digest_of_each_file(tmp_path: Path):
-    for number in range(6):
+def test_a_sidecar_proves_each_file(tmp_path: Path):
+    for number in range(-2, 6):
         save(tmp_path / "last.ckpt", number)
     save(tmp_path / "best.ckpt", 1)
-    entries = json.loads((tmp_path / "manifest.json").read_text())
-    assert [entry["global_step"] for entry in entries] == [3, 4, 5, 1]  # it does not grow
-    sums = "".join(f"{entry['sha256']}  {entry['name']}\n" for entry in entries[-2:])
-    done = subprocess.run(["sha256sum", "-c"], input=sums, cwd=tmp_path, text=True, check=False)
-    assert done.returncode == 0
+    versions = sidecar.read(tmp_path / "last.ckpt")
+    assert [version.global_step for version in versions] == [5, 4, 3, 2, 1, 0]  # it does not grow
+    for name in ("last.ckpt.sha256", "best.ckpt.sha256"):
+        subprocess.run(["sha256sum", "--check", "--strict", name], cwd=tmp_path, check=True)
 
 
 def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path: Path):
@@ -59,7 +75,7 @@ def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path: Path):
     with pytest.raises(Exception, match="pickle"):
         AtomicCheckpointIO().save_checkpoint({"number": lambda: 2}, path)
     assert load(path) == 1
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["best.ckpt", "manifest.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["best.ckpt", "best.ckpt.sha256"]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
@@ -82,25 +98,34 @@ def test_a_valid_checkpoint_exists_at_every_instant(
 
     for owner, name in [
         (checkpoint._Hashed, "write"), (os, "fsync"), (Path, "replace"), (Path, "open"),
+        (Path, "hardlink_to"),
     ]:  # fmt: skip
         dying(owner, name)
+
+    def save_both(number: int) -> None:
+        save(tmp_path / "last.ckpt", number)
+        version = sidecar.read(tmp_path / "last.ckpt")[0]
+        link_checkpoint(tmp_path / "last.ckpt", tmp_path / "best.ckpt", version)
+
     left = 0
-    save(tmp_path / "last.ckpt", 1)
+    save_both(1)
     deaths = 0
     for moment in range(1, 1000):
         before = load(newest(tmp_path))
         child = os.fork()
         if child == 0:
             left = moment
-            save(tmp_path / "last.ckpt", before + 1)
+            save_both(before + 1)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         assert load(newest(tmp_path)) in {before, before + 1}, f"died at moment {moment}"
+        assert load(tmp_path / "best.ckpt") <= before + 1
         if status == 0:
             break
         deaths += os.WTERMSIG(status) == signal.SIGKILL
     assert load(tmp_path / "last.ckpt") == before + 1
-    assert deaths > 10
+    assert load(tmp_path / "best.ckpt") == before + 1
+    assert deaths > 20
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
@@ -133,8 +158,140 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path: P
     assert newest(tmp_path) is None
     save(tmp_path / "best.ckpt", 1)
     save(tmp_path / "last.ckpt", 2)
-    (tmp_path / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match=r"(?s)best.ckpt: .*last.ckpt: .*manifest.*RUN_ID"):
+    for path in tmp_path.glob("*.sha256"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match=r"(?s)last.ckpt: .*sha256.*best.ckpt: .*RUN_ID"):
+        newest(tmp_path)
+
+
+@pytest.mark.parametrize("with_sidecar", [False, True])
+def test_a_file_in_the_place_of_another_is_refused(tmp_path: Path, with_sidecar: bool, caplog):
+    save(tmp_path / "best.ckpt", 1)
+    save(tmp_path / "last.ckpt", 2)
+    copy(tmp_path / "last.ckpt", tmp_path / "best.ckpt", with_sidecar=with_sidecar)
+    with pytest.raises(
+        CheckpointError, match=r"best.ckpt is refused: it (was saved as last|is dam)"
+    ):
+        load(tmp_path / "best.ckpt")
+    assert newest(tmp_path) == tmp_path / "last.ckpt"
+    assert "best.ckpt: " in caplog.text
+
+
+@pytest.mark.parametrize("with_sidecar", [False, True])
+def test_checkpoints_that_were_swapped_are_refused(tmp_path: Path, with_sidecar: bool):
+    save(tmp_path / "best.ckpt", 1)
+    save(tmp_path / "last.ckpt", 2)
+    copy(tmp_path / "last.ckpt", tmp_path / "third.ckpt", with_sidecar=with_sidecar)
+    copy(tmp_path / "best.ckpt", tmp_path / "last.ckpt", with_sidecar=with_sidecar)
+    copy(tmp_path / "third.ckpt", tmp_path / "best.ckpt", with_sidecar=with_sidecar)
+    with pytest.raises(CheckpointError, match=r"no checkpoint of this run can be used"):
+        newest(tmp_path)
+
+
+def test_checkpoints_of_another_run_are_refused(tmp_path: Path):
+    for name in ("one", "other"):
+        record(tmp_path / name, name)
+        save(tmp_path / name / "checkpoints/last.ckpt", 1)
+        assert newest(tmp_path / name / "checkpoints")
+    there, here = (tmp_path / name / "checkpoints/last.ckpt" for name in ("other", "one"))
+    copy(there, here, with_sidecar=True)
+    for function in (newest, load):
+        with pytest.raises(CheckpointError, match=r"belongs to the run other.*RUN_ID=other"):
+            function(here.parent if function is newest else here)
+    text = sidecar.path_of(here).read_text()
+    sidecar.path_of(here).write_text(text.replace("other", "one"))
+    with pytest.raises(CheckpointError, match=r"belongs to the run other"):
+        load(here)  # the content itself says it
+
+
+def test_a_run_of_the_same_name_with_another_configuration_is_another_run(tmp_path: Path):
+    record(tmp_path, "mine", "old")
+    save(tmp_path / "checkpoints/last.ckpt", 1)
+    record(tmp_path, "mine", "old", "new")  # the configuration was changed on purpose
+    assert load(tmp_path / "checkpoints/last.ckpt") == 1
+    record(tmp_path, "mine", "new")
+    with pytest.raises(CheckpointError, match="another configuration"):
+        load(tmp_path / "checkpoints/last.ckpt")
+
+
+def test_a_run_that_was_moved_is_the_same_run(tmp_path: Path):
+    record(tmp_path / "one", "mine")
+    save(tmp_path / "one/checkpoints/last.ckpt", 1)
+    (tmp_path / "one").rename(tmp_path / "two")
+    assert load(newest(tmp_path / "two/checkpoints")) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{}, torch.zeros(3), [1], {"state_dict": {}}, {"state_dict": {}, "callbacks": {}}],
+    ids=["empty", "tensor", "list", "weights", "no loops"],
+)
+def test_a_proven_file_that_is_no_checkpoint_is_one_message(tmp_path: Path, content: Any):
+    path = tmp_path / "last.ckpt"
+    torch.save(content, path)
+    sidecar.write(path, sidecar.Version(files.sha256_of(path), path.name))
+    with pytest.raises(CheckpointError, match=r"is refused: it is no checkpoint of ours: it holds"):
+        load(path)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3,), None])
+def test_a_checkpoint_of_another_model_is_one_message(tmp_path: Path, shape: tuple[int] | None):
+    save(tmp_path / "last.ckpt", 1)
+    io = AtomicCheckpointIO()
+    io.shapes = {"weights" if shape else "bias": torch.Size(shape or (1,))}
+    with pytest.raises(CheckpointError, match=r"it is of another model: (weights has|it holds no)"):
+        io.load_checkpoint(tmp_path / "last.ckpt")
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "null", "folder", "flipped"])
+def test_a_damaged_sidecar_proves_nothing(tmp_path: Path, damage: str):
+    save(tmp_path / "best.ckpt", 1)
+    save(tmp_path / "last.ckpt", 2)
+    path = tmp_path / "last.ckpt.sha256"
+    text = path.read_bytes()
+    path.unlink()
+    match damage:
+        case "folder":
+            path.mkdir()
+        case "cut":
+            path.write_bytes(text[:80])
+        case "empty":
+            path.write_bytes(b"")
+        case "null":
+            path.write_text("null\n# null\n# {}\n# [1]\n")
+        case "flipped":
+            path.write_bytes(bytes(byte ^ 128 for byte in text))
+    assert load(newest(tmp_path)) == 1
+    save(tmp_path / "last.ckpt", 3)
+    assert load(newest(tmp_path)) == 3
+
+
+def old_run(directory: Path) -> None:
+    """Checkpoints as older versions of the template left them: with one manifest.json."""
+    entries = []
+    for number, name in enumerate(("best.ckpt", "last.ckpt"), start=1):
+        save(directory / name, number)
+        (version, *_) = sidecar.read(directory / name)
+        entries.append({"name": name, "sha256": version.sha256, "global_step": number})
+        sidecar.path_of(directory / name).unlink()
+    (directory / "manifest.json").write_text(json.dumps(entries))
+
+
+def test_checkpoints_of_old_runs_are_read(tmp_path: Path):
+    old_run(tmp_path)
+    assert (load(tmp_path / "best.ckpt"), load(newest(tmp_path))) == (1, 2)
+    save(tmp_path / "last.ckpt", 3)
+    assert (load(newest(tmp_path)), load(tmp_path / "last-previous.ckpt")) == (3, 2)
+    shutil.copy(tmp_path / "last.ckpt", tmp_path / "best.ckpt")
+    with pytest.raises(CheckpointError, match="refused"):
+        load(tmp_path / "best.ckpt")
+
+
+@pytest.mark.parametrize("text", ["", "null", "{}", "[{}]", '[{"name": "last.ckpt"}]', "[[]]", "7"])
+def test_a_damaged_manifest_of_an_old_run_proves_nothing(tmp_path: Path, text: str):
+    old_run(tmp_path)
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"no checkpoint of this run can be used"):
         newest(tmp_path)
 
 
@@ -145,15 +302,14 @@ class Evil:
         return os.system, ("touch executed",)
 
 
-@pytest.mark.parametrize("forged_manifest", [False, True])
-def test_pickled_code_is_refused(tmp_path: Path, forged_manifest: bool, monkeypatch):
+@pytest.mark.parametrize("forged_proof", [False, True])
+def test_pickled_code_is_refused(tmp_path: Path, forged_proof: bool, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(tmp_path / "best.ckpt", 1)
     path = tmp_path / "last.ckpt"
     torch.save({"global_step": 9, "code": Evil()}, path)
-    if forged_manifest:
-        entry = {"name": path.name, "sha256": checkpoint._digest(path), "global_step": 9}
-        (tmp_path / "manifest.json").write_text(json.dumps([entry]))
+    if forged_proof:
+        sidecar.write(path, sidecar.Version(files.sha256_of(path), path.name, global_step=9))
     else:
         assert load(newest(tmp_path)) == 1
     with pytest.raises(CheckpointError, match="is refused"):
@@ -190,7 +346,7 @@ def test_a_quota_is_one_message_and_keeps_what_was_there(tmp_path: Path):
         "from samestep.run.checkpoint import AtomicCheckpointIO\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
-        "checkpoint = {'weights': torch.zeros(50_000)}\n"
+        "checkpoint = {'state_dict': torch.zeros(50_000), 'global_step': 2}\n"
         f"AtomicCheckpointIO().save_checkpoint(checkpoint, {str(tmp_path / 'last.ckpt')!r})\n"
     )
     done = subprocess.run(

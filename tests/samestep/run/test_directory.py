@@ -1,18 +1,23 @@
 import json
+import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
 import yaml
+from omegaconf import open_dict
 
 import project
 from samestep.errors import ConfigError
 from samestep.run import directory as run
-from samestep.run.checkpoint import AtomicCheckpointIO
+from samestep.run.changes import find_changes
+from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError
 from samestep.run.records import read_history
+from samestep.run.summary import summarize
 from tests.conftest import environment
 
 
@@ -23,7 +28,7 @@ def test_the_saved_configuration_is_resolved_and_the_same_again(compose, tmp_pat
     assert saved["run_dir"] == f"{tmp_path}/test"
     assert saved["model"]["num_classes"] == 10
     run.begin(cfg, ["train.py", "model=mlp"])
-    assert run.differences(cfg) == {}
+    assert find_changes(cfg) == {}
     attempts = json.loads((tmp_path / "test/logs/environment.json").read_text())
     assert [attempt["command"] for attempt in attempts] == [["train.py", "model=mlp"]] * 2
 
@@ -37,12 +42,12 @@ def test_secrets_stay_out_of_the_saved_configuration(
     for path in (tmp_path / "test").rglob("*.*"):
         assert "sesame-open-123" not in path.read_text(), path
         assert "hidden456" not in path.read_text(), path
-    assert run.differences(compose(*overrides)) == {}
+    assert find_changes(compose(*overrides)) == {}
 
 
 def test_a_run_may_go_on_longer_on_other_devices(compose):
     run.begin(compose("trainer.max_epochs=2"), [])
-    changes = run.differences(compose("trainer.max_epochs=4", "trainer.devices=2", "logger=wandb"))
+    changes = find_changes(compose("trainer.max_epochs=4", "trainer.devices=2", "logger=wandb"))
     assert {key: changes[key] for key in changes if not key.startswith("logger.")} == {
         "trainer.devices": (1, 2),
         "trainer.max_epochs": (2, 4),
@@ -53,7 +58,7 @@ def test_a_run_may_go_on_longer_on_other_devices(compose):
 def test_a_run_may_not_become_another_one(compose):
     run.begin(compose(), [])
     with pytest.raises(ConfigError, match="RUN_ID") as error:
-        run.differences(compose("seed=7", "model=mlp", "trainer.max_epochs=4"))
+        find_changes(compose("seed=7", "model=mlp", "trainer.max_epochs=4"))
     message = str(error.value)
     assert "\n  seed: 0 -> 7\n" in message
     assert "\n  model.net.hidden_size: absent -> 85\n" in message
@@ -65,9 +70,9 @@ def test_a_run_takes_the_changes_it_is_told_to(compose):
     changes = ["seed=7", "model.optimizer.lr=0.5"]
     seeds = "seed,data.seed,model.seed"
     allowed = compose(*changes, f"allow_changes=[model.optimizer.lr,{seeds}]")
-    assert run.differences(allowed)["model.optimizer.lr"] == (0.003, 0.5)
+    assert find_changes(allowed)["model.optimizer.lr"] == (0.003, 0.5)
     with pytest.raises(ConfigError, match=r"allow_changes=\[model.optimizer.lr\]") as error:
-        run.differences(compose(*changes, f"allow_changes=[{seeds}]"))
+        find_changes(compose(*changes, f"allow_changes=[{seeds}]"))
     assert "seed: 0" not in str(error.value)
 
 
@@ -110,12 +115,205 @@ def test_a_run_that_begins_again_has_no_rows_of_before(compose, tmp_path: Path):
     run.begin(compose(), [])
     (tmp_path / "test/metrics.csv").write_text("epoch,step\n")
     last = tmp_path / "test/checkpoints/last.ckpt"
-    AtomicCheckpointIO().save_checkpoint({"global_step": 1}, last)
+    save(last, 1)
     assert run.begin(compose(), []).ckpt_path == f"{tmp_path}/test/checkpoints/last.ckpt"
     assert (tmp_path / "test/metrics.csv").exists()
     last.unlink()
     assert run.begin(compose(), []).ckpt_path is None
     assert not (tmp_path / "test/metrics.csv").exists()
+
+
+def save(path: Path, step: int, **content: object) -> None:
+    checkpoint = {"global_step": step, "state_dict": {}, "loops": {}, **content}
+    AtomicCheckpointIO().save_checkpoint(checkpoint, path)
+
+
+def test_the_results_of_a_finished_run_stay_until_there_are_new_ones(compose, tmp_path: Path):
+    cfg = compose("trainer.max_epochs=2")
+    run.begin(cfg, [])
+    run.finish(cfg, {"a": 1.0}, seconds=1.0)
+    longer = compose("trainer.max_epochs=4")
+    assert not run.begin(longer, []).finished
+    assert json.loads((tmp_path / "test/metrics.json").read_text()) == {"a": 1.0}
+    assert not run.begin(cfg, []).finished  # it was killed on its way to new results
+    run.finish(longer, {"a": 2.0}, seconds=1.0)
+    assert json.loads((tmp_path / "test/metrics.json").read_text()) == {"a": 2.0}
+    assert run.begin(cfg, []).finished
+
+
+def test_only_its_own_results_finish_a_run(compose, tmp_path: Path, caplog):
+    cfg = compose()
+    run.begin(cfg, [])
+    path = tmp_path / "test/metrics.json"
+    path.write_text('{"test/accuracy": 0.99}')  # of another run
+    assert not run.begin(cfg, []).finished
+    run.finish(cfg, {"a": 1.0}, seconds=1.0)
+    path.write_text("{}")
+    assert not run.begin(cfg, []).finished
+    assert "metrics.json cannot be read (it is not what this run has written)" in caplog.text
+
+
+def test_results_that_are_no_numbers_are_warned_about(compose, tmp_path: Path, caplog):
+    cfg = compose()
+    run.begin(cfg, [])
+    run.finish(cfg, {"val/loss": float("nan"), "test/loss": float("inf"), "a": 1.0}, seconds=1)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("test/loss, val/loss: not a number")
+
+
+def test_a_run_that_cannot_be_run_leaves_nothing_behind(compose, tmp_path: Path):
+    cfg = compose(f"run_root={tmp_path}/new/runs")
+    run.begin(cfg, [])
+    run.abandon(cfg)
+    assert not (tmp_path / "new").exists()
+    run.begin(cfg, [])
+    save(tmp_path / "new/runs/test/checkpoints/last.ckpt", 1)
+    run.abandon(cfg)
+    run.abandon(cfg)
+    assert (tmp_path / "new/runs/test/checkpoints/last.ckpt").exists()
+
+
+def test_the_run_of_another_process_is_never_abandoned(compose, tmp_path: Path, monkeypatch):
+    claim = run.claim
+
+    def claim_late(run_dir: Path) -> None:
+        """Another process was faster, and has ended."""
+        run_dir.mkdir()
+        (run_dir / "config.yaml").write_text("seed: 0")
+        claim(run_dir)
+
+    monkeypatch.setattr(run, "claim", claim_late)
+    cfg = compose()
+    run.begin(cfg, [])
+    run.abandon(cfg)
+    assert (tmp_path / "test/config.yaml").exists()
+
+
+def test_an_old_run_is_never_abandoned(compose, tmp_path: Path):
+    (tmp_path / "test").mkdir()
+    cfg = compose()
+    run.begin(cfg, [])
+    run.abandon(cfg)
+    assert (tmp_path / "test/config.yaml").exists()
+
+
+def test_a_run_in_the_directory_of_another_is_told_its_name(compose, tmp_path: Path):
+    run.begin(compose(), [])
+    save(tmp_path / "test/checkpoints/last.ckpt", 1)
+    shutil.copytree(tmp_path / "test", tmp_path / "copy")
+    with pytest.raises(CheckpointError, match=r"belongs to the run test, .* run is copy.*=test"):
+        run.begin(compose("run_id=copy"), [])
+    state = run.begin(compose(f"run_dir={tmp_path}/copy"), [])  # the same run, moved on purpose
+    assert state.ckpt_path == f"{tmp_path}/copy/checkpoints/last.ckpt"
+
+
+def test_a_configuration_that_was_changed_on_purpose_keeps_its_checkpoints(compose, tmp_path: Path):
+    run.begin(compose(), [])
+    save(tmp_path / "test/checkpoints/last.ckpt", 1)
+    run.begin(compose("model.optimizer.lr=0.5", "allow_changes=[model.optimizer.lr]"), [])
+    assert run.begin(compose("model.optimizer.lr=0.5"), []).ckpt_path
+    (tmp_path / "test/config.yaml").unlink()
+    assert run.begin(compose(), []).ckpt_path
+    (tmp_path / "test/config.yaml").unlink()
+    with pytest.raises(ConfigError, match=r"has lost its config.yaml.*RUN_ID"):
+        run.begin(compose("seed=7"), [])
+
+
+def test_a_configuration_without_the_newest_keys_is_the_same(compose, tmp_path: Path):
+    run.begin(compose(), [])
+    path = tmp_path / "test/config.yaml"
+    saved = yaml.safe_load(path.read_text())
+    del saved["summary"]
+    saved["trainer"]["enable_autolog_hparams"] = False
+    path.write_text(yaml.safe_dump(saved))
+    assert set(find_changes(compose())) > {"summary.metrics"}
+    path.write_text(yaml.safe_dump(saved | {"seed": 3}))
+    with pytest.raises(ConfigError, match="seed: 3 -> 0"):
+        find_changes(compose())
+
+
+def test_the_users_module_says_what_else_may_change(compose, monkeypatch: pytest.MonkeyPatch):
+    module = types.ModuleType("my_rules")
+    module.MAY_CHANGE = (r"data\.num_val",)
+    monkeypatch.setitem(sys.modules, "my_rules", module)
+    run.begin(compose(), [])
+    changed = compose("data.num_val=100")
+    with pytest.raises(ConfigError, match=r"data\.num_val"):
+        find_changes(changed)
+    with open_dict(changed):
+        changed.rules = "my_rules"
+    assert find_changes(changed)["data.num_val"][1] == 100
+
+
+def test_a_best_checkpoint_that_is_missing_is_said(compose, tmp_path: Path):
+    cfg = compose()
+    run.begin(cfg, [])
+    assert run.best_checkpoint(cfg) is None  # nothing was saved, as in debug=fast
+    folder = tmp_path / "test/checkpoints"
+    for step in (None, 40):
+        state = {"monitor": "val/loss", "score": 0.25, "step": step}
+        save(folder / "last.ckpt", 60, callbacks={"BestCheckpoint": state})
+        if step is None:
+            assert run.best_checkpoint(cfg) is None  # no epoch had a score
+    with pytest.raises(CheckpointError, match=r"is missing: .* after step 40, with val/loss=0.25"):
+        run.best_checkpoint(cfg)
+    save(folder / "best.ckpt", 40)
+    assert run.best_checkpoint(cfg) == str(folder / "best.ckpt")
+
+
+def damage(path: Path, how: str) -> None:
+    """What may happen to a file that nobody looks at."""
+    content = path.read_bytes()
+    path.unlink()
+    match how:
+        case "folder":
+            (path / "within").mkdir(parents=True)
+        case "null":
+            path.write_text("null")
+        case "empty":
+            path.touch()
+        case "cut":
+            path.write_bytes(content[: len(content) // 2])
+        case "flipped":
+            path.write_bytes(bytes([content[0] ^ 128]) + content[1:])
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "empty", "folder", "null"])
+@pytest.mark.parametrize(
+    "name",
+    ["metrics.csv", "metrics.json", "logs/environment.json", "logs/finished.json", "config.yaml"],
+)
+def test_a_damaged_file_is_said_and_kept_aside(
+    compose, tmp_path: Path, name: str, how: str, caplog, monkeypatch: pytest.MonkeyPatch
+):
+    # They take a second, and have tests of their own.
+    monkeypatch.setattr("samestep.run.records.surroundings", dict)
+    monkeypatch.setattr("samestep.run.records.code_state", lambda code: (None, ""))
+    cfg = compose()
+    run.begin(cfg, ["train.py"])
+    save(tmp_path / "test/checkpoints/last.ckpt", 1)
+    (tmp_path / "test/metrics.csv").write_text("epoch,step,train/loss\n0,19,0.25\n1,39,0.125\n")
+    run.finish(cfg, {"a": 1.0, "b": 2.0}, seconds=1.0)
+    path = tmp_path / "test" / name
+    damage(path, how)
+    if name == "config.yaml":
+        with pytest.raises(
+            ConfigError, match=r"config.yaml cannot be read: .*Restore|holds a run with another"
+        ):
+            run.begin(cfg, ["train.py"])
+        return
+    if name == "metrics.csv":
+        summarize(tmp_path / "test")
+        cfg = compose("trainer.max_epochs=4")  # finished, it would not be looked at
+    if name == "logs/environment.json":
+        cfg = compose("trainer.max_epochs=4")
+    state = run.begin(cfg, ["train.py"])
+    assert state == (False, f"{tmp_path}/test/checkpoints/last.ckpt")
+    if not (name == "metrics.csv" and how == "cut"):  # a shorter number is a number too
+        assert f"{path} cannot be read" in caplog.text
+        assert path.with_name(f"{path.name}.damaged").exists()
+    run.finish(cfg, {"a": 1.0}, seconds=1.0)
+    assert run.begin(cfg, ["train.py"]).finished
 
 
 def test_metrics_are_exact_sorted_and_replaced_whole(compose, tmp_path: Path):
@@ -167,22 +365,8 @@ def test_a_run_is_loaded_from_its_directory_alone(digits_run: Path):
     assert tested == {name: final[name] for name in final if name.startswith("test/")}
 
 
-def test_a_directory_that_is_no_run_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match=f"{tmp_path} is not a run"):
-        run.load_run(tmp_path)
-
-
-def test_a_checkpoint_that_does_not_exist_names_those_that_do(digits_run: Path, compose):
-    with pytest.raises(ConfigError, match=r"ckpt=first: .* holds best, last"):
-        run.load_run(digits_run, "first")
-    cfg = compose()
-    run.begin(cfg, [])
-    with pytest.raises(ConfigError, match="holds no checkpoint"):
-        run.load_run(cfg.run_dir)
-
-
 def test_the_summary_says_what_the_files_say(digits_run: Path):
-    text = run.summary(digits_run, seconds=61.4)
+    text = summarize(digits_run, seconds=61.4)
     final = json.loads((digits_run / "metrics.json").read_text())
     best = max(row.get("val/accuracy", 0) for row in read_history(digits_run))
     for fact in (
@@ -197,9 +381,9 @@ def test_the_summary_says_what_the_files_say(digits_run: Path):
 
 
 def test_the_summary_says_what_to_type_next(digits_run: Path):
-    text = run.summary(digits_run)
-    assert f"python scripts/evaluate.py run={digits_run}\n" in text
-    assert f"python scripts/predict.py run={digits_run} image.png\n" in text
+    text = summarize(digits_run)
+    assert f"python scripts/evaluate.py {digits_run}\n" in text
+    assert f"python scripts/predict.py {digits_run} image.png\n" in text
     assert text.endswith(
         "RUN_ID=digits python train.py trainer.accelerator=cpu data.global_batch_size=60 "
         f"run_root={digits_run.parent} trainer.max_epochs=4"

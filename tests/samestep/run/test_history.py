@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from samestep.run.history import History
+from samestep.run.records import read_history
 
 # A run that continues finds its own checkpoints.
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* not empty:UserWarning")
@@ -107,12 +108,14 @@ def test_figures_are_read_back_exactly(undisturbed: Path):
     assert best["global_step"] < 12  # testing it leaves the rows of later steps alone
     layer = best["state_dict"]
     loss = (layer["layer.weight"].sum() + layer["layer.bias"]).square().item()
-    assert History(undisturbed).last()["test/loss"] == loss
+    assert read_history(undisturbed)[-1]["test/loss"] == loss
 
 
 def test_final_metrics_are_the_newest_of_each_and_no_speeds(undisturbed: Path):
     table = rows(undisturbed)
-    assert History(undisturbed).last() == {
+    history = History(undisturbed)
+    history.rows = {int(row["step"]): row for row in read_history(undisturbed)}
+    assert history.last() == {
         "test/loss": float(table[3]["test/loss"]),
         "train/loss": float(table[2]["train/loss"]),
         "val/loss": float(table[2]["val/loss"]),
@@ -146,6 +149,15 @@ def test_a_run_that_goes_on_longer_keeps_its_rows(tmp_path: Path, undisturbed: P
     fit(tmp_path, max_epochs=2)
     fit(tmp_path)
     assert (tmp_path / "metrics.csv").read_text() == (undisturbed / "metrics.csv").read_text()
+
+
+def test_a_flipped_bit_in_the_file_reaches_nothing(tmp_path: Path, undisturbed: Path):
+    with pytest.raises(RuntimeError, match="killed"):
+        fit(tmp_path, DiesAfterTheCheckpoint())
+    path = tmp_path / "metrics.csv"
+    path.write_text(path.read_text().replace("0.0", "0.4"))
+    fit(tmp_path)
+    assert path.read_text() == (undisturbed / "metrics.csv").read_text()
 
 
 def test_other_ranks_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

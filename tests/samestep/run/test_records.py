@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from samestep.ranks.secrets import redacted
-from samestep.run.records import code_state, log_to_files, record_attempt, write_text
+from samestep.run.files import write_text
+from samestep.run.records import code_state, log_to_files, record_attempt
 from tests.conftest import run
 
 

@@ -18,6 +18,9 @@ class CNN(nn.Module):
     Shape:
         images ``[B, num_channels, image_size, image_size]`` to logits ``[B, num_classes]``.
 
+    Raises:
+        ValueError: if ``channels`` are not two positive numbers, or the images are too small.
+
     Source:
         LeCun et al., Gradient-based learning applied to document recognition, 1998 (LeNet-5).
     """
@@ -26,6 +29,10 @@ class CNN(nn.Module):
         self, *, num_channels: int, image_size: int, num_classes: int, channels: tuple[int, int]
     ) -> None:
         super().__init__()
+        if len(channels) != 2 or min(channels) < 1:
+            raise ValueError(f"channels={list(channels)}: must be two numbers, each at least 1")
+        if image_size < 4:
+            raise ValueError(f"image_size={image_size}: must be at least 4")
         first, second = channels
         self.features = nn.Sequential(
             nn.Conv2d(num_channels, first, kernel_size=5, padding=2),

@@ -17,12 +17,17 @@ class ResNet18(nn.Module):
     Shape:
         images ``[B, num_channels, H, W]`` to logits ``[B, num_classes]``.
 
+    Raises:
+        ValueError: if ``width`` is below 1.
+
     Source:
         He et al., Deep residual learning for image recognition, https://arxiv.org/abs/1512.03385.
     """
 
     def __init__(self, *, num_channels: int, num_classes: int, width: int) -> None:
         super().__init__()
+        if width < 1:
+            raise ValueError(f"width={width}: must be at least 1")
         self.stem = nn.Sequential(*conv_norm(num_channels, width), nn.ReLU())
         self.stages = nn.Sequential(
             *residual_stage(width, width, stride=1),

@@ -1,7 +1,7 @@
 """One epoch of MNIST in train.py's way against a bare PyTorch loop, side by side.
 
-python scripts/benchmark.py                 # 3 rounds of 3 epochs each, in turn, on one CPU thread
-python scripts/benchmark.py rounds=5 threads=2
+python -m tests.benchmark                 # 3 rounds of 3 epochs each, in turn, on one CPU thread
+python -m tests.benchmark --rounds 5 --threads 2
 
 Both train the same MLP of 68 k parameters on 55,000 images (and validate it on 5,000) in MNIST's
 file format, batch 128, Adam. Our epoch has everything on: validation, metrics.csv, two
@@ -9,7 +9,7 @@ checkpoints, progress. The bare loop holds its tensors in memory and does nothin
 images are random: speed does not depend on what they show.
 """
 
-import sys
+import argparse
 import tempfile
 import time
 from hashlib import md5
@@ -102,7 +102,7 @@ def bare(overrides: list[str]) -> list[float]:
     return seconds
 
 
-def main(rounds: int = 3, threads: int = 1) -> None:
+def main(rounds: int, threads: int) -> None:
     """Measure in turn, and print the ratio of each pair."""
     torch.set_num_threads(threads)
     results: dict[str, list[Any]] = {"ours": [], "bare": []}
@@ -124,4 +124,9 @@ def main(rounds: int = 3, threads: int = 1) -> None:
 
 
 if __name__ == "__main__":
-    main(**{key: int(value) for key, value in (word.split("=") for word in sys.argv[1:])})
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch (default: 1)")
+    main(**vars(parser.parse_args()))

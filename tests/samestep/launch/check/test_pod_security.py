@@ -2,8 +2,10 @@
 
 import pytest
 
-from samestep.launch import check, rules, security
-from tests.samestep.launch.test_check import TARGETS, C, S, composed, found
+from samestep.launch import check
+from samestep.launch.check.documents import find_pods, walk
+from samestep.launch.check.pod_security import load_validator
+from tests.samestep.launch.check.planting import CONTAINER, POD, TARGETS, composed, found
 
 SECURITY = {  # control of the standard: fields and values that break it
     "HostProcess": [("securityContext.windowsOptions.hostProcess", True),
@@ -46,14 +48,36 @@ SECURITY = {  # control of the standard: fields and values that break it
     [(control, *case) for control, cases in SECURITY.items() for case in cases],
 )
 def test_each_control_of_the_restricted_standard(control, field, value):
-    faults = found(**{f"Job:{S}.{field}": value})
+    faults = found(**{f"Job:{POD}.{field}": value})
     assert any(f"(Pod Security Standard, {control})" in fault for fault in faults), faults
 
 
-def test_the_table_has_all_controls_and_each_is_tried():
-    controls = {control.name for control in (*security.BASELINE, *security.RESTRICTED)}
+def test_the_schema_has_all_controls_and_each_is_tried():
+    schemas = [node for _, node in walk(load_validator().schema) if isinstance(node, dict)]
+    controls = {node["title"] for node in schemas if isinstance(node.get("title"), str)}
     assert controls == SECURITY.keys()
     assert len(controls) == 16  # of 13 and 5 on the page, two there are stricter forms of others
+
+
+def test_each_rule_of_the_schema_has_a_title_and_a_description():
+    """The messages are made of both."""
+    rules = {"const", "enum", "not", "contains", "minimum", "pattern"}
+    for path, node in walk(load_validator().schema):
+        is_rule = isinstance(node, dict) and rules & node.keys()
+        if is_rule and not path.endswith(".contains"):
+            assert {"title", "description"} <= node.keys(), path
+
+
+def test_a_message_names_place_value_rule_and_control():
+    assert found(**{f"Job:{POD}.hostNetwork": True}) == [
+        f"Job mine: {POD}.hostNetwork=true: must be false (Pod Security Standard, Host Namespaces)"
+    ]
+    assert found(**{f"Job:{CONTAINER}.securityContext.capabilities.drop": ["KILL"]}) == [
+        f'Job mine: {CONTAINER}.securityContext.capabilities.drop=["KILL"]: must have ALL '
+        "(Pod Security Standard, Capabilities)"
+    ]
+    (fault,) = found(**{f"Job:{CONTAINER}.securityContext.allowPrivilegeEscalation": None})
+    assert f"{CONTAINER}.securityContext.allowPrivilegeEscalation: must be false" in fault
 
 
 def test_the_annotation_that_switches_apparmor_off():
@@ -66,7 +90,7 @@ def test_the_annotation_that_switches_apparmor_off():
 @pytest.mark.parametrize("group", ["initContainers", "ephemeralContainers"])
 def test_other_containers_are_under_the_same_standard(group):
     container = {"name": "x", "image": "x:1"}
-    faults = found(**{f"Job:{S}.{group}": [container]})
+    faults = found(**{f"Job:{POD}.{group}": [container]})
     assert f"{group}[0].securityContext.allowPrivilegeEscalation: must be false" in "".join(faults)
 
 
@@ -77,19 +101,31 @@ def test_a_container_may_say_what_its_pod_does_not():
     context = template["spec"].pop("securityContext")
     own["seccompProfile"] = context["seccompProfile"]
     assert list(check.faults(cfg, documents)) == [
-        f"Job mine: {C}.securityContext.runAsNonRoot: must be true "
+        f"Job mine: {CONTAINER}.securityContext.runAsNonRoot: must be true "
         "(Pod Security Standard, Running as Non-root)"
     ]
     own["runAsNonRoot"] = True
     assert list(check.faults(cfg, documents)) == []
 
 
+def test_a_pod_may_not_say_what_its_containers_correct():
+    """The standard judges the pod's own value too."""
+    cfg, documents = composed()
+    template = documents[-1]["spec"]["template"]
+    template["spec"]["securityContext"]["runAsNonRoot"] = False
+    template["spec"]["containers"][0]["securityContext"]["runAsNonRoot"] = True
+    assert list(check.faults(cfg, documents)) == [
+        f"Job mine: {POD}.securityContext.runAsNonRoot=false: must be true "
+        "(Pod Security Standard, Running as Non-root)"
+    ]
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_standard_holds_for_the_pods_of_every_target(target):
     cfg, documents = composed(target)
     for document in documents:
-        for _, pod in rules.pods(document):
+        for _, pod in find_pods(document):
             del pod["spec"]["securityContext"]
     kinds = {fault.split()[0] for fault in check.faults(cfg, documents)}
-    expected = {document["kind"] for document in documents if list(rules.pods(document))}
+    expected = {document["kind"] for document in documents if list(find_pods(document))}
     assert kinds == expected != set()

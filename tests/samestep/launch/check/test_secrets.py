@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from samestep.config.compose import check as compose
-from samestep.launch import check, leaks, render
-from tests.samestep.launch.test_check import C, composed, found
+from samestep.launch import check, render
+from tests.samestep.launch.check.planting import CONTAINER, compose_once, composed, found
 
 TOKEN = "hunter2-hunter2"
 GITHUB = "ghp_" + "a1" * 18  # in two parts, so that no scanner takes it for a real one
@@ -24,7 +23,7 @@ LEAKS = [
 @pytest.mark.parametrize("overrides", LEAKS)
 def test_a_secret_is_refused_and_not_repeated(overrides):
     faults = "\n".join(found("k8s", *overrides))
-    assert "is a secret that all could read; put it into the Secret" in faults
+    assert "is a secret that everyone could read; put it into the Secret" in faults
     assert not re.search("hunter2|ghp_", faults)
 
 
@@ -38,9 +37,9 @@ def test_a_secret_of_this_machine_is_recognised_by_its_value(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "path", "value"),
     [
-        ("Job", f"{C}.env[1]", {"name": "API_TOKEN", "value": TOKEN}),
-        ("Job", f"{C}.args[6]", f"logger.wandb.api_key={TOKEN}"),
-        ("Job", f"{C}.args[6]", f"--token={TOKEN}"),
+        ("Job", f"{CONTAINER}.env[1]", {"name": "API_TOKEN", "value": TOKEN}),
+        ("Job", f"{CONTAINER}.args[6]", f"logger.wandb.api_key={TOKEN}"),
+        ("Job", f"{CONTAINER}.args[6]", f"--token={TOKEN}"),
         ("Job", "metadata.annotations", {"note": GITHUB}),
     ],
 )
@@ -77,7 +76,7 @@ def test_what_only_looks_like_a_secret_is_let_through(override):
 
 
 def test_secrets_in_a_stack_of_swarm():
-    cfg = compose(["cluster=swarm"])
+    cfg = compose_once("cluster=swarm").copy()
     cfg.run_id = "mine"
     documents = render.render(cfg, [])
     assert list(check.faults(cfg, documents)) == []
@@ -87,6 +86,9 @@ def test_secrets_in_a_stack_of_swarm():
     assert re.fullmatch(r"services\.[\w-]+\.environment\[\d+\]: is a secret .*", fault)
 
 
-def test_leaks_walk_everything():
-    paths = [path for path, _ in leaks.walk({"a": [{"b": 1}, "c"]})]
-    assert paths == ["", "a", "a[0]", "a[0].b", "a[1]"]
+def test_a_secret_is_reported_once_at_the_variable_that_holds_it():
+    cfg, documents = composed()
+    env = documents[-1]["spec"]["template"]["spec"]["containers"][0]["env"]
+    env += [{"name": f"TOKEN_{number}", "value": GITHUB} for number in range(12)]
+    places = [fault.split(": ")[1] for fault in check.faults(cfg, documents)]
+    assert places == [f"{CONTAINER}.env[{number}]" for number in range(1, 13)]

@@ -1,12 +1,12 @@
-"""Make k8s/schemas.json.xz: what the API servers accept, small enough to be part of the repository.
+"""Make k8s/schemas.json.xz: what the API servers accept, small enough to be kept in git.
 
-python src/samestep/launch/schemas.py NAME=FILE...
-python src/samestep/launch/schemas.py kubernetes-1.36=swagger.json jobset-0.12=jobsets.yaml
+python -m tests.make_schemas NAME=FILE...
+python -m tests.make_schemas kubernetes-1.36=swagger.json jobset-0.12=jobsets.yaml
 
 NAME=FILE  a release, and its swagger.json (the kinds in KINDS) or a CustomResourceDefinition (YAML)
 
-Descriptions are left out. Fields that a schema does not list are refused, unless the API server
-would keep them.
+The schemas keep no descriptions. They refuse a field that they do not list, unless the API server
+would keep such a field.
 """
 
 import json
@@ -18,8 +18,10 @@ from typing import Any
 
 import yaml
 
-SCHEMAS = Path(__file__).parents[3] / "k8s" / "schemas.json.xz"
-KINDS = {  # of Kubernetes itself, and their names in addresses
+from samestep.launch.check import kubernetes_schemas
+from samestep.launch.check.quantities import QUANTITY
+
+KINDS = {  # kinds of Kubernetes itself, and their names in URLs
     "v1 ConfigMap": "configmaps",
     "v1 Event": "events",
     "v1 Namespace": "namespaces",
@@ -34,14 +36,13 @@ KINDS = {  # of Kubernetes itself, and their names in addresses
     "networking.k8s.io/v1 NetworkPolicy": "networkpolicies",
     "policy/v1 PodDisruptionBudget": "poddisruptionbudgets",
 }
-RULES = (  # of a schema that are kept as they are
+RULES = (  # rules of a schema that are copied unchanged
     *("type", "enum", "pattern", "minimum", "maximum", "required", "$ref"),
     *("minItems", "maxItems", "minLength", "maxLength", "maxProperties"),
 )
 POD_TEMPLATE = "io.k8s.api.core.v1.PodTemplateSpec"
 METADATA = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
-QUANTITY = r"^[+-]?(\d+\.?\d*|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?$"
-SPECIAL = {  # written by hand where the swagger says only "string" or "object"
+SPECIAL = {  # written by hand, because the swagger says only "string" or "object"
     "io.k8s.apimachinery.pkg.api.resource.Quantity": {
         "type": ["string", "number"],
         "pattern": QUANTITY,
@@ -49,7 +50,8 @@ SPECIAL = {  # written by hand where the swagger says only "string" or "object"
     "io.k8s.apimachinery.pkg.util.intstr.IntOrString": {"type": ["string", "integer"]},
     "io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1": {"type": "object"},
 }
-CHOICES = {  # (field, another field beside it): values; the API server checks them in its code
+# The API server checks these values in code, so that its swagger does not list them.
+CHOICES = {  # (field, another field beside it): values
     ("imagePullPolicy", "image"): ["Always", "IfNotPresent", "Never"],
     ("terminationMessagePolicy", "image"): ["File", "FallbackToLogsOnError"],
     ("restartPolicy", "containers"): ["Always", "OnFailure", "Never"],
@@ -67,29 +69,29 @@ CHOICES = {  # (field, another field beside it): values; the API server checks t
 }
 
 
-def main(words: Sequence[str]) -> int:
-    """Read the files, write the schemas."""
-    if not words or any("=" not in word for word in words):
+def main(argv: Sequence[str]) -> int:
+    """Read the files and write the schemas."""
+    if not argv or any("=" not in argument for argument in argv):
         print(__doc__)
         return 2
     kinds: dict[str, Any] = {}
     definitions: dict[str, Any] = {}
-    for name, file in (word.split("=", 1) for word in words):
+    for name, file in (argument.split("=", 1) for argument in argv):
         text = Path(file).read_text()
         if file.endswith(".json"):
-            found = of_swagger(json.loads(text)["definitions"], definitions)
+            found = read_swagger(json.loads(text)["definitions"], definitions)
         else:
-            found = of_resource(yaml.safe_load(text))
+            found = read_resource(yaml.safe_load(text))
         kinds |= {kind: {"source": name, **entry} for kind, entry in found.items()}
-    content = {"kinds": kinds, "definitions": shared(kinds, definitions)}
+    content = {"kinds": kinds, "definitions": share_repeated(kinds, definitions)}
     packed = lzma.compress(json.dumps(content, separators=(",", ":"), sort_keys=True).encode())
-    SCHEMAS.write_bytes(packed)
-    print(f"{SCHEMAS.name}: {len(kinds)} kinds, {len(packed)} bytes")
+    kubernetes_schemas.SCHEMAS.write_bytes(packed)
+    print(f"{kubernetes_schemas.SCHEMAS.name}: {len(kinds)} kinds, {len(packed)} bytes")
     return 0
 
 
-def of_swagger(swagger: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The kinds in KINDS; what they are made of goes to ``definitions``."""
+def read_swagger(swagger: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return the kinds in KINDS; add the definitions that they refer to to ``definitions``."""
     found = {}
     for node in swagger.values():
         for kind in node.get("x-kubernetes-group-version-kind", []):
@@ -98,17 +100,17 @@ def of_swagger(swagger: dict[str, Any], definitions: dict[str, Any]) -> dict[str
             if key in KINDS:
                 scoped = kind["kind"] != "Namespace"
                 found[key] = {"plural": KINDS[key], "namespaced": scoped, "schema": strict(node)}
-    todo = [METADATA, POD_TEMPLATE, *(name for e in found.values() for name in names(e))]
+    todo = [METADATA, POD_TEMPLATE, *(name for e in found.values() for name in list_references(e))]
     while todo:
         name = todo.pop()
         if name not in definitions:
             definitions[name] = SPECIAL.get(name) or strict(swagger[name])
-            todo += names(definitions[name])
+            todo += list_references(definitions[name])
     return found
 
 
-def of_resource(crd: dict[str, Any]) -> dict[str, Any]:
-    """The versions of a CustomResourceDefinition."""
+def read_resource(crd: dict[str, Any]) -> dict[str, Any]:
+    """Return each version of a CustomResourceDefinition as a kind."""
     spec, found = crd["spec"], {}
     for version in spec["versions"]:
         schema = strict(version["schema"]["openAPIV3Schema"])
@@ -135,40 +137,53 @@ REPLICAS = {
 }
 
 
-def strict(node: Any, is_top: bool = True) -> Any:
-    """The schema without its texts, and closed against fields that it does not list."""
+def strict(node: Any) -> Any:
+    """Return the schema of an object without descriptions; it refuses fields it does not list."""
+    schema = strict_field(node)
+    if "status" in schema.get("properties", {}):
+        schema["properties"]["status"] = {}  # written by the cluster, in any form
+    return schema
+
+
+def strict_field(node: Any) -> Any:
+    """Return the schema of a field without descriptions; it refuses fields it does not list."""
     if node.get("x-kubernetes-int-or-string"):
         return {"type": ["integer", "string"]} | {k: node[k] for k in ("pattern",) if k in node}
     kept: dict[str, Any] = {key: node[key] for key in RULES if key in node}
     for key in ("items", "additionalProperties"):
         if isinstance(node.get(key), dict):
-            kept[key] = strict(node[key], is_top=False)
+            kept[key] = strict_field(node[key])
     if "properties" in node:
-        fields = node["properties"]
-        kept["properties"] = {name: strict(field, is_top=False) for name, field in fields.items()}
-        for (name, beside), choices in CHOICES.items():
-            if name in fields and beside in fields:
-                kept["properties"][name] |= {"enum": choices}
-        if is_top and "status" in fields:
-            kept["properties"]["status"] = {}  # written by the cluster
-        if (
-            not node.get("x-kubernetes-preserve-unknown-fields")
-            and "additionalProperties" not in kept
-        ):
+        kept["properties"] = strict_properties(node["properties"])
+        keeps_unknown = node.get("x-kubernetes-preserve-unknown-fields")
+        if not keeps_unknown and "additionalProperties" not in kept:
             kept["additionalProperties"] = False
     return kept
 
 
-def names(node: Any) -> list[str]:
-    """The definitions that a schema refers to."""
-    if isinstance(node, dict):
-        own = [str(node["$ref"]).rpartition("/")[2]] if "$ref" in node else []
-        return [*own, *(name for value in node.values() for name in names(value))]
-    return [name for value in node for name in names(value)] if isinstance(node, list) else []
+def strict_properties(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the schemas of an object's fields, with the values in CHOICES."""
+    kept = {name: strict_field(field) for name, field in fields.items()}
+    for (name, beside), choices in CHOICES.items():
+        if name in fields and beside in fields:
+            kept[name] |= {"enum": choices}
+    return kept
 
 
-def shared(kinds: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """``definitions``, and those of what the kinds repeat: less to read."""
+def list_references(node: Any) -> list[str]:
+    """Return the names of the definitions that a schema refers to."""
+    if isinstance(node, list):
+        return [name for item in node for name in list_references(item)]
+    if not isinstance(node, dict):
+        return []
+    found = [name for item in node.values() for name in list_references(item)]
+    if "$ref" in node:
+        found.append(str(node["$ref"]).rpartition("/")[2])
+    return found
+
+
+def share_repeated(kinds: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return ``definitions``, and a definition for each schema that the kinds repeat."""
     seen: dict[str, dict[str, Any]] = {}
 
     def share(node: Any) -> Any:

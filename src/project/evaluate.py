@@ -1,0 +1,64 @@
+"""Test or validate the model of a run again."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from project.saved_run import read_saved_config
+from samestep.errors import ConfigError
+
+
+def evaluate(
+    model: Any, data: Any, run_dir: Path, split: str, accelerator: str
+) -> dict[str, float]:
+    """The metrics of one split, computed in one process over all its images.
+
+    They equal those of the run to the last bit if the run had one process too, on the same machine
+    and kind of device, and left no images out.
+
+    Args:
+        model: of the run, as ``project.load_run`` gives it.
+        data: of the run.
+        run_dir: directory of the run; its configuration says the precision.
+        split: test or val.
+        accelerator: auto, cpu or gpu.
+
+    Raises:
+        ConfigError: if this machine has no such accelerator.
+    """
+    try:
+        trainer = L.Trainer(
+            accelerator=accelerator,
+            devices=1,
+            precision=read_saved_config(run_dir).trainer.precision,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+    except MisconfigurationException as error:
+        raise ConfigError(f"--accelerator {accelerator}: {error}") from error
+    loop = trainer.test if split == "test" else trainer.validate
+    return dict(loop(model, datamodule=data, verbose=False)[0])
+
+
+def find_unusable(metrics: dict[str, float]) -> list[str]:
+    """The names of metrics that are nan or infinite."""
+    return [name for name, value in metrics.items() if not math.isfinite(value)]
+
+
+def to_json(metrics: dict[str, float]) -> str:
+    """The metrics as JSON; nan and infinity are null, because JSON cannot hold them."""
+    unusable = find_unusable(metrics)
+    finite = {name: None if name in unusable else value for name, value in metrics.items()}
+    return json.dumps(finite, indent=2)
+
+
+def to_table(metrics: dict[str, float]) -> str:
+    """The metrics as a table, one to a line."""
+    width = max(map(len, metrics))
+    return "\n".join(f"  {name:<{width}}  {value:.4f}" for name, value in metrics.items())

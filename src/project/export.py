@@ -1,0 +1,124 @@
+"""Write the net of a run in forms that other programs read, each checked against the original."""
+
+import copy
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_model, save_model
+from torch import Tensor, nn
+
+from project.data.datamodule import ImageDataModule
+from project.model.classifier import ImageClassifier
+from project.saved_run import read_saved_config
+from samestep.build import build
+from samestep.errors import RunError
+
+NUM_IMAGES = 64  # test images on which the files are checked
+TOLERANCE = 1e-4  # of the largest logit: how far a logit may be from the original
+
+
+class ExportError(RunError):
+    """The net cannot be exported; nothing was written."""
+
+
+def export_run(run_dir: Path, model: ImageClassifier, data: ImageDataModule) -> dict[str, float]:
+    """Write ``<run_dir>/export`` once all files in it are proven right on real test images.
+
+    Returns:
+        For each file the largest difference between its logits and the original ones.
+
+    Raises:
+        ExportError: if the net cannot be traced, or a file gives other logits.
+    """
+    images = read_test_images(data)
+    expected = compute_logits(lambda images: model(data.normalize(images)), images)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=run_dir) as name:
+        folder = Path(name)
+        write_weights(model.net, read_saved_config(run_dir).model.net, data, folder)
+        write_program(model.net, data, folder)
+        differences = {
+            "model.safetensors": measure_difference(read_weights(data, folder), images, expected),
+            "model.pt2": measure_difference(read_program(folder), images, expected),
+        }
+        for file, difference in differences.items():
+            check_difference(file, difference, expected)
+        target = run_dir / "export"
+        target.mkdir(exist_ok=True)
+        for path in folder.iterdir():
+            path.replace(target / path.name)
+    return differences
+
+
+def read_test_images(data: ImageDataModule) -> Tensor:
+    """The first test images, uint8 ``[B, C, H, W]``."""
+    data.num_workers, data.eval_batch_size = 0, NUM_IMAGES
+    data.prepare_data()
+    data.setup("test")
+    raw, _ = next(iter(data.test_dataloader()))
+    images: Tensor = raw.images
+    return images
+
+
+def write_weights(net: nn.Module, cfg: Any, data: ImageDataModule, folder: Path) -> None:
+    """Write ``model.safetensors``, and ``config.yaml`` from which the net can be built again."""
+    keys = ("num_channels", "image_size", "class_names", "mean", "std")
+    config = {"net": cfg, **{key: getattr(data, key) for key in keys}}
+    OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
+    save_model(net, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    # safetensors gives the right to read to the owner only.
+    shutil.copymode(folder / "config.yaml", folder / "model.safetensors")
+
+
+def read_weights(data: ImageDataModule, folder: Path) -> nn.Module:
+    """The net that ``config.yaml`` names, with the weights of ``model.safetensors``."""
+    net: nn.Module = build(OmegaConf.load(folder / "config.yaml").net, "net")
+    load_model(net, folder / "model.safetensors")
+    return nn.Sequential(data.normalize, net).eval()
+
+
+def write_program(net: nn.Module, data: ImageDataModule, folder: Path) -> None:
+    """Write ``model.pt2``, for batches of any size."""
+    # torch.export keeps requires_grad, so trace a copy: the model itself stays trainable.
+    net = copy.deepcopy(net).requires_grad_(False)
+    whole = nn.Sequential(data.normalize, net)
+    example = torch.zeros(2, data.num_channels, data.image_size, data.image_size).byte()
+    shapes = {0: torch.export.Dim("batch", min=1)}
+    try:
+        program = torch.export.export(whole, (example,), dynamic_shapes=(shapes,))
+    except Exception as error:
+        raise ExportError(f"torch.export cannot trace the net: {error}") from error
+    torch.export.save(program, folder / "model.pt2")
+
+
+def read_program(folder: Path) -> nn.Module:
+    """What ``model.pt2`` computes."""
+    return torch.export.load(folder / "model.pt2").module()
+
+
+def measure_difference(
+    function: Callable[[Tensor], Tensor], images: Tensor, expected: Tensor
+) -> float:
+    """The largest difference between the logits of ``function`` and the expected ones."""
+    return float((compute_logits(function, images) - expected).abs().max())
+
+
+def compute_logits(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Logits of all images in one batch, and of the first one alone."""
+    with torch.inference_mode():
+        return torch.cat([function(images), function(images[:1])])
+
+
+def check_difference(file: str, difference: float, expected: Tensor) -> None:
+    """Raise an ExportError if a file does not give the logits of the original."""
+    # "not <=" instead of ">": nan must fail too.
+    if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
+        raise ExportError(
+            f"{file}: logits differ from the original's by {difference:.1e}; nothing was written. "
+            "A net must keep what it knows in parameters and buffers, and compute the same when it "
+            "is traced"
+        )

@@ -1,0 +1,85 @@
+"""Name the class of image files with the model of a run."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from project.data.datamodule import ImageDataModule
+from project.data.sources import DataError, read_image
+from project.model.classifier import ImageClassifier
+from samestep.errors import ConfigError
+
+BATCH_SIZE = 64  # files decoded and predicted at once
+
+Guesses = list[tuple[str, float]]
+"""Classes with their probabilities, the most likely first."""
+
+
+def find_images(names: Sequence[str]) -> list[Path]:
+    """The named files, and all images in and below the named directories.
+
+    Raises:
+        ConfigError: if a directory holds no images.
+    """
+    files = []
+    for path in map(Path, names):
+        if not path.is_dir():
+            files.append(path)
+            continue
+        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
+        if not found:
+            raise ConfigError(f"{path}: holds no images; they end in {', '.join(IMG_EXTENSIONS)}")
+        files += found
+    return files
+
+
+def predict_files(
+    model: ImageClassifier, data: ImageDataModule, files: Sequence[Path]
+) -> Iterator[tuple[Path, Guesses | DataError]]:
+    """Yield each file with its guesses, or with the reason why it cannot be read.
+
+    The images are prepared as those of ``data=folder`` are. The model stays on its device.
+    """
+    for start in range(0, len(files), BATCH_SIZE):
+        images = {}
+        for file in files[start : start + BATCH_SIZE]:
+            try:
+                images[file] = read_image(file, data.num_channels, data.image_size)
+            except DataError as error:
+                yield file, error
+        if images:
+            guesses = predict(model, data, torch.stack([*images.values()]))
+            yield from zip(images, guesses, strict=True)
+
+
+def predict(model: ImageClassifier, data: ImageDataModule, images: torch.Tensor) -> list[Guesses]:
+    """Guesses for each image of a batch, uint8 ``[B, C, H, W]``."""
+    with torch.inference_mode():
+        normalized = data.normalize.to(model.device)(images.to(model.device))
+        sorted_probabilities = model(normalized).softmax(1).cpu().sort(dim=1, descending=True)
+    guesses = []
+    for values, ids in zip(*sorted_probabilities, strict=True):
+        names = [data.class_names[index] for index in ids.tolist()]
+        guesses.append(list(zip(names, values.tolist(), strict=True)))
+    return guesses
+
+
+def to_json(guesses: dict[str, Guesses]) -> str:
+    """One object for each file."""
+    objects = []
+    for file, best in guesses.items():
+        rounded = [{"class": name, "probability": round(value, 6)} for name, value in best]
+        objects.append({"file": file, "guesses": rounded})
+    return json.dumps(objects, indent=2)
+
+
+def to_table(guesses: dict[str, Guesses], top: int) -> str:
+    """One line for each file. Each column is as wide as its longest text."""
+    rows = [["file", *["class", "probability"] * top]]
+    for file, best in guesses.items():
+        rows.append([file, *(text for name, value in best for text in (name, f"{value:.4f}"))])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -1,0 +1,67 @@
+"""All checks of a run that a cluster is to get: its configuration first, then its documents."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from omegaconf import DictConfig
+
+from samestep.errors import ConfigError
+from samestep.launch.check.cluster_rules import check_cluster
+from samestep.launch.check.documents import Node, find_pods
+from samestep.launch.check.images import check_images
+from samestep.launch.check.jobs import check_jobs
+from samestep.launch.check.kubernetes_schemas import check_schema
+from samestep.launch.check.names import check_names
+from samestep.launch.check.pod_security import check_pod_security
+from samestep.launch.check.secrets import check_secrets, check_secrets_of_configuration
+
+
+def refuse(faults: Iterable[str]) -> None:
+    """Raise a ConfigError with these lines, each once. Without any, do nothing."""
+    if lines := list(dict.fromkeys(faults)):
+        raise ConfigError("\n".join(lines))
+
+
+def faults(cfg: DictConfig, documents: Sequence[Node]) -> Iterator[str]:
+    """Yield the mistakes in ``cfg`` for its cluster; without any, those in the documents.
+
+    The documents are rendered from ``cfg``, so its mistakes would only be repeated there.
+
+    Args:
+        cfg: composed for a cluster; its ``run_id`` is set.
+        documents: what ``render`` made of it.
+    """
+    found = [*check_cluster(cfg), *check_secrets_of_configuration(cfg)]
+    if found:
+        yield from found
+        return
+
+    # A target with its own commands, such as Docker Swarm, has documents that no schema knows.
+    has_schema = "commands" not in cfg.cluster
+    for document in documents:
+        if has_schema or "apiVersion" in document:
+            title = find_title(document)
+            yield from (f"{title}: {fault}" for fault in check_object(document))
+        else:
+            yield from check_secrets(document)
+            yield from check_images(document)
+
+
+def check_object(document: Node) -> Iterator[str]:
+    """Yield the mistakes in an object for Kubernetes."""
+    yield from check_secrets(document)
+    by_schema = list(check_schema(document))
+    if by_schema:
+        # The other checks rely on fields and types that the schema has confirmed.
+        yield from by_schema
+        return
+    yield from check_names(document)
+    yield from check_images(document)
+    yield from check_jobs(document)
+    for path, pod in find_pods(document):
+        yield from check_pod_security(pod, path)
+
+
+def find_title(document: Node) -> str:
+    """The kind and name of the object, such as ``Job mine``."""
+    name = (document.get("metadata") or {}).get("name", "")
+    return f"{document.get('kind', 'document')} {name}".strip()

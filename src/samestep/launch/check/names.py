@@ -1,0 +1,26 @@
+"""Names and labels that Kubernetes accepts."""
+
+import re
+from collections.abc import Iterator
+
+from samestep.launch.check.documents import Node, walk_mappings
+
+LONGEST = 63  # characters of a name in DNS, and of the value of a label
+NAME = re.compile(rf"[a-z]([-a-z0-9]{{0,{LONGEST - 2}}}[a-z0-9])?")  # also for a Service
+NAME_RULE = f"at most {LONGEST} of a-z 0-9 -, the first a letter, the last not -"
+NAMESPACE = re.compile(rf"[a-z0-9]([-a-z0-9]{{0,{LONGEST - 2}}}[a-z0-9])?")
+NAMESPACE_RULE = f"at most {LONGEST} of a-z 0-9 -, the first and last not -"
+LABEL = re.compile(rf"([A-Za-z0-9]([-\w.]{{0,{LONGEST - 2}}}[A-Za-z0-9])?)?")
+LABEL_RULE = f"at most {LONGEST} of A-Z a-z 0-9 - _ ., the first and last a letter or digit"
+
+
+def check_names(document: Node) -> Iterator[str]:
+    """Yield the name of the object, and each of its labels, that the cluster would refuse."""
+    name = document["metadata"]["name"]
+    if not NAME.fullmatch(name):
+        yield f"metadata.name={name}: must be {NAME_RULE}; choose another RUN_ID"
+    for path, node in walk_mappings(document):
+        if path.endswith(("labels", "matchLabels")):
+            for key, value in node.items():
+                if not LABEL.fullmatch(value):
+                    yield f"{path}[{key}]={value}: must be {LABEL_RULE}"

@@ -1,0 +1,69 @@
+"""How a rank reports the error that ends it: to the user, and to torchrun's agent.
+
+Under torchrun each rank has an error file (``TORCHELASTIC_ERROR_FILE``), from which torchrun's
+agent learns why the rank failed: ``ChildFailedError.failures[rank].message``. This is the format of
+``torch.distributed.elastic.multiprocessing.errors``, written without importing torch.
+"""
+
+import json
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from samestep.errors import ConfigError, RunError
+from samestep.ranks import environment
+from samestep.ranks.secrets import redact
+
+EXIT_ERROR, EXIT_CONFIG = 1, 2
+PREFIX = "error: "  # begins the message of an error that the user can mend
+
+
+def report(error: Exception) -> int:
+    """Print an error once, and leave it for torchrun's agent.
+
+    A ``ConfigError`` or ``RunError`` is one message. Any other error is a traceback.
+
+    Returns:
+        The exit code of this process.
+    """
+    record(error)
+    rank_zero_prints = getattr(error, "on_all_ranks", False)
+    if environment.rank() == 0 or not rank_zero_prints:
+        text = message(error)
+        if not text.startswith(PREFIX):
+            text = "".join(traceback.format_exception(error)).rstrip()
+        print(redact(text), file=sys.stderr, flush=True)
+    return exit_code(error)
+
+
+def exit_code(error: Exception) -> int:
+    """2 for a wrong configuration, 1 for any other error."""
+    return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
+
+
+def record(error: Exception) -> None:
+    """Leave the error for torchrun's agent, if there is one; the first error of a rank counts.
+
+    Call it as early as possible: once this rank's connections close, other ranks fail too.
+    """
+    name = environment.variable("TORCHELASTIC_ERROR_FILE")
+    if not environment.under_torchrun() or name is None or Path(name).exists():
+        return
+    now = time.time_ns()
+    extra = {"timestamp": str(now // 10**9), "time_ns": now}
+    text = json.dumps({"message": {"message": redact(message(error)), "extraInfo": extra}})
+    # The agent reads the file when this process ends, at any moment: it must be whole by then.
+    partial = Path(f"{name}.partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(name)
+    except OSError as reason:
+        print(f"{name} cannot be written: {reason.strerror}", file=sys.stderr)
+
+
+def message(error: Exception) -> str:
+    """The error as one message: ``error: ...`` if the user can mend it, otherwise its type too."""
+    if isinstance(error, (ConfigError, RunError)):
+        return f"{PREFIX}{error}"
+    return traceback.format_exception_only(error)[-1].strip()

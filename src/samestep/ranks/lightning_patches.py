@@ -1,0 +1,73 @@
+"""Every private name of another library that we use, with the version and the reason.
+
+Each has a canary test in tests/samestep/ranks/test_lightning_patches.py, which fails when the
+library has changed; pyproject.toml bounds the versions from above.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import lightning as L
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+def leave_signals_to_us(trainer: L.Trainer) -> None:
+    """Keep Lightning 2.6 from handling SIGTERM, and from broadcasting a flag in each step.
+
+    Its handler talks to the other ranks in the middle of a step, and hangs there. Each step also
+    waits for a broadcast of what the handler heard. There is no public switch for either. Our way
+    is samestep.ranks.stopping.
+    """
+    trainer._signal_connector.register_signal_handlers = _do_nothing  # type: ignore[method-assign]
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing  # type: ignore[method-assign]
+
+
+@contextmanager
+def between_steps(trainer: L.Trainer) -> Iterator[None]:
+    """Within this block a checkpoint says that the last step is complete, and no next one begun.
+
+    Lightning 2.6 counts a batch as ready, and knows whether it is the last one of the epoch,
+    before it calls ``on_train_batch_start``. A checkpoint saved there would make Lightning count
+    the step before once more, or end the epoch without its last step.
+    """
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    begun = progress.current.ready - progress.current.completed
+    is_last_batch = progress.is_last_batch
+    progress.current.ready -= begun
+    progress.total.ready -= begun
+    if begun:
+        progress.is_last_batch = False
+    try:
+        yield
+    finally:
+        progress.current.ready += begun
+        progress.total.ready += begun
+        progress.is_last_batch = is_last_batch
+
+
+def uncount_step_before_validation(trainer: L.Trainer) -> None:
+    """Undo one count of a run that continues right after a validation within an epoch.
+
+    Lightning 2.6 then skips the training of one turn of its loop, and counts a step in it that
+    was counted before the checkpoint. The numbers of the steps in the history depend on it.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    fetcher = trainer.fit_loop._data_fetcher
+    within_epoch = 0 < loop.batch_progress.current.ready < trainer.num_training_batches
+    if loop.restarting and within_epoch and fetcher and loop._should_check_val_fx(fetcher):
+        loop._batches_that_stepped -= 1
+
+
+def skip_fused_step(optimizer: Optimizer, skip: Tensor) -> None:
+    """Let a fused optimizer of torch 2.15 skip its next step if ``skip`` is true on the device.
+
+    torch's GradScaler sets these attributes. Nothing else tells a fused optimizer to skip a step
+    without the process having to wait for the device.
+    """
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
+
+
+def _do_nothing() -> None:
+    pass

@@ -1,0 +1,104 @@
+"""The network between the nodes: addresses, interfaces, and waiting for a name."""
+
+import fcntl
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from ipaddress import ip_address
+
+from samestep.errors import RunError
+
+OUTSIDE_ADDRESS = "203.0.113.1"  # reserved for documentation: only the default route leads there
+SIOCGIFADDR = 0x8915  # the Linux request for the IPv4 address of an interface
+
+
+class NetworkError(RunError):
+    """Another node cannot be reached."""
+
+
+def wait_for(
+    name: str, timeout_s: float, on_wait: Callable[[str], None] = lambda reason: None
+) -> tuple[str, str]:
+    """Wait until a node's name has an address and a network leads to it.
+
+    The name of a pod is often published some seconds after the pods that look for it have started.
+
+    Args:
+        name: host name or address of the node.
+        timeout_s: seconds to wait.
+        on_wait: called once with the reason if the first attempt fails.
+
+    Returns:
+        The node's address, and this node's own address on the way to it.
+
+    Raises:
+        NetworkError: after ``timeout_s`` seconds.
+    """
+    deadline = time.monotonic() + timeout_s
+    has_failed = False
+    while True:
+        try:
+            address = address_of(name)
+            return address, address_towards(address)
+        except OSError as error:
+            reason = str(error.strerror)
+            if time.monotonic() + 1 > deadline:
+                raise NetworkError(
+                    f"there is no way to {name} after {timeout_s} s ({reason}). Check that this "
+                    "node is up and that no firewall is between. On Kubernetes its name needs a "
+                    "headless Service with publishNotReadyAddresses, and the pods' subdomain must "
+                    "be the name of that Service. Elsewhere give an address: "
+                    "--master-addr=ADDRESS, and with c10d rendezvous --local-addr=ADDRESS. "
+                    "cluster.timeout_s=SECONDS waits longer"
+                ) from error
+        if not has_failed:
+            on_wait(reason)
+        has_failed = True
+        time.sleep(1)
+
+
+def address_of(name: str) -> str:
+    """Look up the address of a node, IPv4 if it has one.
+
+    Raises:
+        OSError: if the name is unknown.
+    """
+    found = socket.getaddrinfo(name, None)
+    return str(min(found, key=lambda info: info[0] != socket.AF_INET)[4][0])
+
+
+def address_towards(address: str) -> str:
+    """Find this node's own address on the way to ``address``.
+
+    For a loopback address, such as Debian's 127.0.1.1, it is the address on the default route,
+    because other nodes reach this node there.
+
+    Raises:
+        OSError: if no network leads to ``address``.
+    """
+    is_this_node = ip_address(address).is_loopback
+    target = OUTSIDE_ADDRESS if is_this_node else address
+    family = socket.AF_INET6 if ":" in target else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        # Connecting a datagram socket sends nothing; the kernel only chooses the way.
+        error = probe.connect_ex((target, 9))
+        if not error:
+            return str(probe.getsockname()[0])
+    if is_this_node:
+        return address
+    raise OSError(error, os.strerror(error))
+
+
+def interface_with(own_address: str) -> str | None:
+    """Name of the interface that has this IPv4 address; None for other addresses."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                reply = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("40s", name.encode()))
+            except OSError:
+                continue  # this interface has no IPv4 address
+            if socket.inet_ntoa(reply[20:24]) == own_address:
+                return name
+    return None

@@ -1,0 +1,96 @@
+"""What every command does around its ``main``: output that cannot fail, and a quiet Ctrl-C."""
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NoReturn
+
+from samestep.ranks import environment
+
+EXIT_INTERRUPTED = 128 + signal.SIGINT  # 130
+
+
+def run(main: Callable[[], int], *, interrupt_at_once: bool = False) -> NoReturn:
+    """Call ``main`` as the whole program, and exit with the code that it returns; 130 at Ctrl-C.
+
+    Args:
+        main: returns the exit code.
+        interrupt_at_once: Ctrl-C ends the process without cleaning up, until ``main`` installs a
+            handler of its own. Imports of large libraries turn a KeyboardInterrupt into other
+            errors; for a program that has nothing to clean up before.
+
+    Example:
+        ``if __name__ == "__main__": process.run(main)``
+    """
+    make_output_safe()
+    if interrupt_at_once:
+        signal.signal(signal.SIGINT, _exit_interrupted)
+    try:
+        exit_code = main()
+    except KeyboardInterrupt:
+        exit_code = EXIT_INTERRUPTED
+    finally:
+        # Python's own shutdown takes a moment. A handler that raises there prints a traceback.
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, signal.SIG_DFL)
+    sys.exit(exit_code)
+
+
+def make_output_safe() -> None:
+    """Let nothing that is printed or drawn end this process.
+
+    - A reader that goes away (``| head -1``) and a full disk lose the output, not the run.
+    - A closed stdout or stderr (``>&-``) is replaced by ``/dev/null``.
+    - Characters that the terminal's encoding lacks are printed as escapes.
+    - Figures are only saved to files, whatever backend ``MPLBACKEND`` names.
+
+    A reader that only stops reading is waited for, as every program does.
+    """
+    environment.set_variable("MPLBACKEND", "agg")
+    _open_missing_descriptors()
+    sys.stdout = _safe(sys.stdout, sys.__stdout__, 1)
+    sys.stderr = _safe(sys.stderr, sys.__stderr__, 2)
+
+
+class _Output(io.FileIO):
+    """A file descriptor that becomes ``/dev/null`` when it can no longer be written."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BlockingIOError:
+            raise
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            return len(data)
+
+
+def _open_missing_descriptors() -> None:
+    # Otherwise the next file that is opened would become stdout, and get what is printed.
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # takes the lowest number, which is missing
+            os.set_inheritable(null, True)  # processes started here need it too
+
+
+def _safe(stream: Any, original: Any, descriptor: int) -> Any:
+    if stream is not original:
+        return stream  # a test or a notebook has replaced it
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Output(descriptor, "wb", closefd=False)),
+        encoding=stream.encoding if stream else "utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
+        write_through=bool(stream and stream.write_through),
+    )
+
+
+def _exit_interrupted(signum: int, frame: FrameType | None) -> None:
+    os._exit(EXIT_INTERRUPTED)

@@ -1,0 +1,95 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def open_atomic(
+    path: Path, *, before_rename: Callable[[], None] | None = None
+) -> Iterator[IO[bytes]]:
+    """Write a new version of ``path``; a crash at any moment leaves the old version or the new.
+
+    The bytes go to a hidden file beside ``path``. They are forced to the disk, and then the file
+    is renamed. After an exception the old version is untouched and the hidden file is removed.
+
+    Args:
+        path: the file to replace.
+        before_rename: called when the bytes are on the disk and the old version is still there.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if before_rename:
+            before_rename()
+        partial.replace(path)
+        sync_directory(path.parent)
+    finally:
+        if path.parent.is_dir() and not partial.is_dir():
+            partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``path`` whole or not at all: a crash at any moment leaves the old text or the new."""
+    with open_atomic(path) as file:
+        file.write(text.encode())
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Give ``source`` the second name ``target``; copy it where the disk knows no hard links."""
+    partial = target.with_name(f".{target.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        partial.hardlink_to(source)
+    except OSError:
+        copy_file(source, target)
+        return
+    partial.replace(target)
+    # If both names already belong to the same file, the rename above does nothing.
+    partial.unlink(missing_ok=True)
+    sync_directory(target.parent)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file, whole or not at all."""
+    with source.open("rb") as old, open_atomic(target) as new:
+        while block := old.read(2**20):
+            new.write(block)
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_directory(directory: Path) -> None:
+    """Force the names in a directory to the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def set_aside(path: Path, why: object) -> None:
+    """Rename a damaged file or folder to ``<name>.damaged``, and warn: a new one begins."""
+    number = 1
+    aside = path.with_name(f"{path.name}.damaged")
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+    path.rename(aside)
+    log.warning("%s cannot be read (%s); it is kept as %s, and begun anew", path, why, aside.name)

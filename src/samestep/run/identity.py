@@ -1,0 +1,52 @@
+"""Which run a checkpoint belongs to: its name, and a digest of its configuration.
+
+Each start writes both into ``logs/environment.json``, and each checkpoint carries both.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Identity(NamedTuple):
+    """What a run is recognized by."""
+
+    run_id: str | None = None
+    """None: not known, such as that of an old run."""
+    configs: tuple[str, ...] = ()
+    """Digests of the configurations it was started with, the newest last."""
+
+    def problem_with(self, content: Mapping[str, Any]) -> str | None:
+        """Why a checkpoint with this ``["samestep"]`` is another run's; None if it is ours."""
+        run_id, config = content.get("run_id"), content.get("config")
+        if self.run_id and run_id and run_id != self.run_id:
+            return (
+                f"it belongs to the run {run_id}, and this run is {self.run_id}; to continue that "
+                f"one, give its directory its own name again and set RUN_ID={run_id}"
+            )
+        if self.configs and config and config not in self.configs:
+            return "it belongs to a run with another configuration"
+        return None
+
+    def content(self) -> dict[str, Any]:
+        """What a checkpoint of this run carries, as ``content["samestep"]``."""
+        return {"run_id": self.run_id, "config": self.configs[-1] if self.configs else None}
+
+
+def read_identity(run_dir: Path) -> Identity:
+    """The identity that the starts of a run have recorded; an empty one where there is none."""
+    try:
+        attempts = json.loads((run_dir / "logs" / "environment.json").read_text())
+        run_ids = [attempt["run_id"] for attempt in attempts if "run_id" in attempt]
+        configs = [attempt["config"] for attempt in attempts if "config" in attempt]
+    except (OSError, ValueError, TypeError):
+        return Identity()
+    return Identity(run_ids[-1] if run_ids else None, tuple(configs))
+
+
+def digest_of(values: Mapping[str, Any]) -> str:
+    """A digest of a flat configuration."""
+    text = json.dumps(dict(values), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,93 @@
+"""What a finished run prints: its metrics, its files, and what to type next."""
+
+import shlex
+import statistics
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from samestep.run.changes import read_config
+from samestep.run.records import read_attempts, read_history, read_json
+
+Rows = list[dict[str, float]]
+
+
+def summarize(run_dir: Path, seconds: float | None = None) -> str:
+    """Metrics, files and commands, as ``summary`` in the configuration says.
+
+    Args:
+        run_dir: directory of a finished run.
+        seconds: how long this process trained; None leaves the line out.
+    """
+    cfg = read_config(run_dir)
+    rows = read_history(run_dir, damaged=[])
+    num_epochs = count_epochs(rows)
+    facts = {"epochs": str(num_epochs)}
+    facts |= final_metrics(cfg, run_dir)
+    facts |= best_epoch(cfg, rows)
+    if seconds is not None:
+        facts["time"] = f"{timedelta(seconds=round(seconds))} h:m:s"
+    facts |= speeds(rows)
+
+    look_at = OmegaConf.select(cfg, "summary.look_at") or {}
+    paths = {name: f"{run_dir}/{name}" for name in look_at}
+    width = max(map(len, paths.values()), default=0)
+    return "\n".join(
+        [
+            f"Finished: {run_dir}",
+            *(f"  {name:<14} {fact}" for name, fact in facts.items()),
+            *(["Look at"] if look_at else []),
+            *(f"  {path:<{width}}     {look_at[name]}" for name, path in paths.items()),
+            "Next",
+            *(f"  {command}" for command in OmegaConf.select(cfg, "summary.next") or []),
+            f"  {command_to_go_on(run_dir, num_epochs)}",
+        ]
+    )
+
+
+def count_epochs(rows: Rows) -> int:
+    """How many epochs the run was trained."""
+    trained = [row for row in rows if any(name.startswith("train/") for name in row)]
+    return int(max((row.get("epoch", -1) for row in trained), default=-1)) + 1
+
+
+def final_metrics(cfg: DictConfig, run_dir: Path) -> dict[str, str]:
+    """The metrics of ``metrics.json`` that ``summary.metrics`` names."""
+    metrics = read_json(run_dir / "metrics.json", dict) or {}
+    names = OmegaConf.select(cfg, "summary.metrics") or []
+    return {name: f"{metrics[name]:.4f}" for name in names if metrics.get(name) is not None}
+
+
+def best_epoch(cfg: DictConfig, rows: Rows) -> dict[str, str]:
+    """The best value of the monitored metric, and its epoch."""
+    monitor: Any = OmegaConf.select(cfg, "callbacks.best.monitor")
+    found = [row for row in rows if monitor in row]
+    if not found:
+        return {}
+    choose = min if OmegaConf.select(cfg, "callbacks.best.mode") == "min" else max
+    best = choose(found, key=lambda row: row[monitor])
+    return {monitor: f"{best[monitor]:.4f} in epoch {best.get('epoch', 0) + 1:.0f}"}
+
+
+def speeds(rows: Rows) -> dict[str, str]:
+    """The median of each ``train/<things>_per_second``."""
+    prefix, suffix = "train/", "_per_second"
+    names = {name for row in rows for name in row}
+    return {
+        f"{name.removeprefix(prefix).removesuffix(suffix)}/s": (
+            f"{statistics.median(row[name] for row in rows if name in row):,.0f}"
+        )
+        for name in sorted(names)
+        if name.startswith(prefix) and name.endswith(suffix)
+    }
+
+
+def command_to_go_on(run_dir: Path, num_epochs: int) -> str:
+    """The command that trains the run for twice as many epochs."""
+    attempts = read_attempts(run_dir / "logs")
+    command = attempts[-1].get("command", []) if attempts else []
+    words = [word for word in command[1:] if not word.startswith("trainer.max_")]
+    again = shlex.join(["python", "train.py", *words, f"trainer.max_epochs={2 * num_epochs}"])
+    return f"RUN_ID={run_dir.name} {again}"

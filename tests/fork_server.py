@@ -1,0 +1,390 @@
+"""Start Python programs quickly: fork a process that has already imported the libraries.
+
+``import lightning`` costs about five seconds of processor time, and the tests start several hundred
+Python processes. A *fork server* is a fresh interpreter that imports the libraries, starts no
+thread, computes nothing, and then forks itself once for each program. The forked process differs
+from a fresh interpreter only in what is already imported; it imports the code of this repository
+itself. It is a true child of the process that asked for it: its parent id, its exit code and its
+signals are those that ``subprocess`` gives.
+
+Three things do differ. Programs of one server share the seed of Python's hashes, so sets of strings
+have one order in all of them. Python does not take its modules apart at the end (see ``Ending``),
+so a file that was left open is not flushed. And what a library would print while it is imported is
+not seen; ``tests/test_fork_server.py`` proves that they print nothing.
+
+``install()`` replaces ``subprocess.Popen`` by a subclass which does this where nobody can tell the
+difference, and starts a fresh interpreter everywhere else. ``SAMESTEP_TESTS_FRESH=1`` switches it
+off.
+
+Read in this order: ``Program`` (which commands qualify), ``ForkServer.fork`` (how the caller gets a
+child of its own), ``serve`` and ``become`` (what the forked process sets up before it runs).
+"""
+
+import atexit
+import builtins
+import ctypes
+import gc
+import importlib
+import inspect
+import io
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = (
+    "filelock", "fsspec", "hydra", "jsonschema", "lightning", "matplotlib.pyplot",
+    "sklearn.datasets", "torch", "torch.distributed.run", "torch.utils.tensorboard",
+    "torchvision.transforms.v2",
+)  # fmt: skip
+"""What the fork server imports. Not wandb and mlflow, which start threads."""
+
+READ_AT_IMPORT = re.compile(
+    "PYTHON|LD_|LC_|LANG|MKL_|GOMP_|MPL|CUDA|HOME$|TZ$|TORCH_(LOGS|COMPILE)"
+    # The server has one OpenMP thread, which never waits for another.
+    "|OMP_(?!WAIT_POLICY)"
+)
+"""Variables that Python or a library reads while it starts: they must be the fork server's own.
+
+Not KMP_* and PYTORCH_*, which sklearn and lightning set themselves, also in the process of pytest.
+"""
+
+SET_BY_LIBRARIES: dict[str, str] = {}
+"""Variables that the libraries have set in the fork server."""
+
+PR_SET_CHILD_SUBREAPER = 36  # see prctl(2)
+ORIGINAL_POPEN = subprocess.Popen
+SIGNATURE = inspect.signature(ORIGINAL_POPEN._execute_child)
+
+
+@dataclass
+class Program:
+    """A command line that a fork of the server can run, and the surroundings it asks for."""
+
+    argv: list[str]  # after the options of Python: the script and its arguments
+    unbuffered: bool
+    cwd: str
+    env: dict[str, str]
+    new_session: bool
+    parent: int
+
+    @classmethod
+    def from_call(cls, call: Mapping[str, Any]) -> "Program | None":
+        """The program that ``Popen`` is asked for; None if it needs a fresh interpreter."""
+        if isinstance(call["args"], str | bytes) or call["shell"] or not call["close_fds"]:
+            return None
+        if any(call[name] for name in ("executable", "preexec_fn", "pass_fds", "gids")):
+            return None
+        if any(call[name] not in (None, -1) for name in ("gid", "uid", "umask", "process_group")):
+            return None
+        python, *argv = map(os.fspath, call["args"])
+        unbuffered = argv[:1] == ["-u"]
+        if unbuffered:
+            del argv[0]
+        cwd = str(Path(call["cwd"] or ".").absolute())
+        if python != sys.executable or not is_program(argv, cwd):
+            return None
+        env = dict(os.environ if call["env"] is None else call["env"])
+        return cls(argv, unbuffered, cwd, env, call["start_new_session"], os.getpid())
+
+    @property
+    def starts_ranks(self) -> bool:
+        """Whether it may be our own agent, which starts Python programs in turn."""
+        if "TORCHELASTIC_RUN_ID" in self.env:
+            return False  # it is a rank itself
+        return any(word.startswith("trainer.devices=") for word in self.argv)
+
+
+def is_program(argv: Sequence[str], cwd: str) -> bool:
+    """Whether these are words for Python that begin with a script.
+
+    ``python -c`` and ``python -m`` stay fresh. Forked agents of torchrun (``-m``) did not notice
+    nodes that join: tests/faults/test_elastic.py failed with them.
+    """
+    return bool(argv) and argv[0].endswith(".py") and Path(cwd, argv[0]).is_file()
+
+
+def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
+    found = {name: value for name, value in env.items() if READ_AT_IMPORT.match(name)}
+    # Without a display it is matplotlib's own choice, and train.py sets it for its ranks.
+    return {"MPLBACKEND": "agg"} | found
+
+
+class ForkServer:
+    """The caller's side of a process that forks programs for it.
+
+    Args:
+        connection: a socket to that process; it ends when the socket is closed.
+        env: the variables it was started with.
+        same_session: whether it is in the session of its caller, as a child must be by default.
+    """
+
+    def __init__(
+        self, connection: socket.socket, env: Mapping[str, str], *, same_session: bool
+    ) -> None:
+        self.connection = connection
+        self.env = read_at_import(env)
+        self.same_session = same_session
+        self.owner = os.getpid()  # its forks are no ancestors of the server
+        self.lock = threading.Lock()
+
+    def accepts(self, program: Program) -> bool:
+        """Whether a fork is the same as a fresh interpreter for this program."""
+        session_fits = self.same_session or program.new_session
+        variables_fit = read_at_import(program.env) == self.env
+        return session_fits and variables_fit and program.parent == self.owner
+
+    def fork(self, program: Program, stdio: Sequence[int]) -> int:
+        """Start a program with these descriptors as its standard streams.
+
+        The server forks twice and the process between ends. An orphan goes to its nearest ancestor
+        that is a "subreaper": we are one for this moment, so the program becomes our own child.
+
+        Returns:
+            The process id of the program.
+        """
+        with self.lock:
+            set_subreaper(True)
+            try:
+                socket.send_fds(self.connection, [json.dumps(asdict(program)).encode()], stdio)
+                reply = self.connection.recv(64)
+            finally:
+                set_subreaper(False)
+        if not reply:
+            raise RuntimeError("the fork server of the tests has ended")
+        return int(reply)
+
+
+def set_subreaper(on: bool) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+class Popen(ORIGINAL_POPEN):
+    """``subprocess.Popen``, but programs in Python are forked from the server where possible."""
+
+    server: ForkServer | None = None
+
+    def _execute_child(self, *given: Any) -> None:
+        call = SIGNATURE.bind(self, *given).arguments
+        program = Program.from_call(call) if Popen.server else None
+        if Popen.server is None or program is None or not Popen.server.accepts(program):
+            super()._execute_child(*given)
+            return
+        wanted = [call["p2cread"], call["c2pwrite"], call["errwrite"]]
+        stdio = [own if fd == -1 else fd for own, fd in enumerate(wanted)]
+        self.pid = Popen.server.fork(program, stdio)
+        self._child_created = True
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(call[name] for name in pipes))
+
+
+class LazyForkServer(ForkServer):
+    """A fork server that is started by the first program: many test files start none."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.socket_of_server: socket.socket
+        ours, self.socket_of_server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(ours, env, same_session=True)
+        self.variables = dict(env)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def fork(self, program: Program, stdio: Sequence[int]) -> int:
+        with self.lock:
+            if self.process is None:
+                self.start()
+        return super().fork(program, stdio)
+
+    def start(self) -> None:
+        descriptor = self.socket_of_server.fileno()
+        self.process = ORIGINAL_POPEN(
+            [sys.executable, __file__, str(descriptor)], env={"MPLBACKEND": "agg"} | self.variables,
+            pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.socket_of_server.close()
+
+    def close(self) -> None:
+        """End the server; programs that it has forked are not its children."""
+        self.socket_of_server.close()
+        self.connection.close()
+        if self.process:
+            self.process.wait(60)
+
+
+def install(env: Mapping[str, str]) -> None:
+    """Fork the Python programs that this process starts with these variables, where possible."""
+    if sys.platform != "linux" or os.environ.get("SAMESTEP_TESTS_FRESH") == "1":
+        return
+    server = LazyForkServer(env)
+    Popen.server = server
+    subprocess.Popen = Popen  # type: ignore[misc]
+    atexit.register(server.close)
+
+
+def serve(connection: socket.socket) -> Program:
+    """Fork a process for each program that is asked for.
+
+    Returns:
+        The program, in the forked process only; the server itself never returns.
+    """
+    while True:
+        message, stdio, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+        if not message:
+            os._exit(0)  # the caller has ended
+        between = os.fork()
+        if between == 0:
+            if os.fork() == 0:
+                return become(Program(**json.loads(message)), stdio, connection)
+            os._exit(0)
+        os.waitpid(between, 0)
+        for descriptor in stdio:
+            os.close(descriptor)
+
+
+def become(program: Program, stdio: Sequence[int], connection: socket.socket) -> Program:
+    """Give this process all that a new process for ``program`` has."""
+    deadline = time.monotonic() + 60
+    while os.getppid() != program.parent:  # until the process between has ended
+        if time.monotonic() > deadline:
+            os._exit(1)  # the caller has ended too
+        time.sleep(0.001)
+    if program.new_session:
+        os.setsid()
+    for number, descriptor in enumerate(stdio):
+        os.dup2(descriptor, number)
+    os.chdir(program.cwd)
+    os.environ.clear()
+    os.environ.update(SET_BY_LIBRARIES | program.env)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    # Nobody may see the process id before the process is what it says.
+    connection.send(str(os.getpid()).encode())
+    connection.close()
+    os.closerange(3, 64)
+
+    # Each fresh interpreter has its own seeds; Python's own generator takes a new one at a fork.
+    sys.modules["numpy"].random.seed(random.getrandbits(32))
+    sys.modules["torch"].default_generator.seed()
+    if program.unbuffered:
+        for name, number in (("stdout", 1), ("stderr", 2)):
+            stream = unbuffered(getattr(sys, name), number)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+    Popen.server = server_of_agent(program) if program.starts_ranks else None
+    return program
+
+
+def unbuffered(stream: io.TextIOWrapper, number: int) -> io.TextIOWrapper:
+    """A standard stream as ``python -u`` has it."""
+    raw = io.FileIO(number, "wb", closefd=False)
+    return io.TextIOWrapper(raw, stream.encoding, stream.errors, "\n", write_through=True)
+
+
+def server_of_agent(program: Program) -> ForkServer | None:
+    """A fork server for the ranks that this process may start as the agent of torchrun.
+
+    It is a fork too, made before the agent's code has run: before threads, and before state.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        ours.close()
+        # A session of its own: signals for the group of the agent are not for the server.
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(nothing, number)
+        os.close(nothing)
+        run(serve(theirs))
+        sys.exit()
+    theirs.close()
+    return ForkServer(ours, program.env, same_session=False)
+
+
+class Ending:
+    """The exit code of a forked program.
+
+    Python takes apart all modules when it ends, which costs two seconds after a fork. A program
+    ends as usual up to that point: its threads are waited for, a traceback is printed, and what was
+    registered with ``atexit`` runs. Then this, which was registered first and so runs last.
+    """
+
+    code: int | None = None  # also after Ctrl-C, when Python ends itself with the signal
+
+    @classmethod
+    def at_once(cls) -> None:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except (AttributeError, OSError, ValueError):
+            cls.code = None  # nobody reads any more, and Python has its own way to say so
+        if cls.code is not None:
+            os._exit(cls.code)
+        gc.unfreeze()  # so that everything is taken apart
+
+
+def run(program: Program) -> None:
+    """Run a program, and note its exit code."""
+    try:
+        execute(program)
+        Ending.code = 0
+    except SystemExit as leaving:
+        Ending.code = 1
+        if leaving.code is None or isinstance(leaving.code, int):
+            Ending.code = (leaving.code or 0) & 0xFF
+        raise
+    except Exception:
+        Ending.code = 1
+        raise
+
+
+def execute(program: Program) -> None:
+    """Run a program as ``python`` does, in a new module ``__main__``."""
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    sys.argv = list(program.argv)
+    sys.orig_argv = [sys.executable, *program.argv]
+    sys.excepthook = excepthook
+    script = Path(program.argv[0]).absolute()
+    sys.path[0] = str(script.resolve().parent)
+    main.__file__ = str(script)
+    exec(compile(script.read_bytes(), script, "exec"), main.__dict__)
+
+
+def excepthook(kind: Any, error: BaseException, trace: types.TracebackType | None) -> None:
+    """Print a traceback without the frames of this file."""
+    while trace and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
+
+
+def import_libraries() -> None:
+    """Import what programs need, and make sure that nothing else has happened."""
+    subprocess.Popen = Popen  # type: ignore[misc]  # before torch takes over the name
+    before = dict(os.environ)
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    SET_BY_LIBRARIES.update(os.environ.items() - before.items())
+    if len(list(Path("/proc/self/task").iterdir())) != 1:
+        raise RuntimeError("an import has started a thread; a fork would not have it")
+    gc.collect()
+    gc.freeze()  # forked processes share these pages as long as nobody writes to them
+
+
+if __name__ == "__main__":
+    atexit.register(Ending.at_once)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import_libraries()
+    run(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -1,0 +1,71 @@
+"""Image files found and predicted without the command line."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from lightning import Trainer
+from PIL import Image
+
+from project import load_run
+from project.predict import find_images, predict_files
+from samestep import build
+from samestep.config.compose import check
+from samestep.errors import ConfigError
+from samestep.run.checkpoint import AtomicCheckpointIO
+from samestep.run.directory import resolved
+
+
+def test_a_directory_stands_for_all_images_in_and_below_it(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    for name in ("b.png", "a.JPG", "deep/c.webp", "notes.txt"):
+        (tmp_path / name).touch()
+    names = ["a.JPG", "b.png", "deep/c.webp"]
+    assert find_images([str(tmp_path)]) == [tmp_path / name for name in names]
+
+
+def test_a_named_file_is_kept_whatever_its_name() -> None:
+    assert find_images(["no_such_file", "a.png"]) == [Path("no_such_file"), Path("a.png")]
+
+
+def test_a_directory_without_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no images; they end in \.jpg"):
+        find_images([str(tmp_path)])
+
+
+def test_classes_named_by_folders_are_known_without_the_folders(tmp_path: Path) -> None:
+    folders, run_dir = tmp_path / "pets", tmp_path / "runs" / "pets"
+    for number, name in enumerate(["cat", "dog", "cat", "dog"]):
+        path = folders / ("train", "test")[number // 2] / name / "1.png"
+        path.parent.mkdir(parents=True)
+        Image.new("L", (8, 8), 200 * (number % 2)).save(path)
+        shutil.copy(path, path.with_stem("2"))
+    cfg = check(
+        [
+            *("data=folder", f"data.root={folders}", "data.num_classes=2", "data.num_val=1"),
+            *("data.image_size=8", "data.global_batch_size=3", "data.num_workers=0"),
+            *("model=mlp", f"run_root={run_dir.parent}", "run_id=pets"),
+        ]
+    )
+    run_dir.mkdir(parents=True)
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(resolved(cfg)))
+    trainer = Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, use_distributed_sampler=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        plugins=[AtomicCheckpointIO()],
+    )  # fmt: skip
+    trainer.fit(build.model(cfg), build.datamodule(cfg))
+    trainer.save_checkpoint(run_dir / "checkpoints" / "best.ckpt")
+    unknown = (folders / "test" / "dog" / "1.png").rename(tmp_path / "unknown.png")
+    shutil.rmtree(folders)
+
+    model, data = load_run(run_dir)
+    ((_, guesses),) = predict_files(model, data, [unknown])
+    assert isinstance(guesses, list)
+    assert sorted(name for name, _ in guesses) == ["cat", "dog"]
+
+    (folders / "train" / "ant").mkdir(parents=True)
+    shutil.copy(unknown, folders / "train" / "ant")
+    with pytest.raises(ConfigError, match="the model knows the classes"):
+        data.setup("test")

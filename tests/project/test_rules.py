@@ -1,0 +1,85 @@
+import re
+
+import pytest
+
+from project.rules import MAY_CHANGE, RULES
+from samestep.config.compose import check
+from samestep.config.schema import leaves, plain
+from samestep.errors import ConfigError
+
+
+def fault(*overrides):
+    with pytest.raises(ConfigError) as error:
+        check(overrides)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "right", "wrong"),
+    [
+        ("data.global_batch_size", [1, 512], [0, -1, 0.5, "1", True]),
+        ("data.num_classes", [2], [1, 0]),
+        ("data.num_workers", [0, 2], [-1, None]),
+        ("data.class_names", [None, ["a", "b"]], [["a", 1], "a", [""]]),
+        ("data.std", [[0.5, 1]], [[0], [0.5, -1]]),
+        ("model.optimizer.lr", [1e-3, 1, None], [0, -1, "abc", float("nan"), float("inf"), True]),
+        ("model.label_smoothing", [0.0, 0.1], [1, -0.1, "x"]),
+    ],
+)
+def test_rule(key, right, wrong):
+    rule = RULES[key]
+    assert [value for value in right if not rule.holds(value)] == []
+    assert [value for value in wrong if rule.holds(value)] == []
+
+
+def test_every_rule_is_of_a_key():
+    assert RULES.keys() - leaves(plain(check([]))).keys() == set()
+
+
+def test_the_message_says_value_and_rule():
+    assert fault("data.num_workers=-1") == "data.num_workers=-1: must be a whole number at least 0"
+    line = "model.optimizer.lr=-1"
+    assert fault(line) == f"{line}: must be a number above 0 or null"
+
+
+def test_contradictions():
+    assert fault("data.mean=[0,1]", "data.class_names=[a,b,c]").splitlines() == [
+        "data.mean=[0, 1]: must have one for each of data.num_channels=1",
+        "data.class_names=['a', 'b', 'c']: must have one for each of data.num_classes=10",
+    ]
+    assert fault("data.num_channels=3").splitlines() == [
+        "data.mean=[0.305]: must have one for each of data.num_channels=3",
+        "data.std=[0.376]: must have one for each of data.num_channels=3",
+    ]
+
+
+def test_the_schedule_needs_an_end():
+    assert "must know where the run ends" in fault("trainer.max_epochs=-1")
+    check(["trainer.max_epochs=-1", "trainer.max_steps=100"])
+
+
+def test_what_only_looks_like_a_contradiction():
+    check(["data.class_names=null", "data.num_classes=3"])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["+model.net.width=0.75"],
+        ["model.net._target_=mine.Net", "+model.net.width=0.75", "model.net.channels=3"],
+        ["model.net._target_=mine.Net", "+model.net.dropout=1.0", "+model.net.hidden_size=[8, 8]"],
+        ["model/optimizer=sgd", "model.optimizer.momentum=1.0"],
+        ["model.optimizer._target_=mine.Sgd", "model.optimizer.lr=0", "~model.optimizer.fused"],
+        ["model.lr_scheduler._target_=mine.schedule", "model.lr_scheduler.warmup=500"],
+        ["+callbacks.mine={_target_: mine.Callback, mode: fast, patience: -1, decay: 3}"],
+        ["callbacks.progress._target_=mine.Progress", "callbacks.progress.log_every_s=0"],
+    ],
+    ids=" ".join,
+)
+def test_no_rule_is_about_the_users_own_nets_optimizers_and_callbacks(overrides):
+    check(overrides)
+
+
+def test_a_continued_run_may_read_its_data_elsewhere():
+    for key in ("data.root", "data.download", "data.mirror", "data.num_workers"):
+        assert any(re.fullmatch(pattern, key) for pattern in MAY_CHANGE)

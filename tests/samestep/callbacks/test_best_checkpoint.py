@@ -1,0 +1,150 @@
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import lightning as L
+import pytest
+from lightning.pytorch.callbacks import EMAWeightAveraging
+
+from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.errors import ConfigError
+from samestep.run import files, sidecar
+from samestep.run.checkpoint import find_newest, load
+from tests.samestep.callbacks.tiny import Tiny, fit
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers", "ignore:.*treespec, LeafSpec"
+)
+
+
+@pytest.fixture(autouse=True)
+def _signals_end_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samestep.ranks.stopping.defer", lambda: None)
+
+
+def best_step(run_dir: Path) -> int:
+    return load(run_dir / "checkpoints/best.ckpt")["global_step"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "scores", "step"),
+    [
+        ("max", [0.5, 0.7, 0.6], 8),
+        ("max", [0.7, 0.7, 0.7], 4),
+        ("min", [0.5, 0.7, 0.4], 12),
+        ("max", [float("nan"), 0.1, float("nan")], 8),
+        ("min", [float("inf"), 5.0, float("-inf")], 12),
+    ],
+)
+def test_the_best_epoch_is_kept(tmp_path: Path, mode: str, scores: list[float], step: int):
+    fit(tmp_path, Tiny(scores), mode=mode)
+    assert best_step(tmp_path) == step
+    (version, *_) = sidecar.read(tmp_path / "checkpoints/best.ckpt")
+    assert (version.global_step, version.file) == (step, "best.ckpt")
+    assert version.score == pytest.approx(scores[step // 4 - 1])
+
+
+def test_it_is_the_last_checkpoint_under_a_second_name(tmp_path: Path):
+    fit(tmp_path, Tiny([1.0, 2.0, 3.0]))
+    last, best = (tmp_path / f"checkpoints/{name}.ckpt" for name in ("last", "best"))
+    assert last.samefile(best)
+
+
+def test_a_disk_without_hard_links_gets_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(self: Path, target: Path) -> None:
+        raise PermissionError("no hard links here")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    fit(tmp_path, Tiny([1.0, 2.0]), max_epochs=2)
+    last, best = (tmp_path / f"checkpoints/{name}.ckpt" for name in ("last", "best"))
+    assert not last.samefile(best)
+    assert files.sha256_of(last) == files.sha256_of(best)
+    assert best_step(tmp_path) == 8
+
+
+def test_without_a_number_there_is_no_best_epoch(tmp_path: Path):
+    fit(tmp_path, Tiny([float("nan")]))
+    assert not (tmp_path / "checkpoints/best.ckpt").exists()
+
+
+def test_a_metric_that_is_not_logged_is_refused_naming_those_that_are(tmp_path: Path):
+    class Other(Tiny):
+        def on_validation_epoch_end(self):
+            self.log_dict({"val/loss": 1.0, "val/other": 2.0})
+
+    message = r"callbacks.best.monitor=val/score: the run logs val/loss, val/other"
+    with pytest.raises(ConfigError, match=message):
+        fit(tmp_path, Other())
+
+
+def test_validation_may_come_less_often_than_an_epoch(tmp_path: Path):
+    fit(tmp_path, Tiny([0.1, 0.2, 0.3, 0.0]), max_epochs=5, check_val_every_n_epoch=2)
+    assert best_step(tmp_path) == 8
+    fit(
+        tmp_path, Tiny([0.0]), max_epochs=7, ckpt="last.ckpt", check_val_every_n_epoch=3
+    )  # the first epoch of this process has no validation
+    assert best_step(tmp_path) == 8
+
+
+def test_validation_within_the_epoch_counts_at_its_end(tmp_path: Path):
+    fit(tmp_path, Tiny([0.1, 0.3, 0.2]), val_check_interval=2)
+    assert best_step(tmp_path) == 8
+
+
+def test_fast_dev_run_saves_nothing(tmp_path: Path):
+    fit(tmp_path, Tiny([0.1]), fast_dev_run=True)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_with_averaged_weights_the_average_is_kept(tmp_path: Path):
+    model = Tiny([0.1, 0.3, 0.2])
+    trainer = fit(tmp_path, model, EMAWeightAveraging(decay=0.9))
+    best = load(tmp_path / "checkpoints/best.ckpt")
+    assert best["global_step"] == 8
+    assert (best["state_dict"]["layer.weight"] != best["current_model_state"]["layer.weight"]).any()
+    assert trainer.is_global_zero
+
+
+def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path, monkeypatch):
+    link = BestCheckpoint.link
+
+    def link_or_die(self: BestCheckpoint, trainer: L.Trainer, last: Path) -> None:
+        if trainer.current_epoch == 1:
+            raise KeyboardInterrupt
+        link(self, trainer, last)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BestCheckpoint, "link", link_or_die)
+        with pytest.raises(SystemExit):
+            fit(tmp_path, Tiny([0.1, 0.3, 0.2]))
+    assert best_step(tmp_path) == 4
+    fit(tmp_path, Tiny([0.1, 0.3, 0.2]), ckpt="last.ckpt")
+    assert best_step(tmp_path) == 8
+
+
+@pytest.mark.parametrize("harm", ["delete", "damage", "last"])
+@pytest.mark.parametrize("better_comes", [True, False])
+def test_a_best_checkpoint_that_is_lost_is_said(
+    tmp_path: Path, harm: str, better_comes: bool, caplog: pytest.LogCaptureFixture
+):
+    fit(tmp_path, Tiny([0.3, 0.2]), max_epochs=2)
+    best = tmp_path / "checkpoints/best.ckpt"
+    match harm:
+        case "delete":
+            best.unlink()
+        case "damage":
+            os.truncate(best, 100)
+        case "last":
+            best.unlink()
+            shutil.copy(tmp_path / "checkpoints/last.ckpt", best)
+    caplog.set_level(logging.WARNING)
+    newest = find_newest(tmp_path / "checkpoints")
+    assert newest is not None
+    assert newest.name == "last.ckpt"
+    fit(
+        tmp_path, Tiny([0.0, 0.0, 0.1, 0.05]), ckpt="last.ckpt", max_epochs=4 if better_comes else 2
+    )
+    assert "best.ckpt is not the checkpoint of step 4, which was the best one" in caplog.text
+    if better_comes:
+        assert best_step(tmp_path) == 12

@@ -1,0 +1,50 @@
+"""What is kept of each rank when an epoch is interrupted: buffers, sums, random numbers, order."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from samestep.callbacks.exact import float_buffers, sums_of
+from samestep.callbacks.sums import Sums
+from tests.conftest import QUICK, run
+
+# Batch norm keeps statistics of each rank's own images; dropout would hide nothing.
+NORM = [*QUICK, "model=resnet18", "model.net.width=2", "model/lr_scheduler=warmup_cosine"]
+
+
+def train(tmp_path: Path, run_id: str, *overrides: str, fault: str = ""):
+    node = "+callbacks.signaller"
+    signaller = [f"{node}._target_=tests.signaller.Quiet", f"{node}.dirpath={tmp_path / run_id}"]
+    return run(
+        "train.py", *NORM, *overrides, *signaller, f"run_root={tmp_path / 'runs'}",
+        RUN_ID=run_id, SIGNAL_AT=fault or "-1 0 0 rank",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_buffers_and_sums_of_each_rank_survive_an_interrupted_epoch(tmp_path: Path, devices: int):
+    words = [f"trainer.devices={devices}"]
+    assert train(tmp_path, "whole", *words).returncode == 0
+    fault = f"27 {signal.SIGTERM:d} {devices - 1} rank"
+    stopped = train(tmp_path, "stopped", *words, fault=fault)
+    assert stopped.returncode == 143, stopped.stderr
+    continued = train(tmp_path, "stopped", *words)
+    assert continued.returncode == 0, continued.stderr
+    for rank in range(devices):
+        whole, ours = (
+            torch.load(tmp_path / name / f"weights-{rank}.pt") for name in ("whole", "stopped")
+        )
+        assert all(torch.equal(whole[key], ours[key]) for key in whole)
+    final = [
+        json.loads((tmp_path / f"runs/{n}/metrics.json").read_text()) for n in ("whole", "stopped")
+    ]
+    assert final[0] == final[1]
+
+
+def test_counters_and_empty_buffers_have_no_mean():
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(2), Sums("train", "loss"))
+    assert [tuple(buffer.shape) for buffer in float_buffers(module)] == [(2,), (2,)]
+    assert list(sums_of(module)) == ["1"]

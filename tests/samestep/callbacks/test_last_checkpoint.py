@@ -1,0 +1,101 @@
+import json
+import signal
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+
+from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.ranks.stopping import Stopped
+from samestep.run.checkpoint import CheckpointError, load
+from tests.conftest import QUICK, run
+from tests.samestep.callbacks.tiny import Tiny, fit
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers",
+    "ignore:.*treespec, LeafSpec",
+    "ignore:You're resuming from a checkpoint that ended before",
+)
+
+
+@pytest.fixture(autouse=True)
+def _signals_end_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samestep.ranks.stopping.defer", lambda: None)
+
+
+class Batches(L.Callback):
+    """Stops the run before the batches that it is told, and notes those that were trained."""
+
+    def __init__(self, *stops: int) -> None:
+        self.stops = stops
+        self.trained: list[tuple[int, int]] = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if 4 * trainer.current_epoch + batch_idx in self.stops:
+            raise Stopped(signal.SIGTERM)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.trained.append((trainer.current_epoch, batch_idx))
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}, {"val_check_interval": 2}])
+@pytest.mark.parametrize("stop", range(0, 12, 2))
+def test_a_run_stopped_as_a_batch_begins_takes_each_batch_once(
+    tmp_path: Path, stop: int, options: dict[str, int]
+):
+    whole = Batches()
+    model = Tiny([0.5])
+    fit(tmp_path / "whole", model, whole, **options)
+    first, rest = Batches(stop), Batches()
+    with pytest.raises(SystemExit):
+        fit(tmp_path / "cut", Tiny([0.5]), first, **options)
+    ckpt = "last.ckpt" if (tmp_path / "cut/checkpoints/last.ckpt").exists() else None
+    again = Tiny([0.5])
+    trainer = fit(tmp_path / "cut", again, rest, ckpt=ckpt, **options)
+    assert first.trained + rest.trained == whole.trained
+    assert trainer.global_step == 12 // options.get("accumulate_grad_batches", 1)
+    assert torch.equal(model.layer.weight, again.layer.weight)
+
+
+def test_it_saves_within_an_epoch_when_it_is_time(tmp_path: Path):
+    class AsksFirst(L.Callback):
+        def on_train_batch_start(self, trainer, *args) -> None:
+            (last,) = [c for c in trainer.callbacks if isinstance(c, LastCheckpoint)]
+            last.between_steps(trainer)
+
+    class Ends(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+            if batch_idx == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit):
+        fit(tmp_path, Tiny([0.5]), AsksFirst(), Ends(), every_s=0)
+    checkpoint = load(tmp_path / "checkpoints/last.ckpt")
+    assert checkpoint["global_step"] == 2
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    assert progress["current"]["ready"] == progress["current"]["completed"] == 2
+
+
+def test_a_checkpoint_of_another_model_is_one_message(tmp_path: Path):
+    fit(tmp_path, Tiny([0.5]), max_epochs=1)
+    wider = Tiny([0.5])
+    wider.layer = torch.nn.Linear(3, 1)
+    with pytest.raises(CheckpointError, match=r"layer.weight has the shape \[1, 2\], and not \[1,"):
+        fit(tmp_path, wider, ckpt="last.ckpt")
+
+
+def test_the_next_line_of_a_finished_run_trains_it_further(tmp_path: Path):
+    command = ["train.py", *QUICK[1:], "model=mlp", "model/lr_scheduler=one_cycle"]
+    command += [f"run_root={tmp_path}", "callbacks.predictions.num_batches_to_log=0"]
+    first = run(*command, "trainer.max_epochs=1", RUN_ID="mine")
+    assert first.returncode == 0, first.stderr
+    words = first.stdout.splitlines()[-1].split()
+    assert words[:3] == ["RUN_ID=mine", "python", "train.py"]
+    again = run(*words[2:], RUN_ID="mine")
+    assert again.returncode == 0, again.stderr
+    assert "Continuing: " in again.stdout
+    assert "epochs         2" in again.stdout
+    rows = (tmp_path / "mine/metrics.csv").read_text().splitlines()
+    assert len(rows) == 4  # a header, two epochs and the test
+    assert json.loads((tmp_path / "mine/metrics.json").read_text())["test/accuracy"] > 0

@@ -1,0 +1,79 @@
+"""A model that learns nothing, for tests of what happens around it."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+
+from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.schedule_length import ScheduleLength
+from samestep.run.checkpoint import AtomicCheckpointIO
+
+STEPS_PER_EPOCH = 4
+
+
+class Tiny(L.LightningModule):
+    """Logs the given scores as ``val/score``, one for each validation."""
+
+    def __init__(self, scores: list[float] = [], schedule: Any = None) -> None:  # noqa: B006
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(2, 1)
+        self.scores = scores
+        self.schedule = schedule
+        self.lrs: dict[int, float] = {}
+
+    def training_step(self, batch, batch_idx):
+        self.lrs[self.global_step] = self.trainer.optimizers[0].param_groups[0]["lr"]
+        return self.layer(batch).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def on_validation_epoch_end(self):
+        if self.scores:
+            self.log("val/score", self.scores[min(self.current_epoch, len(self.scores) - 1)])
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        if self.schedule is None:
+            return optimizer
+        schedule = self.schedule(optimizer, total_steps=self.trainer.estimated_stepping_batches)
+        plateau = isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        interval = {"interval": "epoch", "monitor": "val/score"} if plateau else {}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step", **interval},
+        }
+
+
+def fit(
+    run_dir: Path,
+    model: Tiny,
+    *callbacks: L.Callback,
+    max_epochs: int = 3,
+    ckpt: str | None = None,
+    mode: str = "max",
+    every_s: float = 300,
+    **options: Any,
+) -> L.Trainer:
+    """Train in the run directory, and continue from one of its checkpoints."""
+    # All samples are equal, because an ordinary DataLoader begins anew within an epoch.
+    batches = DataLoader(torch.ones(8, 2), batch_size=2)
+    folder = run_dir / "checkpoints"
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=max_epochs, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=run_dir, plugins=[AtomicCheckpointIO()],
+        callbacks=[
+            ScheduleLength(),
+            BestCheckpoint(str(folder), "val/score", mode),
+            LastCheckpoint(str(folder), every_s),
+            *callbacks,
+        ],
+        **options,
+    )  # fmt: skip
+    trainer.fit(model, batches, batches, ckpt_path=folder / ckpt if ckpt else None)
+    return trainer

@@ -1,0 +1,135 @@
+"""Wrong command lines: exit code 2, one message, and nothing left behind. Real processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, environment, run
+
+# Overrides or flags, and a part of the message. Each exits with code 2.
+REFUSED_AT_ONCE = [  # by the configuration alone, without torch
+    ("trainer.max_epoch=3", "no such key; did you mean trainer.max_epochs=3?"),
+    ("data=mnsit", "no such choice; did you mean data=mnist?"),
+    ("seed=1,2", "is several values; put -m before it"),
+    ("trainer.max_time=abc", "must be null or text such as 00:12:00:00"),
+    ("trainer.max_time=5", "must be null or text such as 00:12:00:00"),
+    ("trainer.max_epochs=-1", "must know where the run ends"),
+    ("trainer.accelerator=cuda", "must be one of auto, cpu, gpu, mps, tpu"),
+    ("trainer.overfit_batches=0.1", "use debug=overfit"),
+    ("trainer.enable_checkpointing=false", "must be true; callbacks=null saves none"),
+    ("trainer.use_distributed_sampler=true", "must be left out: each rank always gets its share"),
+    ("trainer=3", "trainer=3: no such choice"),
+    ("choices.data=mnist", "choices.data=mnist: no such key"),
+    ("rules=no.module", "rules=no.module: No module named 'no'"),
+    ("data=null", "data: a run needs one of cifar10, digits, "),
+    ("x" * 5000 + "=1", "a key or a choice cannot be used: File name too long"),
+    ("-- seed=1", "--: is no flag"),
+    ("--shell-completion", "--shell-completion: add install=bash"),
+    ("--nonsense", "unrecognized arguments: --nonsense; python train.py --hydra-help lists all"),
+    ("--config-dir elsewhere", "a run is made of configs/train.yaml only"),
+    ("-m seed=1,2 trainer.devices=2", "-m: trains one process per run"),
+    ("-m seed=1,-2", "seed=-2: must be a whole number from 0"),
+    ("trainer.num_nodes=2", "several nodes are started by torchrun"),
+]
+REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run directory is made
+    ("data.num_val=1437", "data.num_val=1437: must leave some of the 1437 training images"),
+    ("data.image_size=9", "the images found have the shape [1, 8, 8]"),
+    ("data.global_batch_size=5000", "must not exceed the 1257 training images"),
+    ("trainer.accelerator=mps", "`MPSAccelerator` can not run on your system"),
+    ("trainer.strategy=fsdp", "needs GPUs, and this machine has none"),
+    ("callbacks.best.monitor=nope", "the model logs no such metric"),
+    ("trainer.val_check_interval=50", "must be at most the 39 batches of an epoch"),
+    ("callbacks.artifacts.url=foo://x", "Protocol not known: foo"),
+    ("model.optimizer.betas=[0.9]", "refuses: "),
+    ("model.net._target_=torch", "must be a class or a function"),
+    ("+callbacks.x._target_=builtins.dict", "does not say its arguments"),
+    ("+callbacks.x._target_=os.system", "os.system needs a value for command"),
+    ("model=mlp model.net.hidden_size=100000000000", "its weights would take 23,842 GiB"),
+    ("model=mlp model.net.hidden_size=0", "hidden_size=0: must be at least 1"),
+    ("+model.net.width=0.75", "takes no argument 'width'"),
+]
+
+
+def names(table):
+    return [line[:60] for line, _ in table]
+
+
+def refused(tmp_path: Path, line: str) -> str:
+    """What a command line says that must be refused; it may leave nothing behind."""
+    words = line.split(" ")
+    place = [] if line.startswith("-") and "=" not in line else [f"run_root={tmp_path / 'runs'}"]
+    result = run("train.py", *words, *place)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+    return result.stderr
+
+
+@pytest.mark.parametrize(("line", "text"), REFUSED_AT_ONCE, ids=names(REFUSED_AT_ONCE))
+def test_refused_at_once(tmp_path: Path, line: str, text: str):
+    assert text in refused(tmp_path, line)
+
+
+@pytest.mark.parametrize(
+    ("line", "text"), REFUSED_BEFORE_THE_RUN, ids=names(REFUSED_BEFORE_THE_RUN)
+)
+def test_refused_before_the_run_begins(tmp_path: Path, line: str, text: str):
+    assert text in refused(tmp_path, line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "logger=null callbacks=null",
+        "logger=[] callbacks=[]",
+        "+trainer.benchmark=false trainer.detect_anomaly=true trainer.strategy=ddp",
+        "hydra.verbose=false +seed=1",
+    ],
+)
+def test_accepted(tmp_path: Path, line: str):
+    result = run("train.py", "debug=fast", "model=mlp", *line.split(" "), f"run_root={tmp_path}")
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(list(tmp_path.glob("*/metrics.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_NTASKS": "2", "SLURM_JOB_NAME": "bash", "SLURM_JOB_ID": "1"},
+        {"TORCHELASTIC_RUN_ID": "left-over"},
+    ],
+    ids=["slurm", "torchelastic"],
+)
+def test_without_torchrun_it_is_one_process_whatever_the_variables_say(tmp_path: Path, variables):
+    words = ["debug=fast", "model=mlp", f"run_root={tmp_path}"]
+    result = run("train.py", *words, timeout=120, **variables)
+    assert result.returncode == 0, result.stderr
+    (run_dir,) = tmp_path.iterdir()
+    assert run_dir.name.startswith("digits-mlp-")
+    assert (run_dir / "metrics.json").exists()
+
+
+@pytest.mark.parametrize("flag", ["--cfg job", "--cfg job --package model"])
+def test_flags_show_what_is_composed(flag: str):
+    words = ["model=mlp", "logger=null", "model.optimizer.amsgrad=true"]
+    result = run("train.py", *flag.split(" "), *words)
+    assert result.returncode == 0, result.stderr
+    assert "amsgrad: true" in result.stdout
+
+
+@pytest.mark.parametrize("ending", ["| head -1", ">&-"])
+def test_losing_the_reader_does_not_lose_the_run(tmp_path: Path, ending: str):
+    words = (
+        f"train.py model=mlp debug=limit run_root={tmp_path} callbacks.progress.log_every_s=1e-9"
+    )
+    line = f"set -o pipefail; {sys.executable} {words} {ending}"
+    variables = environment(RUN_ID="mine", MPLBACKEND="foo", LC_ALL="C", PYTHONUTF8="0")
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "mine/metrics.json").exists()

@@ -1,0 +1,198 @@
+"""docs/contract.md, executed: its example is trained, stopped, killed and continued."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import ROOT, run
+
+PAGE = (ROOT / "docs" / "contract.md").read_text()
+EPOCHS = ["trainer.max_epochs=3", "trainer.accelerator=cpu"]
+PLAIN = '''
+"""Written as in Lightning's documentation: ordinary DataLoaders, self.log, nothing of Samestep."""
+
+import lightning as L
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, random_split
+
+
+class PlainData(L.LightningDataModule):
+    def __init__(self, batch_size: int = 8, num_workers: int = 0):
+        super().__init__()
+        self.batch_size = batch_size
+        self.num_workers = num_workers
+
+    def setup(self, stage: str):
+        generator = torch.Generator().manual_seed(42)
+        x = torch.randn(160, 5, generator=generator)
+        whole = TensorDataset(x, x.sum(1, keepdim=True), torch.arange(160))
+        self.train, self.val = random_split(whole, [128, 32], generator=generator)
+
+    def train_dataloader(self):
+        return DataLoader(
+            self.train, batch_size=self.batch_size, shuffle=True, num_workers=self.num_workers
+        )
+
+    def val_dataloader(self):
+        return DataLoader(self.val, batch_size=self.batch_size)
+
+    def test_dataloader(self):
+        return DataLoader(self.val, batch_size=self.batch_size)
+
+
+class PlainModel(L.LightningModule):
+    def __init__(self, lr: float = 0.01):
+        super().__init__()
+        self.save_hyperparameters()
+        layers = nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1)
+        self.layer = nn.Sequential(*layers)
+
+    def training_step(self, batch, batch_idx):
+        x, y, _ = batch
+        loss = nn.functional.mse_loss(self.layer(x), y)
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        x, y, _ = batch
+        self.log("val_loss", nn.functional.mse_loss(self.layer(x), y), sync_dist=True)
+
+    def test_step(self, batch, batch_idx):
+        x, y, _ = batch
+        self.log("test_loss", nn.functional.mse_loss(self.layer(x), y), sync_dist=True)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=self.hparams.lr)
+'''
+PLAIN_RUN = ["data=plain", "model=plain", "callbacks.best.monitor=val_loss",
+             "callbacks.best.mode=min", *EPOCHS]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project with the files of the page, and a plain module beside them."""
+    root = tmp_path_factory.mktemp("contract") / "project"
+    root.mkdir()
+    for name in ("src", "configs"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "train.py", root)
+    for name, text in re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", PAGE, re.M | re.S):
+        (root / name).write_text(text)
+    (root / "src/project/plain.py").write_text(PLAIN)
+    (root / "configs/data/plain.yaml").write_text(
+        "_target_: project.plain.PlainData\nbatch_size: 8\nnum_workers: 0\n"
+    )
+    (root / "configs/model/plain.yaml").write_text("_target_: project.plain.PlainModel\nlr: 0.01\n")
+    return root
+
+
+def train(
+    copy: Path, run_id: str, *overrides: str, fault: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Train in the copy, with a ``Signaller`` that keeps the weights in ``seen/<run_id>``."""
+    node = "+callbacks.signaller"
+    signaller = [f"{node}._target_=tests.signaller.Signaller", f"{node}.dirpath=seen/{run_id}"]
+    path = f"{copy / 'src'}:{ROOT}"
+    return run(
+        "train.py", *overrides, *signaller, cwd=copy, RUN_ID=run_id, PYTHONPATH=path,
+        SIGNAL_AT=fault or "-1 0 0 rank",
+    )  # fmt: skip
+
+
+def weights(copy: Path, run_id: str, rank: int = 0) -> dict[str, torch.Tensor]:
+    return torch.load(copy / f"seen/{run_id}/weights-{rank}.pt")
+
+
+def test_the_example_is_short():
+    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 60
+
+
+@pytest.fixture(scope="module")
+def reference(copy: Path) -> dict[str, torch.Tensor]:
+    """Weights of the example, trained in one process without an interruption."""
+    done = train(copy, "reference", "experiment=diabetes", *EPOCHS)
+    assert done.returncode == 0, done.stderr
+    assert "ordinary DataLoader" not in done.stdout
+    assert "test/loss" in done.stdout
+    assert "patients/s" in done.stdout
+    return weights(copy, "reference")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_the_example_continues_bit_by_bit(copy: Path, reference, signum: signal.Signals):
+    command = ["experiment=diabetes", *EPOCHS, "callbacks.last.every_s=1e-9"]
+    name = f"stopped-{signum:d}"
+    stopped = train(copy, name, *command, fault=f"15 {signum:d} 0 rank")  # within epoch 1
+    assert stopped.returncode == (143 if signum == signal.SIGTERM else -9), stopped.stderr
+    continued = train(copy, name, *command)
+    assert continued.returncode == 0, continued.stderr
+    assert continued.stdout.startswith("Continuing")
+    ours = weights(copy, name)
+    assert all(torch.equal(ours[key], reference[key]) for key in reference)
+    ours, expected = (copy / f"runs/{run_id}/metrics.json" for run_id in (name, "reference"))
+    assert json.loads(ours.read_text()) == json.loads(expected.read_text())
+
+
+def test_two_ranks_learn_what_one_rank_learns(copy: Path, reference):
+    # Without dropout, whose numbers are those of each rank.
+    options = ["experiment=diabetes", *EPOCHS]
+    source = copy / "src/project/diabetes.py"
+    source.write_text(source.read_text().replace("Dropout(0.1)", "Dropout(0.0)"))
+    for num in (1, 2):
+        done = train(copy, f"ranks-{num}", *options, f"trainer.devices={num}")
+        assert done.returncode == 0, done.stderr
+    one, two = weights(copy, "ranks-1"), weights(copy, "ranks-2")
+    assert all(torch.allclose(one[key], two[key], atol=1e-5) for key in one)
+    assert all(torch.equal(two[key], weights(copy, "ranks-2", 1)[key]) for key in two)
+
+
+def seen(copy: Path, run_id: str, rank: int) -> list[list[int]]:
+    """Ids that a rank was shown, a list per batch, of the plain module."""
+    lines = (copy / f"seen/{run_id}/seen-{rank}.txt").read_text().splitlines()
+    return [[int(i) for i in line.partition(" ")[2].strip("[]").split(",")] for line in lines]
+
+
+def test_plain_lightning_is_shared_out_stops_and_continues(copy: Path):
+    command = [*PLAIN_RUN, "trainer.devices=2", "data.num_workers=1"]
+    # The agent passes the signal on to both ranks and to their loader processes.
+    stopped = train(copy, "plain", *command, fault=f"11 {signal.SIGTERM:d} 0 agent")
+    assert stopped.returncode == 143, stopped.stderr
+    assert stopped.stdout.count("ordinary DataLoader") == 1
+    last = torch.load(copy / "runs/plain/checkpoints/last.ckpt", weights_only=True)
+    assert 11 <= last["global_step"] <= 13
+    continued = train(copy, "plain", *command)
+    assert continued.returncode == 0, continued.stderr
+    assert (copy / "runs/plain/metrics.json").exists()
+    last = torch.load(copy / "runs/plain/checkpoints/last.ckpt", weights_only=True)
+    assert last["global_step"] == 24  # 3 epochs of 128 samples, 8 on each of 2 ranks
+    first_epoch = [seen(copy, "plain", rank)[:8] for rank in (0, 1)]
+    ids = [i for rank in first_epoch for batch in rank for i in batch]
+    assert len(ids) == len(set(ids)) == 128, "each sample once, on one rank"
+    ours, theirs = weights(copy, "plain"), weights(copy, "plain", 1)
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def test_plain_lightning_is_exact_between_epochs(copy: Path):
+    whole = train(copy, "plain-whole", *PLAIN_RUN)
+    assert whole.returncode == 0, whole.stderr
+    for epochs in (1, 2, 3):
+        part = train(copy, "plain-parts", *PLAIN_RUN, f"trainer.max_epochs={epochs}")
+        assert part.returncode == 0, part.stderr
+    ours, expected = weights(copy, "plain-parts"), weights(copy, "plain-whole")
+    assert all(torch.equal(ours[key], expected[key]) for key in expected)
+
+
+def test_a_monitor_that_plain_lightning_does_not_log_is_one_message(copy: Path):
+    done = train(copy, "no-monitor", *PLAIN_RUN, "callbacks.best.monitor=val_los")
+    assert done.returncode == 2
+    assert "val_loss" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (copy / "runs/no-monitor").exists()

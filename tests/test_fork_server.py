@@ -1,0 +1,184 @@
+"""A forked program cannot be told from one in a fresh interpreter."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import fork_server
+from tests.conftest import environment, run
+
+pytestmark = pytest.mark.skipif(
+    fork_server.Popen.server is None, reason="Linux only, and not with SAMESTEP_TESTS_FRESH=1"
+)
+
+
+def outcomes(
+    script: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, **variables: str
+) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of a script: forked first, then in a fresh interpreter."""
+    forked = run(str(script), *arguments, cwd=script.parent, **variables)
+    with monkeypatch.context() as patch:
+        patch.setattr(fork_server.Popen, "server", None)
+        fresh = run(str(script), *arguments, cwd=script.parent, **variables)
+    return [(done.returncode, done.stdout, done.stderr) for done in (forked, fresh)]
+
+
+ENDINGS = {
+    "at its last line": ("print('done')", 0),
+    "by exit code": ("sys.exit(3)", 3),
+    "by a negative exit code": ("sys.exit(-1)", 255),
+    "by a message": ("sys.exit('why')", 1),
+    "at once": ("os._exit(9)", 9),
+    "by an exception": ("def fail():\n    1 / 0\n\nfail()", 1),
+    "by a chain of exceptions": ("try:\n    1 / 0\nexcept ArithmeticError:\n    int('x')", 1),
+    "by Ctrl-C": ("os.kill(os.getpid(), 2); time.sleep(60)", -signal.SIGINT),
+    "by SIGTERM": ("os.kill(os.getpid(), 15); time.sleep(60)", -signal.SIGTERM),
+    "after its threads": ("threading.Timer(0.2, print, ['late']).start(); print('early')", 0),
+    "after atexit": ("atexit.register(print, 'bye'); print('hello'); sys.exit(4)", 4),
+    "with a closed stdout": ("print('x', flush=True); sys.stdout.close(); os.close(1)", 0),
+    "in a syntax error": ("def", 1),
+    "with a warning": ("warnings.warn('careful')", 0),
+}
+IMPORTS = "import atexit, os, sys, threading, time, warnings\n"
+
+
+@pytest.mark.parametrize(("code", "expected"), ENDINGS.values(), ids=ENDINGS)
+def test_a_program_ends_as_in_a_fresh_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, expected: int
+):
+    script = tmp_path / "script.py"
+    script.write_text(IMPORTS + code)
+    forked, fresh = outcomes(script, monkeypatch)
+    assert forked == fresh
+    assert forked[0] == expected
+
+
+SURROUNDINGS = """
+import faulthandler, importlib, json, locale, logging, os, signal, sys, threading, warnings
+for name in LIBRARIES:
+    importlib.import_module(name)
+import torch
+print(json.dumps({
+    "argv": sys.argv, "path": sys.path, "name": __name__, "file": __file__, "cwd": os.getcwd(),
+    "main": sys.modules["__main__"].__file__, "stdin": sys.stdin.read(),
+    "environment": dict(os.environ), "parent": os.getppid(), "group": os.getpgid(0),
+    "session": os.getsid(0), "umask": os.umask(0), "descriptors": os.listdir("/proc/self/fd"),
+    "signals": {n: str(signal.getsignal(n)).split(" at ")[0] for n in signal.valid_signals()},
+    "flags": str(sys.flags), "filters": str(warnings.filters), "locale": locale.getlocale(),
+    "streams": [str(s) + str(s.line_buffering) + str(s.write_through)
+                for s in (sys.stdin, sys.stdout, sys.stderr)],
+    "threads": [t.name for t in threading.enumerate()], "logging": str(logging.root.handlers),
+    "faulthandler": faulthandler.is_enabled(), "torch": torch.get_num_threads(),
+    "builtins": str(__builtins__), "doc": __doc__,
+}))
+"""
+
+
+def test_a_program_finds_what_it_finds_in_a_fresh_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    script = tmp_path / "script.py"
+    script.write_text(f"LIBRARIES = {fork_server.LIBRARIES}\n{SURROUNDINGS}")
+    forked, fresh = outcomes(script, monkeypatch, "a word", "--flag=1", GIVEN="value")
+    assert (forked[0], forked[2]) == (0, "")
+    found, expected = json.loads(forked[1]), json.loads(fresh[1])
+    assert found == expected
+    assert found["environment"]["GIVEN"] == "value"
+    assert found["parent"] == os.getpid()
+
+
+def test_each_program_draws_its_own_random_numbers(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import random, numpy, torch\n"
+        "print(random.random(), numpy.random.rand(), torch.rand(1).item())"
+    )
+    first, second = (run(str(script)).stdout.split() for _ in range(2))
+    assert set(first).isdisjoint(second)
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "is_forked"),
+    [
+        ([], {}, True),
+        (["-u"], {}, True),
+        ([], {"RUN_ID": "mine", "PATH": "/nowhere"}, True),
+        (["-X", "dev"], {}, False),
+        ([], {"PYTHONPATH": "/nowhere"}, False),
+        ([], {"OMP_NUM_THREADS": "2"}, False),
+        ([], {"MPLBACKEND": "svg"}, False),
+    ],
+)
+def test_where_it_would_be_seen_the_interpreter_is_fresh(
+    tmp_path: Path, options: list[str], variables: dict[str, str], is_forked: bool
+):
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint('torch' in sys.modules)")
+    assert run(*options, str(script), **variables).stdout == f"{is_forked}\n"
+
+
+def test_the_code_of_this_repository_is_not_imported_before(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nprint({m.split('.')[0] for m in sys.modules})")
+    packages = run(str(script)).stdout
+    assert "'torch'" in packages
+    for name in ("project", "samestep", "tests", "wandb", "mlflow"):
+        assert f"'{name}'" not in packages
+
+
+AGENT = """
+import subprocess, sys, time
+rank = subprocess.Popen(
+    [sys.executable, "-u", sys.argv[1]], stdout=subprocess.PIPE, text=True, start_new_session=True
+)
+print(rank.stdout.readline(), end="", flush=True)
+time.sleep(1000)
+"""
+RANK = """
+import os, sys, time
+print(os.getpid(), os.getppid(), os.getsid(0), 'torch' in sys.modules)
+time.sleep(1000)
+"""
+
+
+def test_ranks_are_children_of_their_agent(tmp_path: Path):
+    agent, rank = tmp_path / "agent.py", tmp_path / "rank.py"
+    agent.write_text(AGENT)
+    rank.write_text(RANK)
+    command = [sys.executable, str(agent), str(rank), "trainer.devices=2"]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+    with process:
+        pid, parent, session, is_forked = process.stdout.readline().split()
+        process.kill()
+    try:
+        assert (int(parent), int(session), is_forked) == (process.pid, int(pid), "True")
+        assert process.returncode == -signal.SIGKILL
+        # The rank goes on without its agent, and has another parent then.
+        status = Path(f"/proc/{pid}/status")
+        deadline = time.monotonic() + 10
+        while f"PPid:\t{parent}\n" in status.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def test_the_server_prints_nothing_while_it_imports():
+    """What a library says then would be missing in the output of the forked programs."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        process = fork_server.ORIGINAL_POPEN(
+            [sys.executable, fork_server.__file__, str(theirs.fileno())], env=environment(),
+            pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        ours.close()
+        theirs.close()
+        assert process.communicate(timeout=120)[0] == b""
+    assert process.returncode == 0

@@ -1,0 +1,247 @@
+"""The rules of the two packages: ``src/project`` is yours, ``src/samestep`` is kept."""
+
+import ast
+import io
+import re
+import tokenize
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.count_code import PATH_TO_FIRST_STEP
+
+SRC = ROOT / "src"
+SAMESTEP = sorted((SRC / "samestep").rglob("*.py"))
+OURS = [*sorted(SRC.rglob("*.py")), ROOT / "train.py", *sorted((ROOT / "scripts").glob("*.py"))]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def place(path: Path, node: ast.AST | None = None) -> str:
+    """Where something stands, as an editor opens it."""
+    line = getattr(node, "lineno", 1)
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def check_none(wrong: Iterable[str]) -> None:
+    if lines := list(wrong):
+        pytest.fail("\n".join(lines), pytrace=False)
+
+
+def nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text()))
+
+
+def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
+    """Full names that a file imports anywhere, also within functions."""
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{place(path, node)}: imports are written in full"
+            yield from ((f"{node.module}.{alias.name}", node) for alias in node.names)
+
+
+# -- Imports go one way ----------------------------------------------------------------------------
+
+LEVELS = [["errors"], ["config"], ["ranks"], ["data", "run"], ["callbacks"], ["build", "launch"]]
+"""Parts of samestep. Each part may import from itself and from the levels before its own."""
+
+
+def test_samestep_imports_nothing_of_the_project():
+    check_none(
+        f"{place(path, node)} imports {name}"
+        for path in SAMESTEP
+        for name, node in imports(path)
+        if name.split(".")[0] in ("project", "scripts", "train", "tests")
+    )
+
+
+def test_the_levels_name_every_part_of_samestep():
+    parts = {path.relative_to(SRC / "samestep").parts[0].removesuffix(".py") for path in SAMESTEP}
+    assert parts - {"__init__"} == {part for level in LEVELS for part in level}
+
+
+def test_imports_within_samestep_go_one_way():
+    level_of = {part: number for number, level in enumerate(LEVELS) for part in level}
+    wrong = []
+    for path in SAMESTEP:
+        own = path.relative_to(SRC / "samestep").parts[0].removesuffix(".py")
+        for name, node in imports(path):
+            package, *rest = name.split(".")
+            if package != "samestep" or rest[0] == own:
+                continue
+            if level_of[rest[0]] >= level_of[own]:
+                wrong.append(f"{place(path, node)} imports {name}")
+    check_none(wrong)
+
+
+def test_a_net_is_plain_torch():
+    """A net can be read, and copied, without knowing anything else of this repository."""
+    for path in sorted((SRC / "project/model/nets").glob("*.py")):
+        used = {name.split(".")[0] for name, _ in imports(path)}
+        assert used.isdisjoint({"project", "samestep", "lightning", "hydra"}), place(path)
+
+
+# -- samestep does not know the task ---------------------------------------------------------------
+
+WORDS_OF_THE_TASK = {
+    "accuracies", "accuracy", "classes", "digits", "image", "images", "label", "labels",
+}  # fmt: skip
+
+ALLOWED_WORDS = {
+    # Container images, and labels of Kubernetes objects.
+    "launch": {"image", "images", "label", "labels"},
+    # Container images: the commit that one was built from, and one image for all ranks.
+    "run/records.py": {"image"},
+    "ranks/preflight.py": {"image"},
+    "config/rules.py": {"image"},  # cluster.image_pull_policy
+}
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words of a text or a name: ``ImageSet`` and ``image_set`` have two each."""
+    text = re.sub(r"([a-z])([A-Z])", r"\1 \2", text)
+    return re.findall(r"[a-z]+", text.lower())
+
+
+def test_samestep_has_no_words_of_images():
+    wrong = []
+    for path in SAMESTEP:
+        inside = path.relative_to(SRC / "samestep").as_posix()
+        allowed = ALLOWED_WORDS.get(inside) or ALLOWED_WORDS.get(inside.split("/")[0]) or set()
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+            found = WORDS_OF_THE_TASK.intersection(words(token.string)) - allowed
+            if found:
+                line = path.relative_to(ROOT), token.start[0]
+                wrong.append(f"{line[0]}:{line[1]} says {', '.join(sorted(found))}")
+    check_none(wrong)
+
+
+# -- Private names of other libraries stand in one file --------------------------------------------
+
+PATCHES = SRC / "samestep/ranks/lightning_patches.py"
+PUBLIC_IN_SPITE = {
+    "_exit",  # os._exit ends a process without cleaning up: documented
+    "_replace", "_asdict", "_fields",  # methods of a NamedTuple: documented
+}  # fmt: skip
+
+
+def is_private(name: str) -> bool:
+    """Whether it begins with one underscore; names such as ``_target_`` belong to Hydra's users."""
+    return name.startswith("_") and not name.endswith("_") and name not in PUBLIC_IN_SPITE
+
+
+def own_private_names() -> set[str]:
+    """Private names that this repository defines itself."""
+    found = set()
+    for node in (node for path in OURS for node in nodes(path)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.update([node.attr] if ast.unparse(node.value) in ("self", "cls") else [])
+    return found
+
+
+def private_names(path: Path) -> Iterator[tuple[str, ast.AST]]:
+    """Private names that a file imports, or looks up in an object."""
+    for name, node in imports(path):
+        yield from ((part, node) for part in name.split(".") if is_private(part))
+    for node in nodes(path):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            # super()._name is a method of the other library, even if a class of ours overrides it.
+            yield f"super().{node.attr}" if is_super(node.value) else node.attr, node
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr"):
+            name = node.args[1]
+            if isinstance(name, ast.Constant) and is_private(str(name.value)):
+                yield str(name.value), node
+
+
+def is_super(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "super"
+
+
+def test_private_names_of_other_libraries_stand_in_one_file():
+    own = own_private_names()
+    check_none(
+        f"{place(path, node)} uses {name}"
+        for path in OURS
+        if path != PATCHES
+        for name, node in private_names(path)
+        if name not in own
+    )
+
+
+@pytest.mark.parametrize("package", ["lightning", "hydra-core", "torch"])
+def test_libraries_that_are_patched_have_an_upper_version(package: str):
+    """A new minor version is tried on purpose, with the tests of ``lightning_patches``."""
+    (line,) = (
+        line for line in PYPROJECT["project"]["dependencies"] if re.match(rf"{package}[^\w-]", line)
+    )
+    assert re.search(r",<\d", line), line
+
+
+# -- Small pieces ----------------------------------------------------------------------------------
+
+
+FLYTE = ROOT / "scripts/flyte_workflow.py"
+"""Flyte imports it by its path; the processes that it starts must find it by its name."""
+
+
+def test_sys_path_is_touched_in_train_only():
+    check_none(
+        place(path, node)
+        for path in OURS
+        if path not in (ROOT / "train.py", FLYTE)
+        for node in nodes(path)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.path"
+    )
+
+
+def test_the_linters_hold_their_rules_everywhere():
+    lint, mypy = PYPROJECT["tool"]["ruff"]["lint"], PYPROJECT["tool"]["mypy"]
+    assert "C901" in lint["select"]
+    assert lint["mccabe"]["max-complexity"] == 8
+    exempt = [files for files, rules in lint["per-file-ignores"].items() if "C901" in rules]
+    assert exempt == ["tests/**"]
+    assert "C901" not in lint["ignore"]
+    assert [place(path) for path in OURS if "noqa: C901" in path.read_text()] == []
+    assert mypy["strict"]
+    assert mypy["files"] == ["src"]
+    assert {path.name for path in SRC.iterdir() if path.is_dir()} >= {"project", "samestep"}
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in SAMESTEP}), ids=lambda folder: folder.name
+)
+def test_a_folder_says_in_which_order_to_read_it(folder: Path):
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+    assert len(text.splitlines()) >= 3
+    names = {path.stem for path in folder.glob("[!_]*.py")}
+    names |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    assert [name for name in sorted(names) if f"``{name}``" not in text] == []
+
+
+LONG_SCRIPTS = {"new_model.py", "flyte_workflow.py"}
+MAX_LINES = 75  # about 60, and the help text
+
+
+def test_scripts_are_doorways():
+    lengths = {
+        path.name: len(path.read_text().splitlines()) for path in (ROOT / "scripts").glob("*.py")
+    }
+    long = {name: length for name, length in lengths.items() if length > MAX_LINES}
+    assert long.keys() <= LONG_SCRIPTS, long
+
+
+def test_the_path_to_the_first_step_is_short():
+    paths = [ROOT / name for name in PATH_TO_FIRST_STEP]
+    assert sum(len(path.read_text().splitlines()) for path in paths) < 1_000
+    doorway, *pages = paths
+    used = {name.split(".")[0] for name, _ in imports(doorway)}
+    assert used <= {"sys", "pathlib", "project", "samestep"}
+    assert all(page.is_relative_to(SRC / "project") for page in pages)
