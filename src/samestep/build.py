@@ -166,6 +166,13 @@ def refusals(key: str) -> Iterator[None]:
         yield
     except MisconfigurationException as error:
         raise ConfigError(f"{key}: {error}") from error
+    except RuntimeError as error:
+        # EarlyStopping raises this on every rank when the model does not log its metric.
+        if not str(error).startswith("Early stopping conditioned on metric"):
+            raise
+        refusal = ConfigError(f"callbacks.early_stopping.monitor: {error}")
+        refusal.on_all_ranks = True
+        raise refusal from error
 
 
 class MemoryLimit(TorchFunctionMode):
