@@ -97,7 +97,11 @@ def mlflow(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None)
     elif uri.startswith("http") and (why := _unreachable(uri)):
         raise ConfigError(f"logger.mlflow.tracking_uri={uri}: {why}")
     logger = MLFlowLogger(experiment, run_name=run_id, tracking_uri=uri)
-    logger.log_hyperparams(_config(run_dir))
+    config = _config(run_dir)
+    # MLflow's file store makes a folder of each slash, and "model/optimizer" beside "model" is both
+    # a folder and a file. The chosen values are logged anyway.
+    config.pop("choices", None)
+    logger.log_hyperparams(config)
     if uri.startswith("file:"):  # logging made it the address of every later run
         variable.unset()
     return logger
