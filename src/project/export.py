@@ -59,7 +59,8 @@ def read_test_images(data: ImageDataModule) -> Tensor:
     data.num_workers, data.eval_batch_size = 0, NUM_IMAGES
     data.prepare_data()
     data.setup("test")
-    images: Tensor = next(iter(data.test_dataloader())).images
+    raw, _ = next(iter(data.test_dataloader()))
+    images: Tensor = raw.images
     return images
 
 

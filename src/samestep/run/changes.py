@@ -19,9 +19,10 @@ MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
     r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy|profiler)",
     # Older versions of the template saved these keys too, and never changed them.
     r"trainer\.(default_root_dir|enable_\w+|use_distributed_sampler|model_registry|barebones"
-    r"|reload_dataloaders_every_n_epochs|limit_predict_batches|overfit_batches|min_steps"
-    r"|detect_anomaly|benchmark|inference_mode|gradient_clip_algorithm|log_every_n_steps)",
+    r"|reload_dataloaders_every_n_epochs|limit_predict_batches|overfit_batches"
+    r"|detect_anomaly|benchmark|inference_mode|log_every_n_steps)",
 )
+MAX_MISSING = 10  # keys that config.yaml may lack; with more of them it has been cut
 
 
 def pattern_of_changes(cfg: DictConfig) -> re.Pattern[str]:
@@ -59,8 +60,13 @@ def find_changes(cfg: DictConfig) -> dict[str, tuple[Any, Any]]:
     new = flatten(resolved(cfg))
     pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in {**old, **new}}
     changed = {key: (before, after) for key, (before, after) in pairs.items() if before != after}
+    # The choices of files only name where values come from.
+    changed = {key: pair for key, pair in changed.items() if not key.startswith("choices")}
     may_change = pattern_of_changes(cfg)
     refused = [k for k in changed if not may_change.fullmatch(k) and k not in cfg.allow_changes]
+    missing = [key for key in refused if key not in old]
+    if len(missing) > MAX_MISSING:
+        raise _unreadable(run_dir / "config.yaml", f"it lacks {len(missing)} keys")
     if refused:
         lines = "".join(f"\n  {key}: {changed[key][0]} -> {changed[key][1]}" for key in refused)
         raise ConfigError(

@@ -298,7 +298,7 @@ def test_a_damaged_file_is_said_and_kept_aside(
     damage(path, how)
     if name == "config.yaml":
         with pytest.raises(
-            ConfigError, match=r"config.yaml (cannot be read: .*Restore|holds a run)"
+            ConfigError, match=r"config.yaml cannot be read: .*Restore|holds a run with another"
         ):
             run.begin(cfg, ["train.py"])
         return
