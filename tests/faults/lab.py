@@ -173,7 +173,7 @@ class Laboratory:
         key = (num_ranks, *map(hash, overrides))
         if key not in self.references:
             name = f"reference-{len(self.references)}"
-            topology = {1: "1 process", 2: "torchrun 2", 3: "agents 1+2"}[num_ranks]
+            topology = {1: "1 process", 2: "2 processes", 3: "agents 1+2"}[num_ranks]
             codes, said = self.launch(
                 topology, self.directory / name, [*overrides, *self.saboteur(name, [])]
             )

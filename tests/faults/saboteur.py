@@ -37,11 +37,19 @@ class Saboteur(L.Callback):
         """Do the faults that are due here and now."""
         for fault in self.faults:
             what, place, moment, rank = fault.split()
-            done = self.dirpath / fault.replace(" ", "-")
+            done = self.note_of(fault)
             due = (place, int(moment), int(rank)) == (where, when, environment.rank())
             if due and not done.exists():
                 done.write_text(json.dumps(time.time()))
                 getattr(self, what)(batch)
+
+    def has_faults_left(self) -> bool:
+        """Whether a fault has not been done yet, by any attempt."""
+        return any(not self.note_of(fault).exists() for fault in self.faults)
+
+    def note_of(self, fault: str) -> Path:
+        """The file that says that a fault was done."""
+        return self.dirpath / fault.replace(" ", "-")
 
     def term(self, batch: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -149,10 +157,18 @@ class Saboteur(L.Callback):
 
 
 class Slow(L.Callback):
-    """Makes each step take at least ``seconds``."""
+    """Makes each step of an attempt that will be harmed take at least ``seconds``.
+
+    The unharmed run, and the attempts after the last fault, need not be slow.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+
+    def setup(self, trainer, pl_module, stage) -> None:
+        for callback in trainer.callbacks:
+            if isinstance(callback, Saboteur) and not callback.has_faults_left():
+                self.seconds = 0
 
     def on_train_batch_start(self, *_) -> None:
         time.sleep(self.seconds)
