@@ -222,8 +222,8 @@ def is_final(failures: "Mapping[int, ProcessFailure]", config: "LaunchConfig") -
     """Whether processes that failed like this must not be started again."""
     final = {EXIT_CONFIG}
     if config.min_nodes == config.max_nodes:
-        # With a fixed number of nodes a stopped node is not replaced. The others would wait for it
-        # in vain, and if it was node 0, the store is gone too.
+        # With a fixed number of nodes a stopped node is not replaced, so the others would wait for
+        # it for ever. If it was node 0, the store is gone too.
         final.add(EXIT_SIGTERM)
     return bool(final & {failure.exitcode for failure in failures.values()})
 

@@ -90,8 +90,8 @@ def store_of_this_attempt(timeout: timedelta) -> Store:
     if rank == 0:
         store.set("newest", token)
         for number in range(1, world_size):
-            guest = store.get(f"{token}/guest/{number}").decode()
-            store.set(f"{token}/welcome/{guest}", "")
+            member = store.get(f"{token}/member/{number}").decode()
+            store.set(f"{token}/accepted/{member}", "")
         return PrefixStore(token, store)
 
     joined = ""
@@ -100,9 +100,9 @@ def store_of_this_attempt(timeout: timedelta) -> Store:
         newest = store.get("newest").decode()
         if newest != joined:
             joined = newest
-            store.set(f"{joined}/guest/{store.add(f'{joined}/num_guests', 1)}", token)
+            store.set(f"{joined}/member/{store.add(f'{joined}/num_members', 1)}", token)
         try:
-            store.wait([f"{joined}/welcome/{token}"], timedelta(seconds=1))
+            store.wait([f"{joined}/accepted/{token}"], timedelta(seconds=1))
             return PrefixStore(joined, store)
         except dist.DistStoreError:  # not yet; or this prefix is of an attempt that has ended
             if time.monotonic() > deadline:

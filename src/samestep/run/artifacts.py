@@ -178,7 +178,7 @@ def check_url(url: str) -> None:
 
 
 class Artifacts(L.Callback):
-    """Copies the run to a store while it trains, in a thread of rank zero that nobody waits for.
+    """Copies the run to a store while it trains, in a thread of rank zero; training never waits for it.
 
     Looks once a second for files that were replaced, so of a file that changes faster than it can
     be copied the newest version is. Failures are tried again after 2, 4, ... 60 seconds, and warned

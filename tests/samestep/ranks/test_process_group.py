@@ -25,11 +25,11 @@ def meet(rank: int, port: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize("late", [0, 2])
-def test_ranks_of_now_meet_in_a_store_full_of_the_dead(late: int):
+def test_ranks_meet_in_a_store_that_holds_addresses_of_an_older_attempt(late: int):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    store.set("newest", "dead")  # an attempt before, whose rank zero welcomed nobody of now
-    store.set("dead/guest/1", "ghost")
-    store.add("dead/num_guests", 1)
+    store.set("newest", "older")  # an older attempt, whose rank zero accepted none of these ranks
+    store.set("older/member/1", "ended")
+    store.add("older/num_members", 1)
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=meet, args=(r, store.port)) for r in range(3)]
     for rank in ranks:
@@ -40,7 +40,7 @@ def test_ranks_of_now_meet_in_a_store_full_of_the_dead(late: int):
     for rank in ranks:
         rank.join(60)
         assert rank.exitcode == 0
-    assert not PrefixStore("dead", store).check(["rank-0"])
+    assert not PrefixStore("older", store).check(["rank-0"])
 
 
 def test_an_ordinary_dataloader_is_shared_out_over_all_ranks_of_unequal_nodes(monkeypatch):
