@@ -178,7 +178,7 @@ def check_url(url: str) -> None:
 
 
 class Artifacts(L.Callback):
-    """Copies the run to a store while it trains, in a thread of rank zero; training never waits for it.
+    """Copies the run to a store while it trains. A thread of rank zero does it; training goes on.
 
     Looks once a second for files that were replaced, so of a file that changes faster than it can
     be copied the newest version is. Failures are tried again after 2, 4, ... 60 seconds, and warned
