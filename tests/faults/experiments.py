@@ -22,7 +22,7 @@ def killed(name: str, topology: str, *faults: str, **options: Any) -> Experiment
 
 MINUTE = "cluster.timeout_s=8"
 SLOW = [  # an orphan looks for its agent once a second
-    "+callbacks.slow._target_=tests.faults.saboteur.Slow",
+    "+callbacks.slow._target_=tests.faults.saboteur.SlowUntilHarmed",
     "+callbacks.slow.seconds=0.3",
 ]
 EXPERIMENTS = [

@@ -157,18 +157,19 @@ class Saboteur(L.Callback):
 
 
 class Slow(L.Callback):
-    """Makes each step of an attempt that will be harmed take at least ``seconds``.
-
-    The unharmed run, and the attempts after the last fault, need not be slow.
-    """
+    """Makes each step take at least ``seconds``."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+
+    def on_train_batch_start(self, *_) -> None:
+        time.sleep(self.seconds)
+
+
+class SlowUntilHarmed(Slow):
+    """Is slow in an attempt that a ``Saboteur`` will harm: not in the others, which need not be."""
 
     def setup(self, trainer, pl_module, stage) -> None:
         for callback in trainer.callbacks:
             if isinstance(callback, Saboteur) and not callback.has_faults_left():
                 self.seconds = 0
-
-    def on_train_batch_start(self, *_) -> None:
-        time.sleep(self.seconds)
