@@ -25,6 +25,7 @@ EXPECTED = (  # warnings that ask nothing of the user of this project
     "You're resuming from a checkpoint that ended before the epoch ended.*",  # ours resumes
     "Checkpoint directory .* exists and is not empty.*",  # a run that continues
     ".*does not have many workers.*",  # data in memory need none
+    "The `srun` command is available on your system.*",  # one process needs no srun
     "It is recommended to use .*sync_dist=True.*",  # metrics are summed over the ranks before
 )
 
