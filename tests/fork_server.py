@@ -31,6 +31,7 @@ import json
 import os
 import random
 import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -41,7 +42,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 LIBRARIES = (
     "filelock", "fsspec", "hydra", "jsonschema", "lightning", "matplotlib.pyplot",
@@ -49,6 +50,9 @@ LIBRARIES = (
     "torchvision.transforms.v2",
 )  # fmt: skip
 """What the fork server imports. Not wandb and mlflow, which start threads."""
+
+AGENTS = ("torch.distributed.run", "samestep.launch.entrypoint")
+"""Modules that are run with ``python -m`` and start ranks."""
 
 READ_AT_IMPORT = re.compile(
     "PYTHON|LD_|LC_|LANG|MKL_|GOMP_|MPL|CUDA|HOME$|TZ$|TORCH_(LOGS|COMPILE)"
@@ -99,19 +103,26 @@ class Program:
         return cls(argv, unbuffered, cwd, env, call["start_new_session"], os.getpid())
 
     @property
+    def module(self) -> str:
+        """The module that it runs (``python -m``); empty if it runs a script."""
+        return self.argv[1] if self.argv[0] == "-m" else ""
+
+    @property
     def starts_ranks(self) -> bool:
-        """Whether it may be our own agent, which starts Python programs in turn."""
+        """Whether it may be an agent, which starts Python programs in turn."""
         if "TORCHELASTIC_RUN_ID" in self.env:
             return False  # it is a rank itself
-        return any(word.startswith("trainer.devices=") for word in self.argv)
+        is_local_agent = any(word.startswith("trainer.devices=") for word in self.argv)
+        return is_local_agent or self.module in AGENTS
 
 
 def is_program(argv: Sequence[str], cwd: str) -> bool:
-    """Whether these are words for Python that begin with a script.
+    """Whether these are words for Python that begin with a script, or with the module of an agent.
 
-    ``python -c`` and ``python -m`` stay fresh. Forked agents of torchrun (``-m``) did not notice
-    nodes that join: tests/faults/test_elastic.py failed with them.
+    ``python -c``, and ``python -m`` with other modules, stay fresh.
     """
+    if argv[:1] == ["-m"]:
+        return argv[1] in AGENTS
     return bool(argv) and argv[0].endswith(".py") and Path(cwd, argv[0]).is_file()
 
 
@@ -281,7 +292,15 @@ def become(program: Program, stdio: Sequence[int], connection: socket.socket) ->
             stream = unbuffered(getattr(sys, name), number)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
-    Popen.server = server_of_agent(program) if program.starts_ranks else None
+    Popen.server = None
+    if program.module == "samestep.launch.entrypoint":
+        # This process only supervises; the agent is the child that it forks.
+        supervisor = os.getpid()
+        os.register_at_fork(
+            after_in_child=lambda: os.getppid() == supervisor and start_server_of_agent(program)
+        )
+    elif program.starts_ranks:
+        start_server_of_agent(program)
     return program
 
 
@@ -291,25 +310,26 @@ def unbuffered(stream: io.TextIOWrapper, number: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, stream.encoding, stream.errors, "\n", write_through=True)
 
 
-def server_of_agent(program: Program) -> ForkServer | None:
-    """A fork server for the ranks that this process may start as the agent of torchrun.
+def start_server_of_agent(program: Program) -> None:
+    """Start a fork server for the ranks that this process may start as the agent of torchrun.
 
     It is a fork too, made before the agent's code has run: before threads, and before state.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    Popen.server = ForkServer(ours, program.env, same_session=False)
     if os.fork() == 0:
         ours.close()
         # A session of its own: signals for the group of the agent are not for the server.
         os.setsid()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # The supervisor of an entry point forks its agent with blocked signals.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(nothing, number)
         os.close(nothing)
-        run(serve(theirs))
-        sys.exit()
+        run_to_the_end(serve(theirs))
     theirs.close()
-    return ForkServer(ours, program.env, same_session=False)
 
 
 class Ending:
@@ -349,14 +369,41 @@ def run(program: Program) -> None:
         raise
 
 
+def run_to_the_end(program: Program) -> NoReturn:
+    """Run a program, and end this process as Python does after the last line of a program.
+
+    A server that was forked within other code uses it: it must not go on in that code.
+    """
+    try:
+        run(program)
+    except SystemExit as leaving:
+        if leaving.code is not None and not isinstance(leaving.code, int):
+            print(leaving.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()  # Ending.at_once is the last of them
+    os._exit(1)
+
+
 def execute(program: Program) -> None:
     """Run a program as ``python`` does, in a new module ``__main__``."""
+    sys.orig_argv = [sys.executable, *program.argv]
+    sys.excepthook = excepthook
+    if program.module:
+        sys.modules.pop(program.module, None)  # torch's is imported already
+        sys.argv = list(program.argv[1:])
+        sys.path[0] = program.cwd
+        runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+        return
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
     sys.argv = list(program.argv)
-    sys.orig_argv = [sys.executable, *program.argv]
-    sys.excepthook = excepthook
     script = Path(program.argv[0]).absolute()
     sys.path[0] = str(script.resolve().parent)
     main.__file__ = str(script)

@@ -170,6 +170,22 @@ def test_ranks_are_children_of_their_agent(tmp_path: Path):
         os.kill(int(pid), signal.SIGKILL)
 
 
+def test_ranks_of_torchrun_are_forked(tmp_path: Path):
+    rank = tmp_path / "rank.py"
+    rank.write_text(
+        "import os, sys\nprint(os.environ['RANK'], 'torch' in sys.modules, sys.argv, sys.path[0])\n"
+        "sys.exit(int(sys.argv[1]))"
+    )
+    options = ["--standalone", "--nproc-per-node=2", str(rank)]
+    done = run("-m", "torch.distributed.run", *options, "0")
+    said = f"True ['{rank}', '0'] {tmp_path}"
+    assert sorted(done.stdout.splitlines()) == [f"0 {said}", f"1 {said}"]
+    assert (done.returncode, done.stderr) == (0, "")
+    failed = run("-m", "torch.distributed.run", *options, "3")
+    assert failed.returncode == 1
+    assert "exitcode  : 3" in failed.stderr
+
+
 def test_the_server_prints_nothing_while_it_imports():
     """What a library says then would be missing in the output of the forked programs."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
