@@ -68,13 +68,13 @@ def agents(*processes: int) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def indexed_job() -> list[list[str]]:
+def indexed_job(*more: str) -> list[list[str]]:
     """Two pods, each with a network of its own and the entry point as process 1."""
-    options = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=pod-0.lab"]
+    options = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=pod-0.lab", *more]
     return [[sys.executable, "-m", "samestep.launch.entrypoint", *options]] * 2
 
 
-PODS = "pods 1+1"
+PODS, PODS_THAT_RESTART = "pods 1+1", "pods 1+1, restarts"
 TOPOLOGIES: dict[str, tuple[int, Callable[[], list[list[str]]]]] = {
     "1 process": (1, alone),
     "2 processes": (2, self_launched),
@@ -83,6 +83,7 @@ TOPOLOGIES: dict[str, tuple[int, Callable[[], list[list[str]]]]] = {
     "agents 1+1": (2, lambda: agents(1, 1)),
     "agents 1+2": (3, lambda: agents(1, 2)),
     PODS: (2, indexed_job),
+    PODS_THAT_RESTART: (2, lambda: indexed_job("--max-restarts=3")),
 }
 
 
@@ -158,7 +159,7 @@ class Laboratory:
         start = log.tell()
         words = [*self.base, *overrides, f"run_root={run_dir.parent}"]
         commands = [[*command, *words] for command in TOPOLOGIES[topology][1]()]
-        surroundings = in_pods if topology == PODS else in_sessions
+        surroundings = in_pods if topology.startswith(PODS) else in_sessions
         with log, surroundings(commands, log, run_dir.name) as processes:
             deadline = time.monotonic() + timeout
             try:
@@ -308,7 +309,7 @@ def main() -> None:
     lost = []
     if why := pods.why_not():
         print(f"without pods: {why}")
-        chosen = [experiment for experiment in chosen if experiment.topology != PODS]
+        chosen = [e for e in chosen if not e.topology.startswith(PODS)]
     with tempfile.TemporaryDirectory() as directory:
         laboratory = Laboratory(Path(directory))
         for number, experiment in enumerate(chosen, start=1):

@@ -12,6 +12,7 @@ import lightning as L
 import torch
 
 from project.data.images import ImageSet
+from samestep.errors import ConfigError
 from samestep.ranks import environment
 
 
@@ -92,6 +93,9 @@ class Saboteur(L.Callback):
 
     def error(self, batch: Any) -> None:
         raise RuntimeError("planted error")
+
+    def refuse(self, batch: Any) -> None:
+        raise ConfigError("planted refusal")
 
     def exit(self, batch: Any) -> None:
         os._exit(3)

@@ -9,13 +9,15 @@ from typing import Any, TextIO
 import lightning as L
 
 from samestep.ranks import environment
+from samestep.ranks.heartbeat import Heartbeat
 
 
 class Watchdog(L.Callback):
     """Ends a process whose step takes longer than ``timeout_s``, and writes down where it hangs.
 
     The stacks of all threads go to ``logs/rank-<n>.log``. The other ranks wait for this one, so
-    each of them does the same.
+    each of them does the same. A process that is stopped cannot end itself: the agent ends it,
+    when it gets no heartbeat.
 
     Args:
         timeout_s: seconds that a step, a validation batch, a test batch or a save may take.
@@ -26,6 +28,7 @@ class Watchdog(L.Callback):
         self.timeout_s = timeout_s
         self.path = Path(run_dir, "logs", f"rank-{environment.rank()}.log")
         self._file: TextIO | None = None
+        self._heartbeat: Heartbeat | None = None
         self._started_at = -math.inf
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -57,6 +60,8 @@ class Watchdog(L.Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Stop the countdown."""
         faulthandler.cancel_dump_traceback_later()
+        if self._heartbeat:
+            self._heartbeat.pause()
         self._started_at = -math.inf
         if self._file:
             self._file.close()
@@ -70,5 +75,9 @@ class Watchdog(L.Callback):
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a")
+        if self._heartbeat is None:
+            self._heartbeat = Heartbeat()
+        # Before the countdown, so that the agent knows that it is over when it has ended this rank.
+        self._heartbeat.beat(self.timeout_s)
         faulthandler.dump_traceback_later(self.timeout_s, exit=True, file=self._file)
         self._started_at = now

@@ -1,8 +1,10 @@
 """Several processes on this machine, started and watched by torchrun's own agent."""
 
 import logging
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from omegaconf import DictConfig
 
 from samestep.errors import ConfigError
-from samestep.ranks import environment
+from samestep.launch.hung_ranks import HungRanks
+from samestep.ranks import environment, heartbeat
 from samestep.ranks.failure import EXIT_CONFIG, EXIT_ERROR, PREFIX
 from samestep.ranks.secrets import redact
 
@@ -110,6 +113,9 @@ def launch(config: "LaunchConfig", arguments: Sequence[str], script: Path = TRAI
         Exit code 0, or that of the process that failed first: 137 for SIGKILL, 143 for SIGTERM.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we report it
+    if not environment.variable("TORCH_CPP_LOG_LEVEL"):
+        # Otherwise torch prints frames of C++ when a rank loses another one.
+        environment.set_variable("TORCH_CPP_LOG_LEVEL", "ERROR")
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousError
@@ -141,11 +147,16 @@ def run_until_final(config: "LaunchConfig", arguments: Sequence[str], script: Pa
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
+    from samestep.ranks.lightning_patches import look_while_monitoring
+
     environment.set_variable("TORCHELASTIC_SIGNALS_TO_HANDLE", config.signals_to_handle)
     spec = worker_spec(config, [str(script), *arguments])
     assert config.logs_specs is not None  # LaunchConfig has set both
     assert config.shutdown_timeout is not None
     keep_meeting_place = False
+    heartbeats = tempfile.mkdtemp(prefix="heartbeats-")
+    environment.set_variable(heartbeat.FOLDER, heartbeats)
+    hung_ranks = HungRanks(Path(heartbeats))
     try:
         for restarts_left in reversed(range(config.max_restarts + 1)):
             agent = LocalElasticAgent(
@@ -155,9 +166,11 @@ def run_until_final(config: "LaunchConfig", arguments: Sequence[str], script: Pa
                 log_line_prefix_template=config.log_line_prefix_template,
                 shutdown_timeout=config.shutdown_timeout,
             )
+            look_while_monitoring(agent, hung_ranks.end)
             result: RunResult | None = agent.run()
             if result is None:
                 break
+            hung_ranks.explain(result.failures)
             if not restarts_left or has_succeeded(result) or is_final(result.failures, config):
                 return result
         raise RendezvousClosedError("the other nodes have finished without this one")
@@ -166,6 +179,7 @@ def run_until_final(config: "LaunchConfig", arguments: Sequence[str], script: Pa
         keep_meeting_place = True
         raise
     finally:
+        shutil.rmtree(heartbeats, ignore_errors=True)
         if not keep_meeting_place:
             # The store may have ended with another node; the cause is known already.
             with suppress(Exception):
@@ -237,6 +251,8 @@ def outcome_of(failures: "Mapping[int, ProcessFailure]") -> Outcome:
     code = failures[rank].exitcode
     if code in STOPPED:
         return Outcome(EXIT_SIGTERM)
+    if code < 0 and messages[rank]:
+        return Outcome(EXIT_ERROR, f"rank {rank}: {messages[rank]}", is_printed=True)
     if code < 0:
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
         name = signal.Signals(-code).name

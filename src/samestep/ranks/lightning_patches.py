@@ -4,15 +4,20 @@ Each has a canary test in tests/samestep/ranks/test_lightning_patches.py, which 
 library has changed; pyproject.toml bounds the versions from above.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 
+if TYPE_CHECKING:
+    import lightning as L  # takes seconds to import, and the agent needs none of it
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-def leave_signals_to_us(trainer: L.Trainer) -> None:
+
+def leave_signals_to_us(trainer: "L.Trainer") -> None:
     """Keep Lightning 2.6 from handling SIGTERM, and from broadcasting a flag in each step.
 
     Its handler talks to the other ranks in the middle of a step, and hangs there. Each step also
@@ -24,7 +29,7 @@ def leave_signals_to_us(trainer: L.Trainer) -> None:
 
 
 @contextmanager
-def between_steps(trainer: L.Trainer) -> Iterator[None]:
+def between_steps(trainer: "L.Trainer") -> Iterator[None]:
     """Within this block a checkpoint says that the last step is complete, and no next one begun.
 
     Lightning 2.6 counts a batch as ready, and knows whether it is the last one of the epoch,
@@ -46,7 +51,7 @@ def between_steps(trainer: L.Trainer) -> Iterator[None]:
         progress.is_last_batch = is_last_batch
 
 
-def uncount_step_before_validation(trainer: L.Trainer) -> None:
+def uncount_step_before_validation(trainer: "L.Trainer") -> None:
     """Undo one count of a run that continues right after a validation within an epoch.
 
     Lightning 2.6 then skips the training of one turn of its loop, and counts a step in it that
@@ -67,6 +72,22 @@ def skip_fused_step(optimizer: Optimizer, skip: Tensor) -> None:
     """
     optimizer.grad_scale = None  # type: ignore[attr-defined]
     optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
+
+
+def look_while_monitoring(
+    agent: "LocalElasticAgent", look: "Callable[[WorkerGroup], None]"
+) -> None:
+    """Let torchrun's agent of torch 2.15 call ``look`` each time before it looks at its ranks.
+
+    It has no public hook for this.
+    """
+    monitor: Callable[[WorkerGroup], RunResult] = agent._monitor_workers
+
+    def look_and_monitor(worker_group: "WorkerGroup") -> "RunResult":
+        look(worker_group)
+        return monitor(worker_group)
+
+    agent._monitor_workers = look_and_monitor
 
 
 def _do_nothing() -> None:

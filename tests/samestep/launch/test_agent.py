@@ -45,6 +45,7 @@ def test_the_rank_that_failed_first(ranks: list[tuple[int, int, str, int]], firs
     [
         ([(143, 0, "", 0), (-15, 0, "", 0)], Outcome(143)),
         ([(-9, 0, "", 0)], Outcome(137, "rank 0 was ended by SIGKILL (out of memory?)")),
+        ([(-9, 0, "error: no progress", 0)], Outcome(1, "rank 0: error: no progress", True)),
         ([(-11, 0, "", 0)], Outcome(139, "rank 0 was ended by SIGSEGV")),
         ([(2, 0, "error: seed=x", 0)], Outcome(2, "rank 0: error: seed=x", True)),
         ([(1, 0, "ValueError: x", 0)], Outcome(1, "rank 0: ValueError: x", True)),

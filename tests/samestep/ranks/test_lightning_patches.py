@@ -5,6 +5,7 @@ import inspect
 import lightning as L
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 
 from samestep.ranks import lightning_patches
 
@@ -23,6 +24,11 @@ def test_canary_lightning_still_broadcasts_every_step():
 def test_canary_lightning_still_counts_the_step_before_a_validation_again():
     source = inspect.getsource(_TrainingEpochLoop.advance)
     assert "self._skip_next_val = True\n                return" in source
+
+
+def test_canary_torchruns_agent_still_asks_how_its_ranks_are():
+    source = inspect.getsource(SimpleElasticAgent._invoke_run)
+    assert "self._monitor_workers(self._worker_group)" in source
 
 
 def test_canary_lightning_still_counts_a_batch_before_its_first_hook():

@@ -1,0 +1,41 @@
+"""What restarts the countdown. Runs that hang: tests/faults."""
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samestep.callbacks.watchdog import Watchdog
+from samestep.ranks import heartbeat
+
+HOOKS = {  # and how many arguments Lightning gives them
+    "on_train_start": 2,
+    "on_train_batch_start": 4,
+    "on_train_batch_end": 5,
+    "on_validation_batch_start": 5,
+    "on_test_batch_start": 5,
+    "on_save_checkpoint": 3,
+}
+
+
+@pytest.fixture
+def watchdog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watchdog:
+    (tmp_path / "heartbeats").mkdir()
+    monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path / "heartbeats"))
+    return Watchdog(1000, str(tmp_path))
+
+
+def limit_s(watchdog: Watchdog) -> float:
+    return heartbeat.read(watchdog.path.parents[1] / "heartbeats", os.getpid())[1]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_each_batch_and_each_save_is_a_heartbeat(watchdog: Watchdog, hook: str):
+    nothing: Any = None
+    assert limit_s(watchdog) == math.inf
+    getattr(watchdog, hook)(*[nothing] * HOOKS[hook])
+    assert limit_s(watchdog) == 1000
+    watchdog.teardown(nothing, nothing, "fit")
+    assert limit_s(watchdog) == math.inf

@@ -1,0 +1,66 @@
+"""Real ranks that are stopped, under a real agent. In pods: tests/faults."""
+
+import json
+from pathlib import Path
+
+from tests.conftest import run
+
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+from samestep.ranks.heartbeat import Heartbeat
+
+ranks_to_stop, note = sys.argv[1].split(","), Path(sys.argv[2], os.environ["RANK"])
+has_been_here = note.exists()
+note.touch()
+heartbeat = Heartbeat()
+for _ in range(10):
+    heartbeat.beat(0.5)
+    time.sleep(0.1)
+if os.environ["RANK"] in ranks_to_stop and not has_been_here:
+    os.kill(os.getpid(), signal.SIGSTOP)
+heartbeat.pause()
+time.sleep(2)
+"""
+
+AGENT = """
+import json, sys
+from pathlib import Path
+from torch.distributed.launcher.api import LaunchConfig
+from samestep.launch import agent, hung_ranks
+
+hung_ranks.MARGIN_S = 0.5
+script, directory = Path(sys.argv[1]), Path(sys.argv[2])
+runs = [("ends", "0,1", 0), ("restarts", "0,1", 1), ("well", "", 0)]
+for name, ranks_to_stop, max_restarts in runs:
+    (directory / name).mkdir()
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, run_id=name, rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=max_restarts,
+        monitor_interval=0.1,
+    )
+    outcome = agent.launch(config, [ranks_to_stop, str(directory / name)], script=script)
+    print(json.dumps([name, *outcome]), flush=True)
+"""
+
+
+def test_ranks_that_are_stopped_are_ended_and_start_again(tmp_path: Path):
+    (tmp_path / "rank.py").write_text(RANK)
+    (tmp_path / "agent.py").write_text(AGENT)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = run(
+        str(tmp_path / "agent.py"), str(tmp_path / "rank.py"), str(tmp_path),
+        TMPDIR=str(temporary), timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ends, restarts, well = map(json.loads, done.stdout.splitlines())
+    assert ends[:2] == ["ends", 1]
+    assert "error: no progress for " in ends[2]
+    assert "(cluster.timeout_s=0.5)" in ends[2]
+    assert ends[3]  # the agent has printed it
+    assert restarts == ["restarts", 0, "", False]
+    assert well == ["well", 0, "", False]
+    for rank in (0, 1):  # once for each time that it was ended
+        assert done.stderr.count(f"rank {rank}: error: no progress for ") == 2
+    assert not list(temporary.glob("heartbeats-*"))
