@@ -19,15 +19,31 @@ EXIT_ERROR, EXIT_CONFIG = 1, 2
 PREFIX = "error: "  # begins the message of an error that the user can mend
 
 
+class OtherRankFailed(Exception):
+    """Another rank has failed first, and has printed why; this rank ends with the same exit code.
+
+    Args:
+        message: that of the other rank.
+        code: exit code of the other rank.
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code
+
+
 def report(error: Exception) -> int:
     """Print an error once, and leave it for torchrun's agent.
 
-    A ``ConfigError`` or ``RunError`` is one message. Any other error is a traceback.
+    A ``ConfigError`` or ``RunError`` is one message. ``OtherRankFailed`` is printed by the other
+    rank. Any other error is a traceback.
 
     Returns:
         The exit code of this process.
     """
     record(error)
+    if isinstance(error, OtherRankFailed):
+        return exit_code(error)
     rank_zero_prints = getattr(error, "on_all_ranks", False)
     if environment.rank() == 0 or not rank_zero_prints:
         text = message(error)
@@ -38,7 +54,9 @@ def report(error: Exception) -> int:
 
 
 def exit_code(error: Exception) -> int:
-    """2 for a wrong configuration, 1 for any other error."""
+    """2 for a wrong configuration, 1 for any other error; or that of the rank that failed first."""
+    if isinstance(error, OtherRankFailed):
+        return error.exit_code
     return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
 
 
@@ -64,6 +82,8 @@ def record(error: Exception) -> None:
 
 def message(error: Exception) -> str:
     """The error as one message: ``error: ...`` if the user can mend it, otherwise its type too."""
+    if isinstance(error, OtherRankFailed):
+        return str(error)
     if isinstance(error, (ConfigError, RunError)):
         return f"{PREFIX}{error}"
     return traceback.format_exception_only(error)[-1].strip()

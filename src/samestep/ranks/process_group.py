@@ -1,8 +1,9 @@
 """How the ranks of one run meet, and how they decide together."""
 
+import json
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
@@ -17,7 +18,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import environment, failure, stopping
+from samestep.ranks import environment, failure, network, stopping
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -54,20 +55,17 @@ def process_group(cfg: DictConfig) -> Iterator[None]:
         backend = "cpu:gloo,cuda:nccl"
     # Ten seconds more than the watchdog has: it says where each rank hangs, the group does not.
     timeout = timedelta(seconds=cfg.cluster.timeout_s + 10)
-    dist.init_process_group(
-        backend,
-        store=store_of_this_attempt(timeout),
-        rank=environment.rank(),
-        world_size=environment.world_size(),
-        timeout=timeout,
-    )
+    store = meet(backend, timeout)
     stopping.defer()
     try:
         yield
     except Exception as error:
-        # Recorded before the connections close. The other ranks fail then, and only follow.
-        failure.record(error)
-        raise
+        # Left before the connections close. The other ranks fail then, and only follow.
+        first = leave_error(store, error)
+        failure.record(first)
+        if first is error:
+            raise
+        raise first from None
     finally:
         dist.destroy_process_group()
 
@@ -77,6 +75,35 @@ def device_kind(cfg: DictConfig) -> str:
     return "cuda" if cfg.trainer.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
 
 
+def meet(backend: str, timeout: timedelta) -> Store:
+    """Join the process group of this attempt.
+
+    Returns:
+        The store of this attempt.
+
+    Raises:
+        NetworkError: if the ranks do not meet within ``timeout``; it says which ranks are missing.
+    """
+    rank = environment.rank()
+    try:
+        store = store_of_this_attempt(timeout)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=rank,
+            world_size=environment.world_size(),
+            timeout=timeout,
+        )
+    except network.NetworkError:
+        raise
+    except RuntimeError as error:  # of torch's store, gloo or NCCL
+        reason = str(error).partition("\n")[0]
+        raise network.NetworkError(
+            f"rank {rank} cannot connect to the other ranks ({reason}); see the logs of their nodes"
+        ) from error
+    return store
+
+
 def store_of_this_attempt(timeout: timedelta) -> Store:
     """A fresh prefix in torchrun's store for this attempt.
 
@@ -84,29 +111,78 @@ def store_of_this_attempt(timeout: timedelta) -> Store:
     count of restarts cannot name the attempt, because it differs between nodes that came at
     different times. So rank 0 publishes a random prefix; the other ranks join the newest prefix,
     and wait until rank 0 acknowledges them there.
+
+    Raises:
+        NetworkError: if a rank does not come within ``timeout``.
     """
     store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
     token = secrets.token_hex(8)
+    deadline = time.monotonic() + timeout.total_seconds()
     if rank == 0:
         store.set("newest", token)
         for number in range(1, world_size):
+            if not appears(store, f"{token}/member/{number}", deadline):
+                came = [r for r in range(1, world_size) if store.check([f"{token}/rank/{r}"])]
+                raise not_met(set(range(1, world_size)) - set(came), timeout)
             member = store.get(f"{token}/member/{number}").decode()
             store.set(f"{token}/accepted/{member}", "")
         return PrefixStore(token, store)
 
     joined = ""
-    deadline = time.monotonic() + timeout.total_seconds()
-    while True:
+    while appears(store, "newest", deadline):
         newest = store.get("newest").decode()
         if newest != joined:
             joined = newest
+            store.set(f"{joined}/rank/{rank}", "")
             store.set(f"{joined}/member/{store.add(f'{joined}/num_members', 1)}", token)
-        try:
-            store.wait([f"{joined}/accepted/{token}"], timedelta(seconds=1))
+        # If it does not appear, the prefix is perhaps of an attempt that has ended.
+        if appears(store, f"{joined}/accepted/{token}", min(deadline, time.monotonic() + 1)):
             return PrefixStore(joined, store)
-        except dist.DistStoreError:  # not yet; or this prefix is of an attempt that has ended
-            if time.monotonic() > deadline:
-                raise
+    raise not_met({0}, timeout)
+
+
+def appears(store: Store, key: str, deadline: float) -> bool:
+    """Wait for a key. torch's own wait prints warnings and C++ frames when it takes too long."""
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def not_met(missing: Collection[int], timeout: timedelta) -> network.NetworkError:
+    """The error of a rank that has waited for others in vain."""
+    names = ", ".join(map(str, sorted(missing)))
+    return network.NetworkError(
+        f"rank {environment.rank()} waited {timeout.total_seconds():g} s for rank {names}: see the "
+        "logs of the nodes of these ranks; cluster.timeout_s=SECONDS waits longer"
+    )
+
+
+def leave_error(store: Store, error: Exception) -> Exception:
+    """Leave this rank's error for the other ranks; the first error of all ranks counts.
+
+    Returns:
+        The error to end with. If the connections of this rank broke because another rank has
+        failed, it is ``OtherRankFailed``.
+    """
+    rank = environment.rank()
+    # What gloo and NCCL raise has no type of its own.
+    has_lost_others = isinstance(error, RuntimeError) and not isinstance(error, RunError)
+    mine = json.dumps([rank, failure.exit_code(error), failure.message(error)])
+    try:
+        first_rank, exit_code, message = json.loads(store.compare_set("error", "", mine))
+    except dist.DistError:
+        if not has_lost_others:
+            return error
+        return network.NetworkError(
+            f"rank {rank} has lost the node of rank 0, which has ended: see its log"
+        )
+    if first_rank == rank or not has_lost_others:
+        return error
+    if not message.startswith(failure.PREFIX):
+        message = f"rank {first_rank} has failed: {message}"
+    return failure.OtherRankFailed(message, exit_code)
 
 
 def broadcast(value: Result) -> Result:

@@ -42,7 +42,7 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
             *(f"  {path:<{width}}     {look_at[name]}" for name, path in paths.items()),
             "Next",
             *(f"  {command}" for command in OmegaConf.select(cfg, "summary.next") or []),
-            f"  {command_to_go_on(run_dir, num_epochs)}",
+            f"  {command_to_go_on(cfg, run_dir, num_epochs)}",
         ]
     )
 
@@ -84,10 +84,16 @@ def speeds(rows: Rows) -> dict[str, str]:
     }
 
 
-def command_to_go_on(run_dir: Path, num_epochs: int) -> str:
-    """The command that trains the run for twice as many epochs."""
+def command_to_go_on(cfg: DictConfig, run_dir: Path, num_epochs: int) -> str:
+    """The command that trains the run for twice as many epochs, where it was started before."""
     attempts = read_attempts(run_dir / "logs")
     command = attempts[-1].get("command", []) if attempts else []
     words = [word for word in command[1:] if not word.startswith("trainer.max_")]
-    again = shlex.join(["python", "train.py", *words, f"trainer.max_epochs={2 * num_epochs}"])
+    words.append(f"trainer.max_epochs={2 * num_epochs}")
+    cluster = OmegaConf.select(cfg, "cluster.name") or "local"
+    if cluster == "local":
+        return f"RUN_ID={run_dir.name} {shlex.join(['python', 'train.py', *words])}"
+    # Each machine has a Docker of its own, so only somebody who sits there can start the run.
+    action = "render" if cluster == "docker" else "submit"
+    again = shlex.join(["python", "scripts/launch.py", *words, f"action={action}"])
     return f"RUN_ID={run_dir.name} {again}"

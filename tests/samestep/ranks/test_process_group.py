@@ -9,8 +9,10 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed import PrefixStore, TCPStore
 
 from samestep.config.compose import check
-from samestep.ranks import environment
+from samestep.errors import ConfigError, RunError
+from samestep.ranks import environment, failure
 from samestep.ranks import process_group as distributed
+from samestep.ranks.network import NetworkError
 from tests.conftest import QUICK, run
 
 
@@ -41,6 +43,57 @@ def test_ranks_meet_in_a_store_that_holds_addresses_of_an_older_attempt(late: in
         rank.join(60)
         assert rank.exitcode == 0
     assert not PrefixStore("older", store).check(["rank-0"])
+
+
+@pytest.mark.parametrize(
+    ("rank", "missing"), [(0, "waited 0.3 s for rank 1, 2:"), (2, "waited 0.3 s for rank 0:")]
+)
+def test_ranks_that_do_not_come_are_named(monkeypatch, rank: int, missing: str):
+    store = dist.HashStore()
+    monkeypatch.setattr(distributed, "rendezvous", lambda *_, **__: iter([(store, rank, 3)]))
+    monkeypatch.setattr(environment, "rank", lambda: rank)
+    with pytest.raises(NetworkError, match=missing):
+        distributed.meet("gloo", timedelta(seconds=0.3))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ConfigError("no"), "error: no"),
+        (RunError("no"), "error: no"),
+        (ValueError("no"), "rank 0 has failed: ValueError: no"),
+    ],
+)
+def test_a_rank_that_loses_its_connections_learns_the_error_of_the_first(
+    monkeypatch, capsys, error: Exception, message: str
+):
+    store = dist.HashStore()
+    assert distributed.leave_error(store, error) is error
+    monkeypatch.setattr(environment, "rank", lambda: 1)
+    lost = distributed.leave_error(store, RuntimeError("Connection closed by peer"))
+    assert failure.report(lost) == failure.exit_code(error)
+    assert failure.message(lost) == message
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_rank_keeps_an_error_of_its_own(monkeypatch):
+    store = dist.HashStore()
+    distributed.leave_error(store, RunError("first"))
+    monkeypatch.setattr(environment, "rank", lambda: 1)
+    for error in (ConfigError("second"), RunError("second"), ValueError("second")):
+        assert distributed.leave_error(store, error) is error
+
+
+def test_a_rank_whose_store_has_ended_says_so_in_one_line():
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+    del server
+    lost = distributed.leave_error(store, RuntimeError("Connection closed by peer"))
+    assert failure.message(lost) == (
+        "error: rank 0 has lost the node of rank 0, which has ended: see its log"
+    )
+    own = ValueError("own")
+    assert distributed.leave_error(store, own) is own
 
 
 def test_an_ordinary_dataloader_is_shared_out_over_all_ranks_of_unequal_nodes(monkeypatch):

@@ -9,7 +9,7 @@ import lightning as L
 import pytest
 import torch
 import yaml
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 
 import project
 from samestep.errors import ConfigError
@@ -17,7 +17,7 @@ from samestep.run import directory as run
 from samestep.run.changes import find_changes
 from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError
 from samestep.run.records import read_history
-from samestep.run.summary import summarize
+from samestep.run.summary import command_to_go_on, summarize
 from tests.conftest import environment
 
 
@@ -389,3 +389,19 @@ def test_the_summary_says_what_to_type_next(digits_run: Path):
         f"run_root={digits_run.parent} trainer.max_epochs=4"
     )
     assert "time" not in text
+
+
+@pytest.mark.parametrize(
+    ("cluster", "action"), [("k8s", "submit"), ("swarm", "submit"), ("docker", "render")]
+)
+def test_the_summary_of_a_run_on_a_cluster_names_the_launcher(
+    tmp_path: Path, cluster: str, action: str
+):
+    words = ["train.py", f"cluster={cluster}", "trainer.num_nodes=2", "trainer.max_epochs=3"]
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/environment.json").write_text(json.dumps([{"command": words}]))
+    cfg = OmegaConf.create({"cluster": {"name": cluster}})
+    assert command_to_go_on(cfg, tmp_path, 3) == (
+        f"RUN_ID={tmp_path.name} python scripts/launch.py cluster={cluster} trainer.num_nodes=2 "
+        f"trainer.max_epochs=6 action={action}"
+    )
