@@ -1,7 +1,8 @@
 """A stand-in for a Kubernetes API server: enough of one for kubectl and the Python client.
 
-It knows the kinds in k8s/schemas.json.xz and checks by these what it is sent. Nothing runs in it: a
-test says what pods there are, how they fare and what they print.
+It knows the kinds in k8s/schemas.json.xz. It checks what it is sent by these schemas, and by the
+rules that real servers and webhooks add in code. Nothing runs in it: a test says what pods there
+are, how they fare and what they print. Objects whose owners are gone are collected as garbage.
 """
 
 import threading
@@ -15,11 +16,16 @@ from typing import Any
 
 import yaml
 
+from samestep.launch.check.api_rules import check_api_rules
+from samestep.launch.check.controllers import make_objects
 from samestep.launch.check.kubernetes_schemas import find_errors, schemas
+from samestep.launch.check.names import check_labels
 from tests.apiserver_http import TICK_S, Handler, Refusal
 
 Node = dict[str, Any]
-IMMUTABLE = ("completions", "template", "completionMode", "podFailurePolicy")  # of a Job
+IMMUTABLE = (  # of a Job
+    *("completions", "template", "completionMode", "podFailurePolicy", "backoffLimitPerIndex"),
+)
 
 
 class Server(ThreadingHTTPServer):
@@ -29,7 +35,8 @@ class Server(ThreadingHTTPServer):
         objects: all of them, by kind, namespace and name.
         logs: lines that a pod has printed, by its name.
         refuse: gets method and path of each request, and may raise a Refusal.
-        controller: gets each object that is created, to add pods of it.
+        controller: gets each object that is created, to add what a controller makes of it, such as
+            pods; ``server.controller = server.make_jobs`` plays those of JobSet and Trainer.
         grace_s: seconds for which deleted pods go on.
         cuts: how many logs are cut off after a line, as by a proxy.
     """
@@ -85,15 +92,50 @@ class Server(ThreadingHTTPServer):
     def pod(self, name: str, owner: Node, status: Node, container: str = "trainer") -> Node:
         """Create or replace a pod of ``owner``."""
         old = self.objects.get(("v1 Pod", owner["metadata"]["namespace"], name), {})
-        own = {key: owner[key] for key in ("apiVersion", "kind")}
-        own |= {key: owner["metadata"][key] for key in ("name", "uid")}
         meta = old.get("metadata", {"name": name, "labels": owner["metadata"]["labels"]})
         return self.put({
             "apiVersion": "v1", "kind": "Pod",
-            "metadata": meta | {"ownerReferences": [{**own, "controller": True}]},
+            "metadata": meta | {"ownerReferences": [controlled_by(owner)]},
             "spec": {"nodeName": "node-a", "containers": [{"name": container, "image": "x:1"}]},
             "status": status,
         }, owner["metadata"]["namespace"])  # fmt: skip
+
+    def event(self, item: Node, reason: str, message: str) -> Node:
+        """Create an event of type Warning about ``item``, as controllers do."""
+        meta = item["metadata"]
+        about = {key: item[key] for key in ("apiVersion", "kind")}
+        about |= {key: meta[key] for key in ("name", "namespace", "uid")}
+        now = time.strftime("%Y-%m-%dT%H:%M:%S.000000Z", time.gmtime())
+        return self.put({
+            "apiVersion": "v1", "kind": "Event", "metadata": {"generateName": f"{meta['name']}."},
+            "involvedObject": about, "type": "Warning", "reason": reason, "message": message,
+            "eventTime": now, "action": "Reconciling", "reportingComponent": "controller",
+        }, meta["namespace"])  # fmt: skip
+
+    def make_jobs(self, created: Node) -> None:
+        """Make what the controllers of JobSet and Trainer make of a new object.
+
+        Nobody gets the answer if a Job is refused, so the controller leaves an event with the words
+        and the reason of JobSet's controller, JobCreationFailed.
+        """
+        owner, namespace = created, created["metadata"]["namespace"]
+        for _, made in make_objects([created, *self.of_kind("TrainingRuntime")]):
+            made["metadata"]["ownerReferences"] = [controlled_by(owner)]
+            kind, name = f"{made['apiVersion']} {made['kind']}", made["metadata"]["name"]
+            try:
+                self.judge(kind, namespace, None, made, is_strict=False)
+            except Refusal as refusal:
+                text = f'job "{name}" creation failed with error: {refusal}'
+                self.event(owner, "JobCreationFailed", text)
+                continue
+            made = self.put(made, namespace)
+            if made["kind"] == "JobSet":
+                owner = made
+
+    def expire(self, item: Node) -> None:
+        """Delete an object that has ended, as Kubernetes does after its ttlSecondsAfterFinished."""
+        kind, meta = f"{item['apiVersion']} {item['kind']}", item["metadata"]
+        self.remove((kind, meta["namespace"], meta["name"]))
 
     def judge(
         self, kind: str, namespace: str, there: Node | None, new: Node, is_strict: bool
@@ -112,6 +154,9 @@ class Server(ThreadingHTTPServer):
             place = ".".join(map(str, wrong[0].absolute_path))
             message = f"{new['metadata']['name']} is invalid: {place}: {wrong[0].message}"
             raise Refusal(422, "Invalid", message)
+        for fault in (*check_labels(new), *check_api_rules(new)):
+            name = f'{kind.split()[1]} "{new["metadata"]["name"]}"'
+            raise Refusal(422, "Invalid", f"{name} is invalid: {fault}")
         if there and kind.endswith(" Job"):
             for field in IMMUTABLE:
                 if there["spec"].get(field) != new["spec"].get(field):
@@ -123,14 +168,12 @@ class Server(ThreadingHTTPServer):
             return [item for (k, _, _), item in self.objects.items() if k.split()[1] == kind]
 
     def remove(self, key: tuple[str, str, str]) -> None:
-        """Delete an object with what it owns; pods and their owners stay for ``grace_s``."""
+        """Delete an object with all that it controls; pods and their owners stay for ``grace_s``.
+
+        What it owns without controlling it, such as a Service of a Job, goes afterwards.
+        """
         with self.lock:
-            item = self.objects[key]
-            uid = item["metadata"]["uid"]
-            doomed = [key] + [
-                k for k, other in self.objects.items()
-                if uid in [o["uid"] for o in other["metadata"].get("ownerReferences", ())]
-            ]  # fmt: skip
+            doomed = self.controlled(key)
             grace_s = self.grace_s if any(k[0] == "v1 Pod" for k in doomed) else 0
             for k in doomed:
                 self.objects[k]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -139,10 +182,35 @@ class Server(ThreadingHTTPServer):
         else:
             self.purge(doomed)
 
+    def controlled(self, key: tuple[str, str, str]) -> list[tuple[str, str, str]]:
+        """The object, and all that it controls, directly or not."""
+        uid, found = self.objects[key]["metadata"]["uid"], [key]
+        for other, item in self.objects.items():
+            owners = item["metadata"].get("ownerReferences", ())
+            if any(owner["uid"] == uid and owner.get("controller") for owner in owners):
+                found += self.controlled(other)
+        return found
+
     def purge(self, keys: list[tuple[str, str, str]]) -> None:
+        """Forget these objects, and then all whose owners are gone."""
         with self.lock:
             for key in keys:
                 self.objects.pop(key, None)
+            uids = {item["metadata"]["uid"] for item in self.objects.values()}
+            orphans = [
+                key for key, item in self.objects.items()
+                if (owners := item["metadata"].get("ownerReferences"))
+                and not any(owner["uid"] in uids for owner in owners)
+            ]  # fmt: skip
+            if orphans:
+                self.purge(orphans)
+
+
+def controlled_by(owner: Node) -> Node:
+    """A reference to the controller that has made an object."""
+    own = {key: owner[key] for key in ("apiVersion", "kind")}
+    own |= {key: owner["metadata"][key] for key in ("name", "uid")}
+    return {**own, "controller": True, "blockOwnerDeletion": True}
 
 
 @contextmanager

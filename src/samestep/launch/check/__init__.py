@@ -7,7 +7,9 @@ cluster, no network and no torch. Read in this order:
 - ``cluster_rules``: the configuration; ``names``, ``images`` and ``quantities`` are its vocabulary.
 - ``kubernetes_schemas``: fields and types that the API servers accept, from k8s/schemas.json.xz.
 - ``pod_security``: the restricted Pod Security Standard, a JSON Schema in pod_security.yaml.
-- ``jobs``: what the API server demands of a Job beyond its schema.
+- ``api_rules``: what the API server and the operators demand beyond the schemas, by kind, in
+  ``jobs``, ``pods``, ``network`` and ``operators``.
+- ``controllers``: the objects that controllers make of ours; the same rules judge these.
 - ``secrets``: passwords and tokens in plain text.
 - ``documents``: how the other modules walk through a document.
 """

@@ -1,55 +1,167 @@
-"""Rules for Jobs that the API server checks in code, so that no schema has them."""
+"""What the API server demands of a Job beyond its schema.
+
+Source: Kubernetes 1.36, pkg/apis/batch/validation/validation.go.
+"""
 
 from collections.abc import Iterator
 
-from samestep.launch.check.documents import Node, walk_mappings
+from samestep.launch.check.documents import Node
+from samestep.launch.check.names import LONGEST, NAMESPACE, NAMESPACE_RULE
+
+COUNTS = (
+    *("parallelism", "completions", "activeDeadlineSeconds", "backoffLimit"),
+    *("ttlSecondsAfterFinished", "backoffLimitPerIndex", "maxFailedIndexes"),
+)
+MOST_INDEXES = 100_000  # pods at a time, and failed indexes, of an Indexed Job
+MOST_INDEXES_OF_LARGE = 10_000  # the same, with backoffLimitPerIndex and more completions than that
+MOST_RULES = 20  # of a podFailurePolicy, and conditions of a rule
+MOST_EXIT_CODES = 255
+GENERATED_LABELS = (  # of the pods; the server writes them, and refuses other values
+    *("controller-uid", "job-name"),
+    *("batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name"),
+)
 
 
-def check_jobs(document: Node) -> Iterator[str]:
-    """Yield the mistakes in every Job in ``document``, also in those that a controller makes."""
-    for path, node in walk_mappings(document):
-        # A Deployment has a pod template too, but neither of the two fields.
-        if "template" in node and ("backoffLimit" in node or "podFailurePolicy" in node):
-            for check in CHECKS:
-                yield from check(node, path)
+def check_job(job: Node) -> Iterator[str]:
+    """Yield the mistakes in a Job."""
+    for check in CHECKS:
+        yield from check(job["spec"])
+    yield from check_host_names(job)
 
 
-def check_restart_policy(job: Node, path: str) -> Iterator[str]:
+def check_restart_policy(spec: Node) -> Iterator[str]:
     """A Job ends, so its pods must not restart always; with a podFailurePolicy never."""
-    policy = job["template"]["spec"].get("restartPolicy")
-    place = f"{path}.template.spec.restartPolicy={policy}"
+    policy = spec["template"]["spec"].get("restartPolicy")
+    place = f"spec.template.spec.restartPolicy={policy}"
     if policy not in ("Never", "OnFailure"):
         yield f"{place}: must be Never or OnFailure in a Job"
-    elif "podFailurePolicy" in job and policy != "Never":
+    elif "podFailurePolicy" in spec and policy != "Never":
         yield f"{place}: must be Never beside a podFailurePolicy"
 
 
-def check_policy_containers(job: Node, path: str) -> Iterator[str]:
+def check_replacement_policy(spec: Node) -> Iterator[str]:
+    """With a podFailurePolicy a pod is replaced only when it has ended."""
+    policy = spec.get("podReplacementPolicy", "Failed")
+    if "podFailurePolicy" in spec and policy != "Failed":
+        yield f"spec.podReplacementPolicy={policy}: must be Failed beside a podFailurePolicy"
+
+
+def check_counts(spec: Node) -> Iterator[str]:
+    """No number of a Job is negative."""
+    for key in COUNTS:
+        if spec.get(key, 0) < 0:
+            yield f"spec.{key}={spec[key]}: must be at least 0"
+
+
+def check_indexes(spec: Node) -> Iterator[str]:
+    """An Indexed Job has a number of indexes, and limits; another Job has no limits per index."""
+    if spec.get("completionMode") == "Indexed":
+        yield from check_indexed(spec)
+        return
+    for key in ("backoffLimitPerIndex", "maxFailedIndexes"):
+        if key in spec:
+            yield f"spec.{key}={spec[key]}: needs completionMode: Indexed"
+
+
+def check_indexed(spec: Node) -> Iterator[str]:
+    """The numbers of an Indexed Job."""
+    completions = spec.get("completions")
+    if completions is None:
+        yield "spec.completions: is missing; an Indexed Job needs it"
+        return
+    per_index = "backoffLimitPerIndex" in spec
+    if "maxFailedIndexes" in spec and not per_index:
+        yield "spec.maxFailedIndexes: needs backoffLimitPerIndex"
+    is_large = completions > MOST_INDEXES and per_index
+    if is_large and "maxFailedIndexes" not in spec:
+        yield f"spec.maxFailedIndexes: is missing; more than {MOST_INDEXES} completions need it"
+    most = MOST_INDEXES_OF_LARGE if is_large else MOST_INDEXES
+    for key, limit in {"parallelism": most, "maxFailedIndexes": min(most, completions)}.items():
+        if spec.get(key, 0) > limit:
+            yield f"spec.{key}={spec[key]}: must be at most {limit} in this Job"
+
+
+def check_failure_policy(spec: Node) -> Iterator[str]:
+    """Each rule of the podFailurePolicy is about exit codes or conditions, and not about both."""
+    rules = spec.get("podFailurePolicy", {}).get("rules", [])
+    place = "spec.podFailurePolicy.rules"
+    if len(rules) > MOST_RULES:
+        yield f"{place}: has {len(rules)} rules; must have at most {MOST_RULES}"
+    for number, rule in enumerate(rules):
+        conditions = rule.get("onPodConditions", [])
+        if ("onExitCodes" in rule) == bool(conditions):
+            yield f"{place}[{number}]: must have one of onExitCodes and onPodConditions"
+        if len(conditions) > MOST_RULES:
+            yield f"{place}[{number}].onPodConditions: must have at most {MOST_RULES}"
+        for condition in conditions:
+            if condition.get("status", "True") not in ("True", "False", "Unknown"):
+                status = condition["status"]
+                yield f"{place}[{number}].onPodConditions: {status} must be True, False or Unknown"
+        if rule["action"] == "FailIndex" and "backoffLimitPerIndex" not in spec:
+            yield f"{place}[{number}].action=FailIndex: needs backoffLimitPerIndex"
+
+
+def check_policy_containers(spec: Node) -> Iterator[str]:
     """A podFailurePolicy may only name containers that the pod has."""
-    pod = job["template"]["spec"]
+    pod = spec["template"]["spec"]
     names = [container["name"] for container in pod["containers"] + pod.get("initContainers", [])]
-    for number, rule in find_exit_code_rules(job):
+    for place, rule in find_exit_code_rules(spec):
         name = rule.get("containerName")
         if name and name not in names:
-            place = f"{path}.podFailurePolicy.rules[{number}].onExitCodes.containerName"
-            yield f"{place}={name}: the pod has no such container; it has {', '.join(names)}"
+            fault = f"{place}.containerName={name}: the pod has no such container"
+            yield f"{fault}; it has {', '.join(names)}"
 
 
-def check_exit_codes(job: Node, path: str) -> Iterator[str]:
+def check_exit_codes(spec: Node) -> Iterator[str]:
     """The API server refuses exit codes that are not in order, or that stand there twice."""
-    for number, rule in find_exit_code_rules(job):
+    for place, rule in find_exit_code_rules(spec):
         values = rule["values"]
         ordered = sorted(set(values))
         if values != ordered:
-            place = f"{path}.podFailurePolicy.rules[{number}].onExitCodes.values"
-            yield f"{place}={values}: must be in ascending order without repeats; write {ordered}"
+            yield (
+                f"{place}.values={values}: must be in ascending order without repeats; "
+                f"write {ordered}"
+            )
+        if not 1 <= len(values) <= MOST_EXIT_CODES:
+            yield f"{place}.values: has {len(values)}; must have from 1 to {MOST_EXIT_CODES}"
+        if rule["operator"] == "In" and 0 in values:
+            yield f"{place}.values={values}: must not have 0, which is no failure"
 
 
-def find_exit_code_rules(job: Node) -> Iterator[tuple[int, Node]]:
-    """Yield the number and ``onExitCodes`` of each rule of the podFailurePolicy that has some."""
-    for number, rule in enumerate(job.get("podFailurePolicy", {}).get("rules", ())):
+def find_exit_code_rules(spec: Node) -> Iterator[tuple[str, Node]]:
+    """Yield place and content of ``onExitCodes`` of each rule that has it."""
+    for number, rule in enumerate(spec.get("podFailurePolicy", {}).get("rules", ())):
         if "onExitCodes" in rule:
-            yield number, rule["onExitCodes"]
+            yield f"spec.podFailurePolicy.rules[{number}].onExitCodes", rule["onExitCodes"]
 
 
-CHECKS = (check_restart_policy, check_policy_containers, check_exit_codes)
+def check_selector(spec: Node) -> Iterator[str]:
+    """The server makes the selector of a Job, and the labels that it selects."""
+    if spec.get("manualSelector"):
+        return
+    if "selector" in spec:
+        yield "spec.selector: must be left out; the cluster generates it"
+    labels = spec["template"].get("metadata", {}).get("labels", {})
+    for key in GENERATED_LABELS:
+        if key in labels:
+            yield f"spec.template.metadata.labels[{key}]: must be left out; the cluster sets it"
+
+
+def check_host_names(job: Node) -> Iterator[str]:
+    """The host name of a pod of an Indexed Job is the Job's name and the index."""
+    spec, name = job["spec"], job["metadata"]["name"]
+    if spec.get("completionMode") != "Indexed" or not spec.get("completions"):
+        return
+    host = f"{name}-{spec['completions'] - 1}"
+    if not NAMESPACE.fullmatch(host):
+        yield (
+            f"metadata.name={name}: its last pod would have the host name {host}, of {len(host)} "
+            f"characters, which must be {NAMESPACE_RULE}; choose a RUN_ID that is "
+            f"{max(1, len(host) - LONGEST)} shorter"
+        )
+
+
+CHECKS = (
+    *(check_restart_policy, check_replacement_policy, check_counts, check_indexes),
+    *(check_failure_policy, check_policy_containers, check_exit_codes, check_selector),
+)

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from omegaconf import DictConfig
 
 from samestep.errors import ConfigError
+from samestep.launch.check.api_rules import check_api_rules
 from samestep.launch.check.cluster_rules import check_cluster
+from samestep.launch.check.controllers import make_objects
 from samestep.launch.check.documents import Node, find_pods
 from samestep.launch.check.images import check_images
-from samestep.launch.check.jobs import check_jobs
 from samestep.launch.check.kubernetes_schemas import check_schema
 from samestep.launch.check.names import check_names
 from samestep.launch.check.pod_security import check_pod_security
@@ -40,10 +41,19 @@ def faults(cfg: DictConfig, documents: Sequence[Node]) -> Iterator[str]:
     for document in documents:
         if has_schema or "apiVersion" in document:
             title = find_title(document)
-            yield from (f"{title}: {fault}" for fault in check_object(document))
+            found += [f"{title}: {fault}" for fault in check_object(document)]
         else:
-            yield from check_secrets(document)
-            yield from check_images(document)
+            found += [*check_secrets(document), *check_images(document)]
+    yield from found
+    if has_schema and not found:
+        yield from check_made_objects(documents)
+
+
+def check_made_objects(documents: Sequence[Node]) -> Iterator[str]:
+    """Yield what the API server would refuse of the objects that controllers make of ours."""
+    for origin, made in make_objects(documents):
+        title = f"{find_title(origin)}: its {find_title(made)}"
+        yield from (f"{title}: {fault}" for fault in check_api_rules(made))
 
 
 def check_object(document: Node) -> Iterator[str]:
@@ -54,9 +64,11 @@ def check_object(document: Node) -> Iterator[str]:
         # The other checks rely on fields and types that the schema has confirmed.
         yield from by_schema
         return
-    yield from check_names(document)
+    by_name = list(check_names(document))
+    yield from by_name
     yield from check_images(document)
-    yield from check_jobs(document)
+    if not by_name:
+        yield from check_api_rules(document)
     for path, pod in find_pods(document):
         yield from check_pod_security(pod, path)
 

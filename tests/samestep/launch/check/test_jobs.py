@@ -2,7 +2,7 @@
 
 import pytest
 
-from samestep.launch.check.jobs import check_jobs
+from samestep.launch.check.jobs import check_job
 from tests.samestep.launch.check.planting import CONTAINER, POD, composed, found
 
 REPLICATED = "spec.replicatedJobs[0].template.spec"
@@ -32,7 +32,7 @@ def test_a_job_without_a_policy_may_restart_its_containers():
     job = documents[-1]
     del job["spec"]["podFailurePolicy"]
     job["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
-    assert list(check_jobs(job)) == []
+    assert list(check_job(job)) == []
 
 
 @pytest.mark.parametrize("target", EXIT_CODES)
