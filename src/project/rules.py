@@ -5,7 +5,8 @@ nets, optimizers and schedules need no rule: their constructors refuse wrong val
 which ends the run before anything is written. Imports no torch, because help and errors are quick.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 from omegaconf import DictConfig
 
@@ -57,3 +58,44 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
             continue
         if len(values) != num:
             yield f"data.{key}={values}: must have one for each of data.{count}={num}"
+
+
+def check_ranks(cfg: DictConfig, num_ranks: Sequence[int]) -> Iterator[str]:
+    """What a run refuses if it may get these numbers of ranks, such as 1, 2 and 3.
+
+    ``action=check`` asks this before a run is submitted; the DataModule asks it on each rank.
+    """
+    if "global_batch_size" in cfg.data:  # another DataModule may not have the key
+        yield from check_batch_size(
+            cfg.data.global_batch_size, num_ranks, cfg.trainer.accumulate_grad_batches
+        )
+
+
+def check_batch_size(
+    global_batch_size: int, num_ranks: Sequence[int], batches_per_step: int
+) -> Iterator[str]:
+    """Yield a mistake if one of the numbers of ranks cannot share the global batch equally."""
+    shares = math.lcm(*num_ranks) * batches_per_step
+    if global_batch_size % shares == 0:
+        return
+    below = global_batch_size // shares * shares
+    nearest = f"{below} or {below + shares}" if below else f"{shares}"
+    parts = f"{num_ranks[0]} ranks"
+    if len(num_ranks) > 1:
+        parts = f"each of {num_ranks[0]} to {num_ranks[-1]} ranks"
+    if batches_per_step > 1:
+        parts += f" x trainer.accumulate_grad_batches={batches_per_step}"
+    yield (
+        f"data.global_batch_size={global_batch_size}: does not divide evenly over {parts}; "
+        f"the nearest values that do are {nearest}"
+    )
+
+
+def needed_files(cfg: DictConfig) -> list[str]:
+    """The files that must be there before a run starts, because it does not download them."""
+    data = cfg.data
+    if data.get("download", True) or "source" not in data:
+        return []
+    if data.source["_target_"].endswith(".ImageFolder"):
+        return [f"{data.root}/train", f"{data.root}/test"]
+    return [f"{data.root}/{name}" for name in data.source.get("files", ())]

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from project.rules import MAY_CHANGE, RULES
+from project.rules import MAY_CHANGE, RULES, needed_files
 from samestep.config.compose import check
 from samestep.config.schema import leaves, plain
 from samestep.errors import ConfigError
@@ -83,3 +83,16 @@ def test_no_rule_is_about_the_users_own_nets_optimizers_and_callbacks(overrides)
 def test_a_continued_run_may_read_its_data_elsewhere():
     for key in ("data.root", "data.download", "data.mirror", "data.num_workers"):
         assert any(re.fullmatch(pattern, key) for pattern in MAY_CHANGE)
+
+
+def test_files_that_a_run_does_not_download():
+    def needed(*overrides):
+        return needed_files(check(list(overrides)))
+
+    assert needed("data=mnist") == []
+    assert needed("data=digits", "data.download=false") == []
+    assert needed("data=mnist", "data.download=false", "data.root=/images")[0] == (
+        "/images/train-images-idx3-ubyte"
+    )
+    folder = ["data=folder", "data.root=pets", "data.num_classes=2"]
+    assert needed(*folder, "data.download=false") == ["pets/train", "pets/test"]

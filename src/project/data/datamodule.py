@@ -10,6 +10,7 @@ from torch import Tensor
 from project.data.augment import Augment, Normalize
 from project.data.images import Batch, ImageSet, RawBatch
 from project.data.sources import ImageFiles, Images, Source
+from project.rules import check_batch_size
 from samestep.data.loader import BatchLoader
 from samestep.data.sampler import Slice, generator
 from samestep.errors import ConfigError
@@ -222,19 +223,9 @@ class ImageDataModule(L.LightningDataModule):
 
     def _check_batch_size(self) -> None:
         """Raise a ConfigError if the global batch cannot be shared out equally."""
-        world_size, batches_per_step = environment.world_size(), self._batches_per_step()
-        shares = world_size * batches_per_step
-        if self.global_batch_size % shares == 0:
-            return
-        below = self.global_batch_size // shares * shares
-        nearest = f"{below} or {below + shares}" if below else f"{shares}"
-        parts = f"{world_size} ranks"
-        if batches_per_step > 1:
-            parts += f" x trainer.accumulate_grad_batches={batches_per_step}"
-        raise ConfigError(
-            f"data.global_batch_size={self.global_batch_size}: does not divide evenly over "
-            f"{parts}; the nearest values that do are {nearest}"
-        )
+        num_ranks, batches_per_step = [environment.world_size()], self._batches_per_step()
+        for fault in check_batch_size(self.global_batch_size, num_ranks, batches_per_step):
+            raise ConfigError(fault)
 
     def _move_to_device(self, found: Images) -> Images:
         """The images on the GPU of this rank, if it has one and they take little of its memory."""

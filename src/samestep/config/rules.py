@@ -9,7 +9,7 @@ takes values of its default's type.
 import importlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig
@@ -149,6 +149,8 @@ OF_CLUSTER = {
     "cluster.user": NULL | whole(1),
     "cluster.namespace": NULL | TEXT,
     "cluster.queue": NULL | TEXT,
+    "cluster.queue_priority": NULL | TEXT,
+    "cluster.priority_class": NULL | TEXT,
     "cluster.volume": NULL | TEXT,
     "cluster.image_pull_policy": one_of("IfNotPresent", "Always", "Never"),
     "cluster.cli": one_of("v2", "v1"),
@@ -188,12 +190,16 @@ class ProjectRules(NamedTuple):
 
     targets: how the ``_target_`` of the user's own code begins, such as ``project.``.
     may_change: patterns of keys that may have another value when a run continues.
+    check_ranks: what a run refuses if it may get these numbers of ranks, one line each.
+    needed_files: files that must be there before a run starts, because it does not fetch them.
     """
 
     rules: Mapping[str, Rule] = {}
     contradictions: Callable[[DictConfig], Iterable[str]] = lambda cfg: ()
     may_change: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
+    check_ranks: Callable[[DictConfig, Sequence[int]], Iterable[str]] = lambda cfg, ranks: ()
+    needed_files: Callable[[DictConfig], Sequence[str]] = lambda cfg: ()
 
 
 def load_project_rules(module_name: str | None) -> ProjectRules:
@@ -209,8 +215,17 @@ def load_project_rules(module_name: str | None) -> ProjectRules:
     try:
         module = importlib.import_module(module_name)
         package = module_name.partition(".")[0]
+        optional = {
+            name: getattr(module, name)
+            for name in ("check_ranks", "needed_files")
+            if hasattr(module, name)
+        }
         return ProjectRules(
-            module.RULES, module.contradictions, tuple(module.MAY_CHANGE), (f"{package}.",)
+            module.RULES,
+            module.contradictions,
+            tuple(module.MAY_CHANGE),
+            (f"{package}.",),
+            **optional,
         )
     except (ImportError, AttributeError) as error:
         raise ConfigError(

@@ -22,8 +22,8 @@ def check(cfg: DictConfig, documents: Sequence[Object]) -> int:
     """Report that the checks found no mistakes; then ask the cluster, if there is one."""
     kinds = ", ".join(document["kind"] for document in documents)
     print(
-        f"{cfg.run_id}: no mistakes in {kinds}: schemas, Pod Security Standard (restricted), "
-        "names, images, Jobs, secrets"
+        f"{cfg.run_id}: no mistakes in {kinds}: schemas, rules of the servers, Pod Security "
+        "Standard (restricted), names, images, secrets"
     )
     try:
         kubectl.call(cfg, "get", "--raw=/version", timeout_s=ANSWER_S)
@@ -65,8 +65,34 @@ def submit(cfg: DictConfig, documents: Sequence[Object]) -> int:
         print(kubeflow.create(cfg, documents), end="")
     else:
         print(kubectl.apply(cfg, documents), end="")
+    make_owner(cfg, documents)
     print_next_commands(cfg)
     return 0
+
+
+def make_owner(cfg: DictConfig, documents: Sequence[Object]) -> None:
+    """Make the object of the run the owner of the others: when it goes, the cluster removes them.
+
+    They are created before, because the pods need them. A later ``kubectl apply`` keeps the
+    reference, which is not in the documents. It does not block the deletion of the run: the Service
+    stays while the pods save.
+    """
+    document = find_run(documents)
+    owned = [item for item in documents if item["kind"] not in (*RUNS, *KEPT_KINDS)]
+    run = kubectl.get(cfg, build_address(document))
+    if not owned or run is None:
+        return
+    owner = {key: run[key] for key in ("apiVersion", "kind")}
+    owner |= {key: run["metadata"][key] for key in ("name", "uid")}
+    patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
+    try:
+        kubectl.call(
+            cfg, "patch", "--filename=-", "--type=merge", f"--patch={patch}", documents=owned
+        )
+    except RunError as error:
+        # The run has started all the same.
+        kinds = ", ".join(item["kind"] for item in owned)
+        print(f"{cfg.run_id}: {kinds} will stay when the run is removed; {error}")
 
 
 def cancel(cfg: DictConfig, documents: Sequence[Object]) -> int:

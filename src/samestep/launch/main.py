@@ -78,6 +78,8 @@ def launch(action: str, overrides: Sequence[str]) -> int:
 
     if action in ("check", "submit"):
         check.refuse(check.faults(cfg, documents))
+        for note in check.notes(cfg):
+            print(f"{cfg.run_id}: {note}")
     if action == "submit":
         check.refuse(check.placeholder(cfg))
     if "commands" in cfg.cluster:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,68 @@ def test_every_target_comes_and_goes(cluster, words, kind):
     result = launch(cluster, "cancel", *words)
     assert (result.returncode, result.stderr) == (0, "")
     assert cluster.objects == {}
+
+
+@pytest.mark.parametrize("words", [["cluster=k8s"], ["cluster=kubeflow"], ["cluster=elastic"]])
+def test_what_a_run_needs_goes_when_the_run_goes(cluster, words):
+    """As after cluster.ttl_s; the claim belongs to nobody, and another run keeps its objects."""
+    words = [*words, "trainer.num_nodes=1"]
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "project"}}
+    cluster.put(claim)
+    submit(cluster, *words)
+    submit(cluster, *words)  # changes nothing
+    kind = "TrainJob" if "cluster=kubeflow" in words else "Job"
+    (run,) = cluster.of_kind(kind)
+    owners = [item["metadata"].get("ownerReferences") for item in cluster.objects.values()]
+    references = [owner for owner in owners if owner is not None]
+    assert len(references) == len(cluster.objects) - 2  # the run, and the claim
+    for (reference,) in references:
+        assert (reference["kind"], reference["uid"]) == (kind, run["metadata"]["uid"])
+        assert "blockOwnerDeletion" not in reference  # the pods need their Service while they save
+    cluster.expire(run)
+    assert [key[2] for key in cluster.objects] == ["project"]
+
+
+def test_a_run_starts_where_its_user_may_not_change_objects(cluster):
+    def refuse(method, path):
+        if method == "PATCH":
+            raise Refusal(403, "Forbidden", 'User "me" cannot patch resource "services" in API')
+
+    cluster.refuse = refuse
+    printed = submit(cluster)
+    assert "mine: NetworkPolicy, Service will stay when the run is removed; me may not" in printed
+    assert "action=logs" in printed
+
+
+def test_the_server_refuses_what_its_schema_allows(cluster):
+    """The order of these codes kept JobSet and TrainJob from starting on any cluster."""
+    submit(cluster)
+    wrong = deepcopy(job(cluster))
+    wrong["metadata"]["name"] = "other"
+    wrong["spec"]["podFailurePolicy"]["rules"][2]["onExitCodes"]["values"] = [143, 2]
+    with pytest.raises(
+        Refusal, match=r'Job "other" is invalid: .*values=\[143, 2\]: must be in asc'
+    ):
+        cluster.judge("batch/v1 Job", "default", None, wrong, is_strict=False)
+
+
+def test_a_job_that_a_controller_cannot_create_leaves_an_event(cluster):
+    submit(cluster, "cluster=jobset")
+    (jobset,) = cluster.of_kind("JobSet")
+    cluster.make_jobs(jobset)
+    assert [item["metadata"]["name"] for item in cluster.of_kind("Job")] == ["mine-node-0"]
+    assert cluster.of_kind("Event") == []
+    wrong = deepcopy(jobset)
+    (replicated,) = wrong["spec"]["replicatedJobs"]
+    rules = replicated["template"]["spec"]["podFailurePolicy"]["rules"]
+    rules[1]["onExitCodes"]["values"] = [143, 2]
+    cluster.make_jobs(wrong)
+    (event,) = cluster.of_kind("Event")
+    assert (event["reason"], event["type"]) == ("JobCreationFailed", "Warning")
+    assert event["involvedObject"]["name"] == "mine"
+    assert 'Job "mine-node-0" is invalid: spec.podFailurePolicy.rules[1]' in event["message"]
+    cluster.expire(jobset)
+    assert cluster.of_kind("Job") == []
 
 
 def follow(server, *words):

@@ -27,7 +27,12 @@ TARGETS = {  # golden file: the words that make it
     "pytorchjob": ["cluster=pytorchjob", *TWO_BY_TWO],
     "kubeflow": ["cluster=kubeflow", *TWO_BY_TWO],
     "kubeflow-cpu": ["cluster=kubeflow", *TWO_BY_TWO, "trainer.accelerator=cpu"],
-    "elastic": ["cluster=elastic", "trainer.devices=2", "cluster.max_nodes=4"],
+    "elastic": [
+        "cluster=elastic",
+        "trainer.devices=2",
+        "cluster.max_nodes=4",
+        "data.global_batch_size=48",
+    ],
     "elasticjob": ["cluster=elasticjob", "trainer.devices=2"],
     "runai": ["cluster=runai", *TWO_BY_TWO],
     "runai-cpu": ["cluster=runai", *TWO_BY_TWO, "trainer.accelerator=cpu"],
@@ -154,6 +159,18 @@ def test_everything_of_a_run_has_its_name_and_label(name):
     (rule,) = policy["ingress"]
     assert rule["from"] == [{"podSelector": policy["podSelector"]}]
     assert policy["podSelector"]["matchLabels"] == {"app.kubernetes.io/instance": "cifar"}
+
+
+@pytest.mark.parametrize("name", ["k8s", "jobset", "pytorchjob", "kubeflow", "elastic"])
+def test_a_run_has_a_priority_in_the_queue_and_its_pods_one_in_the_cluster(name):
+    words = ["cluster.queue=team-a", "cluster.queue_priority=high", "cluster.priority_class=urgent"]
+    kind = "TrainJob" if name == "kubeflow" else KINDS[name]
+    labels = document(name, *words, kind=kind)["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/priority-class"] == "high"
+    assert pod(name, *words)["spec"]["priorityClassName"] == "urgent"
+    if name == "elastic":  # a run without its etcd is lost
+        etcd = document(name, *words, kind="Deployment")["spec"]["template"]["spec"]
+        assert etcd["priorityClassName"] == "urgent"
 
 
 @pytest.mark.parametrize("name", ["k8s", "jobset", "pytorchjob", "kubeflow", "elastic"])

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+from samestep.config.rules import load_project_rules
 from samestep.config.schema import show
 from samestep.launch.check import images
 from samestep.launch.check.names import LONGEST, NAME, NAME_RULE, NAMESPACE, NAMESPACE_RULE
@@ -29,6 +30,18 @@ def check_cluster(cfg: DictConfig) -> Iterator[str]:
     for rule in RULES:
         if all(key in cfg.cluster for key in rule.keys):
             yield from rule.check(cfg)
+
+
+def notes(cfg: DictConfig) -> Iterator[str]:
+    """Yield what must be there before the run starts, and what only its user can know."""
+    files = find_needed_files(cfg)
+    place = "cluster.volume" if "volume" in cfg.cluster else "cluster.data"
+    if files and OmegaConf.select(cfg, place) is not None:
+        yield (
+            f"data={cfg.choices.data}: the pods do not download it; {place}="
+            f"{OmegaConf.select(cfg, place)} must have {list_briefly(files)} before the run "
+            "starts; docs/data.md says how to fill it"
+        )
 
 
 def placeholder(cfg: DictConfig) -> Iterator[str]:
@@ -88,6 +101,58 @@ def check_that_there_are_gpus(cfg: DictConfig) -> Iterator[str]:
         yield (
             f"cluster.gpus={show(cfg.cluster.gpus)}: trainer.accelerator=gpu needs some; leave out "
             "cluster.gpus, or say trainer.accelerator=cpu"
+        )
+
+
+def check_ranks(cfg: DictConfig) -> Iterator[str]:
+    """The user's own rules accept each number of ranks that the run may get."""
+    if numbers := list_numbers_of_ranks(cfg):
+        yield from load_project_rules(cfg.rules).check_ranks(cfg, numbers)
+
+
+def list_numbers_of_ranks(cfg: DictConfig) -> list[int]:
+    """Each number of ranks that the run may have: one, or several if nodes come and go."""
+    cluster, devices = cfg.cluster, cfg.trainer.devices
+    if "devices_per_node" in cluster:
+        return [sum(cluster.devices_per_node)]
+    if devices == "auto":
+        return []  # check_devices reports it
+    if "max_nodes" in cluster:
+        return [nodes * devices for nodes in range(cluster.min_nodes, cluster.max_nodes + 1)]
+    return [cfg.trainer.num_nodes * devices]
+
+
+def check_files(cfg: DictConfig) -> Iterator[str]:
+    """Without a volume, the pods begin with an empty directory for the data."""
+    files = find_needed_files(cfg)
+    if files and cfg.cluster.volume is None:
+        yield (
+            f"cluster.volume=null: data={cfg.choices.data} needs {list_briefly(files)}, which the "
+            "pods do not download; name a claim that has them, or say cluster.download=true"
+        )
+
+
+def find_needed_files(cfg: DictConfig) -> list[str]:
+    """The files below ``data/`` without which every container would refuse to train."""
+    if "volume" not in cfg.cluster and "data" not in cfg.cluster:
+        return []  # a workflow of Flyte fetches them
+    files = load_project_rules(cfg.rules).needed_files(cfg)
+    # A file at another place may be part of the image.
+    return [file for file in files if not file.startswith("/")]
+
+
+def list_briefly(files: list[str]) -> str:
+    """The first file, and how many more there are."""
+    more = f" and {len(files) - 1} more files" if len(files) > 1 else ""
+    return f"{files[0]}{more}"
+
+
+def check_queue_priority(cfg: DictConfig) -> Iterator[str]:
+    """Only a queue of Kueue knows the classes of Kueue."""
+    if cfg.cluster.queue_priority is not None and cfg.cluster.queue is None:
+        yield (
+            f"cluster.queue_priority={cfg.cluster.queue_priority}: is a class of Kueue and needs "
+            "cluster.queue; without a queue, say cluster.priority_class"
         )
 
 
@@ -179,6 +244,9 @@ RULES = (
     Rule(check_devices),
     Rule(check_number_of_gpus, ("gpus",)),
     Rule(check_that_there_are_gpus, ("gpus",)),
+    Rule(check_ranks),
+    Rule(check_files, ("volume",)),
+    Rule(check_queue_priority, ("queue", "queue_priority")),
     Rule(check_grace, ("grace_s", "shutdown_s")),
     Rule(check_image, ("image",)),
     Rule(check_memory, ("memory",)),

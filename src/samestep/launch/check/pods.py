@@ -72,6 +72,8 @@ def check_mounts(spec: Node) -> Iterator[str]:
 def check_references(spec: Node) -> Iterator[str]:
     """Names of other objects have the form of names."""
     named = {"priorityClassName": spec.get("priorityClassName")}
+    for number, secret in enumerate(spec.get("imagePullSecrets", ())):
+        named[f"imagePullSecrets[{number}].name"] = secret.get("name")
     for number, volume in enumerate(spec.get("volumes", ())):
         claim = volume.get("persistentVolumeClaim", {})
         named[f"volumes[{number}].persistentVolumeClaim.claimName"] = claim.get("claimName")

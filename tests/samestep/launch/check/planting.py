@@ -8,6 +8,8 @@ from omegaconf import DictConfig
 
 from samestep.config.compose import check as compose
 from samestep.launch import check, render
+from samestep.launch.check.api_rules import check_api_rules
+from samestep.launch.check.manifests import check_made_objects
 
 TWO_BY_TWO = ["trainer.num_nodes=2", "trainer.devices=2"]
 TARGETS = {
@@ -45,6 +47,15 @@ def found(target: str = "k8s", *more: str, run_id: str = "mine", **planted: obje
     for place, value in planted.items():
         plant(documents, place, value)
     return list(check.faults(cfg, documents))
+
+
+def refused(target: str = "k8s", **planted: object) -> list[str]:
+    """What servers and webhooks refuse in code after each value is put at its place."""
+    _, documents = composed(target)
+    for place, value in planted.items():
+        plant(documents, place, value)
+    faults = [fault for document in documents for fault in check_api_rules(document)]
+    return [*faults, *check_made_objects(documents)]
 
 
 def plant(documents, place: str, value: object) -> None:

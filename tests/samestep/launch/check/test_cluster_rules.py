@@ -1,12 +1,15 @@
 """Configurations that no cluster could run."""
 
 import random
+import shlex
 
 import pytest
 from omegaconf import OmegaConf
 
+from samestep.config.compose import check as compose
 from samestep.launch import check, render
 from samestep.launch.check import cluster_rules
+from tests.conftest import ROOT
 from tests.samestep.launch.check.planting import TARGETS, compose_once, composed, found
 
 RULES = [
@@ -32,6 +35,86 @@ RULES = [
 def test_a_configuration_that_no_cluster_could_run(overrides, message):
     (fault,) = found("k8s", *overrides)
     assert message in fault
+
+
+RANKS = [
+    (["cluster=k8s", "trainer.num_nodes=3"], "over 3 ranks; the nearest values that do are 30"),
+    (["cluster=k8s", "trainer.num_nodes=3", "trainer.devices=16"], "nearest values that do are 48"),
+    (["cluster=k8s", "trainer.accumulate_grad_batches=3"],
+     "over 1 ranks x trainer.accumulate_grad_batches=3; the nearest values that do are 30 or 33"),
+    (["cluster=swarm", "cluster.devices_per_node=[1,2]"], "over 3 ranks; the nearest values that"),
+    (["cluster=docker", "cluster.devices_per_node=[1,2]"], "over 3 ranks; the nearest values that"),
+    (["cluster=elastic", "cluster.max_nodes=4"],
+     "over each of 1 to 4 ranks; the nearest values that do are 24 or 36"),
+    (["cluster=runai", "trainer.num_nodes=3"], "over 3 ranks; the nearest values that do are 30"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("overrides", "message"), RANKS)
+def test_a_batch_that_every_container_would_refuse(overrides, message):
+    cfg = compose_once(*overrides).copy()
+    cfg.run_id = "mine"
+    (fault,) = cluster_rules.check_cluster(cfg)
+    assert fault.startswith("data.global_batch_size=32: does not divide evenly over ")
+    assert message in fault
+    cfg.data.global_batch_size = 48
+    assert list(cluster_rules.check_cluster(cfg)) == []
+
+
+@pytest.mark.parametrize("cluster", ["swarm", "docker", "elastic"])
+def test_the_documented_commands_have_a_batch_that_works(cluster):
+    """Every command of the page with unequal or changing nodes passes the checks."""
+    page = "elastic" if cluster == "elastic" else "swarm"
+    text = (ROOT / f"docs/clusters/{page}.md").read_text()
+    lines = [line for line in text.splitlines() if f"launch.py cluster={cluster} " in line]
+    commands = [shlex.split(line, comments=True) for line in lines]
+    for words in commands:
+        overrides = [word for word in words if "=" in word and not word.startswith("RUN_ID=")]
+        cfg = compose([word for word in overrides if not word.startswith("action=")])
+        cfg.run_id = "mine"
+        assert list(cluster_rules.check_cluster(cfg)) == [], words
+    assert commands
+
+
+def test_pods_without_a_volume_have_no_data():
+    (fault,) = found("k8s", "data=cifar10", "cluster.volume=null")
+    assert fault == (
+        "cluster.volume=null: data=cifar10 needs data/cifar-10-batches-py/data_batch_1 and 5 more "
+        "files, which the pods do not download; name a claim that has them, or say "
+        "cluster.download=true"
+    )
+    assert found("k8s", "data=cifar10", "cluster.volume=null", "cluster.download=true") == []
+    assert found("k8s", "data=cifar10", "cluster.volume=null", "data.root=/images") == []
+    assert found("k8s", "data=cifar10") == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "place"),
+    [
+        (["cluster=k8s"], "cluster.volume=project must have data/cifar-10-batches-py/data_batch_1"),
+        (["cluster=runai"], "cluster.volume=project must have data/cifar-10-batches-py"),
+        (["cluster=docker"], "cluster.data=project-data must have data/cifar-10-batches-py"),
+    ],
+)
+def test_what_the_user_must_put_into_the_volume_is_said(overrides, place):
+    (note,) = check.notes(compose_once(*overrides, "data=cifar10"))
+    assert note.startswith(f"data=cifar10: the pods do not download it; {place}")
+    assert list(check.notes(compose_once(*overrides))) == []  # digits need no files
+
+
+def test_a_workflow_of_flyte_fetches_its_data():
+    assert list(check.notes(compose_once("cluster=flyte", "data=cifar10"))) == []
+
+
+def test_a_class_of_kueue_needs_a_queue():
+    (fault,) = found("k8s", "cluster.queue_priority=high")
+    assert fault == (
+        "cluster.queue_priority=high: is a class of Kueue and needs cluster.queue; without a "
+        "queue, say cluster.priority_class"
+    )
+    assert found("k8s", "cluster.queue_priority=high", "cluster.queue=team-a") == []
+    (fault,) = found("k8s", "cluster.priority_class=Very_High")
+    assert "spec.priorityClassName=Very_High: must be at most 253 of a-z" in fault
 
 
 def test_a_run_on_gpus_asks_for_some():
@@ -114,6 +197,7 @@ def test_a_name_is_taken_only_if_all_that_is_made_of_it_fits(target):
     """For runs of 101 to 1000 nodes to the character; smaller runs could have longer names."""
     generator = random.Random(target)
     cfg, _ = composed(target)
+    cfg.rules = None  # the batch is no matter of names
     taken = []
     for _ in range(25):
         length, nodes = generator.randint(40, 63), generator.choice([1, 2, 3, 10, 11, 101, 1000])
