@@ -148,7 +148,7 @@ def list_briefly(files: list[str]) -> str:
 
 
 def check_queue_priority(cfg: DictConfig) -> Iterator[str]:
-    """Only a queue of Kueue knows the classes of Kueue."""
+    """A priority of Kueue has a meaning only in a queue of Kueue."""
     if cfg.cluster.queue_priority is not None and cfg.cluster.queue is None:
         yield (
             f"cluster.queue_priority={cfg.cluster.queue_priority}: is a class of Kueue and needs "

@@ -1,4 +1,4 @@
-"""Rules that belong to one kind of object: all targets keep them, and other kinds are left alone."""
+"""Rules that belong to one kind of object: all targets keep them."""
 
 import pytest
 
