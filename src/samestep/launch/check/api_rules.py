@@ -21,6 +21,9 @@ def check_api_rules(document: Node) -> Iterator[str]:
     makes them (``controllers``).
     """
     kind = document["kind"]
+    if kind in BY_KIND and "spec" not in document:
+        yield "spec: is missing"
+        return
     if kind in KINDS_WITH_PODS:
         for path, pod in find_pods(document):
             yield from check_pod(pod, path)

@@ -24,6 +24,9 @@ GENERATED_LABELS = (  # of the pods; the server writes them, and refuses other v
 
 def check_job(job: Node) -> Iterator[str]:
     """Yield the mistakes in a Job."""
+    if "spec" not in job["spec"]["template"]:
+        yield "spec.template.spec: is missing"
+        return
     for check in CHECKS:
         yield from check(job["spec"])
     yield from check_host_names(job)
