@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 from torch.overrides import TorchFunctionMode
 
+from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.schedule_length import ScheduleLength
@@ -108,6 +109,9 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
             target = cfg.callbacks[name].get("_target_")
             raise ConfigError(f"callbacks.{name}._target_={target}: must be a Lightning Callback")
     last = next((c for c in chosen.values() if isinstance(c, LastCheckpoint)), None)
+    best = next((c for c in chosen.values() if isinstance(c, BestCheckpoint)), None)
+    if last:
+        last.best = best
     callbacks = [
         StopBetweenSteps(last),  # first, so that no other callback has begun a step
         history,

@@ -91,7 +91,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         checkpoint = load(Path(path), TO_CONTINUE)
         if why := _shape_problem(checkpoint["state_dict"], self.shapes):
-            raise _refused(Path(path), why)
+            raise refused(Path(path), why)
         return checkpoint
 
 
@@ -108,14 +108,14 @@ def load(path: Path, required: tuple[str, ...] = TO_LOAD) -> dict[str, Any]:
     identity = read_identity(path.parent.parent)
     version = verify(path, identity)
     if isinstance(version, str):
-        raise _refused(path, version)
+        raise refused(path, version)
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         why = f"it is no checkpoint of ours: {str(error).splitlines()[0]}"
-        raise _refused(path, why) from error
+        raise refused(path, why) from error
     if why_not := _content_problem(checkpoint, required, identity):
-        raise _refused(path, why_not)
+        raise refused(path, why_not)
     content: dict[str, Any] = checkpoint
     return content
 
@@ -221,10 +221,16 @@ def _shape_problem(weights: dict[str, Any], shapes: dict[str, torch.Size]) -> st
     return None
 
 
-def _refused(path: Path, why: str) -> CheckpointError:
+def refused(path: Path, why: str) -> CheckpointError:
+    """The error for a checkpoint that must not be loaded, and what to do."""
+    remedy = "begin anew under another RUN_ID"
+    if path.name == "best.ckpt":
+        remedy = (
+            "train further with a larger trainer.max_epochs: the best checkpoint from there on "
+            "takes its place"
+        )
     return CheckpointError(
-        f"{path} is refused: {why}. Restore the file together with its .sha256 file, or begin "
-        "anew under another RUN_ID."
+        f"{path} is refused: {why}. Restore the file together with its .sha256 file, or {remedy}."
     )
 
 

@@ -145,7 +145,7 @@ def claim(run_dir: Path) -> None:
 
 
 def best_checkpoint(cfg: DictConfig) -> str | None:
-    """The checkpoint to test; None where no epoch was the best one, as in ``debug=fast``.
+    """The checkpoint to test; None where none was the best one, as in ``debug=fast``.
 
     Raises:
         CheckpointError: if the best checkpoint has disappeared.
@@ -163,8 +163,9 @@ def best_checkpoint(cfg: DictConfig) -> str | None:
         return None
     error = CheckpointError(
         f"{path} is missing: it was saved after step {best['step']}, with "
-        f"{best['monitor']}={best['score']:.4f}. Restore it together with its .sha256 file; the "
-        "same command then tests it."
+        f"{best['monitor']}={best['score']:.4f}. Restore it together with its .sha256 file: the "
+        "same command then tests it. Or train further with a larger trainer.max_epochs: the best "
+        "checkpoint from there on takes its place."
     )
     error.on_all_ranks = True
     raise error
