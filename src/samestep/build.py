@@ -18,9 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 from torch.overrides import TorchFunctionMode
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
-from samestep.callbacks.schedule_length import ScheduleLength
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError
@@ -120,7 +120,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         ResumeOrder(cfg.seed),
         AverageBuffers(),
         KeepSums(),
-        ScheduleLength(),
+        ChangedValues(),
         *chosen.values(),
     ]
     where = topology(cfg)

@@ -53,10 +53,10 @@ class LastCheckpoint(Checkpoint):
     def between_steps(self, trainer: L.Trainer) -> None:
         """Save or stop if any rank wishes to; every rank calls this before each step."""
         due = trainer.is_global_zero and self._is_due()
-        wish = stopping.agreed(1 if due and trainer.training else 0)
-        if wish > 1:  # no signal to stop has the number 1
-            raise Stopped(wish)
-        if wish:
+        signum, must_save = stopping.agreed(save=due and trainer.training)
+        if signum:
+            raise Stopped(signum)
+        if must_save:
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

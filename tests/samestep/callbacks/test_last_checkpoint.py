@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.errors import ConfigError
 from samestep.ranks.stopping import Stopped
-from samestep.run.checkpoint import CheckpointError, load
+from samestep.run.checkpoint import load
 from tests.conftest import QUICK, run
 from tests.samestep.callbacks.tiny import Tiny, fit
 
@@ -82,7 +83,7 @@ def test_a_checkpoint_of_another_model_is_one_message(tmp_path: Path):
     fit(tmp_path, Tiny([0.5]), max_epochs=1)
     wider = Tiny([0.5])
     wider.layer = torch.nn.Linear(3, 1)
-    with pytest.raises(CheckpointError, match=r"layer.weight has the shape \[1, 2\], and not \[1,"):
+    with pytest.raises(ConfigError, match=r"layer.weight has the shape \[1, 2\], and not \[1,"):
         fit(tmp_path, wider, ckpt="last.ckpt")
 
 

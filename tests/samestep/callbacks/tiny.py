@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.last_checkpoint import LastCheckpoint
-from samestep.callbacks.schedule_length import ScheduleLength
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.run.checkpoint import AtomicCheckpointIO
 
@@ -73,7 +73,7 @@ def fit(
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=max_epochs, logger=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=run_dir, plugins=[AtomicCheckpointIO()],
-        callbacks=[StopBetweenSteps(last), ScheduleLength(), last.best, last, *callbacks],
+        callbacks=[StopBetweenSteps(last), ChangedValues(), last.best, last, *callbacks],
         **options,
     )  # fmt: skip
     trainer.fit(model, batches, batches, ckpt_path=folder / ckpt if ckpt else None)
