@@ -101,7 +101,10 @@ def read_config(run_dir: Path) -> DictConfig:
 
 
 def flatten(node: Any, key: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; lists are values."""
+    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; lists are values, and groups without keys are nothing.
+
+    ``config.schema.leaves`` keeps such groups, and would report ``logger: {} -> absent``.
+    """
     if not isinstance(node, dict):
         return {key: node}
     return {
