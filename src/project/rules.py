@@ -36,6 +36,8 @@ MAY_CHANGE = (  # patterns of keys that may have another value when a run contin
     r"callbacks\.predictions(\..+)?",
 )
 
+METRIC_MODES = {"accuracy": "max"}  # whether less (min) or more (max) of a metric is better
+
 PER_CHANNEL_OR_CLASS = {
     "mean": "num_channels",
     "std": "num_channels",
@@ -58,6 +60,9 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
             continue
         if len(values) != num:
             yield f"data.{key}={values}: must have one for each of data.{count}={num}"
+    names = cfg.data.get("class_names") or []
+    if len(set(names)) < len(names):
+        yield f"data.class_names={names}: each must be another name"
 
 
 def check_ranks(cfg: DictConfig, num_ranks: Sequence[int]) -> Iterator[str]:

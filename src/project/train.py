@@ -72,15 +72,15 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
         trainer.loggers = [history, *build.loggers(cfg)]
 
         try:
-            with build.refusals("trainer"):
+            with build.refusals("trainer"), run.full_disk_is_one_message(cfg.run_dir):
                 trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
                 best = run.best_checkpoint(cfg)
                 trainer.test(model, datamodule, ckpt_path=best, verbose=False)
 
-            tested = {name: value.item() for name, value in trainer.callback_metrics.items()}
-            if not trainer.is_global_zero:
-                return {}
-            return run.finish(cfg, history.last() | tested, seconds=time.monotonic() - started)
+                tested = {name: value.item() for name, value in trainer.callback_metrics.items()}
+                if not trainer.is_global_zero:
+                    return {}
+                return run.finish(cfg, history.last() | tested, seconds=time.monotonic() - started)
         except ConfigError:
             # Only a step shows some mistakes, such as a metric that the model does not log.
             if trainer.is_global_zero:

@@ -17,9 +17,10 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 from torch.overrides import TorchFunctionMode
 
+from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
-from samestep.callbacks.schedule_length import ScheduleLength
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError
@@ -108,6 +109,9 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
             target = cfg.callbacks[name].get("_target_")
             raise ConfigError(f"callbacks.{name}._target_={target}: must be a Lightning Callback")
     last = next((c for c in chosen.values() if isinstance(c, LastCheckpoint)), None)
+    best = next((c for c in chosen.values() if isinstance(c, BestCheckpoint)), None)
+    if last:
+        last.best = best
     callbacks = [
         StopBetweenSteps(last),  # first, so that no other callback has begun a step
         history,
@@ -116,7 +120,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         ResumeOrder(cfg.seed),
         AverageBuffers(),
         KeepSums(),
-        ScheduleLength(),
+        ChangedValues(),
         *chosen.values(),
     ]
     where = topology(cfg)

@@ -38,7 +38,7 @@ EXPERIMENTS = [
                overrides=["callbacks=ema"]),
     terminated("SIGTERM, early stopping", ONE, "term step 27 0",
                overrides=["callbacks=early_stopping", "callbacks.early_stopping.patience=1",
-                          "callbacks.early_stopping.mode=min"]),
+                          "+callbacks.early_stopping.min_delta=1.0"]),
     terminated("SIGTERM while accumulating gradients", ONE, "term backward 27 0",
                overrides=["trainer.accumulate_grad_batches=3"]),
     terminated("SIGTERM, validation within the epoch", ONE, "term step_end 30 0",

@@ -11,6 +11,8 @@ import pytest
 import torch
 import yaml
 
+from project import load_run
+from project.evaluate import evaluate
 from project.train import train
 from samestep.config.compose import CONFIGS, check
 from tests.conftest import QUICK
@@ -70,6 +72,23 @@ def test_every_logger_gets_the_figures(tmp_path: Path, logger: str, monkeypatch)
     written = [path for path in files if not has_tracker or path.parts[-1] != "metrics.csv"]
     assert any(b"val/accuracy" in path.read_bytes() for path in written)
     assert not any(b"value-of-the-secret" in path.read_bytes() for path in files)
+
+
+EVERY_CHOICE = [
+    *(f"experiment={name}" for name in choices("experiment")),
+    *(f"callbacks={name}" for name in choices("callbacks")),
+    "callbacks=[early_stopping,ema]",
+]
+
+
+@pytest.mark.parametrize("choice", EVERY_CHOICE)
+def test_the_figures_of_a_run_are_those_of_its_best_checkpoint(tmp_path: Path, choice: str):
+    run_dir = run(tmp_path, choice, "trainer.max_epochs=2", "trainer.limit_train_batches=6")
+    final = json.loads((run_dir / "metrics.json").read_text())
+    tested = {name: value for name, value in final.items() if name.startswith("test/")}
+    assert len(tested) == 12
+    model, data = load_run(run_dir)
+    assert evaluate(model, data, run_dir, "test", "cpu") == tested
 
 
 def test_the_moving_average_is_what_is_tested_and_saved(tmp_path: Path):

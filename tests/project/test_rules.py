@@ -53,6 +53,11 @@ def test_contradictions():
     ]
 
 
+def test_two_classes_have_two_names():
+    message = fault("data.num_classes=3", "data.class_names=[a,b,a]")
+    assert message == "data.class_names=['a', 'b', 'a']: each must be another name"
+
+
 def test_the_schedule_needs_an_end():
     assert "must know where the run ends" in fault("trainer.max_epochs=-1")
     check(["trainer.max_epochs=-1", "trainer.max_steps=100"])

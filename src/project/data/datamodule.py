@@ -180,20 +180,16 @@ class ImageDataModule(L.LightningDataModule):
         """All official train or test images, checked against the configuration."""
         found = self.source.load(self.root, train=train)
         if isinstance(found, ImageFiles):
-            names = found.classes
-            num_found = len(names)
-        else:
-            self._check_shape(found.images)
-            names = [str(number) for number in range(self.num_classes)]
-            num_found = int(found.labels.max()) + 1
-            found = self._move_to_device(found)
-        if num_found > self.num_classes:
-            raise ConfigError(
-                f"data.num_classes={self.num_classes}: {num_found} classes were found in "
-                f"{self.root}"
-            )
-        self._learn_names(names)
-        return found
+            self._check_folders(found.classes)
+            self._check_labels(found.labels)
+            self._learn_names(found.classes)
+            return found
+        self._check_shape(found.images)
+        self._check_labels(found.labels)
+        if len(found.images) != len(found.labels):
+            raise self._wrong_source(f"{len(found.images)} images and {len(found.labels)} labels")
+        self._learn_names([str(number) for number in range(self.num_classes)])
+        return self._move_to_device(found)
 
     def _learn_names(self, names: list[str]) -> None:
         """Take the names of the source or of a checkpoint, whichever comes first."""
@@ -206,7 +202,40 @@ class ImageDataModule(L.LightningDataModule):
             )
         self.class_names = names
 
+    def _check_folders(self, names: list[str]) -> None:
+        """Raise a ConfigError if the names of the source do not fit those of the configuration."""
+        if len(names) != self.num_classes:
+            raise ConfigError(
+                f"data.num_classes={self.num_classes}: {len(names)} classes were found in "
+                f"{self.root}: {', '.join(names[:10])}"
+            )
+        if self.names_are_given and self.class_names != names == sorted(self.class_names):
+            raise ConfigError(
+                f"data.class_names={self.class_names}: must be in the order of the labels, {names}"
+            )
+
+    def _check_labels(self, labels: Tensor) -> None:
+        """Raise a ConfigError if the labels are not class indices."""
+        if labels.dtype != torch.int64 or labels.ndim != 1 or not len(labels):
+            raise self._wrong_source(f"labels {labels.dtype} {list(labels.shape)}")
+        if labels.min() < 0:
+            raise self._wrong_source(f"the label {int(labels.min())}")
+        if labels.max() >= self.num_classes:
+            raise ConfigError(
+                f"data.num_classes={self.num_classes}: {int(labels.max()) + 1} classes were found "
+                f"in {self.root}"
+            )
+
+    def _wrong_source(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"data.source: {type(self.source).__name__}.load has returned {what}; it must return "
+            "images uint8 [N, C, H, W], from 0 to 255, and as many labels int64 [N], from 0 on"
+        )
+
     def _check_shape(self, images: Tensor) -> None:
+        if images.dtype != torch.uint8:
+            # ``Normalize`` divides bytes by 255.
+            raise self._wrong_source(f"images {images.dtype}")
         shape = [self.num_channels, self.image_size, self.image_size]
         if list(images.shape[1:]) != shape:
             raise ConfigError(

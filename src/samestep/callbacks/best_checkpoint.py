@@ -1,4 +1,4 @@
-"""The best checkpoint: the ``last.ckpt`` of the best epoch, under a second name."""
+"""The best checkpoint: the ``last.ckpt`` of the best weights, under a second name."""
 
 import logging
 import math
@@ -8,9 +8,9 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from samestep.errors import ConfigError
+from samestep.errors import ConfigError, RunError
 from samestep.run import sidecar
-from samestep.run.checkpoint import link_checkpoint, verify
+from samestep.run.checkpoint import link_checkpoint, refused, verify
 from samestep.run.files import sha256_of
 from samestep.run.identity import read_identity
 from samestep.run.sidecar import Version
@@ -19,13 +19,14 @@ log = logging.getLogger(__name__)
 
 
 class BestCheckpoint(Checkpoint):
-    """Keeps the checkpoint of the epoch with the best monitored metric as ``best.ckpt``.
+    """Keeps the weights with the best monitored metric as ``best.ckpt``, and has them tested.
 
-    ``LastCheckpoint`` calls it at the end of each epoch: ``update`` before it saves ``last.ckpt``,
-    so that the score is in there, and ``link`` after. If the metric has improved, ``best.ckpt``
-    becomes a hard link to ``last.ckpt``. A process that is killed in between does the rest when it
-    continues. Rank zero decides and links alone, so ranks with other values cannot wait for each
-    other. A value that is not a number is no improvement.
+    Each validation is compared with the best one so far, and each epoch's end too. If the metric
+    has improved, ``LastCheckpoint`` saves ``last.ckpt`` before the next step, and ``best.ckpt``
+    becomes a hard link to it. So ``best.ckpt`` holds exactly the weights that were validated. A
+    process that is killed in between does the rest when it continues. Rank zero decides and links
+    alone, so ranks with other values cannot wait for each other. A value that is not a number is no
+    improvement.
 
     Args:
         dirpath: directory of the checkpoints.
@@ -41,33 +42,49 @@ class BestCheckpoint(Checkpoint):
         self.mode = mode
         self.score: float | None = None
         self.step: int | None = None
-        """Optimizer steps of the best checkpoint; None: no epoch had a score yet."""
-        self._has_improved = False
+        """Optimizer steps of the best checkpoint; None: nothing had a score yet."""
+        self.has_improved = False
+        """Whether the weights of now are the best ones, and not yet kept."""
         self._has_validated = False
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuse validations within an optimizer step: no checkpoint is saved there."""
+        interval, num_batches = trainer.val_check_batch, trainer.num_training_batches
+        if interval is None or interval >= num_batches:
+            return  # validation comes at the end of an epoch
+        if interval % trainer.accumulate_grad_batches:
+            raise _on_all_ranks(
+                ConfigError(
+                    f"trainer.val_check_interval: a validation after {interval} batches comes "
+                    f"within an optimizer step of {trainer.accumulate_grad_batches} batches "
+                    "(trainer.accumulate_grad_batches); choose a multiple of it"
+                )
+            )
+
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Remember that the metrics of a validation are known."""
-        self._has_validated = self._has_validated or not trainer.sanity_checking
+        """Compare the weights that were validated with the best ones."""
+        if trainer.sanity_checking:
+            return
+        self._has_validated = True
+        self._compare(trainer)
 
     def update(self, trainer: L.Trainer) -> None:
-        """Compare the epoch that has ended with the best one.
+        """Compare again at the end of an epoch: the metric may be one of training.
 
         Raises:
             ConfigError: if the run logs no such metric.
         """
-        self._has_improved = False
-        value = trainer.callback_metrics.get(self.monitor)
-        if value is not None:
-            self._compare(float(value), trainer.global_step)
-        elif self._has_validated:
+        self._compare(trainer)
+        if self._has_validated and self.monitor not in trainer.callback_metrics:
             names = ", ".join(sorted(trainer.callback_metrics)) or "no metric at all"
-            error = ConfigError(f"callbacks.best.monitor={self.monitor}: the run logs {names}")
-            error.on_all_ranks = True
-            raise error
+            raise _on_all_ranks(
+                ConfigError(f"callbacks.best.monitor={self.monitor}: the run logs {names}")
+            )
 
     def link(self, trainer: L.Trainer, last: Path) -> None:
-        """Keep ``last``, which was just saved, if its epoch is the best one."""
-        if not self._has_improved or not trainer.is_global_zero:
+        """Keep ``last``, which was just saved, if its weights are the best ones."""
+        has_improved, self.has_improved = self.has_improved, False
+        if not has_improved or not trainer.is_global_zero:
             return
         # A strategy that writes its checkpoints itself leaves no sidecar.
         versions = sidecar.read(last) or [Version(sha256_of(last), last.name)]
@@ -85,10 +102,28 @@ class BestCheckpoint(Checkpoint):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Compare ``best.ckpt`` with the state of a run that continues, and repair it."""
+        """Of a run that continues: repair ``best.ckpt``. Before a test: make sure that it is it."""
+        if trainer.state.fn == "test":
+            self._check_tested(trainer, checkpoint["global_step"])
+            # A callback that averages weights has just put those of training into the model.
+            trainer.strategy.load_model_state_dict(checkpoint, strict=pl_module.strict_loading)
+        elif trainer.state.fn == "fit" and trainer.is_global_zero:
+            self._repair(trainer, checkpoint)
+
+    def _check_tested(self, trainer: L.Trainer, step: int) -> None:
+        """Raise a CheckpointError if the weights to test are not the best ones of this run."""
+        best = trainer.strategy.broadcast(self.step)
+        if step == best:
+            return
+        was = "none is known to be" if best is None else f"that of step {best} was"
+        raise _on_all_ranks(
+            refused(self.path, f"it is the checkpoint of step {step}, and {was} the best one")
+        )
+
+    def _repair(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
+        """Compare ``best.ckpt`` with the state of a run that continues."""
         state = checkpoint["callbacks"].get(self.state_key)
-        begins_to_fit = trainer.state.fn == "fit" and trainer.is_global_zero
-        if not begins_to_fit or not state or state["step"] is None:
+        if not state or state["step"] is None:
             return
         found = verify(self.path, read_identity(self.path.parent.parent))
         if isinstance(found, Version) and found.global_step == state["step"]:
@@ -99,22 +134,30 @@ class BestCheckpoint(Checkpoint):
             return
         why = found if isinstance(found, str) else f"it is of step {found.global_step}"
         log.warning(
-            "%s is not the checkpoint of step %s, which was the best one: %s. The best epoch from "
+            "%s is not the checkpoint of step %s, which was the best one: %s. The best one from "
             "here on takes its place.", self.path, state["step"], why,
         )  # fmt: skip
         state.update(score=None, step=None)
 
-    def _compare(self, value: float, step: int) -> None:
+    def _compare(self, trainer: L.Trainer) -> None:
+        """Note whether the weights of now have a better value than the best ones."""
+        value = float(trainer.callback_metrics.get(self.monitor, math.nan))
         if math.isnan(value):
             return
         if self.score is not None:
             better = value > self.score if self.mode == "max" else value < self.score
             if not better:
                 return
-        self._has_improved = True
-        self.score, self.step = value, step
+        self.has_improved = True
+        self.score, self.step = value, trainer.global_step
 
     def _link_again(self, source: Path, score: float) -> None:
         found = verify(source, read_identity(source.parent.parent))
         if isinstance(found, Version) and source != self.path:
             link_checkpoint(source, self.path, found._replace(score=score))
+
+
+def _on_all_ranks(error: ConfigError | RunError) -> ConfigError | RunError:
+    """Every rank raises this error, so that rank zero alone prints it."""
+    error.on_all_ranks = True
+    return error

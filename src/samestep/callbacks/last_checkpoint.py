@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, Timer
 from torch import Tensor
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
@@ -17,9 +17,9 @@ from samestep.run.checkpoint import AtomicCheckpointIO
 class LastCheckpoint(Checkpoint):
     """Saves ``last.ckpt``, from which the same command continues as if nothing had happened.
 
-    Saves at the end of each epoch, every ``every_s`` seconds within one, and when told to stop by
-    SIGTERM or SIGINT; then all ranks stop together. Within an epoch it acts only where
-    ``between_steps`` is called: before the first batch of an optimizer step.
+    Saves at the end of each epoch, after a validation that was the best one, every ``every_s``
+    seconds, and when told to stop by a signal; then all ranks stop together. Within an epoch it
+    acts only where ``between_steps`` is called: before the first batch of an optimizer step.
 
     Args:
         dirpath: directory of the checkpoints.
@@ -29,6 +29,8 @@ class LastCheckpoint(Checkpoint):
     def __init__(self, dirpath: str, every_s: float) -> None:
         self.path = Path(dirpath) / "last.ckpt"
         self.every_s = every_s
+        self.best: BestCheckpoint | None = None
+        """Keeps some of the saved checkpoints; ``samestep.build`` sets it."""
         self._saved_at = time.monotonic()
         self._saved_step = 0
         self._has_ended = False
@@ -43,31 +45,25 @@ class LastCheckpoint(Checkpoint):
             }
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Defer signals from here on; end at once if early stopping had ended this run before."""
-        stopping.defer()
+        """End at once if early stopping had ended this run before."""
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
         trainer.should_stop = trainer.should_stop or self._has_ended
         lightning_patches.uncount_step_before_validation(trainer)
 
     def between_steps(self, trainer: L.Trainer) -> None:
         """Save or stop if any rank wishes to; every rank calls this before each step."""
-        due = trainer.is_global_zero and time.monotonic() - self._saved_at > self.every_s
-        wish = stopping.agreed(1 if due and trainer.training else 0)
-        if wish > 1:  # no signal to stop has the number 1
-            raise Stopped(wish)
-        if wish:
+        due = trainer.is_global_zero and self._is_due()
+        signum, must_save = stopping.agreed(save=due and trainer.training)
+        if signum:
+            raise Stopped(signum)
+        if must_save:
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save, after early stopping has had its turn; then keep it if it is the best."""
-        best = [c for c in trainer.callbacks if isinstance(c, BestCheckpoint)]  # type: ignore[attr-defined]
-        for callback in best:
-            callback.update(trainer)
+        """Save, after early stopping has had its turn."""
+        if self.best:
+            self.best.update(trainer)
         self._save(trainer)
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        for callback in best:
-            callback.link(trainer, self.path)
         # All ranks wait, whether the epoch was the best one or not: the test that comes after the
         # last epoch looks for best.ckpt on each of them.
         trainer.strategy.barrier()
@@ -90,7 +86,8 @@ class LastCheckpoint(Checkpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep whether early stopping has ended the run, which Lightning forgets."""
-        checkpoint["has_ended"] = trainer.should_stop
+        # A run that is out of time goes on with a larger trainer.max_time.
+        checkpoint["has_ended"] = trainer.should_stop and not is_out_of_time(trainer)
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -98,9 +95,22 @@ class LastCheckpoint(Checkpoint):
         """Remember it."""
         self._has_ended = checkpoint.get("has_ended", False)
 
+    def _is_due(self) -> bool:
+        is_late = time.monotonic() - self._saved_at > self.every_s
+        return is_late or (self.best is not None and self.best.has_improved)
+
     def _save(self, trainer: L.Trainer) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         with lightning_patches.between_steps(trainer):
             trainer.save_checkpoint(self.path)
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
+        if self.best:
+            self.best.link(trainer, self.path)
+
+
+def is_out_of_time(trainer: L.Trainer) -> bool:
+    """Whether ``trainer.max_time`` is over."""
+    timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
+    left = [timer.time_remaining() for timer in timers]
+    return any(seconds is not None and seconds <= 0 for seconds in left)

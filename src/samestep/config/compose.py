@@ -171,6 +171,7 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
     typed = [o.key_or_group for o, text in pairs if text.startswith(("++", "~"))]
     _refuse(f"{line}{_origin(key, choices, typed, configs)}" for key, line in schema.faults(cfg))
     _refuse([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
+    _refuse(rules.choose_modes(cfg, {**rules.METRIC_MODES, **project_rules.metric_modes}))
 
     with open_dict(cfg):
         cfg.choices = choices

@@ -66,6 +66,7 @@ BELOW_1 = number("a number at least 0 and below 1", lambda v: 0 <= v < 1)
 BETWEEN_0_AND_1 = number("a number above 0 and below 1", lambda v: 0 < v < 1)
 SHARE = number("a share from 0.0 to 1.0", lambda v: 0 <= v <= 1)
 BATCHES = NULL | whole(0) | SHARE
+SOME_BATCHES = NULL | whole(1) | number("a share above 0.0, up to 1.0", lambda v: 0 < v <= 1)
 NAME = Rule(
     f"at most 63 of A-Z a-z 0-9 . _ -, the first a letter or digit, and {STRING}",
     lambda v: isinstance(v, str) and bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", v)),
@@ -105,7 +106,7 @@ OF_TRAINER = {
     "trainer.check_val_every_n_epoch": whole(1),
     "trainer.val_check_interval": NULL | whole(1) | number("up to 1.0", lambda v: 0 < v <= 1),
     "trainer.num_sanity_val_steps": whole(0) | NO_LIMIT,
-    "trainer.limit_train_batches": BATCHES,
+    "trainer.limit_train_batches": SOME_BATCHES,
     "trainer.limit_val_batches": BATCHES,
     "trainer.limit_test_batches": BATCHES,
     "trainer.fast_dev_run": BOOL | whole(1),
@@ -156,13 +157,13 @@ OF_CLUSTER = {
     "cluster.cli": one_of("v2", "v1"),
 }
 OF_CALLBACKS = {
-    "callbacks.best.mode": one_of("min", "max"),
+    "callbacks.best.mode": one_of("auto", "min", "max"),
     "callbacks.last.every_s": ABOVE_0,
     "callbacks.artifacts.url": NULL | TEXT,
     "callbacks.artifacts.flush_timeout_s": ABOVE_0,
     "callbacks.loss_guard.max_skipped": whole(0),
     "callbacks.progress.log_every_s": ABOVE_0,
-    "callbacks.early_stopping.mode": one_of("min", "max"),
+    "callbacks.early_stopping.mode": one_of("auto", "min", "max"),
     "callbacks.early_stopping.patience": whole(0),
     "callbacks.ema.decay": BETWEEN_0_AND_1,
 }
@@ -185,11 +186,46 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
         )
 
 
+METRIC_MODES = {"loss": "min", "error": "min"}  # whether less or more of a metric is better
+
+
+def mode_of(metric: str, modes: Mapping[str, str]) -> str | None:
+    """Whether less (``min``) or more (``max``) of a metric is better, by the words of its name."""
+    found = {modes[word] for word in re.findall("[a-z]+", metric.lower()) if word in modes}
+    return found.pop() if len(found) == 1 else None
+
+
+def choose_modes(cfg: DictConfig, modes: Mapping[str, str]) -> Iterator[str]:
+    """Replace ``mode: auto`` of each callback by min or max; yield what is wrong, one line each.
+
+    Args:
+        cfg: the configuration, which is changed.
+        modes: the mode of each word that the name of a metric may have.
+    """
+    for name, node in (cfg.callbacks or {}).items():
+        if not (isinstance(node, DictConfig) and "monitor" in node and "mode" in node):
+            continue
+        known = mode_of(str(node.monitor), modes)
+        if node.mode == "auto" and known:
+            node.mode = known
+        elif node.mode == "auto":
+            yield (
+                f"callbacks.{name}.mode=auto: it is not known whether less or more of "
+                f"{node.monitor} is better; set callbacks.{name}.mode=min or max"
+            )
+        elif known and node.mode != known:
+            yield (
+                f"callbacks.{name}.mode={node.mode}: but of {node.monitor} "
+                f"{'less' if known == 'min' else 'more'} is better; set callbacks.{name}.mode=auto"
+            )
+
+
 class ProjectRules(NamedTuple):
     """The rules of the user's own keys, as their module holds them.
 
     targets: how the ``_target_`` of the user's own code begins, such as ``project.``.
     may_change: patterns of keys that may have another value when a run continues.
+    metric_modes: min or max, for words in the names of metrics, such as ``{"loss": "min"}``.
     check_ranks: what a run refuses if it may get these numbers of ranks, one line each.
     needed_files: files that must be there before a run starts, because it does not fetch them.
     """
@@ -198,6 +234,7 @@ class ProjectRules(NamedTuple):
     contradictions: Callable[[DictConfig], Iterable[str]] = lambda cfg: ()
     may_change: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
+    metric_modes: Mapping[str, str] = {}
     check_ranks: Callable[[DictConfig, Sequence[int]], Iterable[str]] = lambda cfg, ranks: ()
     needed_files: Callable[[DictConfig], Sequence[str]] = lambda cfg: ()
 
@@ -216,8 +253,8 @@ def load_project_rules(module_name: str | None) -> ProjectRules:
         module = importlib.import_module(module_name)
         package = module_name.partition(".")[0]
         optional = {
-            name: getattr(module, name)
-            for name in ("check_ranks", "needed_files")
+            name.lower(): getattr(module, name)
+            for name in ("METRIC_MODES", "check_ranks", "needed_files")
             if hasattr(module, name)
         }
         return ProjectRules(

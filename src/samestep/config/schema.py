@@ -53,6 +53,11 @@ class OpenNodes(NamedTuple):
     foreign: set[str]
     replaced: set[str]
 
+    @property
+    def keys(self) -> set[str]:
+        """Both."""
+        return self.foreign | self.replaced
+
 
 class Schema:
     """What a configuration may be.
@@ -110,8 +115,9 @@ class Schema:
     ) -> Iterator[Fault]:
         # Lightning's flags exist, whether configs/trainer lists them or not.
         known = {*self.defaults, *self.nodes, *rules.OF_TRAINER}
+        open_keys = open_nodes.keys
         for key, leaf in written.items():
-            is_open = is_below(key, open_nodes.foreign | open_nodes.replaced)
+            is_open = is_below(key, open_keys)
             if key in known or is_open or self._is_added_argument(key, written):
                 continue
             for full_key, value in leaves(leaf.text, key).items():
@@ -129,13 +135,14 @@ class Schema:
     ) -> Iterator[Fault]:
         there = {*written, *(parent for key in written for parent in parents_of(key))}
         missing: dict[str, None] = {}  # in order, each once
+        open_keys = open_nodes.keys
         for key in self.defaults:
             ways = [*parents_of(key), key]
             if key in there or any(way in written for way in ways):
                 continue  # a value in the place of a whole node is a wrong value
             highest = next(way for way in ways if way not in there)
             is_optional = highest in COLLECTIONS or parent_of(highest) in COLLECTIONS
-            if not is_optional and not is_below(key, open_nodes.foreign | open_nodes.replaced):
+            if not is_optional and not is_below(key, open_keys):
                 missing[highest] = None
         for key in missing:
             yield key, f"~{key}: a run needs this key"
@@ -240,7 +247,10 @@ def flatten(node: DictConfig, whole: Container[str] = (), prefix: str = "") -> d
 
 
 def leaves(value: Any, key: str = "") -> dict[str, Any]:
-    """The values below ``key`` that hold no further keys, by their full keys."""
+    """The values below ``key`` by their full keys: ``{"a": {"b": 1}}`` is ``{"a.b": 1}``.
+
+    Lists, and groups without keys, are values.
+    """
     if not isinstance(value, dict) or not value:
         return {key: value}
     prefix = f"{key}." if key else ""

@@ -70,10 +70,14 @@ def launch(action: str, overrides: Sequence[str]) -> int:
         )
     documents = render.render(cfg, overrides) if cfg.cluster.manifest else []
     if action == "render":
+        from samestep.launch.check import refuse, secrets
+
+        # What is printed is kept in files and in the history of terminals.
+        refuse(secrets.check_secrets_of_configuration(cfg))
         print(render.text(documents) if documents else format_submit(cfg, overrides), end="")
         return 0
 
-    # They take a third of a second to import, which action=render does not need.
+    # They take a third of a second to import, which wrong usage does not need.
     from samestep.launch import check, kubernetes
 
     if action in ("check", "submit"):

@@ -34,8 +34,9 @@ def run(main: Callable[[], int], *, interrupt_at_once: bool = False) -> NoReturn
         exit_code = EXIT_INTERRUPTED
     finally:
         # Python's own shutdown takes a moment. A handler that raises there prints a traceback.
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, signal.SIG_DFL)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has set SIGHUP
+                signal.signal(signum, signal.SIG_DFL)
     sys.exit(exit_code)
 
 

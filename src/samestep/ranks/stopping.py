@@ -2,7 +2,7 @@
 
 ::
 
-    SIGTERM, SIGINT    the handler only remembers the signal
+    SIGTERM, SIGINT    the handler only remembers the signal; SIGHUP too: a closed terminal
     before each step   check(): the ranks agree, by one all-reduce, whether any of them got one
     one of them did    every rank raises Stopped, LastCheckpoint saves, the exit code is 143
 
@@ -41,11 +41,19 @@ class _State:
     may_interrupt = False  # the ranks ask check() before the next step, so a wait for data may end
 
 
+def handled() -> set[signal.Signals]:
+    """The signals that stop a run; not SIGHUP under nohup, which ignores it."""
+    signals = {signal.SIGTERM, signal.SIGINT}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.add(signal.SIGHUP)
+    return signals
+
+
 def install() -> None:
-    """Remember SIGTERM and SIGINT from now on; end when torchrun's agent has ended."""
+    """Remember the signals from now on; end when torchrun's agent has ended."""
     _State.signum, _State.deferred, _State.may_interrupt = 0, False, False
-    signal.signal(signal.SIGTERM, _remember)
-    signal.signal(signal.SIGINT, _remember)
+    for signum in handled():
+        signal.signal(signum, _remember)
     if environment.under_torchrun():
         threading.Thread(target=_follow_agent, args=(os.getppid(),), daemon=True).start()
 
@@ -80,22 +88,23 @@ def interruptible() -> Iterator[None]:
         _State.deferred = deferred
 
 
-def agreed(wish: int = 0) -> int:
-    """The largest wish of all ranks; a rank that got a signal wishes the signal's number.
+def agreed(save: bool = False) -> tuple[int, bool]:
+    """The largest signal that a rank got, otherwise 0; without one, whether a rank wants to save.
 
     One all-reduce of a number between CPUs: every rank must call this at the same point.
     """
-    wish = max(wish, _State.signum)
-    if not dist.is_initialized():
-        return wish
-    largest = torch.tensor(wish)
-    dist.all_reduce(largest, dist.ReduceOp.MAX)
-    return int(largest)
+    wish = 2 * _State.signum + save
+    if dist.is_initialized():
+        largest = torch.tensor(wish)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        wish = int(largest)
+    return wish // 2, wish % 2 == 1
 
 
 def check() -> None:
     """Raise ``Stopped`` on every rank if one of them got a signal; all ranks must call this."""
-    if signum := agreed():
+    signum, _ = agreed()
+    if signum:
         raise Stopped(signum)
 
 
@@ -119,14 +128,14 @@ def _follow_agent(agent: int) -> None:
 def _obey_parent_only() -> None:
     """Let a forked loader process end when its rank says so, and only then.
 
-    An agent sends SIGTERM to the loader processes too, and a terminal sends Ctrl-C. A loader
+    An agent sends SIGTERM to the loader processes too, a terminal Ctrl-C or SIGHUP. A loader
     process that ends before its rank makes torch raise there, in the middle of the step after
     which the rank would save. torch installs a handler of its own in the loader process later, so
     the signals are blocked, and a thread waits for that of the rank.
     """
     if signal.getsignal(signal.SIGTERM) is not _remember:
         return
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_BLOCK, handled())
 
     def wait() -> None:
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():

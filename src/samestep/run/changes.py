@@ -48,11 +48,16 @@ def config_digest(cfg: DictConfig) -> str:
 def find_changes(cfg: DictConfig) -> dict[str, tuple[Any, Any]]:
     """What ``cfg`` changes in the run that its directory holds: ``{key: (old, new)}``.
 
+    A directory without a checkpoint and without results holds no run yet: any configuration may
+    begin in there.
+
     Raises:
         ConfigError: if it changes what would make another run, or the saved configuration cannot
             be read.
     """
     run_dir = Path(cfg.run_dir)
+    if not list(run_dir.glob("checkpoints/*.ckpt")) and not (run_dir / "metrics.json").exists():
+        return {}
     if not (run_dir / "config.yaml").exists():
         _check_digest(cfg, run_dir)
         return {}
@@ -96,7 +101,10 @@ def read_config(run_dir: Path) -> DictConfig:
 
 
 def flatten(node: Any, key: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; lists are values."""
+    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; lists are values, and groups without keys are nothing.
+
+    ``config.schema.leaves`` keeps such groups, and would report ``logger: {} -> absent``.
+    """
     if not isinstance(node, dict):
         return {key: node}
     return {

@@ -11,16 +11,16 @@ import hashlib
 import logging
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 
-from samestep.errors import RunError
+from samestep.errors import ConfigError, RunError
 from samestep.run import sidecar
-from samestep.run.files import link_file, open_atomic, sha256_of
+from samestep.run.files import link_file, open_atomic, partial_of, sha256_of
 from samestep.run.identity import Identity, read_identity
 from samestep.run.sidecar import Version
 
@@ -46,6 +46,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         super().__init__()
         self.shapes: dict[str, torch.Size] = {}
         """Shapes of the model's tensors, which a checkpoint must have; empty: not checked."""
+        self._is_read_back = False
 
     def save_checkpoint(
         self,
@@ -56,7 +57,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write ``checkpoint`` to ``path``. Lightning calls this on rank zero.
 
         Raises:
-            CheckpointError: if the disk is full or refuses; the older checkpoints are intact.
+            CheckpointError: if the disk is full or refuses, or if the first checkpoint of this
+                process cannot be read again; the older checkpoints are intact.
         """
         target = Path(path)
         identity = read_identity(target.parent.parent).content()
@@ -64,6 +66,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         sha256 = hashlib.sha256()
 
         def make_way() -> None:
+            if not self._is_read_back:
+                _read_back(partial_of(target), content)
+            self._is_read_back = True
             version = Version(
                 sha256.hexdigest(), target.name, identity["run_id"], content.get("global_step", 0)
             )
@@ -75,8 +80,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             target.parent.mkdir(parents=True, exist_ok=True)
             with open_atomic(target, before_rename=make_way) as file:
                 torch.save(content, _Hashed(file, sha256))  # type: ignore[arg-type]
+        except CheckpointError:
+            raise
         except (OSError, RuntimeError) as error:
-            raise _cannot_write(target, error) from error
+            raise cannot_write(target, error) from error
 
     def load_checkpoint(
         self,
@@ -88,10 +95,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
         Raises:
             CheckpointError: if the file is damaged or foreign.
+            ConfigError: if it is of another model than the configuration describes.
         """
         checkpoint = load(Path(path), TO_CONTINUE)
         if why := _shape_problem(checkpoint["state_dict"], self.shapes):
-            raise _refused(Path(path), why)
+            error = ConfigError(
+                f"{path} cannot be continued: it is of another model: {why}. Repeat the "
+                "configuration that it was trained with, or begin anew under another RUN_ID"
+            )
+            error.on_all_ranks = True
+            raise error
         return checkpoint
 
 
@@ -108,14 +121,14 @@ def load(path: Path, required: tuple[str, ...] = TO_LOAD) -> dict[str, Any]:
     identity = read_identity(path.parent.parent)
     version = verify(path, identity)
     if isinstance(version, str):
-        raise _refused(path, version)
+        raise refused(path, version)
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         why = f"it is no checkpoint of ours: {str(error).splitlines()[0]}"
-        raise _refused(path, why) from error
+        raise refused(path, why) from error
     if why_not := _content_problem(checkpoint, required, identity):
-        raise _refused(path, why_not)
+        raise refused(path, why_not)
     content: dict[str, Any] = checkpoint
     return content
 
@@ -185,7 +198,7 @@ def link_checkpoint(source: Path, target: Path, version: Version) -> None:
         sidecar.write(target, version._replace(file=target.name))
         link_file(source, target)
     except OSError as error:
-        raise _cannot_write(target, error) from error
+        raise cannot_write(target, error) from error
 
 
 class _Hashed:
@@ -201,6 +214,34 @@ class _Hashed:
         return self.file.write(data)
 
 
+def _read_back(path: Path, content: dict[str, Any]) -> None:
+    """Raise a CheckpointError if what was just saved could not be loaded when the run continues."""
+    try:
+        torch.load(path, map_location="meta", weights_only=True)
+    except pickle.UnpicklingError as error:
+        what = find_foreign(content, "checkpoint") or str(error).splitlines()[0]
+        raise CheckpointError(
+            f"the checkpoint could not be read again: {what}. What a callback, the model or the "
+            "data saves must be tensors, numbers, strings, lists and dictionaries: convert it in "
+            "its state_dict or on_save_checkpoint. The checkpoints before it are intact."
+        ) from error
+
+
+def find_foreign(value: Any, place: str) -> str | None:
+    """Where ``value`` holds something that is no plain value and not of torch, as a sentence."""
+    kind = type(value)
+    if kind.__module__.partition(".")[0] not in ("builtins", "torch", "collections"):
+        return f"{place} is a {kind.__module__}.{kind.__qualname__}"
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, (list, tuple, set)):
+        items = list(enumerate(value))
+    found = (find_foreign(key, f"a key of {place}") for key, _ in items)
+    inside = (find_foreign(item, f"{place}[{key!r}]") for key, item in items)
+    return next((sentence for sentence in (*found, *inside) if sentence), None)
+
+
 def _content_problem(checkpoint: Any, required: tuple[str, ...], identity: Identity) -> str | None:
     if not isinstance(checkpoint, dict):
         return f"it is no checkpoint of ours: it holds a {type(checkpoint).__name__}"
@@ -214,21 +255,28 @@ def _content_problem(checkpoint: Any, required: tuple[str, ...], identity: Ident
 def _shape_problem(weights: dict[str, Any], shapes: dict[str, torch.Size]) -> str | None:
     for name, shape in shapes.items():
         if name not in weights:
-            return f"it is of another model: it holds no {name}"
+            return f"it holds no {name}"
         if weights[name].shape != shape:
             found = list(weights[name].shape)
-            return f"it is of another model: {name} has the shape {found}, and not {list(shape)}"
+            return f"{name} has the shape {found}, and not {list(shape)}"
     return None
 
 
-def _refused(path: Path, why: str) -> CheckpointError:
+def refused(path: Path, why: str) -> CheckpointError:
+    """The error for a checkpoint that must not be loaded, and what to do."""
+    remedy = "begin anew under another RUN_ID"
+    if path.name == "best.ckpt":
+        remedy = (
+            "train further with a larger trainer.max_epochs: the best checkpoint from there on "
+            "takes its place"
+        )
     return CheckpointError(
-        f"{path} is refused: {why}. Restore the file together with its .sha256 file, or begin "
-        "anew under another RUN_ID."
+        f"{path} is refused: {why}. Restore the file together with its .sha256 file, or {remedy}."
     )
 
 
-def _cannot_write(target: Path, error: Exception) -> CheckpointError:
+def cannot_write(target: Path, error: Exception) -> CheckpointError:
+    """The error for a file of a run that cannot be written, and what to do."""
     # torch hides an error of the file in an error of its own.
     causes = (error, error.__context__, error.__cause__)
     why = next((e.strerror for e in causes if isinstance(e, OSError)), str(error))

@@ -9,6 +9,7 @@ runs/<run_id>/
     logs/              environment.json, finished.json, git.diff, rank-<n>.log
 """
 
+import errno
 import fcntl
 import json
 import logging
@@ -17,6 +18,8 @@ import os
 import platform
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from samestep.errors import ConfigError
 from samestep.run.changes import config_digest, find_changes, read_config, resolved
-from samestep.run.files import set_aside, sha256_of, write_text
+from samestep.run.files import put_back, read_bytes, set_aside, sha256_of, write_text
 from samestep.run.identity import Identity, read_identity
 from samestep.run.records import read_history, read_json, record_attempt
 from samestep.run.summary import summarize
@@ -34,12 +37,21 @@ log = logging.getLogger(__name__)
 
 CLAIM = ".claim"  # locked by the process that trains
 CLAIM_TIMEOUT_S = 10
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 FINISHED = "logs/finished.json"  # what metrics.json was written for
 
 saved = read_config  # the name under which scripts know it
 
-_claimed: set[Path] = set()
-_made: dict[Path, list[Path]] = {}  # by new run directory: the folders that begin made for it
+PROOF = "last.ckpt.sha256"  # it changes with each checkpoint
+RECORDS = (
+    "config.yaml", "metrics.csv", "logs/environment.json", "logs/git.diff", FINISHED,
+    f"checkpoints/{PROOF}",
+)  # fmt: skip
+LAST_CHECKPOINT = "samestep.callbacks.last_checkpoint.LastCheckpoint"
+NO_CHECKPOINT = (
+    "Note: this run keeps no checkpoint, because no callback is a LastCheckpoint. If it is "
+    "interrupted, it begins anew. A file of configs/callbacks gets one by `defaults: - default`."
+)
 
 
 class State(NamedTuple):
@@ -47,6 +59,24 @@ class State(NamedTuple):
 
     finished: bool
     ckpt_path: str | None  # to continue from; None where the run begins
+
+
+class Before(NamedTuple):
+    """What was there before ``begin`` opened a run directory."""
+
+    missing: list[Path]  # the run directory, and the folders above it, if they were not there
+    files: dict[Path, bytes | None]  # the records; None: there was no such file
+
+    def has_saved(self) -> bool:
+        """Whether a checkpoint has been saved since."""
+        return any(
+            path.name == PROOF and read_bytes(path) != content
+            for path, content in self.files.items()
+        )
+
+
+_claimed: set[Path] = set()
+_before: dict[Path, Before] = {}  # by run directory, as begin found it
 
 
 def begin(cfg: DictConfig, argv: list[str]) -> State:
@@ -59,13 +89,16 @@ def begin(cfg: DictConfig, argv: list[str]) -> State:
         CheckpointError: if it holds checkpoints, and none of them can be used.
     """
     run_dir = Path(cfg.run_dir)
-    _fetch_copy(cfg, run_dir)
-    changed = find_changes(cfg)
+    find_changes(cfg)  # a run that is refused, or finished, is not even claimed
     if is_finished(cfg):
-        print("Nothing to do, the run is finished. RUN_ID=<another name> begins a new one.")
-        print(summarize(run_dir), flush=True)
-        return State(finished=True, ckpt_path=None)
+        return _say_finished(run_dir)
     try:
+        _claim_new_or_old(run_dir)
+        _fetch_copy(cfg, run_dir)
+        # Another process may have begun or finished the run before this one could claim it.
+        changed = find_changes(cfg)
+        if is_finished(cfg):
+            return _say_finished(run_dir)
         last = _open(cfg, argv)
     except ConfigError:
         abandon(cfg)
@@ -78,21 +111,42 @@ def begin(cfg: DictConfig, argv: list[str]) -> State:
         ) from error
     lines = [f"  {key}: {old} -> {new}" for key, (old, new) in changed.items()]
     print(f"{'Continuing' if last else 'Run'}: {run_dir}", *lines, sep="\n", flush=True)
+    targets = [str(node.get("_target_")) for node in (cfg.callbacks or {}).values()]
+    if LAST_CHECKPOINT not in targets and not cfg.trainer.fast_dev_run:
+        print(NO_CHECKPOINT, flush=True)
     return State(finished=False, ckpt_path=str(last) if last else None)
 
 
-def abandon(cfg: DictConfig) -> None:
-    """Remove what ``begin`` made of a new run that cannot be run; on rank zero only.
+@contextmanager
+def full_disk_is_one_message(run_dir: str) -> Iterator[None]:
+    """Turn the errors of a full disk within this block into one message."""
+    from samestep.run.checkpoint import cannot_write
 
-    A directory that was there before, or that holds a checkpoint, is left alone.
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise cannot_write(Path(error.filename or run_dir), error) from error
+
+
+def abandon(cfg: DictConfig) -> None:
+    """Undo what ``begin`` has written for a run that cannot be run; on rank zero only.
+
+    A run directory that ``begin`` has made is removed. In an older one the records become those of
+    before. If a checkpoint was saved since, everything stays.
     """
     run_dir = Path(cfg.run_dir)
-    made = _made.pop(run_dir.absolute(), [])
-    if not made or list(run_dir.glob("checkpoints/*.ckpt")):
+    before = _before.pop(run_dir.absolute(), None)
+    if before is None or before.has_saved():
+        return
+    if not before.missing:
+        for path, content in before.files.items():
+            put_back(path, content)
         return
     shutil.rmtree(run_dir, ignore_errors=True)
     _claimed.discard(run_dir.absolute())
-    for folder in made[1:]:
+    for folder in before.missing[1:]:
         try:
             folder.rmdir()
         except OSError:
@@ -145,7 +199,7 @@ def claim(run_dir: Path) -> None:
 
 
 def best_checkpoint(cfg: DictConfig) -> str | None:
-    """The checkpoint to test; None where no epoch was the best one, as in ``debug=fast``.
+    """The checkpoint to test; None where none was the best one, as in ``debug=fast``.
 
     Raises:
         CheckpointError: if the best checkpoint has disappeared.
@@ -163,8 +217,9 @@ def best_checkpoint(cfg: DictConfig) -> str | None:
         return None
     error = CheckpointError(
         f"{path} is missing: it was saved after step {best['step']}, with "
-        f"{best['monitor']}={best['score']:.4f}. Restore it together with its .sha256 file; the "
-        "same command then tests it."
+        f"{best['monitor']}={best['score']:.4f}. Restore it together with its .sha256 file: the "
+        "same command then tests it. Or train further with a larger trainer.max_epochs: the best "
+        "checkpoint from there on takes its place."
     )
     error.on_all_ranks = True
     raise error
@@ -191,16 +246,21 @@ def finish(cfg: DictConfig, metrics: dict[str, float], *, seconds: float) -> dic
     return metrics
 
 
-def _open(cfg: DictConfig, argv: list[str]) -> Path | None:
-    """Own the directory, check what is in it, and record this start: the newest checkpoint."""
-    from samestep.run.checkpoint import find_newest  # torch, which looking at runs does not need
-
-    run_dir = Path(cfg.run_dir)
+def _claim_new_or_old(run_dir: Path) -> None:
+    """Own the directory, and remember what was there before."""
     missing = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
     claim(run_dir)
     # Another process may have begun the same run meanwhile, and left it again: then it is not new.
-    if missing and [path.name for path in run_dir.iterdir()] == [CLAIM]:
-        _made[run_dir.absolute()] = missing
+    is_new = missing and [path.name for path in run_dir.iterdir()] == [CLAIM]
+    files = {run_dir / name: read_bytes(run_dir / name) for name in RECORDS}
+    _before[run_dir.absolute()] = Before(missing if is_new else [], files)
+
+
+def _open(cfg: DictConfig, argv: list[str]) -> Path | None:
+    """Check what is in the directory, and record this start: the newest checkpoint."""
+    from samestep.run.checkpoint import find_newest  # torch, which looking at runs does not need
+
+    run_dir = Path(cfg.run_dir)
     set_damaged_aside(run_dir)
     known = read_identity(run_dir)
     last = find_newest(run_dir / "checkpoints", Identity(cfg.run_id, known.configs))
@@ -214,6 +274,12 @@ def _open(cfg: DictConfig, argv: list[str]) -> Path | None:
     identity = {"run_id": cfg.run_id, "config": config_digest(cfg)}
     record_attempt(run_dir / "logs", argv, cfg.seed, identity)
     return last
+
+
+def _say_finished(run_dir: Path) -> State:
+    print("Nothing to do, the run is finished. RUN_ID=<another name> begins a new one.")
+    print(summarize(run_dir), flush=True)
+    return State(finished=True, ckpt_path=None)
 
 
 def set_damaged_aside(run_dir: Path) -> None:

@@ -26,7 +26,7 @@ def open_atomic(
         path: the file to replace.
         before_rename: called when the bytes are on the disk and the old version is still there.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = partial_of(path)
     try:
         with partial.open("wb") as file:
             yield file
@@ -41,15 +41,39 @@ def open_atomic(
             partial.unlink(missing_ok=True)
 
 
+def partial_of(path: Path) -> Path:
+    """The hidden file beside ``path`` that is renamed to it when it is complete."""
+    return path.with_name(f".{path.name}.partial")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write ``path`` whole or not at all: a crash at any moment leaves the old text or the new."""
     with open_atomic(path) as file:
         file.write(text.encode())
 
 
+def read_bytes(path: Path) -> bytes | None:
+    """What a file holds; None if it cannot be read, such as a file that is not there."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def put_back(path: Path, content: bytes | None) -> None:
+    """Give a file the content that ``read_bytes`` has found in it, or remove it."""
+    if read_bytes(path) == content:
+        return
+    if content is None:
+        path.unlink(missing_ok=True)
+        return
+    with open_atomic(path) as file:
+        file.write(content)
+
+
 def link_file(source: Path, target: Path) -> None:
     """Give ``source`` the second name ``target``; copy it where the disk knows no hard links."""
-    partial = target.with_name(f".{target.name}.partial")
+    partial = partial_of(target)
     partial.unlink(missing_ok=True)
     try:
         partial.hardlink_to(source)

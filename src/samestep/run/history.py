@@ -10,6 +10,7 @@ import lightning as L
 from lightning.pytorch.loggers import Logger
 
 from samestep.ranks import environment
+from samestep.run.checkpoint import CheckpointError, cannot_write
 from samestep.run.files import write_text
 from samestep.run.records import read_history
 
@@ -75,7 +76,12 @@ class History(Logger, L.Callback):
 
     def finalize(self, status: str) -> None:
         """Write the file. Lightning calls this at the end of fit and test, and after an error."""
-        self._write()
+        try:
+            self._write()
+        except CheckpointError:
+            if status != "failed":
+                raise
+            # The disk is full, and the error that is on its way already says so.
 
     def _write(self) -> None:
         if environment.rank() != 0:
@@ -87,7 +93,11 @@ class History(Logger, L.Callback):
         for _, row in sorted(self.rows.items()):
             counts = {name: int(row[name]) for name in ("epoch", "step") if name in row}
             table.writerow(row | counts)
-        write_text(Path(self.save_dir) / "metrics.csv", text.getvalue())
+        path = Path(self.save_dir) / "metrics.csv"
+        try:
+            write_text(path, text.getvalue())
+        except OSError as error:
+            raise cannot_write(path, error) from error
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: ``config.yaml`` has them."""

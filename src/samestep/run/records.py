@@ -172,6 +172,7 @@ def log_to_files(run_dir: Path) -> None:
     file.setFormatter(_Redacted("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     screen.setFormatter(_Redacted("%(levelname)s: %(message)s"))
     screen.setLevel(logging.WARNING)
+    logging.raiseExceptions = False  # a full disk loses lines of the log, not the run
     for handler in (file, screen) if environment.rank() == 0 else (file,):
         handler.set_name(__name__)
         root.addHandler(handler)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from project.data.sources import ImageFiles, Images
 from samestep import build
 from samestep.config.compose import check
 from samestep.data.sampler import Slice
@@ -151,6 +152,59 @@ def test_too_few_classes_are_refused(compose):
     cfg = compose("data.num_classes=9", "data.class_names=null")
     with pytest.raises(ConfigError, match=r"data\.num_classes=9: 10 classes were found"):
         build.datamodule(cfg).setup("fit")
+
+
+class Returns:
+    """A source that returns what it is given."""
+
+    def __init__(self, found: Images | ImageFiles) -> None:
+        self.found = found
+
+    def prepare(self, root, *, download, mirror):
+        """Nothing to do."""
+
+    def load(self, root, *, train):
+        return self.found
+
+
+PIXELS, LABELS = torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.arange(40) % 10
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (PIXELS.float(), LABELS, r"Returns.load has returned images torch.float32; it must return"),
+        (PIXELS, LABELS.float(), r"has returned labels torch.float32 \[40\]"),
+        (PIXELS, LABELS[:, None], r"has returned labels torch.int64 \[40, 1\]"),
+        (PIXELS, LABELS - 1, r"has returned the label -1"),
+        (PIXELS, LABELS[:30], r"has returned 40 images and 30 labels"),
+        (PIXELS[:0], LABELS[:0], r"has returned labels torch.int64 \[0\]"),
+        (PIXELS, LABELS + 1, r"data.num_classes=10: 11 classes were found"),
+        (PIXELS[:, :, 1:], LABELS, r"have the shape \[1, 7, 8\]"),
+    ],
+)
+def test_what_a_source_returns_is_checked(compose, images, labels, message: str):
+    data = build.datamodule(compose())
+    data.source = Returns(Images(images, labels))
+    with pytest.raises(ConfigError, match=message):
+        data.setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("classes", "overrides", "message"),
+    [
+        (2, [], r"data.num_classes=3: 2 classes were found in .*: c0, c1"),
+        (4, [], r"data.num_classes=3: 4 classes were found in .*: c0, c1, c2, c3"),
+        (3, ["data.class_names=[c0,c2,c1]"], r"must be in the order of the labels, \['c0', 'c1'"),
+    ],
+)
+def test_folders_must_be_the_classes(compose, classes: int, overrides, message: str):
+    names = [f"c{number}" for number in range(classes)]
+    cfg = compose("data.num_classes=3", "data.class_names=null", *overrides)
+    data = build.datamodule(cfg)
+    data.source = Returns(ImageFiles(names, [("0.png", 0), ("1.png", 1)]))
+    with pytest.raises(ConfigError, match=message):
+        data.setup("fit")
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import lightning as L
 import pytest
+import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
+from torch.utils.data import DataLoader
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.errors import ConfigError
 from samestep.run import files, sidecar
-from samestep.run.checkpoint import find_newest, load
+from samestep.run.checkpoint import CheckpointError, find_newest, load
 from tests.samestep.callbacks.tiny import Tiny, fit
 
 pytestmark = pytest.mark.filterwarnings(
@@ -87,9 +89,41 @@ def test_validation_may_come_less_often_than_an_epoch(tmp_path: Path):
     assert best_step(tmp_path) == 8
 
 
-def test_validation_within_the_epoch_counts_at_its_end(tmp_path: Path):
-    fit(tmp_path, Tiny([0.1, 0.3, 0.2]), val_check_interval=2)
-    assert best_step(tmp_path) == 8
+class Watched(Tiny):
+    """Learns a little in each step, and remembers the weights of each validation by its step."""
+
+    def __init__(self, scores: list[float]) -> None:
+        super().__init__(scores)
+        self.validated: dict[int, torch.Tensor] = {}
+
+    def on_validation_epoch_end(self):
+        if self.trainer.sanity_checking:
+            return
+        number = min(len(self.validated), len(self.scores) - 1)
+        self.log("val/score", self.scores[number])
+        self.validated[self.global_step] = self.layer.weight.detach().clone()
+
+
+@pytest.mark.parametrize(
+    ("interval", "step"), [(2, 6), (3, 7), (0.5, 6), (0.75, 7)], ids=["2", "3", "half", "three"]
+)
+def test_the_best_checkpoint_holds_the_weights_that_were_validated(
+    tmp_path: Path, interval: float, step: int
+):
+    # Of 4 batches: 3 is followed by a step that is never validated.
+    scores = [0.1, 0.2, 0.4, 0.3] if step == 6 else [0.1, 0.4, 0.3]
+    model = Watched(scores)
+    fit(tmp_path, model, val_check_interval=interval)
+    best = load(tmp_path / "checkpoints/best.ckpt")
+    assert best["global_step"] == best_step(tmp_path) == step
+    assert torch.equal(best["state_dict"]["layer.weight"], model.validated[step])
+    assert sidecar.read(tmp_path / "checkpoints/best.ckpt")[0].score == pytest.approx(0.4)
+
+
+def test_a_validation_within_an_optimizer_step_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"after 3 batches .* step of 2 batches"):
+        fit(tmp_path, Tiny([0.1]), val_check_interval=3, accumulate_grad_batches=2)
+    fit(tmp_path, Tiny([0.1]), val_check_interval=2, accumulate_grad_batches=2)
 
 
 def test_fast_dev_run_saves_nothing(tmp_path: Path):
@@ -104,6 +138,22 @@ def test_with_averaged_weights_the_average_is_kept(tmp_path: Path):
     assert best["global_step"] == 8
     assert (best["state_dict"]["layer.weight"] != best["current_model_state"]["layer.weight"]).any()
     assert trainer.is_global_zero
+
+
+def test_other_weights_than_the_best_ones_are_never_tested(tmp_path: Path):
+    model = Tiny([0.1, 0.3, 0.2])
+    best = tmp_path / "checkpoints/best.ckpt"
+    fit(tmp_path, model, max_epochs=1)
+    proof = sidecar.path_of(best).read_text()
+    older = best.read_bytes()
+    trainer = fit(tmp_path, model, max_epochs=3, ckpt="last.ckpt")
+    trainer.test(model, DataLoader(torch.ones(2, 2)), ckpt_path=best, verbose=False)
+    best.unlink()
+    best.write_bytes(older)  # it was the best one once, and its sidecar knows it
+    assert proof.split()[0] in sidecar.path_of(best).read_text()
+    message = r"best.ckpt is refused: it is the checkpoint of step 4, and that of step 8 was the be"
+    with pytest.raises(CheckpointError, match=message + r".*larger trainer.max_epochs"):
+        trainer.test(model, DataLoader(torch.ones(2, 2)), ckpt_path=best, verbose=False)
 
 
 def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path, monkeypatch):

@@ -1,5 +1,6 @@
 import json
 import signal
+from datetime import timedelta
 from pathlib import Path
 
 import lightning as L
@@ -7,8 +8,9 @@ import pytest
 import torch
 
 from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.errors import ConfigError
 from samestep.ranks.stopping import Stopped
-from samestep.run.checkpoint import CheckpointError, load
+from samestep.run.checkpoint import load
 from tests.conftest import QUICK, run
 from tests.samestep.callbacks.tiny import Tiny, fit
 
@@ -81,8 +83,19 @@ def test_a_checkpoint_of_another_model_is_one_message(tmp_path: Path):
     fit(tmp_path, Tiny([0.5]), max_epochs=1)
     wider = Tiny([0.5])
     wider.layer = torch.nn.Linear(3, 1)
-    with pytest.raises(CheckpointError, match=r"layer.weight has the shape \[1, 2\], and not \[1,"):
+    with pytest.raises(ConfigError, match=r"layer.weight has the shape \[1, 2\], and not \[1,"):
         fit(tmp_path, wider, ckpt="last.ckpt")
+
+
+def test_a_run_that_was_out_of_time_goes_on_with_more_of_it(tmp_path: Path):
+    steps = []
+    for attempt, limit in enumerate(
+        [timedelta(microseconds=1), timedelta(microseconds=2), timedelta(hours=1)]
+    ):
+        ckpt = "last.ckpt" if attempt else None
+        steps.append(fit(tmp_path, Tiny([0.5]), max_time=limit, ckpt=ckpt).global_step)
+    # The first epoch was cut after one step, and the two others were trained with the new limit.
+    assert steps == [1, 1, 9]
 
 
 def test_the_next_line_of_a_finished_run_trains_it_further(tmp_path: Path):

@@ -8,8 +8,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.last_checkpoint import LastCheckpoint
-from samestep.callbacks.schedule_length import ScheduleLength
+from samestep.callbacks.stop import StopBetweenSteps
 from samestep.run.checkpoint import AtomicCheckpointIO
 
 STEPS_PER_EPOCH = 4
@@ -31,6 +32,9 @@ class Tiny(L.LightningModule):
         return self.layer(batch).square().mean()
 
     def validation_step(self, batch, batch_idx):
+        pass
+
+    def test_step(self, batch, batch_idx):
         pass
 
     def on_validation_epoch_end(self):
@@ -64,15 +68,12 @@ def fit(
     # All samples are equal, because an ordinary DataLoader begins anew within an epoch.
     batches = DataLoader(torch.ones(8, 2), batch_size=2)
     folder = run_dir / "checkpoints"
+    last = LastCheckpoint(str(folder), every_s)
+    last.best = BestCheckpoint(str(folder), "val/score", mode)
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=max_epochs, logger=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=run_dir, plugins=[AtomicCheckpointIO()],
-        callbacks=[
-            ScheduleLength(),
-            BestCheckpoint(str(folder), "val/score", mode),
-            LastCheckpoint(str(folder), every_s),
-            *callbacks,
-        ],
+        callbacks=[StopBetweenSteps(last), ChangedValues(), last.best, last, *callbacks],
         **options,
     )  # fmt: skip
     trainer.fit(model, batches, batches, ckpt_path=folder / ckpt if ckpt else None)

@@ -52,7 +52,11 @@ def runs():
 
 def composed_by_hydra(overrides):
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return OmegaConf.to_container(hydra.compose("train", overrides))
+        cfg = OmegaConf.to_container(hydra.compose("train", overrides))
+    for node in cfg["callbacks"].values():
+        if node.get("mode") == "auto":
+            node["mode"] = "max"  # of val/accuracy, which all files monitor
+    return cfg
 
 
 @pytest.mark.parametrize("overrides", list(runs()), ids=" ".join)

@@ -25,7 +25,9 @@ def outcome(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_a_signal_before_the_first_step_ends_the_process_at_once(signum: int, code: int):
     done = outcome(f"os.kill(os.getpid(), {signum:d}); time.sleep(60)")
     assert done.returncode == code
@@ -36,7 +38,7 @@ def test_a_deferred_signal_waits_until_it_is_asked_for():
     done = outcome(
         "stopping.defer(); os.kill(os.getpid(), signal.SIGTERM)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
-        "print(stopping.agreed(1), flush=True)\n"
+        "print(stopping.agreed(save=True)[0], flush=True)\n"
         "stopping.allow_interruption(True)\n"
         "try:\n"
         "    with stopping.interruptible(): print('never')\n"
@@ -44,6 +46,25 @@ def test_a_deferred_signal_waits_until_it_is_asked_for():
     )
     assert done.stdout == "15\nSIGTERM 143\n"
     assert done.returncode == 0
+
+
+def test_a_closed_terminal_is_a_signal_that_waits_too():
+    done = outcome(
+        "stopping.defer(); os.kill(os.getpid(), signal.SIGHUP)\n"
+        "print(stopping.agreed(save=True), flush=True)\n"
+        "stopping.check()"
+    )
+    assert (done.stdout, done.returncode) == ("(1, True)\n", 129)
+
+
+def test_nohup_keeps_a_run_from_stopping():
+    ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    program = PROGRAM.format("os.kill(os.getpid(), signal.SIGHUP); print(stopping.agreed())")
+    done = subprocess.run(
+        [sys.executable, "-c", ignore + program], env=environment(),
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.returncode) == ("(0, False)\n", 0)
 
 
 def test_a_wait_for_data_is_ended_by_a_signal():

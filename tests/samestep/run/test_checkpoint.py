@@ -5,12 +5,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from samestep.errors import ConfigError
 from samestep.run import checkpoint, files, sidecar
 from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError, link_checkpoint
 from samestep.run.checkpoint import find_newest as newest
@@ -239,7 +242,7 @@ def test_a_checkpoint_of_another_model_is_one_message(tmp_path: Path, shape: tup
     save(tmp_path / "last.ckpt", 1)
     io = AtomicCheckpointIO()
     io.shapes = {"weights" if shape else "bias": torch.Size(shape or (1,))}
-    with pytest.raises(CheckpointError, match=r"it is of another model: (weights has|it holds no)"):
+    with pytest.raises(ConfigError, match=r"it is of another model: (weights has|it holds no)"):
         io.load_checkpoint(tmp_path / "last.ckpt")
 
 
@@ -337,6 +340,25 @@ def test_a_full_disk_is_one_message_and_keeps_what_was_there(small_disk: Path):
         save(small_disk / "last.ckpt", 3)
     assert load(newest(small_disk)) == 2
     assert not list(small_disk.glob(".*partial"))
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        (np.zeros(2), r"\['mine'\]\['x'\] is a numpy.ndarray"),
+        (np.float64(0.5), r"\['mine'\]\['x'\] is a numpy.float64"),
+        ([1, Path("a")], r"\['mine'\]\['x'\]\[1\] is a pathlib\S*Path"),
+        ({"when": datetime.now(UTC)}, r"\['x'\]\['when'\] is a datetime.datetime"),
+    ],
+    ids=["array", "number", "path", "time"],
+)
+def test_what_could_never_be_read_again_is_not_saved(tmp_path: Path, value: Any, place: str):
+    save(tmp_path / "last.ckpt", 1)
+    content = {"global_step": 2, "state_dict": {}, "loops": {}, "callbacks": {"mine": {"x": value}}}
+    with pytest.raises(CheckpointError, match=rf"read again: checkpoint\['callbacks'\].*{place}"):
+        AtomicCheckpointIO().save_checkpoint(content, tmp_path / "last.ckpt")
+    assert load(newest(tmp_path)) == 1
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["last.ckpt", "last.ckpt.sha256"]
 
 
 def test_a_quota_is_one_message_and_keeps_what_was_there(tmp_path: Path):

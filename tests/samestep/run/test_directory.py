@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import lightning as L
 import pytest
 import torch
 import yaml
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 import project
 from samestep.errors import ConfigError
@@ -45,8 +47,14 @@ def test_secrets_stay_out_of_the_saved_configuration(
     assert find_changes(compose(*overrides)) == {}
 
 
+def begin_and_save(cfg: DictConfig) -> None:
+    """Begin a run, and save a checkpoint: without one it would not be a run yet."""
+    run.begin(cfg, [])
+    save(Path(cfg.run_dir) / "checkpoints/last.ckpt", 1)
+
+
 def test_a_run_may_go_on_longer_on_other_devices(compose):
-    run.begin(compose("trainer.max_epochs=2"), [])
+    begin_and_save(compose("trainer.max_epochs=2"))
     changes = find_changes(compose("trainer.max_epochs=4", "trainer.devices=2", "logger=wandb"))
     assert {key: changes[key] for key in changes if not key.startswith("logger.")} == {
         "trainer.devices": (1, 2),
@@ -56,7 +64,7 @@ def test_a_run_may_go_on_longer_on_other_devices(compose):
 
 
 def test_a_run_may_not_become_another_one(compose):
-    run.begin(compose(), [])
+    begin_and_save(compose())
     with pytest.raises(ConfigError, match="RUN_ID") as error:
         find_changes(compose("seed=7", "model=mlp", "trainer.max_epochs=4"))
     message = str(error.value)
@@ -65,8 +73,53 @@ def test_a_run_may_not_become_another_one(compose):
     assert "max_epochs" not in message
 
 
+@pytest.mark.parametrize("leaves", ["nothing", "results"])
+def test_what_never_made_a_step_is_no_run_yet(compose, tmp_path: Path, leaves: str):
+    run.begin(compose(), [])  # it failed before its first checkpoint
+    if leaves == "results":
+        run.finish(compose(), {"a": 1.0}, seconds=1.0)
+        with pytest.raises(ConfigError, match="seed: 0 -> 7"):
+            run.begin(compose("seed=7"), [])
+        return
+    assert run.begin(compose("seed=7"), []) == (False, None)
+    assert yaml.safe_load((tmp_path / "test/config.yaml").read_text())["seed"] == 7
+
+
+@pytest.mark.parametrize("other_seed", [0, 7])
+def test_what_was_seen_before_the_claim_is_looked_at_again(
+    compose, tmp_path: Path, monkeypatch, other_seed: int
+):
+    claim = run.claim
+
+    def claim_late(run_dir: Path) -> None:
+        """Another process was faster: it has begun and finished a run of the same name."""
+        monkeypatch.setattr(run, "claim", claim)
+        other = compose(f"seed={other_seed}")
+        begin_and_save(other)
+        run.finish(other, {"a": 1.0}, seconds=1.0)
+        claim(run_dir)
+
+    monkeypatch.setattr(run, "claim", claim_late)
+    if other_seed == 0:
+        assert run.begin(compose(), []).finished
+        return
+    with pytest.raises(ConfigError, match="seed: 7 -> 0"):
+        run.begin(compose(), [])
+    assert yaml.safe_load((tmp_path / "test/config.yaml").read_text())["seed"] == 7
+    assert (tmp_path / "test/metrics.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "is_said"),
+    [("callbacks=default", False), ("callbacks=null", True), ("~callbacks.last", True)],
+)
+def test_a_run_without_checkpoints_says_so(compose, override: str, is_said: bool, capsys):
+    run.begin(compose(override), [])
+    assert ("Note: this run keeps no checkpoint" in capsys.readouterr().out) == is_said
+
+
 def test_a_run_takes_the_changes_it_is_told_to(compose):
-    run.begin(compose(), [])
+    begin_and_save(compose())
     changes = ["seed=7", "model.optimizer.lr=0.5"]
     seeds = "seed,data.seed,model.seed"
     allowed = compose(*changes, f"allow_changes=[model.optimizer.lr,{seeds}]")
@@ -189,12 +242,33 @@ def test_the_run_of_another_process_is_never_abandoned(compose, tmp_path: Path, 
     assert (tmp_path / "test/config.yaml").exists()
 
 
+def contents(run_dir: Path) -> dict[str, bytes]:
+    files = [path for path in run_dir.rglob("*") if path.is_file() and path.name != run.CLAIM]
+    return {path.relative_to(run_dir).as_posix(): path.read_bytes() for path in files}
+
+
+def test_a_change_that_cannot_be_made_leaves_the_run_as_it_was(compose, tmp_path: Path):
+    begin_and_save(compose())
+    run.finish(compose(), {"a": 1.0}, seconds=1.0)
+    before = contents(tmp_path / "test")
+    changed = compose("seed=7", "trainer.max_epochs=4", "allow_changes=[seed,data.seed]")
+    run.begin(changed, [])
+    assert contents(tmp_path / "test") != before
+    run.abandon(changed)
+    assert contents(tmp_path / "test") == before
+    run.begin(changed, [])
+    save(tmp_path / "test/checkpoints/last.ckpt", 2)
+    run.abandon(changed)  # too late: it has trained with the new configuration
+    assert yaml.safe_load((tmp_path / "test/config.yaml").read_text())["seed"] == 7
+
+
 def test_an_old_run_is_never_abandoned(compose, tmp_path: Path):
     (tmp_path / "test").mkdir()
+    (tmp_path / "test/config.yaml").write_text("seed: 0")
     cfg = compose()
     run.begin(cfg, [])
     run.abandon(cfg)
-    assert (tmp_path / "test/config.yaml").exists()
+    assert (tmp_path / "test/config.yaml").read_text() == "seed: 0"
 
 
 def test_a_run_in_the_directory_of_another_is_told_its_name(compose, tmp_path: Path):
@@ -220,7 +294,7 @@ def test_a_configuration_that_was_changed_on_purpose_keeps_its_checkpoints(compo
 
 
 def test_a_configuration_without_the_newest_keys_is_the_same(compose, tmp_path: Path):
-    run.begin(compose(), [])
+    begin_and_save(compose())
     path = tmp_path / "test/config.yaml"
     saved = yaml.safe_load(path.read_text())
     del saved["summary"]
@@ -236,7 +310,7 @@ def test_the_users_module_says_what_else_may_change(compose, monkeypatch: pytest
     module = types.ModuleType("my_rules")
     module.MAY_CHANGE = (r"data\.num_val",)
     monkeypatch.setitem(sys.modules, "my_rules", module)
-    run.begin(compose(), [])
+    begin_and_save(compose())
     changed = compose("data.num_val=100")
     with pytest.raises(ConfigError, match=r"data\.num_val"):
         find_changes(changed)
@@ -344,6 +418,17 @@ def test_a_full_disk_is_noticed_before_anything_is_trained(compose, tmp_path: Pa
     with pytest.raises(ConfigError, match=r"cannot be written: No space left on device"):
         run.begin(compose(), [])
     assert not (tmp_path / "test/config.yaml").exists()
+
+
+def test_a_disk_that_is_full_later_is_one_message_too():
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "predictions/grid.png")
+    with (
+        pytest.raises(CheckpointError, match=r"^predictions/grid.png cannot be written: No space"),
+        run.full_disk_is_one_message("runs/mine"),
+    ):
+        raise error
+    with pytest.raises(FileNotFoundError), run.full_disk_is_one_message("runs/mine"):
+        Path("nowhere").read_text()
 
 
 def test_a_place_where_nobody_may_write_is_named(compose):

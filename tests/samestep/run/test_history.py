@@ -1,4 +1,6 @@
 import csv
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch.utils.data import DataLoader
 
+from samestep.run.checkpoint import CheckpointError
 from samestep.run.history import History
 from samestep.run.records import read_history
 
@@ -158,6 +161,17 @@ def test_a_flipped_bit_in_the_file_reaches_nothing(tmp_path: Path, undisturbed: 
     path.write_text(path.read_text().replace("0.0", "0.4"))
     fit(tmp_path)
     assert path.read_text() == (undisturbed / "metrics.csv").read_text()
+
+
+def test_a_full_disk_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("samestep.run.history.write_text", refuse)
+    history = History(tmp_path)
+    with pytest.raises(CheckpointError, match=r"metrics.csv cannot be written: No space .* room"):
+        history.finalize("success")
+    history.finalize("failed")  # the error that came first is on its way
 
 
 def test_other_ranks_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,9 @@ import re
 
 import pytest
 
+from samestep.errors import ConfigError
 from samestep.launch import check, render
+from samestep.launch.main import launch
 from tests.samestep.launch.check.planting import CONTAINER, compose_once, composed, found
 
 TOKEN = "hunter2-hunter2"
@@ -25,6 +27,13 @@ def test_a_secret_is_refused_and_not_repeated(overrides):
     faults = "\n".join(found("k8s", *overrides))
     assert "is a secret that everyone could read; put it into the Secret" in faults
     assert not re.search("hunter2|ghp_", faults)
+
+
+@pytest.mark.parametrize("cluster", ["k8s", "kubeflow", "runai", "swarm", "docker", "flyte"])
+def test_a_secret_is_not_rendered_either(cluster: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(ConfigError, match=r"data.mirror: is a secret that everyone could read"):
+        launch("render", [f"cluster={cluster}", "data.mirror=http://me:hunter2@example.com/x"])
+    assert capsys.readouterr().out == ""
 
 
 def test_a_secret_of_this_machine_is_recognised_by_its_value(monkeypatch):

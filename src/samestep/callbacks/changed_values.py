@@ -1,0 +1,133 @@
+"""Values of optimizers and schedules that the configuration has changed when a run continues."""
+
+from copy import deepcopy
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import EarlyStopping
+from torch.optim import Optimizer
+
+from samestep.errors import ConfigError
+
+Values = dict[str, Any]
+
+
+class ChangedValues(L.Callback):
+    """Gives a run that continues the values of its new configuration: learning rate, length...
+
+    A checkpoint holds the values of optimizers and schedules, and Lightning restores them all. So
+    neither another learning rate nor another length of the run would have an effect: a one-cycle
+    schedule would even end with an error after its old number of steps. Therefore a checkpoint
+    also keeps the values with which the run began. If a value begins differently now, the new
+    configuration has changed it, and the new one counts. All other values are restored: momentum,
+    the position of a schedule.
+
+    A changed learning rate is scaled to the position of the schedule. The first step still takes
+    the position of the checkpoint, and the schedule sets the rate of the second one.
+    """
+
+    def __init__(self) -> None:
+        self._begin: Values = {}
+        """With which values optimizers and schedules begin, by this configuration."""
+        self._saved_begin: Values = {}
+        """The same in the checkpoint from which the run continues."""
+        self._schedules: list[Values] = []
+        """The states of the schedules in that checkpoint."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Note the values before Lightning restores those of the checkpoint."""
+        self._begin = values_of(trainer)
+        self._check_kinds()
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Values
+    ) -> None:
+        """Keep the values with which the run began."""
+        checkpoint["begin"] = self._begin
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Values
+    ) -> None:
+        """Keep the states of the schedules from Lightning, until all values are known."""
+        if trainer.state.fn != "fit":
+            return
+        self._saved_begin = checkpoint.get("begin", {})
+        self._schedules, checkpoint["lr_schedulers"] = checkpoint["lr_schedulers"], []
+        self._check_kinds()
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            state = checkpoint["callbacks"].get(callback.state_key)
+            if state and isinstance(callback, EarlyStopping):
+                state["patience"] = callback.patience  # Lightning would restore the old one
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Restore the schedules, and give both what has changed."""
+        old, new = self._saved_begin, self._begin
+        if old:
+            groups = [g for optimizer in trainer.optimizers for g in optimizer.param_groups]
+            for group, before, after in zip(groups, old["groups"], new["groups"], strict=True):
+                group.update(merge(group, before, after), lr=scaled_lr(group, before, after))
+        for index, config in enumerate(trainer.lr_scheduler_configs[: len(self._schedules)]):
+            state = self._schedules[index]
+            if old:
+                state = merge(state, old["schedules"][index], new["schedules"][index])
+            config.scheduler.load_state_dict(state)
+        self._schedules = []
+
+    def _check_kinds(self) -> None:
+        """Refuse the state of another kind of optimizer or schedule, before it is restored."""
+        old, new = self._saved_begin.get("kinds"), self._begin.get("kinds")
+        if old is None or new is None or old == new:
+            return
+        error = ConfigError(
+            f"the run cannot continue with {', '.join(new)}: its checkpoint is of "
+            f"{', '.join(old)}. Repeat the old values, or begin anew under another RUN_ID"
+        )
+        error.on_all_ranks = True
+        raise error
+
+
+def values_of(trainer: L.Trainer) -> Values:
+    """The kinds and the values of all optimizers and schedules."""
+    schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    return {
+        "kinds": [kind_of(optimizer) for optimizer in trainer.optimizers]
+        + [type(schedule).__name__ for schedule in schedules],
+        "groups": [deepcopy({k: v for k, v in g.items() if k != "params"}) for g in groups],
+        "schedules": [deepcopy(schedule.state_dict()) for schedule in schedules],
+    }
+
+
+def kind_of(optimizer: Optimizer) -> str:
+    """Such as ``AdamW of 4 + 3 tensors``: its class, and the size of each group."""
+    sizes = " + ".join(str(len(group["params"])) for group in optimizer.param_groups)
+    return f"{type(optimizer).__name__} of {sizes} tensors"
+
+
+def merge(saved: Values, before: Values, after: Values) -> Values:
+    """The saved values, less those that begin differently ``after`` than ``before``."""
+    merged: Values = {}
+    for name, value in saved.items():
+        old: Any = before.get(name)
+        new: Any = after.get(name)
+        if old == new:
+            merged[name] = value
+        elif all(map(is_list_of_values, (value, old, new))) and len(value) == len(old) == len(new):
+            # A schedule made of schedules.
+            merged[name] = [merge(*each) for each in zip(value, old, new, strict=True)]
+        else:
+            merged[name] = new
+    return merged
+
+
+def is_list_of_values(value: Any) -> bool:
+    """Whether it is a list of the states of schedules."""
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+def scaled_lr(saved: Values, before: Values, after: Values) -> Any:
+    """The saved learning rate, scaled as the configuration has scaled that of the beginning."""
+    name = "initial_lr" if "initial_lr" in before and "initial_lr" in after else "lr"
+    if before[name] == after[name] or not before[name]:
+        return saved["lr"]
+    return saved["lr"] * after[name] / before[name]
