@@ -22,7 +22,8 @@ from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.schedule_length import ScheduleLength
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.watchdog import Watchdog
-from samestep.errors import ConfigError
+from samestep.data.download import DownloadError
+from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, lightning_patches
 from samestep.ranks.process_group import on_all_ranks, topology
 from samestep.run.checkpoint import AtomicCheckpointIO
@@ -48,12 +49,17 @@ def everything(cfg: DictConfig) -> Parts:
 
     Raises:
         ConfigError: if the configuration cannot be run.
-        RunError: if the data are missing or damaged.
+        RunError: if the data are missing or damaged: exit code 2, but 1 for a failed download.
     """
     parts = on_all_ranks(build_parts, cfg)
-    # No rank opens the data before all nodes have them.
-    on_all_ranks(prepare_data, parts)
-    on_all_ranks(set_up_data, cfg, parts)
+    try:
+        # No rank opens the data before all nodes have them.
+        on_all_ranks(prepare_data, parts)
+        on_all_ranks(set_up_data, cfg, parts)
+    except RunError as error:
+        # Data that are missing now would be missing at the next try too.
+        error.is_final = not isinstance(error, DownloadError)
+        raise
     return parts
 
 
