@@ -140,6 +140,12 @@ def verify(path: Path, identity: Identity) -> Version | str:
 
 
 def find_newest(directory: Path, identity: Identity | None = None) -> Path | None:
+    """The newest valid checkpoint, as ``find_valid`` finds it: its path alone."""
+    found = find_valid(directory, identity)
+    return found[0] if found else None
+
+
+def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path, Version] | None:
     """The newest valid checkpoint, with a warning about those that were skipped.
 
     Args:
@@ -147,7 +153,7 @@ def find_newest(directory: Path, identity: Identity | None = None) -> Path | Non
         identity: the run they must belong to; None: as its starts have recorded.
 
     Returns:
-        The path; None if there are no checkpoints at all.
+        Its path and what its sidecar says of it; None if there are no checkpoints at all.
 
     Raises:
         CheckpointError: if there are some, and none is valid.
@@ -159,15 +165,15 @@ def find_newest(directory: Path, identity: Identity | None = None) -> Path | Non
     paths.sort(key=lambda path: names.index(path.name) if path.name in names else len(names))
     found = {path: verify(path, identity) for path in paths}
     skipped = "".join(f"\n  {path}: {why}" for path, why in found.items() if isinstance(why, str))
-    steps = {path: v.global_step for path, v in found.items() if isinstance(v, Version)}
-    if found and not steps:
+    valid = {path: version for path, version in found.items() if isinstance(version, Version)}
+    if found and not valid:
         raise CheckpointError(
             f"no checkpoint of this run can be used:{skipped}\n"
             "Restore one together with its .sha256 file, or begin anew under another RUN_ID."
         )
     if skipped:
         log.warning("Skipped damaged checkpoints:%s", skipped)
-    return max(steps, key=lambda path: steps[path], default=None)
+    return max(valid.items(), key=lambda item: item[1].global_step, default=None)
 
 
 def link_checkpoint(source: Path, target: Path, version: Version) -> None:
