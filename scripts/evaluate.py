@@ -15,7 +15,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = options.make_parser(__doc__)
     parser.add_argument("--split", choices=["test", "val"], default="test")
-    parser.add_argument("--ckpt", choices=["best", "last"], default="best")
+    options.add_ckpt_option(parser)
     parser.add_argument("--accelerator", choices=["auto", "cpu", "gpu"], default="auto")
     parser.add_argument("--format", choices=["table", "json"], default="table")
     options.add_data_options(parser)

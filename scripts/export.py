@@ -18,7 +18,7 @@ import options
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = options.make_parser(__doc__)
-    parser.add_argument("--ckpt", choices=["best", "last"], default="best")
+    options.add_ckpt_option(parser)
     options.add_data_options(parser)
     return parser
 

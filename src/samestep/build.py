@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 from torch.overrides import TorchFunctionMode
 
+from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.schedule_length import ScheduleLength
@@ -31,6 +32,7 @@ from samestep.run.history import History
 
 # What a constructor raises when it refuses an argument.
 REFUSALS = (ValueError, TypeError, LookupError, ImportError, MisconfigurationException)
+OWN_TRAINER_KEYS = {"save_every_n_epochs"}  # of cfg.trainer; Lightning's Trainer has no such flags
 
 
 class Parts(NamedTuple):
@@ -123,6 +125,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         AverageBuffers(),
         KeepSums(),
         ScheduleLength(),
+        *keep_epochs(last, cfg.trainer.save_every_n_epochs),
         *chosen.values(),
     ]
     where = topology(cfg)
@@ -139,9 +142,28 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         "use_distributed_sampler": True,
         **where,
     }
-    lightning_trainer: L.Trainer = build(cfg.trainer, "trainer", **arguments)
+    lightning_trainer: L.Trainer = build(flags_of_lightning(cfg), "trainer", **arguments)
     lightning_patches.leave_signals_to_us(lightning_trainer)
     return lightning_trainer
+
+
+def flags_of_lightning(cfg: DictConfig) -> DictConfig:
+    """``cfg.trainer`` without the keys that ``lightning.Trainer`` does not have."""
+    flags = OmegaConf.to_container(cfg.trainer, resolve=True)
+    assert isinstance(flags, dict)
+    return OmegaConf.create({key: flags[key] for key in flags if key not in OWN_TRAINER_KEYS})
+
+
+def keep_epochs(last: LastCheckpoint | None, every_n_epochs: int | None) -> list[L.Callback]:
+    """The callback for ``trainer.save_every_n_epochs``; none where no checkpoints are saved."""
+    if last is not None:
+        return [EpochCheckpoints(str(last.path.parent), every_n_epochs)]
+    if every_n_epochs is None:
+        return []
+    raise ConfigError(
+        f"trainer.save_every_n_epochs={every_n_epochs}: keeps copies of last.ckpt, and no callback "
+        "saves it; add `defaults: - default` to the callbacks, or set it to null"
+    )
 
 
 def loggers(cfg: DictConfig) -> list[Logger]:
@@ -251,8 +273,9 @@ def check_arguments(cfg: DictConfig) -> None:
     Raises:
         ConfigError: naming the argument, the constructor and its nearest parameter.
     """
-    for group in ("model", "data", "trainer", "callbacks", "logger"):
+    for group in ("model", "data", "callbacks", "logger"):
         check_signatures(cfg[group], group)
+    check_signatures(flags_of_lightning(cfg), "trainer")
 
 
 def check_signatures(node: DictConfig, key: str) -> None:

@@ -75,7 +75,7 @@ def indexed_job(*more: str) -> list[list[str]]:
 
 
 PODS, PODS_THAT_RESTART = "pods 1+1", "pods 1+1, restarts"
-OWN_FOLDERS = "agents 1+1, own folders"
+OWN_FOLDERS = "nodes without a shared folder"
 TOPOLOGIES: dict[str, tuple[int, Callable[[], list[list[str]]]]] = {
     "1 process": (1, alone),
     "2 processes": (2, self_launched),

@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.ranks import lightning_patches, stopping
 from samestep.ranks.stopping import Stopped
 from samestep.run.checkpoint import AtomicCheckpointIO
@@ -59,14 +60,15 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save, after early stopping has had its turn; then keep it if it is the best."""
-        best = [c for c in trainer.callbacks if isinstance(c, BestCheckpoint)]  # type: ignore[attr-defined]
-        for callback in best:
+        """Save, after early stopping has had its turn; then keep it under its other names."""
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        keepers = [c for c in callbacks if isinstance(c, (BestCheckpoint, EpochCheckpoints))]
+        for callback in keepers:
             callback.update(trainer)
         self._save(trainer)
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        for callback in best:
+        for callback in keepers:
             callback.link(trainer, self.path)
         # All ranks wait, whether the epoch was the best one or not: the test that comes after the
         # last epoch looks for best.ckpt on each of them.

@@ -4,6 +4,7 @@ checkpoints/
     best.ckpt               the best so far by the monitored metric
     last.ckpt               to continue from
     last-previous.ckpt      the one before it, should last.ckpt be damaged
+    epoch-0002.ckpt         one to keep, with trainer.save_every_n_epochs=2
     *.ckpt.sha256           digest, run, step and role of each: see ``samestep.run.sidecar``
 """
 
@@ -11,7 +12,7 @@ import hashlib
 import logging
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 # Keys without which Lightning cannot continue, or a model cannot be loaded.
 TO_CONTINUE = ("state_dict", "loops", "callbacks", "global_step")
 TO_LOAD = ("state_dict",)
+KEPT = "epoch-*.ckpt"  # names of numbered checkpoints
 
 
 class CheckpointError(RunError):
@@ -162,8 +164,14 @@ def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path,
     # Of several checkpoints of one step, the first in this order is taken.
     names = ("last.ckpt", "last-previous.ckpt", "best.ckpt")
     paths = [path for path in sorted(directory.glob("*.ckpt")) if path.name[0] != "."]
+    kept = [path for path in paths if path.match(KEPT)]
+    paths = [path for path in paths if path not in kept]
     paths.sort(key=lambda path: names.index(path.name) if path.name in names else len(names))
     found = {path: verify(path, identity) for path in paths}
+    for path in reversed(kept):
+        # There may be many of them. They are hashed only if they could be the newest.
+        if _newest_step(sidecar.read(path), 0) > _newest_step(found.values(), -1):
+            found[path] = verify(path, identity)
     skipped = "".join(f"\n  {path}: {why}" for path, why in found.items() if isinstance(why, str))
     valid = {path: version for path, version in found.items() if isinstance(version, Version)}
     if found and not valid:
@@ -205,6 +213,11 @@ class _Hashed:
     def write(self, data: bytes) -> int:
         self.sha256.update(data)
         return self.file.write(data)
+
+
+def _newest_step(versions: Iterable[Version | str], default: int) -> int:
+    steps = [version.global_step for version in versions if isinstance(version, Version)]
+    return max(steps, default=default)
 
 
 def _content_problem(checkpoint: Any, required: tuple[str, ...], identity: Identity) -> str | None:

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.schedule_length import ScheduleLength
 from samestep.run.checkpoint import AtomicCheckpointIO
@@ -58,6 +59,7 @@ def fit(
     ckpt: str | None = None,
     mode: str = "max",
     every_s: float = 300,
+    every_n_epochs: int | None = None,
     **options: Any,
 ) -> L.Trainer:
     """Train in the run directory, and continue from one of its checkpoints."""
@@ -70,6 +72,7 @@ def fit(
         callbacks=[
             ScheduleLength(),
             BestCheckpoint(str(folder), "val/score", mode),
+            EpochCheckpoints(str(folder), every_n_epochs),
             LastCheckpoint(str(folder), every_s),
             *callbacks,
         ],
