@@ -73,7 +73,7 @@ EXPERIMENTS = [
            says="has a newer checkpoint, and was fetched"),
     terminated("node 0's folder lost, no store", OWN_FOLDERS,
                "term_agent step 27 0", "kill step 47 0", damage=shutil.rmtree, damaged_attempt=2,
-               says="The newest checkpoint, of step 27, is on the node of rank 1"),
+               says="is on the node of rank 1: rank zero takes it from there"),
     terminated("SIGTERM to a pod", PODS, "term_pod step 27 1"),
     terminated("SIGTERM to the pod of rank 0", PODS, "term_pod backward 27 0"),
     killed("SIGKILL", ONE, "kill step 27 0"),

@@ -1,5 +1,6 @@
 """Nodes that do not share the run directory: ranks as processes here, joined by a real gloo."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -123,22 +124,27 @@ def test_a_node_that_has_the_checkpoint_gets_nothing(tmp_path: Path):
     assert last.stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("harm", ["no folder", "older", "damaged"])
-def test_the_newest_checkpoint_of_all_nodes_counts(tmp_path: Path, harm: str, capfd):
+def test_the_newest_checkpoint_of_all_nodes_counts(tmp_path: Path, capfd):
     """Rank zero may be on another node than before, or have lost its folder."""
-    save(tmp_path, 1, 20, 40, best=20)
-    if harm != "no folder":
-        here = save(tmp_path, 0, 10, best=10)
-    if harm == "damaged":
-        for path in here.glob("checkpoints/*.ckpt"):
-            path.write_bytes(b"damaged")
-    play(tmp_path, begin)
-    for node in (0, 1):
-        run_dir = run_dir_of(tmp_path, node)
+    harms = ("no folder", "older", "damaged")
+    for harm in harms:
+        save(tmp_path / harm, 1, 20, 40, best=20)
+    save(tmp_path / "older", 0, 10, best=10)
+    for path in save(tmp_path / "damaged", 0, 10, best=10).glob("checkpoints/*.ckpt"):
+        path.write_bytes(b"damaged")
+
+    def scenario(cfg: DictConfig) -> None:
+        for harm in harms:
+            cfg.run_root = f"{tmp_path}/{harm}/node-{NODES[dist.get_rank()]}"
+            begin(cfg)
+
+    play(tmp_path, scenario)
+    for harm, node in itertools.product(harms, (0, 1)):
+        run_dir = run_dir_of(tmp_path / harm, node)
         assert step_of(run_dir / "checkpoints/last.ckpt") == 40
         assert step_of(run_dir / "checkpoints/best.ckpt") == 20
     said = capfd.readouterr().out
-    assert said.count("The newest checkpoint, of step 40, is on the node of rank 1") == 1
+    assert said.count("The newest checkpoint, of step 40, is on the node of rank 1") == 3
 
 
 def test_a_newer_checkpoint_that_is_damaged_does_not_count(tmp_path: Path):
@@ -242,13 +248,14 @@ def test_fsdp_needs_one_path_on_all_nodes(tmp_path: Path):
     assert not run_dir_of(tmp_path, 0).exists()
 
 
-@pytest.mark.parametrize("exists", [False, True])
-def test_the_preflight_finds_out_whether_the_directory_is_shared(tmp_path: Path, exists: bool):
+def test_the_preflight_finds_out_whether_the_directory_is_shared(tmp_path: Path):
     def scenario(cfg: DictConfig) -> None:
-        assert not preflight.is_shared(Path(cfg.run_dir))  # node-0/mine and node-1/mine
-        assert preflight.is_shared(tmp_path / "both/mine")
+        own = f"node-{NODES[dist.get_rank()]}/mine"
+        for place in (tmp_path, tmp_path / "exists"):
+            assert not preflight.is_shared(place / own)
+            assert preflight.is_shared(place / "both/mine")
 
-    for name in ("node-0", "node-1", "both") if exists else ():
-        (tmp_path / name / "mine").mkdir(parents=True)
+    for name in ("node-0", "node-1", "both"):
+        (tmp_path / "exists" / name / "mine").mkdir(parents=True)
     play(tmp_path, scenario)
     assert not list(tmp_path.rglob(".samestep-*"))
