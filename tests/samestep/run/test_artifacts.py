@@ -270,6 +270,16 @@ def test_a_run_that_is_not_there_and_a_store_that_cannot_be_read(tmp_path: Path,
     assert contents(tmp_path / "mine") == {}
 
 
+def test_numbered_checkpoints_are_copied_too(tmp_path: Path):
+    save(tmp_path / "mine", 1)
+    state = {"global_step": 1, "state_dict": {}, "loops": {}}
+    AtomicCheckpointIO().save_checkpoint(state, tmp_path / "mine/checkpoints/epoch-0002.ckpt")
+    mirror = RunCopy(f"file://{tmp_path}/store", tmp_path / "mine")
+    for name in mirror.names():
+        mirror.upload(name)
+    assert load(tmp_path / "store/mine/checkpoints/epoch-0002.ckpt")["global_step"] == 1
+
+
 def test_a_newer_copy_is_fetched_by_a_run_that_went_on_elsewhere(tmp_path: Path, capsys):
     here, url = tmp_path / "mine", f"file://{tmp_path}/store"
     save(here, 2)
