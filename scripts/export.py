@@ -18,7 +18,8 @@ import options
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = options.make_parser(__doc__)
-    parser.add_argument("--ckpt", choices=["best", "last"], default="best")
+    ckpts = "best, last, or one that was kept, such as epoch-0002"
+    parser.add_argument("--ckpt", default="best", metavar="NAME", help=ckpts)
     options.add_data_options(parser)
     return parser
 

@@ -49,6 +49,7 @@ REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run direc
     ("model=mlp model.net.hidden_size=100000000000", "its weights would take 23,842 GiB"),
     ("model=mlp model.net.hidden_size=0", "hidden_size=0: must be at least 1"),
     ("+model.net.width=0.75", "takes no argument 'width'"),
+    ("data=mnist cluster=k8s data.root=/nowhere", "is missing, and data.download is false"),
 ]
 
 

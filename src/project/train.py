@@ -49,7 +49,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
 
     from samestep import build
     from samestep.ranks import preflight, process_group, stopping
-    from samestep.run import artifacts
+    from samestep.run import artifacts, nodes
     from samestep.run import directory as run
     from samestep.run.records import log_to_files, mute_lightning
 
@@ -65,7 +65,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
         # run leaves nothing behind, and changes nothing in a run that exists.
         model, datamodule, trainer, history = build.everything(cfg)
         preflight.run(cfg, model, datamodule)
-        state = process_group.on_rank_zero(run.begin, cfg, ["train.py", *overrides])
+        state = nodes.begin(cfg, ["train.py", *overrides])
         if state.finished:
             return {}
         log_to_files(Path(cfg.run_dir))
@@ -74,7 +74,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
         try:
             with build.refusals("trainer"), run.full_disk_is_one_message(cfg.run_dir):
                 trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
-                best = run.best_checkpoint(cfg)
+                best = nodes.best_checkpoint(cfg)
                 trainer.test(model, datamodule, ckpt_path=best, verbose=False)
 
                 tested = {name: value.item() for name, value in trainer.callback_metrics.items()}

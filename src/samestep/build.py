@@ -19,11 +19,13 @@ from torch.overrides import TorchFunctionMode
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.changed_values import ChangedValues
+from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.watchdog import Watchdog
-from samestep.errors import ConfigError
+from samestep.data.download import DownloadError
+from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, lightning_patches
 from samestep.ranks.process_group import on_all_ranks, topology
 from samestep.run.checkpoint import AtomicCheckpointIO
@@ -31,6 +33,7 @@ from samestep.run.history import History
 
 # What a constructor raises when it refuses an argument.
 REFUSALS = (ValueError, TypeError, LookupError, ImportError, MisconfigurationException)
+OWN_TRAINER_KEYS = {"save_every_n_epochs"}  # of cfg.trainer; Lightning's Trainer has no such flags
 
 
 class Parts(NamedTuple):
@@ -49,12 +52,17 @@ def everything(cfg: DictConfig) -> Parts:
 
     Raises:
         ConfigError: if the configuration cannot be run.
-        RunError: if the data are missing or damaged.
+        RunError: if the data are missing or damaged: exit code 2, but 1 for a failed download.
     """
     parts = on_all_ranks(build_parts, cfg)
-    # No rank opens the data before all nodes have them.
-    on_all_ranks(prepare_data, parts)
-    on_all_ranks(set_up_data, cfg, parts)
+    try:
+        # No rank opens the data before all nodes have them.
+        on_all_ranks(prepare_data, parts)
+        on_all_ranks(set_up_data, cfg, parts)
+    except RunError as error:
+        # Data that are missing now would be missing at the next try too.
+        error.is_final = not isinstance(error, DownloadError)
+        raise
     return parts
 
 
@@ -121,6 +129,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         AverageBuffers(),
         KeepSums(),
         ChangedValues(),
+        *keep_epochs(last, cfg.trainer.save_every_n_epochs),
         *chosen.values(),
     ]
     where = topology(cfg)
@@ -137,9 +146,29 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         "use_distributed_sampler": True,
         **where,
     }
-    lightning_trainer: L.Trainer = build(cfg.trainer, "trainer", **arguments)
+    lightning_trainer: L.Trainer = build(flags_of_lightning(cfg), "trainer", **arguments)
     lightning_patches.leave_signals_to_us(lightning_trainer)
     return lightning_trainer
+
+
+def flags_of_lightning(cfg: DictConfig) -> DictConfig:
+    """``cfg.trainer`` without the keys that ``lightning.Trainer`` does not have."""
+    flags = OmegaConf.to_container(cfg.trainer, resolve=True)
+    assert isinstance(flags, dict)
+    return OmegaConf.create({key: flags[key] for key in flags if key not in OWN_TRAINER_KEYS})
+
+
+def keep_epochs(last: LastCheckpoint | None, every_n_epochs: int | None) -> list[L.Callback]:
+    """The callback for ``trainer.save_every_n_epochs``; none where no checkpoints are saved."""
+    if last is not None:
+        last.epochs = EpochCheckpoints(str(last.path.parent), every_n_epochs)
+        return [last.epochs]
+    if every_n_epochs is None:
+        return []
+    raise ConfigError(
+        f"trainer.save_every_n_epochs={every_n_epochs}: keeps copies of last.ckpt, and no callback "
+        "saves it; add `defaults: - default` to the callbacks, or set it to null"
+    )
 
 
 def loggers(cfg: DictConfig) -> list[Logger]:
@@ -249,8 +278,9 @@ def check_arguments(cfg: DictConfig) -> None:
     Raises:
         ConfigError: naming the argument, the constructor and its nearest parameter.
     """
-    for group in ("model", "data", "trainer", "callbacks", "logger"):
+    for group in ("model", "data", "callbacks", "logger"):
         check_signatures(cfg[group], group)
+    check_signatures(flags_of_lightning(cfg), "trainer")
 
 
 def check_signatures(node: DictConfig, key: str) -> None:

@@ -16,6 +16,8 @@ class RunError(RuntimeError):
 
     Attributes:
         on_all_ranks: every rank raises the same error, so only rank zero prints it.
+        is_final: trying again cannot help, so the exit code is 2, which no launcher retries.
     """
 
     on_all_ranks = False
+    is_final = False

@@ -1,8 +1,18 @@
 """The faults, and the table of what became of them."""
 
+import shutil
 from typing import Any
 
-from tests.faults.lab import PODS, PODS_THAT_RESTART, ROOT, Experiment, Outcome, cut, flip
+from tests.faults.lab import (
+    OWN_FOLDERS,
+    PODS,
+    PODS_THAT_RESTART,
+    ROOT,
+    Experiment,
+    Outcome,
+    cut,
+    flip,
+)
 
 TABLE = ROOT / "docs" / "reliability.md"
 ONE, TWO, TORCHRUN = "1 process", "2 processes", "torchrun 2"
@@ -55,6 +65,15 @@ EXPERIMENTS = [
     terminated("SIGTERM to the first of two agents", AGENTS, "term_agent step 27 0"),
     terminated("SIGTERM to the larger agent", UNEQUAL, "term_agent step 27 1",
                overrides=["trainer.deterministic=true"]),
+    terminated("SIGTERM to one of two agents", OWN_FOLDERS, "term_agent step 27 1"),
+    killed("SIGKILL of rank 0 within a step", OWN_FOLDERS, "kill backward 27 0"),
+    killed("node 0's folder lost", OWN_FOLDERS, "kill step 27 0", "term_agent step 47 0",
+           damage=shutil.rmtree, damaged_attempt=2,
+           overrides=["callbacks.artifacts.url=${run_root}/store"],
+           says="has a newer checkpoint, and was fetched"),
+    terminated("node 0's folder lost, no store", OWN_FOLDERS,
+               "term_agent step 27 0", "kill step 47 0", damage=shutil.rmtree, damaged_attempt=2,
+               says="is on the node of rank 1: rank zero takes it from there"),
     terminated("SIGTERM to a pod", PODS, "term_pod step 27 1"),
     terminated("SIGTERM to the pod of rank 0", PODS, "term_pod backward 27 0"),
     killed("SIGKILL", ONE, "kill step 27 0"),

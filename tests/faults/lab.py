@@ -75,6 +75,7 @@ def indexed_job(*more: str) -> list[list[str]]:
 
 
 PODS, PODS_THAT_RESTART = "pods 1+1", "pods 1+1, restarts"
+OWN_FOLDERS = "nodes without a shared folder"
 TOPOLOGIES: dict[str, tuple[int, Callable[[], list[list[str]]]]] = {
     "1 process": (1, alone),
     "2 processes": (2, self_launched),
@@ -82,6 +83,7 @@ TOPOLOGIES: dict[str, tuple[int, Callable[[], list[list[str]]]]] = {
     "torchrun 2, restarts": (2, lambda: torchrun("--max-restarts=30", "--monitor-interval=0.1")),
     "agents 1+1": (2, lambda: agents(1, 1)),
     "agents 1+2": (3, lambda: agents(1, 2)),
+    OWN_FOLDERS: (2, lambda: agents(1, 1)),
     PODS: (2, indexed_job),
     PODS_THAT_RESTART: (2, lambda: indexed_job("--max-restarts=3")),
 }
@@ -96,6 +98,7 @@ class Experiment:
     faults: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
     damage: Callable[[Path], None] | None = None
+    damaged_attempt: int = 1  # after which the files are damaged
     exit_codes: tuple[int, ...] = ()  # of the harmed attempt, if it must end in a certain way
     says: str = ""  # what the user must be told
     logs: tuple[int, ...] = ()  # ranks that must write down where they hang
@@ -111,6 +114,12 @@ class Outcome:
     resume_s: float
     steps_repeated: int
     attempts: int
+
+
+def root_of(node: int, topology: str, run_dir: Path) -> Path:
+    """Where a node has its runs. Node 0 has them in the same place on every topology."""
+    is_own = topology == OWN_FOLDERS and node > 0
+    return run_dir.parent / f"node-{node}" if is_own else run_dir.parent
 
 
 @contextmanager
@@ -157,8 +166,10 @@ class Laboratory:
         path = run_dir.parent / f"{run_dir.name}.log"
         log = path.open("ab")
         start = log.tell()
-        words = [*self.base, *overrides, f"run_root={run_dir.parent}"]
-        commands = [[*command, *words] for command in TOPOLOGIES[topology][1]()]
+        commands = [
+            [*command, *self.base, *overrides, f"run_root={root_of(node, topology, run_dir)}"]
+            for node, command in enumerate(TOPOLOGIES[topology][1]())
+        ]
         surroundings = in_pods if topology.startswith(PODS) else in_sessions
         with log, surroundings(commands, log, run_dir.name) as processes:
             deadline = time.monotonic() + timeout
@@ -208,7 +219,7 @@ class Laboratory:
             codes, said = self.launch(experiment.topology, run_dir, overrides, timeout)
             everything += said
             first = first or codes
-            if attempt == 1 and experiment.damage:
+            if attempt == experiment.damaged_attempt and experiment.damage:
                 experiment.damage(run_dir)
             if not any(codes) and (run_dir / "metrics.json").exists():
                 break

@@ -21,6 +21,7 @@ QUICK = {
     "SIGSTOP of one rank [2 processes]",
     "SIGSTOP in another pod [pods 1+1, restarts]",
     "SIGKILL of rank 0, restarted in place [torchrun 2, restarts]",
+    "node 0's folder lost, no store [nodes without a shared folder]",
 }
 CHOSEN = [e for e in EXPERIMENTS if f"{e.name} [{e.topology}]" in QUICK]
 

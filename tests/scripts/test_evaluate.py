@@ -1,6 +1,7 @@
 """A finished run, tested again."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import options
@@ -13,7 +14,7 @@ from samestep.config.compose import check
 from samestep.errors import ConfigError
 from samestep.run.directory import resolved
 from scripts.evaluate import main, make_parser
-from tests.conftest import run
+from tests.conftest import QUICK, run
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -39,6 +40,17 @@ def test_the_last_checkpoint_gives_the_last_validation(
 ) -> None:
     words = ["--split", "val", "--ckpt", "last", "--format", "json"]
     assert json.loads(evaluated(capsys, digits_run, *words)) == metrics(digits_run, "val")
+
+
+def test_a_checkpoint_that_was_kept_can_be_chosen(
+    shared_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ["trainer.save_every_n_epochs=2", "trainer.max_epochs=2", "model=mlp"]
+    kept = shared_run("kept", *QUICK, *overrides)
+    words = ["--split", "val", "--format", "json", "--ckpt"]
+    assert json.loads(evaluated(capsys, kept, *words, "epoch-0002")) == metrics(kept, "val")
+    with pytest.raises(ConfigError, match=r"ckpt=epoch-0001: .* holds best, epoch-0002, last"):
+        evaluated(capsys, kept, *words, "epoch-0001")
 
 
 def test_the_table_names_run_checkpoint_split_and_metrics(

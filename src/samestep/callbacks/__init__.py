@@ -3,6 +3,6 @@
 Promise: any LightningModule continues exactly after an interruption, without a line of its own.
 
 Read in this order: ``stop`` (between two steps), ``exact`` with ``sums`` (random numbers, order,
-buffers, sums), ``last_checkpoint`` and ``best_checkpoint``, ``changed_values``, ``loss_guard``,
-``watchdog``, ``progress``, ``loggers``.
+buffers, sums), ``last_checkpoint``, ``best_checkpoint`` and ``epoch_checkpoints``,
+``changed_values``, ``loss_guard``, ``watchdog``, ``progress``, ``loggers``.
 """

@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import Checkpoint, Timer
 from torch import Tensor
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.ranks import lightning_patches, stopping
 from samestep.ranks.stopping import Stopped
 from samestep.run.checkpoint import AtomicCheckpointIO
@@ -30,7 +31,9 @@ class LastCheckpoint(Checkpoint):
         self.path = Path(dirpath) / "last.ckpt"
         self.every_s = every_s
         self.best: BestCheckpoint | None = None
-        """Keeps some of the saved checkpoints; ``samestep.build`` sets it."""
+        """Keeps the best of the saved checkpoints; ``samestep.build`` sets it."""
+        self.epochs: EpochCheckpoints | None = None
+        """Keeps those of some epochs; ``samestep.build`` sets it too."""
         self._saved_at = time.monotonic()
         self._saved_step = 0
         self._has_ended = False
@@ -61,8 +64,8 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save, after early stopping has had its turn."""
-        if self.best:
-            self.best.update(trainer)
+        for keeper in self._keepers():
+            keeper.update(trainer)
         self._save(trainer)
         # All ranks wait, whether the epoch was the best one or not: the test that comes after the
         # last epoch looks for best.ckpt on each of them.
@@ -105,8 +108,12 @@ class LastCheckpoint(Checkpoint):
         with lightning_patches.between_steps(trainer):
             trainer.save_checkpoint(self.path)
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
-        if self.best:
-            self.best.link(trainer, self.path)
+        for keeper in self._keepers():
+            keeper.link(trainer, self.path)
+
+    def _keepers(self) -> list[BestCheckpoint | EpochCheckpoints]:
+        """Those that keep some of the saved checkpoints under a second name."""
+        return [keeper for keeper in (self.best, self.epochs) if keeper]
 
 
 def is_out_of_time(trainer: L.Trainer) -> bool:

@@ -101,6 +101,7 @@ OF_TRAINER = {
     "trainer.min_epochs": NULL | whole(1),
     "trainer.max_steps": whole(1) | NO_LIMIT,
     "trainer.max_time": NULL | DURATION,
+    "trainer.save_every_n_epochs": NULL | whole(1),
     "trainer.accumulate_grad_batches": whole(1),
     "trainer.gradient_clip_val": NULL | ABOVE_0,
     "trainer.check_val_every_n_epoch": whole(1),

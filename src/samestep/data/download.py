@@ -21,11 +21,19 @@ from samestep.ranks.secrets import redacted
 
 
 class DataError(RunError):
-    """Data files are missing or damaged: one message, exit code 1."""
+    """Data files are missing or damaged: one message.
+
+    The exit code is 2 before the run begins (``samestep.build``), and 1 later: a disk that fails
+    in the middle of a run may work at the next try.
+    """
 
     def __str__(self) -> str:
         """The message alone: a loader's worker process puts its traceback before it."""
         return super().__str__().rpartition("DataError: ")[2].strip()
+
+
+class DownloadError(DataError):
+    """A server does not answer, or gives other files. The next try may succeed: exit code 1."""
 
 
 def fetch(
@@ -145,7 +153,7 @@ def _download(address: str, target: Path, md5: str, timeout_s: float) -> None:
     except (OSError, http.client.HTTPException, ValueError) as error:
         message = _hide_password(f"cannot download {address}: {error}", address)
         remedy = "data.mirror=http://host/path fetches from another server"
-        raise DataError(f"{message}; {remedy}") from error
+        raise DownloadError(f"{message}; {remedy}") from error
     finally:
         socket.setdefaulttimeout(before)
 

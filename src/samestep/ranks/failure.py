@@ -54,10 +54,14 @@ def report(error: Exception) -> int:
 
 
 def exit_code(error: Exception) -> int:
-    """2 for a wrong configuration, 1 for any other error; or that of the rank that failed first."""
+    """2 if trying again cannot help, otherwise 1; or that of the rank that failed first.
+
+    Trying again cannot help a wrong configuration, or data that are missing.
+    """
     if isinstance(error, OtherRankFailed):
         return error.exit_code
-    return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_ERROR
+    is_final = isinstance(error, ConfigError) or getattr(error, "is_final", False)
+    return EXIT_CONFIG if is_final else EXIT_ERROR
 
 
 def record(error: Exception) -> None:

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
@@ -24,8 +25,8 @@ from torch import distributed as dist
 from samestep.config.rules import load_project_rules
 from samestep.config.schema import leaves, show
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import environment, network
-from samestep.ranks.process_group import device_kind
+from samestep.ranks import environment, network, process_group
+from samestep.ranks.process_group import broadcast, device_kind
 from samestep.ranks.secrets import redacted
 
 SHARED_MEMORY = Path("/dev/shm")  # where loader processes leave their batches
@@ -37,6 +38,7 @@ MAY_DIFFER = (  # patterns of keys that may have another value on each node
     r"callbacks\.(\w+\.dirpath|last\.every_s|loss_guard\.max_skipped)",
     r"trainer\.(devices|num_nodes|accelerator|profiler)",
 )
+NOT_SHARED = "run directory is not shared: nodes get checkpoints from rank zero"
 BYTES_PER_PARAMETER = 3 * 4 * 3  # weights and two moments, 4 bytes each, in 3 checkpoint files
 
 
@@ -112,6 +114,8 @@ def run(cfg: DictConfig, model: L.LightningModule, datamodule: L.LightningDataMo
     for finding in findings:
         if environment.rank() == 0 and finding.result == "warning":
             logging.getLogger(__name__).warning("%s: %s; %s", *finding)
+        if environment.rank() == 0 and finding.fact == NOT_SHARED:
+            print(f"Preflight: {NOT_SHARED}", flush=True)
     if error := failure(findings):
         error.on_all_ranks = True
         raise error
@@ -152,6 +156,9 @@ def inspect(
     try:
         everyone = gather((mine, identity(cfg)))
         findings = merge(everyone)
+        if environment.num_nodes() > 1 and not failure(findings):
+            shared = is_shared(Path(cfg.run_dir))
+            findings.append(Finding("nodes", "run directory is shared" if shared else NOT_SHARED))
         if dist.is_initialized() and not failure(findings):
             findings.append(measure_network(device_kind(cfg)))
     except RuntimeError as error:  # of a collective
@@ -242,6 +249,35 @@ def check_room(check: str, place: Path, needed: float, remedy: str) -> Finding:
     free = shutil.disk_usage(place).free
     fact = f"{free >> 20:,} MiB free in {place}, {ceil(max(0, needed) / 2**20):,} needed"
     return Finding(check, fact, remedy if free < needed else "")
+
+
+def is_shared(run_dir: Path) -> bool:
+    """Whether all nodes see the run directory that rank zero writes; every rank must call this.
+
+    Rank zero makes a hidden file in the run directory, or in the nearest folder above it that
+    exists. The other ranks look for it in the same place. The file is gone afterwards.
+    """
+    if environment.num_nodes() == 1:
+        return True
+    folders = [run_dir.absolute(), *run_dir.absolute().parents]
+    with ExitStack() as stack:
+        token: tuple[int, str] | None = None
+        if environment.rank() == 0:
+            # Whether the directory can be written at all is another check.
+            with suppress(OSError):
+                level, place = next((i, path) for i, path in enumerate(folders) if path.is_dir())
+                file = stack.enter_context(
+                    tempfile.NamedTemporaryFile(dir=place, prefix=".samestep-")
+                )
+                token = level, Path(file.name).name
+        token, below = broadcast((token, [path.name for path in folders]))
+        if token is None:
+            return True
+        level, name = token
+        # The names below the shared folder tell node-0/runs/mine from node-1/runs/mine.
+        has_same_names = [path.name for path in folders[:level]] == below[:level]
+        sees = has_same_names and (folders[level] / name).exists()
+        return all(process_group.gather(sees))
 
 
 Report = tuple[list[Finding], dict[str, str]]  # a rank's findings and its identity

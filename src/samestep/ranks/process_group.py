@@ -185,12 +185,21 @@ def leave_error(store: Store, error: Exception) -> Exception:
     return failure.OtherRankFailed(message, exit_code)
 
 
-def broadcast(value: Result) -> Result:
-    """The value that rank zero has, on every rank."""
+def broadcast(value: Result, source: int = 0) -> Result:
+    """The value that the rank ``source`` has, on every rank."""
     values = [value]
     if dist.is_initialized():
-        dist.broadcast_object_list(values, src=0)
+        dist.broadcast_object_list(values, src=source)
     return values[0]
+
+
+def gather(value: Result) -> list[Result]:
+    """The values of all ranks, by rank, on every rank."""
+    values = [value]
+    if dist.is_initialized():
+        values *= environment.world_size()
+        dist.all_gather_object(values, value)
+    return values
 
 
 def on_rank_zero(

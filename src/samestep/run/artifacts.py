@@ -8,6 +8,7 @@ come from the environment, where its own library looks for them.
 
 import hashlib
 import io
+import json
 import logging
 import os
 import re
@@ -25,6 +26,8 @@ from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.ranks.secrets import redacted
 from samestep.run import sidecar
+from samestep.run.files import sha256_of
+from samestep.run.identity import read_identity
 
 log = logging.getLogger(__name__)
 
@@ -281,20 +284,61 @@ def fetch(url: str, run_dir: Path) -> bool:
             copy.fs.info(f"{copy.root}/{RECORDS[0]}")
         except FileNotFoundError:
             return False
-        partials = {}
-        for name in (
-            *RECORDS,
-            OLD_PROOF,
-            *(file + end for file in (BEST, LAST) for end in (PROOF, "")),
-        ):
-            if partial := _download(copy, name):
-                partials[partial] = run_dir / name
-        for partial, target in partials.items():
+        for partial, target in _download_all(copy).items():
             partial.replace(target)
     except Exception as error:
         why = redacted(f"callbacks.artifacts.url={url} cannot be read: {error}")
         raise ConfigError(f"{why}. Repeat it later, or go without: url=null") from error
     return True
+
+
+def fetch_newer(url: str, run_dir: Path) -> None:
+    """Download the run if its copy has a later checkpoint than the directory: it ran elsewhere.
+
+    A store that cannot be read is a warning: the run can continue from what is here.
+    """
+    try:
+        copy = RunCopy(url, run_dir)
+        here = _newest_step(sidecar.read(run_dir / LAST))
+        if _newest_step(copy._read_sidecar(LAST)) <= here or not _is_same_run(copy):
+            return
+        partials = _download_all(copy)
+        # The sidecar may name a checkpoint whose upload was cut off.
+        versions = sidecar.parse((run_dir / f"checkpoints/.last.ckpt{PROOF}.partial").read_text())
+        sha256 = sha256_of(run_dir / "checkpoints/.last.ckpt.partial")
+        is_newer = _newest_step([v for v in versions if v.sha256 == sha256]) > here
+        for partial, target in partials.items():
+            if is_newer:
+                partial.replace(target)
+            else:
+                partial.unlink()
+        if is_newer:
+            print(f"The copy in {redacted(copy.url)} has a newer checkpoint, and was fetched")
+    except Exception as error:
+        why = redacted(f"callbacks.artifacts.url={url} cannot be read: {error}")
+        log.warning("%s; the run continues from the checkpoints that are here", why)
+
+
+def _is_same_run(copy: RunCopy) -> bool:
+    """Whether the copy is of the run in the directory, as far as their records say."""
+    attempts = json.loads(copy.fs.cat_file(f"{copy.root}/logs/environment.json"))
+    there = {attempt["config"] for attempt in attempts if "config" in attempt}
+    here = set(read_identity(copy.run_dir).configs)
+    return not (here and there) or bool(here & there)
+
+
+def _newest_step(versions: list[sidecar.Version]) -> int:
+    return max((version.global_step for version in versions), default=-1)
+
+
+def _download_all(copy: RunCopy) -> dict[Path, Path]:
+    """Fetch what a run continues from under hidden names: from each of them to its final name."""
+    proven = [file + end for file in (BEST, LAST) for end in (PROOF, "")]
+    partials = {}
+    for name in (*RECORDS, OLD_PROOF, *proven):
+        if partial := _download(copy, name):
+            partials[partial] = copy.run_dir / name
+    return partials
 
 
 def _download(copy: RunCopy, name: str) -> Path | None:

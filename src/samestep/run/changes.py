@@ -16,7 +16,8 @@ MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
     r"rules|choices(\..+)?|summary(\..+)?",
     r"(cluster|logger|callbacks\.(artifacts|progress))(\..+)?",
     r"callbacks\.(\w+\.dirpath|last\.every_s|loss_guard\.max_skipped)",
-    r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy|profiler)",
+    r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy|profiler"
+    r"|save_every_n_epochs)",
     # Older versions of the template saved these keys too, and never changed them.
     r"trainer\.(default_root_dir|enable_\w+|use_distributed_sampler|model_registry|barebones"
     r"|reload_dataloaders_every_n_epochs|limit_predict_batches|overfit_batches"

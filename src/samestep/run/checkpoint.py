@@ -4,6 +4,7 @@ checkpoints/
     best.ckpt               the best so far by the monitored metric
     last.ckpt               to continue from
     last-previous.ckpt      the one before it, should last.ckpt be damaged
+    epoch-0002.ckpt         one to keep, with trainer.save_every_n_epochs=2
     *.ckpt.sha256           digest, run, step and role of each: see ``samestep.run.sidecar``
 """
 
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 # Keys without which Lightning cannot continue, or a model cannot be loaded.
 TO_CONTINUE = ("state_dict", "loops", "callbacks", "global_step")
 TO_LOAD = ("state_dict",)
+KEPT = "epoch-*.ckpt"  # names of numbered checkpoints
 
 
 class CheckpointError(RunError):
@@ -153,6 +155,12 @@ def verify(path: Path, identity: Identity) -> Version | str:
 
 
 def find_newest(directory: Path, identity: Identity | None = None) -> Path | None:
+    """The newest valid checkpoint, as ``find_valid`` finds it: its path alone."""
+    found = find_valid(directory, identity)
+    return found[0] if found else None
+
+
+def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path, Version] | None:
     """The newest valid checkpoint, with a warning about those that were skipped.
 
     Args:
@@ -160,7 +168,7 @@ def find_newest(directory: Path, identity: Identity | None = None) -> Path | Non
         identity: the run they must belong to; None: as its starts have recorded.
 
     Returns:
-        The path; None if there are no checkpoints at all.
+        Its path and what its sidecar says of it; None if there are no checkpoints at all.
 
     Raises:
         CheckpointError: if there are some, and none is valid.
@@ -169,18 +177,24 @@ def find_newest(directory: Path, identity: Identity | None = None) -> Path | Non
     # Of several checkpoints of one step, the first in this order is taken.
     names = ("last.ckpt", "last-previous.ckpt", "best.ckpt")
     paths = [path for path in sorted(directory.glob("*.ckpt")) if path.name[0] != "."]
+    kept = [path for path in paths if path.match(KEPT)]
+    paths = [path for path in paths if path not in kept]
     paths.sort(key=lambda path: names.index(path.name) if path.name in names else len(names))
     found = {path: verify(path, identity) for path in paths}
+    for path in reversed(kept):
+        # There may be many of them. They are hashed only if they could be the newest.
+        if _newest_step(sidecar.read(path), 0) > _newest_step(found.values(), -1):
+            found[path] = verify(path, identity)
     skipped = "".join(f"\n  {path}: {why}" for path, why in found.items() if isinstance(why, str))
-    steps = {path: v.global_step for path, v in found.items() if isinstance(v, Version)}
-    if found and not steps:
+    valid = {path: version for path, version in found.items() if isinstance(version, Version)}
+    if found and not valid:
         raise CheckpointError(
             f"no checkpoint of this run can be used:{skipped}\n"
             "Restore one together with its .sha256 file, or begin anew under another RUN_ID."
         )
     if skipped:
         log.warning("Skipped damaged checkpoints:%s", skipped)
-    return max(steps, key=lambda path: steps[path], default=None)
+    return max(valid.items(), key=lambda item: item[1].global_step, default=None)
 
 
 def link_checkpoint(source: Path, target: Path, version: Version) -> None:
@@ -240,6 +254,11 @@ def find_foreign(value: Any, place: str) -> str | None:
     found = (find_foreign(key, f"a key of {place}") for key, _ in items)
     inside = (find_foreign(item, f"{place}[{key!r}]") for key, item in items)
     return next((sentence for sentence in (*found, *inside) if sentence), None)
+
+
+def _newest_step(versions: Iterable[Version | str], default: int) -> int:
+    steps = [version.global_step for version in versions if isinstance(version, Version)]
+    return max(steps, default=default)
 
 
 def _content_problem(checkpoint: Any, required: tuple[str, ...], identity: Identity) -> str | None:

@@ -4,7 +4,8 @@ runs/<run_id>/
     config.yaml        the whole configuration, resolved, without secrets
     metrics.json       the final metrics
     metrics.csv        the metrics over time
-    checkpoints/       best.ckpt to test, last.ckpt to continue from, a .sha256 file for each
+    checkpoints/       best.ckpt to test, last.ckpt to continue from, epoch-0002.ckpt and so on
+                       to keep, a .sha256 file for each
     predictions/       pictures of test results
     logs/              environment.json, finished.json, git.diff, rank-<n>.log
 """
@@ -302,11 +303,15 @@ def set_damaged_aside(run_dir: Path) -> None:
 
 
 def _fetch_copy(cfg: DictConfig, run_dir: Path) -> None:
-    """Continue from the copy in a store, where there is one and no checkpoint is here."""
+    """Continue from the copy in a store, if no checkpoint is here or the copy has a newer one."""
     from samestep.run import artifacts
 
     url = OmegaConf.select(cfg, "callbacks.artifacts.url")
-    if url and not list(run_dir.glob("checkpoints/*.ckpt")):
+    if not url:
+        return
+    if list(run_dir.glob("checkpoints/*.ckpt")):
+        artifacts.fetch_newer(url, run_dir)
+    else:
         artifacts.fetch(url, run_dir)
 
 

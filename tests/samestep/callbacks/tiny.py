@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.changed_values import ChangedValues
+from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.run.checkpoint import AtomicCheckpointIO
@@ -62,6 +63,7 @@ def fit(
     ckpt: str | None = None,
     mode: str = "max",
     every_s: float = 300,
+    every_n_epochs: int | None = None,
     **options: Any,
 ) -> L.Trainer:
     """Train in the run directory, and continue from one of its checkpoints."""
@@ -70,10 +72,13 @@ def fit(
     folder = run_dir / "checkpoints"
     last = LastCheckpoint(str(folder), every_s)
     last.best = BestCheckpoint(str(folder), "val/score", mode)
+    last.epochs = EpochCheckpoints(str(folder), every_n_epochs)
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=max_epochs, logger=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=run_dir, plugins=[AtomicCheckpointIO()],
-        callbacks=[StopBetweenSteps(last), ChangedValues(), last.best, last, *callbacks],
+        callbacks=[
+            StopBetweenSteps(last), ChangedValues(), last.best, last.epochs, last, *callbacks
+        ],
         **options,
     )  # fmt: skip
     trainer.fit(model, batches, batches, ckpt_path=folder / ckpt if ckpt else None)

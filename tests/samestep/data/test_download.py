@@ -12,6 +12,7 @@ import pytest
 
 from samestep.data.download import DataError, fetch
 from tests import mirror
+from tests.conftest import run
 from tests.mirror import REQUESTS_PER_FILE
 
 SRC = Path(__file__).parents[3] / "src"
@@ -160,6 +161,15 @@ def test_unreachable_address_is_named(tmp_path, server, arguments, address, reas
             **{**arguments, "mirror": wanted if address else None, "timeout_s": 0.1},
         )
     assert len(server.requests) <= 1
+
+
+def test_a_failed_download_may_be_tried_again(tmp_path: Path):
+    """Exit code 1, not 2: the server may answer the next time."""
+    words = ["data=mnist", f"data.root={tmp_path}/data", f"run_root={tmp_path}/runs"]
+    result = run("train.py", *words, "data.mirror=http://127.0.0.1:9")
+    assert result.returncode == 1
+    assert "error: cannot download http://127.0.0.1:9" in result.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_place_that_cannot_be_written(tmp_path, arguments):

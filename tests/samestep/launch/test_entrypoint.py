@@ -1,6 +1,7 @@
 """Nodes of a cluster as processes here, and as pods with their own network where root may."""
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -236,10 +237,16 @@ def test_the_message_holds_the_error_of_the_rank_that_failed_first_without_secre
     )
     assert nodes.ends(0) == 1
     assert nodes.message(0) == "exit code 1: rank 1: RuntimeError: ***"
-    nodes.start("data=cifar10", "cluster=k8s", f"data.root={nodes.directory}")
-    assert nodes.ends(1) == 1
-    assert nodes.message(1).startswith("exit code 1: rank 0: error: ")
-    assert "\nrank 0: error: " in nodes.said(1)
+
+
+def test_missing_data_end_all_ranks_with_2_and_are_not_tried_again(nodes: Nodes):
+    words = ["data=cifar10", "cluster=k8s", f"data.root={nodes.directory}"]
+    nodes.start("--nproc-per-node=2", "--max-restarts=16", *words)
+    assert nodes.ends(0) == 2, nodes.said(0)
+    assert re.match(r"exit code 2: rank \d: error: .* is missing", nodes.message(0))
+    assert nodes.said(0).count("\nrank 0: error: ") == 1
+    assert "Traceback" not in nodes.said(0)
+    assert not list(nodes.directory.glob("*/config.yaml"))
 
 
 def test_a_message_fits_into_what_kubernetes_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

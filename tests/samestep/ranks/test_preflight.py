@@ -192,6 +192,16 @@ def test_with_several_nodes_the_interface_is_chosen_unless_the_user_did(
     assert variables == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1", **chosen}
 
 
+@pytest.mark.parametrize(("shared", "said"), [(True, ""), (False, preflight.NOT_SHARED)])
+def test_nodes_that_do_not_share_the_run_directory_are_told_in_one_line(
+    compose, model, torchrun, monkeypatch, capsys, shared: bool, said: str
+):
+    torchrun(GROUP_WORLD_SIZE="2")
+    monkeypatch.setattr(preflight, "is_shared", lambda run_dir: shared)
+    preflight.run(compose(), model, DATA)
+    assert capsys.readouterr().out.strip() == f"Preflight: {said}" * bool(said)
+
+
 def test_what_differs_between_ranks_is_named(compose):
     first = identity(compose())
     same = identity(compose("run_root=/elsewhere", "data.num_workers=4", "trainer.devices=2"))

@@ -270,6 +270,64 @@ def test_a_run_that_is_not_there_and_a_store_that_cannot_be_read(tmp_path: Path,
     assert contents(tmp_path / "mine") == {}
 
 
+def test_numbered_checkpoints_are_copied_too(tmp_path: Path):
+    save(tmp_path / "mine", 1)
+    state = {"global_step": 1, "state_dict": {}, "loops": {}}
+    AtomicCheckpointIO().save_checkpoint(state, tmp_path / "mine/checkpoints/epoch-0002.ckpt")
+    mirror = RunCopy(f"file://{tmp_path}/store", tmp_path / "mine")
+    for name in mirror.names():
+        mirror.upload(name)
+    assert load(tmp_path / "store/mine/checkpoints/epoch-0002.ckpt")["global_step"] == 1
+
+
+def test_a_newer_copy_is_fetched_by_a_run_that_went_on_elsewhere(tmp_path: Path, capsys):
+    here, url = tmp_path / "mine", f"file://{tmp_path}/store"
+    save(here, 2)
+    save(tmp_path / "store/mine", 2)
+    artifacts.fetch_newer(url, here)
+    assert capsys.readouterr().out == ""  # it is not newer
+    save(tmp_path / "store/mine", 3)
+    artifacts.fetch_newer(url, here)
+    assert load(newest(here / "checkpoints"))["global_step"] == 3
+    assert load(here / "checkpoints/best.ckpt")["global_step"] == 3
+    assert "has a newer checkpoint, and was fetched" in capsys.readouterr().out
+    assert not list(here.rglob(".*.partial"))
+
+
+def test_a_copy_whose_upload_was_cut_is_not_newer(tmp_path: Path):
+    here, there = tmp_path / "mine", tmp_path / "store/mine"
+    save(here, 2)
+    save(there, 1)
+    older = (there / "checkpoints/last.ckpt").read_bytes()
+    save(there, 3)
+    (there / "checkpoints/last.ckpt").write_bytes(older)
+    artifacts.fetch_newer(f"file://{tmp_path}/store", here)
+    assert load(newest(here / "checkpoints"))["global_step"] == 2
+    assert not list(here.rglob(".*.partial"))
+
+
+def test_a_newer_copy_of_another_run_is_left_alone(tmp_path: Path):
+    here, there = tmp_path / "mine", tmp_path / "store/mine"
+    for run_dir, config, step in ((here, "one", 1), (there, "other", 3)):
+        save(run_dir, step)
+        write_text(run_dir / "logs/environment.json", json.dumps([{"config": config}]))
+    before = contents(here)
+    artifacts.fetch_newer(f"file://{tmp_path}/store", here)
+    assert contents(here) == before
+
+
+def test_a_store_that_cannot_be_asked_stops_no_run_that_has_checkpoints(
+    tmp_path: Path, monkeypatch, caplog
+):
+    save(tmp_path / "mine", 1)
+    save(tmp_path / "store/mine", 3)
+    before = contents(tmp_path / "mine")
+    monkeypatch.setattr(Faulty, "cat_file", lambda self, path: fails(path))
+    artifacts.fetch_newer(f"faulty://{tmp_path}/store", tmp_path / "mine")
+    assert "the run continues from the checkpoints that are here" in caplog.text
+    assert contents(tmp_path / "mine") == before
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [

@@ -1,0 +1,261 @@
+"""Nodes that do not share the run directory: ranks as processes here, joined by a real gloo."""
+
+import itertools
+import json
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from omegaconf import DictConfig, OmegaConf
+from torch.distributed import FileStore
+
+from samestep.config.compose import check
+from samestep.errors import ConfigError
+from samestep.ranks import preflight
+from samestep.run import nodes, sidecar
+from samestep.run.changes import config_digest, resolved
+from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError, find_newest, load
+from tests.conftest import QUICK
+
+NODES = (0, 1, 1)  # the node of each rank
+Scenario = Callable[[DictConfig], None]
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+
+
+def config(tmp_path: Path, node: int, *overrides: str) -> DictConfig:
+    return check([*QUICK, f"run_root={tmp_path}/node-{node}", "run_id=mine", *overrides])
+
+
+def be_rank(rank: int, tmp_path: Path, scenario: Scenario, overrides: list[str]) -> None:
+    """Meet the other ranks, as torchrun would have started them, and play the scenario."""
+    node = NODES[rank]
+    variables = {"RANK": rank, "WORLD_SIZE": len(NODES), "TORCHELASTIC_RUN_ID": "test"}
+    variables |= {"LOCAL_RANK": NODES[:rank].count(node), "GROUP_WORLD_SIZE": 2}
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=FileStore(f"{tmp_path}/meet", len(NODES)), rank=rank,
+        world_size=len(NODES), timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    nodes.BLOCK_BYTES = 1000  # several blocks a file
+    scenario(config(tmp_path, node, *overrides))
+    dist.destroy_process_group()
+
+
+def play(tmp_path: Path, scenario: Scenario, *overrides: str) -> None:
+    """Play a scenario on all ranks; an assertion that fails on one of them fails the test."""
+    context = multiprocessing.get_context("fork")
+    ranks = [
+        context.Process(target=be_rank, args=(rank, tmp_path, scenario, list(overrides)))
+        for rank in range(len(NODES))
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+        rank.kill()
+    assert [rank.exitcode for rank in ranks] == [0] * len(NODES)
+
+
+def save(tmp_path: Path, node: int, *steps: int, best: int | None = None) -> Path:
+    """A run of that name on a node, whose last checkpoints are of these steps."""
+    cfg = config(tmp_path, node)
+    run_dir = Path(cfg.run_dir)
+    (run_dir / "logs").mkdir(parents=True)
+    (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(resolved(cfg)))
+    identity = {"run_id": cfg.run_id, "config": config_digest(cfg)}
+    (run_dir / "logs/environment.json").write_text(json.dumps([identity]))
+    for step in steps:
+        content = {"global_step": step, "state_dict": {"weights": torch.full((5000,), step)}}
+        content |= {"loops": {}, "callbacks": {}}
+        AtomicCheckpointIO().save_checkpoint(content, run_dir / "checkpoints/last.ckpt")
+        if step == best:
+            shutil.copy(run_dir / "checkpoints/last.ckpt", run_dir / "checkpoints/best.ckpt")
+            (version, *_) = sidecar.read(run_dir / "checkpoints/last.ckpt")
+            best_path = run_dir / "checkpoints/best.ckpt"
+            sidecar.write(best_path, version._replace(file="best.ckpt"))
+    return run_dir
+
+
+def step_of(path: Path) -> int:
+    step: int = load(path)["global_step"]
+    return step
+
+
+def run_dir_of(tmp_path: Path, node: int) -> Path:
+    return tmp_path / f"node-{node}/mine"
+
+
+def begin(cfg: DictConfig) -> None:
+    """Begin, and be given a checkpoint on this node."""
+    state = nodes.begin(cfg, ["train.py"])
+    assert state.ckpt_path is not None
+    assert Path(state.ckpt_path).is_relative_to(cfg.run_dir)
+    load(Path(state.ckpt_path))
+
+
+def test_each_node_gets_the_checkpoint_and_the_best_one(tmp_path: Path, capfd):
+    save(tmp_path, 0, 10, 20, best=10)
+    play(tmp_path, begin)
+    there = run_dir_of(tmp_path, 1)
+    assert step_of(there / "checkpoints/last.ckpt") == 20
+    assert step_of(there / "checkpoints/best.ckpt") == 10
+    assert (there / "config.yaml").exists()  # so the node can continue the run by itself
+    assert find_newest(there / "checkpoints") == there / "checkpoints/last.ckpt"
+    assert not list(there.rglob(".*.partial"))
+    assert capfd.readouterr().out.count("Continuing") == 1
+
+
+def test_a_node_that_has_the_checkpoint_gets_nothing(tmp_path: Path):
+    save(tmp_path, 0, 20, best=20)
+    play(tmp_path, begin)
+    last, best = (run_dir_of(tmp_path, 1) / f"checkpoints/{name}.ckpt" for name in ("last", "best"))
+    assert last.samefile(best)  # they are one file, and one was sent
+    before = last.stat().st_mtime_ns
+    play(tmp_path, begin)
+    assert last.stat().st_mtime_ns == before
+
+
+def test_the_newest_checkpoint_of_all_nodes_counts(tmp_path: Path, capfd):
+    """Rank zero may be on another node than before, or have lost its folder."""
+    harms = ("no folder", "older", "damaged")
+    for harm in harms:
+        save(tmp_path / harm, 1, 20, 40, best=20)
+    save(tmp_path / "older", 0, 10, best=10)
+    for path in save(tmp_path / "damaged", 0, 10, best=10).glob("checkpoints/*.ckpt"):
+        path.write_bytes(b"damaged")
+
+    def scenario(cfg: DictConfig) -> None:
+        for harm in harms:
+            cfg.run_root = f"{tmp_path}/{harm}/node-{NODES[dist.get_rank()]}"
+            begin(cfg)
+
+    play(tmp_path, scenario)
+    for harm, node in itertools.product(harms, (0, 1)):
+        run_dir = run_dir_of(tmp_path / harm, node)
+        assert step_of(run_dir / "checkpoints/last.ckpt") == 40
+        assert step_of(run_dir / "checkpoints/best.ckpt") == 20
+    said = capfd.readouterr().out
+    assert said.count("The newest checkpoint, of step 40, is on the node of rank 1") == 3
+
+
+def test_a_newer_checkpoint_that_is_damaged_does_not_count(tmp_path: Path):
+    save(tmp_path, 0, 10)
+    damaged = save(tmp_path, 1, 40) / "checkpoints/last.ckpt"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    play(tmp_path, begin)
+    assert step_of(run_dir_of(tmp_path, 0) / "checkpoints/last.ckpt") == 10
+    assert step_of(damaged) == 10
+
+
+def refused(cfg: DictConfig) -> None:
+    with pytest.raises(ConfigError, match=r"on the node of rank 1: .*another configuration") as why:
+        nodes.begin(cfg, ["train.py"])
+    assert why.value.on_all_ranks
+
+
+def test_another_run_of_this_name_on_a_node_is_refused_and_overwrites_nothing(tmp_path: Path):
+    save(tmp_path, 1, 40)
+    config_of_other = run_dir_of(tmp_path, 1) / "config.yaml"
+    config_of_other.write_text(config_of_other.read_text().replace("lr: 0.003", "lr: 0.9"))
+    play(tmp_path, refused)
+    assert not run_dir_of(tmp_path, 0).exists()
+
+
+def test_without_any_checkpoint_the_run_begins(tmp_path: Path):
+    def scenario(cfg: DictConfig) -> None:
+        assert nodes.begin(cfg, ["train.py"]).ckpt_path is None
+        assert nodes.best_checkpoint(cfg) is None
+
+    play(tmp_path, scenario)
+    assert not run_dir_of(tmp_path, 1).exists()
+
+
+def test_each_node_tests_the_best_checkpoint_of_rank_zero(tmp_path: Path):
+    """Otherwise the other ranks would test their last weights, and the sum be of both."""
+
+    def scenario(cfg: DictConfig) -> None:
+        begin(cfg)
+        if dist.get_rank() == 0:
+            best = Path(cfg.run_dir, "checkpoints/best.ckpt")
+            content = {"global_step": 30, "state_dict": {}, "loops": {}, "callbacks": {}}
+            AtomicCheckpointIO().save_checkpoint(content, best)
+        path = nodes.best_checkpoint(cfg)
+        assert path is not None
+        assert Path(path).is_relative_to(cfg.run_dir)
+        assert step_of(Path(path)) == 30
+
+    save(tmp_path, 0, 20, best=20)
+    play(tmp_path, scenario)
+
+
+@contextmanager
+def flipped_on_the_way() -> Iterator[None]:
+    """Change a bit of the second block that arrives."""
+    receive = nodes.receive_blocks
+
+    def flip(source: int, group: nodes.Group | None) -> Iterator[memoryview]:
+        for number, block in enumerate(receive(source, group)):
+            if number == 1:
+                block[7] ^= 1
+            yield block
+
+    nodes.receive_blocks = flip
+    try:
+        yield
+    finally:
+        nodes.receive_blocks = receive
+
+
+def test_what_does_not_arrive_whole_is_not_kept_and_ends_all_ranks(tmp_path: Path):
+    def scenario(cfg: DictConfig) -> None:
+        with flipped_on_the_way(), pytest.raises(CheckpointError, match="did not arrive whole"):
+            nodes.begin(cfg, ["train.py"])
+
+    save(tmp_path, 0, 20)
+    play(tmp_path, scenario)
+    assert not list(run_dir_of(tmp_path, 1).rglob("*.ckpt*"))
+    assert not list(run_dir_of(tmp_path, 1).rglob(".*"))
+
+
+def test_a_node_that_cannot_write_ends_all_ranks_with_one_message(tmp_path: Path):
+    def scenario(cfg: DictConfig) -> None:
+        with pytest.raises(CheckpointError, match=r"rank 1: .* cannot be written: .*this node"):
+            nodes.begin(cfg, ["train.py"])
+
+    save(tmp_path, 0, 20)
+    (tmp_path / "node-1").mkdir()
+    (run_dir_of(tmp_path, 1)).write_text("a file where the directory should be")
+    play(tmp_path, scenario)
+
+
+def test_fsdp_needs_one_path_on_all_nodes(tmp_path: Path):
+    """Its ranks load the path of rank zero."""
+
+    def scenario(cfg: DictConfig) -> None:
+        with pytest.raises(ConfigError, match=r"must have the same run_dir, .*node-0.*node-1"):
+            nodes.begin(cfg, ["train.py"])
+
+    play(tmp_path, scenario, "trainer.strategy=fsdp", "trainer.accelerator=gpu")
+    assert not run_dir_of(tmp_path, 0).exists()
+
+
+def test_the_preflight_finds_out_whether_the_directory_is_shared(tmp_path: Path):
+    def scenario(cfg: DictConfig) -> None:
+        own = f"node-{NODES[dist.get_rank()]}/mine"
+        for place in (tmp_path, tmp_path / "exists"):
+            assert not preflight.is_shared(place / own)
+            assert preflight.is_shared(place / "both/mine")
+
+    for name in ("node-0", "node-1", "both"):
+        (tmp_path / "exists" / name / "mine").mkdir(parents=True)
+    play(tmp_path, scenario)
+    assert not list(tmp_path.rglob(".samestep-*"))
