@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tests import pods
+from tests import etcd_server, pods
 from tests.faults.experiments import EXPERIMENTS, SLOW
-from tests.faults.lab import PODS, Experiment, Laboratory
+from tests.faults.lab import ETCD, PODS, Experiment, Laboratory
 
 QUICK = {
     "SIGTERM within a step [1 process]",
@@ -21,6 +21,7 @@ QUICK = {
     "SIGSTOP of one rank [2 processes]",
     "SIGSTOP in another pod [pods 1+1, restarts]",
     "SIGKILL of rank 0, restarted in place [torchrun 2, restarts]",
+    "etcd restarted empty [etcd 1+1]",
 }
 CHOSEN = [e for e in EXPERIMENTS if f"{e.name} [{e.topology}]" in QUICK]
 
@@ -33,6 +34,8 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Laboratory:
 @pytest.mark.parametrize("experiment", CHOSEN, ids=lambda e: f"{e.name} [{e.topology}]")
 def test_a_harmed_run_ends_as_an_unharmed_one(laboratory: Laboratory, experiment: Experiment):
     if experiment.topology.startswith(PODS) and (why := pods.why_not()):
+        pytest.skip(why)
+    if experiment.topology == ETCD and (why := etcd_server.why_not()):
         pytest.skip(why)
     outcome = laboratory.run(experiment)
     assert outcome.survived, outcome.why
