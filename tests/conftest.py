@@ -1,6 +1,7 @@
 """Shared pieces: real runs of ``train.py``, small enough to take seconds."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,6 +27,12 @@ def environment(**variables: str) -> dict[str, str]:
     """The environment of a subprocess: this one, less what names a run or reaches a service."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RUN_ID", "WANDB", "MLFLOW"))}
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"} | variables
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
 
 
 def run(

@@ -4,6 +4,7 @@ import shutil
 from typing import Any
 
 from tests.faults.lab import (
+    ETCD,
     OWN_FOLDERS,
     PODS,
     PODS_THAT_RESTART,
@@ -35,6 +36,7 @@ SLOW = [  # an orphan looks for its agent once a second
     "+callbacks.slow._target_=tests.faults.saboteur.SlowUntilHarmed",
     "+callbacks.slow.seconds=0.3",
 ]
+IN_PLACE: dict[str, Any] = {"max_attempts": 1, "exit_codes": (0,)}
 EXPERIMENTS = [
     terminated("SIGTERM before the first step", ONE, "term start 0 0"),
     terminated("SIGTERM at the first step", ONE, "term step 0 0"),
@@ -98,6 +100,11 @@ EXPERIMENTS = [
     killed("a rank waits forever", TORCHRUN, "sleep backward 27 1", overrides=[MINUTE],
            logs=(0, 1)),
     killed("a step never ends", ONE, "sleep backward 27 0", overrides=[MINUTE], logs=(0,)),
+    killed("etcd restarted empty", ETCD, "lose_etcd step 27 0", overrides=SLOW, **IN_PLACE),
+    killed("etcd away for a minute", ETCD, "lose_etcd_for_a_minute step 3 0",
+           overrides=[*SLOW, "callbacks.slow.seconds=1.3"], **IN_PLACE),
+    killed("etcd away for a minute, a rank killed meanwhile", ETCD,
+           "lose_etcd_for_a_minute step 27 0", "kill step 31 1", overrides=SLOW, **IN_PLACE),
     killed("loss is nan", ONE, "nan step 27 0", exit_codes=(1,),
            says="step 27: the loss on rank 0"),
     killed("loss is nan on one rank", TWO, "nan step 27 1", exit_codes=(1,),

@@ -11,7 +11,6 @@ alone, and so are the images of every step, the final figures and the history.
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,8 +23,8 @@ from typing import BinaryIO
 
 import torch
 
-from tests import pods
-from tests.conftest import ROOT, environment
+from tests import etcd_server, pods
+from tests.conftest import ROOT, environment, free_port
 from tests.project.test_train import history
 
 BASE = [
@@ -35,12 +34,6 @@ BASE = [
 STEPS_PER_EPOCH = 20
 Process = subprocess.Popen[bytes]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
 
 
 def alone() -> list[list[str]]:
@@ -74,8 +67,18 @@ def indexed_job(*more: str) -> list[list[str]]:
     return [[sys.executable, "-m", "samestep.launch.entrypoint", *options]] * 2
 
 
+def etcd_workers() -> list[list[str]]:
+    """Two nodes that may come and go; they wait long enough for each other to be two again."""
+    options = [
+        "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=etcd-v2", "--rdzv-endpoint=ETCD",
+        "--rdzv-conf=timeout=200,last_call_timeout=100", "--max-restarts=9",
+    ]  # fmt: skip
+    return [[sys.executable, "-m", "samestep.launch.entrypoint", *options]] * 2
+
+
 PODS, PODS_THAT_RESTART = "pods 1+1", "pods 1+1, restarts"
 OWN_FOLDERS = "nodes without a shared folder"
+ETCD = "etcd 1+1"
 TOPOLOGIES: dict[str, tuple[int, Callable[[], list[list[str]]]]] = {
     "1 process": (1, alone),
     "2 processes": (2, self_launched),
@@ -86,6 +89,7 @@ TOPOLOGIES: dict[str, tuple[int, Callable[[], list[list[str]]]]] = {
     OWN_FOLDERS: (2, lambda: agents(1, 1)),
     PODS: (2, indexed_job),
     PODS_THAT_RESTART: (2, lambda: indexed_job("--max-restarts=3")),
+    ETCD: (2, etcd_workers),
 }
 
 
@@ -151,6 +155,18 @@ def in_pods(commands: list[list[str]], log: BinaryIO, run_id: str) -> Iterator[l
         yield cluster.pods
 
 
+@contextmanager
+def beside_etcd(commands: list[list[str]], log: BinaryIO, run_id: str) -> Iterator[list[Process]]:
+    """The commands as processes here, and an etcd that a saboteur can find."""
+    server = etcd_server.EtcdServer(Path(log.name).with_name(f"records-{run_id}"))
+    commands = [[word.replace("ETCD", server.address) for word in line] for line in commands]
+    with server.running(), in_sessions(commands, log, run_id) as processes:
+        yield processes
+
+
+SURROUNDINGS = {PODS: in_pods, PODS_THAT_RESTART: in_pods, ETCD: beside_etcd}
+
+
 class Laboratory:
     """Runs experiments in ``directory``; an unharmed run of each kind is made once."""
 
@@ -170,7 +186,7 @@ class Laboratory:
             [*command, *self.base, *overrides, f"run_root={root_of(node, topology, run_dir)}"]
             for node, command in enumerate(TOPOLOGIES[topology][1]())
         ]
-        surroundings = in_pods if topology.startswith(PODS) else in_sessions
+        surroundings = SURROUNDINGS.get(topology, in_sessions)
         with log, surroundings(commands, log, run_dir.name) as processes:
             deadline = time.monotonic() + timeout
             try:
@@ -321,6 +337,9 @@ def main() -> None:
     if why := pods.why_not():
         print(f"without pods: {why}")
         chosen = [e for e in chosen if not e.topology.startswith(PODS)]
+    if why := etcd_server.why_not():
+        print(f"without etcd: {why}")
+        chosen = [experiment for experiment in chosen if experiment.topology != ETCD]
     with tempfile.TemporaryDirectory() as directory:
         laboratory = Laboratory(Path(directory))
         for number, experiment in enumerate(chosen, start=1):

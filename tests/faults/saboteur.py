@@ -1,6 +1,7 @@
 """Does harm to a run at a named moment, and writes down every step, so that nothing can hide."""
 
 import json
+import math
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ import torch
 from project.data.images import ImageSet
 from samestep.errors import ConfigError
 from samestep.ranks import environment
+from tests import etcd_server
 
 
 class Saboteur(L.Callback):
@@ -102,6 +104,16 @@ class Saboteur(L.Callback):
 
     def nan(self, batch: Any) -> None:
         batch.images.fill_(torch.nan)
+
+    def lose_etcd(self, batch: Any) -> None:
+        """What happens when the pod of etcd is deleted: a new one comes, which is empty."""
+        etcd_server.lose(self.dirpath, away_s=3)
+
+    def lose_etcd_for_a_minute(self, batch: Any) -> None:
+        etcd_server.lose(self.dirpath, away_s=60)
+
+    def lose_etcd_until_told(self, batch: Any) -> None:
+        etcd_server.lose(self.dirpath, away_s=math.inf)
 
     def setup(self, trainer, pl_module, stage) -> None:
         if stage != "fit":

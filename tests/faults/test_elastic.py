@@ -2,10 +2,10 @@
 
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,37 +13,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, environment
-from tests.faults.lab import BASE, TORCHRUN, free_port
+from tests import etcd_server
+from tests.conftest import ROOT, environment, free_port
+from tests.etcd_server import EtcdServer
+from tests.faults.lab import BASE, TORCHRUN
 from tests.project.test_train import metrics
 
 
 @pytest.fixture(params=["c10d", "etcd-v2"])
 def rendezvous(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
     """torchrun's options for a store on this machine."""
-    port = free_port()
-    options = [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=elastic"]
     if request.param == "c10d":
-        yield ["--rdzv-backend=c10d", *options, "--local-addr=127.0.0.1"]
+        yield [
+            "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+            "--rdzv-id=elastic", "--local-addr=127.0.0.1",
+        ]  # fmt: skip
         return
-    pytest.importorskip("etcd", reason="pip install project[elastic]")
-    if shutil.which("etcd") is None:
-        pytest.skip("apt-get install etcd-server")
-    url = f"http://127.0.0.1:{port}"
-    server = subprocess.Popen(
-        [
-            "etcd", "--enable-v2", f"--data-dir={tmp_path}/etcd", f"--listen-client-urls={url}",
-            f"--advertise-client-urls={url}", f"--listen-peer-urls=http://127.0.0.1:{free_port()}",
-        ],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    for _ in range(100):
-        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            break
-        time.sleep(0.1)
-    yield ["--rdzv-backend=etcd-v2", *options]
-    server.kill()
-    server.wait()
+    if why := etcd_server.why_not():
+        pytest.skip(why)
+    server = EtcdServer(tmp_path)
+    with server.running():
+        yield ["--rdzv-backend=etcd-v2", f"--rdzv-endpoint={server.address}", "--rdzv-id=elastic"]
 
 
 def test_a_node_leaves_and_another_joins(tmp_path: Path, rendezvous: list[str]):
@@ -123,3 +113,68 @@ def test_a_node_leaves_and_another_joins(tmp_path: Path, rendezvous: list[str]):
             parts = {tuple(p) for size in (1, 2) for p in batches.get((epoch, batch, size), [])}
             ids += {id for part in parts for id in part}
         assert len(ids) == len(set(ids)) == 1200
+
+
+class Pod:
+    """A container that is made again when it ends, with the same ``RUN_ID``, until it succeeds."""
+
+    def __init__(self, directory: Path, command: list[str]) -> None:
+        self.directory = directory
+        self.command = command
+        self.ended: list[tuple[int, str]] = []  # exit code and cause of each container
+        self.process: subprocess.Popen[bytes] | None = None
+        self.is_deleted = False
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self) -> None:
+        while not self.is_deleted and (not self.ended or self.ended[-1][0]):
+            message = self.directory / f"message-{len(self.ended)}"
+            with (self.directory / "log").open("ab") as log:
+                self.process = subprocess.Popen(
+                    self.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    env=environment(RUN_ID="mine", TERMINATION_LOG=str(message)),
+                )  # fmt: skip
+            code = self.process.wait()
+            self.ended.append((code, message.read_text() if message.exists() else ""))
+
+    def delete(self) -> None:
+        self.is_deleted = True
+        while self.thread.is_alive():
+            if self.process:
+                self.process.kill()  # its child ends with it
+            self.thread.join(0.1)
+
+
+def test_a_node_that_gave_up_waiting_for_etcd_runs_again_when_it_is_made_again(tmp_path: Path):
+    if why := etcd_server.why_not():
+        pytest.skip(why)
+    server = EtcdServer(tmp_path)
+    command = [
+        sys.executable, "-m", "samestep.launch.entrypoint", "--nnodes=1", "--nproc-per-node=1",
+        "--rdzv-backend=etcd-v2", f"--rdzv-endpoint={server.address}", "--max-restarts=9",
+        "--rdzv-conf=timeout=5,last_call_timeout=1",
+        *BASE, "trainer.max_epochs=1", f"run_root={tmp_path}",
+        "+callbacks.recorder._target_=tests.faults.saboteur.Saboteur",
+        f"+callbacks.recorder.dirpath={tmp_path}",
+        # While etcd is away the rank is killed, so the node must meet again.
+        "+callbacks.recorder.faults=[lose_etcd_until_told step 7 0,kill step 9 0]",
+    ]  # fmt: skip
+    with server.running():
+        pod = Pod(tmp_path, command)
+        try:
+            deadline = time.monotonic() + 200
+            while len(pod.ended) < 2:
+                assert time.monotonic() < deadline, pod.ended
+                time.sleep(0.1)
+            server.bring_back()
+            pod.thread.join(200)
+        finally:
+            pod.delete()
+    assert pod.ended[-1] == (0, ""), pod.ended
+    codes, causes = zip(*pod.ended[:-1], strict=True)
+    assert set(codes) == {1}
+    assert "the nodes cannot meet, or no more (no etcd for 5 s: " in causes[0]
+    assert all("does not answer after 5 s" in cause for cause in causes[1:]), causes
+    assert len(causes) < 9
+    assert metrics(tmp_path / "mine")["test/accuracy"] > 0.2

@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tests import pods
+from tests import etcd_server, pods
 from tests.faults.experiments import EXPERIMENTS, SLOW
-from tests.faults.lab import PODS, Experiment, Laboratory
+from tests.faults.lab import ETCD, PODS, Experiment, Laboratory
 
 QUICK = {
     "SIGTERM within a step [1 process]",
@@ -22,6 +22,7 @@ QUICK = {
     "SIGSTOP in another pod [pods 1+1, restarts]",
     "SIGKILL of rank 0, restarted in place [torchrun 2, restarts]",
     "node 0's folder lost, no store [nodes without a shared folder]",
+    "etcd restarted empty [etcd 1+1]",
 }
 CHOSEN = [e for e in EXPERIMENTS if f"{e.name} [{e.topology}]" in QUICK]
 
@@ -34,6 +35,8 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Laboratory:
 @pytest.mark.parametrize("experiment", CHOSEN, ids=lambda e: f"{e.name} [{e.topology}]")
 def test_a_harmed_run_ends_as_an_unharmed_one(laboratory: Laboratory, experiment: Experiment):
     if experiment.topology.startswith(PODS) and (why := pods.why_not()):
+        pytest.skip(why)
+    if experiment.topology == ETCD and (why := etcd_server.why_not()):
         pytest.skip(why)
     outcome = laboratory.run(experiment)
     assert outcome.survived, outcome.why

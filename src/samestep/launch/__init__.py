@@ -6,5 +6,5 @@ exit code of a container is that of the run.
 Read in this order, to send a run: ``main``, ``render`` (the files of k8s/ with values), ``check``
 (mistakes), ``kubernetes`` with ``kubectl`` and ``kubectl_errors``, ``follow``, ``kubeflow``.
 To be a node: ``entrypoint``, ``cluster_environment``, ``pid1``, ``agent``,
-``hung_ranks``.
+``hung_ranks``, ``etcd_rendezvous``.
 """

@@ -21,6 +21,7 @@ from samestep.ranks.secrets import redact
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
     from torch.distributed.launcher.api import LaunchConfig
 
 TRAIN = Path(__file__).parents[3] / "train.py"
@@ -125,7 +126,7 @@ def launch(config: "LaunchConfig", arguments: Sequence[str], script: Path = TRAI
     except SignalException as error:
         return Outcome(128 + error.sigval)
     except (DistError, RendezvousError) as error:
-        reason = str(error.__cause__ or error).partition("\n")[0]
+        reason = reason_of(error, config)
         return Outcome(
             EXIT_ERROR, f"{config.rdzv_endpoint}: the nodes cannot meet, or no more ({reason})"
         )
@@ -167,7 +168,12 @@ def run_until_final(config: "LaunchConfig", arguments: Sequence[str], script: Pa
                 shutdown_timeout=config.shutdown_timeout,
             )
             look_while_monitoring(agent, hung_ranks.end)
-            result: RunResult | None = agent.run()
+            try:
+                result: RunResult | None = agent.run()
+            except Exception as error:
+                if restarts_left and has_lost_etcd(error, config):
+                    continue
+                raise
             if result is None:
                 break
             hung_ranks.explain(result.failures)
@@ -190,7 +196,6 @@ def worker_spec(config: "LaunchConfig", arguments: Sequence[str]) -> "WorkerSpec
     """What one agent runs: Python with these arguments, as often as the node has processes."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
     parameters = RendezvousParameters(
@@ -211,7 +216,7 @@ def worker_spec(config: "LaunchConfig", arguments: Sequence[str]) -> "WorkerSpec
         local_world_size=config.nproc_per_node,
         entrypoint=sys.executable,
         args=("-u", *arguments),
-        rdzv_handler=get_rendezvous_handler(parameters),
+        rdzv_handler=rendezvous_handler(parameters),
         max_restarts=0,
         monitor_interval=config.monitor_interval,
         master_addr=master_addr,
@@ -223,6 +228,41 @@ def worker_spec(config: "LaunchConfig", arguments: Sequence[str]) -> "WorkerSpec
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
     )
+
+
+def rendezvous_handler(parameters: "RendezvousParameters") -> "RendezvousHandler":
+    """How this node meets the others: through an etcd that may be lost, or as torch does it."""
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    if parameters.backend != "etcd-v2":
+        return get_rendezvous_handler(parameters)
+    from samestep.launch.etcd_rendezvous import EtcdRendezvous
+
+    return EtcdRendezvous(parameters)
+
+
+def has_lost_etcd(error: Exception, config: "LaunchConfig") -> bool:
+    """Whether an agent ended because etcd was lost while the nodes told each other their ranks."""
+    if config.rdzv_backend != "etcd-v2":
+        return False
+    from samestep.launch.etcd_rendezvous import is_loss
+
+    return is_loss(error)
+
+
+def reason_of(error: Exception, config: "LaunchConfig") -> str:
+    """Why the nodes cannot meet. Some of torch's errors have no text."""
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
+
+    text = str(error.__cause__ or error).partition("\n")[0]
+    if text:
+        return text
+    if isinstance(error, RendezvousClosedError):
+        return "another node has finished the run, or has failed for good"
+    if isinstance(error, RendezvousTimeoutError):
+        seconds = config.rdzv_configs.get("join_timeout", config.rdzv_configs.get("timeout"))
+        return f"{config.min_nodes} or more nodes have not met within {seconds} s"
+    return type(error).__name__
 
 
 def has_succeeded(result: "RunResult") -> bool:

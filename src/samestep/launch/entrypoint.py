@@ -23,6 +23,8 @@ from samestep.ranks.secrets import redact
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
+ETCD_ANSWERS_S = 5  # seconds for one answer; its client tries four times
+
 
 def main() -> int:
     """Train here; the arguments and the variables say as which node."""
@@ -78,6 +80,8 @@ def find_meeting_place(config: "LaunchConfig") -> str:
         name,
         timeout_s,
         lambda reason: print(f"entrypoint: waits for {name} ({reason})", flush=True),
+        # Other meeting places are opened by a node, and torch waits for it.
+        port=int(port) if config.rdzv_backend == "etcd-v2" else None,
     )
     config.local_addr = config.local_addr or own_address
     if config.rdzv_backend != "static":
@@ -92,8 +96,10 @@ def find_meeting_place(config: "LaunchConfig") -> str:
 def complete_elastic_rendezvous(config: "LaunchConfig", *, is_here: bool) -> None:
     """Set what nodes that come and go need besides the address of the meeting place."""
     settings = config.rdzv_configs
-    for key in ("join_timeout", "read_timeout"):
-        settings.setdefault(key, settings["timeout"])
+    settings.setdefault("join_timeout", settings["timeout"])
+    # An etcd answers at once or is lost. Another store may wait for its node to start.
+    is_etcd = config.rdzv_backend == "etcd-v2"
+    settings.setdefault("read_timeout", ETCD_ANSWERS_S if is_etcd else settings["timeout"])
     if config.rdzv_backend == "c10d" and is_here:
         settings.setdefault("is_host", "1")
     # If torchrun and the ranks shared one store, a node that comes later could not find it.

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from samestep.errors import RunError
 
 OUTSIDE_ADDRESS = "203.0.113.1"  # reserved for documentation: only the default route leads there
+CONNECT_S = 2  # seconds for one attempt to reach a server
 SIOCGIFADDR = 0x8915  # the Linux request for the IPv4 address of an interface
 
 
@@ -19,7 +20,10 @@ class NetworkError(RunError):
 
 
 def wait_for(
-    name: str, timeout_s: float, on_wait: Callable[[str], None] = lambda reason: None
+    name: str,
+    timeout_s: float,
+    on_wait: Callable[[str], None] = lambda reason: None,
+    port: int | None = None,
 ) -> tuple[str, str]:
     """Wait until a node's name has an address and a network leads to it.
 
@@ -29,6 +33,7 @@ def wait_for(
         name: host name or address of the node.
         timeout_s: seconds to wait.
         on_wait: called once with the reason if the first attempt fails.
+        port: if given, also wait until a server listens there.
 
     Returns:
         The node's address, and this node's own address on the way to it.
@@ -41,10 +46,19 @@ def wait_for(
     while True:
         try:
             address = address_of(name)
+            if port is not None:
+                connect(address, port)
             return address, address_towards(address)
         except OSError as error:
-            reason = str(error.strerror)
+            reason = str(error.strerror or error)
             if time.monotonic() + 1 > deadline:
+                if port is not None:
+                    raise NetworkError(
+                        f"{name}:{port} does not answer after {timeout_s} s ({reason}). Check that "
+                        "this server is up and that no firewall is between. "
+                        "cluster.join_timeout_s=SECONDS of scripts/launch.py, or "
+                        "--rdzv-conf=timeout=SECONDS, waits longer"
+                    ) from error
                 raise NetworkError(
                     f"there is no way to {name} after {timeout_s} s ({reason}). Check that this "
                     "node is up and that no firewall is between. On Kubernetes its name needs a "
@@ -57,6 +71,24 @@ def wait_for(
             on_wait(reason)
         has_failed = True
         time.sleep(1)
+
+
+def connect(address: str, port: int) -> None:
+    """Try to reach a server.
+
+    Raises:
+        OSError: if nothing listens there.
+    """
+    socket.create_connection((address, port), timeout=CONNECT_S).close()
+
+
+def answers(name: str, port: int) -> bool:
+    """Whether a server listens there now."""
+    try:
+        connect(name, port)
+    except OSError:
+        return False
+    return True
 
 
 def address_of(name: str) -> str:

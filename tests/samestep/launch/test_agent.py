@@ -4,6 +4,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import DistStoreError
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from torch.distributed.launcher.api import LaunchConfig
 
 from samestep.launch import agent
 from samestep.launch.agent import Outcome
@@ -64,3 +73,40 @@ def test_one_exit_code_and_one_cause(ranks: list[tuple[int, int, str, int]], out
 def test_what_is_not_started_again(code: int, max_nodes: int, final: bool):
     config: Any = SimpleNamespace(min_nodes=2, max_nodes=max_nodes)
     assert agent.is_final(failed([(code, 0, "", 0)]), config) == final
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RendezvousClosedError(), "another node has finished the run, or has failed for good"),
+        (RendezvousTimeoutError(), "2 or more nodes have not met within 9 s"),
+        (RendezvousTimeoutError("no etcd for 9 s: refused"), "no etcd for 9 s: refused"),
+        (RendezvousStateError(), "RendezvousStateError"),
+        (DistStoreError("one\ntwo"), "one"),
+    ],
+)
+def test_every_error_of_a_meeting_has_a_reason(error: Exception, reason: str):
+    config: Any = SimpleNamespace(min_nodes=2, rdzv_configs={"timeout": "9", "join_timeout": "9"})
+    assert agent.reason_of(error, config) == reason
+
+
+def test_an_etcd_that_is_lost_while_ranks_are_assigned_is_one_restart(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    etcd = pytest.importorskip("etcd", reason="pip install project[elastic]")
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=2, nproc_per_node=1, rdzv_backend="etcd-v2", run_id="mine",
+        rdzv_endpoint="127.0.0.1:1", rdzv_configs={"join_timeout": "1"}, max_restarts=2,
+    )  # fmt: skip
+    errors = [etcd.EtcdException("lost"), LookupError("lost")]
+
+    def run(self: LocalElasticAgent) -> RunResult:
+        if errors:
+            raise errors.pop()
+        return RunResult(WorkerState.SUCCEEDED)
+
+    monkeypatch.setattr(LocalElasticAgent, "run", run)
+    assert agent.launch(config, []) == Outcome(0)
+    errors = [etcd.EtcdException("lost")] * 3
+    with pytest.raises(etcd.EtcdException):
+        agent.launch(config, [])

@@ -2,22 +2,20 @@
 
 import os
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from samestep.launch import pid1
-from tests import pods
-from tests.conftest import ROOT, environment
-from tests.faults.lab import free_port
+from tests import etcd_server, pods
+from tests.conftest import ROOT, environment, free_port
+from tests.etcd_server import EtcdServer
 from tests.project.test_train import metrics
 from tests.samestep.launch.test_cluster_environment import PYTORCHJOB
 
@@ -113,42 +111,30 @@ PAIRS: dict[str, tuple[list[str], dict[str, str], list[dict[str, str]]]] = {
 @pytest.mark.parametrize("dialect", PAIRS)
 def test_two_nodes_train_together(dialect: str, nodes: Nodes):
     options, shared, each = PAIRS[dialect]
-    port = str(free_port())
-    etcd = None
+    server = None
     if dialect == "ElasticJob":
-        pytest.importorskip("etcd", reason="pip install project[elastic]")
-        if shutil.which("etcd") is None:
-            pytest.skip("apt-get install etcd-server")
-        url = f"http://127.0.0.1:{port}"
-        etcd = subprocess.Popen(
-            ["etcd", "--enable-v2", f"--data-dir={nodes.directory}/etcd",
-             f"--listen-client-urls={url}", f"--advertise-client-urls={url}",
-             f"--listen-peer-urls=http://127.0.0.1:{free_port()}"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        for _ in range(100):
-            with suppress(OSError), socket.create_connection(("127.0.0.1", int(port)), timeout=1):
-                break
-            time.sleep(0.1)
-    options = [option.replace("PORT", port) for option in options]
+        if why := etcd_server.why_not():
+            pytest.skip(why)
+        server = EtcdServer(nodes.directory)
+    port = str(server.port if server else free_port())
     shared = {"RUN_ID": "two", **shared}
     for name in ("MASTER_ADDR", "PET_MASTER_ADDR"):
         if name in shared:
             shared |= {name: "127.0.0.1", name.replace("ADDR", "PORT"): port}
-    try:
+    options = [option.replace("PORT", port) for option in options]
+    with ExitStack() as servers:
         nodes.start(*options, *TRAIN, **(shared | each[0]))
+        if server:  # later than the node, as if its image was still being pulled
+            nodes.wait_until(0, "waits for 127.0.0.1 (Connection refused)")
+            servers.enter_context(server.running())
         nodes.wait_until(0, "meets at")  # and now for the other one, which may be node 0
         nodes.start(*options, *TRAIN, **(shared | each[1]))
         assert [nodes.ends(0), nodes.ends(1)] == [0, 0], nodes.said(0) + nodes.said(1)
-    finally:
-        if etcd:
-            etcd.kill()
-            etcd.wait()
     assert metrics(nodes.directory / "two")["test/accuracy"] > 0.2
     assert len(list((nodes.directory / "two/logs").glob("rank-*.log"))) == 2
     assert "Warning" not in nodes.said(0) + nodes.said(1)
     for number in (0, 1):
-        line = nodes.said(number).splitlines()[0]
+        line = next(line for line in nodes.said(number).splitlines() if "meets at" in line)
         assert line.startswith("entrypoint: ")
         assert f"meets at 127.0.0.1:{port} (127.0.0.1" in line
         assert line.endswith(", run two")
@@ -264,6 +250,17 @@ def test_a_name_that_never_comes_ends_the_wait_with_one_error(nodes: Nodes):
     waits, error = nodes.said(0).splitlines()
     assert waits.startswith("entrypoint: waits for nowhere.invalid (")
     assert error.startswith("error: there is no way to nowhere.invalid after 2 s (")
+    assert nodes.message(0) == f"exit code 1: {error}"
+
+
+def test_an_etcd_that_never_comes_ends_the_wait_with_one_error(nodes: Nodes):
+    endpoint = f"127.0.0.1:{free_port()}"
+    options = ["--nnodes=1:2", "--rdzv-backend=etcd-v2", f"--rdzv-endpoint={endpoint}"]
+    nodes.start(*options, "--rdzv-conf=timeout=2", RUN_ID="late")
+    assert nodes.ends(0) == 1
+    waits, error = nodes.said(0).splitlines()
+    assert waits == "entrypoint: waits for 127.0.0.1 (Connection refused)"
+    assert error.startswith(f"error: {endpoint} does not answer after 2 s (Connection refused). ")
     assert nodes.message(0) == f"exit code 1: {error}"
 
 

@@ -59,3 +59,26 @@ def test_a_name_that_stays_unknown_is_one_error():
     assert "publishNotReadyAddresses" in text
     assert "cluster.timeout_s=SECONDS waits longer" in text
     assert "\n" not in text
+
+
+def test_a_server_that_is_late_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        assert not network.answers("127.0.0.1", port)
+        monkeypatch.setattr(network.time, "sleep", lambda seconds: server.listen())
+        told: list[str] = []
+        address, _ = network.wait_for("127.0.0.1", 60, told.append, port)
+        assert (address, told) == ("127.0.0.1", ["Connection refused"])
+        assert network.answers("127.0.0.1", port)
+
+
+def test_a_server_that_never_comes_is_one_error():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        with pytest.raises(network.NetworkError) as caught:
+            network.wait_for("127.0.0.1", 0.1, port=port)
+    text = str(caught.value)
+    assert text.startswith(f"127.0.0.1:{port} does not answer after 0.1 s (Connection refused). ")
+    assert "--rdzv-conf=timeout=SECONDS, waits longer" in text

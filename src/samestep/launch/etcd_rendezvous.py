@@ -1,0 +1,128 @@
+"""Where nodes that come and go meet: torch's rendezvous through etcd, for an etcd that may be lost.
+
+With torch's own handler an etcd that does not answer ends every node, and each of them then writes
+"closed" into the etcd that comes back, so that the nodes that replace them end as well.
+"""
+
+import logging
+import secrets
+import time
+
+from etcd import EtcdException
+from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from samestep.ranks import network
+
+
+def is_loss(error: Exception) -> bool:
+    """Whether an error means that etcd does not answer, or has lost what the nodes wrote."""
+    # torch raises a plain LookupError for a key that never comes. Its subclasses are mistakes.
+    lost = isinstance(error, (RendezvousConnectionError, EtcdException))
+    return lost or type(error) is LookupError
+
+
+class EtcdRendezvous(RendezvousHandler):
+    """Meets the other nodes through etcd, again and again.
+
+    - Ranks that train need no etcd, so they train on while it does not answer.
+    - When etcd answers again, the nodes meet again. It may have lost its data, or it may have
+      removed this node from the run because it got no heartbeats. So all ranks save and restart.
+    - Nodes that must meet wait for etcd, as long as they wait for each other.
+    - The rendezvous is never closed: etcd outlives the nodes, and a node that comes later, to
+      replace one or to continue the run, would find it closed. Nodes that have gone send no
+      heartbeats.
+    """
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        for library in ("etcd", "urllib3"):  # they print each failed request
+            logging.getLogger(library).setLevel(logging.CRITICAL)
+        self._parameters = parameters
+        self._address = parse_rendezvous_endpoint(parameters.endpoint, default_port=2379)
+        self._timeout_s = int(parameters.config["join_timeout"])
+        self._mark = secrets.token_hex(8)
+        # None before the nodes meet, and while etcd is lost.
+        self._handler: RendezvousHandler | None = None
+        self._store: Store | None = None
+        self._is_lost = False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the other nodes.
+
+        Raises:
+            RendezvousTimeoutError: if etcd or the other nodes do not come in time.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return self._meet()
+            except Exception as error:
+                if not is_loss(error):
+                    raise
+                reason = str(error.__cause__ or error)
+            self._forget(reason)
+            if time.monotonic() > deadline:
+                raise RendezvousTimeoutError(f"no etcd for {self._timeout_s} s: {reason}")
+            time.sleep(1)
+
+    def num_nodes_waiting(self) -> int:
+        """How many nodes want to take part; 1 if this node must meet the others again."""
+        if self._handler is None or self._store is None:
+            return int(network.answers(*self._address))
+        try:
+            if self._store.check([self._mark]):
+                return self._handler.num_nodes_waiting()
+            self._forget("its data are lost")
+        except Exception as error:
+            if not is_loss(error):
+                raise
+            self._forget(str(error.__cause__ or error))
+        return 0
+
+    def _meet(self) -> RendezvousInfo:
+        self._handler = self._handler or get_rendezvous_handler(self._parameters)
+        info = self._handler.next_rendezvous()
+        # An etcd without this key has lost its data.
+        info.store.set(self._mark, "1")
+        self._store = info.store
+        if self._is_lost:
+            print("entrypoint: etcd is back; the nodes have met again", flush=True)
+        self._is_lost = False
+        return info
+
+    def _forget(self, reason: str) -> None:
+        """Drop the connection: a client of etcd does not always recover from a failure."""
+        if not self._is_lost:
+            print(
+                f"entrypoint: etcd is lost ({reason}); the nodes meet again when it is back",
+                flush=True,
+            )
+        self._is_lost = True
+        self._handler = self._store = None
+
+    def get_backend(self) -> str:
+        """What torch calls this kind of rendezvous."""
+        return self._parameters.backend
+
+    def get_run_id(self) -> str:
+        """The name of the run."""
+        return self._parameters.run_id
+
+    def is_closed(self) -> bool:
+        """Never: see the class."""
+        return False
+
+    def set_closed(self) -> None:
+        """Leave it open: see the class."""
+
+    def shutdown(self) -> bool:
+        """Leave it open: see the class."""
+        return True

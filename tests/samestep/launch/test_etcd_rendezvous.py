@@ -1,0 +1,131 @@
+"""Two nodes as threads, and a real etcd. Whole runs: tests/faults."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from tests import etcd_server
+from tests.etcd_server import EtcdServer
+
+pytest.importorskip("etcd", reason="pip install project[elastic]")
+from samestep.launch.etcd_rendezvous import EtcdRendezvous, is_loss
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EtcdServer]:
+    if why := etcd_server.why_not():
+        pytest.skip(why)
+    # As the entry point does.
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    server = EtcdServer(tmp_path)
+    server.start(tmp_path / "data")
+    yield server
+    server.kill()
+
+
+def parameters(server: EtcdServer, **settings: str) -> RendezvousParameters:
+    common = {
+        "join_timeout": "60", "last_call_timeout": "60", "read_timeout": "5",
+        "keep_alive_interval": "1", "keep_alive_max_attempt": "3",
+    }  # fmt: skip
+    return RendezvousParameters(
+        "etcd-v2", server.address, "mine", 1, 2, "127.0.0.1", **(common | settings)
+    )
+
+
+def two_nodes(server: EtcdServer) -> list[EtcdRendezvous]:
+    nodes = [EtcdRendezvous(parameters(server)), EtcdRendezvous(parameters(server))]
+    meet(nodes)
+    return nodes
+
+
+def meet(nodes: list[EtcdRendezvous]) -> None:
+    """All nodes call ``next_rendezvous``, and become the two nodes of one group."""
+    with ThreadPoolExecutor() as threads:
+        met = list(threads.map(lambda node: node.next_rendezvous(), nodes))
+    assert sorted((info.rank, info.world_size) for info in met) == [(0, 2), (1, 2)]
+    assert met[0].bootstrap_store_info == met[1].bootstrap_store_info
+    assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
+
+
+@pytest.mark.parametrize("data", ["data", "empty"])
+def test_nodes_go_on_without_etcd_and_meet_again_when_it_is_back(
+    server: EtcdServer,
+    tmp_path: Path,
+    data: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+):
+    nodes = two_nodes(server)
+    server.kill()
+    for _ in range(3):
+        assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
+    server.start(tmp_path / data)
+    assert [node.num_nodes_waiting() for node in nodes] == [1, 1]
+    meet(nodes)
+    assert not [record for record in caplog.records if record.name.startswith(("etcd", "urllib3"))]
+    stdout = capsys.readouterr().out
+    assert stdout.count("entrypoint: etcd is lost (") == 2
+    assert stdout.count("entrypoint: etcd is back; the nodes have met again\n") == 2
+
+
+def test_an_etcd_that_was_replaced_between_two_looks_is_noticed(server: EtcdServer, tmp_path: Path):
+    nodes = two_nodes(server)
+    server.kill()
+    server.start(tmp_path / "empty")
+    assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
+    assert [node.num_nodes_waiting() for node in nodes] == [1, 1]
+    meet(nodes)
+
+
+def test_nodes_that_must_meet_wait_for_etcd(server: EtcdServer, tmp_path: Path):
+    nodes = two_nodes(server)
+    server.kill()
+    with ThreadPoolExecutor() as threads:
+        meeting = threads.submit(meet, nodes)
+        time.sleep(2)
+        assert not meeting.done()
+        server.start(tmp_path / "empty")
+        meeting.result(60)
+
+
+def test_the_wait_for_etcd_ends_with_a_reason(server: EtcdServer):
+    server.kill()
+    node = EtcdRendezvous(parameters(server, join_timeout="1"))
+    with pytest.raises(RendezvousTimeoutError, match=r"no etcd for 1 s: .*list of servers"):
+        node.next_rendezvous()
+    assert not is_loss(RendezvousTimeoutError("no etcd"))  # so the agent does not wait once more
+
+
+def test_a_node_that_ends_leaves_the_rendezvous_open_for_those_that_replace_it(server: EtcdServer):
+    nodes = two_nodes(server)
+    assert all(node.shutdown() for node in nodes)
+    nodes.clear()  # their heartbeats end
+    two_nodes(server)
+
+
+def test_canary_torch_still_closes_the_rendezvous_for_ever(server: EtcdServer):
+    assert get_rendezvous_handler(parameters(server)).shutdown()
+    assert get_rendezvous_handler(parameters(server)).is_closed()
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RendezvousConnectionError(), True),
+        (LookupError("Key torchelastic/role_info/1 not found in EtcdStore"), True),
+        (KeyError("a mistake"), False),
+        (RuntimeError(), False),
+    ],
+)
+def test_which_errors_mean_that_etcd_is_lost(error: Exception, lost: bool):
+    assert is_loss(error) == lost
