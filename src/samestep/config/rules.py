@@ -152,6 +152,10 @@ OF_CLUSTER = {
     "cluster.volume": NULL | TEXT,
     "cluster.image_pull_policy": one_of("IfNotPresent", "Always", "Never"),
     "cluster.cli": one_of("v2", "v1"),
+    "cluster.restarts": whole(0),
+    "cluster.time": NULL | TEXT | whole(1),
+    "cluster.trials": each(TEXT),
+    "cluster.export": each(TEXT),
 }
 OF_CALLBACKS = {
     "callbacks.best.mode": one_of("min", "max"),

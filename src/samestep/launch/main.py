@@ -68,13 +68,15 @@ def launch(action: str, overrides: Sequence[str]) -> int:
             f"cluster={cfg.cluster.name}: needs no launching, python train.py runs it; "
             f"clusters are {', '.join(others)}"
         )
+    for trial in cfg.cluster.get("trials", ()):
+        compose([*overrides, trial])
     documents = render.render(cfg, overrides) if cfg.cluster.manifest else []
     if action == "render":
         print(render.text(documents) if documents else format_submit(cfg, overrides), end="")
         return 0
 
     # They take a third of a second to import, which action=render does not need.
-    from samestep.launch import check, kubernetes
+    from samestep.launch import check, kubernetes, slurm
 
     if action in ("check", "submit"):
         check.refuse(check.faults(cfg, documents))
@@ -82,7 +84,8 @@ def launch(action: str, overrides: Sequence[str]) -> int:
         check.refuse(check.placeholder(cfg))
     if "commands" in cfg.cluster:
         return run_command(cfg, overrides, action, documents)
-    return kubernetes.ACTIONS[action](cfg, documents)
+    actions = slurm.ACTIONS if cfg.cluster.name == "slurm" else kubernetes.ACTIONS
+    return actions[action](cfg, documents)
 
 
 def format_submit(cfg: DictConfig, overrides: Sequence[str]) -> str:
