@@ -42,7 +42,7 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 SlurmctldParameters=enable_configless
 SlurmdParameters=config_overrides
-SchedulerParameters=sched_interval=1,batch_sched_delay=0,sched_min_interval=0
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 KillWait=60
@@ -145,5 +145,3 @@ class Caller(L.Callback):
         while stopping._State.signum != signal.SIGTERM:
             assert time.monotonic() < deadline, f"{command}: brought no SIGTERM"
             time.sleep(0.1)
-        # An event may have shortened the time limit, which a job keeps when it is queued again.
-        subprocess.run("scontrol update JobId=$SLURM_JOB_ID TimeLimit=60", shell=True, check=False)

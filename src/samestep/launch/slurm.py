@@ -19,6 +19,7 @@ from samestep.launch import follow, render, slurm_reasons
 
 POLL_S = 2.0
 RETRIES = 30  # polls without an answer before we give up; Slurm's controller may restart
+EXTRA_S = 60  # seconds that a job may take to end, beyond its grace period
 ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "TIMEOUT",
@@ -101,7 +102,10 @@ def cancel(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
         print(f"{cfg.run_id}: nothing to cancel")
         return 0
     call("scancel", *{job.get("ArrayJobId", job["JobId"]) for job in active})
+    deadline = time.monotonic() + cfg.cluster.grace_s + EXTRA_S
     while find_active(cfg):
+        if time.monotonic() > deadline:
+            raise RunError(f"{cfg.run_id}: was cancelled, and has not ended yet; see action=status")
         time.sleep(POLL_S)
     print(f"{cfg.run_id}: cancelled; the same submit continues it")
     return 0
@@ -143,7 +147,7 @@ def find_jobs(cfg: DictConfig, retries: int = 0) -> list[Job]:
         try:
             # %F is the number of the whole job, also for a trial of a sweep.
             words = ("--me", "--noheader", "--states=all", f"--name={cfg.run_id}", "--format=%F")
-            numbers = [int(number) for number in call("squeue", *words).split()]
+            numbers = [int(word) for word in call("squeue", *words).split() if word.isdigit()]
             if not numbers:
                 return []
             shown = call("scontrol", "show", "job", "--oneliner", str(max(numbers)))

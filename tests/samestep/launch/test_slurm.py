@@ -14,6 +14,7 @@ from samestep.launch import render, slurm_reasons
 from tests.conftest import run
 
 LAUNCH = "scripts/launch.py"
+FOLDERS = ["cluster.container=pyxis", "cluster.runs=/s/r", "cluster.data=/s/d"]
 FAKES = {  # programs of Slurm that write down what they are told
     "srun": "import json, os, signal, sys, time\n"
     "print(json.dumps([os.environ['RUN_ID'], *sys.argv[1:]]), file=open('srun.txt', 'a'))\n"
@@ -116,17 +117,19 @@ def test_each_trial_is_a_run_of_its_own(execute):
 @pytest.mark.parametrize(
     ("container", "words"),
     [
-        ("pyxis", ["--container-image=ours:1", "--container-mounts=/s/runs:/workspace/runs",
+        ("pyxis", ["--container-image=ours:1", "--container-mounts={}",
                    "--container-workdir=/workspace", "--no-container-mount-home", "python", "-m"]),
-        ("apptainer", ["apptainer", "exec", "--nv", "--bind=/s/runs:/workspace/runs",
+        ("apptainer", ["apptainer", "exec", "--nv", "--bind={}",
                        "--pwd=/workspace", "ours:1", "python", "-m"]),
     ],
 )  # fmt: skip
 def test_a_container_starts_the_entry_point(execute, container, words):
-    given = ["cluster.image=ours:1", "cluster.mounts=/s/runs:/workspace/runs"]
+    given = ["cluster.image=ours:1", "cluster.runs=/s/r", "cluster.data=/s/d"]
     (_, *told), _ = execute(script(f"cluster.container={container}", *given))
     start = told.index("-m")
-    assert told[start + 1 - len(words) : start + 1] == words
+    mounts = "/s/r:/workspace/runs,/s/d:/workspace/data"
+    expected = [word.format(mounts) for word in words]
+    assert told[start + 1 - len(words) : start + 1] == expected
 
 
 @pytest.mark.parametrize(
@@ -134,9 +137,12 @@ def test_a_container_starts_the_entry_point(execute, container, words):
     [
         (["cluster.memory=16Gi"], "cluster.memory=16Gi: Slurm takes whole numbers such as"),
         (["cluster.image=ours:1"], "cluster.image=ours:1: is only for a container; add"),
-        (["cluster.container=pyxis", "cluster.image=ours:1"], "cluster.mounts=null: cluster.cont"),
-        (["cluster.container=apptainer", "cluster.mounts=a:b"], "cluster.image=null: cluster.cont"),
-        (["cluster.container=pyxis", "cluster.image=ours", "cluster.mounts=a:b"], "cluster.image="),
+        (
+            [*FOLDERS[:2], "cluster.image=ours:1"],
+            "cluster.data=null: cluster.container=pyxis needs",
+        ),
+        (FOLDERS, "cluster.image=null: cluster.container=pyxis needs"),
+        ([*FOLDERS, "cluster.image=ours"], "cluster.image=ours: may name another image"),
         (["cluster.time=4"], "cluster.time=4: must be more than twice cluster.grace_s=120 seconds"),
         (["cluster.time=3:59"], "cluster.time=3:59: must be more than twice"),
         (["cluster.time=0-0:3"], "cluster.time=0-0:3: must be more than twice"),
@@ -152,7 +158,7 @@ def test_a_mistake_is_found(words, fault):
 
 
 def test_a_file_may_be_an_image():
-    given = ["cluster.container=apptainer", "cluster.image=/s/project.sif", "cluster.mounts=a:b"]
+    given = [*FOLDERS, "cluster.image=/s/project.sif"]
     assert list(rules.faults(configured(*given), [])) == []
 
 

@@ -13,7 +13,6 @@ from tests.conftest import QUICK, ROOT, environment, run
 LAUNCH = "scripts/launch.py"
 EVENTS = [  # before which step, and what happens
     "7 scancel --signal=TERM $SLURM_JOB_ID",
-    "13 scontrol update JobId=$SLURM_JOB_ID TimeLimit=4",
     "25 sbatch --partition=urgent --nodes=2 --exclusive --output=/dev/null --wrap=true",
 ]
 SLOW = ["+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=0.2"]
@@ -40,9 +39,8 @@ class Launcher:
         ]  # fmt: skip
 
     def __call__(self, action, *more, **variables):
-        return run(
-            LAUNCH, *self.words, *more, f"action={action}", **{**self.variables, **variables}
-        )
+        variables = {**self.variables, **variables}
+        return run(LAUNCH, *self.words, *more, f"action={action}", timeout=900, **variables)
 
     def follow(self):
         return subprocess.Popen(
@@ -76,13 +74,13 @@ def weights(folder):
     return [torch.load(path) for path in sorted(folder.glob("weights-*.pt"))]
 
 
-def test_a_run_that_is_stopped_preempted_and_out_of_time_is_bit_identical(launcher, tmp_path):
+def test_a_run_that_is_stopped_and_preempted_is_bit_identical(launcher, tmp_path):
     """Two nodes; the job is queued again each time, and the weights are those of a quiet run."""
     recorder = "+callbacks.recorder"
     kept = [f"{recorder}._target_=tests.recorder.Recorder", f"{recorder}.dirpath={{}}"]
     caller = "+callbacks.caller"
     launch = launcher(
-        "mine", *QUICK, "model=mlp", "trainer.num_nodes=2", "cluster.grace_s=200",
+        "mine", *QUICK, "model=mlp", "trainer.num_nodes=2",
         *(word.format(tmp_path / "ours") for word in kept),
         f"{caller}._target_=tests.slurm.Caller",
         f"{caller}.events=[{','.join(repr(event) for event in EVENTS)}]",
@@ -92,15 +90,13 @@ def test_a_run_that_is_stopped_preempted_and_out_of_time_is_bit_identical(launch
     assert submitted.stdout.startswith("Submitted batch job ")
     logs = launch("logs")
     assert logs.returncode == 0, logs.stdout + logs.stderr
-    for words in ("node 0 of 2", "node 1 of 2", "Continuing: ", "Slurm (started again 3 times)"):
+    for words in ("node 0 of 2", "node 1 of 2", "Continuing: ", "Slurm (started again 2 times)"):
         assert words in logs.stdout
-    # The second stop comes by the time limit, the third by a partition with a higher priority.
-    for step in (8, 14, 26):
+    for step in (8, 26):
         assert f"Stopped by SIGTERM after step {step}; saved" in logs.stdout
-    assert "DUE TO TIME LIMIT" not in logs.stdout  # the signal came before
-    assert "DUE TO PREEMPTION" in logs.stdout
+    assert "DUE TO PREEMPTION" in logs.stdout  # by a partition with a higher priority
     assert "Traceback" not in logs.stdout
-    assert "COMPLETED, started again 3 times" in launch("status").stdout
+    assert "COMPLETED, started again 2 times" in launch("status").stdout
 
     quiet = run(
         "train.py", *QUICK, "model=mlp", "trainer.devices=2", f"run_root={tmp_path}",
@@ -118,7 +114,7 @@ def test_a_run_that_is_cancelled_saves_and_the_same_submit_continues_it(launcher
     launch = launcher("mine", *QUICK, "model=mlp")
     assert launch("submit", *SLOW, "trainer.max_epochs=50").returncode == 0
     launch.wait_for("RUNNING, on ")
-    other = launcher("other", "trainer.num_nodes=2", "cluster.entrypoint.none=[true]")
+    other = launcher("other", "trainer.num_nodes=2", "cluster.entrypoint.none=[ls]")
     assert other("submit").returncode == 0
     assert "it waits until nodes are free (Resources)" in other.wait_for("(Resources)")
     with launch.follow() as logs:
@@ -159,6 +155,24 @@ def test_trials_of_a_sweep_get_the_named_variables_and_no_others(launcher):
     assert "sweep-1: job " in launch("status").stdout
 
 
+def test_a_job_is_signalled_before_its_time_limit_and_queued_again(launcher):
+    """A shell takes the place of the entry point; Slurm counts time limits in minutes."""
+    shell = (
+        "trap 'exit 143' TERM; if [ 0$SLURM_RESTART_COUNT -gt 0 ]; then exit 0; fi; "
+        "scontrol update JobId=$SLURM_JOB_ID TimeLimit=4; sleep 300 & wait"
+    )
+    launch = launcher(
+        "late", f'cluster.entrypoint.none=[bash,-c,"{shell}"]', "trainer.num_nodes=2",
+        "cluster.grace_s=230",
+    )  # fmt: skip
+    assert launch("submit").returncode == 0
+    logs = launch("logs")
+    assert logs.returncode == 0, logs.stdout + logs.stderr
+    assert logs.stdout.count("Exited with exit code 143") == 2
+    assert "DUE TO TIME LIMIT" not in logs.stdout
+    assert "COMPLETED, started again 1 times" in launch("status").stdout
+
+
 @pytest.mark.parametrize(
     ("exit_code", "said"),
     [(3, "FAILED, exit code 3, started again 1 times"), (2, "exit code 2: wrong configuration")],
@@ -181,7 +195,7 @@ def test_slurm_is_asked_before_a_run_is_sent(launcher):
     for word, error in {
         "cluster.partition=nowhere": "Slurm has no partition nowhere",
         "trainer.num_nodes=3": "the partition has no such nodes",
-        "cluster.memory=100G": "no node has that much memory",
+        "cluster.memory=100G": "the partition has no such nodes",
         "trainer.accelerator=gpu": "the nodes have no such GPUs",
     }.items():
         refused = launch("check", word)

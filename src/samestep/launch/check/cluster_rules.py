@@ -171,7 +171,7 @@ def check_fixed_values(cfg: DictConfig) -> Iterator[str]:
 def check_container(cfg: DictConfig) -> Iterator[str]:
     """A container of Slurm needs an image, and folders that keep the run and the data."""
     container = cfg.cluster.container
-    for key in ("image", "mounts"):
+    for key in ("image", "runs", "data"):
         value = cfg.cluster[key]
         if container == "none" and value is not None:
             yield (
@@ -232,7 +232,7 @@ RULES = (
     Rule(check_cpu_limit, ("cpus", "cpu_limit")),
     Rule(check_volume, ("volume", "commands")),
     Rule(check_fixed_values, ("fixed",)),
-    Rule(check_container, ("container", "mounts")),
+    Rule(check_container, ("container", "trials")),
     Rule(check_memory_of_slurm, ("memory", "trials")),
     Rule(check_time_of_slurm, ("time", "trials")),
     Rule(check_node_range, ("min_nodes", "max_nodes")),
