@@ -15,7 +15,7 @@ EVENTS = [  # before which step, and what happens
     "7 scancel --signal=TERM $SLURM_JOB_ID",
     "25 sbatch --partition=urgent --nodes=2 --exclusive --output=/dev/null --wrap=true",
 ]
-SLOW = ["+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=0.2"]
+SLOW = ["+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=1"]
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,8 @@ def test_a_run_that_is_cancelled_saves_and_the_same_submit_continues_it(launcher
         assert "CANCELLED" in logs.stderr.read()
     assert launch("cancel").stdout == "mine: nothing to cancel\n"
 
-    assert launch("submit", "trainer.max_epochs=2").returncode == 0
+    fast = ["+callbacks.slow.seconds=0", "allow_changes=[callbacks.slow.seconds]"]
+    assert launch("submit", *SLOW[:1], *fast, "trainer.max_epochs=4").returncode == 0
     logs = launch("logs")
     assert logs.returncode == 0, logs.stdout + logs.stderr
     assert "Continuing: " in logs.stdout
