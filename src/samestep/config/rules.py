@@ -173,6 +173,9 @@ RULES: dict[str, Rule] = OF_RUN | OF_TRAINER | OF_CLUSTER | OF_CALLBACKS
 
 def contradictions(cfg: DictConfig) -> Iterator[str]:
     """What is wrong with ``cfg`` although each value alone is fine, one line each."""
+    entrypoints = cfg.cluster.get("entrypoint", {})  # only Slurm has several
+    if entrypoints and cfg.cluster.container not in entrypoints:
+        yield f"cluster.container={cfg.cluster.container}: must be one of {', '.join(entrypoints)}"
     if cfg.trainer.strategy != "fsdp":
         return
     if cfg.trainer.accelerator not in {"gpu", "auto"}:

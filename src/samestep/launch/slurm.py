@@ -4,7 +4,6 @@ import itertools
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -32,10 +31,12 @@ Job = dict[str, str]
 
 
 def check(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
-    """Report that the checks found no mistakes; then ask Slurm, if it is on this machine."""
+    """Report that the checks found no mistakes; then ask Slurm, if it answers here."""
     print(f"{cfg.run_id}: no mistakes found")
-    if not shutil.which("sbatch"):
-        print(f"{cfg.run_id}: Slurm was not asked; sbatch is not on this machine")
+    try:
+        call("squeue", "--me")
+    except RunError as error:
+        print(f"{cfg.run_id}: Slurm was not asked; {error}")
         return 0
     answer = call("sbatch", "--test-only", script=render.text(documents))
     print(f"{cfg.run_id}: Slurm would accept it: {answer.removeprefix('sbatch: ')}")

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from samestep.config.compose import check
+from samestep.errors import ConfigError
 from samestep.launch import check as rules
 from samestep.launch import render, slurm_reasons
 from tests.conftest import run
@@ -155,6 +156,13 @@ def test_a_container_starts_the_entry_point(execute, container, words):
 def test_a_mistake_is_found(words, fault):
     (found,) = rules.faults(configured(*words), [])
     assert found.startswith(fault)
+
+
+def test_a_container_is_one_of_those_that_can_be_started():
+    with pytest.raises(
+        ConfigError, match="container=docker: must be one of none, pyxis, apptainer"
+    ):
+        check(["cluster=slurm", "cluster.container=docker"])
 
 
 def test_a_file_may_be_an_image():
