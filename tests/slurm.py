@@ -112,7 +112,11 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         for process in reversed(processes):
             process.terminate()
         for process in processes:
-            process.wait(60)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:  # slurmd waits for a job step that does not end
+                process.kill()
+                process.wait()
 
 
 def wait_for(condition, folder: Path, processes: list[subprocess.Popen]) -> None:
