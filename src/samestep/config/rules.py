@@ -156,6 +156,10 @@ OF_CLUSTER = {
     "cluster.volume": NULL | TEXT,
     "cluster.image_pull_policy": one_of("IfNotPresent", "Always", "Never"),
     "cluster.cli": one_of("v2", "v1"),
+    "cluster.restarts": whole(0),
+    "cluster.time": NULL | TEXT | whole(1),
+    "cluster.trials": each(TEXT),
+    "cluster.export": each(TEXT),
 }
 OF_CALLBACKS = {
     "callbacks.best.mode": one_of("auto", "min", "max"),
@@ -173,6 +177,9 @@ RULES: dict[str, Rule] = OF_RUN | OF_TRAINER | OF_CLUSTER | OF_CALLBACKS
 
 def contradictions(cfg: DictConfig) -> Iterator[str]:
     """What is wrong with ``cfg`` although each value alone is fine, one line each."""
+    entrypoints = cfg.cluster.get("entrypoint", {})  # only Slurm has several
+    if entrypoints and cfg.cluster.container not in entrypoints:
+        yield f"cluster.container={cfg.cluster.container}: must be one of {', '.join(entrypoints)}"
     if cfg.trainer.strategy != "fsdp":
         return
     if cfg.trainer.accelerator not in {"gpu", "auto"}:

@@ -33,6 +33,7 @@ TORCHRUN_VARIABLES = {
 VARIABLES_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 CONTROLLERS = {"RUNAI_": "Run:ai", "VC_": "Volcano"}  # by the prefix of their own variables
 DEFAULTS = {"PET_MASTER_ADDR": "", "PET_NODE_RANK": "-1", "PET_NPROC_PER_NODE": "auto"}
+SLURM_PORTS = range(10000, 30000)  # the kernel gives none of these to other programs
 DEFAULT_PORTS = {"static": 29500, "c10d": 29400, "etcd": 2379, "etcd-v2": 2379}
 
 
@@ -59,6 +60,8 @@ def translate(variables: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """
     found = {name: value for name, value in variables.items() if name.startswith("PET_")}
     controller = name_controller(variables)
+    if controller.startswith("Slurm"):
+        found = translate_slurm(variables) | found
     if index := variables.get("JOB_COMPLETION_INDEX"):
         found.setdefault("PET_NODE_RANK", index)
     for name, torchrun_name in TORCHRUN_VARIABLES.items():
@@ -67,8 +70,37 @@ def translate(variables: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     return controller, DEFAULTS | found
 
 
+def translate_slurm(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of torchrun that those of a job step of Slurm mean.
+
+    The nodes meet at the first node of the list, at a port that other jobs on it do not use.
+
+    Raises:
+        ConfigError: if srun did not start one task on each node.
+    """
+    nodes, tasks = variables["SLURM_STEP_NUM_NODES"], variables["SLURM_STEP_NUM_TASKS"]
+    if nodes != tasks:
+        raise ConfigError(
+            f"SLURM_STEP_NUM_TASKS={tasks}: srun must start one task on each of the {nodes} nodes, "
+            "which starts the ranks; use --ntasks-per-node=1"
+        )
+    job = int(variables["SLURM_JOB_ID"])
+    # Of gpu[01-04,07],cpu3 the first node is gpu01.
+    first_of_each = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", variables["SLURM_STEP_NODELIST"])
+    return {
+        "PET_NNODES": nodes,
+        "PET_NODE_RANK": variables["SLURM_NODEID"],
+        "PET_MASTER_ADDR": first_of_each.partition(",")[0],
+        "PET_MASTER_PORT": str(SLURM_PORTS[job % len(SLURM_PORTS)]),
+        "PET_RDZV_ID": f"{variables['SLURM_JOB_NAME']}-{job}",
+    }
+
+
 def name_controller(variables: Mapping[str, str]) -> str:
     """What set these variables, for people who read the log."""
+    if "SLURM_STEP_NUM_TASKS" in variables:  # set by srun
+        restarts = variables.get("SLURM_RESTART_COUNT", "0")
+        return "Slurm" if restarts == "0" else f"Slurm (started again {restarts} times)"
     for prefix, name in CONTROLLERS.items():
         if any(variable.startswith(prefix) for variable in variables):
             return name

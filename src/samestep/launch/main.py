@@ -68,6 +68,7 @@ def launch(action: str, overrides: Sequence[str]) -> int:
             f"cluster={cfg.cluster.name}: needs no launching, python train.py runs it; "
             f"clusters are {', '.join(others)}"
         )
+    check_trials(cfg, overrides)
     documents = render.render(cfg, overrides) if cfg.cluster.manifest else []
     if action == "render":
         from samestep.launch.check import refuse, secrets
@@ -78,7 +79,7 @@ def launch(action: str, overrides: Sequence[str]) -> int:
         return 0
 
     # They take a third of a second to import, which wrong usage does not need.
-    from samestep.launch import check, kubernetes
+    from samestep.launch import check, kubernetes, slurm
 
     if action in ("check", "submit"):
         check.refuse(check.faults(cfg, documents))
@@ -88,7 +89,14 @@ def launch(action: str, overrides: Sequence[str]) -> int:
         check.refuse(check.placeholder(cfg))
     if "commands" in cfg.cluster:
         return run_command(cfg, overrides, action, documents)
-    return kubernetes.ACTIONS[action](cfg, documents)
+    actions = slurm.ACTIONS if cfg.cluster.name == "slurm" else kubernetes.ACTIONS
+    return actions[action](cfg, documents)
+
+
+def check_trials(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Compose each run of a sweep, so that a mistake in one is found before any is sent."""
+    for trial in cfg.cluster.get("trials", ()):
+        compose([*overrides, trial])
 
 
 def format_submit(cfg: DictConfig, overrides: Sequence[str]) -> str:

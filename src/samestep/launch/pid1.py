@@ -45,8 +45,10 @@ def supervise() -> int | None:
 def wait_for(child: int, signals: set[signal.Signals]) -> int:
     """Forward the first signal to the child, and return the child's status when it has ended.
 
-    A second signal would end torchrun's agent without its ranks.
+    A second signal would end torchrun's agent without its ranks. Slurm sends SIGTERM to every
+    process of a job step, so the child gets its first one from there.
     """
+    is_job_step = environment.variable("SLURM_STEP_ID") is not None
     has_forwarded = False
     while True:
         signum = signal.sigwait(signals)
@@ -54,7 +56,7 @@ def wait_for(child: int, signals: set[signal.Signals]) -> int:
             ended = reap()
             if child in ended:
                 return ended[child]
-        elif not has_forwarded:
+        elif not has_forwarded and not (is_job_step and signum == signal.SIGTERM):
             os.kill(child, signum)
             has_forwarded = True
 

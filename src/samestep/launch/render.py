@@ -131,7 +131,9 @@ def prune(node: Any) -> Any:
 
 
 def text(documents: Sequence[Document]) -> str:
-    """Write the documents as one YAML file, or as lines for a shell if they are commands."""
+    """Write the documents as one YAML file, a batch script, or lines for a shell."""
+    if "sbatch" in documents[0]:
+        return batch_script(documents[0])
     if not all("command" in document for document in documents):
         return yaml.safe_dump_all(documents, sort_keys=False, width=1000)
     lines = []
@@ -139,6 +141,26 @@ def text(documents: Sequence[Document]) -> str:
         words = [str(word).replace("$$", "$") for word in document["command"]]
         lines += [f"# {document['comment']}\n", f"{shlex.join(words)}\n"]
     return "".join(lines)
+
+
+def batch_script(document: Document) -> str:
+    """Write a script for Slurm: its options, the variables of ``k8s/slurm.sh``, and that file."""
+    trials = document.get("trials") or []
+    options = dict(document["sbatch"])
+    options["export"] = ",".join(options["export"])
+    if trials:
+        options["array"] = f"0-{len(trials) - 1}"
+        options["output"] = options["output"].replace("%x", "%x-%a")
+    words = [f"--{key}" if value is True else f"--{key}={value}" for key, value in options.items()]
+    command = [str(word).replace("$$", "$") for word in document["command"]]
+    lines = [
+        "#!/bin/bash",
+        *(f"#SBATCH {shlex.quote(str(word))}" for word in [*words, *document.get("options", ())]),
+        f"restarts={document['restarts']}",
+        f"trials=({shlex.join(trials)})",
+        f"command=({shlex.join(command)})",
+    ]
+    return "\n".join(lines) + "\n" + (K8S / "slurm.sh").read_text()
 
 
 def _is_repeated(node: Any) -> bool:

@@ -29,6 +29,11 @@ TRAINJOB = {
     "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "1", "JOB_COMPLETION_INDEX": "1",
     "PET_MASTER_ADDR": "cifar-node-0-0.cifar", "PET_MASTER_PORT": "29400",
 }  # fmt: skip
+SLURM = {  # of a job step that srun started, of Slurm 22.05
+    "SLURM_JOB_ID": "40123", "SLURM_JOB_NAME": "cifar", "SLURM_NODEID": "1",
+    "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "gpu[08-09]", "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+}  # fmt: skip
 ELASTICJOB = [
     "--rdzv_backend=etcd", "--rdzv_endpoint=cifar-etcd:2379", "--rdzv_id=cifar", "--nnodes=1:2",
     "--nproc_per_node=1", "--max-restarts=9",
@@ -72,6 +77,12 @@ CLUSTERS: dict[str, tuple[dict[str, str], list[str], str, str]] = {
         RUNAI, ["--rdzv_backend=c10d"],
         "PyTorchJob, one of 2 nodes, 1 process here", "cifar-master-0:23456",
     ),
+    "Slurm": (SLURM, [], "Slurm, node 1 of 2, 1 process here", "gpu08:10123"),
+    "Slurm again": (
+        {**SLURM, "SLURM_RESTART_COUNT": "3", "RANK": "9", "WORLD_SIZE": "9"},
+        ["--nproc-per-node=2"],
+        "Slurm (started again 3 times), node 1 of 2, 2 processes here", "gpu08:10123",
+    ),
     "options win": (
         PYTORCHJOB, ["--nnodes=3", "--nproc-per-node=1", "--node-rank=2", "--master-addr=a"],
         "PyTorchJob, node 2 of 3, 1 process here", "a:23456",
@@ -102,12 +113,35 @@ def test_a_cluster_is_understood(
         "JOB_COMPLETION_INDEX",
         "RUNAI_PROJECT",
         "VC_TASK_INDEX",
+        *SLURM,
+        "SLURM_RESTART_COUNT",
     }
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("a", "a"), ("a,b", "a"), ("gpu[01-04,07],cpu3", "gpu01"), ("gpu[3,5-6]", "gpu3"),
+     ("rack[2-3]n[10-11]", "rack2n10"), ("n-[007]-ib,x", "n-007-ib")],
+)  # fmt: skip
+def test_the_first_node_of_slurm_is_where_all_meet(nodes: str, first: str):
+    found = cluster_environment.translate_slurm({**SLURM, "SLURM_STEP_NODELIST": nodes})
+    assert found["PET_MASTER_ADDR"] == first
+
+
+def test_a_job_of_slurm_without_a_run_id_has_the_same_name_after_each_restart(
+    variables: dict[str, str],
+):
+    del variables["RUN_ID"]
+    variables.update(SLURM)
+    _, config = cluster_environment.plan([], check(["trainer.accelerator=cpu"]))
+    assert config.run_id == variables["RUN_ID"] == "cifar-40123"
 
 
 @pytest.mark.parametrize(
     ("given", "options", "error"),
     [
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "8"}, [],
+         "SLURM_STEP_NUM_TASKS=8: srun must start one task on each of the 2 nodes"),
         ({}, ["--nnodes=0"], "--nnodes=0: must be a number of nodes, or MIN:MAX"),
         ({"WORLD_SIZE": "two", "RANK": "0"}, [], "--nnodes=two: must be a number of nodes"),
         ({}, ["--nnodes=3:2", "--rdzv-backend=c10d"], "--nnodes=3:2: MIN is larger than MAX"),

@@ -37,9 +37,12 @@ TARGETS = {  # golden file: the words that make it
     "runai": ["cluster=runai", *TWO_BY_TWO],
     "runai-cpu": ["cluster=runai", *TWO_BY_TWO, "trainer.accelerator=cpu"],
     "runai-v1": ["cluster=runai", "cluster.cli=v1", *TWO_BY_TWO],
+    "slurm": ["cluster=slurm", *TWO_BY_TWO],
+    "slurm-cpu": ["cluster=slurm", *TWO_BY_TWO, "trainer.accelerator=cpu", "cluster.time=30"],
 }
-MANIFESTS = [name for name in TARGETS if not name.startswith("runai")]
 RUNAI = [name for name in TARGETS if name.startswith("runai")]
+SLURM = [name for name in TARGETS if name.startswith("slurm")]
+MANIFESTS = [name for name in TARGETS if name not in RUNAI + SLURM]
 KINDS = {
     "k8s": "Job", "jobset": "JobSet", "pytorchjob": "PyTorchJob", "kubeflow": "TrainingRuntime",
     "elastic": "Job", "elasticjob": "ElasticJob",
@@ -82,7 +85,7 @@ def command(name, *more, action="submit"):
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_target_becomes_what_its_golden_file_says(name):
-    path = GOLDEN / (f"{name}.sh" if name in RUNAI else f"{name}.yaml")
+    path = GOLDEN / (f"{name}.yaml" if name in MANIFESTS else f"{name}.sh")
     text = f"{shlex.join(command(name))}\n" if name in RUNAI else render.text(rendered(name))
     if os.environ.get("GOLDEN") == "write":
         path.write_text(text)

@@ -4,6 +4,7 @@ RULES lists them. Clusters have different keys: a rule is skipped if the cluster
 the rule needs.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -46,7 +47,7 @@ def notes(cfg: DictConfig) -> Iterator[str]:
 
 def placeholder(cfg: DictConfig) -> Iterator[str]:
     """Yield the mistake of submitting a run with the image that is only an example."""
-    if "image" in cfg.cluster and cfg.cluster.image.startswith(EXAMPLE_REGISTRY):
+    if str(cfg.cluster.get("image")).startswith(EXAMPLE_REGISTRY):
         yield (
             f"cluster.image={cfg.cluster.image}: is only an example; build and push an image as "
             "docs/clusters/image.md says, and name it"
@@ -168,7 +169,9 @@ def check_grace(cfg: DictConfig) -> Iterator[str]:
 
 def check_image(cfg: DictConfig) -> Iterator[str]:
     """All pods, also those of a later restart, must run the same code."""
-    if not images.is_pinned(cfg.cluster.image):
+    image = cfg.cluster.image
+    is_file = image is None or image.startswith("/")  # only with Slurm
+    if not is_file and not images.is_pinned(image):
         yield f"cluster.image={cfg.cluster.image}: {images.RULE}"
 
 
@@ -230,6 +233,48 @@ def check_fixed_values(cfg: DictConfig) -> Iterator[str]:
             )
 
 
+def check_container(cfg: DictConfig) -> Iterator[str]:
+    """A container of Slurm needs an image, and folders that keep the run and the data."""
+    container = cfg.cluster.container
+    for key in ("image", "runs", "data"):
+        value = cfg.cluster[key]
+        if container == "none" and value is not None:
+            yield (
+                f"cluster.{key}={value}: is only for a container; add cluster.container=pyxis or "
+                "apptainer"
+            )
+        if container != "none" and value is None:
+            yield f"cluster.{key}=null: cluster.container={container} needs one"
+
+
+def check_memory_of_slurm(cfg: DictConfig) -> Iterator[str]:
+    """Slurm does not know the units of Kubernetes."""
+    if not re.fullmatch(r"\d+[KMGT]?", str(cfg.cluster.memory)):
+        yield f"cluster.memory={cfg.cluster.memory}: Slurm takes whole numbers such as 512M or 16G"
+
+
+def check_time_of_slurm(cfg: DictConfig) -> Iterator[str]:
+    """The signal before the time limit must leave time to train, or the job is queued for ever."""
+    text, grace_s = str(cfg.cluster.time), cfg.cluster.grace_s
+    # Minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on.
+    match = re.fullmatch(r"(?:(\d+)-(?=\d+(?::\d+){0,2}$))?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if cfg.cluster.time is None:
+        return
+    if match is None:
+        yield f"cluster.time={text}: must be minutes, hours:minutes:seconds or days-hours"
+        return
+    days, first, second, third = (int(group or 0) for group in match.groups())
+    starts_with_hours = match[1] is not None or match[4] is not None
+    seconds = 60 * first + second
+    if starts_with_hours:
+        seconds = 86400 * days + 3600 * first + 60 * second + third
+    if seconds <= 2 * grace_s:
+        yield (
+            f"cluster.time={text}: must be more than twice cluster.grace_s={grace_s} seconds, "
+            "because the job saves, stops and is queued again so long before its end"
+        )
+
+
 def check_node_range(cfg: DictConfig) -> Iterator[str]:
     """The smallest number of nodes is not above the greatest."""
     low, high = cfg.cluster.min_nodes, cfg.cluster.max_nodes
@@ -255,5 +300,8 @@ RULES = (
     Rule(check_cpu_limit, ("cpus", "cpu_limit")),
     Rule(check_volume, ("volume", "commands")),
     Rule(check_fixed_values, ("fixed",)),
+    Rule(check_container, ("container", "trials")),
+    Rule(check_memory_of_slurm, ("memory", "trials")),
+    Rule(check_time_of_slurm, ("time", "trials")),
     Rule(check_node_range, ("min_nodes", "max_nodes")),
 )

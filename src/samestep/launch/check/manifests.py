@@ -36,8 +36,8 @@ def faults(cfg: DictConfig, documents: Sequence[Node]) -> Iterator[str]:
         yield from found
         return
 
-    # A target with its own commands, such as Docker Swarm, has documents that no schema knows.
-    has_schema = "commands" not in cfg.cluster
+    # Only Kubernetes has namespaces; the documents of other targets are known to no schema.
+    has_schema = "namespace" in cfg.cluster
     for document in documents:
         if has_schema or "apiVersion" in document:
             title = find_title(document)

@@ -1,0 +1,207 @@
+"""Check, submit, follow and cancel a run under Slurm, by Slurm's own commands."""
+
+import itertools
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from samestep.errors import RunError
+from samestep.launch import follow, render, slurm_reasons
+
+POLL_S = 2.0
+RETRIES = 30  # polls without an answer before we give up; Slurm's controller may restart
+EXTRA_S = 60  # seconds that a job may take to end, beyond its grace period
+ENDED = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "TIMEOUT",
+}  # fmt: skip
+
+FIELD = re.compile(r"(\w+)=(.*?)(?= \w+=| ?$)")
+
+Job = dict[str, str]
+"""What ``scontrol show job`` says about one job, or about one trial of a sweep."""
+
+
+def check(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
+    """Report that the checks found no mistakes; then ask Slurm, if it answers here."""
+    print(f"{cfg.run_id}: no mistakes found")
+    try:
+        call("squeue", "--me")
+    except RunError as error:
+        print(f"{cfg.run_id}: Slurm was not asked; {error}")
+        return 0
+    answer = call("sbatch", "--test-only", script=render.text(documents))
+    print(f"{cfg.run_id}: Slurm would accept it: {answer.removeprefix('sbatch: ')}")
+    return 0
+
+
+def submit(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
+    """Queue the run, also one that has ended before; change nothing while it is in the queue."""
+    if active := find_active(cfg):
+        print(f"{cfg.run_id}: job {active[0]['JobId']} is in the queue already, nothing to do")
+    else:
+        # Slurm does not make the folder of the output, and the job would fail without a word.
+        Path(cfg.run_root).mkdir(parents=True, exist_ok=True)
+        print(call("sbatch", script=render.text(documents)))
+    follow.print_next_commands(cfg)
+    return 0
+
+
+def logs(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
+    """Print what all nodes have printed, and go on until the run ends.
+
+    Returns:
+        0 if the run succeeded, 1 if not, 141 if the reader of the logs went away before.
+    """
+    stdout = os.fstat(sys.stdout.fileno())
+    printed: dict[str, int] = {}  # bytes of each file
+    told: set[str] = set()
+    while True:
+        jobs = find_jobs(cfg, retries=RETRIES if told or printed else 0)
+        if not jobs:
+            raise build_missing_error(cfg)
+        for job in jobs:
+            print_new_lines(cfg, job, printed)
+            line = describe(cfg, job, with_times=False)
+            if line not in told:
+                print(line, file=sys.stderr, flush=True)
+                told.add(line)
+        if all(job["JobState"] in ENDED for job in jobs):
+            return 0 if all(job["JobState"] == "COMPLETED" for job in jobs) else 1
+        # samestep.ranks.process replaces a pipe that nobody reads any more by /dev/null.
+        if not os.path.samestat(stdout, os.fstat(sys.stdout.fileno())):
+            return 128 + signal.SIGPIPE
+        time.sleep(POLL_S)
+
+
+def status(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
+    """Print the state of the job, or of each trial, with the reason and the last line of output."""
+    jobs = find_jobs(cfg)
+    if not jobs:
+        raise build_missing_error(cfg)
+    for job in jobs:
+        print(describe(cfg, job))
+        output = Path(job.get("StdOut", ""))
+        lines = output.read_text(errors="replace").splitlines() if output.is_file() else []
+        if lines:
+            print(f"  last line: {lines[-1]}")
+    return 0
+
+
+def cancel(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
+    """Let the run save, end its job, and wait until it has ended."""
+    active = find_active(cfg)
+    if not active:
+        print(f"{cfg.run_id}: nothing to cancel")
+        return 0
+    call("scancel", *{job.get("ArrayJobId", job["JobId"]) for job in active})
+    deadline = time.monotonic() + cfg.cluster.grace_s + EXTRA_S
+    while find_active(cfg):
+        if time.monotonic() > deadline:
+            raise RunError(f"{cfg.run_id}: was cancelled, and has not ended yet; see action=status")
+        time.sleep(POLL_S)
+    print(f"{cfg.run_id}: cancelled; the same submit continues it")
+    return 0
+
+
+ACTIONS = {"check": check, "submit": submit, "logs": logs, "status": status, "cancel": cancel}
+
+
+def call(*command: str, script: str = "") -> str:
+    """Run a command of Slurm.
+
+    Returns:
+        What it printed.
+
+    Raises:
+        RunError: with the cause, if it failed.
+    """
+    try:
+        done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise RunError(
+            f"{command[0]}: no such command on this machine; use a login node of the cluster, "
+            f"or take the output of action=render there; the command was\n  {shlex.join(command)}"
+        ) from None
+    if done.returncode:
+        raise RunError(slurm_reasons.explain_error(done.stderr))
+    return (done.stdout + done.stderr).strip()
+
+
+def find_jobs(cfg: DictConfig, retries: int = 0) -> list[Job]:
+    """Find the last job with the name of the run: one entry, or one for each trial.
+
+    Slurm forgets jobs some minutes after their end.
+
+    Raises:
+        RunError: if Slurm does not answer more than ``retries`` times, one poll apart.
+    """
+    for attempt in itertools.count():
+        try:
+            # %F is the number of the whole job, also for a trial of a sweep.
+            words = ("--me", "--noheader", "--states=all", f"--name={cfg.run_id}", "--format=%F")
+            numbers = [int(word) for word in call("squeue", *words).split() if word.isdigit()]
+            if not numbers:
+                return []
+            shown = call("scontrol", "show", "job", "--oneliner", str(max(numbers)))
+            return [dict(FIELD.findall(line)) for line in shown.splitlines()]
+        except RunError:
+            if attempt >= retries:
+                raise
+        time.sleep(POLL_S)
+    raise AssertionError
+
+
+def find_active(cfg: DictConfig) -> list[Job]:
+    """Find the jobs of the run that have not ended."""
+    return [job for job in find_jobs(cfg) if job["JobState"] not in ENDED]
+
+
+def build_missing_error(cfg: DictConfig) -> RunError:
+    """The error for a run of which Slurm knows nothing."""
+    return RunError(
+        f"{cfg.run_id}: Slurm has no job of yours with this name; it forgets a job some minutes "
+        f"after its end: see {cfg.run_root}/{cfg.run_id}*.out, or type sacct --name={cfg.run_id}"
+    )
+
+
+def describe(cfg: DictConfig, job: Job, *, with_times: bool = True) -> str:
+    """Describe the state of a job in a sentence, with the reason if it waits or has failed."""
+    name = f"{cfg.run_id}-{job['ArrayTaskId']}" if "ArrayTaskId" in job else cfg.run_id
+    state, nodes = job["JobState"], job.get("NodeList", "(null)")
+    words = [f"{name}: job {job['JobId']}: {state}"]
+    if state in ("RUNNING", "COMPLETING"):
+        words.append(f"on {nodes}")
+        if with_times:
+            words.append(f"for {job['RunTime']} of {job['TimeLimit']}")
+    elif state != "COMPLETED":
+        words.append(slurm_reasons.explain(job))
+    if state == "PENDING" and with_times and job.get("StartTime", "Unknown") != "Unknown":
+        words.append(f"Slurm expects to start it at {job['StartTime']}")
+    if job.get("Restarts", "0") != "0":
+        words.append(f"started again {job['Restarts']} times")
+    return ", ".join(filter(None, words))
+
+
+def print_new_lines(cfg: DictConfig, job: Job, printed: dict[str, int]) -> None:
+    """Print what a job has printed since the last call; trials with their numbers."""
+    path = Path(job.get("StdOut", ""))
+    if not path.is_file() or path.stat().st_size <= printed.get(str(path), 0):
+        return
+    with path.open("rb") as file:
+        file.seek(printed.get(str(path), 0))
+        text = file.read()
+    if job["JobState"] not in ENDED:
+        text = text[: text.rfind(b"\n") + 1]  # the rest of the line is not written yet
+    printed[str(path)] = printed.get(str(path), 0) + len(text)
+    prefix = f"[{job['ArrayTaskId']}] " if "ArrayTaskId" in job else ""
+    for line in text.decode(errors="replace").splitlines():
+        print(f"{prefix}{line}", flush=True)

@@ -1,0 +1,207 @@
+"""A real Slurm of two nodes: runs are submitted, followed, stopped, preempted and continued."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from tests import slurm
+from tests.conftest import QUICK, ROOT, environment, run
+
+LAUNCH = "scripts/launch.py"
+EVENTS = [  # before which step, and what happens
+    "7 scancel --signal=TERM $SLURM_JOB_ID",
+    "25 sbatch --partition=urgent --nodes=2 --exclusive --output=/dev/null --wrap=true",
+]
+SLOW = ["+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=1"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """The variables of a running Slurm."""
+    if missing := slurm.missing():
+        pytest.skip(f"apt-get install munge slurm-client slurmctld slurmd ({missing})")
+    with slurm.cluster(tmp_path_factory.mktemp("slurm")) as variables:
+        yield variables
+
+
+class Launcher:
+    """``scripts/launch.py`` for one run of this Slurm, with the interpreter of the tests."""
+
+    def __init__(self, cluster, folder, run_id, *words):
+        self.variables = {**cluster, "RUN_ID": run_id, "PYTHONPATH": f"{ROOT}:{ROOT}/src"}
+        self.words = [
+            "cluster=slurm", f"cluster.entrypoint.none=[{sys.executable}]", "cluster.cpus=1",
+            "cluster.memory=4G", "cluster.export=[PATH,HOME,PYTHONPATH,OMP_NUM_THREADS,MY_SETTING]",
+            f"run_root={folder}", "trainer.accelerator=cpu", *words,
+        ]  # fmt: skip
+
+    def __call__(self, action, *more, **variables):
+        variables = {**self.variables, **variables}
+        return run(LAUNCH, *self.words, *more, f"action={action}", timeout=900, **variables)
+
+    def follow(self):
+        return subprocess.Popen(
+            [sys.executable, LAUNCH, *self.words, "action=logs"], cwd=ROOT, text=True,
+            env=environment(**self.variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def wait_for(self, words):
+        """Ask for the status until it has these words."""
+        deadline = time.monotonic() + 200
+        while words not in (said := self("status").stdout):
+            assert time.monotonic() < deadline, said
+        return said
+
+
+@pytest.fixture
+def launcher(cluster, tmp_path):
+    """Make a launcher; its run has ended when the test ends."""
+    made = []
+
+    def make(run_id, *words):
+        made.append(Launcher(cluster, tmp_path, run_id, *words))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one("cancel")
+
+
+def weights(folder):
+    return [torch.load(path) for path in sorted(folder.glob("weights-*.pt"))]
+
+
+def test_a_run_that_is_stopped_and_preempted_is_bit_identical(launcher, tmp_path):
+    """Two nodes; the job is queued again each time, and the weights are those of a quiet run."""
+    recorder = "+callbacks.recorder"
+    kept = [f"{recorder}._target_=tests.recorder.Recorder", f"{recorder}.dirpath={{}}"]
+    caller = "+callbacks.caller"
+    launch = launcher(
+        "mine", *QUICK, "model=mlp", "trainer.num_nodes=2",
+        *(word.format(tmp_path / "ours") for word in kept),
+        f"{caller}._target_=tests.slurm.Caller",
+        f"{caller}.events=[{','.join(repr(event) for event in EVENTS)}]",
+    )  # fmt: skip
+    submitted = launch("submit")
+    assert (submitted.returncode, submitted.stderr) == (0, "")
+    assert submitted.stdout.startswith("Submitted batch job ")
+    logs = launch("logs")
+    assert logs.returncode == 0, logs.stdout + logs.stderr
+    for words in ("node 0 of 2", "node 1 of 2", "Continuing: ", "Slurm (started again 2 times)"):
+        assert words in logs.stdout
+    for step in (8, 26):
+        assert f"Stopped by SIGTERM after step {step}; saved" in logs.stdout
+    assert "DUE TO PREEMPTION" in logs.stdout  # by a partition with a higher priority
+    assert "Traceback" not in logs.stdout
+    assert "COMPLETED, started again 2 times" in launch("status").stdout
+
+    quiet = run(
+        "train.py", *QUICK, "model=mlp", "trainer.devices=2", f"run_root={tmp_path}",
+        *(word.format(tmp_path / "theirs") for word in kept), RUN_ID="quiet",
+    )  # fmt: skip
+    assert quiet.returncode == 0, quiet.stderr
+    ours, theirs = weights(tmp_path / "ours"), weights(tmp_path / "theirs")
+    assert len(ours) == len(theirs) == 2
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_that_is_cancelled_saves_and_the_same_submit_continues_it(launcher):
+    launch = launcher("mine", *QUICK, "model=mlp")
+    assert launch("submit", *SLOW, "trainer.max_epochs=50").returncode == 0
+    launch.wait_for("RUNNING, on ")
+    other = launcher("other", "trainer.num_nodes=2", "cluster.entrypoint.none=[ls]")
+    assert other("submit").returncode == 0
+    assert "it waits until nodes are free (Resources)" in other.wait_for("(Resources)")
+    with launch.follow() as logs:
+        while not (line := logs.stdout.readline()).startswith("epoch 1/50"):
+            assert line, logs.stderr.read()
+        again = launch("submit", *SLOW, "trainer.max_epochs=50")
+        assert "is in the queue already, nothing to do" in again.stdout
+        cancelled = launch("cancel")
+        assert cancelled.stdout == "mine: cancelled; the same submit continues it\n"
+        assert logs.wait(60) == 1
+        assert "Stopped by SIGTERM after step " in logs.stdout.read()
+        assert "CANCELLED" in logs.stderr.read()
+    assert launch("cancel").stdout == "mine: nothing to cancel\n"
+
+    fast = ["+callbacks.slow.seconds=0", "allow_changes=[callbacks.slow.seconds]"]
+    assert launch("submit", *SLOW[:1], *fast, "trainer.max_epochs=4").returncode == 0
+    logs = launch("logs")
+    assert logs.returncode == 0, logs.stdout + logs.stderr
+    assert "Continuing: " in logs.stdout
+    assert "mine: job " in (said := launch("status").stdout)
+    assert ": COMPLETED\n  last line: " in said
+
+
+def test_trials_of_a_sweep_get_the_named_variables_and_no_others(launcher):
+    """``bash -c env`` takes the place of the entry point."""
+    launch = launcher(
+        "sweep", 'cluster.trials=["seed=1","seed=2"]',
+        "cluster.entrypoint.none=[bash,-c,'env; for last; do true; done; echo LAST=$last']",
+    )  # fmt: skip
+    secrets = {"MY_TOKEN": "0123456789abcdef", "MY_SETTING": "a b"}
+    assert launch("submit", **secrets).returncode == 0
+    logs = launch("logs")
+    assert logs.returncode == 0, logs.stdout + logs.stderr
+    lines = logs.stdout.splitlines()
+    for number, trial in enumerate(["seed=1", "seed=2"]):
+        for words in (f"RUN_ID=sweep-{number}", f"LAST={trial}", "MY_SETTING=a b"):
+            assert f"[{number}] {words}" in lines
+    assert "MY_TOKEN" not in logs.stdout
+    assert "sweep-1: job " in launch("status").stdout
+
+
+def test_a_job_is_signalled_before_its_time_limit_and_queued_again(launcher):
+    """A shell takes the place of the entry point; Slurm counts time limits in minutes."""
+    shell = (
+        "trap 'exit 143' TERM; if [ 0$SLURM_RESTART_COUNT -gt 0 ]; then exit 0; fi; "
+        "scontrol update JobId=$SLURM_JOB_ID TimeLimit=4; sleep 300 & wait"
+    )
+    launch = launcher(
+        "late", f'cluster.entrypoint.none=[bash,-c,"{shell}"]', "trainer.num_nodes=2",
+        "cluster.grace_s=230",
+    )  # fmt: skip
+    assert launch("submit").returncode == 0
+    logs = launch("logs")
+    assert logs.returncode == 0, logs.stdout + logs.stderr
+    assert logs.stdout.count("Exited with exit code 143") == 2
+    assert "DUE TO TIME LIMIT" not in logs.stdout
+    assert "COMPLETED, started again 1 times" in launch("status").stdout
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "said"),
+    [(3, "FAILED, exit code 3, started again 1 times"), (2, "exit code 2: wrong configuration")],
+)
+def test_a_job_that_fails_starts_again_but_not_with_a_wrong_configuration(
+    exit_code, said, launcher
+):
+    fails = f"cluster.entrypoint.none=[bash,-c,'exit {exit_code}']"
+    launch = launcher("fails", fails, "cluster.restarts=1")
+    assert launch("submit").returncode == 0
+    assert launch("logs").returncode == 1
+    assert said in launch("status").stdout
+
+
+def test_slurm_is_asked_before_a_run_is_sent(launcher):
+    launch = launcher("asked")
+    accepted = launch("check")
+    assert accepted.returncode == 0, accepted.stderr
+    assert "Slurm would accept it: Job " in accepted.stdout
+    for word, error in {
+        "cluster.partition=nowhere": "Slurm has no partition nowhere",
+        "trainer.num_nodes=3": "the partition has no such nodes",
+        "cluster.memory=100G": "the partition has no such nodes",
+        "trainer.accelerator=gpu": "the nodes have no such GPUs",
+    }.items():
+        refused = launch("check", word)
+        assert refused.returncode == 1
+        assert refused.stderr.startswith(f"error: {error}"), refused.stderr
+    missing = launch("status", RUN_ID="never-sent")
+    assert missing.returncode == 1
+    assert "Slurm has no job of yours with this name" in missing.stderr
