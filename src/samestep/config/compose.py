@@ -226,7 +226,7 @@ def _leave_out_keys_of_other_clusters(
 ) -> None:
     """Remove keys of ``cluster`` that configs/local sets and only other clusters have.
 
-    One file serves all clusters of a machine: ``cluster.image`` in it must not stop a run without
+    One file serves all clusters of a machine: ``cluster.volume`` in it must not stop a run without
     a cluster. A key that no cluster has stays, and is refused.
     """
     files = (configs / "cluster").glob("*.yaml")
