@@ -444,7 +444,8 @@ def test_what_a_controller_cannot_create_is_said_once(kind, reason, what):
     about = {"kind": kind, "name": "mine"}
     refused = {"reason": reason, "message": REFUSED, "involvedObject": about}
     others = [
-        {**refused, "involvedObject": {"kind": kind, "name": name}} for name in ("min", "mines")
+        {**refused, "message": "another run", "involvedObject": about | {"name": name}}
+        for name in ("min", "mines", "mine-2")
     ]
     cfg, run = OmegaConf.create({"run_id": "mine"}), {"metadata": {"creationTimestamp": now}}
     lines = follow_module.explain_missing_pods(cfg, run, [*others, refused, refused])
