@@ -43,16 +43,16 @@ def read_cluster_values(cfg: DictConfig) -> dict[str, Any]:
     return {key: values[key] for key in local_cluster_keys(cfg.choices) if key in values}
 
 
-def describe_kept(typed: Sequence[str]) -> str:
-    """Say which settings of configs/local do not reach the pods; empty if all do."""
+def describe_kept(typed: Sequence[str]) -> list[str]:
+    """Say which settings of configs/local do not reach the pods; nothing if all do."""
     if not (CONFIGS / "local").is_dir():
-        return ""
+        return []
     choices = compose(typed).choices
     keys = [key for key in local_keys(choices) if not key.startswith("cluster.")]
     if not keys:
-        return ""
+        return []
     files = ", ".join(f"configs/local/{file.name}" for file in local_files(choices))
-    return f"{files}: the pods get its keys of cluster, but not {', '.join(keys)}"
+    return [f"{files}: the pods get its keys of cluster, but not {', '.join(keys)}"]
 
 
 def write(value: Any) -> str:

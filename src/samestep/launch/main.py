@@ -74,10 +74,8 @@ def launch(action: str, typed: Sequence[str]) -> int:
 
     if action in ("check", "submit"):
         check.refuse(check.faults(cfg, documents))
-        for note in check.notes(cfg):
+        for note in (*check.notes(cfg), *local_settings.describe_kept(typed)):
             print(f"{cfg.run_id}: {note}")
-        if kept := local_settings.describe_kept(typed):
-            print(kept)
     if action == "submit":
         check.refuse(check.placeholder(cfg))
     if "commands" in cfg.cluster:
