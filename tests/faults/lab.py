@@ -23,6 +23,7 @@ from typing import BinaryIO
 
 import torch
 
+from samestep.ranks import process
 from tests import etcd_server, pods
 from tests.conftest import ROOT, environment, free_port
 from tests.project.test_train import history
@@ -359,4 +360,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    process.run(main)

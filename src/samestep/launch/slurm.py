@@ -14,7 +14,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from samestep.errors import RunError
-from samestep.launch import follow, render, slurm_reasons
+from samestep.launch import render, slurm_reasons
 
 POLL_S = 2.0
 RETRIES = 30  # polls without an answer before we give up; Slurm's controller may restart
@@ -51,7 +51,6 @@ def submit(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
         # Slurm does not make the folder of the output, and the job would fail without a word.
         Path(cfg.run_root).mkdir(parents=True, exist_ok=True)
         print(call("sbatch", script=render.text(documents)))
-    follow.print_next_commands(cfg)
     return 0
 
 
