@@ -8,6 +8,7 @@ RUN_ID=mine python scripts/launch.py cluster=k8s action=logs             # also 
 action  render  print what the cluster would get; the default
         check   look for mistakes in the configuration and the manifests; then ask the cluster,
                 if there is one, whether it would accept them
+        data    download the data set in the cluster, into the volume of the runs (cluster=k8s)
         submit  start the run, or continue it; a second submit changes nothing
         logs    print the logs of all pods until the run ends
         status  print the state of each pod, and how far the run has come

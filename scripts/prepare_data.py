@@ -5,6 +5,7 @@ python scripts/prepare_data.py data=mnist data.root=/volume/data
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -35,4 +36,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # In a container this is process 1, for which SIGTERM does nothing unless there is a handler.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

@@ -39,7 +39,7 @@ else
 fi
 mkdir -m 1777 "$work/runs"
 trains() {
-    isolated podman run --rm --cgroups disabled --ulimit nofile="$(ulimit -n):$(ulimit -Hn)" \
+    isolated podman --runtime crun run --rm --cgroups disabled --ulimit nofile="$(ulimit -n):$(ulimit -Hn)" \
         --ulimit nproc=4096:4096 --network none --cap-drop all --security-opt no-new-privileges \
         --read-only --read-only-tmpfs=false --tmpfs /tmp --shm-size 256m \
         --user 12345:54321 --passwd=false --volume "$work/runs:/workspace/runs" --env RUN_ID="$1" \

@@ -150,6 +150,10 @@ OF_CLUSTER = {
     "cluster.namespace": NULL | TEXT,
     "cluster.queue": NULL | TEXT,
     "cluster.volume": NULL | TEXT,
+    "cluster.volume_size": NULL | TEXT,
+    "cluster.storage_class": NULL | TEXT,
+    "cluster.access_mode": one_of("ReadWriteMany", "ReadWriteOnce"),
+    "cluster.pull_secret": NULL | TEXT,
     "cluster.image_pull_policy": one_of("IfNotPresent", "Always", "Never"),
     "cluster.cli": one_of("v2", "v1"),
 }

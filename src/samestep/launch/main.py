@@ -15,7 +15,7 @@ from samestep.ranks import environment, failure
 from samestep.run.name import name_run
 
 ACTIONS_ON_EXISTING_RUN = ("logs", "status", "cancel")
-ACTIONS = ("render", "check", "submit", *ACTIONS_ON_EXISTING_RUN)
+ACTIONS = ("render", "check", "data", "submit", *ACTIONS_ON_EXISTING_RUN)
 
 
 def main(argv: Sequence[str], help_text: str) -> int:
@@ -61,6 +61,8 @@ def launch(action: str, overrides: Sequence[str]) -> int:
         raise ConfigError(
             f"RUN_ID: is not set; action={action} needs the name that action=submit printed"
         )
+    if action == "data":
+        return fill_volume(cfg, overrides)
     cfg.run_id = name_run(cfg)
     if "manifest" not in cfg.cluster:
         others = [name for name in choices_of(CONFIGS)["cluster"] if name != cfg.cluster.name]
@@ -83,6 +85,20 @@ def launch(action: str, overrides: Sequence[str]) -> int:
     if "commands" in cfg.cluster:
         return run_command(cfg, overrides, action, documents)
     return kubernetes.ACTIONS[action](cfg, documents)
+
+
+def fill_volume(cfg: DictConfig, overrides: Sequence[str]) -> int:
+    """Download and verify the data set in the cluster, into the volume of the runs.
+
+    Returns:
+        The exit code.
+    """
+    from samestep.launch import check, kubernetes, volume
+
+    cfg.run_id = volume.name_job(cfg)
+    documents = volume.render_job(cfg, overrides)
+    check.refuse([*check.faults(cfg, documents), *check.placeholder(cfg)])
+    return kubernetes.fill_volume(cfg, documents)
 
 
 def format_submit(cfg: DictConfig, overrides: Sequence[str]) -> str:
