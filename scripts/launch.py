@@ -2,7 +2,7 @@
 
 python scripts/launch.py cluster=k8s trainer.num_nodes=2                 # print the manifests
 python scripts/launch.py cluster=k8s trainer.num_nodes=2 action=check    # look for mistakes
-RUN_ID=mine python scripts/launch.py cluster=k8s trainer.num_nodes=2 action=submit
+RUN_ID=mine python scripts/launch.py cluster=k8s cluster.image=$IMAGE action=submit
 RUN_ID=mine python scripts/launch.py cluster=k8s action=logs             # also status, cancel
 
 action  render  print what the cluster would get; the default
@@ -14,7 +14,8 @@ action  render  print what the cluster would get; the default
         status  print the state of each pod, and how far the run has come
         cancel  let the run save, then remove it
 
-RUN_ID names the run; without it, it gets a new name. The pods run train.py with the same overrides.
+IMAGE is what `python scripts/image.py NAME --push` prints. RUN_ID names the run; without it, it
+gets a new name. The pods run train.py with the same overrides.
 Exit codes: 0 done, 1 error, 2 wrong usage or configuration.
 """
 
