@@ -22,7 +22,13 @@ def main() -> int:
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="such as data=cifar10")
     overrides = parser.parse_args().overrides
     try:
-        data = check(overrides).data
+        cfg = check(overrides)
+        data = cfg.data
+        if "source" not in data:
+            raise ConfigError(
+                f"data={cfg.choices.data}: has no data.source, so this script cannot prepare it; "
+                "its DataModule does, by prepare_data()"
+            )
         from samestep.build import build  # imports torch, which takes seconds
 
         source, root = build(data.source, "data.source"), Path(data.root)

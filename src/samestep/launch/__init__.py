@@ -4,6 +4,7 @@ Promise: the same command runs on every cluster; a mistake is found before a clu
 exit code of a container is that of the run.
 
 Read in this order, to send a run: ``main``, ``render`` (the files of k8s/ with values), ``check``
-(mistakes), ``kubernetes`` with ``kubectl`` and ``kubectl_errors``, ``follow``, ``kubeflow``.
+(mistakes), ``kubernetes`` with ``kubectl`` and ``kubectl_errors``, ``volume``, ``follow``,
+``kubeflow``.
 To be a node: ``entrypoint``, ``cluster_environment``, ``pid1``, ``agent``.
 """
