@@ -24,11 +24,11 @@ HERE = ("train.py", "scripts/launch.py", "scripts/prepare_data.py", "scripts/doc
 WITH_A_RUN = ("evaluate", "predict", "export", "upload")
 ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"git (mv|rm|grep) |xargs perl": "tests/test_rename.py",
-    r"scripts/image.py ": "tests/scripts/test_image.py",
+    r"scripts/image.py ": "tests/samestep/launch/test_image.py",
     r"pyflyte run ": "tests/scripts/test_flyte.py",
     r"sh tests/image_build.sh": "tests/test_image.py",
     r"buildah bud |docker build|docker push": "tests/test_image.py",
-    r"podman save|ctr --namespace": "tests/scripts/test_image.py",
+    r"podman save|ctr --namespace": "tests/samestep/launch/test_image.py",
     r"docker run .*IMAGE": "tests/image_build.sh",
     r"docker (swarm|node|secret) ": "needs a swarm; seen on Docker 20.10: docs/clusters/swarm.md",
     r"docker run .*nginx": "a server of others",

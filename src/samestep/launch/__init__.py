@@ -5,6 +5,6 @@ exit code of a container is that of the run.
 
 Read in this order, to send a run: ``main``, ``render`` (the files of k8s/ with values), ``check``
 (mistakes), ``kubernetes`` with ``kubectl`` and ``kubectl_errors``, ``volume``, ``follow``,
-``kubeflow``.
+``kubeflow``. ``image`` builds what runs there.
 To be a node: ``entrypoint``, ``cluster_environment``, ``pid1``, ``agent``.
 """
