@@ -14,11 +14,13 @@ from samestep.config.compose import check
 from samestep.errors import ConfigError
 from samestep.launch import check as rules
 from samestep.launch import volume
+from samestep.launch.check.documents import find_pods
 from tests import mirror
 from tests.apiserver import Server, serve
 from tests.conftest import ROOT, environment, run
 from tests.samestep.launch.test_kubernetes import variables
 from tests.samestep.launch.test_targets import pod
+from tests.samestep.launch.test_targets import rendered as rendered_target
 
 LAUNCH = ["scripts/launch.py", "cluster=k8s", "cluster.image=ghcr.io/me/project:1.2.3"]
 SIZE = "cluster.volume_size=20Gi"
@@ -50,6 +52,17 @@ def test_the_data_are_prepared_in_the_pod_that_trains():
     assert (ours.pop("metadata") | theirs.pop("metadata")).keys() == {"labels", "annotations"}
     assert ours == theirs
     assert ours["spec"]["imagePullSecrets"] == [{"name": "ghcr"}]
+
+
+def test_every_pod_may_pull_with_the_secret():
+    for name in ("k8s", "jobset", "pytorchjob", "kubeflow", "elastic", "elasticjob"):
+        found = [
+            pod["spec"].get("imagePullSecrets")
+            for document in rendered_target(name, "cluster.pull_secret=ghcr")
+            for _, pod in find_pods(document)
+        ]
+        assert found, name
+        assert all(secrets == [{"name": "ghcr"}] for secrets in found), name
 
 
 def test_a_claim_is_made_only_if_it_has_a_size():
