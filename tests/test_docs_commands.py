@@ -105,6 +105,8 @@ def test_what_is_launched_has_no_mistakes(command: Command, monkeypatch: pytest.
     cfg = check(overrides)
     if action in main.ACTIONS_ON_EXISTING_RUN:
         assert "RUN_ID" in command.variables
+        if not any(word.startswith("cluster=") for word in words):
+            return  # the run is found by its name alone: tests/samestep/launch
     monkeypatch.setenv("RUN_ID", command.variables.get("RUN_ID", ""))
     if action == "data":
         cfg.run_id = volume.name_job(cfg)
