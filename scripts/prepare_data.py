@@ -10,6 +10,7 @@ from pathlib import Path
 
 from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
+from samestep.ranks import process
 from samestep.ranks.secrets import redacted
 
 
@@ -35,4 +36,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    process.run(main)

@@ -89,10 +89,42 @@ def find_outcome(run: Object | None) -> bool | None:
     return None
 
 
+def get_warnings(cfg: DictConfig, run: Object) -> list[Object]:
+    """Get the warnings since the run was submitted, the oldest first; none if we may not."""
+    try:
+        found = get(cfg, "events", "--field-selector=type=Warning") or {}
+    except RunError:
+        return []
+    created = run["metadata"]["creationTimestamp"]
+    warnings = [event for event in found.get("items", ()) if get_event_time(event) >= created]
+    return sorted(warnings, key=get_event_time)
+
+
+def get_event_time(event: Object) -> str:
+    """Get the time of an event in whole seconds, as timestamps of objects are written."""
+    series = event.get("series") or {}
+    times = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"))
+    found = next(filter(None, times), "")
+    return f"{found[:19]}Z" if found else ""
+
+
 def build_missing_error(cfg: DictConfig) -> RunError:
     """Build the error for a run that is not in the cluster."""
+    refuse_missing_namespace(cfg)
     where = f" in namespace {cfg.cluster.namespace}" if cfg.cluster.namespace else ""
     return RunError(
         f"{cfg.run_id}: there is no such run{where}; it was not submitted, was cancelled, or ended "
         "longer ago than its cluster.ttl_s; RUN_ID=... names another run"
     )
+
+
+def refuse_missing_namespace(cfg: DictConfig) -> None:
+    """Raise a RunError if the namespace does not exist; a search in it finds nothing then."""
+    query = ("config", "view", "--minify", "--output=jsonpath={..namespace}")
+    name = cfg.cluster.namespace or call(cfg, *query).strip() or "default"
+    try:
+        is_there = get(cfg, "namespaces", name) is not None
+    except RunError:
+        return  # not everybody may read namespaces
+    if not is_there:
+        raise RunError(kubectl_errors.explain_error(f'namespaces "{name}" not found'))
