@@ -11,6 +11,7 @@ from samestep.errors import RunError
 from samestep.launch import check, kubectl_errors, render
 from samestep.launch.kubectl_errors import Object
 
+HANGS_S = 60  # seconds after its own limit in which kubectl must end; it also asks several times
 RUNS = ("Job", "JobSet", "PyTorchJob", "TrainJob", "ElasticJob")
 """Kinds of the object that ends when the run ends."""
 OUTCOMES = {"Complete": True, "Completed": True, "Succeeded": True, "Failed": False}
@@ -34,7 +35,15 @@ def call(
     command = build_command(cfg, *arguments, f"--request-timeout={timeout_s:g}s")
     text = render.text(documents) if documents else ""
     try:
-        result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            command, input=text, capture_output=True, text=True, check=False,
+            timeout=timeout_s + HANGS_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise RunError(
+            f"kubectl {arguments[0]}: no answer in {timeout_s + HANGS_S:.0f} seconds; look whether "
+            "kubectl waits for a login, and try again"
+        ) from None
     except FileNotFoundError:
         raise RunError(
             "kubectl: no such command on this machine; install it from "

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from samestep.errors import RunError
 from samestep.launch import follow as follow_module
 from samestep.launch import kubectl, kubectl_errors
 from tests.apiserver import Refusal, Server, serve
@@ -443,6 +444,16 @@ def test_the_namespace_is_given_to_kubectl_only_if_there_is_one():
     )
     assert kubectl.build_command(without, "get", "pods") == ["kubectl", "get", "pods"]
     assert kubectl.build_command(with_one, "get", "pods") == ["kubectl", "-n", "ml", "get", "pods"]
+
+
+def test_a_kubectl_that_hangs_is_ended(tmp_path, monkeypatch):
+    (tmp_path / "kubectl").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(kubectl, "HANGS_S", 1)
+    cfg = OmegaConf.create({"cluster": {"namespace": None}})
+    with pytest.raises(RunError, match="kubectl get: no answer in 2 seconds"):
+        kubectl.call(cfg, "get", "pods", timeout_s=1)
 
 
 @pytest.mark.parametrize(
