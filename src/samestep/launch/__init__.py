@@ -3,8 +3,8 @@
 Promise: the same command runs on every cluster; a mistake is found before a cluster sees it; the
 exit code of a container is that of the run.
 
-Read in this order, to send a run: ``main``, ``local_settings`` (configs/local), ``render`` (the files
-of k8s/ with values), ``check`` (mistakes), ``kubernetes`` with ``kubectl`` and ``kubectl_errors``,
-``follow``, ``kubeflow``, ``submitted`` (what the next command must know of the run).
+Read in this order, to send a run: ``main``, ``local_settings`` (configs/local), ``render`` (the
+files of k8s/ with values), ``check`` (mistakes), ``kubernetes`` with ``kubectl`` and
+``kubectl_errors``, ``follow``, ``kubeflow``, ``submitted`` (how a run is found by its name).
 To be a node: ``entrypoint``, ``cluster_environment``, ``pid1``, ``agent``.
 """
