@@ -10,6 +10,8 @@ from typing import Any
 
 import options
 
+from samestep.ranks import process
+
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
@@ -43,4 +45,4 @@ def main(arguments: Any) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(options.run(main, options.parse(make_parser())))
+    process.run(lambda: options.run(main, options.parse(make_parser())))

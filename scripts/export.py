@@ -9,10 +9,11 @@ python scripts/export.py runs/digits-cnn-3f2a1b
 """
 
 import argparse
-import sys
 from typing import Any
 
 import options
+
+from samestep.ranks import process
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -37,4 +38,4 @@ def main(arguments: Any) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(options.run(main, options.parse(make_parser())))
+    process.run(lambda: options.run(main, options.parse(make_parser())))

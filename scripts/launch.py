@@ -3,7 +3,7 @@
 python scripts/launch.py cluster=k8s trainer.num_nodes=2                 # print the manifests
 python scripts/launch.py cluster=k8s trainer.num_nodes=2 action=check    # look for mistakes
 RUN_ID=mine python scripts/launch.py cluster=k8s cluster.image=$IMAGE action=submit
-RUN_ID=mine python scripts/launch.py cluster=k8s action=logs             # also status, cancel
+RUN_ID=mine python scripts/launch.py action=logs                         # also status, cancel
 
 action  render  print what the cluster would get; the default
         check   look for mistakes in the configuration and the manifests; then ask the cluster,
@@ -15,7 +15,8 @@ action  render  print what the cluster would get; the default
         cancel  let the run save, then remove it
 
 IMAGE is what `python scripts/image.py NAME --push` prints. RUN_ID names the run; without it, it
-gets a new name. The pods run train.py with the same overrides.
+gets a new name. logs, status and cancel need no more than it: submit remembers the overrides in
+runs/<run_id>/launch.yaml. The pods run train.py with the same overrides.
 Exit codes: 0 done, 1 error, 2 wrong usage or configuration.
 """
 

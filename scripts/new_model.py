@@ -16,6 +16,8 @@ from pathlib import Path
 
 import yaml
 
+from samestep.ranks import process
+
 ROOT = Path(__file__).resolve().parents[1]
 NETS, CONFIGS, TESTS = "src/project/model/nets", "configs/model", "tests/project/model/nets"
 MAX_LENGTH = 30
@@ -124,7 +126,8 @@ def format_files(paths: list[Path]) -> None:
         subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", *paths], check=False)
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Copy the model, and print what was done and what to type next."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -135,3 +138,8 @@ if __name__ == "__main__":
         print(new_model(ROOT, **vars(parser.parse_args())))
     except ValueError as error:
         parser.error(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    process.run(main)

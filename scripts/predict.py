@@ -11,6 +11,7 @@ from typing import Any
 import options
 
 from samestep.errors import ConfigError
+from samestep.ranks import process
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -65,4 +66,4 @@ def check_usage(arguments: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(options.run(main, options.parse(make_parser())))
+    process.run(lambda: options.run(main, options.parse(make_parser())))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
+from samestep.ranks import process
 from samestep.ranks.secrets import redacted
 
 
@@ -44,4 +45,4 @@ def main() -> int:
 if __name__ == "__main__":
     # In a container this is process 1, for which SIGTERM does nothing unless there is a handler.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    sys.exit(main())
+    process.run(main)

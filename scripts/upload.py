@@ -13,6 +13,7 @@ import options
 from omegaconf import OmegaConf
 
 from samestep.errors import ConfigError, RunError
+from samestep.ranks import process
 from samestep.ranks.secrets import redacted
 
 
@@ -62,4 +63,4 @@ def main(arguments: Any) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(options.run(main, options.parse(make_parser())))
+    process.run(lambda: options.run(main, options.parse(make_parser())))

@@ -103,6 +103,8 @@ class Handler(BaseHTTPRequestHandler):
             namespace = "default"
         key = (kind, namespace, name or body.get("metadata", {}).get("name", ""))
         there = self.server.objects.get(key)
+        if kind == "v1 Namespace" and name in self.server.namespaces:
+            there = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         dry = query.get("dryRun") == "All"
         if name and not there and not (self.command == "PATCH" and self.is_apply()):
             raise Refusal(404, "NotFound", f'{match[4]} "{name}" not found')

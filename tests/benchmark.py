@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from samestep import build
 from samestep.config.compose import check
+from samestep.ranks import process
 from samestep.run.history import History
 
 EPOCHS = 3
@@ -129,4 +130,5 @@ if __name__ == "__main__":
     )
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch (default: 1)")
-    main(**vars(parser.parse_args()))
+    arguments = vars(parser.parse_args())
+    process.run(lambda: main(**arguments))

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from samestep.ranks import process
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("train.py", "src/project", "src/samestep", "scripts", "tests")
 MOST_COMPLEX = 8  # ruff's C901: the most branches that a function may have
@@ -148,4 +150,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    process.run(main)

@@ -20,6 +20,7 @@ import yaml
 
 from samestep.launch.check import kubernetes_schemas
 from samestep.launch.check.quantities import QUANTITY
+from samestep.ranks import process
 
 KINDS = {  # kinds of Kubernetes itself, and their names in URLs
     "v1 ConfigMap": "configmaps",
@@ -202,4 +203,4 @@ def share_repeated(kinds: dict[str, Any], definitions: dict[str, Any]) -> dict[s
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    process.run(lambda: main(sys.argv[1:]))

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+TRIES, TRY_S = 3, 60  # of one call of kubectl; a connection may be lost
 SECONDS = float(os.environ.get("E2E_SECONDS", 900))  # limit of each wait; nodes and pulls are slow
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
@@ -24,7 +27,6 @@ RESTRICTED = {
 WAIT = ["--cascade=foreground", "--timeout=300s"]  # until the pods have ended too
 MAKE_FOLDERS = ["install", "-d", "-m", "1777", "/volume/runs", "/volume/data"]
 REMOVE_ALL = ["find", "/volume", "-mindepth", "1", "-delete"]
-NAME = "app.kubernetes.io/name=project"
 KINDS = "jobs,pods,services,networkpolicies"
 INSTANCE = "app.kubernetes.io/instance"
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -32,14 +34,25 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 Object = dict[str, Any]
 
 
-def kubectl(*words: str, documents: Sequence[Object] = (), timeout: float = 120) -> str:
-    """Run kubectl with ``documents`` as its input, and return what it prints; it must succeed."""
+def kubectl(*words: str, documents: Sequence[Object] = (), timeout: float = TRY_S) -> str:
+    """Run kubectl with ``documents`` as its input, and return what it prints; it must succeed.
+
+    A call without an answer is ended after ``timeout`` seconds and tried again.
+    """
     text = "\n".join(map(json.dumps, documents))
-    done = subprocess.run(
-        ["kubectl", *words], input=text, capture_output=True, text=True, timeout=timeout
-    )
-    assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr.strip()}"
-    return done.stdout
+    command = ["kubectl", *words]
+    for attempt in range(TRIES):
+        try:
+            done = subprocess.run(
+                command, input=text, capture_output=True, text=True, timeout=timeout, check=False
+            )
+        except subprocess.TimeoutExpired:
+            continue
+        # The call before may have done it, although it has not answered.
+        is_done = attempt > 0 and re.search(r"\((AlreadyExists|NotFound)\)", done.stderr)
+        assert done.returncode == 0 or is_done, f"{' '.join(command)}: {done.stderr.strip()}"
+        return done.stdout
+    raise AssertionError(f"{' '.join(command)}: no answer in {TRIES} times {timeout:.0f} s")
 
 
 def until(what: str, probe: Callable[[], Any], seconds: float = SECONDS) -> Any:
@@ -67,33 +80,51 @@ class Cluster:
     namespace: str
     volume: str
 
-    def kubectl(self, *words: str, documents: Sequence[Object] = (), timeout: float = 120) -> str:
+    def kubectl(self, *words: str, documents: Sequence[Object] = (), timeout: float = TRY_S) -> str:
         """Run kubectl in this namespace."""
         return kubectl(
             f"--namespace={self.namespace}", *words, documents=documents, timeout=timeout
         )
 
-    def launch(self, action: str, run_id: str, *words: str, seconds: float = SECONDS) -> str:
-        """Run ``scripts/launch.py action=...`` as a user does, and return what it prints."""
-        command = [
-            "scripts/launch.py", "cluster=k8s", f"action={action}", "trainer.accelerator=cpu",
-            "trainer.num_nodes=2", f"cluster.namespace={self.namespace}",
-            f"cluster.image={self.image}", f"cluster.image_pull_policy={self.pull}",
-            f"cluster.volume={self.volume}", "cluster.cpus=250m", "cluster.memory=1536Mi",
-            "cluster.shm=64Mi", "cluster.env=[{name: OMP_NUM_THREADS, value: '1'}]",
+    def launch(self, action: str, run_id: str, *words: str) -> str:
+        """Run ``scripts/launch.py action=...`` as a user does, and return what it prints.
+
+        Every action may be repeated, so one in which kubectl got no answer is tried again.
+        """
+        for _ in range(TRIES):
+            exit_code, output = self.launch_once(action, run_id, *words)
+            if exit_code == 0 or "no answer in" not in output:
+                break
+        assert exit_code == 0, f"action={action} has failed:\n{output}"
+        return output
+
+    def launch_once(self, action: str, run_id: str, *words: str) -> tuple[int, str]:
+        """Run ``scripts/launch.py action=...``, and return its exit code and what it prints."""
+        overrides = [
+            "cluster=k8s", "trainer.accelerator=cpu", "trainer.num_nodes=2",
+            f"cluster.namespace={self.namespace}", f"cluster.image={self.image}",
+            f"cluster.image_pull_policy={self.pull}", f"cluster.volume={self.volume}",
+            "cluster.cpus=250m", "cluster.memory=1536Mi", "cluster.shm=64Mi",
+            "cluster.env=[{name: OMP_NUM_THREADS, value: '1'}]",
             "callbacks.progress.log_every_s=1", "data.global_batch_size=60", *words,
         ]  # fmt: skip
-        process = subprocess.Popen(
-            [sys.executable, *command], cwd=ROOT, env=os.environ | {"RUN_ID": run_id},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        is_new = action in ("check", "submit")  # the others find the run by its name alone
+        # What submit remembers of a run stays out of the repository.
+        folder = Path(tempfile.gettempdir(), f"{self.namespace}-{os.getpid()}")
+        folder.mkdir(exist_ok=True)
+        command = [ROOT / "scripts/launch.py", *(overrides if is_new else ()), f"action={action}"]
         try:
-            output, problem = process.communicate(timeout=seconds)[0], "has failed"
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, problem = process.communicate()[0], f"has not ended after {seconds:.0f} s"
-        assert process.returncode == 0, f"action={action} {problem}:\n{output}"
-        return output
+            done = subprocess.run(
+                [sys.executable, *command], cwd=folder, env=os.environ | {"RUN_ID": run_id},
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, timeout=SECONDS, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            said = (error.stdout or b"").decode(errors="replace")
+            raise AssertionError(
+                f"action={action} has not ended after {SECONDS:.0f} s:\n{said}"
+            ) from None
+        return done.returncode, done.stdout
 
     def job(self, run_id: str) -> Object | None:
         """The Job of a run; None if there is none."""
@@ -161,21 +192,36 @@ class Cluster:
         finally:
             self.kubectl("delete", "pod", name, "--wait=false")
 
-    def state(self) -> str:
-        """Everything that explains a failure: objects, events and logs."""
+    def state(self, run_id: str) -> str:
+        """What explains why a run failed: its own objects, their events and logs."""
+        selector = f"--selector={INSTANCE}={run_id}"
         commands = (
-            ("get", f"{KINDS},persistentvolumeclaims", "--output=wide"),
-            ("describe", "jobs,pods"),
-            ("get", "events", "--sort-by=.metadata.creationTimestamp"),
-            ("logs", f"--selector={NAME}", "--prefix", "--tail=200", "--ignore-errors"),
+            ("get", KINDS, selector, "--output=wide"),
+            ("describe", "jobs,pods", selector, "--show-events=false"),
+            ("logs", selector, "--prefix", "--tail=200", "--ignore-errors"),
         )
-        texts = []
+        texts = [self.events(run_id)]
         for words in commands:
             try:
                 texts.append(f"$ kubectl {' '.join(words)}\n{self.kubectl(*words)}")
-            except (AssertionError, subprocess.TimeoutExpired) as error:
+            except AssertionError as error:
                 texts.append(str(error))
         return "\n".join(texts)
+
+    def events(self, run_id: str) -> str:
+        """The events of the objects of a run, the oldest first."""
+        words = ("get", "events", "--sort-by=.metadata.creationTimestamp", "--output=json")
+        try:
+            found = json.loads(self.kubectl(*words))["items"]
+        except AssertionError as error:
+            return str(error)
+        lines = [f"$ kubectl {' '.join(words)} # of {run_id}"]
+        for event in found:
+            about = event["involvedObject"]
+            if f"{about.get('name')}-".startswith(f"{run_id}-"):
+                of = f"{about.get('kind')}/{about['name']}"
+                lines.append(f"{of} {event.get('reason')}: {event.get('message')}")
+        return "\n".join(lines)
 
 
 def node_name() -> str:

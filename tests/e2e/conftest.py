@@ -1,4 +1,4 @@
-"""The fixture ``cluster``. The report of a failed test ends with the state of the cluster."""
+"""The fixture ``cluster``. The report of a failed test ends with the objects of its run."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    cluster = item.funcargs.get("cluster")
-    if report.failed and cluster and report.when == "call":
-        report.sections.append(("the cluster", cluster.state()))
+    cluster, run_id = (item.funcargs.get(name) for name in ("cluster", "run_id"))
+    if report.failed and cluster and run_id and report.when == "call":
+        report.sections.append((f"{run_id} in the cluster", cluster.state(run_id)))
     return report

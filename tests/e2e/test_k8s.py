@@ -1,6 +1,6 @@
 """Runs on a real cluster, submitted as a user does: docs/clusters/e2e.md.
 
-E2E=1 IMAGE=project:e2e python -m pytest -n 0 --confcutdir=tests/e2e tests/e2e
+E2E=1 IMAGE=project:e2e python -m pytest --confcutdir=tests/e2e tests/e2e
 """
 
 import json

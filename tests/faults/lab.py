@@ -24,6 +24,7 @@ from typing import BinaryIO
 
 import torch
 
+from samestep.ranks import process
 from tests import pods
 from tests.conftest import ROOT, environment
 from tests.project.test_train import history
@@ -328,4 +329,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    process.run(main)

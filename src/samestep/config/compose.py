@@ -163,12 +163,14 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
         if cfg.get("choices") == {}:  # it is ours to write: any other value is an unknown key
             del cfg["choices"]
 
-    project_rules = rules.load_project_rules(cfg.rules)
-    added = [o.key_or_group for o in overrides if o.is_add() or o.is_force_add()]
-    schema = Schema(reference, groups, project_rules, added)
     # A choice of a file sets no key itself.
     pairs = zip(overrides, spelled, strict=True)
     typed = [o.key_or_group for o, text in pairs if text.startswith(("++", "~"))]
+    _leave_out_keys_of_other_clusters(cfg, reference, choices, typed, configs)
+
+    project_rules = rules.load_project_rules(cfg.rules)
+    added = [o.key_or_group for o in overrides if o.is_add() or o.is_force_add()]
+    schema = Schema(reference, groups, project_rules, added)
     _refuse(f"{line}{_origin(key, choices, typed, configs)}" for key, line in schema.faults(cfg))
     _refuse([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
 
@@ -200,14 +202,11 @@ def _choices(
 
 def _reference(choices: Mapping[str, Any], configs: Path) -> DictConfig:
     """The same choice of files, without overrides of values and what is laid over them."""
-    lines = []
+    lines = [f"{group}=[]" for group in LAID_OVER if (configs / group).is_dir()]
     for group, choice in choices.items():
-        names = choice if isinstance(choice, list) else [choice]
         if group not in LAID_OVER:
-            value = f"[{','.join(names)}]" if isinstance(choice, list) else choice
+            value = f"[{','.join(choice)}]" if isinstance(choice, list) else choice
             lines.append(f"{group}={value}")
-        elif choice and (configs / group / f"{choice}.yaml").exists():
-            lines.append(f"{group}=[]")
     try:
         return hydra.compose("train", lines)
     except ConfigCompositionException:
@@ -216,6 +215,46 @@ def _reference(choices: Mapping[str, Any], configs: Path) -> DictConfig:
         known = hydra.compose("train", top, return_hydra_config=True).hydra.runtime.choices
         signs = ["" if "/" not in line or line.split("=")[0] in known else "+" for line in lines]
         return hydra.compose("train", [f"{s}{line}" for s, line in zip(signs, lines, strict=True)])
+
+
+def _leave_out_keys_of_other_clusters(
+    cfg: DictConfig,
+    reference: DictConfig,
+    choices: Mapping[str, Any],
+    typed: Sequence[str],
+    configs: Path,
+) -> None:
+    """Remove keys of ``cluster`` that configs/local sets and only other clusters have.
+
+    One file serves all clusters of a machine: ``cluster.image`` in it must not stop a run without
+    a cluster. A key that no cluster has stays, and is refused.
+    """
+    files = (configs / "cluster").glob("*.yaml")
+    known = {key.split(".")[1] for file in files for key in _keys_of(file, "cluster")}
+    for key in local_cluster_keys(choices, configs):
+        if key in known and key not in reference.cluster and f"cluster.{key}" not in typed:
+            with open_dict(cfg.cluster):
+                cfg.cluster.pop(key, None)
+
+
+def local_cluster_keys(choices: Mapping[str, Any], configs: Path = CONFIGS) -> list[str]:
+    """The keys directly below ``cluster`` that the chosen files of configs/local set, sorted."""
+    keys = local_keys(choices, configs)
+    return sorted({key.split(".")[1] for key in keys if key.startswith("cluster.")})
+
+
+def local_keys(choices: Mapping[str, Any], configs: Path = CONFIGS) -> list[str]:
+    """The full keys that the chosen files of configs/local set, sorted."""
+    files = local_files(choices, configs)
+    return sorted({key for file in files for key in _keys_of(file, "local")})
+
+
+def local_files(choices: Mapping[str, Any], configs: Path = CONFIGS) -> list[Path]:
+    """The chosen files of configs/local: the settings of this machine."""
+    chosen = choices.get("local") or []
+    names = chosen if isinstance(chosen, list) else [chosen]
+    files = [configs / "local" / f"{name}.yaml" for name in names]
+    return [file for file in files if file.exists()]
 
 
 def _origin(key: str, choices: Mapping[str, Any], typed: Sequence[str], configs: Path) -> str:

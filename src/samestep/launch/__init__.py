@@ -3,8 +3,9 @@
 Promise: the same command runs on every cluster; a mistake is found before a cluster sees it; the
 exit code of a container is that of the run.
 
-Read in this order, to send a run: ``main``, ``render`` (the files of k8s/ with values), ``check``
-(mistakes), ``kubernetes`` with ``kubectl`` and ``kubectl_errors``, ``volume``, ``follow``,
-``kubeflow``. ``image`` builds what runs there.
+Read in this order, to send a run: ``main``, ``local_settings`` (configs/local), ``render`` (the
+files of k8s/ with values), ``check`` (mistakes), ``kubernetes`` with ``kubectl`` and
+``kubectl_errors``, ``volume``, ``follow``, ``kubeflow``, ``submitted`` (how a run is found by its
+name). ``image`` builds what runs there.
 To be a node: ``entrypoint``, ``cluster_environment``, ``pid1``, ``agent``.
 """

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-import shlex
+import re
 import signal
 import subprocess
 import sys
@@ -21,11 +21,15 @@ from samestep.launch import kubectl, kubectl_errors
 from samestep.launch.kubectl_errors import Object
 
 POLL_S = 1.0
-EVENTS_EVERY = 10  # polls; events say why there are fewer pods than there should be
+EVENTS_EVERY = 10  # polls; events say why pods are missing or do not start
 RETRIES = 60  # polls without an answer before we give up; a cluster may be upgraded
 LAST_LINES_S = 60  # seconds that the last lines of an ended run may take to arrive
-PLACE_KEYS = ("namespace", "cli", "project", "domain")
-"""Keys of ``cluster`` that say where a run is, and by which command it is found there."""
+
+TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")  # RFC 3339
+REFUSED = re.compile("FailedCreate|CreationFailed")
+"""Reasons of events of controllers that cannot create their Jobs or pods."""
+NOT_STARTED = re.compile("Failed(Mount|AttachVolume|MapVolume|CreatePodSandBox)")
+"""Reasons of events of pods whose containers cannot be created."""
 
 
 def logs(cfg: DictConfig, documents: Sequence[Object]) -> int:
@@ -38,6 +42,7 @@ def logs(cfg: DictConfig, documents: Sequence[Object]) -> int:
     stdout = os.fstat(sys.stdout.fileno())
     address = kubectl.build_address(kubectl.find_run(documents))
     printed: set[str] = set()
+    warnings: list[Object] = []
     for poll in itertools.count():
         run, pods = get_run_and_pods(cfg, address, retries=RETRIES if streams.by_key else 0)
         streams.start_missing(pods)
@@ -48,10 +53,9 @@ def logs(cfg: DictConfig, documents: Sequence[Object]) -> int:
         if not os.path.samestat(stdout, os.fstat(sys.stdout.fileno())):
             return 128 + signal.SIGPIPE
 
-        problems = list(explain_pods(pods))
         if poll % EVENTS_EVERY == 0:
-            problems += explain_missing_pods(cfg, run)
-        for line in problems:
+            warnings = kubectl.get_warnings(cfg, run)
+        for line in (*explain_pods(pods, warnings), *explain_missing_pods(cfg, run, warnings)):
             if line not in printed:
                 print(line, file=sys.stderr, flush=True)
                 printed.add(line)
@@ -71,48 +75,43 @@ def status(cfg: DictConfig, documents: Sequence[Object]) -> int:
     pods = kubectl.get_pods(cfg)
     if run is None and not pods:
         raise kubectl.build_missing_error(cfg)
-    print(f"{document['kind']} {cfg.run_id}: {describe_run(run)}")
-    for line in explain_missing_pods(cfg, run) if run else ():
+    print(f"{document['kind']} {cfg.run_id}: {describe_run(run, pods)}")
+    warnings = kubectl.get_warnings(cfg, run) if run else []
+    for line in explain_missing_pods(cfg, run, warnings) if run else ():
         print(line)
-    print_table(cfg, pods)
+    print_table(cfg, pods, warnings)
     return 0
-
-
-def print_next_commands(cfg: DictConfig) -> None:
-    """Print the commands that follow, cancel and describe a run that was submitted."""
-    words = [f"cluster={cfg.cluster.name}"]
-    for key in PLACE_KEYS:
-        if key in cfg.cluster and cfg.cluster[key] is not None:
-            words.append(shlex.quote(f"cluster.{key}={cfg.cluster[key]}"))
-    print("\nNext:")
-    for action in ("logs", "status", "cancel"):
-        line = f"python scripts/launch.py {' '.join(words)} action={action}"
-        print(f"  RUN_ID={cfg.run_id} {line}", flush=True)
 
 
 class Stream(threading.Thread):
     """Prints the log of a container, each line with the name of its pod, until the log ends.
 
     Args:
-        since: time of the last line that was printed before.
+        cfg: the configuration.
+        pod: the pod.
+        container: its status.
+        before: the stream that was cut, whose lines are not printed again.
     """
 
-    def __init__(self, cfg: DictConfig, pod: Object, container: Object, since: str = "") -> None:
+    def __init__(
+        self, cfg: DictConfig, pod: Object, container: Object, before: "Stream | None" = None
+    ) -> None:
         super().__init__(daemon=True)
         pod_name, container_name = pod["metadata"]["name"], container["name"]
         short_name = pod_name.removeprefix(f"{cfg.run_id}-")
         if len(pod["spec"]["containers"]) > 1:
             short_name += f"/{container_name}"
         self.prefix = f"[{short_name}] "
-        self.since = since
-        self.last_time = since
+        self.is_continued = before is not None
+        self.since: str = before.last_time if before else ""
+        self.last_time: str = self.since
         self.is_complete = "terminated" in container["state"]
         """Whether the log ends because the container has ended, and not because a proxy cut it."""
         self.command = kubectl.build_command(
             cfg, "logs", pod_name, f"--container={container_name}", "--follow", "--timestamps"
         )
-        if since:
-            self.command.append(f"--since-time={since}")
+        if self.since:
+            self.command.append(f"--since-time={self.since}")
         self.start()
 
     def run(self) -> None:
@@ -125,13 +124,19 @@ class Stream(threading.Thread):
             errors="replace",
         ) as process:
             assert process.stdout
-            for line in process.stdout:
+            is_old = self.is_continued
+            for line in map(str.rstrip, process.stdout):
                 line_time, _, text = line.partition(" ")
-                # --since-time counts in whole seconds, so some lines come a second time.
-                if line_time > self.since:
-                    sys.stdout.write(self.prefix + text)
+                if TIMESTAMP.fullmatch(line_time):
+                    # --since-time counts in whole seconds, so some lines come a second time.
+                    is_old = line_time <= self.since
+                    self.last_time = max(line_time, self.since)
+                else:
+                    # A part of the line before, or an error of kubelet, which has no time.
+                    text = line
+                if not is_old:
+                    sys.stdout.write(f"{self.prefix}{text}\n")
                     sys.stdout.flush()
-                    self.last_time = line_time
 
 
 class Streams:
@@ -150,7 +155,7 @@ class Streams:
             if old is None:
                 self.by_key[key] = Stream(self.cfg, pod, container)
             elif not old.is_alive() and not old.is_complete:
-                self.by_key[key] = Stream(self.cfg, pod, container, since=old.last_time)
+                self.by_key[key] = Stream(self.cfg, pod, container, before=old)
 
     def join(self) -> None:
         """Wait until each stream has printed its last line."""
@@ -187,8 +192,8 @@ def list_started_containers(pods: Sequence[Object]) -> Iterator[tuple[Object, Ob
                 yield pod, container
 
 
-def describe_run(run: Object | None) -> str:
-    """Describe the state of the run by its last condition."""
+def describe_run(run: Object | None, pods: Sequence[Object] | None = None) -> str:
+    """Describe the state of the run by its last condition, or by the pods that it has."""
     if run is None:
         return "was removed before it ended"
     if "deletionTimestamp" in run["metadata"]:
@@ -197,37 +202,51 @@ def describe_run(run: Object | None) -> str:
     true = [condition for condition in conditions if condition["status"] == "True"]
     ends = [condition for condition in true if condition["type"] in kubectl.OUTCOMES]
     if not true:
-        return "runs"
+        phases = {pod.get("status", {}).get("phase") for pod in pods or ()}
+        is_pending = pods is not None and phases.isdisjoint({"Running", "Succeeded"})
+        return "is pending: none of its pods runs" if is_pending else "runs"
     last = ends[0] if ends else true[-1]
     reason = ": ".join(filter(None, [last.get("reason"), last.get("message")]))
     return f"{last['type']} ({reason})" if reason else str(last["type"])
 
 
-def explain_pods(pods: Sequence[Object]) -> Iterator[str]:
+def explain_pods(pods: Sequence[Object], warnings: Sequence[Object]) -> Iterator[str]:
     """Explain why pods do not run, and how they failed."""
     for pod in pods:
-        reason = kubectl_errors.explain_waiting(pod) or kubectl_errors.explain_exit(pod)
-        if reason:
+        if reason := explain_pod(pod, warnings):
             yield f"{pod['metadata']['name']}: {reason}"
 
 
-def explain_missing_pods(cfg: DictConfig, run: Object) -> Iterator[str]:
-    """Explain why there are no pods, or fewer than there should be."""
+def explain_pod(pod: Object, warnings: Sequence[Object]) -> str:
+    """Explain why a pod does not run, or how it failed; nothing if all is well."""
+    messages = [
+        event.get("message", "")
+        for event in warnings
+        if event["involvedObject"].get("kind") == "Pod"
+        and event["involvedObject"].get("name") == pod["metadata"]["name"]
+        and NOT_STARTED.match(event.get("reason", ""))
+    ]
+    return kubectl_errors.explain_waiting(pod, messages) or kubectl_errors.explain_exit(pod)
+
+
+def explain_missing_pods(cfg: DictConfig, run: Object, warnings: Sequence[Object]) -> Iterator[str]:
+    """Explain why there are no pods, or fewer than there should be; each reason once."""
     if run.get("spec", {}).get("suspend"):
         yield f"{cfg.run_id}: waits in the queue"
-    try:
-        events = kubectl.get(cfg, "events", "--field-selector=reason=FailedCreate")
-    except RunError:
-        return  # not everybody may read events
-    for event in (events or {"items": []})["items"]:
-        name = str(event.get("involvedObject", {}).get("name", ""))
-        event_time = event.get("lastTimestamp") or event.get("eventTime") or ""
-        if name.startswith(cfg.run_id) and event_time >= run["metadata"]["creationTimestamp"]:
-            reason = kubectl_errors.explain_error(event.get("message", ""))
-            yield f"{cfg.run_id}: pods are refused; {reason}"
+    # The run itself, the Job in a JobSet, and the ReplicaSet of etcd.
+    owner = re.compile(rf"{re.escape(cfg.run_id)}(-node-\d+|-etcd-\w+)?")
+    lines: dict[str, None] = {}  # in order, each once
+    for event in warnings:
+        about = event["involvedObject"]
+        is_ours = about.get("kind") != "Pod" and owner.fullmatch(about.get("name", ""))
+        if is_ours and REFUSED.search(event.get("reason", "")):
+            what = "Jobs" if about.get("kind") in ("JobSet", "TrainJob") else "pods"
+            reason = kubectl_errors.explain_event(event.get("message", ""))
+            lines[f"{cfg.run_id}: {what} are refused; {reason}"] = None
+    yield from lines
 
 
-def print_table(cfg: DictConfig, pods: Sequence[Object]) -> None:
+def print_table(cfg: DictConfig, pods: Sequence[Object], warnings: Sequence[Object]) -> None:
     """Print a row for each pod."""
     started = [pod["metadata"]["name"] for pod, _ in list_started_containers(pods)]
     with ThreadPoolExecutor(8) as pool:
@@ -240,7 +259,7 @@ def print_table(cfg: DictConfig, pods: Sequence[Object]) -> None:
         containers = pod.get("status", {}).get("containerStatuses", ())
         restarts = sum(container.get("restartCount", 0) for container in containers)
         table.add_row(
-            name, pod["spec"].get("nodeName", "-"), describe_pod(pod), str(restarts),
+            name, pod["spec"].get("nodeName", "-"), describe_pod(pod, warnings), str(restarts),
             format_age(pod), last_lines.get(name, "-"),
         )  # fmt: skip
 
@@ -250,12 +269,14 @@ def print_table(cfg: DictConfig, pods: Sequence[Object]) -> None:
     console.print(table)
 
 
-def describe_pod(pod: Object) -> str:
+def describe_pod(pod: Object, warnings: Sequence[Object]) -> str:
     """Describe the state of a pod: its phase, and the reason if something is wrong."""
     phase = str(pod.get("status", {}).get("phase", "-"))
     if "deletionTimestamp" in pod["metadata"]:
         phase = "Terminating"
-    reason = kubectl_errors.explain_waiting(pod) or kubectl_errors.explain_exit(pod)
+    reason = explain_pod(pod, warnings)
+    if phase == "Failed" and reason.endswith(f"({kubectl_errors.EXIT_STOPPED})"):
+        return reason  # Kubernetes calls it a failure, and it is none
     return f"{phase}: {reason}" if reason else phase
 
 

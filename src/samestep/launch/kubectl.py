@@ -11,6 +11,7 @@ from samestep.errors import RunError
 from samestep.launch import check, kubectl_errors, render
 from samestep.launch.kubectl_errors import Object
 
+HANGS_S = 60  # seconds after its own limit in which kubectl must end; it also asks several times
 RUNS = ("Job", "JobSet", "PyTorchJob", "TrainJob", "ElasticJob")
 """Kinds of the object that ends when the run ends."""
 OUTCOMES = {"Complete": True, "Completed": True, "Succeeded": True, "Failed": False}
@@ -34,7 +35,15 @@ def call(
     command = build_command(cfg, *arguments, f"--request-timeout={timeout_s:g}s")
     text = render.text(documents) if documents else ""
     try:
-        result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        result = subprocess.run(
+            command, input=text, capture_output=True, text=True, check=False,
+            timeout=timeout_s + HANGS_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise RunError(
+            f"kubectl {arguments[0]}: no answer in {timeout_s + HANGS_S:.0f} seconds; look whether "
+            "kubectl waits for a login, and try again"
+        ) from None
     except FileNotFoundError:
         raise RunError(
             "kubectl: no such command on this machine; install it from "
@@ -89,10 +98,42 @@ def find_outcome(run: Object | None) -> bool | None:
     return None
 
 
+def get_warnings(cfg: DictConfig, run: Object) -> list[Object]:
+    """Get the warnings since the run was submitted, the oldest first; none if we may not."""
+    try:
+        found = get(cfg, "events", "--field-selector=type=Warning") or {}
+    except RunError:
+        return []
+    created = run["metadata"]["creationTimestamp"]
+    warnings = [event for event in found.get("items", ()) if get_event_time(event) >= created]
+    return sorted(warnings, key=get_event_time)
+
+
+def get_event_time(event: Object) -> str:
+    """Get the time of an event in whole seconds, as timestamps of objects are written."""
+    series = event.get("series") or {}
+    times = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"))
+    found = next(filter(None, times), "")
+    return f"{found[:19]}Z" if found else ""
+
+
 def build_missing_error(cfg: DictConfig) -> RunError:
     """Build the error for a run that is not in the cluster."""
+    refuse_missing_namespace(cfg)
     where = f" in namespace {cfg.cluster.namespace}" if cfg.cluster.namespace else ""
     return RunError(
         f"{cfg.run_id}: there is no such run{where}; it was not submitted, was cancelled, or ended "
         "longer ago than its cluster.ttl_s; RUN_ID=... names another run"
     )
+
+
+def refuse_missing_namespace(cfg: DictConfig) -> None:
+    """Raise a RunError if the namespace does not exist; a search in it finds nothing then."""
+    query = ("config", "view", "--minify", "--output=jsonpath={..namespace}")
+    name = cfg.cluster.namespace or call(cfg, *query).strip() or "default"
+    try:
+        is_there = get(cfg, "namespaces", name) is not None
+    except RunError:
+        return  # not everybody may read namespaces
+    if not is_there:
+        raise RunError(kubectl_errors.explain_error(f'namespaces "{name}" not found'))

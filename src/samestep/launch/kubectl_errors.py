@@ -1,11 +1,12 @@
 """Explain errors of kubectl and states of pods: one sentence with the cause and the remedy."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 Object = dict[str, Any]
 """An object in the cluster, such as a pod, or the document that describes one."""
+EXIT_STOPPED = 143  # of a run that was stopped by SIGTERM, after it has saved
 
 ERRORS = {  # pattern of an error: cause and remedy; {0} is the first group of the pattern
     r'violates PodSecurity "?(\S+?)"?: (.*)':
@@ -60,6 +61,10 @@ POD_REASONS = {  # pattern of why a pod waits or was ended: cause and remedy
     r'persistentvolumeclaim "(\S+?)" not found':
         "there is no volume claim {0}: create it as docs/clusters/k8s.md says, or set "
         "cluster.volume",
+    r'volume "(\S+?)" ?:? ?(.+)':
+        "its volume {0} cannot be mounted: {1}; check cluster.volume, and what it is made of",
+    r"unmounted volumes=\[(.*?)\].*: (.+)":
+        "its volume {0} cannot be mounted: {1}; check cluster.volume, and what it is made of",
     r"PersistentVolumeClaim|[Vv]olume|FailedMount":
         "its volume is not ready: kubectl describe pvc",
     r"untolerated taint \{(\S+?)[:}]":
@@ -67,7 +72,7 @@ POD_REASONS = {  # pattern of why a pod waits or was ended: cause and remedy
     r"node affinity|node selector":
         "no free node has these labels: check cluster.node_selector",
     r"ImagePull|ErrImage|InvalidImageName|ErrImageNeverPull":
-        "its image cannot be pulled: check the name cluster.image, that it was pushed, and the "
+        "its image {image} cannot be pulled: check cluster.image, that it was pushed, and the "
         "namespace's right to pull it",
     r"CrashLoopBackOff|BackOff":
         "it fails again and again: action=logs says why",
@@ -82,26 +87,43 @@ POD_REASONS = {  # pattern of why a pod waits or was ended: cause and remedy
 
 
 def explain_error(stderr: str) -> str:
-    """Explain an error of kubectl or the message of an event; unknown ones by their last line."""
+    """Explain an error of kubectl; an unknown one by its last line."""
     lines = [line for line in stderr.strip().splitlines() if not line.startswith(("Warning:", "{"))]
     if sentence := _find_sentence(ERRORS, "\n".join(lines)):
         return sentence
     return lines[-1].removeprefix("error: ") if lines else "kubectl failed"
 
 
-def explain_waiting(pod: Object) -> str:
-    """Explain why a pod does not run; nothing if it runs or has ended."""
+def explain_event(message: str) -> str:
+    """Explain the message of an event; an unknown one is returned as one line."""
+    line = _join_lines(message)
+    return _find_sentence(ERRORS, line) or line
+
+
+def explain_waiting(pod: Object, warnings: Sequence[str] = ()) -> str:
+    """Explain why a pod does not run; nothing if it runs or has ended.
+
+    Args:
+        pod: the pod.
+        warnings: messages of events that say why it cannot start, the oldest first. The state of a
+            pod does not say that a volume cannot be mounted.
+    """
     status = pod.get("status", {})
     for container in _list_statuses(status):
         waiting = container.get("state", {}).get("waiting", {})
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            return explain_reason(f"{waiting['reason']} {waiting.get('message', '')}")
+            reason = f"{waiting['reason']} {waiting.get('message', '')}"
+            return explain_reason(reason, container.get("image", ""))
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return explain_reason(f"{condition.get('reason', '')} {condition.get('message', '')}")
-    if status.get("phase") in (None, "Pending"):
-        return "is being placed, or pulls its image"
-    return ""
+    if status.get("phase") not in (None, "Pending"):
+        return ""
+    # This one only says that a volume is late, and comes beside the one that says why.
+    causes = [text for text in warnings if not text.startswith("Unable to attach or mount")]
+    if causes or warnings:
+        return explain_reason([*warnings, *causes][-1])
+    return "is being placed, or pulls its image"
 
 
 def explain_exit(pod: Object) -> str:
@@ -114,22 +136,41 @@ def explain_exit(pod: Object) -> str:
     return ""
 
 
-def explain_reason(reason: str) -> str:
-    """Explain why a pod waits or was ended; an unknown reason is returned as it is."""
-    return _find_sentence(POD_REASONS, reason) or reason.strip()
+def explain_reason(reason: str, image: str = "") -> str:
+    """Explain why a pod waits or was ended; an unknown reason is returned as one line."""
+    line = _join_lines(reason)
+    return _find_sentence(POD_REASONS, line, image) or line
 
 
 def _describe_exit(terminated: Object) -> str:
+    exit_code = terminated["exitCode"]
+    # Our entry point begins its message like this; otherwise it is the end of the log.
+    prefix = f"exit code {exit_code}: "
+    message = str(terminated.get("message") or "").strip()
+    is_ours = message.startswith(prefix)
+    if exit_code == EXIT_STOPPED:
+        return f"{message.removeprefix(prefix) if is_ours else 'saved and stopped'} ({exit_code})"
+    cause = _join_lines(message.removeprefix(prefix)) if is_ours else _find_cause(message)
     reason = terminated.get("reason", "Error")
     hint = f" ({explain_reason(reason)})" if reason == "OOMKilled" else ""
-    last_line = (terminated.get("message") or "").strip().splitlines()[-1:]
-    return ": ".join([f"{reason}, exit code {terminated['exitCode']}{hint}", *last_line])
+    return ": ".join(filter(None, [f"{reason}, exit code {exit_code}{hint}", cause]))
 
 
-def _find_sentence(sentences: dict[str, str], text: str) -> str:
+def _find_cause(log: str) -> str:
+    """Return the last error in a log with all its lines, or the last line of the log."""
+    lines = log.splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    return _join_lines("\n".join(lines[starts[-1] if starts else -1 :]))
+
+
+def _join_lines(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _find_sentence(sentences: dict[str, str], text: str, image: str = "") -> str:
     for pattern, sentence in sentences.items():
         if match := re.search(pattern, text):
-            return sentence.format(*(group or "" for group in match.groups()))
+            return sentence.format(*(group or "" for group in match.groups()), image=image)
     return ""
 
 

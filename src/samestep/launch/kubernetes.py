@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.launch import kubectl, kubeflow, volume
-from samestep.launch.follow import POLL_S, logs, print_next_commands, status
+from samestep.launch.follow import POLL_S, logs, status
 from samestep.launch.kubectl import RUNS, build_address, find_outcome, find_run, get_pods
 from samestep.launch.kubectl_errors import Object
 
@@ -43,8 +43,26 @@ def check(cfg: DictConfig, documents: Sequence[Object]) -> int:
         kind = documents[-1]["kind"]
         print(f"{cfg.run_id}: the cluster can judge the {kind} only when it is submitted")
         return 0
+    refuse_missing_claim(cfg, documents)
     print(f"{cfg.run_id}: the cluster would accept it (strict dry run of its server)")
     return 0
+
+
+def refuse_missing_claim(cfg: DictConfig, documents: Sequence[Object]) -> None:
+    """Raise a RunError if the pods would wait for a volume claim that nobody has created."""
+    name = cfg.cluster.volume
+    created = [d["metadata"]["name"] for d in documents if d["kind"] == "PersistentVolumeClaim"]
+    if name is None or name in created:
+        return
+    try:
+        is_there = kubectl.get(cfg, "persistentvolumeclaims", name) is not None
+    except RunError:
+        return  # not everybody may read claims
+    if not is_there:
+        raise RunError(
+            f"cluster.volume={name}: there is no such claim in the namespace; create it as "
+            "docs/clusters/k8s.md says, or name another"
+        )
 
 
 def submit(cfg: DictConfig, documents: Sequence[Object]) -> int:
@@ -67,7 +85,6 @@ def submit(cfg: DictConfig, documents: Sequence[Object]) -> int:
         print(kubeflow.create(cfg, documents), end="")
     else:
         print(kubectl.apply(cfg, documents), end="")
-    print_next_commands(cfg)
     return 0
 
 
@@ -87,8 +104,15 @@ def fill_volume(cfg: DictConfig, documents: Sequence[Object]) -> int:
 
 def cancel(cfg: DictConfig, documents: Sequence[Object]) -> int:
     """End the run so that its pods can save; then remove everything that belongs to it."""
+    is_run = kubectl.get(cfg, build_address(find_run(documents))) is not None
     existed = remove_all(cfg, documents)
-    state = "cancelled; the same submit continues it" if existed else "nothing to cancel"
+    if is_run:
+        state = "cancelled; the same submit continues it"
+    elif existed:
+        state = "had ended; what it had left in the cluster is removed"
+    else:
+        kubectl.refuse_missing_namespace(cfg)
+        state = "nothing to cancel"
     print(f"{cfg.run_id}: {state}")
     return 0
 

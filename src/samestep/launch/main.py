@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 
 from samestep.config.compose import CONFIGS
-from samestep.config.compose import check as compose
 from samestep.config.schema import choices_of, nearest
 from samestep.errors import ConfigError, RunError
-from samestep.launch import render
-from samestep.ranks import environment, failure
+from samestep.launch import local_settings, render, submitted
+from samestep.ranks import failure
 from samestep.run.name import name_run
 
 ACTIONS_ON_EXISTING_RUN = ("logs", "status", "cancel")
@@ -30,7 +29,8 @@ def main(argv: Sequence[str], help_text: str) -> int:
         return 0
     try:
         action = parse_action(argv)
-        return launch(action, [word for word in argv if not word.startswith("action=")])
+        words = [word for word in argv if not word.startswith("action=")]
+        return fill_volume(words) if action == "data" else launch(action, words)
     except (ConfigError, RunError) as error:
         return failure.report(error)
 
@@ -50,19 +50,14 @@ def parse_action(argv: Sequence[str]) -> str:
     return action
 
 
-def launch(action: str, overrides: Sequence[str]) -> int:
-    """Do ``action`` with the run that ``overrides`` describe.
+def launch(action: str, typed: Sequence[str]) -> int:
+    """Do ``action`` with the run that the overrides in ``typed`` describe.
 
     Returns:
         The exit code.
     """
-    cfg = compose(overrides)
-    if action in ACTIONS_ON_EXISTING_RUN and not (cfg.run_id or environment.run_id()):
-        raise ConfigError(
-            f"RUN_ID: is not set; action={action} needs the name that action=submit printed"
-        )
-    if action == "data":
-        return fill_volume(cfg, overrides)
+    overrides = find_overrides(action, typed)
+    cfg = local_settings.compose_for_cluster(overrides)
     cfg.run_id = name_run(cfg)
     if "manifest" not in cfg.cluster:
         others = [name for name in choices_of(CONFIGS)["cluster"] if name != cfg.cluster.name]
@@ -80,14 +75,37 @@ def launch(action: str, overrides: Sequence[str]) -> int:
 
     if action in ("check", "submit"):
         check.refuse(check.faults(cfg, documents))
+        if kept := local_settings.describe_kept(typed):
+            print(kept)
     if action == "submit":
         check.refuse(check.placeholder(cfg))
     if "commands" in cfg.cluster:
-        return run_command(cfg, overrides, action, documents)
-    return kubernetes.ACTIONS[action](cfg, documents)
+        exit_code = run_command(cfg, overrides, action, documents)
+    else:
+        exit_code = kubernetes.ACTIONS[action](cfg, documents)
+    if action == "submit" and exit_code == 0:
+        print_next_commands(cfg, overrides)
+    return exit_code
 
 
-def fill_volume(cfg: DictConfig, overrides: Sequence[str]) -> int:
+def find_overrides(action: str, typed: Sequence[str]) -> list[str]:
+    """Return the overrides that describe the run: typed ones, those of before, those of configs."""
+    if action not in ACTIONS_ON_EXISTING_RUN:
+        return local_settings.to_overrides(typed)
+    run_id = submitted.name_of(typed, action)
+    return submitted.recall(run_id, typed)
+
+
+def print_next_commands(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Remember a run that was submitted; print the commands that follow, describe and cancel it."""
+    words = [] if submitted.remember(cfg.run_id, overrides) else list(overrides)
+    print("\nNext:")
+    for action in ACTIONS_ON_EXISTING_RUN:
+        line = shlex.join(["python", "scripts/launch.py", *words, f"action={action}"])
+        print(f"  RUN_ID={cfg.run_id} {line}", flush=True)
+
+
+def fill_volume(typed: Sequence[str]) -> int:
     """Download and verify the data set in the cluster, into the volume of the runs.
 
     Returns:
@@ -95,6 +113,8 @@ def fill_volume(cfg: DictConfig, overrides: Sequence[str]) -> int:
     """
     from samestep.launch import check, kubernetes, volume
 
+    overrides = local_settings.to_overrides(typed)
+    cfg = local_settings.compose_for_cluster(overrides)
     cfg.run_id = volume.name_job(cfg)
     documents = volume.render_job(cfg, overrides)
     check.refuse([*check.faults(cfg, documents), *check.placeholder(cfg)])
@@ -130,8 +150,4 @@ def run_command(
             f"{command[0]}: no such command on this machine; install it, or type elsewhere:\n"
             f"  {shlex.join(command)}"
         ) from None
-    if action == "submit" and done.returncode == 0:
-        from samestep.launch import follow
-
-        follow.print_next_commands(cfg)
     return done.returncode

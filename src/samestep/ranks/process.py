@@ -13,11 +13,11 @@ from samestep.ranks import environment
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # 130
 
 
-def run(main: Callable[[], int], *, interrupt_at_once: bool = False) -> NoReturn:
+def run(main: Callable[[], int | None], *, interrupt_at_once: bool = False) -> NoReturn:
     """Call ``main`` as the whole program, and exit with the code that it returns; 130 at Ctrl-C.
 
     Args:
-        main: returns the exit code.
+        main: returns the exit code; None is 0.
         interrupt_at_once: Ctrl-C ends the process without cleaning up, until ``main`` installs a
             handler of its own. Imports of large libraries turn a KeyboardInterrupt into other
             errors; for a program that has nothing to clean up before.

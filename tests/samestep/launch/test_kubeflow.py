@@ -13,6 +13,7 @@ from tests.conftest import ROOT, run
 pytest.importorskip("kubeflow", reason="pip install project[kubeflow]")
 pytestmark = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
 
+LAUNCH = str(ROOT / "scripts/launch.py")
 WORDS = [
     "cluster=kubeflow", "cluster.image=ghcr.io/me/project:1.2.3", "trainer.num_nodes=2",
     "trainer.devices=2",
@@ -22,6 +23,7 @@ WORDS = [
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Server]:
     with serve() as server:
+        server.folder = tmp_path
         server.variables = {
             "KUBECONFIG": server.kubeconfig(tmp_path), "KUBECACHEDIR": str(tmp_path),
         }  # fmt: skip
@@ -30,8 +32,9 @@ def cluster(tmp_path: Path) -> Iterator[Server]:
 
 def submit(server, *words):
     return run(
-        "scripts/launch.py", *WORDS, *words, "action=submit", RUN_ID="mine", **server.variables
-    )
+        LAUNCH, *WORDS, *words, "action=submit",
+        cwd=server.folder, RUN_ID="mine", **server.variables,
+    )  # fmt: skip
 
 
 def train_job(server):
@@ -95,7 +98,7 @@ def test_what_the_cluster_refuses_is_said_in_one_line(cluster):
 def test_a_cluster_without_trainer_is_said_to_be_one(tmp_path):
     with serve(without=("TrainJob", "TrainingRuntime")) as server:
         result = run(
-            "scripts/launch.py", *WORDS, "action=submit", RUN_ID="mine",
+            LAUNCH, *WORDS, "action=submit", cwd=tmp_path, RUN_ID="mine",
             KUBECONFIG=server.kubeconfig(tmp_path), KUBECACHEDIR=str(tmp_path),
         )  # fmt: skip
     assert result.returncode == 1

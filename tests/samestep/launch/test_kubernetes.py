@@ -3,6 +3,7 @@
 The server is tests/apiserver.py. What a real cluster does is tested in tests/e2e.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,11 +15,14 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from samestep.errors import RunError
+from samestep.launch import follow as follow_module
 from samestep.launch import kubectl, kubectl_errors
 from tests.apiserver import Refusal, Server, serve
 from tests.conftest import ROOT, environment, run
 
 pytestmark = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
+LAUNCH = str(ROOT / "scripts/launch.py")
 WORDS = ["cluster=k8s", "cluster.image=ghcr.io/me/project:1.2.3", "trainer.num_nodes=2"]
 RUNNING = {
     "phase": "Running",
@@ -36,12 +40,17 @@ def cluster(tmp_path: Path) -> Iterator[Server]:
 
 
 def variables(server, tmp_path):
+    server.folder = tmp_path  # in which the user types
     return {"KUBECONFIG": server.kubeconfig(tmp_path), "KUBECACHEDIR": str(tmp_path)}
 
 
 def launch(server, action, *words, run_id="mine"):
-    line = ["scripts/launch.py", *WORDS, *words, f"action={action}"]
-    return run(*line, RUN_ID=run_id, **server.variables)
+    return type_in(server, *WORDS, *words, f"action={action}", RUN_ID=run_id)
+
+
+def type_in(server, *words, cwd=None, **variables):
+    """Call ``scripts/launch.py`` with these words only."""
+    return run(LAUNCH, *words, cwd=cwd or server.folder, **variables, **server.variables)
 
 
 def submit(server, *words):
@@ -66,14 +75,30 @@ def end(server, condition, phase="Succeeded"):
 
 
 def test_check_lets_the_cluster_look_and_leaves_nothing_there(cluster):
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "project"}}
+    cluster.put(claim)
     result = launch(cluster, "check")
     assert (result.returncode, result.stderr) == (0, "")
     assert "no mistakes in NetworkPolicy, Service, Job" in result.stdout
     assert "the cluster would accept it" in result.stdout
-    assert cluster.objects == {}
+    assert list(cluster.objects.values()) == [claim]
     posts = [path for method, path in cluster.requests if method == "POST"]
     assert len(posts) == 3
     assert all("dryRun=All" in path and "fieldValidation=Strict" in path for path in posts)
+
+
+def test_check_finds_that_the_claim_is_missing(cluster):
+    result = launch(cluster, "check")
+    assert result.returncode == 1
+    assert "cluster.volume=project: there is no such claim in the namespace" in result.stderr
+    assert launch(cluster, "check", "cluster.volume=null").returncode == 0
+
+    def refuse(method, path):
+        if "persistentvolumeclaims" in path:
+            raise Refusal(403, "Forbidden", 'User "me" cannot get resource "claims"')
+
+    cluster.refuse = refuse
+    assert launch(cluster, "check").returncode == 0
 
 
 def test_check_fails_where_the_cluster_refuses(cluster):
@@ -102,16 +127,16 @@ def test_check_forgives_a_dry_run_that_needs_the_objects_before_it(cluster):
 
 
 def test_check_needs_no_cluster(tmp_path):
-    result = run("scripts/launch.py", *WORDS, "action=check", KUBECONFIG=str(tmp_path / "none"))
+    result = run(LAUNCH, *WORDS, "action=check", KUBECONFIG=str(tmp_path / "none"))
     assert (result.returncode, result.stderr) == (0, "")
     assert "no cluster was asked; kubectl knows no cluster" in result.stdout
 
 
 def test_check_and_submit_without_kubectl(tmp_path):
-    result = run("scripts/launch.py", *WORDS, "action=check", PATH=str(tmp_path))
+    result = run(LAUNCH, *WORDS, "action=check", PATH=str(tmp_path))
     assert result.returncode == 0
     assert "kubectl: no such command on this machine" in result.stdout
-    result = run("scripts/launch.py", *WORDS, "action=submit", PATH=str(tmp_path))
+    result = run(LAUNCH, *WORDS, "action=submit", PATH=str(tmp_path))
     assert result.returncode == 1
     assert "kubectl: no such command on this machine" in result.stderr
 
@@ -119,7 +144,7 @@ def test_check_and_submit_without_kubectl(tmp_path):
 def test_submitting_twice_is_submitting_once(cluster):
     first, second = submit(cluster), submit(cluster)
     assert "job.batch/mine created" in first
-    assert "RUN_ID=mine python scripts/launch.py cluster=k8s action=logs" in first
+    assert "RUN_ID=mine python scripts/launch.py action=logs\n" in first
     assert "job.batch/mine unchanged" in second
     assert len(cluster.objects) == 3
 
@@ -166,16 +191,17 @@ def test_the_image_of_the_example_is_not_submitted(cluster):
 def test_every_target_comes_and_goes(cluster, words, kind):
     submit(cluster, *words)
     assert [item["metadata"]["name"] for item in cluster.of_kind(kind)] == ["mine"]
-    result = launch(cluster, "cancel", *words)
+    result = type_in(cluster, "action=cancel", RUN_ID="mine")
     assert (result.returncode, result.stderr) == (0, "")
+    assert "mine: cancelled; the same submit continues it" in result.stdout
     assert cluster.objects == {}
 
 
 def follow(server, *words):
     """The logs action, running."""
-    command = [sys.executable, "-u", "scripts/launch.py", *WORDS, *words, "action=logs"]
+    command = [sys.executable, "-u", LAUNCH, *words, "action=logs"]
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment(RUN_ID="mine", **server.variables), text=True,
+        command, cwd=server.folder, env=environment(RUN_ID="mine", **server.variables), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
@@ -268,6 +294,7 @@ def test_logs_wait_for_pods_and_fail_as_the_run_does(cluster):
         event = {"metadata": meta, "involvedObject": about, "reason": "FailedCreate"}
         event |= {"lastTimestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))}
         event |= {"apiVersion": "v1", "kind": "Event", "message": message.format(team)}
+        event["type"] = "Warning"
         cluster.put(event)
     with follow(cluster) as process:
         until("the namespace's quota team is used up: memory=16Gi", process.stdout)
@@ -283,7 +310,7 @@ def test_status_is_one_table(cluster):
     cluster.logs["mine-0-aaaaa"] = ["plan", "epoch 3/20, val/accuracy 0.91"]
     cluster.pod("mine-0-aaaaa", job(cluster), RUNNING)
     waiting = {"reason": "ImagePullBackOff", "message": "no such tag"}
-    state = {"name": "trainer", "restartCount": 2, "state": {"waiting": waiting}}
+    state = {"name": "trainer", "restartCount": 2, "state": {"waiting": waiting}, "image": "ours:2"}
     cluster.pod("mine-1-bbbbb", job(cluster), {"phase": "Pending", "containerStatuses": [state]})
     result = launch(cluster, "status")
     assert (result.returncode, result.stderr) == (0, "")
@@ -292,7 +319,7 @@ def test_status_is_one_table(cluster):
     assert head.split() == ["pod", "node", "state", "restarts", "age", "last", "line"]
     assert first.split()[:4] == ["mine-0-aaaaa", "node-a", "Running", "0"]
     assert first.endswith("epoch 3/20, val/accuracy 0.91")
-    assert "Pending: its image cannot be pulled: check the name cluster.image" in second
+    assert "Pending: its image ours:2 cannot be pulled: check cluster.image" in second
 
 
 def test_cancel_gives_the_pods_time_and_leaves_nothing(cluster):
@@ -314,6 +341,66 @@ def test_cancel_gives_the_pods_time_and_leaves_nothing(cluster):
     assert "/jobs/mine" in deletions[0]  # the Service and the policy go when the pods have gone
     again = launch(cluster, "cancel")
     assert (again.returncode, again.stdout) == (0, "mine: nothing to cancel\n")
+
+
+def test_cancel_of_a_run_that_has_ended_does_not_say_that_it_cancelled(cluster):
+    submit(cluster)
+    del cluster.objects["batch/v1 Job", "default", "mine"]  # longer ago than cluster.ttl_s
+    result = launch(cluster, "cancel")
+    assert result.stdout == "mine: had ended; what it had left in the cluster is removed\n"
+    assert cluster.objects == {}
+
+
+@pytest.mark.parametrize("action", ["cancel", "status", "logs"])
+def test_a_namespace_that_does_not_exist_is_no_empty_one(cluster, action):
+    result = launch(cluster, action, "cluster.namespace=ml")
+    assert result.returncode == 1
+    assert "there is no namespace ml" in result.stderr
+    assert result.stdout == ""
+
+
+# The answer of a Kubernetes 1.36, which controllers put into their events. The reasons of the
+# events are those in the sources of JobSet, Kubeflow Trainer, the training operator and Kubernetes.
+REFUSED = (
+    'Job.batch "mine-node-0" is invalid: spec.podFailurePolicy.rules[1].onExitCodes.values: '
+    "Invalid value: [143,2]: must be ordered"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "what"),
+    [
+        ("JobSet", "JobCreationFailed", "Jobs"),
+        ("TrainJob", "TrainJobResourcesCreationFailed", "Jobs"),
+        ("PyTorchJob", "FailedCreatePod", "pods"),
+        ("Job", "FailedCreate", "pods"),
+    ],
+)
+def test_what_a_controller_cannot_create_is_said_once(kind, reason, what):
+    now = "2026-11-21T10:00:00Z"
+    about = {"kind": kind, "name": "mine"}
+    refused = {"reason": reason, "message": REFUSED, "involvedObject": about}
+    others = [
+        {**refused, "involvedObject": {"kind": kind, "name": name}} for name in ("min", "mines")
+    ]
+    cfg, run = OmegaConf.create({"run_id": "mine"}), {"metadata": {"creationTimestamp": now}}
+    lines = follow_module.explain_missing_pods(cfg, run, [*others, refused, refused])
+    assert list(lines) == [f"mine: {what} are refused; {REFUSED}"]
+
+
+def test_status_asks_for_the_events_of_a_controller(cluster):
+    submit(cluster, "cluster=jobset")
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S.123456Z", time.gmtime(time.time() + 1))
+    cluster.put({
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": "mine.1"}, "type": "Warning",
+        "involvedObject": {"kind": "JobSet", "name": "mine"}, "reason": "JobCreationFailed",
+        "message": REFUSED, "eventTime": stamp,
+    })  # fmt: skip
+    result = type_in(cluster, "action=status", RUN_ID="mine")
+    assert (result.returncode, result.stderr) == (0, "")
+    title, refused, _ = result.stdout.splitlines()
+    assert title == "JobSet mine: is pending: none of its pods runs"
+    assert refused == f"mine: Jobs are refused; {REFUSED}"
 
 
 @pytest.mark.parametrize("action", ["logs", "status"])
@@ -357,6 +444,16 @@ def test_the_namespace_is_given_to_kubectl_only_if_there_is_one():
     )
     assert kubectl.build_command(without, "get", "pods") == ["kubectl", "get", "pods"]
     assert kubectl.build_command(with_one, "get", "pods") == ["kubectl", "-n", "ml", "get", "pods"]
+
+
+def test_a_kubectl_that_hangs_is_ended(tmp_path, monkeypatch):
+    (tmp_path / "kubectl").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(kubectl, "HANGS_S", 1)
+    cfg = OmegaConf.create({"cluster": {"namespace": None}})
+    with pytest.raises(RunError, match="kubectl get: no answer in 2 seconds"):
+        kubectl.call(cfg, "get", "pods", timeout_s=1)
 
 
 @pytest.mark.parametrize(
@@ -427,6 +524,104 @@ def test_why_a_container_does_not_start(reason, meant):
     assert meant in kubectl_errors.explain_waiting(
         {"status": {"phase": "Pending", "containerStatuses": [state]}}
     )
+
+
+NFS = (
+    'MountVolume.SetUp failed for volume "pvc-0a1b" : mount failed: exit status 32\n'
+    "Mounting command: mount\nOutput: mount.nfs: No such file or directory"
+)
+LATE = (
+    "Unable to attach or mount volumes: unmounted volumes=[project], unattached volumes=[], failed "
+    "to process volumes=[]: timed out waiting for the condition"
+)
+TAKEN = (
+    'Multi-Attach error for volume "pvc-0a1b" Volume is already exclusively attached to one node '
+    "and can't be attached to another"
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "messages", "meant"),
+    [
+        ("FailedMount", [LATE, NFS, LATE], "its volume pvc-0a1b cannot be mounted: mount failed: "
+         "exit status 32 Mounting command: mount Output: mount.nfs: No such file or directory;"),
+        ("FailedMount", [LATE], "its volume project cannot be mounted: timed out waiting for"),
+        ("FailedAttachVolume", [TAKEN], "its volume pvc-0a1b cannot be mounted: Volume is already"),
+        ("FailedCreatePodSandBox", ["no address is free"], "no address is free"),
+        ("Pulling", [NFS], "is being placed, or pulls its image"),
+    ],
+)  # fmt: skip
+def test_why_a_container_is_not_created(reason, messages, meant):
+    waiting = {"state": {"waiting": {"reason": "ContainerCreating"}}}
+    status = {"phase": "Pending", "containerStatuses": [waiting]}
+    pod = {"metadata": {"name": "mine-0-aaaaa"}, "status": status}
+    about = {"kind": "Pod", "name": "mine-0-aaaaa"}
+    warnings = [{"involvedObject": about, "reason": reason, "message": m} for m in messages]
+    other = {"involvedObject": about | {"name": "x"}, "reason": "FailedMount", "message": "other"}
+    state = follow_module.describe_pod(pod, [*warnings, other])
+    assert state.startswith(f"Pending: {meant}")
+    status["phase"] = "Running"
+    assert follow_module.describe_pod(pod, warnings) == "Running"
+
+
+def test_a_run_without_a_running_pod_is_pending():
+    run = {"metadata": {}, "status": {}}
+    pods = [{"status": {"phase": "Pending"}}, {"status": {"phase": "Failed"}}]
+    assert follow_module.describe_run(run, pods) == "is pending: none of its pods runs"
+    assert follow_module.describe_run(run, []) == "is pending: none of its pods runs"
+    assert follow_module.describe_run(run, [*pods, {"status": {"phase": "Running"}}]) == "runs"
+
+
+def test_a_pod_that_has_saved_is_no_failure():
+    over = {"exitCode": 143, "reason": "Error", "message": "the end of the log\n"}
+    status = {"phase": "Failed", "containerStatuses": [{"state": {"terminated": over}}]}
+    pod = {"metadata": {"name": "mine-0-aaaaa"}, "status": status}
+    assert follow_module.describe_pod(pod, []) == "saved and stopped (143)"
+    over["message"] = "exit code 143: ended by SIGTERM before the ranks had started"
+    state = follow_module.describe_pod(pod, [])
+    assert state == "ended by SIGTERM before the ranks had started (143)"
+
+
+def test_a_cause_of_several_lines_is_kept_whole():
+    changed = (
+        "error: runs/mine holds a run with another configuration:\n  model.optimizer.lr: 0.003 -> "
+        "0.02\nuse another RUN_ID"
+    )
+    for message in (f"exit code 2: rank 0: {changed}", f"plan\nerror: before\n{changed}\n"):
+        over = {"exitCode": 2, "reason": "Error", "message": message}
+        pod = {"status": {"containerStatuses": [{"state": {"terminated": over}}]}}
+        found = kubectl_errors.explain_exit(pod)
+        assert found.removeprefix("Error, exit code 2: ").removeprefix("rank 0: ") == (
+            "error: runs/mine holds a run with another configuration: model.optimizer.lr: 0.003 -> "
+            "0.02 use another RUN_ID"
+        )
+
+
+def test_what_has_no_time_of_the_container_is_no_time(cluster, capsys):
+    """kubelet writes its own errors into a log, and a progress bar has parts without a time."""
+    times = ["2026-01-01T00:00:00.1Z", "2026-01-01T00:00:01.1+01:00"]
+    own = "failed to try resolving symlinks in path"
+    folder = cluster.folder / "bin"
+    folder.mkdir()
+    text = f"{own}\n{times[0]} one\rtwo\n{times[1]} three\n"
+    (folder / "kubectl").write_text(f"#!{sys.executable}\nprint({text!r}, end='')\n")
+    (folder / "kubectl").chmod(0o755)
+    cfg = OmegaConf.create({"run_id": "mine", "cluster": {"namespace": None}})
+    pod = {"metadata": {"name": "mine-0"}, "spec": {"containers": [{}]}}
+    container = {"name": "trainer", "state": {"running": {}}}
+    before = os.environ["PATH"]
+    os.environ["PATH"] = f"{folder}:{before}"
+    try:
+        first = follow_module.Stream(cfg, pod, container)
+        first.join()
+        again = follow_module.Stream(cfg, pod, container, before=first)
+        again.join()
+    finally:
+        os.environ["PATH"] = before
+    assert first.last_time == times[1]
+    assert f"--since-time={times[1]}" in again.command
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"[0] {text}" for text in (own, "one", "two", "three")]  # each once
 
 
 def test_how_a_container_ended():

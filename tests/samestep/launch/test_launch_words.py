@@ -89,12 +89,16 @@ def start(directory, name, words):
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
 def test_an_elastic_run_that_failed_starts_again_with_an_empty_etcd(tmp_path: Path):
     """A failed run has closed its rendezvous in etcd, so nobody could join it again."""
-    words = ["scripts/launch.py", "cluster=elastic", "cluster.image=ghcr.io/me/project:1.2.3"]
+    words = [
+        str(ROOT / "scripts/launch.py"),
+        "cluster=elastic",
+        "cluster.image=ghcr.io/me/project:1.2.3",
+    ]
     with serve() as server:
         variables = {"KUBECONFIG": server.kubeconfig(tmp_path), "KUBECACHEDIR": str(tmp_path)}
         seen = []
         for _ in range(2):
-            result = run(*words, "action=submit", RUN_ID="mine", **variables)
+            result = run(*words, "action=submit", cwd=tmp_path, RUN_ID="mine", **variables)
             assert (result.returncode, result.stderr) == (0, "")
             (etcd,), (job,) = server.of_kind("Deployment"), server.of_kind("Job")
             seen.append(etcd["metadata"]["uid"])

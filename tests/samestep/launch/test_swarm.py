@@ -21,7 +21,7 @@ from tests import mirror
 from tests.conftest import ROOT, run
 
 UNEQUAL = "cluster.devices_per_node=[1,2]"
-LAUNCH = "scripts/launch.py"
+LAUNCH = str(ROOT / "scripts/launch.py")
 GOLDEN = {  # file: the command that writes it
     "swarm.yaml": ["cluster=swarm", UNEQUAL, "cluster.secrets=[netrc]", "data=cifar10"],
     "swarm_docker.sh": ["cluster=docker", UNEQUAL, "data=cifar10"],
@@ -41,7 +41,7 @@ def stack(*words):
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_output_is_the_golden_file(name):
-    command = shlex.join([LAUNCH, *GOLDEN[name]])
+    command = shlex.join(["scripts/launch.py", *GOLDEN[name]])
     golden = (ROOT / "tests" / "golden" / name).read_text()
     assert rendered(*GOLDEN[name]) == golden, f"RUN_ID=cifar python {command} > tests/golden/{name}"
 
@@ -159,10 +159,11 @@ def fake_docker(tmp_path, monkeypatch):
     return told
 
 
-def test_the_actions_are_commands_of_docker(fake_docker):
-    for action in ("submit", "status", "logs", "cancel"):
-        words = ["cluster=swarm", "cluster.image=ours:1", "trainer.max_epochs=2"]
-        result = run(LAUNCH, *words, f"action={action}", RUN_ID="cifar")
+def test_the_actions_are_commands_of_docker(fake_docker, tmp_path):
+    """Those on a run find it by its name alone."""
+    words = ["cluster=swarm", "cluster.image=ours:1", "trainer.max_epochs=2"]
+    for action, more in (("submit", words), ("status", []), ("logs", []), ("cancel", [])):
+        result = run(LAUNCH, *more, f"action={action}", cwd=tmp_path, RUN_ID="cifar")
         assert result.returncode == 0, result.stderr
     calls = fake_docker()
     (submit, text), (status, _), *logs, (cancel, _) = calls
@@ -174,8 +175,9 @@ def test_the_actions_are_commands_of_docker(fake_docker):
     assert sorted(call[-1] for call, _ in logs[1:]) == ["a1", "b2"]
 
 
-def test_without_docker_the_command_is_shown():
-    result = run(LAUNCH, "cluster=swarm", "action=status", RUN_ID="cifar", PATH="/nowhere")
+def test_without_docker_the_command_is_shown(tmp_path):
+    words = ["cluster=swarm", "action=status"]
+    result = run(LAUNCH, *words, cwd=tmp_path, RUN_ID="cifar", PATH="/nowhere")
     assert result.returncode == 1
     assert "docker: no such command" in result.stderr
     assert "docker stack ps --no-trunc cifar" in result.stderr
@@ -199,10 +201,10 @@ def test_commands_for_machines_without_swarm_are_typed_as_they_are(fake_docker, 
     assert second[image + 1] == "--nnodes=2"  # options of Docker before it, of torchrun behind
 
 
-def test_nothing_is_submitted_without_swarm():
+def test_nothing_is_submitted_without_swarm(tmp_path):
     for action in ("submit", "logs"):
         words = ["cluster=docker", "cluster.image=ours:1", f"action={action}"]
-        result = run(LAUNCH, *words, RUN_ID="cifar")
+        result = run(LAUNCH, *words, cwd=tmp_path, RUN_ID="cifar")
         assert (result.returncode, result.stdout) == (2, "")
         assert "action=render prints what to type" in result.stderr
 

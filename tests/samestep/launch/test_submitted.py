@@ -1,0 +1,126 @@
+"""What submit was told is remembered, so that a run is found by its name alone."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from samestep.errors import ConfigError
+from samestep.launch import submitted
+from samestep.launch.main import main
+from tests.apiserver import Server, serve
+
+IMAGE = "cluster.image=ghcr.io/me/project:1.2.3"
+ODD = ["data.root=$HOME/${x}", "model.net.name='a \\\\ \"b\"'", "# c: [1, 2]", "é $$ \n"]
+needs_kubectl = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which the user types, for a run of the name ``mine``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUN_ID", "mine")
+    return tmp_path
+
+
+@pytest.fixture
+def cluster(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    with serve() as server:
+        monkeypatch.setenv("KUBECONFIG", server.kubeconfig(here))
+        monkeypatch.setenv("KUBECACHEDIR", str(here / "cache"))
+        yield server
+
+
+def launch(*words: str) -> int:
+    return main(words, "")
+
+
+@pytest.mark.parametrize("first", ["cluster=swarm", "cluster=runai"])
+def test_overrides_are_remembered_as_they_were_typed(here, first):
+    assert submitted.remember("mine", [first, *ODD])
+    assert submitted.recall("mine", []) == [first, *ODD]
+    assert submitted.recall("mine", [first, "seed=1"]) == [first, *ODD, first, "seed=1"]
+
+
+def test_a_run_on_another_cluster_is_not_taken_for_this_one(here):
+    submitted.remember("mine", ["cluster=elasticjob"])
+    with pytest.raises(ConfigError, match="mine was submitted with cluster=elasticjob"):
+        submitted.recall("mine", ["cluster=elastic"])
+
+
+@pytest.mark.parametrize("text", ["{", "overrides: 1", "- 1", "", "overrides: [1]", "\0"])
+def test_a_damaged_file_is_named(here, text):
+    path = submitted.path_of("mine")
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"runs/mine/launch.yaml.*delete it"):
+        submitted.recall("mine", [])
+
+
+def test_an_unknown_run_needs_a_cluster(here, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(here))
+    assert launch("action=status") == 2
+    said = capsys.readouterr().err
+    assert "runs/mine/launch.yaml does not exist, and kubectl: no such command" in said
+    assert "name its cluster: cluster=NAME" in said
+    assert submitted.recall("mine", ["cluster=swarm"]) == ["cluster=swarm"]
+
+
+def test_a_name_that_leads_elsewhere_is_refused(here, capsys):
+    assert launch("action=status", "run_id=../mine") == 2
+    assert "no run can have this name" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_changes_nothing_else(here, capsys):
+    (here / "runs").write_text("a file")
+    assert not submitted.remember("mine", ["cluster=swarm"])
+    assert "cannot be written" in capsys.readouterr().out
+
+
+@needs_kubectl
+def test_a_run_is_found_by_its_name_on_this_machine_and_on_others(cluster, here, capsys):
+    """Names in the namespace, odd characters, and what was submitted beside the Job."""
+    cluster.namespaces.add("ml")
+    words = ["cluster=elasticjob", IMAGE, "cluster.namespace=ml", "data.root='$HOME/$$(x)'"]
+    assert launch(*words, "action=submit") == 0
+    assert "RUN_ID=mine python scripts/launch.py action=cancel\n" in capsys.readouterr().out
+    told = submitted.path_of("mine")
+    assert yaml.safe_load(told.read_text()) == {"overrides": words}
+    assert launch("action=status") == 0
+    assert "ElasticJob mine: is pending" in capsys.readouterr().out
+
+    told.unlink()  # as for a colleague
+    assert launch("action=status") == 2
+    assert "has no run of this name" in capsys.readouterr().err  # it is in another namespace
+    assert submitted.recall("mine", ["cluster=k8s", "cluster.namespace=no"])  # nothing there
+    with pytest.raises(ConfigError, match="mine was submitted with cluster=elasticjob"):
+        submitted.recall("mine", ["cluster=elastic", "cluster.namespace=ml"])
+    found = submitted.ask_cluster("mine", ["cluster=k8s", "cluster.namespace=ml"])
+    assert found == (words, "")
+    assert launch("cluster=elasticjob", "cluster.namespace=ml", "action=cancel") == 0
+    assert "mine: cancelled; the same submit continues it" in capsys.readouterr().out
+    assert cluster.objects == {}
+
+
+@needs_kubectl
+def test_a_submit_that_is_refused_is_not_remembered(cluster, here, capsys):
+    assert launch("cluster=k8s", IMAGE, "action=submit") == 0
+    assert launch("cluster=k8s", IMAGE, "trainer.max_epochs=3", "action=submit") == 1
+    assert submitted.recall("mine", []) == ["cluster=k8s", IMAGE]
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "cluster.env=[{name: DB_PASSWORD, value: hunter2secret}]",
+        "run_root=s3://me:hunter2secret@x/y",
+    ],
+)
+def test_a_secret_is_neither_submitted_nor_remembered(cluster, here, secret, capsys):
+    words = ["cluster=k8s", IMAGE, secret]
+    assert launch(*words, "action=submit") == 2
+    assert not (here / "runs").exists()
+    assert cluster.objects == {}
+    assert "hunter2secret" not in str(capsys.readouterr())

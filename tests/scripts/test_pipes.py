@@ -1,0 +1,70 @@
+"""Every command may be piped into ``head``: it ends quietly, with its usual exit code."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, environment
+
+SCRIPTS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in [ROOT / "train.py", *(ROOT / "scripts").glob("*.py")]
+    if "__main__" in path.read_text()
+)
+FRESH = ["-Wdefault"]
+"""An option of Python: it keeps the fork server of the tests away, which ends in its own way."""
+
+
+def run_unread(*words: str, both: bool = False) -> tuple[int, str]:
+    """Run Python with a stdout, or ``both`` streams, that nobody reads any more.
+
+    Returns:
+        The exit code, and what was written to stderr.
+    """
+    reading_end, writing_end = os.pipe()
+    os.close(reading_end)
+    try:
+        done = subprocess.run(
+            [sys.executable, *words], stdout=writing_end, cwd=ROOT, env=environment(),
+            stderr=writing_end if both else subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=240,
+            text=True, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writing_end)
+    return done.returncode, done.stderr or ""
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_help_of_a_command_may_be_cut_off(script: str):
+    assert run_unread(*FRESH, script, "--help") == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code"),
+    [
+        (["scripts/launch.py", "cluster=k8s"], 0),
+        (["scripts/launch.py", "cluster=k8s", "action=sumbit"], 2),
+        (["scripts/new_model.py", "squeeze", "--from=cnn", "--dry-run"], 0),
+        (["scripts/new_model.py", "squeeze", "--from=nothing"], 2),
+        (["scripts/prepare_data.py", "data=digits"], 0),
+        (["scripts/evaluate.py", "nothing"], 2),
+        (["train.py", "--cfg", "job"], 0),
+        (["-m", "tests.count_code"], 0),
+        (["-m", "tests.make_schemas"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_a_command_prints_may_be_cut_off(words: Sequence[str], exit_code: int):
+    assert run_unread(*FRESH, *words, both=True) == (exit_code, "")
+
+
+def test_what_is_known_of_a_run_may_be_cut_off(digits_run: Path):
+    for words in (["evaluate.py", str(digits_run), "--format=json"], ["doctor.py"]):
+        exit_code, said = run_unread(f"scripts/{words[0]}", *words[1:])
+        assert exit_code == 0
+        assert not {"Traceback", "BrokenPipeError", "Exception"} & set(re.findall(r"\w+", said))
