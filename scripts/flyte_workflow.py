@@ -82,7 +82,12 @@ class Result(NamedTuple):
 
 
 @task(
-    requests=Resources(cpu="1", mem="4Gi", ephemeral_storage=CLUSTER.disk),
+    requests=Resources(
+        cpu=str(CLUSTER.cpus),
+        mem=CLUSTER.memory,
+        ephemeral_storage=CLUSTER.disk,
+    ),
+    limits=Resources(mem=CLUSTER.memory),
     retries=CLUSTER.retries,
     environment=VARIABLES,
 )

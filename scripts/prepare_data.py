@@ -5,6 +5,7 @@ python scripts/prepare_data.py data=mnist data.root=/volume/data
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -22,7 +23,13 @@ def main() -> int:
     parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="such as data=cifar10")
     overrides = parser.parse_args().overrides
     try:
-        data = check(overrides).data
+        cfg = check(overrides)
+        data = cfg.data
+        if "source" not in data:
+            raise ConfigError(
+                f"data={cfg.choices.data}: has no data.source, so this script cannot prepare it; "
+                "its DataModule does, by prepare_data()"
+            )
         from samestep.build import build  # imports torch, which takes seconds
 
         source, root = build(data.source, "data.source"), Path(data.root)
@@ -36,4 +43,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    # In a container this is process 1, for which SIGTERM does nothing unless there is a handler.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     process.run(main)

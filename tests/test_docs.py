@@ -10,6 +10,7 @@ from project import train
 from samestep import build
 from samestep.config.compose import CONFIGS, check, help_text
 from samestep.config.flags import flags_of
+from samestep.config.schema import choices_of
 from samestep.errors import ConfigError
 from tests.conftest import ROOT
 
@@ -17,8 +18,13 @@ CONTRACT = ROOT / "docs" / "contract.md"  # tests/test_contract.py executes its 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXPERIMENTS = sorted((CONFIGS / "experiment").glob("*.yaml"))
 NOT_HERE = ("configs/local", "src/pets", "tests/pets")  # what the reader makes
+NEVER_REAL = {"docker", "kubeflow", "pytorchjob", "elasticjob", "runai", "flyte"}
 ACTIONS = "../../actions/"  # on GitHub, relative to a page at the top of the repository
-STAND_INS = {"$seed": "0", "=squeeze": "=cnn"}  # for what a command gets from the reader
+STAND_INS = {
+    "$seed": "0",
+    "=squeeze": "=cnn",
+    "=$IMAGE": "=ghcr.io/me/project:1",
+}  # for what a command gets from the reader
 
 
 def code_of(page: str) -> str:
@@ -99,6 +105,21 @@ def test_links_and_paths_lead_somewhere(page: Path):
     for name in re.findall(r"(?<![\w/])(?:src|configs|scripts|docs|tests|k8s)/[\w./-]*\w", text):
         is_made = name.startswith(NOT_HERE) or page == CONTRACT  # whose files the reader writes
         assert (ROOT / name).exists() or is_made, name
+
+
+def test_every_cluster_says_what_it_was_seen_on():
+    """The table claims no more than there is: tests that exist, and a date for what was real."""
+    page = (ROOT / "docs/clusters/README.md").read_text()
+    _, _, section = page.partition("## What was seen\n")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.M))
+    assert rows.keys() == {*choices_of(CONFIGS)["cluster"]} - {"local"}
+    for cluster, row in rows.items():
+        rendered, checked, stand_in, real = row.split(" | ")
+        assert re.match(rf"\[golden\]\(../../tests/golden/(swarm_)?{cluster}\.", rendered)
+        assert checked
+        assert "](../../tests/" in stand_in, cluster
+        assert real == "no" or re.match(r"20\d\d-\d\d-\d\d, \w+ \d+\.\d", real), cluster
+    assert {cluster for cluster, row in rows.items() if row.endswith("| no")} == NEVER_REAL
 
 
 def test_the_tour_passes_every_place():

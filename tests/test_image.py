@@ -146,13 +146,28 @@ def test_the_builder_is_sent_what_is_said_here(checkout: Path, tmp_path_factory)
     assert sorted(done.stdout.splitlines()) == expected
 
 
+def build_and_train(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What tests/image_build.sh says, which must succeed."""
+    arguments = (*shlex.split(os.environ.get("BUILD_ARGS", "")), *arguments)
+    done = subprocess.run(
+        ["sh", str(ROOT / "tests/image_build.sh"), *arguments],
+        env=os.environ | variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+@builds
+def test_the_image_of_flyte_runs_its_workflow():
+    page = (ROOT / "docs/clusters/flyte.md").read_text()
+    extras = re.search(r'--build-arg EXTRAS="(.*)"\)', page)[1]
+    done = build_and_train(f"--build-arg=EXTRAS={extras}", IMAGE="localhost/project:flyte-test")
+    assert "Result(epoch_accuracies=[0." in re.sub(r"\s+", " ", done.stdout)
+
+
 @builds
 def test_the_image_trains_for_a_nameless_user_on_a_read_only_root():
-    arguments = shlex.split(os.environ.get("BUILD_ARGS", ""))
-    done = subprocess.run(
-        ["sh", str(ROOT / "tests/image_build.sh"), *arguments], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    done = build_and_train()
     for name in ("one", "two"):
         assert re.search(rf"^{name}: 12345:54321 wrote .*\"test/accuracy\": 0\.", done.stdout, re.M)
     assert re.search(r"^revision: [0-9a-f]{40}(-dirty)?$", done.stdout, re.M)

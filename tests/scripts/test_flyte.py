@@ -116,7 +116,11 @@ def test_a_cluster_is_asked_for_what_the_configuration_says():
         (variable,) = task["container"]["env"]
         assert json.loads(variable["value"]) == ["cluster=flyte", *words]
     assert "securityContext" not in prepare
-    assert "GPU" not in {item["name"] for item in prepare["container"]["resources"]["requests"]}
+    # A sandbox has little room, so the first task is no larger than the configuration says.
+    sizes = prepare["container"]["resources"]
+    assert {item["name"]: item["value"] for item in sizes["limits"]} == {"MEMORY": "64Gi"}
+    requests = {item["name"]: item["value"] for item in sizes["requests"]}
+    assert requests == {"MEMORY": "64Gi", "CPU": "4", "EPHEMERAL_STORAGE": "20Gi"}
 
 
 def test_without_gpus_none_is_asked_for():

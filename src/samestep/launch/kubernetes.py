@@ -8,12 +8,12 @@ from typing import Any
 from omegaconf import DictConfig
 
 from samestep.errors import RunError
-from samestep.launch import kubectl, kubeflow
+from samestep.launch import kubectl, kubeflow, volume
 from samestep.launch.follow import POLL_S, logs, status
 from samestep.launch.kubectl import RUNS, build_address, find_outcome, find_run, get_pods
 from samestep.launch.kubectl_errors import Object
 
-KEPT_KINDS = ("PersistentVolumeClaim",)  # these objects outlive a run that is cancelled
+KEPT_KINDS = (volume.CLAIM,)  # these objects outlive a run that is cancelled
 ANSWER_S = 5  # seconds in which a cluster must answer; otherwise the check goes on without it
 EXTRA_S = 60  # seconds that pods may take to end, beyond their grace period
 
@@ -30,6 +30,7 @@ def check(cfg: DictConfig, documents: Sequence[Object]) -> int:
     except RunError as error:
         print(f"{cfg.run_id}: no cluster was asked; {error}")
         return 0
+    documents = volume.leave_existing_claim(cfg, documents)
     try:
         kubectl.call(
             cfg, "apply", "--dry-run=server", "--validate=strict", "--filename=-",
@@ -79,6 +80,7 @@ def submit(cfg: DictConfig, documents: Sequence[Object]) -> int:
             print(f"{cfg.run_id}: {'finished' if outcome else 'failed'} before, and starts again")
             remove_all(cfg, documents)
 
+    documents = volume.leave_existing_claim(cfg, documents)
     if document["kind"] == "TrainJob" and kubeflow.is_installed():
         print(kubeflow.create(cfg, documents), end="")
     else:
@@ -110,6 +112,20 @@ def make_owner(cfg: DictConfig, documents: Sequence[Object]) -> None:
         # The run has started all the same.
         kinds = ", ".join(item["kind"] for item in owned)
         print(f"{cfg.run_id}: {kinds} will stay when the run is removed; {error}")
+
+
+def fill_volume(cfg: DictConfig, documents: Sequence[Object]) -> int:
+    """Run the Job that puts data into the volume, and print its log until it ends.
+
+    Returns:
+        0 if the data are ready, 1 if not.
+    """
+    run = kubectl.get(cfg, build_address(find_run(documents)))
+    if find_outcome(run) is not None:
+        # Somebody may have removed the files in the meantime, so the Job looks again.
+        remove_all(cfg, documents)
+    submit(cfg, documents)
+    return logs(cfg, documents)
 
 
 def cancel(cfg: DictConfig, documents: Sequence[Object]) -> int:

@@ -14,7 +14,7 @@ from samestep.ranks import failure
 from samestep.run.name import name_run
 
 ACTIONS_ON_EXISTING_RUN = ("logs", "status", "cancel")
-ACTIONS = ("render", "check", "submit", *ACTIONS_ON_EXISTING_RUN)
+ACTIONS = ("render", "check", "data", "submit", *ACTIONS_ON_EXISTING_RUN)
 
 
 def main(argv: Sequence[str], help_text: str) -> int:
@@ -29,7 +29,8 @@ def main(argv: Sequence[str], help_text: str) -> int:
         return 0
     try:
         action = parse_action(argv)
-        return launch(action, [word for word in argv if not word.startswith("action=")])
+        words = [word for word in argv if not word.startswith("action=")]
+        return fill_volume(words) if action == "data" else launch(action, words)
     except (ConfigError, RunError) as error:
         return failure.report(error)
 
@@ -114,6 +115,22 @@ def check_trials(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Compose each run of a sweep, so that a mistake in one is found before any is sent."""
     for trial in cfg.cluster.get("trials", ()):
         local_settings.compose_for_cluster([*overrides, trial])
+
+
+def fill_volume(typed: Sequence[str]) -> int:
+    """Download and verify the data set in the cluster, into the volume of the runs.
+
+    Returns:
+        The exit code.
+    """
+    from samestep.launch import check, kubernetes, volume
+
+    overrides = local_settings.to_overrides(typed)
+    cfg = local_settings.compose_for_cluster(overrides)
+    cfg.run_id = volume.name_job(cfg)
+    documents = volume.render_job(cfg, overrides)
+    check.refuse([*check.faults(cfg, documents), *check.placeholder(cfg)])
+    return kubernetes.fill_volume(cfg, documents)
 
 
 def format_submit(cfg: DictConfig, overrides: Sequence[str]) -> str:

@@ -53,11 +53,18 @@ def render(cfg: DictConfig, overrides: Sequence[str]) -> list[Document]:
     Raises:
         OmegaConfBaseException: if the configuration lacks a value that a file needs.
     """
-    names = cfg.cluster.manifest
-    files = [K8S / f"{name}.yaml" for name in ([names] if isinstance(names, str) else names)]
+    files = [K8S / f"{name}.yaml" for name in list_manifests(cfg)]
     documents = [document for file in files for document in yaml.safe_load_all(file.read_text())]
     escaped = [override.replace("$", "$$") for override in overrides]
     return [prune(document) for document in fill(documents, find_values(cfg, escaped))]
+
+
+def list_manifests(cfg: DictConfig) -> list[str]:
+    """The names of the files of k8s/ that make up the run; the claim only if it has a size."""
+    names = cfg.cluster.manifest
+    names = [names] if isinstance(names, str) else list(names)
+    makes_claim = "volume_size" in cfg.cluster and cfg.cluster.volume_size is not None
+    return ["claim", *names] if makes_claim else names
 
 
 def command(cfg: DictConfig, overrides: Sequence[str], action: str) -> list[str]:

@@ -218,6 +218,19 @@ def check_volume(cfg: DictConfig) -> Iterator[str]:
         yield "cluster.volume=null: must be the name of a claim; the pods keep nothing themselves"
 
 
+def check_volume_size(cfg: DictConfig) -> Iterator[str]:
+    """A claim that the launcher makes has a size and a name."""
+    size = cfg.cluster.volume_size
+    if size is None:
+        return
+    yield from check_size(cfg, "volume_size")
+    if cfg.cluster.volume is None:
+        yield (
+            f"cluster.volume_size={show(size)}: is the size of the claim that cluster.volume "
+            "names, which is null; name one"
+        )
+
+
 def check_fixed_values(cfg: DictConfig) -> Iterator[str]:
     """Some keys have one value with this cluster, because another key says the same.
 
@@ -299,6 +312,7 @@ RULES = (
     Rule(check_shm_fits, ("shm", "memory")),
     Rule(check_cpu_limit, ("cpus", "cpu_limit")),
     Rule(check_volume, ("volume", "commands")),
+    Rule(check_volume_size, ("volume_size",)),
     Rule(check_fixed_values, ("fixed",)),
     Rule(check_container, ("container", "trials")),
     Rule(check_memory_of_slurm, ("memory", "trials")),

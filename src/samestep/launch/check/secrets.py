@@ -15,7 +15,7 @@ RULE = (  # a message never shows the value
 )
 HARMLESS = re.compile(r"/|\$\{|$|null$|true$|false$")  # a path, an interpolation, no value
 ASSIGNMENT = re.compile(r"(?:--[\w-]+=)?[-+~]*([\w.-]+)=(.*)", re.DOTALL)  # NAME=VALUE
-NAMES_ONLY = "cluster.secret"  # this key and cluster.secrets hold names of secrets
+NAMES_ONLY = ("cluster.secret", "cluster.pull_secret")  # they, and cluster.secrets, hold names
 
 
 def check_secrets_of_configuration(cfg: DictConfig) -> Iterator[str]:

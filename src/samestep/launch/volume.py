@@ -1,0 +1,56 @@
+"""The volume of the runs in a Kubernetes cluster: its claim, and a Job that puts data into it."""
+
+from collections.abc import Sequence
+
+from omegaconf import DictConfig
+
+from samestep.errors import ConfigError
+from samestep.launch import kubectl, render
+from samestep.launch.kubectl_errors import Object
+from samestep.ranks import environment
+
+CLAIM = "PersistentVolumeClaim"
+PROGRAM = ["python", "scripts/prepare_data.py"]
+
+
+def name_job(cfg: DictConfig) -> str:
+    """The name of the Job: ``RUN_ID``, or one that tells the data set, such as ``data-mnist``."""
+    return str(cfg.run_id or environment.run_id() or f"data-{cfg.choices.data}")
+
+
+def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Object]:
+    """Fill ``k8s/data.yaml``: the pod of a run, with another program and without GPUs.
+
+    Args:
+        cfg: composed for cluster=k8s; its ``run_id`` is the name of the Job. It is not changed.
+        overrides: of scripts/prepare_data.py, as typed.
+
+    Raises:
+        ConfigError: if the configuration has another cluster, or no volume.
+    """
+    if cfg.cluster.name != "k8s":
+        raise ConfigError(
+            f"cluster={cfg.cluster.name} action=data: only cluster=k8s fills a volume, also for "
+            "the other clusters on Kubernetes; docs/data.md says how to fill other volumes"
+        )
+    if cfg.cluster.volume is None:
+        raise ConfigError("cluster.volume=null: action=data fills a volume; name its claim")
+    cfg = cfg.copy()
+    cfg.trainer.accelerator = "cpu"
+    cfg.cluster.manifest = "data"
+    cfg.cluster.subdomain = None
+    cfg.cluster.rendezvous = cfg.cluster.torchrun = []
+    documents = render.render(cfg, overrides)
+    (container,) = documents[-1]["spec"]["template"]["spec"]["containers"]
+    container["command"] = PROGRAM
+    return documents
+
+
+def leave_existing_claim(cfg: DictConfig, documents: Sequence[Object]) -> list[Object]:
+    """Leave out the claim if the cluster has it: its values cannot be changed any more."""
+    claims = [document for document in documents if document["kind"] == CLAIM]
+    for claim in claims:
+        if kubectl.get(cfg, kubectl.build_address(claim)) is not None:
+            print(f"{cfg.run_id}: the claim {cfg.cluster.volume} exists, and stays as it is")
+            return [document for document in documents if document["kind"] != CLAIM]
+    return list(documents)

@@ -1,0 +1,116 @@
+"""Every command that README.md and docs/ print in a block, ready to be taken apart or executed."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.conftest import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+SHELLS = ("", "sh", "bash", "console")  # other fences hold Python or YAML
+OUTPUT = ("error: ", "{")  # how lines begin that a command prints
+SHELL_WORDS = ("cd", "do", "done", "for")
+VARIABLE = re.compile(r"[A-Z_]\w*=")
+
+
+class Command(NamedTuple):
+    """A command of a shell, with the variables before it and without what it is piped into."""
+
+    page: str
+    variables: dict[str, str]
+    words: list[str]
+
+    @property
+    def program(self) -> str:
+        """The script for Python and torchrun, such as ``train.py``; the first word for others."""
+        scripts = [word for word in self.words if word.endswith(".py")]
+        starts_python = self.words[0] in ("python", "torchrun")
+        return scripts[0] if starts_python and scripts else self.words[0]
+
+    @property
+    def arguments(self) -> list[str]:
+        return self.words[self.words.index(self.program) + 1 :]
+
+    @property
+    def text(self) -> str:
+        return " ".join([*(f"{k}={v}" for k, v in self.variables.items()), *self.words])
+
+
+def find_blocks(page: Path) -> Iterator[list[str]]:
+    """The lines of each block of code that is not Python or YAML."""
+    text = page.read_text()
+    for language, block in FENCE.findall(text):
+        if language in SHELLS:
+            yield block.splitlines()
+    block_lines: list[str] = []
+    for line in [*FENCE.sub("", text).splitlines(), "end"]:
+        # Four columns, or six in a list.
+        if line.startswith("    ") or (block_lines and not line.strip()):
+            block_lines.append(line)
+        elif block_lines:
+            yield "\n".join(block_lines).rstrip().splitlines()
+            block_lines = []
+
+
+def join_lines(lines: list[str]) -> Iterator[str]:
+    """Whole commands: with their continued lines, open quotes and here-documents."""
+    rest = [line.strip().removeprefix("$ ") for line in lines]
+    while rest:
+        command = rest.pop(0)
+        while rest and (command.endswith("\\") or not is_closed(command)):
+            command = command.removesuffix("\\") + "\n" + rest.pop(0)
+        if "<<EOF" in command:
+            while rest.pop(0) != "EOF":
+                pass
+        if command and not command.startswith(OUTPUT):
+            yield command
+
+
+def is_closed(command: str) -> bool:
+    try:
+        shlex.split(command, comments=True)
+    except ValueError:
+        return False
+    return True
+
+
+def split_commands(page: str, text: str) -> Iterator[Command]:
+    """Each simple command of a line: those that ``;``, ``&&`` and ``|`` join, and ``$(...)``."""
+    if inner := re.match(r"[A-Z]+=\$\((.*)\)$", text):
+        text = inner[1]
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|")
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for token in [*lexer, ";"]:
+        if set(token) <= set(";&|"):
+            if words and words[0] not in SHELL_WORDS:
+                yield make_command(page, words)
+            words = []
+        elif token != "do":
+            words.append(token)
+
+
+def make_command(page: str, words: list[str]) -> Command:
+    variables = {}
+    while words and VARIABLE.match(words[0]):
+        name, _, value = words[0].partition("=")
+        variables[name] = value
+        words = words[1:]
+    for sign in (">", "<<EOF"):
+        words = words[: words.index(sign)] if sign in words else words
+    return Command(page, variables, words)
+
+
+def find_commands(page: Path) -> Iterator[list[Command]]:
+    """The commands of each block of a page."""
+    name = page.relative_to(ROOT).as_posix()
+    for block in find_blocks(page):
+        yield [
+            command
+            for line in join_lines(block)
+            for command in split_commands(name, line)
+            if command.words
+        ]

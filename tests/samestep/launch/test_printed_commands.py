@@ -1,0 +1,161 @@
+"""The commands that docs/ print for Swarm, Docker and elastic pods, executed.
+
+Each container is a network namespace with its own process 1, name and DNS. It gets the arguments
+and the variables that were rendered from the printed command. Only the run is made small.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from samestep.config.compose import check
+from samestep.launch import render
+from samestep.launch.check.documents import find_pods
+from tests import pods
+from tests.conftest import ROOT, environment
+from tests.printed_commands import Command, find_commands
+from tests.project.test_train import metrics
+
+ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]
+SMALL = [
+    "trainer.accelerator=cpu", "trainer.max_epochs=1", "model=mlp",
+    "callbacks.predictions.num_batches_to_log=0",
+]  # fmt: skip
+ENDLESS = [  # saved each second; it is ended by the test
+    "trainer.max_epochs=1000", "callbacks.last.every_s=1",
+    "+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=0.1",
+]  # fmt: skip
+WHY_NOT = pods.why_not()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+
+
+def find_printed(page: str, cluster: str) -> Command:
+    """The command of a page that starts a run on this cluster."""
+    commands = [command for block in find_commands(ROOT / page) for command in block]
+    return next(
+        command
+        for command in commands
+        if f"cluster={cluster}" in command.arguments
+        and "data.global_batch_size=48" in command.arguments
+    )
+
+
+def rendered(command: Command, *more: str):
+    """The documents of a printed command."""
+    words = [word.replace("$IMAGE", "ours:1") for word in command.arguments]
+    words = [word for word in words if not word.startswith("action=")] + [*SMALL, *more]
+    cfg = check(words)
+    cfg.run_id = command.variables["RUN_ID"]
+    return cfg, render.render(cfg, words)
+
+
+def start(cluster: pods.Cluster, tmp_path: Path, name: str, arguments: list[str], **variables: str):
+    """Start the entry point as process 1 of a container; the folder of the runs is shared."""
+    with (tmp_path / f"{name}.log").open("wb") as log:
+        return cluster.start(
+            name, [*ENTRYPOINT, *arguments, f"run_root={tmp_path}"], log,
+            environment(TERMINATION_LOG=f"{tmp_path}/message-{name}", **variables),
+        )  # fmt: skip
+
+
+def read_logs(tmp_path: Path) -> str:
+    return "\n".join(path.read_text() for path in sorted(tmp_path.glob("*.log")))
+
+
+def end_well(containers, tmp_path: Path, num_ranks: int) -> None:
+    """All containers end with 0, and as many ranks as this took part in the run."""
+    assert [container.wait(240) for container in containers] == [0] * len(containers), read_logs(
+        tmp_path
+    )
+    assert metrics(tmp_path / "mine")["test/accuracy"] > 0.1
+    assert len(list((tmp_path / "mine" / "logs").glob("rank-*.log"))) == num_ranks
+
+
+def test_the_stack_of_swarm_trains_on_unequal_nodes(tmp_path: Path):
+    _, (stack,) = rendered(find_printed("docs/clusters/swarm.md", "swarm"))
+    # Docker replaces $$ by $; the text passes through YAML, as it does there.
+    services = yaml.safe_load(yaml.safe_dump(stack).replace("$$", "$"))["services"]
+    nodes = [service for name, service in services.items() if name.startswith("node-")]
+    with pods.cluster(tmp_path) as cluster:
+        containers = []
+        for number, node in enumerate(nodes):
+            # endpoint_mode=dnsrr: the name of a service is the address of its container.
+            cluster.records[f"node-{number}.{pods.DOMAIN}"] = cluster.address(2 + number)
+            variables = dict(word.split("=", 1) for word in node["environment"])
+            name = node["hostname"]
+            containers.append(start(cluster, tmp_path, name, node["command"], **variables))
+        end_well(containers, tmp_path, num_ranks=3)
+    assert variables["RUN_ID"] == "mine"
+
+
+def test_the_commands_of_docker_train_on_two_machines(tmp_path: Path):
+    """A program in place of docker runs the image on the network of its machine."""
+    cfg, documents = rendered(find_printed("docs/clusters/swarm.md", "docker"))
+    lines = [line for line in render.text(documents).splitlines() if line[0] != "#"]
+    with pods.cluster(tmp_path) as cluster:
+        containers = []
+        for number, (machine, line) in enumerate(zip(["alice", "bob"], lines, strict=True)):
+            cluster.records[f"{machine}.{pods.DOMAIN}"] = cluster.address(2 + number)
+            words = shlex.split(line)
+            at = words.index("ours:1")
+            options, arguments = words[:at], words[at + 1 :]
+            assert options[:2] == ["docker", "run"]
+            assert "--network=host" in options
+            given = [word.removeprefix("--env=") for word in options if word.startswith("--env=")]
+            variables = dict(word.split("=", 1) for word in given if "=" in word)
+            containers.append(start(cluster, tmp_path, machine, arguments, **variables))
+        end_well(containers, tmp_path, num_ranks=3)
+    assert cfg.cluster.master_addr == "alice"
+
+
+@pytest.mark.skipif(not shutil.which("etcd"), reason="apt-get install etcd-server")
+def test_a_third_elastic_worker_joins_a_healthy_run(tmp_path: Path):
+    """Of up to four; each number of workers divides the printed batch."""
+    pytest.importorskip("etcd", reason="pip install project[elastic]")
+    _, documents = rendered(find_printed("docs/clusters/elastic.md", "elastic"), *ENDLESS)
+    containers = {
+        pod["spec"]["containers"][0]["name"]: pod["spec"]["containers"][0]
+        for document in documents
+        for _, pod in find_pods(document)
+    }
+    etcd, worker = containers["etcd"], containers["elasticjob-worker"]
+    variables = {item["name"]: item["value"] for item in worker["env"] if "value" in item}
+    # It waits 30 s for a fourth one, and would at each start.
+    arguments = [
+        word.replace("timeout=900", "timeout=900,last_call_timeout=2") for word in worker["args"]
+    ]
+    with pods.cluster(tmp_path) as cluster:
+        cluster.records[f"mine-etcd.{pods.DOMAIN}"] = cluster.address(2)
+        server = [*etcd["command"], *etcd["args"]]
+        server = [word.replace("/data/etcd", f"{tmp_path}/etcd") for word in server]
+        with (tmp_path / "etcd.log").open("wb") as log:
+            cluster.start("mine-etcd", server, log, dict(os.environ))
+        workers = [start(cluster, tmp_path, "w0", arguments, **variables)]
+        checkpoint, third = (
+            tmp_path / "mine/checkpoints/last.ckpt",
+            tmp_path / "mine/logs/rank-2.log",
+        )
+        wait_for(checkpoint.exists, workers, tmp_path)
+        workers += [start(cluster, tmp_path, f"w{n}", arguments, **variables) for n in (1, 2)]
+        wait_for(third.exists, workers, tmp_path)
+        joined = time.time()
+        wait_for(lambda: checkpoint.stat().st_mtime > joined + 1, workers, tmp_path)
+
+
+def wait_for(
+    is_so: Callable[[], bool], containers: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    """Wait, while all containers run."""
+    deadline = time.monotonic() + 240
+    while not is_so():
+        assert time.monotonic() < deadline, read_logs(tmp_path)
+        assert all(container.poll() is None for container in containers), read_logs(tmp_path)
+        time.sleep(0.1)

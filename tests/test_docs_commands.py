@@ -1,0 +1,191 @@
+"""Every command that README.md and docs/ print, as printed: executed, or rendered and checked.
+
+``train.py`` is composed and checked by tests/test_docs.py, ``scripts/launch.py`` is rendered and
+checked here, and the programs of Swarm, Docker and elastic pods run in
+tests/samestep/launch/test_printed_commands.py. ELSEWHERE says why the others do not run here.
+"""
+
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from samestep.config.compose import check
+from samestep.launch import check as rules
+from samestep.launch import main, render, volume
+from samestep.run.name import name_run
+from tests.conftest import QUICK, ROOT, run
+from tests.printed_commands import PAGES, Command, find_commands
+
+HERE = ("train.py", "scripts/launch.py", "scripts/prepare_data.py", "scripts/doctor.py")
+WITH_A_RUN = ("evaluate", "predict", "export", "upload")
+ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
+    r"git (mv|rm|grep) |xargs perl": "tests/test_rename.py",
+    r"scripts/image.py ": "tests/samestep/launch/test_image.py",
+    r"pyflyte run ": "tests/scripts/test_flyte.py",
+    r"sh tests/image_build.sh": "tests/test_image.py",
+    r"buildah bud |docker build|docker push": "tests/test_image.py",
+    r"podman save|ctr --namespace": "tests/samestep/launch/test_image.py",
+    r"docker run .*IMAGE": "tests/image_build.sh",
+    r"docker (swarm|node|secret) ": "needs a swarm; seen on Docker 20.10: docs/clusters/swarm.md",
+    r"docker run .*nginx": "a server of others",
+    r"python -m http.server": "tests/samestep/launch/test_swarm.py",
+    r"python -m pytest .*tests/e2e": "needs a cluster: docs/clusters/e2e.md",
+    r"python -m samestep.launch.entrypoint": "tests/samestep/launch/test_entrypoint.py",
+    r"kubectl (create|get|config|apply) |kind |sudo install ": "needs a cluster or a server",
+    r"git clone ": "the reader's own copy",
+    r"printf ": "the Dockerfile of Flyte's image, for docker build",
+}
+NOT_COMMANDS = {  # first words of blocks that show something else
+    ("README.md", "Run:"), ("README.md", "train.py"), ("README.md", "runs/digits-cnn-436469/"),
+    ("docs/clusters/checks.md", "Job"), ("docs/clusters/entrypoint.md", "entrypoint:"),
+    ("docs/clusters/image.md", "[global]"), ("docs/clusters/swarm.md", "runs:"),
+    ("docs/data.md", "pets/train/cat/*.jpg"),
+}  # fmt: skip
+STAND_INS = {"$IMAGE": "ghcr.io/me/project:3f2a1b4c5d6e", "$seed": "0"}
+BLOCKS = [block for page in PAGES for block in find_commands(page) if block]
+COMMANDS = [
+    command
+    for block in BLOCKS
+    if (block[0].page, block[0].words[0]) not in NOT_COMMANDS
+    for command in block
+]
+
+
+def of_program(*programs: str):
+    """The commands of these programs, each once."""
+    found = {command.text: command for command in COMMANDS if command.program in programs}
+    return pytest.mark.parametrize("command", found.values(), ids=found.keys())
+
+
+def arguments_of(command: Command) -> list[str]:
+    text = "\n".join(command.arguments)
+    for name, value in STAND_INS.items():
+        text = text.replace(name, value)
+    return text.split("\n") if text else []
+
+
+def test_every_command_is_executed_or_has_a_reason():
+    unknown, used = [], set()
+    for command in COMMANDS:
+        is_here = command.program in HERE or Path(command.program).stem in WITH_A_RUN
+        if is_here or command.program in ("make", "pip"):
+            continue
+        reasons = {pattern for pattern in ELSEWHERE if re.search(pattern, command.text)}
+        used |= reasons
+        if not reasons:
+            unknown.append(f"{command.page}: {command.text}")
+    assert unknown == []
+    assert ELSEWHERE.keys() - used == set()
+    for reason in ELSEWHERE.values():
+        for path in re.findall(r"(?:tests|docs)/[\w/.]+\w", reason):
+            assert (ROOT / path).is_file(), path
+    first_words = {(block[0].page, block[0].words[0]) for block in BLOCKS}
+    assert first_words >= NOT_COMMANDS
+
+
+def numbers_of_ranks(cfg) -> list[int]:
+    """How many ranks a run may have: as many as it gets, if its nodes come and go."""
+    cluster, devices = cfg.cluster, cfg.trainer.devices
+    if "devices_per_node" in cluster:
+        return [sum(cluster.devices_per_node)]
+    if "max_nodes" in cluster:
+        return [devices * nodes for nodes in range(cluster.min_nodes, cluster.max_nodes + 1)]
+    return [devices * cfg.trainer.num_nodes]
+
+
+@of_program("scripts/launch.py")
+def test_what_is_launched_has_no_mistakes(command: Command, monkeypatch: pytest.MonkeyPatch):
+    words = arguments_of(command)
+    action = main.parse_action(words)
+    overrides = [word for word in words if not word.startswith("action=")]
+    cfg = check(overrides)
+    if action in main.ACTIONS_ON_EXISTING_RUN:
+        assert "RUN_ID" in command.variables
+        if not any(word.startswith("cluster=") for word in words):
+            return  # the run is found by its name alone: tests/samestep/launch
+    monkeypatch.setenv("RUN_ID", command.variables.get("RUN_ID", ""))
+    if action == "data":
+        cfg.run_id = volume.name_job(cfg)
+        documents = volume.render_job(cfg, overrides)
+    else:
+        cfg.run_id = name_run(cfg)
+        documents = render.render(cfg, overrides) if cfg.cluster.manifest else []
+    assert list(rules.faults(cfg, documents)) == []
+    if action in ("data", "submit") or cfg.cluster.name == "docker":
+        assert list(rules.placeholder(cfg)) == []
+    for number in numbers_of_ranks(cfg):
+        assert cfg.data.global_batch_size % number == 0, f"{number} ranks"
+    if "commands" in cfg.cluster and cfg.cluster.name != "docker" and action not in ("check",):
+        assert render.command(cfg, overrides, "submit" if action == "render" else action)
+
+
+@of_program("scripts/prepare_data.py")
+def test_the_data_that_are_prepared_are_a_choice(command: Command):
+    assert check(arguments_of(command)).data.source.files
+
+
+def test_targets_of_make_and_extras_of_pip_exist():
+    targets = re.findall(r"^(\w+):.*##", (ROOT / "Makefile").read_text(), re.M)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = [command for command in COMMANDS if command.program in ("make", "pip")]
+    for command in found:
+        if command.program == "make":
+            assert command.words[1] in targets, command.text
+        else:
+            _, _, extra = command.words[-1].rstrip("]").partition("[")
+            assert command.words == ["pip", "install", f"{project['name']}[{extra}]"]
+            assert extra in project["optional-dependencies"]
+    assert {command.program for command in found} == {"make", "pip"}
+
+
+@pytest.fixture(scope="module")
+def place(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the commands name: a run, an image, and a folder of images."""
+    folder = tmp_path_factory.mktemp("reader")
+    shutil.copytree(digits_run, folder / "runs" / "mine")
+    (folder / "photos").mkdir()
+    for name in ("seven.png", "photos/a.png"):
+        Image.new("L", (8, 8), 128).save(folder / name)
+    return folder
+
+
+@of_program(*(f"scripts/{name}.py" for name in WITH_A_RUN))
+def test_a_run_is_used_as_printed(command: Command, place: Path):
+    words = [word.replace("<id>", "mine") for word in arguments_of(command)]
+    words = [word.replace("s3://bucket", f"file://{place}/store") for word in words]
+    done = run(str(ROOT / command.program), *words, cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+FEW = (  # each uses another part of the command line
+    "train.py model.optimizer.lr=0.01 trainer.max_epochs=5",
+    "train.py model/optimizer=sgd model/lr_scheduler=one_cycle model.optimizer.lr=0.1",
+    "train.py +model.optimizer.amsgrad=true ~callbacks.predictions",
+    "train.py debug=fast",
+    "train.py experiment=digits_mlp seed=1",
+)
+
+
+@pytest.mark.parametrize("line", FEW)
+def test_a_few_runs_train_as_printed_but_not_for_long(line: str, tmp_path: Path):
+    printed = {" ".join([command.program, *command.arguments]): command for command in COMMANDS}
+    command = printed[line]
+    quick = ["trainer.max_epochs=1", *QUICK[1:2], f"run_root={tmp_path}"]
+    done = run(command.program, *arguments_of(command), *quick, RUN_ID="mine")
+    assert done.returncode == 0, done.stderr
+    assert "Finished" in done.stdout
+
+
+@of_program("scripts/doctor.py")
+def test_the_doctor_examines_as_printed(command: Command, tmp_path: Path):
+    words = command.words[1:]
+    if command.words[0] == "torchrun":
+        words = ["-m", "torch.distributed.run", *words]
+    done = run(*words, "trainer.accelerator=cpu", f"run_root={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "data" in done.stdout
