@@ -41,7 +41,8 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
 }
 NOT_COMMANDS = {  # first words of blocks that show something else
     ("README.md", "Run:"), ("README.md", "train.py"), ("README.md", "runs/digits-cnn-436469/"),
-    ("docs/clusters/checks.md", "Job"), ("docs/clusters/entrypoint.md", "entrypoint:"),
+    ("docs/clusters/checks.md", "Job"), ("docs/clusters/checks.md", "JobSet"),
+    ("docs/clusters/entrypoint.md", "entrypoint:"),
     ("docs/clusters/image.md", "[global]"), ("docs/clusters/swarm.md", "runs:"),
     ("docs/data.md", "pets/train/cat/*.jpg"),
 }  # fmt: skip
