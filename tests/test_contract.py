@@ -167,7 +167,8 @@ def test_plain_lightning_is_shared_out_stops_and_continues(copy: Path):
     assert stopped.returncode == 143, stopped.stderr
     assert stopped.stdout.count("ordinary DataLoader") == 1
     last = torch.load(copy / "runs/plain/checkpoints/last.ckpt", weights_only=True)
-    assert 11 <= last["global_step"] <= 13
+    # The ranks go on until the agent has passed the signal on; a whole run has 24 steps.
+    assert 11 <= last["global_step"] < 24
     continued = train(copy, "plain", *command)
     assert continued.returncode == 0, continued.stderr
     assert (copy / "runs/plain/metrics.json").exists()
@@ -193,8 +194,8 @@ def test_plain_lightning_is_exact_between_epochs(copy: Path):
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["callbacks.best.monitor=val_los"],
-        ["callbacks=early_stopping", "callbacks.early_stopping.monitor=val_los"],
+        ["callbacks.best.monitor=vall_loss"],
+        ["callbacks=early_stopping", "callbacks.early_stopping.monitor=vall_loss"],
     ],
     ids=["best", "early_stopping"],
 )

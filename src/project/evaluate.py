@@ -10,6 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from project.saved_run import read_saved_config
 from samestep.errors import ConfigError
+from samestep.run.records import mute_lightning
 
 
 def evaluate(
@@ -30,6 +31,7 @@ def evaluate(
     Raises:
         ConfigError: if this machine has no such accelerator.
     """
+    mute_lightning()
     try:
         trainer = L.Trainer(
             accelerator=accelerator,

@@ -65,7 +65,8 @@ def test_classes_named_by_folders_are_known_without_the_folders(tmp_path: Path) 
     assert isinstance(guesses, list)
     assert sorted(name for name, _ in guesses) == ["cat", "dog"]
 
-    (folders / "train" / "ant").mkdir(parents=True)
-    shutil.copy(unknown, folders / "train" / "ant")
+    for name in ("ant", "bee"):
+        (folders / "train" / name).mkdir(parents=True)
+        shutil.copy(unknown, folders / "train" / name)
     with pytest.raises(ConfigError, match="the model knows the classes"):
         data.setup("test")

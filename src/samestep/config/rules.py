@@ -223,7 +223,8 @@ def choose_modes(cfg: DictConfig, modes: Mapping[str, str]) -> Iterator[str]:
         elif node.mode == "auto":
             yield (
                 f"callbacks.{name}.mode=auto: it is not known whether less or more of "
-                f"{node.monitor} is better; set callbacks.{name}.mode=min or max"
+                f"{node.monitor} is better; correct callbacks.{name}.monitor, or set "
+                f"callbacks.{name}.mode=min or max"
             )
         elif known and node.mode != known:
             yield (

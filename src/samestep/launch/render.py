@@ -139,7 +139,7 @@ def prune(node: Any) -> Any:
 
 def text(documents: Sequence[Document]) -> str:
     """Write the documents as one YAML file, a batch script, or lines for a shell."""
-    if "sbatch" in documents[0]:
+    if documents and "sbatch" in documents[0]:
         return batch_script(documents[0])
     if not all("command" in document for document in documents):
         return yaml.safe_dump_all(documents, sort_keys=False, width=1000)

@@ -147,13 +147,15 @@ class _Redacted(logging.Formatter):
 
 
 def mute_lightning() -> None:
-    """Take away the handlers that Lightning brings, so that it prints nothing by itself."""
+    """Take away the handlers that Lightning brings, and the warnings that ask nothing of users."""
     import lightning as L
 
     for library in (L, L.pytorch, L.fabric):
         logger = logging.getLogger(library.__name__)
         logger.handlers.clear()
         logger.propagate = True
+    for message in EXPECTED:
+        warnings.filterwarnings("ignore", message)
 
 
 def log_to_files(run_dir: Path) -> None:
@@ -178,5 +180,3 @@ def log_to_files(run_dir: Path) -> None:
         root.addHandler(handler)
     root.setLevel(logging.INFO)
     logging.captureWarnings(True)
-    for message in EXPECTED:
-        warnings.filterwarnings("ignore", message)

@@ -51,7 +51,7 @@ def test_every_rule_is_of_a_key():
     keys = {f"trainer.{name}" for name in inspect.signature(lightning.Trainer).parameters}
     for overrides in (
         ["callbacks=[early_stopping,ema]"],
-        *([f"cluster={name}"] for name in ("elastic", "runai", "swarm")),
+        *([f"cluster={name}"] for name in ("elastic", "runai", "slurm", "swarm")),
     ):
         keys |= leaves(plain(check(overrides))).keys()
     assert RULES.keys() - keys == set()

@@ -100,7 +100,7 @@ def test_a_value_on_the_command_line_counts_more(copy):
 
 
 def test_check_says_what_does_not_reach_the_pods(copy):
-    said = launch(copy, "cluster=k8s", "action=check")
+    said = launch(copy, "cluster=k8s", "cluster.volume=team", "action=check")
     line = "configs/local/default.yaml: the pods get its keys of cluster, but not "
     assert f"{line}data.root, defaults, trainer.devices\n" in said
 

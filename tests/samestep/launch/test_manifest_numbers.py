@@ -137,7 +137,8 @@ def kubernetes_targets() -> list[str]:
     names = []
     for path in sorted((CONFIGS / "cluster").glob("*.yaml")):
         cluster = yaml.safe_load(path.read_text())
-        if cluster.get("name") and cluster.get("manifest") and "commands" not in cluster:
+        is_other = "commands" in cluster or cluster.get("name") == "slurm"
+        if cluster.get("name") and cluster.get("manifest") and not is_other:
             names.append(cluster["name"])
     return names
 

@@ -195,7 +195,7 @@ def test_slurm_is_asked_before_a_run_is_sent(launcher):
     assert "Slurm would accept it: Job " in accepted.stdout
     for word, error in {
         "cluster.partition=nowhere": "Slurm has no partition nowhere",
-        "trainer.num_nodes=3": "the partition has no such nodes",
+        "trainer.num_nodes=4": "the partition has no such nodes",
         "cluster.memory=100G": "the partition has no such nodes",
         "trainer.accelerator=gpu": "the nodes have no such GPUs",
     }.items():

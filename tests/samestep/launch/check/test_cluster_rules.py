@@ -1,15 +1,12 @@
 """Configurations that no cluster could run."""
 
 import random
-import shlex
 
 import pytest
 from omegaconf import OmegaConf
 
-from samestep.config.compose import check as compose
 from samestep.launch import check, render
 from samestep.launch.check import cluster_rules
-from tests.conftest import ROOT
 from tests.samestep.launch.check.planting import TARGETS, compose_once, composed, found
 
 RULES = [
@@ -59,21 +56,6 @@ def test_a_batch_that_every_container_would_refuse(overrides, message):
     assert message in fault
     cfg.data.global_batch_size = 48
     assert list(cluster_rules.check_cluster(cfg)) == []
-
-
-@pytest.mark.parametrize("cluster", ["swarm", "docker", "elastic"])
-def test_the_documented_commands_have_a_batch_that_works(cluster):
-    """Every command of the page with unequal or changing nodes passes the checks."""
-    page = "elastic" if cluster == "elastic" else "swarm"
-    text = (ROOT / f"docs/clusters/{page}.md").read_text()
-    lines = [line for line in text.splitlines() if f"launch.py cluster={cluster} " in line]
-    commands = [shlex.split(line, comments=True) for line in lines]
-    for words in commands:
-        overrides = [word for word in words if "=" in word and not word.startswith("RUN_ID=")]
-        cfg = compose([word for word in overrides if not word.startswith("action=")])
-        cfg.run_id = "mine"
-        assert list(cluster_rules.check_cluster(cfg)) == [], words
-    assert commands
 
 
 def test_pods_without_a_volume_have_no_data():
