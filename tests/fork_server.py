@@ -55,14 +55,17 @@ AGENTS = ("torch.distributed.run", "samestep.launch.entrypoint")
 """Modules that are run with ``python -m`` and start ranks."""
 
 READ_AT_IMPORT = re.compile(
-    "PYTHON|LD_|LC_|LANG|MKL_|GOMP_|MPL|CUDA|HOME$|TZ$|TORCH_(LOGS|COMPILE)"
+    "PYTHON(?!PATH$)|LD_|LC_|LANG|MKL_|GOMP_|MPL|CUDA|HOME$|TZ$|TORCH_(LOGS|COMPILE)"
     # The server has one OpenMP thread, which never waits for another.
     "|OMP_(?!WAIT_POLICY)"
 )
 """Variables that Python or a library reads while it starts: they must be the fork server's own.
 
-Not KMP_* and PYTORCH_*, which sklearn and lightning set themselves, also in the process of pytest.
+Not PYTHONPATH, from which ``execute`` makes the program's own ``sys.path``. Not KMP_* and PYTORCH_*, which sklearn and lightning set themselves, also in the process of pytest.
 """
+
+PATH_OF_PYTHON: list[str] = []
+"""What ``sys.path`` has behind the directory of the script and PYTHONPATH."""
 
 SET_BY_LIBRARIES: dict[str, str] = {}
 """Variables that the libraries have set in the fork server."""
@@ -394,6 +397,7 @@ def execute(program: Program) -> None:
     """Run a program as ``python`` does, in a new module ``__main__``."""
     sys.orig_argv = [sys.executable, *program.argv]
     sys.excepthook = excepthook
+    sys.path[1:] = [*python_path(program.env), *PATH_OF_PYTHON]
     if program.module:
         sys.modules.pop(program.module, None)  # torch's is imported already
         sys.argv = list(program.argv[1:])
@@ -410,6 +414,12 @@ def execute(program: Program) -> None:
     exec(compile(script.read_bytes(), script, "exec"), main.__dict__)
 
 
+def python_path(env: Mapping[str, str]) -> list[str]:
+    """The directories of PYTHONPATH as a fresh interpreter has them in ``sys.path``."""
+    text = env.get("PYTHONPATH")
+    return [str(Path(entry).absolute()) for entry in text.split(os.pathsep)] if text else []
+
+
 def excepthook(kind: Any, error: BaseException, trace: types.TracebackType | None) -> None:
     """Print a traceback without the frames of this file."""
     while trace and trace.tb_frame.f_code.co_filename == __file__:
@@ -421,6 +431,7 @@ def import_libraries() -> None:
     """Import what programs need, and make sure that nothing else has happened."""
     subprocess.Popen = Popen  # type: ignore[misc]  # before torch takes over the name
     before = dict(os.environ)
+    PATH_OF_PYTHON.extend(sys.path[1 + len(python_path(before)) :])
     for name in LIBRARIES:
         importlib.import_module(name)
     SET_BY_LIBRARIES.update(os.environ.items() - before.items())

@@ -81,12 +81,14 @@ print(json.dumps({
 """
 
 
+@pytest.mark.parametrize("path", [None, "/nowhere:relative"])
 def test_a_program_finds_what_it_finds_in_a_fresh_interpreter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str | None
 ):
     script = tmp_path / "script.py"
     script.write_text(f"LIBRARIES = {fork_server.LIBRARIES}\n{SURROUNDINGS}")
-    forked, fresh = outcomes(script, monkeypatch, "a word", "--flag=1", GIVEN="value")
+    variables = {"GIVEN": "value"} | ({} if path is None else {"PYTHONPATH": path})
+    forked, fresh = outcomes(script, monkeypatch, "a word", "--flag=1", **variables)
     assert (forked[0], forked[2]) == (0, "")
     found, expected = json.loads(forked[1]), json.loads(fresh[1])
     assert found == expected
@@ -111,7 +113,8 @@ def test_each_program_draws_its_own_random_numbers(tmp_path: Path):
         (["-u"], {}, True),
         ([], {"RUN_ID": "mine", "PATH": "/nowhere"}, True),
         (["-X", "dev"], {}, False),
-        ([], {"PYTHONPATH": "/nowhere"}, False),
+        ([], {"PYTHONPATH": "/nowhere"}, True),
+        ([], {"PYTHONHASHSEED": "1"}, False),
         ([], {"OMP_NUM_THREADS": "2"}, False),
         ([], {"MPLBACKEND": "svg"}, False),
     ],
