@@ -61,7 +61,8 @@ READ_AT_IMPORT = re.compile(
 )
 """Variables that Python or a library reads while it starts: they must be the fork server's own.
 
-Not PYTHONPATH, from which ``execute`` makes the program's own ``sys.path``. Not KMP_* and PYTORCH_*, which sklearn and lightning set themselves, also in the process of pytest.
+Not PYTHONPATH, from which ``execute`` makes the program's own ``sys.path``. Not KMP_* and
+PYTORCH_*, which sklearn and lightning set themselves, also in the process of pytest.
 """
 
 PATH_OF_PYTHON: list[str] = []
@@ -397,7 +398,8 @@ def execute(program: Program) -> None:
     """Run a program as ``python`` does, in a new module ``__main__``."""
     sys.orig_argv = [sys.executable, *program.argv]
     sys.excepthook = excepthook
-    sys.path[1:] = [*python_path(program.env), *PATH_OF_PYTHON]
+    given = python_path(program.env)
+    sys.path[1:] = [*given, *(entry for entry in PATH_OF_PYTHON if entry not in given)]
     if program.module:
         sys.modules.pop(program.module, None)  # torch's is imported already
         sys.argv = list(program.argv[1:])
@@ -420,6 +422,13 @@ def python_path(env: Mapping[str, str]) -> list[str]:
     return [str(Path(entry).absolute()) for entry in text.split(os.pathsep)] if text else []
 
 
+def read_path_of_python(env: Mapping[str, str]) -> list[str]:
+    """What a fresh interpreter has in ``sys.path`` without PYTHONPATH."""
+    code = "import sys; print(*sys.path[1:], sep='\\n')"
+    without = {name: value for name, value in env.items() if name != "PYTHONPATH"}
+    return subprocess.check_output([sys.executable, "-c", code], env=without, text=True).split()
+
+
 def excepthook(kind: Any, error: BaseException, trace: types.TracebackType | None) -> None:
     """Print a traceback without the frames of this file."""
     while trace and trace.tb_frame.f_code.co_filename == __file__:
@@ -431,7 +440,7 @@ def import_libraries() -> None:
     """Import what programs need, and make sure that nothing else has happened."""
     subprocess.Popen = Popen  # type: ignore[misc]  # before torch takes over the name
     before = dict(os.environ)
-    PATH_OF_PYTHON.extend(sys.path[1 + len(python_path(before)) :])
+    PATH_OF_PYTHON.extend(read_path_of_python(before))
     for name in LIBRARIES:
         importlib.import_module(name)
     SET_BY_LIBRARIES.update(os.environ.items() - before.items())

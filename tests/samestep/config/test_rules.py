@@ -108,7 +108,7 @@ def test_the_mode_follows_the_metric(overrides: list[str], modes: dict[str, str]
 def test_a_mode_that_is_not_known_or_not_right_is_refused():
     assert fault("callbacks.best.monitor=val/f1") == (
         "callbacks.best.mode=auto: it is not known whether less or more of val/f1 is better; "
-        "set callbacks.best.mode=min or max"
+        "correct callbacks.best.monitor, or set callbacks.best.mode=min or max"
     )
     assert fault("callbacks.best.monitor=val/loss", "callbacks.best.mode=max") == (
         "callbacks.best.mode=max: but of val/loss less is better; set callbacks.best.mode=auto"
