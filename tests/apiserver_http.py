@@ -205,9 +205,13 @@ class Handler(BaseHTTPRequestHandler):
 def selected(item: Node, query: dict[str, str]) -> bool:
     """Whether the selectors of the query fit."""
     labels = item["metadata"].get("labels", {})
-    for part in filter(None, query.get("labelSelector", "").split(",")):
-        key, _, value = part.replace("==", "=").partition("=")
-        if labels.get(key) != value:
+    for part in re.findall(r"[^,(]+(?:\([^)]*\))?", query.get("labelSelector", "")):
+        if in_set := re.fullmatch(r"(\S+) in \((.*)\)", part.strip()):
+            key, values = in_set[1], [value.strip() for value in in_set[2].split(",")]
+        else:
+            key, _, value = part.replace("==", "=").partition("=")
+            values = [value]
+        if labels.get(key) not in values:
             return False
     for part in filter(None, query.get("fieldSelector", "").split(",")):
         path, _, value = part.partition("=")

@@ -29,6 +29,7 @@ from samestep.config.schema import (
     flatten,
     no_such_choice,
 )
+from samestep.config.secret_names import hide_assigned
 from samestep.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -86,11 +87,11 @@ def check(
 
 
 def _message_of(error: Exception) -> str:
-    """What Hydra or OmegaConf says, in one line."""
+    """What Hydra or OmegaConf says, in one line. It may repeat an override, but no secret."""
     text, *_ = " ".join(f"{error} {error.__cause__ or ''}".split()).split(" object_type=")
     if list_in_file := re.match(r"In '(.+)': .*Cannot merge DictConfig with ListConfig", text):
         return f"configs/{list_in_file[1]}.yaml: must hold keys, not a list"
-    return textwrap.shorten(text, 300)
+    return textwrap.shorten(hide_assigned(text), 300)
 
 
 def spell_all(overrides: Sequence[str], configs: Path = CONFIGS) -> list[str]:
@@ -130,8 +131,8 @@ def _runs(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
             options.append([line])
         elif not multirun:
             raise ConfigError(
-                f"{line}: is several values; put -m before it to run one after the other, "
-                "[ ] around a list, or quotes within quotes around text"
+                f"{hide_assigned(line)}: is several values; put -m before it to run one after the "
+                "other, [ ] around a list, or quotes within quotes around text"
             )
         else:
             values = list(override.sweep_string_iterator()) or [""]

@@ -14,6 +14,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from samestep.config import rules
 from samestep.config.rules import STRING, ProjectRules, Rule
+from samestep.config.secret_names import HIDDEN, is_secret_name
 
 LAID_OVER = ("experiment", "debug", "local")  # groups that change values and bring no own keys
 SHARED = (  # parts of others, not to be chosen
@@ -121,8 +122,9 @@ class Schema:
             if key in known or is_open or self._is_added_argument(key, written):
                 continue
             for full_key, value in leaves(leaf.text, key).items():
-                line = f"{full_key}={show(value)}: no such key; {self._suggest(full_key, value)}"
-                yield full_key, line
+                # A secret is often typed with a wrong key, such as logger.wandb.api_key.
+                shown = HIDDEN if is_secret_name(full_key) else show(value)
+                yield full_key, f"{full_key}={shown}: no such key; {self._suggest(full_key, shown)}"
 
     def _is_added_argument(self, key: str, written: Mapping[str, Leaf]) -> bool:
         """Whether ``key`` was typed with a plus, and is an argument of a class of the user's."""
@@ -183,13 +185,13 @@ class Schema:
         hint = f"; a file is chosen by {group}=NAME" if group in self.groups else ""
         return TYPES[type(like)] + hint
 
-    def _suggest(self, key: str, value: object) -> str:
+    def _suggest(self, key: str, shown: str) -> str:
         """What was probably meant by ``key``, which does not exist."""
         if key.split(".")[0] in LAID_OVER:
             return "its file must begin with # @package _global_"
         keys = [known for known in {**self.defaults, **rules.OF_TRAINER} if "._" not in known]
         if near := nearest(key, [*keys, *self.groups]):
-            return f"did you mean {near}={show(value)}?"
+            return f"did you mean {near}={shown}?"
         # The nearest node that exists: its names are what could be typed.
         node = next((way for way in reversed(parents_of(key)) if way in self.nodes), "")
         start = f"{node}." if node else ""

@@ -6,6 +6,7 @@ from typing import Any
 
 Object = dict[str, Any]
 """An object in the cluster, such as a pod, or the document that describes one."""
+MAKE_CLAIM = "make it by cluster=k8s cluster.volume_size=SIZE action=data, or name another"
 EXIT_STOPPED = 143  # of a run that was stopped by SIGTERM, after it has saved
 
 ERRORS = {  # pattern of an error: cause and remedy; {0} is the first group of the pattern
@@ -59,8 +60,7 @@ POD_REASONS = {  # pattern of why a pod waits or was ended: cause and remedy
         "no node has that much free {0}: wait, or ask for less by cluster.cpus or "
         "cluster.memory",
     r'persistentvolumeclaim "(\S+?)" not found':
-        "there is no volume claim {0}: create it as docs/clusters/k8s.md says, or set "
-        "cluster.volume",
+        "there is no volume claim {0}: " + MAKE_CLAIM + " by cluster.volume",
     r'volume "(\S+?)" ?:? ?(.+)':
         "its volume {0} cannot be mounted: {1}; check cluster.volume, and what it is made of",
     r"unmounted volumes=\[(.*?)\].*: (.+)":

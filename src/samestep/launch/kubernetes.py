@@ -11,7 +11,7 @@ from samestep.errors import RunError
 from samestep.launch import kubectl, kubeflow, volume
 from samestep.launch.follow import POLL_S, logs, status
 from samestep.launch.kubectl import RUNS, build_address, find_outcome, find_run, get_pods
-from samestep.launch.kubectl_errors import Object
+from samestep.launch.kubectl_errors import MAKE_CLAIM, Object
 
 KEPT_KINDS = (volume.CLAIM,)  # these objects outlive a run that is cancelled
 ANSWER_S = 5  # seconds in which a cluster must answer; otherwise the check goes on without it
@@ -60,8 +60,7 @@ def refuse_missing_claim(cfg: DictConfig, documents: Sequence[Object]) -> None:
         return  # not everybody may read claims
     if not is_there:
         raise RunError(
-            f"cluster.volume={name}: there is no such claim in the namespace; create it as "
-            "docs/clusters/k8s.md says, or name another"
+            f"cluster.volume={name}: there is no such claim in the namespace; {MAKE_CLAIM}"
         )
 
 

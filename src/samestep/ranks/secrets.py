@@ -3,21 +3,13 @@
 import re
 from typing import Any
 
+from samestep.config.secret_names import HIDDEN, hide_assigned, is_secret_name
 from samestep.ranks import environment
 
-HIDDEN = "***"
 MIN_LENGTH = 8  # a shorter value of a variable would also hide ordinary words
 
-# Words in names such as HF_TOKEN, aws_secret_access_key, db.password, OPENAI_APIKEY. A single "key"
-# is no secret, because tolerations have keys; "tokens" are words of a text.
-_NAME = (
-    r"(?:token|secret|passw(?:or)?d|passphrase|credentials?|api[-_]?key|[a-z0-9]+[-_]key)"
-    r"(?![a-z0-9])"
-)
-_SECRET_NAME = re.compile(rf"(?<![a-z0-9]){_NAME}", re.IGNORECASE)
 # For variables any part of a word counts (PGPASSWORD): hiding one value too many does no harm.
 _SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL", re.IGNORECASE)
-_ASSIGNMENT = re.compile(rf"((?<![a-z0-9]){_NAME}[\w-]*\s*[=:]\s*).+", re.IGNORECASE | re.DOTALL)
 _LOGIN = re.compile(r"(?<=://)(?!git@)[^/\s'\"]+(?=@)")  # user:password in an address
 _KEY = re.compile(  # keys and tokens as AWS, GitHub, GitLab, Hugging Face, OpenAI... make them
     r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bgh[pousr]_\w{30,}|\bgithub_pat_\w{30,}|\bglpat-[\w-]{20,}"
@@ -26,11 +18,6 @@ _KEY = re.compile(  # keys and tokens as AWS, GitHub, GitLab, Hugging Face, Open
     r"|-----BEGIN [A-Z ]*PRIVATE KEY(?:.*?-----END [A-Z ]*PRIVATE KEY-----|.*)",
     re.DOTALL,
 )
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a value with this name is a secret: ``api_key``, ``HF_TOKEN``, ``db.password``."""
-    return bool(_SECRET_NAME.search(name))
 
 
 def looks_secret(value: str) -> bool:
@@ -57,7 +44,7 @@ def redact(text: str) -> str:
 
 def redact_argument(argument: str) -> str:
     """Redact an argument of a command line: also the value of ``logger.wandb.api_key=...``."""
-    return redact(_ASSIGNMENT.sub(rf"\1{HIDDEN}", argument))
+    return redact(hide_assigned(argument))
 
 
 def redacted(value: Any, *, is_secret: bool = False) -> Any:

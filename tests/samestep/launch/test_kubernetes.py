@@ -92,6 +92,7 @@ def test_check_finds_that_the_claim_is_missing(cluster):
     result = launch(cluster, "check")
     assert result.returncode == 1
     assert "cluster.volume=project: there is no such claim in the namespace" in result.stderr
+    assert "; make it by cluster=k8s cluster.volume_size=SIZE action=data, or name" in result.stderr
     assert launch(cluster, "check", "cluster.volume=null").returncode == 0
 
     def refuse(method, path):
@@ -559,7 +560,8 @@ def test_what_kubectl_says_in_one_sentence(said, meant):
          "{control-plane: }, 1 Insufficient nvidia.com/gpu.", "many free nvidia.com/gpu"),
         ("Unschedulable", "0/2 nodes are available: 2 Insufficient cpu.", "much free cpu"),
         ("Unschedulable", '0/1 nodes are available: persistentvolumeclaim "project" not found.',
-         "there is no volume claim project"),
+         "there is no volume claim project: make it by cluster=k8s cluster.volume_size=SIZE "
+         "action=data, or name another by cluster.volume"),
         ("Unschedulable", "unbound immediate PersistentVolumeClaims", "volume is not ready"),
         ("Unschedulable", "1 node(s) had untolerated taint {nvidia.com/gpu: present}",
          "have the taint nvidia.com/gpu"),

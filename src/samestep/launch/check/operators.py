@@ -8,7 +8,7 @@ Validate of pkg/runtime/framework/plugins, and the CEL rules of pkg/apis), train
 import re
 from collections.abc import Iterator
 
-from samestep.launch.check.documents import Node
+from samestep.launch.check.documents import Node, walk_mappings
 from samestep.launch.check.names import DOMAIN, NAME, NAME_RULE
 from samestep.launch.check.pods import find_repeated
 
@@ -113,6 +113,10 @@ def check_train_job(job: Node) -> Iterator[str]:
     for variable in trainer.get("env", ()):
         if variable["name"] in RESERVED_VARIABLES:
             yield f"spec.trainer.env: {variable['name']} must be left out; Trainer sets it"
+    for path, patch in walk_mappings({"runtimePatches": job["spec"].get("runtimePatches", [])}):
+        # Only the objects that patch a container have both keys.
+        if patch.get("env") and patch.get("name") in CONTAINERS_OF_STEP.values():
+            yield f"spec.{path}: must not have env for the container {patch['name']}"
 
 
 def check_pytorch_job(job: Node) -> Iterator[str]:

@@ -6,8 +6,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from samestep.config.secret_names import is_secret_name
 from samestep.launch.check.documents import Node, walk
-from samestep.ranks.secrets import is_secret_name, looks_secret
+from samestep.ranks.secrets import looks_secret
 
 RULE = (  # a message never shows the value
     "is a secret that everyone could read; put it into the Secret that cluster.secret names: its "

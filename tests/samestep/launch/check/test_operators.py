@@ -25,6 +25,22 @@ PLANTED = [
 ]  # fmt: skip
 
 
+def patch_container(**values):
+    """The runtimePatches of a TrainJob, as Kubeflow's SDK writes them."""
+    pod = {"spec": {"containers": [{"name": "node"} | values]}}
+    job = {"name": "node", "template": {"spec": {"template": pod}}}
+    spec = {"template": {"spec": {"replicatedJobs": [job]}}}
+    return [{"manager": "trainer.kubeflow.org/kubeflow-sdk", "trainingRuntimeSpec": spec}]
+
+
+def test_a_patch_sets_no_variables_of_the_container_of_a_step():
+    place = "TrainJob:spec.runtimePatches"
+    mounts = [{"name": "credentials", "mountPath": "/credentials"}]
+    assert refused("kubeflow", **{place: patch_container(volumeMounts=mounts)}) == []
+    (fault,) = refused("kubeflow", **{place: patch_container(env=[{"name": "A", "value": "1"}])})
+    assert fault.endswith("containers[0]: must not have env for the container node")
+
+
 @pytest.mark.parametrize(("target", "place", "value", "message"), PLANTED)
 def test_a_mistake_that_a_webhook_refuses_is_found(target, place, value, message):
     faults = refused(target, **{place: value})
