@@ -5,6 +5,7 @@ run's ``config.yaml``, which is free of secrets, but no code, no output and no c
 """
 
 import logging
+import re
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -115,6 +116,8 @@ def _config(run_dir: str) -> dict[str, Any]:
 
 def _unreachable(url: str) -> str | None:
     """Why the server at ``url`` cannot be used, or None if it answers a request in time."""
+    # A name and a password before the host are no part of an address for urllib, nor for a message.
+    url = re.sub("//[^/]*@", "//", url)
     try:
         urllib.request.urlopen(url, timeout=3).close()
     except urllib.error.HTTPError:

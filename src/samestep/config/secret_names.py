@@ -12,6 +12,9 @@ _NAME = (
 )
 _SECRET_NAME = re.compile(rf"(?<![a-z0-9]){_NAME}", re.IGNORECASE)
 _ASSIGNMENT = re.compile(rf"((?<![a-z0-9]){_NAME}[\w-]*\s*[=:]\s*).+", re.IGNORECASE | re.DOTALL)
+_QUOTED = re.compile(
+    rf"((?<![a-z0-9]){_NAME}[\w-]*[\"']?\]?\s*[=:]\s*)([\"'])(?:(?!\2).)+\2", re.IGNORECASE
+)
 
 
 def is_secret_name(name: str) -> bool:
@@ -22,3 +25,8 @@ def is_secret_name(name: str) -> bool:
 def hide_assigned(text: str) -> str:
     """Replace by ``***`` what follows a secret name and ``=`` or ``:``, to the end of the text."""
     return _ASSIGNMENT.sub(rf"\1{HIDDEN}", text)
+
+
+def hide_quoted(text: str) -> str:
+    """Replace by ``***`` the texts in quotes that follow a secret name, as in a program."""
+    return _QUOTED.sub(rf"\1\2{HIDDEN}\2", text)

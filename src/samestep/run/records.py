@@ -14,6 +14,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from samestep.config.secret_names import hide_assigned, hide_quoted
 from samestep.ranks import environment, secrets
 from samestep.ranks.secrets import redacted
 from samestep.run.files import write_text
@@ -68,7 +69,21 @@ def code_state(code: Path) -> tuple[str | None, str]:
     status = git("status", "--porcelain")
     diff = f"{status}\n{git('diff', '--no-ext-diff', 'HEAD')}" if status else ""
     commit = git("rev-parse", "HEAD").strip() or environment.variable("PROJECT_REVISION")
-    return commit, str(redacted(diff))
+    return commit, str(redacted(hide_in_diff(diff)))
+
+
+def hide_in_diff(diff: str) -> str:
+    """Replace by ``***`` what has a secret name in the changed files.
+
+    In a program only texts in quotes: what else follows a name there is code.
+    """
+    hidden = []
+    for part in re.split(r"^(?=diff --git )", diff, flags=re.MULTILINE):
+        if part.partition("\n")[0].endswith(".py"):
+            hidden.append(hide_quoted(part))
+        else:
+            hidden.append("\n".join(map(hide_assigned, part.split("\n"))))
+    return "".join(hidden)
 
 
 def surroundings() -> dict[str, Any]:

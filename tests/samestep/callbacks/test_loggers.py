@@ -22,6 +22,7 @@ from samestep.errors import ConfigError
 from tests.conftest import run
 
 KEY = "k3y" * 14
+PASSWORD = "hunter2-of-the-server"
 SECRET = "sesame-open-123"
 LATER = "To upload later: wandb sync"
 
@@ -90,7 +91,7 @@ def build(run_dir: Path, **arguments: object) -> loggers.WandbLogger:
 def go_on_offline(root: str, muted: str) -> None:
     """One process, as in a sweep, that meets every reason to go on offline."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        closed = f"http://127.0.0.1:{server.getsockname()[1]}"
+        closed = f"http://me:{PASSWORD}@127.0.0.1:{server.getsockname()[1]}"
     with serving() as url:
         servers = {"closed": closed, "muted": muted, "keyless": url, "refused": url}
         for name, base_url in servers.items():
@@ -187,6 +188,7 @@ def test_wandb_gets_the_configuration_and_no_secret(offline: Path):
             text = path.read_bytes()
             assert SECRET.encode() not in text, path
             assert KEY.encode() not in text, path
+            assert PASSWORD.encode() not in text, path
     assert not list(offline.rglob("wandb-metadata.json"))
     assert not list(offline.rglob("*.py"))
 

@@ -48,6 +48,16 @@ def test_a_clean_checkout_is_its_commit(checkout: Path):
     assert code_state(checkout) == (git(checkout, "rev-parse", "HEAD"), "")
 
 
+def test_what_has_a_secret_name_is_hidden_in_uncommitted_files(checkout: Path):
+    (checkout / "a.py").write_text("PASSWORD = 'hunter2'\ntoken = next(tokens)\nname = 'a'\n")
+    (checkout / "b.yaml").write_text("server:\n  password: hunter2\n  user: me\n")
+    git(checkout, "add", "b.yaml")
+    _, diff = code_state(checkout)
+    assert "hunter2" not in diff
+    assert "+PASSWORD = '***'\n+token = next(tokens)\n+name = 'a'\n" in diff
+    assert "+  password: ***\n+  user: me\n" in diff
+
+
 def test_uncommitted_code_is_kept_without_secrets(checkout: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAKE_SECRET", "sesame-open-123")
     (checkout / "a.py").write_text("new = 2  # sesame-open-123\n")
