@@ -46,6 +46,7 @@ def train_as_node(argv: list[str]) -> Outcome:
         description, config = plan(options, cfg)
         way = find_meeting_place(config)
         print(f"entrypoint: {description}{way}, run {config.run_id}", flush=True)
+        environment.set_variable(environment.ON_CLUSTER, "1")  # for the ranks
         return agent.launch(config, overrides)
     except ConfigError as error:
         return Outcome(failure.EXIT_CONFIG, failure.message(error))

@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from samestep.ranks import environment
 from samestep.run.changes import read_config
 from samestep.run.records import read_attempts, read_history, read_json
 
@@ -91,7 +92,8 @@ def command_to_go_on(cfg: DictConfig, run_dir: Path, num_epochs: int) -> str:
     words = [word for word in command[1:] if not word.startswith("trainer.max_")]
     words.append(f"trainer.max_epochs={2 * num_epochs}")
     cluster = OmegaConf.select(cfg, "cluster.name") or "local"
-    if cluster == "local":
+    # A command such as `python train.py cluster=k8s` may also be typed on a machine of one's own.
+    if cluster == "local" or environment.variable(environment.ON_CLUSTER) is None:
         return f"RUN_ID={run_dir.name} {shlex.join(['python', 'train.py', *words])}"
     # Each machine has a Docker of its own, so only somebody who sits there can start the run.
     action = "render" if cluster == "docker" else "submit"

@@ -94,7 +94,7 @@ def test_a_wrong_configuration_ends_with_2_and_leaves_its_message(nodes: Nodes):
 
 PAIRS: dict[str, tuple[list[str], dict[str, str], list[dict[str, str]]]] = {
     "PyTorchJob": (
-        [], PYTORCHJOB | {"PET_NPROC_PER_NODE": "1", "WORLD_SIZE": "2"},
+        ["cluster=pytorchjob"], PYTORCHJOB | {"PET_NPROC_PER_NODE": "1", "WORLD_SIZE": "2"},
         [{"PET_NODE_RANK": "1", "RANK": "1"}, {"PET_NODE_RANK": "0", "RANK": "0"}],
     ),
     "c10d": (
@@ -133,6 +133,8 @@ def test_two_nodes_train_together(dialect: str, nodes: Nodes):
     assert metrics(nodes.directory / "two")["test/accuracy"] > 0.2
     assert len(list((nodes.directory / "two/logs").glob("rank-*.log"))) == 2
     assert "Warning" not in nodes.said(0) + nodes.said(1)
+    next_command = "python scripts/launch.py cluster=pytorchjob "
+    assert (next_command in nodes.said(0) + nodes.said(1)) == (dialect == "PyTorchJob")
     for number in (0, 1):
         line = next(line for line in nodes.said(number).splitlines() if "meets at" in line)
         assert line.startswith("entrypoint: ")

@@ -480,12 +480,15 @@ def test_the_summary_says_what_to_type_next(digits_run: Path):
     ("cluster", "action"), [("k8s", "submit"), ("swarm", "submit"), ("docker", "render")]
 )
 def test_the_summary_of_a_run_on_a_cluster_names_the_launcher(
-    tmp_path: Path, cluster: str, action: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str, action: str
 ):
     words = ["train.py", f"cluster={cluster}", "trainer.num_nodes=2", "trainer.max_epochs=3"]
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/environment.json").write_text(json.dumps([{"command": words}]))
     cfg = OmegaConf.create({"cluster": {"name": cluster}})
+    by_hand = f"RUN_ID={tmp_path.name} python train.py cluster={cluster} trainer.num_nodes=2 "
+    assert command_to_go_on(cfg, tmp_path, 3) == f"{by_hand}trainer.max_epochs=6"
+    monkeypatch.setenv("SAMESTEP_ON_CLUSTER", "1")  # by the entry point
     assert command_to_go_on(cfg, tmp_path, 3) == (
         f"RUN_ID={tmp_path.name} python scripts/launch.py cluster={cluster} trainer.num_nodes=2 "
         f"trainer.max_epochs=6 action={action}"
