@@ -153,7 +153,7 @@ def test_the_actions_are_commands_of_flyte(tmp_path):
     path = f"{tmp_path}:{os.environ['PATH']}"
     for action in ("submit", "logs", "status", "cancel"):
         words = ["cluster=flyte", "cluster.image=ours:1", f"action={action}"]
-        result = run(LAUNCH, *words, RUN_ID="cifar", PATH=path)
+        result = run(str(ROOT / LAUNCH), *words, cwd=tmp_path, RUN_ID="cifar", PATH=path)
         assert result.returncode == 0, result.stderr
     submit, logs, status, cancel = (tmp_path / "told").read_text().splitlines()
     assert submit.startswith('pyflyte ["cluster=flyte", "cluster.image=ours:1"] run --remote')

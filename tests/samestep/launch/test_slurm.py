@@ -12,9 +12,9 @@ from samestep.config.compose import check
 from samestep.errors import ConfigError
 from samestep.launch import check as rules
 from samestep.launch import render, slurm_reasons
-from tests.conftest import run
+from tests.conftest import ROOT, run
 
-LAUNCH = "scripts/launch.py"
+LAUNCH = str(ROOT / "scripts/launch.py")
 FOLDERS = ["cluster.container=pyxis", "cluster.runs=/s/r", "cluster.data=/s/d"]
 FAKES = {  # programs of Slurm that write down what they are told
     "srun": "import json, os, signal, sys, time\n"
@@ -193,7 +193,8 @@ def test_the_script_names_variables_and_holds_no_values():
 
 @pytest.mark.parametrize("action", ["submit", "status", "logs", "cancel"])
 def test_without_slurm_one_message_says_so(action, tmp_path):
-    result = run(LAUNCH, "cluster=slurm", f"action={action}", RUN_ID="cifar", PATH=str(tmp_path))
+    words = [LAUNCH, "cluster=slurm", f"action={action}"]
+    result = run(*words, cwd=tmp_path, RUN_ID="cifar", PATH=str(tmp_path))
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("error: squeue: no such command on this machine")
     assert "Traceback" not in result.stderr

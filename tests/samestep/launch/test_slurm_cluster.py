@@ -10,7 +10,7 @@ import torch
 from tests import slurm
 from tests.conftest import QUICK, ROOT, environment, run
 
-LAUNCH = "scripts/launch.py"
+LAUNCH = str(ROOT / "scripts/launch.py")
 EVENTS = [  # before which step, and what happens
     "7 scancel --signal=TERM $SLURM_JOB_ID",
     "25 sbatch --partition=urgent --nodes=2 --exclusive --output=/dev/null --wrap=true",
@@ -32,6 +32,7 @@ class Launcher:
 
     def __init__(self, cluster, folder, run_id, *words):
         self.variables = {**cluster, "RUN_ID": run_id, "PYTHONPATH": f"{ROOT}:{ROOT}/src"}
+        self.folder = folder  # the launcher remembers its runs below the folder it is called in
         self.words = [
             "cluster=slurm", f"cluster.entrypoint.none=[{sys.executable}]", "cluster.cpus=1",
             "cluster.memory=4G", "cluster.export=[PATH,HOME,PYTHONPATH,OMP_NUM_THREADS,MY_SETTING]",
@@ -40,11 +41,12 @@ class Launcher:
 
     def __call__(self, action, *more, **variables):
         variables = {**self.variables, **variables}
-        return run(LAUNCH, *self.words, *more, f"action={action}", timeout=900, **variables)
+        words = [*self.words, *more, f"action={action}"]
+        return run(LAUNCH, *words, cwd=self.folder, timeout=900, **variables)
 
     def follow(self):
         return subprocess.Popen(
-            [sys.executable, LAUNCH, *self.words, "action=logs"], cwd=ROOT, text=True,
+            [sys.executable, LAUNCH, *self.words, "action=logs"], cwd=self.folder, text=True,
             env=environment(**self.variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
