@@ -68,7 +68,7 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
 def check_ranks(cfg: DictConfig, num_ranks: Sequence[int]) -> Iterator[str]:
     """What a run refuses if it may get these numbers of ranks, such as 1, 2 and 3.
 
-    ``action=check`` asks this before a run is submitted; the DataModule asks it on each rank.
+    ``action=check`` asks this before a run is submitted. Each rank asks ``check_batch_size``.
     """
     if "global_batch_size" in cfg.data:  # another DataModule may not have the key
         yield from check_batch_size(

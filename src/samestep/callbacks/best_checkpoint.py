@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import Checkpoint
 from samestep.errors import ConfigError, RunError
 from samestep.run import sidecar
 from samestep.run.checkpoint import link_checkpoint, refused, verify
-from samestep.run.files import sha256_of
 from samestep.run.identity import read_identity
 from samestep.run.sidecar import Version
 
@@ -86,9 +85,8 @@ class BestCheckpoint(Checkpoint):
         has_improved, self.has_improved = self.has_improved, False
         if not has_improved or not trainer.is_global_zero:
             return
-        # A strategy that writes its checkpoints itself leaves no sidecar.
-        versions = sidecar.read(last) or [Version(sha256_of(last), last.name)]
-        link_checkpoint(last, self.path, versions[0]._replace(score=self.score))
+        version = sidecar.version_of(last)
+        link_checkpoint(last, self.path, version._replace(score=self.score))
 
     def state_dict(self) -> dict[str, Any]:
         """The best score and its step."""

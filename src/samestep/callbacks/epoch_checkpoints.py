@@ -8,7 +8,6 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from samestep.run import sidecar
 from samestep.run.checkpoint import link_checkpoint, verify
-from samestep.run.files import sha256_of
 from samestep.run.identity import read_identity
 from samestep.run.sidecar import Version
 
@@ -42,9 +41,7 @@ class EpochCheckpoints(Checkpoint):
     def link(self, trainer: L.Trainer, last: Path) -> None:
         """Keep ``last``, which was just saved, if its epoch is one to keep."""
         if trainer.is_global_zero and self.epoch == trainer.current_epoch + 1:
-            # A strategy that writes its checkpoints itself leaves no sidecar.
-            versions = sidecar.read(last) or [Version(sha256_of(last), last.name)]
-            link_checkpoint(last, self.path_of(self.epoch), versions[0])
+            link_checkpoint(last, self.path_of(self.epoch), sidecar.version_of(last))
 
     def path_of(self, epoch: int) -> Path:
         """Where the checkpoint of an epoch is kept."""

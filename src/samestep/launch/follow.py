@@ -19,6 +19,7 @@ from rich.table import Table
 from samestep.errors import RunError
 from samestep.launch import kubectl, kubectl_errors
 from samestep.launch.kubectl_errors import Object
+from samestep.ranks.process import has_lost_reader
 
 POLL_S = 1.0
 EVENTS_EVERY = 10  # polls; events say why pods are missing or do not start
@@ -49,8 +50,7 @@ def logs(cfg: DictConfig, documents: Sequence[Object]) -> int:
         if run is None or kubectl.find_outcome(run) is not None:
             break
 
-        # samestep.ranks.process replaces a pipe that nobody reads any more by /dev/null.
-        if not os.path.samestat(stdout, os.fstat(sys.stdout.fileno())):
+        if has_lost_reader(stdout):
             return 128 + signal.SIGPIPE
 
         if poll % EVENTS_EVERY == 0:

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.launch import render, slurm_reasons
+from samestep.ranks.process import has_lost_reader
 
 POLL_S = 2.0
 RETRIES = 30  # polls without an answer before we give up; Slurm's controller may restart
@@ -75,8 +76,7 @@ def logs(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
                 told.add(line)
         if all(job["JobState"] in ENDED for job in jobs):
             return 0 if all(job["JobState"] == "COMPLETED" for job in jobs) else 1
-        # samestep.ranks.process replaces a pipe that nobody reads any more by /dev/null.
-        if not os.path.samestat(stdout, os.fstat(sys.stdout.fileno())):
+        if has_lost_reader(stdout):
             return 128 + signal.SIGPIPE
         time.sleep(POLL_S)
 

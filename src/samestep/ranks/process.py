@@ -56,6 +56,15 @@ def make_output_safe() -> None:
     sys.stderr = _safe(sys.stderr, sys.__stderr__, 2)
 
 
+def has_lost_reader(stdout: os.stat_result) -> bool:
+    """Whether nobody reads the standard output any more, so that ``/dev/null`` has replaced it.
+
+    Args:
+        stdout: ``os.fstat`` of the standard output at the start.
+    """
+    return not os.path.samestat(stdout, os.fstat(sys.stdout.fileno()))
+
+
 class _Output(io.FileIO):
     """A file descriptor that becomes ``/dev/null`` when it can no longer be written."""
 

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from samestep.run.files import set_aside, write_text
+from samestep.run.files import set_aside, sha256_of, write_text
 
 # Of each file: one about to come, the current one, the previous one, and some to spare for
 # processes that were killed one after the other, each just before its file took its name.
@@ -56,6 +56,13 @@ def read(checkpoint: Path) -> list[Version]:
     except (OSError, UnicodeDecodeError):
         return read_manifest(checkpoint)
     return parse(text)
+
+
+def version_of(checkpoint: Path) -> Version:
+    """What the file of a checkpoint that was just saved is, by its sidecar."""
+    # A strategy that writes its checkpoints itself leaves no sidecar.
+    versions = read(checkpoint) or [Version(sha256_of(checkpoint), checkpoint.name)]
+    return versions[0]
 
 
 def write(checkpoint: Path, version: Version) -> None:
