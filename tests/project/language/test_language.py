@@ -201,7 +201,7 @@ def test_parts_of_two_tasks_are_refused_with_one_sentence(overrides: list[str], 
     [
         (["data=topics", "model=transformer"], "the model logs no such metric"),
         (["experiment=language", "data.file=none.txt"], "data.file=none.txt: cannot be read"),
-        (["experiment=language", "model.net.num_heads=3"], "width a multiple of num_heads"),
+        (["experiment=language", "model.net.num_heads=5"], "width a multiple of num_heads"),
     ],
 )
 def test_a_refused_run_leaves_nothing_behind(tmp_path: Path, overrides: list[str], message: str):
