@@ -86,11 +86,10 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         for name, parameter in self.named_parameters():
             if parameter.ndim > 1:
-                # The layers that are added to what came in begin small: GPT-2.
+                # The layers that are added to what came in begin small, as in GPT-2.
                 is_added = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(
-                    parameter, std=(width * (2 * num_layers if is_added else 1)) ** -0.5
-                )
+                num_features = width * (2 * num_layers if is_added else 1)
+                nn.init.normal_(parameter, std=num_features**-0.5)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits ``[B, T, vocabulary_size]`` of ids int64 ``[B, T]``, ``T`` at most ``context``."""
