@@ -28,7 +28,7 @@ def make_parser() -> argparse.ArgumentParser:
 def main(arguments: Any) -> int:
     """Print the metrics of one split."""
     # These imports take seconds: wrong usage is reported before.
-    from project.evaluate import evaluate, find_unusable, to_json, to_table
+    from project.evaluate import evaluate, find_unusable, to_json, to_table, unit_of
 
     model, data = options.load(arguments)
     split = arguments.split
@@ -39,8 +39,8 @@ def main(arguments: Any) -> int:
         print(to_json(metrics))
         return 0
     loader = data.test_dataloader() if split == "test" else data.val_dataloader()
-    images = f"{len(loader.dataset)} {split} images"
-    print(f"{arguments.run_dir}, {arguments.ckpt} checkpoint, {images}")
+    samples = f"{len(loader.dataset)} {split} {unit_of(arguments.run_dir)}"
+    print(f"{arguments.run_dir}, {arguments.ckpt} checkpoint, {samples}")
     print(to_table(metrics))
     return 0
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from project import load_run
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, secrets
 
@@ -27,6 +26,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Let the user say where the data are now, if not where the run found them."""
     parser.add_argument("--data-root", dest="root", type=Path, metavar="DIR", help="their folder")
+    parser.add_argument("--data-file", dest="file", metavar="FILE", help="the text of a run")
     parser.add_argument("--data-mirror", dest="mirror", metavar="URL", help="download from here")
     parser.add_argument("--download", action=argparse.BooleanOptionalAction, help="or never do")
 
@@ -56,10 +56,10 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) -
 
 def load(arguments: Any) -> tuple[Any, Any]:
     """Model and data of the run. The data come from where the options say."""
+    from project.saved_run import load_run, set_places  # imports torch
+
     model, data = load_run(arguments.run_dir, arguments.ckpt)
-    for name in ("root", "mirror", "download"):
-        if getattr(arguments, name, None) is not None:
-            setattr(data, name, getattr(arguments, name))
+    set_places(data, arguments)
     return model, data
 
 

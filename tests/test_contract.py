@@ -71,8 +71,8 @@ class PlainModel(L.LightningModule):
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=self.hparams.lr)
 '''
-PLAIN_RUN = ["data=plain", "model=plain", "callbacks.best.monitor=val_loss",
-             "callbacks.best.mode=min", *EPOCHS]  # fmt: skip
+(PLAIN_COMMAND, _) = re.findall(r"^    python train\.py (data=plain .*)$", PAGE, re.M)
+PLAIN_RUN = [*PLAIN_COMMAND.split(), *EPOCHS]
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +86,6 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", PAGE, re.M | re.S):
         (root / name).write_text(text)
     (root / "src/project/plain.py").write_text(PLAIN)
-    (root / "configs/data/plain.yaml").write_text(
-        "_target_: project.plain.PlainData\nbatch_size: 8\nnum_workers: 0\n"
-    )
-    (root / "configs/model/plain.yaml").write_text("_target_: project.plain.PlainModel\nlr: 0.01\n")
     return root
 
 

@@ -137,5 +137,6 @@ def test_the_tour_passes_every_place():
 def test_an_experiment_opens_with_what_was_measured(path: Path):
     header = path.read_text().partition("defaults:")[0]
     assert f" experiment={path.stem} " in header
-    for fact in (r"CPU cores|GPU", r"\d s a run", r"test/accuracy: mean 0\.\d+", r"n = \d+ seeds"):
+    result = r"test/(accuracy|bits_per_character): mean \d\.\d+"
+    for fact in (r"CPU cores|GPU", r"\d s a run", result, r"n = \d+ seeds"):
         assert re.search(fact, header), fact

@@ -37,6 +37,7 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"python -m samestep.launch.entrypoint": "tests/samestep/launch/test_entrypoint.py",
     r"kubectl (create|get|config|apply) |kind |sudo install ": "needs a cluster or a server",
     r"git clone ": "the reader's own copy",
+    r"python -m project.language.baselines": "tests/project/language/test_baselines.py",
     r"printf ": "the Dockerfile of Flyte's image, for docker build",
 }
 NOT_COMMANDS = {  # first words of blocks that show something else
@@ -144,10 +145,11 @@ def test_targets_of_make_and_extras_of_pip_exist():
 
 
 @pytest.fixture(scope="module")
-def place(digits_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the commands name: a run, an image, and a folder of images."""
+def place(digits_run: Path, text_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the commands name: runs, an image, and a folder of images."""
     folder = tmp_path_factory.mktemp("reader")
     shutil.copytree(digits_run, folder / "runs" / "mine")
+    shutil.copytree(text_run, folder / "runs" / "book")
     (folder / "photos").mkdir()
     for name in ("seven.png", "photos/a.png"):
         Image.new("L", (8, 8), 128).save(folder / name)

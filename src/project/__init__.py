@@ -1,24 +1,20 @@
-"""Image classification with Lightning and Hydra, on one process or many."""
-
-from __future__ import annotations
+"""Learn from images or from a text, with Lightning and Hydra, on one process or many."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from project.data.datamodule import ImageDataModule
-    from project.model.classifier import ImageClassifier
+from typing import Any
 
 
-def load_run(run_dir: str | Path, ckpt: str = "best") -> tuple[ImageClassifier, ImageDataModule]:
+def load_run(run_dir: str | Path, ckpt: str = "best") -> tuple[Any, Any]:
     """Rebuild the model and the data of a run from its directory alone.
 
     Args:
         run_dir: directory of the run, such as ``"runs/digits-cnn-3f2a1b"``.
-        ckpt: ``"best"`` by validation accuracy, or ``"last"``.
+        ckpt: ``"best"`` by the monitored metric, or ``"last"``.
 
     Returns:
-        The model, in evaluation mode and on the CPU, and its DataModule, not yet set up.
+        The model, in evaluation mode and on the CPU, and its DataModule, not yet set up. They are
+        of the classes that the configuration of the run names, such as ``ImageClassifier`` and
+        ``ImageDataModule``.
 
     Raises:
         ConfigError: if ``run_dir`` is not the directory of a run, or has no such checkpoint.

@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from omegaconf import OmegaConf
 
 from project.saved_run import read_saved_config
 from samestep.errors import ConfigError
@@ -16,10 +17,10 @@ from samestep.run.records import mute_lightning
 def evaluate(
     model: Any, data: Any, run_dir: Path, split: str, accelerator: str
 ) -> dict[str, float]:
-    """The metrics of one split, computed in one process over all its images.
+    """The metrics of one split, computed in one process over all its samples.
 
     They equal those of the run to the last bit if the run had one process too, on the same machine
-    and kind of device, and left no images out.
+    and kind of device, and left no samples out.
 
     Args:
         model: of the run, as ``project.load_run`` gives it.
@@ -46,6 +47,12 @@ def evaluate(
         raise ConfigError(f"--accelerator {accelerator}: {error}") from error
     loop = trainer.test if split == "test" else trainer.validate
     return dict(loop(model, datamodule=data, verbose=False)[0])
+
+
+def unit_of(run_dir: Path) -> str:
+    """What the samples of a run are called, such as images."""
+    unit = OmegaConf.select(read_saved_config(run_dir), "callbacks.progress.unit")
+    return str(unit or "samples")
 
 
 def find_unusable(metrics: dict[str, float]) -> list[str]:

@@ -16,7 +16,7 @@ from project.data.datamodule import ImageDataModule
 from project.model.classifier import ImageClassifier
 from project.saved_run import read_saved_config
 from samestep.build import build
-from samestep.errors import RunError
+from samestep.errors import ConfigError, RunError
 
 NUM_IMAGES = 64  # test images on which the files are checked
 TOLERANCE = 1e-4  # of the largest logit: how far a logit may be from the original
@@ -33,8 +33,14 @@ def export_run(run_dir: Path, model: ImageClassifier, data: ImageDataModule) -> 
         For each file the largest difference between its logits and the original ones.
 
     Raises:
+        ConfigError: if the run has not learned images.
         ExportError: if the net cannot be traced, or a file gives other logits.
     """
+    if not isinstance(data, ImageDataModule):
+        raise ConfigError(
+            f"{run_dir}: only nets of images are exported, and this run has {type(data).__name__}; "
+            "in Python, project.load_run gives its model"
+        )
     images = read_test_images(data)
     expected = compute_logits(lambda images: model(data.normalize(images)), images)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=run_dir) as name:

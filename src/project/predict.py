@@ -1,6 +1,7 @@
 """Name the class of image files with the model of a run."""
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -53,6 +54,34 @@ def predict_files(
         if images:
             guesses = predict(model, data, torch.stack([*images.values()]))
             yield from zip(images, guesses, strict=True)
+
+
+def print_guesses(
+    model: ImageClassifier, data: ImageDataModule, files: Sequence[Path], top: int, as_json: bool
+) -> int:
+    """Print the ``top`` most likely classes of each file.
+
+    Returns:
+        0, or 1 if a file could not be read. It is named on stderr, and the others are predicted.
+
+    Raises:
+        ConfigError: if the run has not learned images, or has fewer classes than ``top``.
+    """
+    if not isinstance(model, ImageClassifier):
+        raise ConfigError(f"{files[0]}: this run has not learned images; give it a --prompt")
+    if top > model.num_classes:
+        raise ConfigError(
+            f"--top {top}: must not exceed the {model.num_classes} classes of the run"
+        )
+    guesses, errors = {}, 0
+    for file, result in predict_files(model, data, files):
+        if isinstance(result, Exception):
+            print(f"error: {result}", file=sys.stderr)
+            errors += 1
+        else:
+            guesses[str(file)] = result[:top]
+    print(to_json(guesses) if as_json else to_table(guesses, top))
+    return 1 if errors else 0
 
 
 def predict(model: ImageClassifier, data: ImageDataModule, images: torch.Tensor) -> list[Guesses]:

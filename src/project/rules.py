@@ -6,11 +6,14 @@ which ends the run before anything is written. Imports no torch, because help an
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 from omegaconf import DictConfig
 
+from project.language import rules as language
 from samestep.config.rules import ABOVE_0, BELOW_1, NULL, TEXT, Rule, each, whole
+from samestep.config.schema import flatten
 
 RULES: dict[str, Rule] = {
     "data.root": TEXT,
@@ -29,14 +32,17 @@ RULES: dict[str, Rule] = {
     "model.optimizer.lr": ABOVE_0 | NULL,  # some optimizers choose it themselves
     "callbacks.predictions.num_batches_to_log": whole(0),
     "callbacks.predictions.images_per_batch": whole(1),
+    **language.RULES,
 }
 
 MAY_CHANGE = (  # patterns of keys that may have another value when a run continues
     r"data\.(num_workers|root|download|mirror)",
     r"callbacks\.predictions(\..+)?",
+    *language.MAY_CHANGE,
 )
 
-METRIC_MODES = {"accuracy": "max"}  # whether less (min) or more (max) of a metric is better
+# Whether less (min) or more (max) of a metric is better.
+METRIC_MODES = {"accuracy": "max", **language.METRIC_MODES}
 
 PER_CHANNEL_OR_CLASS = {
     "mean": "num_channels",
@@ -47,6 +53,11 @@ PER_CHANNEL_OR_CLASS = {
 
 def contradictions(cfg: DictConfig) -> Iterator[str]:
     """What is wrong with ``cfg`` although each value alone is fine, one line each."""
+    if missing := find_missing_data_keys(cfg):
+        yield (
+            f"{cfg.model.get('_target_')} needs {', '.join(missing)}, which "
+            f"{cfg.data.get('_target_')} does not have; choose data and a model of one task"
+        )
     is_endless = cfg.trainer.max_epochs == -1 and cfg.trainer.max_steps == -1
     if is_endless and "lr_scheduler" in cfg.model:
         yield (
@@ -63,6 +74,13 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
     names = cfg.data.get("class_names") or []
     if len(set(names)) < len(names):
         yield f"data.class_names={names}: each must be another name"
+
+
+def find_missing_data_keys(cfg: DictConfig) -> list[str]:
+    """Keys of the data that the model refers to, and that these data do not have."""
+    texts = [str(leaf.text) for leaf in flatten(cfg.model).values()]
+    names = [name for text in texts for name in re.findall(r"\$\{data\.(\w+)", text)]
+    return [f"data.{name}" for name in dict.fromkeys(names) if name not in list(cfg.data)]
 
 
 def check_ranks(cfg: DictConfig, num_ranks: Sequence[int]) -> Iterator[str]:
@@ -99,6 +117,8 @@ def check_batch_size(
 def needed_files(cfg: DictConfig) -> list[str]:
     """The files that must be there before a run starts, because it does not download them."""
     data = cfg.data
+    if files := language.needed_files(cfg):
+        return files
     if data.get("download", True) or "source" not in data:
         return []
     if data.source["_target_"].endswith(".ImageFolder"):

@@ -7,8 +7,6 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-from project.data.datamodule import ImageDataModule
-from project.model.classifier import ImageClassifier
 from samestep.build import build
 from samestep.errors import ConfigError
 from samestep.run import checkpoint
@@ -30,7 +28,7 @@ MOVED = {
 }
 
 
-def load_run(run_dir: Path, ckpt: str) -> tuple[ImageClassifier, ImageDataModule]:
+def load_run(run_dir: Path, ckpt: str) -> tuple[Any, Any]:
     """See ``project.load_run``."""
     cfg = read_saved_config(run_dir)
     checkpoints = run_dir / "checkpoints"
@@ -39,8 +37,8 @@ def load_run(run_dir: Path, ckpt: str) -> tuple[ImageClassifier, ImageDataModule
         names = [file.stem for file in sorted(checkpoints.glob("*.ckpt"))]
         raise ConfigError(f"ckpt={ckpt}: {checkpoints} holds {', '.join(names) or 'no checkpoint'}")
 
-    model: ImageClassifier = build(drop_unknown_arguments(cfg.model), "model")
-    data: ImageDataModule = build(drop_unknown_arguments(cfg.data), "data")
+    model = build(drop_unknown_arguments(cfg.model), "model")
+    data = build(drop_unknown_arguments(cfg.data), "data")
     state = checkpoint.load(path)
     try:
         model.load_state_dict(state["state_dict"])
@@ -54,6 +52,22 @@ def load_run(run_dir: Path, ckpt: str) -> tuple[ImageClassifier, ImageDataModule
             "checkpoint of this run, or use the other one with --ckpt"
         ) from error
     return model.eval(), data
+
+
+def set_places(data: Any, arguments: Any) -> None:
+    """Say where the data of a run are now: ``arguments`` may have root, file, mirror and download.
+
+    Raises:
+        ConfigError: if the DataModule of the run has no such setting.
+    """
+    for name in ("root", "file", "mirror", "download"):
+        value = getattr(arguments, name, None)
+        if value is None:
+            continue
+        if not hasattr(data, name):
+            option = "--download" if name == "download" else f"--data-{name}"
+            raise ConfigError(f"{option}: {type(data).__name__} of this run has no such setting")
+        setattr(data, name, value)
 
 
 def read_saved_config(run_dir: Path) -> DictConfig:

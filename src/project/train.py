@@ -43,7 +43,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
 
     Raises:
         ConfigError: if the configuration cannot be run; nothing was changed then.
-        RunError: if the images are missing or damaged, or the run cannot go on.
+        RunError: if the data are missing or damaged, or the run cannot go on.
     """
     import lightning as L
 

@@ -1,0 +1,179 @@
+"""A text, from its file to batches of windows."""
+
+import platform
+
+import lightning as L
+
+from project.language.text import Vocabulary, Windows, digest_of, read_text, split
+from project.rules import check_batch_size
+from samestep.data.loader import BatchLoader
+from samestep.errors import ConfigError
+from samestep.ranks import environment, process_group
+
+
+class TextDataModule(L.LightningDataModule):
+    """A text, split by position into train, val and test.
+
+    The vocabulary is made of the training text. A checkpoint keeps it, and a digest of the whole
+    text: a run cannot be continued or evaluated with another text. The help texts of Python differ
+    from one version of Python to the next.
+
+    Args:
+        file: a text in UTF-8; None takes the help texts that Python ships, ``pydoc_data.topics``.
+        val_share: share of the text that is held out for validation.
+        test_share: share of the text, at its end, that is held out for the test.
+        vocabulary_size: most ids; id 0 stands for all characters that have no id of their own.
+        context: characters of a window.
+        stride: characters between the starts of two training windows. Windows of val and test do
+            not overlap, so each of their characters but the first is predicted exactly once.
+        global_batch_size: windows per optimizer step, over all ranks.
+        eval_batch_size: windows per validation or test batch, over all ranks.
+        seed: of the order of the training windows.
+
+    Raises:
+        DataError: at ``setup``, if the file cannot be read.
+        ConfigError: at ``setup``, if ``global_batch_size`` does not divide over the ranks, the text
+            is too short, or it is not the text of the checkpoint.
+    """
+
+    def __init__(
+        self,
+        *,
+        file: str | None,
+        val_share: float,
+        test_share: float,
+        vocabulary_size: int,
+        context: int,
+        stride: int,
+        global_batch_size: int,
+        eval_batch_size: int,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.file = file
+        self.val_share = val_share
+        self.test_share = test_share
+        self.vocabulary_size = vocabulary_size
+        self.context = context
+        self.stride = stride
+        self.global_batch_size = global_batch_size
+        self.eval_batch_size = eval_batch_size
+        self.seed = seed
+        self.vocabulary: Vocabulary | None = None
+        self.digest: str | None = None
+        self.learned: dict[str, str] | None = None  # what a checkpoint says of its text
+        self.train_set: Windows | None = None
+
+    def setup(self, stage: str) -> None:
+        """Read and split the text, once. Lightning calls this on every rank and stage."""
+        if self.train_set is not None:
+            return
+        num_ranks, batches_per_step = [environment.world_size()], self._batches_per_step()
+        for fault in check_batch_size(self.global_batch_size, num_ranks, batches_per_step):
+            raise ConfigError(fault)
+        text = self._read()
+        train, val, test = split(text, self.val_share, self.test_share)
+        if len(train) <= self.context or min(len(val), len(test)) < 2:
+            raise ConfigError(
+                f"data.val_share={self.val_share}, data.test_share={self.test_share}: leave "
+                f"{len(train)}, {len(val)} and {len(test)} of the {len(text)} characters of "
+                f"{self.origin}; training needs more than data.context={self.context}, val and "
+                "test at least 2"
+            )
+        self.vocabulary = Vocabulary.of_text(train, self.vocabulary_size)
+        parts = [self.vocabulary.encode(part) for part in (train, val, test)]
+        self.train_set = Windows(parts[0], self.context, self.stride, with_rest=False)
+        self.val_set, self.test_set = (
+            Windows(part, self.context, self.context, with_rest=True) for part in parts[1:]
+        )
+        if len(self.train_set) < self.global_batch_size:
+            raise ConfigError(
+                f"data.global_batch_size={self.global_batch_size}: must not exceed the "
+                f"{len(self.train_set)} training windows of {self.origin}"
+            )
+
+    def train_dataloader(self) -> BatchLoader:
+        """Training batches, in a new order each epoch."""
+        assert self.train_set is not None, "setup() comes first"
+        batches_per_step = self._batches_per_step()
+        return BatchLoader(
+            self.train_set,
+            self.global_batch_size // batches_per_step,
+            shuffle=True,
+            drop_last=True,
+            seed=self.seed,
+            batches_per_step=batches_per_step,
+        )
+
+    def val_dataloader(self) -> BatchLoader:
+        """Validation batches, in the order of the text."""
+        return BatchLoader(self.val_set, self.eval_batch_size)
+
+    def test_dataloader(self) -> BatchLoader:
+        """Test batches, in the order of the text."""
+        return BatchLoader(self.test_set, self.eval_batch_size)
+
+    @property
+    def origin(self) -> str:
+        """Where the text comes from, in words."""
+        return self.file or f"pydoc_data.topics of Python {platform.python_version()}"
+
+    def state_dict(self) -> dict[str, str]:
+        """What a checkpoint keeps: the vocabulary, and what the run has read."""
+        assert self.vocabulary is not None, "setup() comes first"
+        assert self.digest is not None, "setup() comes first"
+        return {
+            "characters": self.vocabulary.characters,
+            "digest": self.digest,
+            "origin": self.origin,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, str]) -> None:
+        """Take the vocabulary from a checkpoint, before or after ``setup``.
+
+        Raises:
+            ConfigError: after ``setup``, if the run was trained with another text.
+        """
+        if self.digest is not None:
+            self._compare(self.digest, state_dict)
+        self.learned = state_dict
+        self.vocabulary = Vocabulary(state_dict["characters"])
+
+    def check_sameness(self) -> None:
+        """Raise a ConfigError if another rank has read another text; every rank must call this."""
+        texts = process_group.gather((self.digest, self.origin))
+        if len({digest for digest, _ in texts}) > 1:
+            names = ", ".join(f"rank {rank}: {origin}" for rank, (_, origin) in enumerate(texts))
+            raise _on_all_ranks(f"the ranks have read different texts ({names}); use one text")
+
+    def _read(self) -> str:
+        """The text.
+
+        Raises:
+            ConfigError: if a checkpoint was loaded that belongs to another text.
+        """
+        text = read_text(self.file)
+        digest = digest_of(text)
+        if self.learned is not None:
+            self._compare(digest, self.learned)
+        self.digest = digest
+        return text
+
+    def _compare(self, digest: str, learned: dict[str, str]) -> None:
+        """Raise a ConfigError if a checkpoint belongs to another text than the one here."""
+        if digest != learned["digest"]:
+            raise _on_all_ranks(
+                f"data.file={self.file or 'null'}: this run has learned {learned['origin']} "
+                f"(SHA-256 {learned['digest'][:12]}), and here is {self.origin} ({digest[:12]}); "
+                "name a file with the same text, use that version of Python, or begin a new run"
+            )
+
+    def _batches_per_step(self) -> int:
+        return self.trainer.accumulate_grad_batches if self.trainer else 1
+
+
+def _on_all_ranks(message: str) -> ConfigError:
+    """An error that every rank raises, so that rank zero alone prints it."""
+    error = ConfigError(message)
+    error.on_all_ranks = True
+    return error

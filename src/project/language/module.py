@@ -1,0 +1,153 @@
+"""How a transformer learns a text: the loss, the metrics and the optimizer."""
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import LRSchedulerConfigType, OptimizerLRSchedulerConfig
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from project.language.net import Transformer
+from project.language.text import NO_TARGET, OTHER, Batch, Vocabulary
+from samestep.callbacks.sums import Sums
+
+log = logging.getLogger(__name__)
+
+
+class LanguageModel(L.LightningModule):
+    """A net trained to predict the next character of a text, by cross entropy.
+
+    Logs, once per epoch and over all ranks, with ``<stage>`` one of train, val and test:
+
+    - ``<stage>/loss``: mean cross entropy, in nats per character. Guessing gives ``log(number of
+      ids)``.
+    - ``<stage>/bits_per_character``: the same in bits.
+
+    Args:
+        net: maps ids ``[B, T]`` to logits ``[B, T, vocabulary_size]``; its ``context`` is the most
+            positions that it takes.
+        optimizer: builds the optimizer from parameter groups. Norms are a group of their own,
+            without weight decay.
+        lr_scheduler: builds the learning-rate schedule from the optimizer and ``total_steps``.
+
+    Raises:
+        ValueError, TypeError: if the optimizer or the schedule refuses its arguments.
+    """
+
+    def __init__(
+        self,
+        *,
+        net: Transformer,
+        optimizer: Callable[[list[dict[str, Any]]], Optimizer],
+        lr_scheduler: Callable[..., LRScheduler],
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.train_sums = Sums("train", "loss")
+        self.val_sums = Sums("val", "loss")
+        self.test_sums = Sums("test", "loss")
+        # Wrong arguments are refused here. Lightning would build these only after the data.
+        self.build_optimizer(total_steps=100)
+
+    @property
+    def metric_names(self) -> list[str]:
+        """What is logged each epoch, so that a misspelt ``monitor`` is refused at the start."""
+        return [f"{s}/{name}" for s in ("train", "val") for name in ("loss", "bits_per_character")]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits ``[B, T, vocabulary_size]`` of ids ``[B, T]``."""
+        logits: Tensor = self.net(ids)
+        return logits
+
+    def on_fit_start(self) -> None:
+        """Refuse ranks that have read different texts, and note the text in the log of the run."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        data.check_sameness()
+        log.info("text: %s, SHA-256 %s", data.origin, data.digest)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Mean loss of one training batch, a scalar to minimize."""
+        return self._score(batch, self.train_sums)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Score one validation batch."""
+        self._score(batch, self.val_sums)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Score one test batch."""
+        self._score(batch, self.test_sums)
+
+    def on_train_epoch_end(self) -> None:
+        """Log the training metrics of the epoch."""
+        self._log_means(self.train_sums)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the validation metrics."""
+        self._log_means(self.val_sums)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the test metrics."""
+        self._log_means(self.test_sums)
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """Build the optimizer, and a schedule that spans the whole run."""
+        optimizer, scheduler = self.build_optimizer(int(self.trainer.estimated_stepping_batches))
+        schedule: LRSchedulerConfigType = {"scheduler": scheduler, "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def build_optimizer(self, total_steps: int) -> tuple[Optimizer, LRScheduler]:
+        """An optimizer that decays only matrices, and its schedule."""
+        parameters = list(self.net.parameters())
+        optimizer = self.optimizer(
+            [
+                {"params": [p for p in parameters if p.ndim > 1]},
+                {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+            ]
+        )
+        return optimizer, self.lr_scheduler(optimizer, total_steps=total_steps)
+
+    @torch.inference_mode()
+    def write(
+        self, prompt: str, vocabulary: Vocabulary, length: int, temperature: float, seed: int
+    ) -> str:
+        """Continue a prompt by drawing one character after the other.
+
+        Args:
+            prompt: at least one character; of a longer one the last ``context`` characters count.
+            vocabulary: of the run. Characters that it does not have are never drawn.
+            length: number of characters to draw.
+            temperature: 1 draws from what the model has learned; less prefers likely characters.
+            seed: of what is drawn.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        context = self.net.context
+        ids = vocabulary.encode(prompt).tolist()
+        for _ in range(length):
+            logits = self(torch.tensor([ids[-context:]], device=self.device))[0, -1]
+            known = logits[OTHER + 1 : len(vocabulary)].float().cpu()
+            drawn = torch.multinomial((known / temperature).softmax(0), 1, generator=generator)
+            ids.append(OTHER + 1 + int(drawn))
+        return vocabulary.decode(ids[-length:])
+
+    def _score(self, batch: Batch, sums: Sums) -> Tensor:
+        logits = self(batch.inputs).flatten(0, 1)
+        targets = batch.targets.flatten()
+        loss = F.cross_entropy(logits, targets, ignore_index=NO_TARGET, reduction="sum")
+        # Training windows are whole. To count the others, the CPU waits for the device.
+        count = len(targets) if self.training else int((targets != NO_TARGET).sum())
+        sums.update(count, loss=loss)
+        return loss / count
+
+    def _log_means(self, sums: Sums) -> None:
+        means = sums.means()
+        bits = {f"{sums.stage}/bits_per_character": means[f"{sums.stage}/loss"] / math.log(2)}
+        # Equal on all ranks already; sync_dist says so to Lightning.
+        self.log_dict(means | bits, sync_dist=True)

@@ -1,0 +1,128 @@
+"""From a text to ids of its characters, and from ids to windows of equal length."""
+
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samestep.data.download import DataError
+
+OTHER = 0  # the id of all characters that are not in the vocabulary
+NO_TARGET = -100  # behind the end of the text: cross_entropy ignores it
+
+
+class Batch(NamedTuple):
+    """Windows of a text; each position has the next character as its target."""
+
+    inputs: Tensor
+    """Ids of characters, int64 ``[B, T]``."""
+    targets: Tensor
+    """Ids of the characters that follow, int64 ``[B, T]``; ``NO_TARGET`` behind the end."""
+    ids: Tensor
+    """Numbers of the windows, int64 ``[B]``."""
+
+
+def read_text(file: str | None) -> str:
+    """The text of a file in UTF-8; without a file, the help texts that this Python ships.
+
+    Raises:
+        DataError: if the file cannot be read, or is not in UTF-8.
+    """
+    if file is None:
+        from pydoc_data.topics import topics
+
+        return "\n\n".join(topics[name].strip("\n") for name in sorted(topics))
+    try:
+        return Path(file).read_text("utf-8")
+    except OSError as error:
+        raise DataError(f"data.file={file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"data.file={file}: must be text in UTF-8: {error}") from error
+
+
+def digest_of(text: str) -> str:
+    """The SHA-256 of a text, in hexadecimal digits."""
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def split(text: str, val_share: float, test_share: float) -> tuple[str, str, str]:
+    """Cut a text into train, val and test, in this order: no character is in two of them."""
+    end = len(text) - round(test_share * len(text))
+    start = max(0, end - round(val_share * len(text)))
+    return text[:start], text[start:end], text[end:]
+
+
+class Vocabulary:
+    """The most frequent characters of a text; ids from 1 on, in the order of their code points.
+
+    The id 0 stands for all other characters.
+
+    Args:
+        characters: what the ids stand for, without repetition.
+    """
+
+    def __init__(self, characters: str) -> None:
+        self.characters = "".join(sorted(characters))
+        self.codes = code_points(self.characters)
+
+    @classmethod
+    def of_text(cls, text: str, size: int) -> "Vocabulary":
+        """The ``size - 1`` most frequent characters; equal ones by their code points."""
+        counts = Counter(text)
+        return cls("".join(sorted(counts, key=lambda c: (-counts[c], c))[: size - 1]))
+
+    def __len__(self) -> int:
+        """Number of ids, with that of all other characters."""
+        return 1 + len(self.characters)
+
+    def encode(self, text: str) -> Tensor:
+        """Ids int64 ``[N]`` of the characters of a text."""
+        codes = code_points(text)
+        places = np.searchsorted(self.codes, codes).clip(max=len(self.codes) - 1)
+        return torch.from_numpy(np.where(self.codes[places] == codes, places + 1, OTHER))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; the replacement character stands for all that are not known."""
+        return "".join(f"\N{REPLACEMENT CHARACTER}{self.characters}"[i] for i in ids)
+
+
+def code_points(text: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The Unicode code point of each character, int64 ``[N]``."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.int64)
+
+
+class Windows:
+    """Windows of ``context`` characters, one every ``stride`` characters.
+
+    Args:
+        characters: ids of the whole text, int64 ``[N]``.
+        context: positions of a window, ``T``.
+        stride: characters between the starts of two windows. If it equals ``context``, each
+            character but the first is the target of exactly one position.
+        with_rest: also give the windows that reach behind the end of the text.
+    """
+
+    def __init__(self, characters: Tensor, context: int, stride: int, *, with_rest: bool) -> None:
+        self.characters = characters
+        self.context = context
+        self.stride = stride
+        num_targets = len(characters) - 1
+        if with_rest:
+            self.num_windows = max(0, -(-num_targets // stride))  # rounded up
+        else:
+            self.num_windows = max(0, (num_targets - context) // stride + 1)
+
+    def __len__(self) -> int:
+        return self.num_windows
+
+    def __getitem__(self, ids: Tensor) -> Batch:
+        positions = ids[:, None] * self.stride + torch.arange(self.context + 1)
+        last = len(self.characters) - 1
+        chunks = self.characters[positions.clamp(max=last)]
+        targets = chunks[:, 1:].masked_fill(positions[:, 1:] > last, NO_TARGET)
+        return Batch(chunks[:, :-1], targets, ids)
