@@ -22,6 +22,7 @@ from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.watchdog import Watchdog
 from samestep.data.download import DownloadError
@@ -127,6 +128,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         SeedSteps(cfg.seed),
         ResumeOrder(cfg.seed),
         AverageBuffers(),
+        *share_out(cfg),
         KeepSums(),
         ChangedValues(),
         *keep_epochs(last, cfg.trainer.save_every_n_epochs),
@@ -149,6 +151,12 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
     lightning_trainer: L.Trainer = build(flags_of_lightning(cfg), "trainer", **arguments)
     lightning_patches.leave_signals_to_us(lightning_trainer)
     return lightning_trainer
+
+
+def share_out(cfg: DictConfig) -> list[L.Callback]:
+    """The callback for slices of unequal length; none if there can be only one for each step."""
+    is_needed = environment.world_size() > 1 or cfg.trainer.accumulate_grad_batches > 1
+    return [ShareOut()] if is_needed else []
 
 
 def flags_of_lightning(cfg: DictConfig) -> DictConfig:
