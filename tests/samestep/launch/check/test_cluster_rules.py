@@ -35,11 +35,11 @@ def test_a_configuration_that_no_cluster_could_run(overrides, message):
 
 
 RANKS = [
-    (["cluster=k8s", "trainer.num_nodes=3", "trainer.devices=11"], "33, an image for each of 33"),
+    (["cluster=k8s", "trainer.num_nodes=3", "trainer.devices=11"], "33, one sample for each of 33"),
     (["cluster=k8s", "trainer.devices=3", "trainer.accumulate_grad_batches=11"],
-     "at least 33, an image for each of 3 ranks x trainer.accumulate_grad_batches=11"),
-    (["cluster=swarm", "cluster.devices_per_node=[1,32]"], "an image for each of 33 ranks"),
-    (["cluster=elastic", "cluster.max_nodes=33"], "an image for each of 33 ranks"),
+     "at least 33, one sample for each of 3 ranks x trainer.accumulate_grad_batches=11"),
+    (["cluster=swarm", "cluster.devices_per_node=[1,32]"], "one sample for each of 33 ranks"),
+    (["cluster=elastic", "cluster.max_nodes=33"], "one sample for each of 33 ranks"),
 ]  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def test_a_batch_that_every_container_would_refuse(overrides, message):
     cfg = compose_once(*overrides).copy()
     cfg.run_id = "mine"
     (fault,) = cluster_rules.check_cluster(cfg)
-    assert fault.startswith("data.global_batch_size=32: must be at least 33, an image for ")
+    assert fault.startswith("data.global_batch_size=32: must be at least 33, one sample for ")
     assert message in fault
     cfg.data.global_batch_size = 33
     assert list(cluster_rules.check_cluster(cfg)) == []
