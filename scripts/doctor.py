@@ -34,7 +34,7 @@ def main(overrides: list[str]) -> int:
 
 def examine(cfg) -> int:
     """Print on rank zero what all ranks find. Returns the exit code."""
-    from samestep import build
+    from samestep import build, shares
     from samestep.data.download import DataError
     from samestep.ranks import preflight, process_group
     from samestep.ranks.preflight import Finding
@@ -52,6 +52,8 @@ def examine(cfg) -> int:
             model, data = build.model(cfg), build.datamodule(cfg)
             found.append(Finding("data", "missing or damaged", str(error)))
         findings = preflight.inspect(cfg, model, data, *found)
+        if not preflight.failure(findings):
+            findings += shares.find(cfg, data)
         for finding in findings:  # no rank may leave before rank zero has printed everything
             text = "; ".join(filter(None, finding[1:]))
             line = f"{finding.result:<8} {finding.check:<14} {text}"

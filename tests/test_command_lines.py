@@ -32,11 +32,14 @@ REFUSED_AT_ONCE = [  # by the configuration alone, without torch
     ("-m seed=1,2 trainer.devices=2", "-m: trains one process per run"),
     ("-m seed=1,-2", "seed=-2: must be a whole number from 0"),
     ("trainer.num_nodes=2", "several nodes are started by torchrun"),
+    ("cluster.shares=[1,0]", "must be one of equal, auto or a list of numbers above 0"),
+    ("cluster.shares=auto trainer=fsdp", "trainer.strategy=fsdp gives every rank the same share"),
 ]
 REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run directory is made
     ("data.num_val=1437", "data.num_val=1437: must leave some of the 1437 training images"),
     ("data.image_size=9", "the images found have the shape [1, 8, 8]"),
     ("data.global_batch_size=5000", "must not exceed the 1257 training images"),
+    ("cluster.shares=[1,2]", "the run may have 1 ranks on 1 nodes; give one number for each rank"),
     ("trainer.accelerator=mps", "`MPSAccelerator` can not run on your system"),
     ("trainer.strategy=fsdp", "needs GPUs, and this machine has none"),
     ("callbacks.best.monitor=vol/loss", "the model logs no such metric; did you mean val/loss?"),

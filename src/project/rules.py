@@ -5,7 +5,6 @@ nets, optimizers and schedules need no rule: their constructors refuse wrong val
 which ends the run before anything is written. Imports no torch, because help and errors are quick.
 """
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 
@@ -90,27 +89,23 @@ def check_ranks(cfg: DictConfig, num_ranks: Sequence[int]) -> Iterator[str]:
     """
     if "global_batch_size" in cfg.data:  # another DataModule may not have the key
         yield from check_batch_size(
-            cfg.data.global_batch_size, num_ranks, cfg.trainer.accumulate_grad_batches
+            cfg.data.global_batch_size, max(num_ranks), cfg.trainer.accumulate_grad_batches
         )
 
 
 def check_batch_size(
-    global_batch_size: int, num_ranks: Sequence[int], batches_per_step: int
+    global_batch_size: int, num_ranks: int, batches_per_step: int
 ) -> Iterator[str]:
-    """Yield a mistake if one of the numbers of ranks cannot share the global batch equally."""
-    shares = math.lcm(*num_ranks) * batches_per_step
-    if global_batch_size % shares == 0:
+    """Yield a mistake if a rank would get no sample of a batch."""
+    needed = num_ranks * batches_per_step
+    if global_batch_size >= needed:
         return
-    below = global_batch_size // shares * shares
-    nearest = f"{below} or {below + shares}" if below else f"{shares}"
-    parts = f"{num_ranks[0]} ranks"
-    if len(num_ranks) > 1:
-        parts = f"each of {num_ranks[0]} to {num_ranks[-1]} ranks"
+    parts = f"{num_ranks} ranks"
     if batches_per_step > 1:
         parts += f" x trainer.accumulate_grad_batches={batches_per_step}"
     yield (
-        f"data.global_batch_size={global_batch_size}: does not divide evenly over {parts}; "
-        f"the nearest values that do are {nearest}"
+        f"data.global_batch_size={global_batch_size}: must be at least {needed}, one sample for "
+        f"each of {parts}"
     )
 
 

@@ -47,7 +47,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
     """
     import lightning as L
 
-    from samestep import build
+    from samestep import build, shares
     from samestep.ranks import preflight, process_group, stopping
     from samestep.run import artifacts, nodes
     from samestep.run import directory as run
@@ -73,6 +73,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
 
         try:
             with build.refusals("trainer"), run.full_disk_is_one_message(cfg.run_dir):
+                shares.decide(cfg, trainer, datamodule)
                 trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
                 best = nodes.best_checkpoint(cfg)
                 trainer.test(model, datamodule, ckpt_path=best, verbose=False)

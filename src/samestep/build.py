@@ -11,6 +11,7 @@ import lightning as L
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
@@ -22,12 +23,13 @@ from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.watchdog import Watchdog
 from samestep.data.download import DownloadError
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, lightning_patches
-from samestep.ranks.process_group import on_all_ranks, topology
+from samestep.ranks.process_group import device_kind, on_all_ranks, topology
 from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.history import History
 
@@ -127,6 +129,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         SeedSteps(cfg.seed),
         ResumeOrder(cfg.seed),
         AverageBuffers(),
+        *share_out(cfg),
         KeepSums(),
         ChangedValues(),
         *keep_epochs(last, cfg.trainer.save_every_n_epochs),
@@ -145,6 +148,38 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         # Lightning leaves our loader alone, and shares the data of ordinary ones out.
         "use_distributed_sampler": True,
         **where,
+    }
+    lightning_trainer: L.Trainer = build(flags_of_lightning(cfg), "trainer", **arguments)
+    lightning_patches.leave_signals_to_us(lightning_trainer)
+    return lightning_trainer
+
+
+def share_out(cfg: DictConfig) -> list[L.Callback]:
+    """The callback for slices of unequal length; none if there can be only one for each step."""
+    is_needed = environment.world_size() > 1 or cfg.trainer.accumulate_grad_batches > 1
+    return [ShareOut()] if is_needed else []
+
+
+def lone_trainer(cfg: DictConfig, *callbacks: L.Callback) -> L.Trainer:
+    """A Trainer for this rank alone, with the flags of ``cfg``, that only trains."""
+    is_on_gpu = device_kind(cfg) == "cuda"
+    arguments = {
+        "callbacks": list(callbacks),
+        "logger": False,
+        "plugins": [LightningEnvironment()],
+        "devices": [environment.local_rank()] if is_on_gpu else 1,
+        "num_nodes": 1,
+        "strategy": "auto",
+        "sync_batchnorm": False,
+        "min_epochs": None,
+        "min_steps": None,
+        "max_time": None,
+        "limit_val_batches": 0,
+        "num_sanity_val_steps": 0,
+        "profiler": None,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
     }
     lightning_trainer: L.Trainer = build(flags_of_lightning(cfg), "trainer", **arguments)
     lightning_patches.leave_signals_to_us(lightning_trainer)

@@ -10,6 +10,7 @@ from PIL import Image
 from tests import etcd_server, pods
 from tests.faults.experiments import EXPERIMENTS, SLOW
 from tests.faults.lab import ETCD, PODS, Experiment, Laboratory
+from tests.project.test_train import history
 
 QUICK = {
     "SIGTERM within a step [1 process]",
@@ -76,13 +77,27 @@ def test_another_number_of_ranks_continues_the_same_global_batches(laboratory: L
             whole[key] = whole.get(key, []) + line["ids"]
         return whole
 
-    laboratory.reference("1 process", [])
+    # A batch that three ranks cannot share equally; dropout would draw other numbers on each rank.
+    options = ["data.global_batch_size=32", "model.net.dropout=0.0"]
+    reference = laboratory.reference("1 process", options)
     run_dir = laboratory.directory / "changing"
-    faults = laboratory.saboteur("changing", ["term step 13 0", "term step 33 1"])
+    faults = laboratory.saboteur("changing", ["term step 13 0", "term step 30 1"])  # of 39 an epoch
     for topology in ("1 process", "agents 1+2", "2 processes"):
-        codes, said = laboratory.launch(topology, run_dir, faults)
+        codes, said = laboratory.launch(topology, run_dir, [*options, *faults])
     assert codes == [0], said
-    assert batches("changing") == batches(laboratory.references[1,].name)
+    assert batches("changing") == batches(reference.name)
+    ours, theirs = (
+        [{name: float(value) for name, value in row.items() if value} for row in history(path)]
+        for path in (run_dir, reference)
+    )
+    assert [row.keys() for row in ours] == [row.keys() for row in theirs]
+    for row, expected in zip(ours, theirs, strict=True):
+        assert row == pytest.approx(expected, abs=1e-4)
+    weights, expected_weights = (
+        torch.load(laboratory.directory / f"records-{path.name}/weights-0.pt")
+        for path in (run_dir, reference)
+    )
+    assert all(torch.allclose(weights[k], expected_weights[k], atol=1e-4) for k in expected_weights)
 
 
 def test_the_quick_faults_are_in_the_laboratory():

@@ -9,15 +9,10 @@ import torch
 from tests.conftest import REFERENCE, run
 from tests.faults.lab import Laboratory
 from tests.project.test_train import metrics, record, recorded
+from tests.slow_rank import losses, slow_net
 
-TRAIN = [*REFERENCE, "trainer.max_epochs=1"]
-
-
-def losses(directory: Path) -> list[float]:
-    """Loss of each global batch: the mean over the ranks, whose shares are equal."""
-    ranks = [json.loads(path.read_text()) for path in sorted(directory.glob("rank-*.json"))]
-    curves = [[line["loss"] for line in rank if line["stage"] == "train"] for rank in ranks]
-    return [sum(parts) / len(parts) for parts in zip(*curves, strict=True)]
+# 33 images are slices of 17 and 16; accumulated, they are batches of 16 and 17.
+TRAIN = [*REFERENCE, "trainer.max_epochs=1", "data.global_batch_size=33"]
 
 
 @pytest.mark.parametrize("num", [2, 3, 4])
@@ -30,7 +25,7 @@ def test_several_ranks_have_the_loss_curve_of_one(reference_run: Path, tmp_path:
     assert result.returncode == 0, result.stderr
 
     curve = losses(one)
-    assert len(curve) == 40
+    assert len(curve) == 78
     assert curve[-1] < curve[0]
     assert losses(several) == pytest.approx(curve, abs=1e-4)
     final, expected = metrics(tmp_path / "several"), metrics(reference_run)
@@ -69,8 +64,12 @@ def test_options_agree_on_one_and_two_ranks(tmp_path: Path, options: list[str]):
 
 def test_unequal_nodes_learn_the_digits_and_count_every_image_once(tmp_path: Path):
     lab = Laboratory(tmp_path, base=["trainer.accelerator=cpu", "data.global_batch_size=60"])
-    codes, said = lab.launch("agents 1+2", tmp_path / "run", record(tmp_path / "r"))
+    # The second node has two ranks, which get 2.5 times as much as that of the first.
+    options = ["cluster.shares=[1,2.5]", *record(tmp_path / "r")]
+    codes, said = lab.launch("agents 1+2", tmp_path / "run", options)
     assert codes == [0, 0], said
+    ranks = [json.loads((tmp_path / f"r/rank-{rank}.json").read_text()) for rank in range(3)]
+    assert [len(rank[0]["ids"]) for rank in ranks] == [10, 25, 25]
     assert metrics(tmp_path / "run")["test/accuracy"] >= 0.97
     batches = recorded(tmp_path / "r", "train")
     assert len(batches) == 20 * 20  # epochs, steps
@@ -93,3 +92,28 @@ def test_a_test_set_smaller_than_the_ranks_is_counted_once(tmp_path: Path):
     assert sorted(len(batch) for batch in recorded(tmp_path / "r", "val")) == [2]
     tested = [id for batch in recorded(tmp_path / "r", "test") for id in batch]
     assert len(tested) == len(set(tested)) > 300
+
+
+def test_a_slow_rank_gets_less_and_the_losses_stay(reference_run: Path, tmp_path: Path):
+    """Its share is measured once; a run that continues keeps it."""
+    command = [
+        "train.py", "trainer.devices=2", "cluster.shares=auto", *REFERENCE,
+        "model.net._target_=tests.slow_rank.SlowNet", slow_net(1, 5),
+        *record(tmp_path / "records"), f"run_root={tmp_path}",
+    ]  # fmt: skip
+    killed = run(*command, RUN_ID="slow", KILL_AT="50")
+    assert killed.returncode == 137, killed.stderr
+    record_of_shares = tmp_path / "slow/logs/shares.json"
+    (measured,) = json.loads(record_of_shares.read_text())
+    assert measured["shares"][0] > measured["shares"][1] == 1
+
+    continued = run(*command, RUN_ID="slow")
+    assert continued.returncode == 0, continued.stderr
+    assert "measured by an earlier start" in continued.stdout
+    assert json.loads(record_of_shares.read_text()) == [measured]
+    ranks = [json.loads((tmp_path / f"records/rank-{n}.json").read_text()) for n in (0, 1)]
+    fast, slow = (len(rank[0]["ids"]) for rank in ranks)
+    assert fast > slow
+    one = reference_run.parent / "records"
+    assert recorded(tmp_path / "records", "train") == recorded(one, "train")[39:]
+    assert losses(tmp_path / "records") == pytest.approx(losses(one)[39:], abs=1e-4)

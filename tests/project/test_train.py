@@ -127,16 +127,6 @@ def test_torchrun_without_a_run_id_puts_all_ranks_into_one_directory(tmp_path: P
     assert (run_dir / "metrics.json").exists()
 
 
-def test_a_batch_that_does_not_divide_names_the_nearest_that_do(tmp_path: Path):
-    result = run(
-        "train.py", "trainer.devices=2", "data.global_batch_size=33", f"run_root={tmp_path}"
-    )
-    assert result.returncode == 2
-    assert "data.global_batch_size=33" in result.stderr
-    assert "32 or 34" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 @pytest.mark.parametrize(
     ("override", "expected"),
     [

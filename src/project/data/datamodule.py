@@ -47,8 +47,8 @@ class ImageDataModule(L.LightningDataModule):
         seed: of the order and the augmentation.
 
     Raises:
-        ConfigError: at ``setup``, if ``global_batch_size`` does not divide over the ranks, or the
-            configuration does not describe the images that were found.
+        ConfigError: at ``setup``, if ``global_batch_size`` is less than an image for each rank, or
+            the configuration does not describe the images that were found.
         DataError: at ``prepare_data``, if files are missing or damaged.
     """
 
@@ -124,14 +124,13 @@ class ImageDataModule(L.LightningDataModule):
     def train_dataloader(self) -> BatchLoader:
         """Training batches, in a new order each epoch."""
         assert self.train_set is not None, "setup() comes first"
-        batches_per_step = self._batches_per_step()
         return BatchLoader(
             self.train_set,
-            self.global_batch_size // batches_per_step,
+            self.global_batch_size,
             shuffle=self.shuffle,
             drop_last=True,
             seed=self.seed,
-            batches_per_step=batches_per_step,
+            accumulate_grad_batches=self._batches_per_step(),
             num_workers=self._num_workers(self.train_set),
             with_slice=True,
         )
@@ -251,8 +250,8 @@ class ImageDataModule(L.LightningDataModule):
             )
 
     def _check_batch_size(self) -> None:
-        """Raise a ConfigError if the global batch cannot be shared out equally."""
-        num_ranks, batches_per_step = [environment.world_size()], self._batches_per_step()
+        """Raise a ConfigError if a rank would get no image of a training batch."""
+        num_ranks, batches_per_step = environment.world_size(), self._batches_per_step()
         for fault in check_batch_size(self.global_batch_size, num_ranks, batches_per_step):
             raise ConfigError(fault)
 

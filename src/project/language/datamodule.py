@@ -32,8 +32,8 @@ class TextDataModule(L.LightningDataModule):
 
     Raises:
         DataError: at ``setup``, if the file cannot be read.
-        ConfigError: at ``setup``, if ``global_batch_size`` does not divide over the ranks, the text
-            is too short, or it is not the text of the checkpoint.
+        ConfigError: at ``setup``, if ``global_batch_size`` is less than a window for each rank, the
+            text is too short, or it is not the text of the checkpoint.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TextDataModule(L.LightningDataModule):
         """Read and split the text, once. Lightning calls this on every rank and stage."""
         if self.train_set is not None:
             return
-        num_ranks, batches_per_step = [environment.world_size()], self._batches_per_step()
+        num_ranks, batches_per_step = environment.world_size(), self._batches_per_step()
         for fault in check_batch_size(self.global_batch_size, num_ranks, batches_per_step):
             raise ConfigError(fault)
         text = self._read()
@@ -95,14 +95,13 @@ class TextDataModule(L.LightningDataModule):
     def train_dataloader(self) -> BatchLoader:
         """Training batches, in a new order each epoch."""
         assert self.train_set is not None, "setup() comes first"
-        batches_per_step = self._batches_per_step()
         return BatchLoader(
             self.train_set,
-            self.global_batch_size // batches_per_step,
+            self.global_batch_size,
             shuffle=True,
             drop_last=True,
             seed=self.seed,
-            batches_per_step=batches_per_step,
+            accumulate_grad_batches=self._batches_per_step(),
         )
 
     def val_dataloader(self) -> BatchLoader:

@@ -3,6 +3,7 @@
 Promise: any LightningModule continues exactly after an interruption, without a line of its own.
 
 Read in this order: ``stop`` (between two steps), ``exact`` with ``sums`` (random numbers, order,
-buffers, sums), ``last_checkpoint``, ``best_checkpoint`` and ``epoch_checkpoints``,
-``changed_values``, ``loss_guard``, ``watchdog``, ``progress``, ``loggers``.
+buffers, sums), ``share_out`` (slices of unequal length), ``last_checkpoint``, ``best_checkpoint``
+and ``epoch_checkpoints``, ``changed_values``, ``loss_guard``, ``watchdog``, ``progress``,
+``loggers``.
 """

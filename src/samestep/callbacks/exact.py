@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from samestep.callbacks.share_out import weights_of_ranks
 from samestep.callbacks.sums import Sums
 from samestep.data.loader import BatchLoader
 from samestep.data.sampler import mix_seed
@@ -119,11 +120,14 @@ class AverageBuffers(L.Callback):
 
     Each rank keeps statistics of its own samples while it trains. They are averaged before each
     validation and at the end of each epoch, so that every rank, and the checkpoint, hold the same
-    model. A checkpoint within an epoch keeps the buffers of each rank.
+    model. A rank with a larger share of the samples counts more. A checkpoint within an epoch keeps
+    the buffers of each rank.
     """
 
     def __init__(self) -> None:
-        self._saved: list[list[Tensor]] = []  # of each rank, from a checkpoint
+        # Of each rank, from a checkpoint: the buffers, and what they count for.
+        self._saved: list[list[Tensor]] = []
+        self._saved_weights: list[float] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put back this rank's buffers, or the mean if the number of ranks has changed."""
@@ -134,7 +138,11 @@ class AverageBuffers(L.Callback):
         if len(saved) == trainer.world_size:
             own = saved[trainer.global_rank]
         else:
-            own = [torch.stack(parts).mean(0) for parts in zip(*saved, strict=True)]
+            weighted = [
+                [weight * buffer for buffer in of_rank]
+                for weight, of_rank in zip(self._saved_weights, saved, strict=True)
+            ]
+            own = [torch.stack(parts).mean(0) for parts in zip(*weighted, strict=True)]
         for buffer, value in zip(buffers, own, strict=True):
             buffer.copy_(value)
 
@@ -155,6 +163,7 @@ class AverageBuffers(L.Callback):
         ranks = [gather(buffer).cpu() for buffer in float_buffers(pl_module)]
         if ranks:
             checkpoint["buffers_of_ranks"] = [list(own) for own in zip(*ranks, strict=True)]
+            checkpoint["weights_of_ranks"] = weights_of_ranks(trainer)
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -162,12 +171,14 @@ class AverageBuffers(L.Callback):
         """Remember them until training starts: the strategy still moves the model until then."""
         if trainer.state.fn == "fit":
             self._saved = checkpoint.get("buffers_of_ranks", [])
+            equal = [1.0] * len(self._saved)  # in a checkpoint of an older version
+            self._saved_weights = checkpoint.get("weights_of_ranks", equal)
 
     def _average(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.world_size > 1:
+            weight = weights_of_ranks(trainer)[trainer.global_rank]
             for buffer in float_buffers(pl_module):
-                mean = trainer.strategy.reduce(buffer.clone(), reduce_op="mean")
-                buffer.copy_(mean)
+                buffer.copy_(trainer.strategy.reduce(weight * buffer, reduce_op="mean"))
 
 
 class KeepSums(L.Callback):

@@ -13,6 +13,7 @@ from rich.progress import BarColumn
 from rich.progress import Progress as Bar
 
 from samestep.callbacks.exact import sums_of
+from samestep.callbacks.share_out import weights_of_ranks
 from samestep.callbacks.sums import Sums
 from samestep.data.loader import count_samples
 
@@ -60,7 +61,8 @@ class Progress(L.Callback):
         self._first_look: tuple[float, int] | None = None  # time and step
         self._due = -math.inf  # when to show something again
         self._fit_start = self._start = time.perf_counter()
-        self._samples = 0  # of this epoch, on all ranks
+        self._samples = 0.0  # of this epoch, on all ranks
+        self._per_own_sample = trainer.world_size / weights_of_ranks(trainer)[trainer.global_rank]
         self._train_sums = [sums for sums in sums_of(pl_module).values() if sums.stage == "train"]
         if trainer.is_global_zero and sys.stdout.isatty():
             columns = ("{task.description}", BarColumn(bar_width=None), "{task.fields[facts]}")
@@ -71,13 +73,13 @@ class Progress(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Report the epoch before, start the clock of this one."""
         self._report_epoch(trainer)
-        self._samples, self._start = 0, time.perf_counter()
+        self._samples, self._start = 0.0, time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         """Count the samples; now and then, show how far the run is."""
-        self._samples += count_samples(batch) * trainer.world_size
+        self._samples += count_samples(batch) * self._per_own_sample
         now = time.perf_counter()
         if not trainer.is_global_zero or now < self._due:
             return

@@ -74,6 +74,10 @@ NAME = Rule(
 COUNTS = Rule(
     "a list of whole numbers, each at least 1", lambda v: v != [] and each(whole(1)).holds(v)
 )
+SHARES = Rule(
+    "a list of numbers above 0",
+    lambda v: isinstance(v, list) and v != [] and all(map(ABOVE_0.holds, v)),
+)
 CPUS = Rule("text such as 500m", lambda v: bool(re.fullmatch(r"[1-9]\d*m?", str(v))))
 NO_LIMIT = Rule("-1 (no limit)", lambda v: type(v) is int and v == -1)
 NODE = Rule("a group with a _target_", lambda v: isinstance(v, dict) and "_target_" in v)
@@ -138,6 +142,7 @@ OF_TRAINER = {
 }
 OF_CLUSTER = {
     "cluster.timeout_s": ABOVE_0,
+    "cluster.shares": one_of("equal", "auto") | SHARES,
     "cluster.join_timeout_s": whole(1),
     "cluster.shutdown_s": whole(1),
     "cluster.grace_s": whole(1),
@@ -186,6 +191,11 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
         yield f"cluster.container={cfg.cluster.container}: must be one of {', '.join(entrypoints)}"
     if cfg.trainer.strategy != "fsdp":
         return
+    if cfg.cluster.shares != "equal":
+        yield (
+            f"cluster.shares={cfg.cluster.shares}: trainer.strategy=fsdp gives every rank the same "
+            "share; use cluster.shares=equal, or trainer.strategy=ddp"
+        )
     if cfg.trainer.accelerator not in {"gpu", "auto"}:
         yield (
             f"trainer.strategy=fsdp: needs GPUs, and trainer.accelerator="
@@ -196,6 +206,16 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
             f"trainer.gradient_clip_val={cfg.trainer.gradient_clip_val}: fsdp clips only by value; "
             "add trainer.gradient_clip_algorithm=value"
         )
+
+
+def fault_of_shares(shares: Sequence[float], num_nodes: int, num_ranks: int) -> str | None:
+    """What is wrong with this list as ``cluster.shares``, if there are so many nodes and ranks."""
+    if len(shares) in (num_nodes, num_ranks):
+        return None
+    return (
+        f"cluster.shares={list(shares)}: the run may have {num_ranks} ranks on {num_nodes} nodes; "
+        "give one number for each rank, or one for each node, or say cluster.shares=auto"
+    )
 
 
 METRIC_MODES = {"loss": "min", "error": "min"}  # whether less or more of a metric is better

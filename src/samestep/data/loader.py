@@ -31,12 +31,12 @@ class BatchLoader:
 
     Args:
         dataset: answers ``dataset[ids]`` for a tensor of positions; ``TensorDataset`` does.
-        batch_size: samples per batch, over all ranks.
+        batch_size: samples per optimizer step, over all ranks. It need not divide by their number.
         shuffle: draw a new order each epoch; otherwise keep that of the data set.
-        drop_last: leave out samples that do not fill an optimizer step. Do so for training: ranks
-            whose shares are unequal would weight their gradients wrongly.
+        drop_last: leave out samples that do not fill an optimizer step.
         seed: of the order.
-        batches_per_step: batches that make one optimizer step, ``accumulate_grad_batches``.
+        accumulate_grad_batches: batches into which an optimizer step is cut, as the Trainer
+            accumulates them.
         num_workers: processes that read ahead; 0 reads in this process.
         with_slice: give ``(batch, slice)`` instead of ``batch``. Augmentations need the slice if
             they shall not depend on the number of ranks.
@@ -50,7 +50,7 @@ class BatchLoader:
         shuffle: bool = False,
         drop_last: bool = False,
         seed: int = 0,
-        batches_per_step: int = 1,
+        accumulate_grad_batches: int = 1,
         num_workers: int = 0,
         with_slice: bool = False,
     ) -> None:
@@ -65,7 +65,7 @@ class BatchLoader:
             seed=seed,
             shuffle=shuffle,
             drop_last=drop_last,
-            batches_per_step=batches_per_step,
+            batches_per_step=accumulate_grad_batches,
         )
         self.workers: DataLoader[Any] | None = None
         if num_workers:

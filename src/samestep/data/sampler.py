@@ -1,6 +1,7 @@
 """Which samples each step sees, on which rank."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -26,22 +27,23 @@ class GlobalBatchSampler(Sampler[Slice]):
     """Cuts a data set into global batches, and each global batch into one slice per rank.
 
     The order is a pure function of ``(seed, epoch)``: step ``s`` of an epoch consumes the same
-    ``batch_size`` samples on any number of ranks, before and after any restart.
+    ``batch_size`` samples on any number of ranks, before and after any restart. The slices of a
+    batch are as long as ``shares`` says. With equal shares they differ by one sample at most.
 
     With ``drop_last``, samples that do not fill an optimizer step are left out of the epoch.
-    Otherwise the set is covered exactly once: the last global batch may be short, its slices
-    unequal, and some of them empty. Either way every rank takes the same number of batches, and
-    nothing is padded or repeated.
+    Otherwise the set is covered exactly once, and the last step may be short. Either way every rank
+    takes the same number of batches, and nothing is padded or repeated. A slice is empty only if
+    its batch has fewer samples than there are ranks.
 
     Args:
         num_samples: size of the data set.
-        batch_size: samples per batch, over all ranks.
+        batch_size: samples per optimizer step, over all ranks.
         rank: of this process.
         world_size: number of ranks.
         seed: of the order.
         shuffle: draw a new order each epoch; otherwise keep that of the data set.
         drop_last: end the epoch with the last full optimizer step.
-        batches_per_step: batches that make one optimizer step.
+        batches_per_step: batches into which a step is cut; they differ by one sample at most.
     """
 
     def __init__(
@@ -64,16 +66,17 @@ class GlobalBatchSampler(Sampler[Slice]):
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.batches_per_step = batches_per_step
+        self.shares: tuple[float, ...] = (1.0,) * world_size
+        """How much of each batch every rank gets, in any unit; ``ShareOut`` sets it."""
         self.epoch = 0
         """Epoch of the next pass."""
         self.first_batch = 0
         """Batch the next pass begins with: not 0 when a run continues within an epoch."""
 
     def __len__(self) -> int:
-        if self.drop_last:
-            samples_per_step = self.batch_size * self.batches_per_step
-            return self.num_samples // samples_per_step * self.batches_per_step
-        return -(-self.num_samples // self.batch_size)  # rounded up
+        full_steps, rest = divmod(self.num_samples, self.batch_size)
+        num_steps = full_steps + (rest > 0 and not self.drop_last)
+        return num_steps * self.batches_per_step
 
     def __iter__(self) -> Iterator[Slice]:
         if self.shuffle:
@@ -82,10 +85,80 @@ class GlobalBatchSampler(Sampler[Slice]):
             order = torch.arange(self.num_samples)
         first_batch, self.first_batch = self.first_batch, 0
         for index in range(first_batch, len(self)):
-            ids = order[index * self.batch_size :][: self.batch_size]
-            start = len(ids) * self.rank // self.world_size
-            end = len(ids) * (self.rank + 1) // self.world_size
-            yield Slice(ids[start:end], self.epoch, index, start, len(ids))
+            begin, size = self._find_batch(index)
+            lengths = split(size, self.shares)
+            start = sum(lengths[: self.rank])
+            ids = order[begin + start :][: lengths[self.rank]]
+            yield Slice(ids, self.epoch, index, start, size)
+
+    def size_of_step(self, index: int) -> int:
+        """Samples of the optimizer step that batch ``index`` belongs to, over all ranks."""
+        first = index // self.batches_per_step * self.batch_size
+        return min(self.batch_size, self.num_samples - first)
+
+    def lengths(self, index: int) -> tuple[int, ...]:
+        """Samples of each rank in batch ``index`` of an epoch."""
+        return split(self._find_batch(index)[1], self.shares)
+
+    def weight(self, index: int) -> float:
+        """What makes the mean over this rank's slice of batch ``index`` count as it should.
+
+        DDP takes the mean over ranks, and Lightning the mean over the batches of a step. With these
+        weights the gradient is the mean over all samples of the step. 1 if all slices are equal.
+        """
+        equal_parts = self.world_size * self.batches_per_step
+        return self.lengths(index)[self.rank] * equal_parts / self.size_of_step(index)
+
+    def weights_of_ranks(self) -> list[float]:
+        """What each rank counts for in a mean over the ranks; 1 on average."""
+        batches = [self.lengths(index) for index in range(self.batches_per_step)]
+        sums = [sum(lengths) for lengths in zip(*batches, strict=True)]
+        return [own * self.world_size / sum(sums) for own in sums]
+
+    def has_equal_slices(self) -> bool:
+        """Whether every weight of an epoch is 1, on every rank."""
+        equal_parts = self.world_size * self.batches_per_step
+        return all(
+            length * equal_parts == self.size_of_step(index)
+            for index in self._different_batches()
+            for length in self.lengths(index)
+        )
+
+    def has_empty_slices(self) -> bool:
+        """Whether some rank gets no sample of some batch."""
+        return any(0 in self.lengths(index) for index in self._different_batches())
+
+    def _different_batches(self) -> set[int]:
+        """Batches of the first and the last step; all other steps are cut like the first."""
+        num, of_step = len(self), self.batches_per_step
+        return {*range(num)[:of_step], *range(num)[-of_step:]}
+
+    def _find_batch(self, index: int) -> tuple[int, int]:
+        """Where batch ``index`` begins in the order of an epoch, and how many samples it has."""
+        step, number = divmod(index, self.batches_per_step)
+        size = self.size_of_step(index)
+        begin, end = (size * n // self.batches_per_step for n in (number, number + 1))
+        return step * self.batch_size + begin, end - begin
+
+
+@lru_cache
+def split(size: int, shares: tuple[float, ...]) -> tuple[int, ...]:
+    """Cut ``size`` samples into slices whose lengths are in proportion to ``shares``.
+
+    Each slice gets the whole part of its quota. The samples that are left go to the largest
+    fractions, to the first of equal ones. If there are as many samples as slices, none is empty.
+
+    Source: the method of the largest remainder (Hamilton).
+    """
+    quotas = [size * share / sum(shares) for share in shares]
+    lengths = [int(quota) for quota in quotas]
+    by_fraction = sorted(range(len(shares)), key=lambda rank: lengths[rank] - quotas[rank])
+    for rank in by_fraction[: size - sum(lengths)]:
+        lengths[rank] += 1
+    while 0 in lengths and size >= len(shares):
+        lengths[lengths.index(max(lengths))] -= 1
+        lengths[lengths.index(0)] += 1
+    return tuple(lengths)
 
 
 def mix_seed(*numbers: int) -> int:

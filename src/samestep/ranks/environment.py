@@ -39,6 +39,11 @@ def num_nodes() -> int:
     return int(os.environ.get("GROUP_WORLD_SIZE", 1)) if under_torchrun() else 1
 
 
+def node_rank() -> int:
+    """Number of this node (torchrun agent) among all nodes; 0 without torchrun."""
+    return int(os.environ.get("GROUP_RANK", 0)) if under_torchrun() else 0
+
+
 def under_torchrun() -> bool:
     """Whether torchrun started this process.
 

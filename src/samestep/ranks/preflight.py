@@ -22,7 +22,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import distributed as dist
 
-from samestep.config.rules import load_project_rules
+from samestep.config.rules import fault_of_shares, load_project_rules
 from samestep.config.schema import leaves, show
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, network, process_group
@@ -31,7 +31,12 @@ from samestep.ranks.secrets import redacted
 
 SHARED_MEMORY = Path("/dev/shm")  # where loader processes leave their batches
 SOURCE = Path(__file__).parents[2]  # the folder of all packages
-CONFIG_CHECKS = {"world size", "accelerator", "run directory"}  # they fail with exit code 2
+CONFIG_CHECKS = {
+    "world size",
+    "accelerator",
+    "run directory",
+    "shares",
+}  # they fail with exit code 2
 MAY_DIFFER = (  # patterns of keys that may have another value on each node
     r"run_root|run_dir|run_id|allow_changes|rules",
     r"(cluster|logger|choices|summary|callbacks\.(artifacts|progress))(\..+)?",
@@ -175,6 +180,7 @@ def check_this_rank(
     """What this rank finds out without the others."""
     yield check_world_size(cfg)
     yield check_accelerator(cfg)
+    yield from check_shares(cfg)
     yield check_threads()
     shared_memory_bytes = getattr(datamodule, "shared_memory_bytes", lambda: 0)()
     if shared_memory_bytes and SHARED_MEMORY.exists():
@@ -209,6 +215,19 @@ def check_accelerator(cfg: DictConfig) -> Finding:
         "and the GPU limit, or set trainer.accelerator=cpu"
     )
     return Finding("accelerator", fact, remedy)
+
+
+def check_shares(cfg: DictConfig) -> Iterator[Finding]:
+    """Whether ``cluster.shares`` has a number for each rank, or for each node."""
+    shares = cfg.cluster.shares
+    if isinstance(shares, str):
+        return  # equal, or measured
+    fault = fault_of_shares(shares, environment.num_nodes(), environment.world_size())
+    if fault is None:
+        yield Finding("shares", f"cluster.shares={shares}")
+    else:
+        fact, _, remedy = fault.partition("; ")
+        yield Finding("shares", fact, remedy)
 
 
 def check_threads() -> Finding:

@@ -7,7 +7,7 @@ runs/<run_id>/
     checkpoints/       best.ckpt to test, last.ckpt to continue from, epoch-0002.ckpt and so on
                        to keep, a .sha256 file for each
     predictions/       pictures of test results
-    logs/              environment.json, finished.json, git.diff, rank-<n>.log
+    logs/              environment.json, finished.json, git.diff, shares.json, rank-<n>.log
 """
 
 import errno
@@ -40,12 +40,13 @@ CLAIM = ".claim"  # locked by the process that trains
 CLAIM_TIMEOUT_S = 10
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 FINISHED = "logs/finished.json"  # what metrics.json was written for
+SHARES = "logs/shares.json"  # how fast the ranks were, with cluster.shares=auto
 
 saved = read_config  # the name under which scripts know it
 
 PROOF = "last.ckpt.sha256"  # it changes with each checkpoint
 RECORDS = (
-    "config.yaml", "metrics.csv", "logs/environment.json", "logs/git.diff", FINISHED,
+    "config.yaml", "metrics.csv", "logs/environment.json", "logs/git.diff", SHARES, FINISHED,
     f"checkpoints/{PROOF}",
 )  # fmt: skip
 LAST_CHECKPOINT = "samestep.callbacks.last_checkpoint.LastCheckpoint"

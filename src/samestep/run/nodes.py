@@ -33,7 +33,7 @@ from samestep.run.identity import Identity, read_identity
 from samestep.run.sidecar import Version
 
 BEST = "checkpoints/best.ckpt"
-RECORDS = ("config.yaml", "logs/environment.json")
+RECORDS = ("config.yaml", "logs/environment.json", directory.SHARES)
 BLOCK_BYTES = 16 * 2**20  # of a file in memory, on each node
 
 Group = dist.ProcessGroup

@@ -86,18 +86,23 @@ def hide_in_diff(diff: str) -> str:
     return "".join(hidden)
 
 
+def cpu_name() -> str:
+    """What the processors of this machine are called."""
+    cpuinfo = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
+    return names[0] if names else platform.processor() or platform.machine()
+
+
 def surroundings() -> dict[str, Any]:
     """Time, machine, processes and the version of every installed package."""
     import torch  # asked for the GPUs
 
-    cpuinfo = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "hostname": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "cpu": names[0] if names else platform.processor() or platform.machine(),
+        "cpu": cpu_name(),
         "cpu_cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],

@@ -210,11 +210,11 @@ def test_folders_must_be_the_classes(compose, classes: int, overrides, message: 
 @pytest.mark.parametrize(
     ("world_size", "batches_per_step", "message"),
     [
-        (3, 1, r"over 3 ranks.* are 99 or 102"),
-        (2, 3, r"2 ranks x .*accumulate_grad_batches=3.* 96 or 102"),
+        (101, 1, r"=100: must be at least 101, one sample for each of 101 ranks"),
+        (26, 4, r"at least 104, one sample for each of 26 ranks x .*accumulate_grad_batches=4"),
     ],
 )
-def test_a_batch_that_does_not_divide_names_its_neighbours(
+def test_a_batch_with_fewer_images_than_ranks_is_refused(
     compose, monkeypatch, world_size: int, batches_per_step: int, message: str
 ):
     monkeypatch.setattr(environment, "world_size", lambda: world_size)

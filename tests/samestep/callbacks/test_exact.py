@@ -4,10 +4,11 @@ import json
 import signal
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 
-from samestep.callbacks.exact import float_buffers, sums_of
+from samestep.callbacks.exact import AverageBuffers, float_buffers, sums_of
 from samestep.callbacks.sums import Sums
 from tests.conftest import QUICK, run
 
@@ -48,3 +49,16 @@ def test_counters_and_empty_buffers_have_no_mean():
     module = torch.nn.Sequential(torch.nn.BatchNorm1d(2), Sums("train", "loss"))
     assert [tuple(buffer.shape) for buffer in float_buffers(module)] == [(2,), (2,)]
     assert list(sums_of(module)) == ["1"]
+
+
+def test_a_rank_with_more_samples_counts_more_in_the_mean_of_buffers():
+    """When a run continues on another number of ranks, within an epoch."""
+    module = torch.nn.BatchNorm1d(2)
+    average = AverageBuffers()
+    trainer = L.Trainer(accelerator="cpu", logger=False)
+    trainer.state.fn = "fit"
+    of_ranks = [[torch.full((2,), value), torch.ones(2)] for value in (1.0, 4.0)]
+    for weights, mean in (({"weights_of_ranks": [0.5, 1.5]}, 3.25), ({}, 2.5)):
+        average.on_load_checkpoint(trainer, module, {"buffers_of_ranks": of_ranks, **weights})
+        average.on_train_start(trainer, module)
+        assert module.running_mean.tolist() == [mean, mean]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from samestep.data.sampler import GlobalBatchSampler, generator
+from samestep.data.sampler import GlobalBatchSampler, generator, split
 
 
 def global_batches(world_size: int, *, num_samples=23, size=6, epoch=0, train=True, **options):
@@ -22,7 +22,7 @@ def global_batches(world_size: int, *, num_samples=23, size=6, epoch=0, train=Tr
     ]
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 6])
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 6])
 def test_any_number_of_ranks_sees_the_same_global_batches(world_size: int):
     assert global_batches(world_size) == global_batches(1)
 
@@ -45,9 +45,10 @@ def test_an_evaluation_covers_each_image_once_in_order(world_size: int):
 
 
 def test_more_ranks_than_images_leaves_some_ranks_an_empty_slice():
-    sampler = GlobalBatchSampler(2, 8, rank=0, world_size=4, seed=0, shuffle=False, drop_last=False)
+    sampler = GlobalBatchSampler(2, 8, rank=3, world_size=4, seed=0, shuffle=False, drop_last=False)
     (piece,) = sampler
     assert len(piece.ids) == 0
+    assert sampler.has_empty_slices()
 
 
 def test_slices_know_their_position_in_the_global_batch():
@@ -68,7 +69,81 @@ def test_a_pass_can_begin_within_the_epoch_once():
 
 
 def test_accumulated_batches_end_the_epoch_with_a_full_step():
-    assert len(global_batches(1, size=3, batches_per_step=2)) == 6  # 23 // 6 steps of 2 batches
+    assert len(global_batches(1, batches_per_step=2)) == 6  # 23 // 6 steps of 2 batches
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("num_samples", [21, 23])
+def test_a_step_has_the_same_samples_however_it_is_cut(num_samples: int, world_size: int):
+    steps = global_batches(1, size=7, num_samples=num_samples)
+    batches = global_batches(world_size, size=7, num_samples=num_samples, batches_per_step=2)
+    assert {len(batch) for batch in batches} == {3, 4}
+    assert [a + b for a, b in zip(batches[::2], batches[1::2], strict=True)] == steps
+
+
+@pytest.mark.parametrize(
+    ("size", "shares", "lengths"),
+    [
+        (32, (1.0, 1.0, 1.0), (11, 11, 10)),
+        (48, (1.0, 1.0, 1.0), (16, 16, 16)),
+        (32, (1.0, 2.5), (9, 23)),
+        (32, (1.0, 1.0, 2.0), (8, 8, 16)),
+        (4, (100.0, 1.0, 1.0), (2, 1, 1)),
+        (3, (9.0, 1.0, 1.0), (1, 1, 1)),
+        (2, (1.0, 1.0, 1.0), (1, 1, 0)),
+        (0, (1.0, 1.0), (0, 0)),
+    ],
+)
+def test_slices_are_as_long_as_their_shares(size: int, shares, lengths):
+    assert split(size, shares) == lengths
+
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_equal_shares_differ_by_one_at_most(world_size: int):
+    for size in range(40):
+        lengths = split(size, (1.0,) * world_size)
+        assert sum(lengths) == size
+        assert max(lengths) - min(lengths) <= 1
+
+
+def test_other_shares_change_the_slices_and_no_batch():
+    def batches(*shares: float) -> list[list[torch.Tensor]]:
+        samplers = [
+            GlobalBatchSampler(
+                23, 6, rank=rank, world_size=2, seed=5, shuffle=True, drop_last=True
+            )
+            for rank in (0, 1)
+        ]  # fmt: skip
+        for sampler in samplers:
+            sampler.shares = shares
+        return [[piece.ids for piece in pieces] for pieces in zip(*samplers, strict=True)]
+
+    equal, unequal = batches(1, 1), batches(1, 2)
+    assert [[len(part) for part in parts] for parts in unequal] == [[2, 4]] * 3
+    for ours, theirs in zip(equal, unequal, strict=True):
+        assert torch.equal(torch.cat(ours), torch.cat(theirs))
+
+
+@pytest.mark.parametrize(
+    ("size", "world_size", "batches_per_step", "drop_last", "is_equal"),
+    [
+        (6, 3, 1, True, True), (6, 3, 2, True, True), (6, 4, 1, True, False),
+        (6, 1, 1, True, True), (5, 1, 2, True, False), (6, 3, 1, False, False),
+        (23, 1, 1, False, True), (30, 3, 1, True, True),
+    ],
+)  # fmt: skip
+def test_no_weights_are_needed_if_all_slices_are_equal(
+    size: int, world_size: int, batches_per_step: int, drop_last: bool, is_equal: bool
+):
+    for rank in range(world_size):
+        sampler = GlobalBatchSampler(
+            23, size, rank=rank, world_size=world_size, seed=0, shuffle=True, drop_last=drop_last,
+            batches_per_step=batches_per_step,
+        )  # fmt: skip
+        assert sampler.has_equal_slices() is is_equal
+        if is_equal:
+            assert {sampler.weight(index) for index in range(len(sampler))} <= {1.0}
+        assert sum(sampler.weights_of_ranks()) == pytest.approx(world_size)
 
 
 def test_neighbouring_seeds_give_unrelated_streams():

@@ -27,12 +27,7 @@ TARGETS = {  # golden file: the words that make it
     "pytorchjob": ["cluster=pytorchjob", *TWO_BY_TWO],
     "kubeflow": ["cluster=kubeflow", *TWO_BY_TWO],
     "kubeflow-cpu": ["cluster=kubeflow", *TWO_BY_TWO, "trainer.accelerator=cpu"],
-    "elastic": [
-        "cluster=elastic",
-        "trainer.devices=2",
-        "cluster.max_nodes=4",
-        "data.global_batch_size=48",
-    ],
+    "elastic": ["cluster=elastic", "trainer.devices=2", "cluster.max_nodes=4"],
     "elasticjob": ["cluster=elasticjob", "trainer.devices=2"],
     "runai": ["cluster=runai", *TWO_BY_TWO],
     "runai-cpu": ["cluster=runai", *TWO_BY_TWO, "trainer.accelerator=cpu"],

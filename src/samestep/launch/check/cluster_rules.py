@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from samestep.config.rules import load_project_rules
+from samestep.config.rules import fault_of_shares, load_project_rules
 from samestep.config.schema import show
 from samestep.launch.check import images
 from samestep.launch.check.names import LONGEST, NAME, NAME_RULE, NAMESPACE, NAMESPACE_RULE
@@ -107,20 +107,38 @@ def check_that_there_are_gpus(cfg: DictConfig) -> Iterator[str]:
 
 def check_ranks(cfg: DictConfig) -> Iterator[str]:
     """The user's own rules accept each number of ranks that the run may get."""
-    if numbers := list_numbers_of_ranks(cfg):
+    if sizes := list_sizes(cfg):
+        numbers = [size.num_ranks for size in sizes]
         yield from load_project_rules(cfg.rules).check_ranks(cfg, numbers)
 
 
-def list_numbers_of_ranks(cfg: DictConfig) -> list[int]:
-    """Each number of ranks that the run may have: one, or several if nodes come and go."""
+def check_shares(cfg: DictConfig) -> Iterator[str]:
+    """A list of shares fits every number of nodes and ranks that the run may get."""
+    shares = cfg.cluster.shares
+    if isinstance(shares, str):
+        return
+    faults = (fault_of_shares(shares, *size) for size in list_sizes(cfg))
+    yield from list(filter(None, faults))[:1]
+
+
+class Size(NamedTuple):
+    """How large a run may be."""
+
+    num_nodes: int
+    num_ranks: int
+
+
+def list_sizes(cfg: DictConfig) -> list[Size]:
+    """Each size that the run may have: one, or several if nodes come and go."""
     cluster, devices = cfg.cluster, cfg.trainer.devices
     if "devices_per_node" in cluster:
-        return [sum(cluster.devices_per_node)]
+        return [Size(len(cluster.devices_per_node), sum(cluster.devices_per_node))]
     if devices == "auto":
         return []  # check_devices reports it
     if "max_nodes" in cluster:
-        return [nodes * devices for nodes in range(cluster.min_nodes, cluster.max_nodes + 1)]
-    return [cfg.trainer.num_nodes * devices]
+        numbers = range(cluster.min_nodes, cluster.max_nodes + 1)
+        return [Size(nodes, nodes * devices) for nodes in numbers]
+    return [Size(cfg.trainer.num_nodes, cfg.trainer.num_nodes * devices)]
 
 
 def check_files(cfg: DictConfig) -> Iterator[str]:
@@ -303,6 +321,7 @@ RULES = (
     Rule(check_number_of_gpus, ("gpus",)),
     Rule(check_that_there_are_gpus, ("gpus",)),
     Rule(check_ranks),
+    Rule(check_shares, ("shares",)),
     Rule(check_files, ("volume",)),
     Rule(check_queue_priority, ("queue", "queue_priority")),
     Rule(check_grace, ("grace_s", "shutdown_s")),

@@ -35,15 +35,11 @@ def test_a_configuration_that_no_cluster_could_run(overrides, message):
 
 
 RANKS = [
-    (["cluster=k8s", "trainer.num_nodes=3"], "over 3 ranks; the nearest values that do are 30"),
-    (["cluster=k8s", "trainer.num_nodes=3", "trainer.devices=16"], "nearest values that do are 48"),
-    (["cluster=k8s", "trainer.accumulate_grad_batches=3"],
-     "over 1 ranks x trainer.accumulate_grad_batches=3; the nearest values that do are 30 or 33"),
-    (["cluster=swarm", "cluster.devices_per_node=[1,2]"], "over 3 ranks; the nearest values that"),
-    (["cluster=docker", "cluster.devices_per_node=[1,2]"], "over 3 ranks; the nearest values that"),
-    (["cluster=elastic", "cluster.max_nodes=4"],
-     "over each of 1 to 4 ranks; the nearest values that do are 24 or 36"),
-    (["cluster=runai", "trainer.num_nodes=3"], "over 3 ranks; the nearest values that do are 30"),
+    (["cluster=k8s", "trainer.num_nodes=3", "trainer.devices=11"], "33, one sample for each of 33"),
+    (["cluster=k8s", "trainer.devices=3", "trainer.accumulate_grad_batches=11"],
+     "at least 33, one sample for each of 3 ranks x trainer.accumulate_grad_batches=11"),
+    (["cluster=swarm", "cluster.devices_per_node=[1,32]"], "one sample for each of 33 ranks"),
+    (["cluster=elastic", "cluster.max_nodes=33"], "one sample for each of 33 ranks"),
 ]  # fmt: skip
 
 
@@ -52,10 +48,40 @@ def test_a_batch_that_every_container_would_refuse(overrides, message):
     cfg = compose_once(*overrides).copy()
     cfg.run_id = "mine"
     (fault,) = cluster_rules.check_cluster(cfg)
-    assert fault.startswith("data.global_batch_size=32: does not divide evenly over ")
+    assert fault.startswith("data.global_batch_size=32: must be at least 33, one sample for ")
     assert message in fault
-    cfg.data.global_batch_size = 48
+    cfg.data.global_batch_size = 33
     assert list(cluster_rules.check_cluster(cfg)) == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["cluster=swarm", "cluster.devices_per_node=[1,2]", "data.global_batch_size=512"],
+        ["cluster=swarm", "cluster.devices_per_node=[1,2]", "cluster.shares=[1, 2.5]"],
+        ["cluster=docker", "cluster.devices_per_node=[1,2]", "cluster.shares=[1, 2.5, 2.5]"],
+        ["cluster=k8s", "trainer.num_nodes=3", "cluster.shares=[1,1,2]"],
+        ["cluster=elastic", "cluster.max_nodes=4", "cluster.shares=auto"],
+    ],
+)
+def test_shares_that_fit_every_number_of_ranks(overrides: list[str]):
+    cfg = compose_once(*overrides).copy()
+    cfg.run_id = "mine"
+    assert list(cluster_rules.check_cluster(cfg)) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["cluster=swarm", "cluster.devices_per_node=[1,2,2]"], "5 ranks on 3 nodes"),
+        (["cluster=elastic", "cluster.min_nodes=2", "cluster.max_nodes=4"], "3 ranks on 3 nodes"),
+    ],
+)
+def test_shares_that_some_number_of_ranks_would_refuse(overrides: list[str], message: str):
+    cfg = compose_once(*overrides, "cluster.shares=[1, 2.5]").copy()
+    cfg.run_id = "mine"
+    (fault,) = cluster_rules.check_cluster(cfg)
+    assert fault.startswith(f"cluster.shares=[1, 2.5]: the run may have {message}; give one number")
 
 
 def test_pods_without_a_volume_have_no_data():

@@ -1,0 +1,198 @@
+"""How much of each batch every rank gets: as ``cluster.shares`` says, or as it was measured.
+
+The shares change neither the global batches nor the loss curve. They only let a slow rank have less
+to do, so that the others need not wait for it.
+"""
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from omegaconf import DictConfig
+
+from samestep import build
+from samestep.callbacks.share_out import NEEDS_BATCH_LOADER, ShareOut, everywhere, order_of
+from samestep.config.rules import fault_of_shares
+from samestep.config.schema import plain
+from samestep.errors import ConfigError
+from samestep.ranks import environment, process_group
+from samestep.ranks.preflight import Finding
+from samestep.run.checkpoint import cannot_write
+from samestep.run.directory import SHARES
+from samestep.run.files import write_text
+from samestep.run.records import cpu_name, read_json
+
+WARMUP_STEPS = 3
+TIMED_STEPS = 9
+ALIKE = 1.1  # the fastest rank is at most so many times as fast as the slowest: equal shares
+
+
+def decide(cfg: DictConfig, trainer: L.Trainer, datamodule: L.LightningDataModule) -> None:
+    """Tell the callback ``ShareOut`` of ``trainer`` the share of each rank.
+
+    Every rank must call this, before ``trainer.fit``. With ``auto`` the ranks are measured, and
+    rank zero writes down the result. A run that continues on as many ranks of the same kind finds
+    it there.
+
+    Raises:
+        ConfigError: on all ranks, if ``cluster.shares`` does not fit the ranks or the data.
+    """
+    share_out = next((c for c in callbacks_of(trainer) if isinstance(c, ShareOut)), None)
+    if share_out is None or environment.world_size() == 1 or cfg.trainer.fast_dev_run:
+        return
+    asked = read_key(cfg)
+    if isinstance(asked, list):
+        share_out.shares = tuple(by_rank(asked))
+    elif asked == "auto":
+        share_out.shares = tuple(read_or_measure(cfg, datamodule))
+
+
+def read_key(cfg: DictConfig) -> str | list[float]:
+    """``cluster.shares`` of rank zero, on every rank: each node may have a command of its own."""
+    shares: str | list[float] = process_group.broadcast(plain(cfg.cluster)["shares"])
+    return shares
+
+
+def callbacks_of(trainer: L.Trainer) -> list[L.Callback]:
+    """The callbacks of a Trainer, with the type that Lightning does not declare."""
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return callbacks
+
+
+def by_rank(shares: Sequence[float]) -> list[float]:
+    """One share for each rank; shares of nodes are those of each of their ranks.
+
+    Raises:
+        ConfigError: if there is one neither for each rank nor for each node.
+    """
+    num_ranks, num_nodes = environment.world_size(), environment.num_nodes()
+    if fault := fault_of_shares(shares, num_nodes, num_ranks):
+        raise everywhere(fault)
+    if len(shares) == num_ranks:
+        return list(shares)
+    return [shares[node] for node in process_group.gather(environment.node_rank())]
+
+
+def read_or_measure(cfg: DictConfig, datamodule: L.LightningDataModule) -> list[float]:
+    """The shares that an earlier start of this run has measured on such ranks, or new ones."""
+    path = Path(cfg.run_dir, SHARES)
+    ranks = process_group.gather(describe_rank(cfg))
+    shares = process_group.on_rank_zero(read_record, path, ranks)
+    how = "measured by an earlier start"
+    if shares is None:
+        speeds = measure_ranks(cfg, datamodule)
+        shares, how = shares_of(speeds), "measured"
+        process_group.on_rank_zero(write_record, path, ranks, speeds, shares)
+    if environment.rank() == 0:
+        print(f"Shares of the ranks: {show(shares)} ({how}, {path})", flush=True)
+    return shares
+
+
+def describe_rank(cfg: DictConfig) -> str:
+    """What decides how fast a rank is: its device, or the number of its processors."""
+    if process_group.device_kind(cfg) == "cuda":
+        return torch.cuda.get_device_name(environment.local_rank())
+    return f"{cpu_name()}, {environment.cpus_per_rank()} processors"
+
+
+def read_record(path: Path, ranks: list[str]) -> list[float] | None:
+    """The shares that were measured on such ranks; None if there are none, or not readable."""
+    for entry in reversed(read_json(path, list) or []):
+        if isinstance(entry, dict) and entry.get("ranks") == ranks:
+            shares: list[float] = entry["shares"]
+            return shares
+    return None
+
+
+def write_record(path: Path, ranks: list[str], speeds: list[float], shares: list[float]) -> None:
+    """Add what was measured."""
+    entry = {"ranks": ranks, "samples_per_second": speeds, "shares": shares}
+    entries = [*(read_json(path, list) or []), entry]
+    try:
+        write_text(path, json.dumps(entries, indent=2) + "\n")
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def shares_of(speeds: Sequence[float]) -> list[float]:
+    """Shares in proportion to the speeds, the smallest 1; equal ones if the ranks are alike."""
+    slowest = min(speeds)
+    if slowest <= 0 or max(speeds) <= ALIKE * slowest:
+        return [1.0] * len(speeds)
+    return [round(speed / slowest, 2) for speed in speeds]
+
+
+def show(shares: Sequence[float]) -> str:
+    """The shares as a line of text."""
+    return ", ".join(f"{share:g}" for share in shares)
+
+
+def find(cfg: DictConfig, datamodule: L.LightningDataModule) -> list[Finding]:
+    """What ``cluster.shares=auto`` would measure now, for the doctor; nothing is written down."""
+    if environment.world_size() == 1 or read_key(cfg) != "auto":
+        return []
+    speeds = measure_ranks(cfg, datamodule)
+    rates = ", ".join(f"{speed:,.0f}" for speed in speeds)
+    return [Finding("shares", f"{show(shares_of(speeds))} (samples per second: {rates})")]
+
+
+def measure_ranks(cfg: DictConfig, datamodule: L.LightningDataModule) -> list[float]:
+    """Samples per second of each rank; all are measured at the same time."""
+    process_group.gather(None)  # wait for the last rank
+    return process_group.gather(process_group.on_all_ranks(measure, cfg, datamodule))
+
+
+def measure(cfg: DictConfig, datamodule: L.LightningDataModule) -> float:
+    """Samples per second of this rank: some training steps with its share, without the others.
+
+    They are steps of a second model of the same configuration, under a Trainer of its own. The
+    model, the optimizer, the random numbers and the order of the run are not touched.
+    """
+    stopwatch = Stopwatch()
+    with isolate_rng(include_cuda=torch.cuda.is_available()):
+        build.lone_trainer(cfg, stopwatch).fit(build.model(cfg), datamodule=datamodule)
+    return stopwatch.speed()
+
+
+class Stopwatch(L.Callback):
+    """Ends the training after some steps, and says how fast they were.
+
+    A step lasts from the end of the step before it to its own end: with the loading of its data.
+    """
+
+    def __init__(self) -> None:
+        self._ends: list[float] = []
+        self._speeds: list[float] = []
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuse data whose shares cannot be changed."""
+        if order_of(trainer) is None:
+            raise ConfigError(NEEDS_BATCH_LOADER)
+
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Note the time."""
+        if pl_module.device.type != "cpu":
+            torch.accelerator.synchronize(pl_module.device)
+        self._ends.append(time.perf_counter())
+        order = order_of(trainer)
+        if order is not None and len(self._ends) > 1:
+            num_samples = order.lengths(batch_idx)[order.rank]
+            self._speeds.append(num_samples / (self._ends[-1] - self._ends[-2]))
+        trainer.should_stop = len(self._ends) >= WARMUP_STEPS + TIMED_STEPS
+
+    def speed(self) -> float:
+        """The median of the timed steps; 0 if there were too few steps."""
+        return statistics.median(self._speeds[WARMUP_STEPS - 1 :] or [0.0])

@@ -1,0 +1,128 @@
+"""The gradient of a step is the mean over its samples, however they are shared out."""
+
+import lightning as L
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from samestep.callbacks.share_out import ShareOut
+from samestep.data.loader import BatchLoader
+from samestep.errors import ConfigError
+from samestep.ranks import environment
+
+DATA = TensorDataset(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)))
+QUIET = {
+    "accelerator": "cpu", "logger": False, "enable_checkpointing": False, "barebones": False,
+    "enable_progress_bar": False, "enable_model_summary": False,
+}  # fmt: skip
+
+
+class Model(L.LightningModule):
+    """Learns from mean losses; one of its parameters gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.unused = nn.Linear(3, 1), nn.Linear(1, 1)
+        self.seen: list[Tensor] = []  # samples of each batch
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        self.seen.append(batch[0])
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Gradients(L.Callback):
+    """Keeps the gradient of each optimizer step."""
+
+    def __init__(self) -> None:
+        self.steps: list[Tensor] = []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
+        assert pl_module.unused.weight.grad is None
+        self.steps.append(pl_module.layer.weight.grad.clone())
+
+
+class KeepWeights(L.Callback):
+    """Takes no step, so that each rank, which is trained alone here, has the same weights."""
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+
+
+def gradients(
+    monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int, parts: int, shares=None, **options
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What one of several ranks would give to DDP's mean in each step, and the samples it saw."""
+    monkeypatch.setattr(environment, "rank", lambda: rank)
+    monkeypatch.setattr(environment, "world_size", lambda: world_size)
+    loader = BatchLoader(DATA, seed=3, shuffle=True, accumulate_grad_batches=parts, **options)
+    model, kept, share_out = Model(), Gradients(), ShareOut()
+    share_out.shares = shares
+    trainer = L.Trainer(
+        max_epochs=1, accumulate_grad_batches=parts, callbacks=[share_out, kept, KeepWeights()],
+        **QUIET,
+    )  # fmt: skip
+    trainer.fit(model, loader)
+    return kept.steps, model.seen
+
+
+@pytest.mark.parametrize(
+    ("world_size", "parts", "shares", "options"),
+    [
+        (2, 1, None, {"batch_size": 8, "drop_last": True}),
+        (3, 1, None, {"batch_size": 8, "drop_last": True}),
+        (1, 3, None, {"batch_size": 8, "drop_last": True}),
+        (3, 2, None, {"batch_size": 9, "drop_last": True}),
+        (2, 2, (1.0, 2.5), {"batch_size": 9, "drop_last": True}),
+        (3, 1, None, {"batch_size": 18}),  # the last step has 4 samples
+    ],
+)
+def test_the_mean_over_the_ranks_is_the_mean_over_the_samples(
+    monkeypatch: pytest.MonkeyPatch, world_size: int, parts: int, shares, options
+):
+    (*expected,), (*steps,) = gradients(monkeypatch, 0, 1, 1, **options)
+    ranks = [
+        gradients(monkeypatch, rank, world_size, parts, shares, **options)
+        for rank in range(world_size)
+    ]
+    assert sorted(torch.cat([x for _, seen in ranks for x in seen]).tolist()) == sorted(
+        torch.cat(steps).tolist()
+    )
+    for number, gradient in enumerate(expected):
+        mean = torch.stack([own[number] for own, _ in ranks]).mean(0)
+        torch.testing.assert_close(mean, gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_equal_slices_cost_nothing(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*args: object) -> None:
+        raise AssertionError("a hook was registered")
+
+    monkeypatch.setattr(Tensor, "register_hook", refuse)
+    gradients(monkeypatch, 1, 2, 2, batch_size=8, drop_last=True)
+    with pytest.raises(AssertionError, match="a hook was registered"):
+        gradients(monkeypatch, 1, 2, 2, batch_size=9, drop_last=True)
+
+
+def test_a_short_last_batch_that_leaves_a_rank_without_a_sample_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    with pytest.raises(ConfigError, match=r"a batch has fewer samples than .*drop_last=True"):
+        gradients(monkeypatch, 0, 3, 1, batch_size=19)  # 2 samples are left
+    assert len(gradients(monkeypatch, 0, 3, 1, batch_size=19, drop_last=True)[0]) == 2
+
+
+def test_ordinary_loaders_have_equal_shares():
+    for shares, is_refused in (((1.0, 2.0), True), ((1.0, 1.0), False), (None, False)):
+        share_out = ShareOut()
+        share_out.shares = shares
+        trainer = L.Trainer(max_epochs=1, callbacks=[share_out], **QUIET)
+        if not is_refused:
+            trainer.fit(Model(), DataLoader(DATA, batch_size=8))
+            continue
+        with pytest.raises(ConfigError, match="an ordinary DataLoader"):
+            trainer.fit(Model(), DataLoader(DATA, batch_size=8))
