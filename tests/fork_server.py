@@ -45,8 +45,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LIBRARIES = (
-    "filelock", "fsspec", "hydra", "jsonschema", "lightning", "matplotlib.pyplot",
-    "sklearn.datasets", "torch", "torch.distributed.run", "torch.utils.tensorboard",
+    "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "filelock", "fsspec", "hydra",
+    "hydra._internal.core_plugins.basic_launcher", "hydra._internal.core_plugins.basic_sweeper",
+    "hydra._internal.core_plugins.file_config_source", "jsonschema", "lightning",
+    "matplotlib.backends.backend_agg", "matplotlib.pyplot", "sklearn.datasets",
+    "sklearn.datasets.data", "torch", "torch.distributed.run", "torch.utils.tensorboard",
     "torchvision.transforms.v2",
 )  # fmt: skip
 """What the fork server imports. Not wandb and mlflow, which start threads."""
