@@ -130,14 +130,14 @@ CHATTY = ["train.py", "model=mlp", "debug=limit", "callbacks.progress.log_every_
 
 
 def test_losing_the_reader_does_not_lose_the_run(tmp_path: Path):
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, *CHATTY, f"run_root={tmp_path}"], cwd=ROOT,
         env=environment(RUN_ID="mine"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout.readline()
-    process.stdout.close()
-    assert process.stderr.read() == ""
-    assert process.wait(60) == 0
+    ) as process:  # fmt: skip
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
     assert (tmp_path / "mine/metrics.json").exists()
 
 
