@@ -6,8 +6,10 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import hydra
 import pytest
@@ -64,6 +66,14 @@ def run(
         cwd=cwd, env=environment(**variables), timeout=timeout,
         capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
+
+
+def run_code(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """``run`` a script with this code. Unlike ``python -c``, it starts from the fork server."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script.py")
+        script.write_text(code)
+        return run(str(script), *arguments, **options)
 
 
 def pytest_configure() -> None:
