@@ -188,6 +188,10 @@ def compose(tmp_path: Path) -> Callable[..., object]:
     from samestep.config.compose import check
 
     def build(*overrides: str) -> object:
-        return check([f"run_root={tmp_path}", "run_id=test", *QUICK, *overrides])
+        # As an override, the folder would make each composition a new one.
+        cfg = check(["run_id=test", *QUICK, *overrides])
+        if not any(override.startswith("run_root=") for override in overrides):
+            cfg.run_root = str(tmp_path)
+        return cfg
 
     return build

@@ -31,7 +31,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:
 
 
 def config(tmp_path: Path, node: int, *overrides: str) -> DictConfig:
-    return check([*QUICK, f"run_root={tmp_path}/node-{node}", "run_id=mine", *overrides])
+    cfg = check([*QUICK, "run_id=mine", *overrides])
+    cfg.run_root = f"{tmp_path}/node-{node}"
+    return cfg
 
 
 def be_rank(rank: int, tmp_path: Path, scenario: Scenario, cfg: DictConfig) -> None:
