@@ -11,7 +11,7 @@ from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.errors import ConfigError
 from samestep.ranks.stopping import Stopped
 from samestep.run.checkpoint import load
-from tests.conftest import NO_PICTURES, QUICK, run
+from tests.conftest import QUICK, run
 from tests.samestep.callbacks.tiny import Tiny, fit
 
 pytestmark = pytest.mark.filterwarnings(
@@ -100,7 +100,7 @@ def test_a_run_that_was_out_of_time_goes_on_with_more_of_it(tmp_path: Path):
 
 def test_the_next_line_of_a_finished_run_trains_it_further(tmp_path: Path):
     command = ["train.py", *QUICK[1:], "model=mlp", "model/lr_scheduler=one_cycle"]
-    command += [f"run_root={tmp_path}", NO_PICTURES]
+    command += [f"run_root={tmp_path}", "callbacks.predictions.num_batches_to_log=0"]
     first = run(*command, "trainer.max_epochs=1", RUN_ID="mine")
     assert first.returncode == 0, first.stderr
     words = first.stdout.splitlines()[-1].split()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests import slurm
-from tests.conftest import NO_PICTURES, QUICK, ROOT, environment, run
+from tests.conftest import QUICK, ROOT, environment, run
 
 LAUNCH = str(ROOT / "scripts/launch.py")
 EVENTS = [  # before which step, and what happens
@@ -82,7 +82,7 @@ def test_a_run_that_is_stopped_and_preempted_is_bit_identical(launcher, tmp_path
     kept = [f"{recorder}._target_=tests.recorder.Recorder", f"{recorder}.dirpath={{}}"]
     caller = "+callbacks.caller"
     launch = launcher(
-        "mine", *QUICK, NO_PICTURES, "model=mlp", "trainer.num_nodes=2",
+        "mine", *QUICK, "model=mlp", "trainer.num_nodes=2",
         *(word.format(tmp_path / "ours") for word in kept),
         f"{caller}._target_=tests.slurm.Caller",
         f"{caller}.events=[{','.join(repr(event) for event in EVENTS)}]",
@@ -101,7 +101,7 @@ def test_a_run_that_is_stopped_and_preempted_is_bit_identical(launcher, tmp_path
     assert "COMPLETED, started again 2 times" in launch("status").stdout
 
     quiet = run(
-        "train.py", *QUICK, NO_PICTURES, "model=mlp", "trainer.devices=2", f"run_root={tmp_path}",
+        "train.py", *QUICK, "model=mlp", "trainer.devices=2", f"run_root={tmp_path}",
         *(word.format(tmp_path / "theirs") for word in kept), RUN_ID="quiet",
     )  # fmt: skip
     assert quiet.returncode == 0, quiet.stderr
@@ -113,7 +113,7 @@ def test_a_run_that_is_stopped_and_preempted_is_bit_identical(launcher, tmp_path
 
 
 def test_a_run_that_is_cancelled_saves_and_the_same_submit_continues_it(launcher):
-    launch = launcher("mine", *QUICK, NO_PICTURES, "model=mlp")
+    launch = launcher("mine", *QUICK, "model=mlp")
     assert launch("submit", *SLOW, "trainer.max_epochs=50").returncode == 0
     launch.wait_for("RUNNING, on ")
     other = launcher("other", "trainer.num_nodes=2", "cluster.entrypoint.none=[ls]")
