@@ -18,8 +18,9 @@ help: ## show this list
 train: .venv/train.stamp ## train on handwritten digits; ARGS="data=mnist trainer.max_epochs=5" changes the run
 	.venv/bin/python train.py $(ARGS)
 
+# Three processes for two cores, because many tests wait.
 test: .venv/dev.stamp ## run all tests; ARGS="-m 'not faults'", ARGS="-m clusters" or ARGS=tests/test_make.py: some
-	.venv/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+	.venv/bin/python -m pytest -n 3 --dist worksteal $(ARGS)
 
 faults: .venv/dev.stamp ## run the whole fault laboratory, and write its table into docs/reliability.md
 	.venv/bin/python -m tests.faults.lab $(ARGS)

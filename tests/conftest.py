@@ -1,15 +1,22 @@
 """Shared pieces: real runs of ``train.py``, small enough to take seconds."""
 
+import copy
+import functools
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import hydra
 import pytest
 import torch
 from filelock import FileLock
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig
 
 from tests import fork_server
 
@@ -17,7 +24,12 @@ ROOT = Path(__file__).parents[1]
 QUICK = ["trainer.max_epochs=2", "trainer.accelerator=cpu", "data.global_batch_size=60"]
 """Overrides that make a run of the digits finish in seconds: 20 steps an epoch."""
 
-REFERENCE = [*QUICK, "data.global_batch_size=32", "model=mlp", "data.crop_padding=1"]
+NO_PICTURES = "~callbacks.predictions"
+"""Override for runs of which no test looks at the pictures: these take a third of a short run."""
+
+REFERENCE = [
+    *QUICK, NO_PICTURES, "data.global_batch_size=32", "model=mlp", "data.crop_padding=1",
+]  # fmt: skip
 """Overrides of ``reference_run``: shifted images, so that random numbers count too.
 
 Three ranks cannot share its batch equally."""
@@ -56,9 +68,51 @@ def run(
     )  # fmt: skip
 
 
+def run_code(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """``run`` a script with this code. Unlike ``python -c``, it starts from the fork server."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script.py")
+        script.write_text(code)
+        return run(str(script), *arguments, **options)
+
+
 def pytest_configure() -> None:
-    """Start the Python programs under test from a process that has imported the libraries."""
+    """Start the Python programs under test from a process that has imported the libraries.
+
+    In this process, Hydra composes nothing twice.
+    """
     fork_server.install(environment())
+    hydra.compose = compose_once
+
+
+original_compose = hydra.compose
+
+
+def compose_once(
+    config_name: str | None = None,
+    overrides: Sequence[str] = (),
+    return_hydra_config: bool = False,
+) -> DictConfig:
+    """``hydra.compose``, which takes a tenth of a second, with a memory for what it has composed.
+
+    The files, the overrides and the environment are all that Hydra reads.
+    """
+    sources = GlobalHydra.instance().config_loader().get_sources()
+    paths = [Path(source.path) for source in sources if source.scheme() == "file"]
+    files = sorted(file for path in paths for file in path.rglob("*"))
+    states = [(file, file.stat().st_mtime_ns, file.stat().st_size) for file in files]
+    # pytest keeps the name of the test there.
+    variables = os.environ.items() - {("PYTEST_CURRENT_TEST", os.getenv("PYTEST_CURRENT_TEST"))}
+    surroundings = (tuple(paths), tuple(states), frozenset(variables))
+    composed = compose_in(surroundings, config_name, tuple(overrides), return_hydra_config)
+    return copy.deepcopy(composed)
+
+
+@functools.lru_cache(maxsize=100)
+def compose_in(
+    surroundings: object, config_name: str, overrides: tuple[str, ...], return_hydra_config: bool
+) -> DictConfig:
+    return original_compose(config_name, list(overrides), return_hydra_config)
 
 
 MARKED_FOLDERS = {
@@ -134,6 +188,10 @@ def compose(tmp_path: Path) -> Callable[..., object]:
     from samestep.config.compose import check
 
     def build(*overrides: str) -> object:
-        return check([f"run_root={tmp_path}", "run_id=test", *QUICK, *overrides])
+        # As an override, the folder would make each composition a new one.
+        cfg = check(["run_id=test", *QUICK, *overrides])
+        if not any(override.startswith("run_root=") for override in overrides):
+            cfg.run_root = str(tmp_path)
+        return cfg
 
     return build

@@ -45,11 +45,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LIBRARIES = (
-    "filelock", "fsspec", "hydra", "jsonschema", "lightning", "matplotlib.pyplot",
-    "sklearn.datasets", "torch", "torch.distributed.run", "torch.utils.tensorboard",
+    "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "filelock", "fsspec", "hydra",
+    "hydra._internal.core_plugins.basic_launcher", "hydra._internal.core_plugins.basic_sweeper",
+    "hydra._internal.core_plugins.file_config_source", "jsonschema", "lightning",
+    "matplotlib.backends.backend_agg", "matplotlib.pyplot", "sklearn.datasets",
+    "sklearn.datasets.data", "torch", "torch.distributed.run", "torch.utils.tensorboard",
     "torchvision.transforms.v2",
 )  # fmt: skip
 """What the fork server imports. Not wandb and mlflow, which start threads."""
+
+ENTER_POD = str(Path(__file__).with_name("enter_pod.py"))
 
 AGENTS = ("torch.distributed.run", "samestep.launch.entrypoint")
 """Modules that are run with ``python -m`` and start ranks."""
@@ -80,6 +85,7 @@ SIGNATURE = inspect.signature(ORIGINAL_POPEN._execute_child)
 class Program:
     """A command line that a fork of the server can run, and the surroundings it asks for."""
 
+    pod: list[str]  # the pod that it is process 1 of, as ENTER_POD names it; empty for no pod
     argv: list[str]  # after the options of Python: the script and its arguments
     unbuffered: bool
     cwd: str
@@ -97,6 +103,9 @@ class Program:
         if any(call[name] not in (None, -1) for name in ("gid", "uid", "umask", "process_group")):
             return None
         python, *argv = map(os.fspath, call["args"])
+        pod: list[str] = []
+        if python == sys.executable and argv[:1] == [ENTER_POD]:
+            pod, (python, *argv) = argv[1:4], argv[4:]
         unbuffered = argv[:1] == ["-u"]
         if unbuffered:
             del argv[0]
@@ -104,7 +113,7 @@ class Program:
         if python != sys.executable or not is_program(argv, cwd):
             return None
         env = dict(os.environ if call["env"] is None else call["env"])
-        return cls(argv, unbuffered, cwd, env, call["start_new_session"], os.getpid())
+        return cls(pod, argv, unbuffered, cwd, env, call["start_new_session"], os.getpid())
 
     @property
     def module(self) -> str:
@@ -287,6 +296,8 @@ def become(program: Program, stdio: Sequence[int], connection: socket.socket) ->
     connection.send(str(os.getpid()).encode())
     connection.close()
     os.closerange(3, 64)
+    if program.pod:
+        runpy.run_path(ENTER_POD)["enter"](*program.pod)
 
     # Each fresh interpreter has its own seeds; Python's own generator takes a new one at a fork.
     sys.modules["numpy"].random.seed(random.getrandbits(32))

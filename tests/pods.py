@@ -6,6 +6,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,15 +16,12 @@ from typing import BinaryIO
 from tests.conftest import ROOT
 
 DOMAIN = "ml.svc.cluster.local"
-START = (  # in the namespaces of the pod; "$@" becomes its process 1
-    'hostname "$0" && mount --bind hosts-"$0" /etc/hosts && mount --bind resolv /etc/resolv.conf '
-    '&& cd "$1" && shift && exec "$@"'
-)
+ENTER = str(ROOT / "tests" / "enter_pod.py")
 
 
 def why_not() -> str:
     """What this machine lacks for pods; nothing if they can be made."""
-    for program in ("ip", "unshare", "mount", "hostname"):
+    for program in ("ip", "mount", "hostname"):
         if shutil.which(program) is None:
             return f"needs {program}"
     if os.geteuid() != 0:
@@ -84,13 +82,9 @@ class Cluster:
                 ip(line)
         hosts = f"127.0.0.1 localhost\n{own or address} {hostname}.{DOMAIN} {hostname}\n"
         (self.directory / f"hosts-{hostname}").write_text(hosts)
-        namespaces = ["--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         pod = subprocess.Popen(
-            [
-                "ip", "netns", "exec", space, "unshare", *namespaces, "bash", "-c", START,
-                hostname, str(ROOT), *command,
-            ],
-            cwd=self.directory, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            [sys.executable, ENTER, space, hostname, str(self.directory), *command],
+            cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
         self.pods.append(pod)
         return pod
@@ -120,7 +114,7 @@ def ip(line: str) -> None:
 
 def signal_pod(pod: subprocess.Popen[bytes], signum: int = signal.SIGTERM) -> None:
     """Send a signal to process 1 of a pod, as the kubelet does."""
-    children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text()  # ip became unshare
+    children = Path(f"/proc/{pod.pid}/task/{pod.pid}/children").read_text()
     os.kill(int(children.split()[0]), signum)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import fork_server
+from tests import fork_server, pods
 from tests.conftest import environment, run
 
 pytestmark = pytest.mark.skipif(
@@ -187,6 +187,42 @@ def test_ranks_of_torchrun_are_forked(tmp_path: Path):
     failed = run("-m", "torch.distributed.run", *options, "3")
     assert failed.returncode == 1
     assert "exitcode  : 3" in failed.stderr
+
+
+IN_A_POD = """
+import os, platform, socket, sys
+from pathlib import Path
+print("torch" in sys.modules)
+print(os.getpid(), os.getppid(), os.getcwd(), sorted(os.listdir("/sys/class/net")))
+print(socket.gethostname(), platform.node(), socket.gethostbyname(socket.gethostname()))
+print(Path("/etc/resolv.conf").read_text(), Path("/proc/1/cmdline").exists())
+sys.exit(9)
+"""
+
+
+@pytest.mark.skipif(bool(why := pods.why_not()), reason=why)
+def test_process_1_of_a_pod_finds_what_it_finds_in_a_fresh_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    script = tmp_path / "script.py"
+    script.write_text(IN_A_POD)
+    said = []
+    for is_forked in (True, False):
+        with (
+            monkeypatch.context() as patch,
+            pods.cluster(tmp_path) as cluster,
+            (tmp_path / "log").open("wb") as log,
+        ):
+            if not is_forked:
+                patch.setattr(fork_server.Popen, "server", None)
+            pod = cluster.start("pod-0", [sys.executable, str(script)], log, environment())
+            assert pod.wait(60) == 9
+        said.append((tmp_path / "log").read_text())
+    assert [text.partition("\n")[0] for text in said] == ["True", "False"]
+    forked, fresh = (text.partition("\n")[2] for text in said)
+    assert forked == fresh
+    assert forked.startswith("1 0 ")
+    assert f"pod-0 pod-0 {cluster.address(2)}\n" in forked
 
 
 def test_the_server_prints_nothing_while_it_imports():

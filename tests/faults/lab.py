@@ -25,12 +25,12 @@ import torch
 
 from samestep.ranks import process
 from tests import etcd_server, pods
-from tests.conftest import ROOT, environment, free_port
+from tests.conftest import NO_PICTURES, ROOT, environment, free_port
 from tests.project.test_train import history
 
 BASE = [
     "trainer.accelerator=cpu", "data.global_batch_size=60", "trainer.max_epochs=3", "model=mlp",
-    "model.net.dropout=0.2", "data.crop_padding=1", "callbacks.predictions.num_batches_to_log=0",
+    "model.net.dropout=0.2", "data.crop_padding=1", NO_PICTURES,
 ]  # fmt: skip
 STEPS_PER_EPOCH = 20
 Process = subprocess.Popen[bytes]

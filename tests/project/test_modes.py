@@ -15,7 +15,7 @@ from project import load_run
 from project.evaluate import evaluate
 from project.train import train
 from samestep.config.compose import CONFIGS, check
-from tests.conftest import QUICK
+from tests.conftest import NO_PICTURES, QUICK
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,8 @@ def restore_process() -> Iterator[None]:
 
 def run(tmp_path: Path, *overrides: str) -> Path:
     """Train in this process; return the run directory."""
-    train(check([*QUICK, "model=mlp", f"run_root={tmp_path}", "run_id=run", *overrides]))
+    quick = [*QUICK, NO_PICTURES, "model=mlp", f"run_root={tmp_path}", "run_id=run"]
+    train(check([*quick, *overrides]))
     return tmp_path / "run"
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from tests.conftest import QUICK, run
+from tests.conftest import NO_PICTURES, QUICK, run
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
@@ -80,7 +80,7 @@ def test_another_configuration_is_not_continued(digits_run: Path):
 
 
 def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path):
-    overrides = ["trainer.max_epochs=4", *QUICK[1:], "model=mlp", "model.net.dropout=0.2"]
+    overrides = [*QUICK, NO_PICTURES, "trainer.max_epochs=4", "model=mlp", "model.net.dropout=0.2"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     first = run(
         "train.py", *overrides, *record(tmp_path / "a"), f"run_root={tmp_path}", RUN_ID="whole"
@@ -119,7 +119,7 @@ def test_two_ranks_see_and_learn_what_one_rank_does(tmp_path: Path, launcher: st
 
 
 def test_torchrun_without_a_run_id_puts_all_ranks_into_one_directory(tmp_path: Path):
-    overrides = [*QUICK, "trainer.max_epochs=1", "model=mlp", f"run_root={tmp_path}"]
+    overrides = [*QUICK, NO_PICTURES, "trainer.max_epochs=1", "model=mlp", f"run_root={tmp_path}"]
     result = run(*TORCHRUN, "train.py", *overrides)
     assert result.returncode == 0, result.stderr
     (run_dir,) = tmp_path.iterdir()
@@ -153,7 +153,7 @@ def test_python_m_project_train_is_the_same_program(tmp_path: Path):
 
 def test_a_sweep_gives_each_run_a_directory(tmp_path: Path):
     result = run(
-        "train.py", "-m", *QUICK, "trainer.max_epochs=1", "model=mlp", "seed=1,2",
+        "train.py", "-m", *QUICK, NO_PICTURES, "trainer.max_epochs=1", "model=mlp", "seed=1,2",
         f"run_root={tmp_path}", RUN_ID="sweep",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr

@@ -14,7 +14,7 @@ from samestep.config.compose import check
 from samestep.errors import ConfigError
 from samestep.run.directory import resolved
 from scripts.evaluate import main, make_parser
-from tests.conftest import QUICK, run
+from tests.conftest import NO_PICTURES, QUICK, run
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -46,7 +46,7 @@ def test_a_checkpoint_that_was_kept_can_be_chosen(
     shared_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = ["trainer.save_every_n_epochs=2", "trainer.max_epochs=2", "model=mlp"]
-    kept = shared_run("kept", *QUICK, *overrides)
+    kept = shared_run("kept", *QUICK, NO_PICTURES, *overrides)
     words = ["--split", "val", "--format", "json", "--ckpt"]
     assert json.loads(evaluated(capsys, kept, *words, "epoch-0002")) == metrics(kept, "val")
     with pytest.raises(ConfigError, match=r"ckpt=epoch-0001: .* holds best, epoch-0002, last"):

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shlex
-import subprocess
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from samestep.config.compose import check
 from samestep.errors import RunError
 from samestep.launch import render
 from samestep.run.records import read_history
-from tests.conftest import QUICK, ROOT, environment, run
+from tests.conftest import NO_PICTURES, QUICK, ROOT, run
 
 WORKFLOW = ROOT / "scripts" / "flyte_workflow.py"
 PYFLYTE = Path(sys.executable).with_name("pyflyte")
@@ -42,12 +42,12 @@ pytest.importorskip("flytekitplugins.kfpytorch", reason="needs the extra flyte")
 
 def pyflyte(tmp_path, words, hyperparameters):
     """``pyflyte run``, with everything it writes in ``tmp_path``."""
-    variables = {"FLYTE_OVERRIDES": json.dumps(["cluster=flyte", f"run_root={tmp_path}", *words])}
-    variables |= {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "NO_COLOR": "1"}
-    return subprocess.run(
-        [PYFLYTE, "run", WORKFLOW, "training", "--hyperparameters", json.dumps(hyperparameters)],
-        cwd=tmp_path, env=environment(**variables), timeout=240, check=False,
-        capture_output=True, text=True, stdin=subprocess.DEVNULL,
+    command = shutil.copy(PYFLYTE, tmp_path / "pyflyte.py")  # the fork server knows *.py for Python
+    words = [f"run_root={tmp_path}", NO_PICTURES, *words]
+    return run(
+        command, "run", str(WORKFLOW), "training", "--hyperparameters", json.dumps(hyperparameters),
+        cwd=tmp_path, FLYTE_OVERRIDES=json.dumps(["cluster=flyte", *words]), TMPDIR=str(tmp_path),
+        NO_COLOR="1",
     )  # fmt: skip
 
 
@@ -85,19 +85,21 @@ def test_wrong_values_are_refused_before_any_process_starts(tmp_path):
     )
 
 
-def specifications(*words):
+def specifications(tmp_path, *words):
     """What a cluster gets of the two tasks."""
     overrides = json.dumps(["cluster=flyte", *words])
-    result = run("-c", SPECIFICATIONS, FLYTE_OVERRIDES=overrides, WANDB_API_KEY="0123456789abcdef")
+    script = tmp_path / "script.py"
+    script.write_text(SPECIFICATIONS)
+    result = run(str(script), FLYTE_OVERRIDES=overrides, WANDB_API_KEY="0123456789abcdef")
     assert result.returncode == 0, result.stderr
     assert "0123456789abcdef" not in result.stdout
     return [json.loads(line) for line in result.stdout.splitlines()[-2:]]
 
 
-def test_a_cluster_is_asked_for_what_the_configuration_says():
+def test_a_cluster_is_asked_for_what_the_configuration_says(tmp_path):
     words = ["trainer.devices=4", "cluster.memory=64Gi", "cluster.interruptible=true"]
     words += ["cluster.secret={group: wandb, key: api_key}"]
-    prepare, fit = specifications(*words)
+    prepare, fit = specifications(tmp_path, *words)
     assert fit["metadata"]["retries"] == {"retries": 2}
     assert fit["metadata"]["interruptible"] is True
     (secret,) = fit["securityContext"]["secrets"]
@@ -123,8 +125,8 @@ def test_a_cluster_is_asked_for_what_the_configuration_says():
     assert requests == {"MEMORY": "64Gi", "CPU": "4", "EPHEMERAL_STORAGE": "20Gi"}
 
 
-def test_without_gpus_none_is_asked_for():
-    _, fit = specifications("trainer.accelerator=cpu")
+def test_without_gpus_none_is_asked_for(tmp_path):
+    _, fit = specifications(tmp_path, "trainer.accelerator=cpu")
     assert "GPU" not in {item["name"] for item in fit["container"]["resources"]["requests"]}
     assert "secrets" not in fit.get("securityContext", {})
 
@@ -195,7 +197,7 @@ def test_only_what_may_go_better_is_tried_again(tmp_path, error, as_flyte_sees_i
     (tmp_path / "fit.py").write_text(FIT)
     words = ["cluster=flyte", "cluster.max_restarts=0", "trainer.accelerator=cpu"]
     overrides = json.dumps([*words, f"run_root={tmp_path}"])
-    variables = {"FLYTE_OVERRIDES": overrides, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    variables = {"FLYTE_OVERRIDES": overrides, "TMPDIR": str(tmp_path)}
     done = run(str(tmp_path / "fit.py"), error, str(tmp_path), **variables)
     assert done.stdout.splitlines()[-1] == as_flyte_sees_it
     assert "boom" in done.stderr

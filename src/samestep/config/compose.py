@@ -231,9 +231,12 @@ def _leave_out_keys_of_other_clusters(
     One file serves all clusters of a machine: ``cluster.volume`` in it must not stop a run without
     a cluster. A key that no cluster has stays, and is refused.
     """
+    local = local_cluster_keys(choices, configs)
+    if not local:
+        return
     files = (configs / "cluster").glob("*.yaml")
     known = {key.split(".")[1] for file in files for key in _keys_of(file, "cluster")}
-    for key in local_cluster_keys(choices, configs):
+    for key in local:
         if key in known and key not in reference.cluster and f"cluster.{key}" not in typed:
             with open_dict(cfg.cluster):
                 cfg.cluster.pop(key, None)

@@ -108,8 +108,15 @@ def surroundings() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "world_size": environment.world_size(),
         "num_nodes": environment.num_nodes(),
-        "packages": dict(sorted((package.name, package.version) for package in distributions())),
+        "packages": installed_packages(),
     }
+
+
+def installed_packages() -> dict[str, str]:
+    """The version of every installed package, by name."""
+    # `name` and `version` of a distribution would each read its file.
+    files = [package.metadata for package in distributions()]
+    return dict(sorted((metadata["Name"], metadata["Version"]) for metadata in files))
 
 
 def read_attempts(logs: Path) -> list[dict[str, Any]]:

@@ -10,10 +10,12 @@ import torch
 
 from samestep.callbacks.exact import AverageBuffers, float_buffers, sums_of
 from samestep.callbacks.sums import Sums
-from tests.conftest import QUICK, run
+from tests.conftest import NO_PICTURES, QUICK, run
 
 # Batch norm keeps statistics of each rank's own images; dropout would hide nothing.
-NORM = [*QUICK, "model=resnet18", "model.net.width=2", "model/lr_scheduler=warmup_cosine"]
+NORM = [
+    *QUICK, NO_PICTURES, "model=resnet18", "model.net.width=2", "model/lr_scheduler=warmup_cosine",
+]  # fmt: skip
 
 
 def train(tmp_path: Path, run_id: str, *overrides: str, fault: str = ""):

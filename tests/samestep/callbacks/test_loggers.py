@@ -14,12 +14,11 @@ from threading import Event, Thread
 
 import pytest
 import wandb
-from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from samestep.callbacks import loggers
 from samestep.errors import ConfigError
-from tests.conftest import run
+from tests.conftest import run_code
 
 KEY = "k3y" * 14
 PASSWORD = "hunter2-of-the-server"
@@ -147,7 +146,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
         muted = f"http://127.0.0.1:{mute.getsockname()[1]}"
         code = f"import sys; from {__name__} import *; go_on_offline(*sys.argv[1:3])"
         secrets = {"FAKE_SECRET": SECRET, "NETRC": str(root / "netrc")}
-        result = run("-c", code, str(root), muted, f"a={SECRET}", timeout=120, **secrets)
+        result = run_code(code, str(root), muted, f"a={SECRET}", timeout=120, **secrets)
     assert result.returncode == 0, result.stderr
     (root / "stderr.txt").write_text(result.stderr)
     return root
@@ -195,7 +194,7 @@ def test_wandb_gets_the_configuration_and_no_secret(offline: Path):
 
 def test_a_server_that_goes_away_stops_nothing(tmp_path: Path):
     code = f"import sys; from {__name__} import *; lose_the_server(sys.argv[1])"
-    result = run("-c", code, str(tmp_path), f"a={SECRET}", timeout=120, FAKE_SECRET=SECRET)
+    result = run_code(code, str(tmp_path), f"a={SECRET}", timeout=120, FAKE_SECRET=SECRET)
     assert result.returncode == 0, result.stderr
     assert "W&B: http://127.0.0.1" in result.stdout
     (path,) = tmp_path.glob("online/wandb/run-*-mine/run-mine.wandb")
@@ -215,7 +214,7 @@ def test_a_server_that_goes_away_stops_nothing(tmp_path: Path):
 
 def test_a_server_that_hangs_holds_up_nothing(tmp_path: Path):
     code = f"import sys; from {__name__} import *; leave_a_hanging_server(sys.argv[1])"
-    result = run("-c", code, str(tmp_path), timeout=120)
+    result = run_code(code, str(tmp_path), timeout=120)
     assert result.returncode == 0, result.stderr
     seconds = re.findall(r"seconds to (?:log|end): (\S+)", result.stdout)
     assert float(seconds[0]) < 30  # one step that waited would wait for ever
@@ -241,6 +240,8 @@ def no_mlflow_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_mlflow_variables")
 def test_mlflow_keeps_each_run_in_its_own_directory(tmp_path: Path):
+    from mlflow import MlflowClient  # takes seconds, also in the processes with W&B
+
     for name in ("one", "two"):  # as in a sweep
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text("model: {lr: 0.125}\n")

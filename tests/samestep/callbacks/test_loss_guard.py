@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from samestep.callbacks.loss_guard import LossError, LossGuard
-from tests.conftest import QUICK, run
+from tests.conftest import NO_PICTURES, QUICK, run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*"),
@@ -92,7 +92,7 @@ def test_one_step_too_many_ends_the_run_before_the_update():
 def test_a_run_says_which_step_it_left_out_and_ends_well(tmp_path: Path):
     node = "+callbacks.saboteur"
     result = run(
-        "train.py", *QUICK, "model=mlp", "callbacks.loss_guard.max_skipped=1",
+        "train.py", *QUICK, NO_PICTURES, "model=mlp", "callbacks.loss_guard.max_skipped=1",
         f"{node}._target_=tests.faults.saboteur.Saboteur", f"{node}.dirpath={tmp_path}/records",
         f"{node}.faults=[nan step 5 1]", "trainer.devices=2", f"run_root={tmp_path}", RUN_ID="a",
     )  # fmt: skip

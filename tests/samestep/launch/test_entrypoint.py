@@ -14,7 +14,7 @@ import pytest
 
 from samestep.launch import pid1
 from tests import etcd_server, pods
-from tests.conftest import ROOT, environment, free_port
+from tests.conftest import NO_PICTURES, ROOT, environment, free_port
 from tests.etcd_server import EtcdServer
 from tests.project.test_train import metrics
 from tests.samestep.launch.test_cluster_environment import PYTORCHJOB
@@ -22,7 +22,7 @@ from tests.samestep.launch.test_cluster_environment import PYTORCHJOB
 ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]
 TRAIN = [
     "trainer.accelerator=cpu", "trainer.max_epochs=1", "data.global_batch_size=60", "model=mlp",
-    "callbacks.predictions.num_batches_to_log=0",
+    NO_PICTURES,
 ]  # fmt: skip
 LONG = [  # 12 epochs of at least 2 s, saved each second
     *TRAIN, "trainer.max_epochs=12", "callbacks.last.every_s=1",

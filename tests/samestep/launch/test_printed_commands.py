@@ -20,14 +20,14 @@ from samestep.config.compose import check
 from samestep.launch import render
 from samestep.launch.check.documents import find_pods
 from tests import pods
-from tests.conftest import ROOT, environment
+from tests.conftest import NO_PICTURES, ROOT, environment
 from tests.printed_commands import Command, find_commands
 from tests.project.test_train import metrics
 
 ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]
 SMALL = [
     "trainer.accelerator=cpu", "trainer.max_epochs=1", "model=mlp",
-    "callbacks.predictions.num_batches_to_log=0",
+    NO_PICTURES,
 ]  # fmt: skip
 ENDLESS = [  # saved each second; it is ended by the test
     "trainer.max_epochs=1000", "callbacks.last.every_s=1",

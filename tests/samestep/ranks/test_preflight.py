@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections import namedtuple
@@ -21,6 +22,7 @@ from samestep.config.compose import check as compose_and_check
 from samestep.errors import ConfigError
 from samestep.ranks import environment, network, preflight
 from samestep.ranks.preflight import PreflightError, compare, identity, inspect
+from tests import pods
 from tests.conftest import ROOT, run
 from tests.conftest import environment as variables
 
@@ -302,13 +304,16 @@ def two_nodes():
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-@pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2")
+@pytest.mark.skipif(bool(why := pods.why_not()), reason=why)
 def test_two_nodes_meet_through_the_interface_that_joins_them(two_nodes, tmp_path: Path):
     words = ["scripts/doctor.py", f"run_root={tmp_path}", "cluster.timeout_s=30"]
+    host = socket.gethostname()
+    shutil.copy("/etc/hosts", tmp_path / f"hosts-{host}")
+    shutil.copy("/etc/resolv.conf", tmp_path / "resolv")
     nodes = [
         subprocess.Popen(
-            ["ip", "netns", "exec", name, sys.executable, *TORCHRUN, "--nnodes=2",
-             f"--node-rank={node}", "--master-addr=10.99.0.1", *words],
+            [sys.executable, pods.ENTER, name, host, str(tmp_path), sys.executable, *TORCHRUN,
+             "--nnodes=2", f"--node-rank={node}", "--master-addr=10.99.0.1", *words],
             cwd=ROOT, env=variables(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for node, name in enumerate(NAMESPACES)

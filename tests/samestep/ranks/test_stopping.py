@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from samestep.ranks import stopping
-from tests.conftest import ROOT, environment
+from tests.conftest import ROOT, environment, run_code
 
 PROGRAM = """
 import os, signal, time
@@ -19,10 +19,7 @@ stopping.install()
 
 
 def outcome(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(program)], env=environment(**variables),
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    return run_code(PROGRAM.format(program), timeout=100, **variables)
 
 
 @pytest.mark.parametrize(
@@ -60,10 +57,7 @@ def test_a_closed_terminal_is_a_signal_that_waits_too():
 def test_nohup_keeps_a_run_from_stopping():
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     program = PROGRAM.format("os.kill(os.getpid(), signal.SIGHUP); print(stopping.agreed())")
-    done = subprocess.run(
-        [sys.executable, "-c", ignore + program], env=environment(),
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    done = run_code(ignore + program, timeout=100)
     assert (done.stdout, done.returncode) == ("(0, False)\n", 0)
 
 

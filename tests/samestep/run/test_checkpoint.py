@@ -3,7 +3,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ from samestep.errors import ConfigError
 from samestep.run import checkpoint, files, sidecar
 from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError, link_checkpoint
 from samestep.run.checkpoint import find_newest as newest
-from tests.conftest import environment
+from tests.conftest import run
 
 WEIGHTS = torch.arange(50_000.0)
 
@@ -371,10 +370,9 @@ def test_a_quota_is_one_message_and_keeps_what_was_there(tmp_path: Path):
         "checkpoint = {'state_dict': torch.zeros(50_000), 'global_step': 2}\n"
         f"AtomicCheckpointIO().save_checkpoint(checkpoint, {str(tmp_path / 'last.ckpt')!r})\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment(), capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+    script = tmp_path / "script.py"
+    script.write_text(program)
+    done = run(str(script))
     assert "CheckpointError" in done.stderr
     assert "File too large" in done.stderr
     assert load(newest(tmp_path)) == 1

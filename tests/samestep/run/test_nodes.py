@@ -31,10 +31,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:
 
 
 def config(tmp_path: Path, node: int, *overrides: str) -> DictConfig:
-    return check([*QUICK, f"run_root={tmp_path}/node-{node}", "run_id=mine", *overrides])
+    cfg = check([*QUICK, "run_id=mine", *overrides])
+    cfg.run_root = f"{tmp_path}/node-{node}"
+    return cfg
 
 
-def be_rank(rank: int, tmp_path: Path, scenario: Scenario, overrides: list[str]) -> None:
+def be_rank(rank: int, tmp_path: Path, scenario: Scenario, cfg: DictConfig) -> None:
     """Meet the other ranks, as torchrun would have started them, and play the scenario."""
     node = NODES[rank]
     variables = {"RANK": rank, "WORLD_SIZE": len(NODES), "TORCHELASTIC_RUN_ID": "test"}
@@ -46,16 +48,17 @@ def be_rank(rank: int, tmp_path: Path, scenario: Scenario, overrides: list[str])
         world_size=len(NODES), timeout=timedelta(seconds=60),
     )  # fmt: skip
     nodes.BLOCK_BYTES = 1000  # several blocks a file
-    scenario(config(tmp_path, node, *overrides))
+    scenario(cfg)
     dist.destroy_process_group()
 
 
 def play(tmp_path: Path, scenario: Scenario, *overrides: str) -> None:
     """Play a scenario on all ranks; an assertion that fails on one of them fails the test."""
     context = multiprocessing.get_context("fork")
+    configs = [config(tmp_path, node, *overrides) for node in NODES]
     ranks = [
-        context.Process(target=be_rank, args=(rank, tmp_path, scenario, list(overrides)))
-        for rank in range(len(NODES))
+        context.Process(target=be_rank, args=(rank, tmp_path, scenario, cfg))
+        for rank, cfg in enumerate(configs)
     ]
     for rank in ranks:
         rank.start()

@@ -127,7 +127,9 @@ L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, barebones
 def test_everything_is_logged_and_rank_zero_shows_warnings(tmp_path: Path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/rank-0.log").write_text("earlier\n")
-    result = run("-c", LOGGING, str(tmp_path), FAKE_TOKEN="sesame-open-123")
+    script = tmp_path / "script.py"
+    script.write_text(LOGGING)
+    result = run(str(script), str(tmp_path), FAKE_TOKEN="sesame-open-123")
     assert result.returncode == 0, result.stderr
     log = (tmp_path / "logs/rank-0.log").read_text()
     assert log.startswith("earlier\n")
@@ -136,7 +138,7 @@ def test_everything_is_logged_and_rank_zero_shows_warnings(tmp_path: Path):
     assert "WARNING some.library: token *** is old\n" in log
     assert "UserWarning: look\nhere" in log
     assert result.stderr.startswith(
-        "WARNING: token *** is old\nWARNING: <string>:9: UserWarning: look"
+        f"WARNING: token *** is old\nWARNING: {script}:9: UserWarning: look"
     )
     assert result.stdout == ""
 
