@@ -46,7 +46,10 @@ def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
 
 # -- Imports go one way ----------------------------------------------------------------------------
 
-LEVELS = [["errors"], ["config"], ["ranks"], ["data", "run"], ["callbacks"], ["build", "launch"]]
+LEVELS = [
+    ["errors"], ["config"], ["ranks"], ["data", "run"], ["callbacks"], ["build", "launch"],
+    ["sweep"],
+]  # fmt: skip
 """Parts of samestep. Each part may import from itself and from the levels before its own."""
 
 

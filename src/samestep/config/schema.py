@@ -20,6 +20,7 @@ LAID_OVER = ("experiment", "debug", "local")  # groups that change values and br
 SHARED = (  # parts of others, not to be chosen
     "data/default", "model/default", "cluster/common", "cluster/pods", "cluster/kubernetes"
 )  # fmt: skip
+NO_GROUPS = ("sweep",)  # folders of configs/ whose files are no part of a run: scripts/sweep.py
 COLLECTIONS = ("callbacks", "logger")  # nodes of nodes, to which a run may add its own
 KEPT = ("samestep.", "lightning.Trainer")  # targets whose keys are all listed in configs/
 TYPES = {
@@ -187,6 +188,8 @@ class Schema:
 
     def _suggest(self, key: str, shown: str) -> str:
         """What was probably meant by ``key``, which does not exist."""
+        if key in NO_GROUPS:
+            return f"python scripts/{key}.py {key}={shown} reads it"
         if key.split(".")[0] in LAID_OVER:
             return "its file must begin with # @package _global_"
         keys = [known for known in {**self.defaults, **rules.OF_TRAINER} if "._" not in known]
@@ -221,6 +224,8 @@ def choices_of(configs: Path) -> dict[str, list[str]]:
     groups = {}
     for folder in sorted(path for path in configs.rglob("*") if path.is_dir()):
         group = folder.relative_to(configs).as_posix()
+        if group in NO_GROUPS:
+            continue
         names = sorted(file.stem for file in folder.glob("*.yaml"))
         groups[group] = [name for name in names if f"{group}/{name}" not in SHARED]
     return groups
