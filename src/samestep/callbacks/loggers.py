@@ -5,6 +5,7 @@ run's ``config.yaml``, which is free of secrets, but no code, no output and no c
 """
 
 import logging
+import os
 import re
 import urllib.error
 import urllib.request
@@ -78,6 +79,10 @@ def wandb(
 
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # W&B's report on itself
     environment.set_variable("WANDB_DATA_DIR", str(Path(run_dir, "wandb").absolute()))
+    home = environment.variable("HOME")
+    if environment.variable("WANDB_CACHE_DIR") is None and not (home and os.access(home, os.W_OK)):
+        # Otherwise W&B prints its own log, because it cannot write it into the home directory.
+        environment.set_variable("WANDB_CACHE_DIR", str(Path(run_dir, "wandb", "cache").absolute()))
     wb.finish()  # the run before this one, in a sweep
     wb.teardown()
     settings = wb.setup(settings=silent).settings

@@ -26,7 +26,7 @@ class StepLog(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let W&B watch the gradients, if it should."""
         for logger in watching(trainer):
-            logger.watch(pl_module, log="gradients", log_freq=trainer.log_every_n_steps)
+            logger.watch(pl_module, log="gradients", log_freq=interval_of(trainer))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin at the step from which the run continues."""
@@ -44,7 +44,7 @@ class StepLog(L.Callback):
     ) -> None:
         """Log, if this was the last batch of one of the chosen steps. Every rank calls this."""
         step = trainer.global_step
-        if step == self._last_step or step % trainer.log_every_n_steps:
+        if step == self._last_step or step % interval_of(trainer):
             return
         self._last_step = step
         values: dict[str, float] = {}
@@ -62,6 +62,12 @@ class StepLog(L.Callback):
         """The test has no gradients."""
         for logger in watching(trainer):
             logger.experiment.unwatch(pl_module)
+
+
+def interval_of(trainer: L.Trainer) -> int:
+    """Steps between two values, at least 1."""
+    interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return interval
 
 
 def watching(trainer: L.Trainer) -> list[WandbLogger]:

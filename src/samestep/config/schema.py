@@ -188,8 +188,6 @@ class Schema:
 
     def _suggest(self, key: str, shown: str) -> str:
         """What was probably meant by ``key``, which does not exist."""
-        if key in NO_GROUPS:
-            return f"python scripts/{key}.py {key}={shown} reads it"
         if key.split(".")[0] in LAID_OVER:
             return "its file must begin with # @package _global_"
         keys = [known for known in {**self.defaults, **rules.OF_TRAINER} if "._" not in known]

@@ -266,7 +266,7 @@ def is_same_run(path: Path, name: str, words: Sequence[str]) -> bool:
             cfg = check([f"experiment={name}", *where, *PLACE], configs=configs)
         except ConfigError:
             return False
-    return values_of(cfg) == values_of(check([*words, *PLACE]))
+    return bool(values_of(cfg) == values_of(check([*words, *PLACE])))
 
 
 def values_of(cfg: DictConfig) -> Any:

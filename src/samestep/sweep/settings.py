@@ -12,9 +12,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from samestep.config.compose import CONFIGS, check
+from samestep.config.compose import CONFIGS, check, message_of
 from samestep.config.rules import BOOL, NAME, NULL, STRING, TEXT, Rule, whole
-from samestep.config.schema import choices_of, nearest, no_such_choice, show
+from samestep.config.schema import (
+    choices_of,
+    flatten,
+    is_below,
+    nearest,
+    no_such_choice,
+    parents_of,
+    show,
+)
 from samestep.errors import ConfigError
 from samestep.launch import local_settings
 from samestep.ranks import environment
@@ -131,9 +139,28 @@ def check_space(
     except ConfigError as error:
         check(overrides)
         raise ConfigError(f"{error} (the space of {source})") from error
+    refuse_new_keys(parameters, check(overrides), source)
     if cfg.cluster.name == "local":
         return cfg
     return local_settings.compose_for_cluster(local_settings.to_overrides(overrides))
+
+
+def refuse_new_keys(parameters: Sequence[Parameter], cfg: DictConfig, source: str) -> None:
+    """Raise a ConfigError for a key that the configuration does not have.
+
+    ``check`` leaves the arguments of foreign classes, such as optimizers, to the run: to look at
+    their signatures would import torch. A key below a group that is searched too may belong to one
+    of its files only.
+    """
+    groups = [p.key.replace("/", ".") for p in parameters if p.key in choices_of(CONFIGS)]
+    known = [*flatten(cfg), *groups]
+    known += [parent for key in known for parent in parents_of(key)]
+    for parameter in parameters:
+        key = parameter.key.replace("/", ".")
+        if key not in known and not is_below(key, groups):
+            near = nearest(key, known)
+            hint = f"; did you mean {near}?" if near else ""
+            raise ConfigError(f"{source}: space.{key}: no such key{hint}")
 
 
 def split_words(words: Sequence[str]) -> tuple[str, DictConfig, list[str]]:
@@ -154,7 +181,7 @@ def split_words(words: Sequence[str]) -> tuple[str, DictConfig, list[str]]:
                 refuse_misspelt(key, override.value)
                 overrides.append(str(override.input_line))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(" ".join(str(error).split())) from None
+        raise ConfigError(message_of(error)) from None
     return choice, typed, overrides
 
 
