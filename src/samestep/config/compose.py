@@ -96,7 +96,9 @@ def message_of(error: Exception) -> str:
     """What Hydra or OmegaConf says, in one line. It may repeat an override, but no secret."""
     if isinstance(error, OverrideParseException):
         word = hide_assigned(str(error.override))
-        key, _, value = word.partition("=")
+        key, sign, value = word.partition("=")
+        if not sign:
+            return f"{word}: is no override; write KEY=VALUE or GROUP=CHOICE"
         return (
             f"{word}: cannot be read; write text with signs or letters such as ä in quotes "
             f"within quotes: \"{key}='{value}'\""

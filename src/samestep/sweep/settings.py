@@ -148,7 +148,7 @@ def check_space(
 def refuse_new_keys(parameters: Sequence[Parameter], cfg: DictConfig, source: str) -> None:
     """Raise a ConfigError for a key that the configuration does not have.
 
-    ``check`` leaves the arguments of foreign classes, such as optimizers, to the run: to look at
+    ``check`` leaves the arguments of foreign code, such as optimizers, to the run: to look at
     their signatures would import torch. A key below a group that is searched too may belong to one
     of its files only.
     """
