@@ -9,6 +9,9 @@ python train.py --help
 import sys
 from pathlib import Path
 
+if not (3, 11) <= sys.version_info[:2] < (3, 14):
+    print("error: needs Python 3.11 to 3.13; " + sys.executable + " is another", file=sys.stderr)
+    sys.exit(2)
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
 from samestep.ranks import process  # src is on the path only now
@@ -16,8 +19,14 @@ from samestep.ranks import process  # src is on the path only now
 
 def main() -> int:
     """Import the program and run it: the import takes long enough for a Ctrl-C."""
-    from project.train import main as train
-
+    try:
+        from project.train import main as train
+    except ModuleNotFoundError as error:
+        if str(error.name).split(".")[0] in ("project", "samestep"):
+            raise
+        text = f"error: {sys.executable} has no package {error.name}; use .venv/bin/python"
+        print(f"{text}, which `make train` installs", file=sys.stderr)
+        return 2
     return train()
 
 

@@ -122,11 +122,12 @@ class Program:
 
     @property
     def starts_ranks(self) -> bool:
-        """Whether it may be an agent, which starts Python programs in turn."""
+        """Whether it may be an agent or a search, which start Python programs in turn."""
         if "TORCHELASTIC_RUN_ID" in self.env:
             return False  # it is a rank itself
         is_local_agent = any(word.startswith("trainer.devices=") for word in self.argv)
-        return is_local_agent or self.module in AGENTS
+        is_search = Path(self.argv[0]).name == "sweep.py"
+        return is_local_agent or is_search or self.module in AGENTS
 
 
 def is_program(argv: Sequence[str], cwd: str) -> bool:

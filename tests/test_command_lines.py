@@ -12,6 +12,8 @@ from tests.conftest import ROOT, environment, run
 REFUSED_AT_ONCE = [  # by the configuration alone, without torch
     ("trainer.max_epoch=3", "no such key; did you mean trainer.max_epochs=3?"),
     ("data=mnsit", "no such choice; did you mean data=mnist?"),
+    ("data.root=Läufe", "in quotes within quotes: \"data.root='Läufe'\""),
+    ("sweep=digits_lr", "is for another command, python scripts/sweep.py sweep=digits_lr"),
     ("seed=1,2", "is several values; put -m before it"),
     ("trainer.max_time=abc", "must be null or text such as 00:12:00:00"),
     ("trainer.max_time=5", "must be null or text such as 00:12:00:00"),
@@ -149,3 +151,31 @@ def test_a_run_needs_no_stdout_no_screen_and_no_utf8(tmp_path: Path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "mine/metrics.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("sys.version_info = (3, 10, 4, 'final', 0)", "error: needs Python 3.11 to 3.13; "),
+        ("sys.modules['hydra'] = None", "has no package hydra; use .venv/bin/python, which `make"),
+    ],
+    ids=["wrong Python", "no packages"],
+)
+def test_the_wrong_python_is_one_message(code: str, text: str):
+    program = f"import runpy, sys; {code}; runpy.run_path('train.py', run_name='__main__')"
+    result = run("-c", program)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert text in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_names_with_spaces_and_other_letters(tmp_path: Path):
+    """Also from another directory; the commands that are printed can be pasted."""
+    place = tmp_path / "Mein Projekt ä"
+    place.mkdir()
+    words = ["debug=limit", "model=mlp", "trainer.max_epochs=1", "run_root='Läufe hier'"]
+    result = run(str(ROOT / "train.py"), *words, cwd=place, RUN_ID="mine")
+    assert result.returncode == 0, result.stderr
+    assert (place / "Läufe hier/mine/metrics.json").exists()
+    assert "  python scripts/evaluate.py 'Läufe hier/mine'\n" in result.stdout

@@ -17,10 +17,14 @@ from samestep.config.compose import check
 from samestep.launch import check as rules
 from samestep.launch import main, render, volume
 from samestep.run.name import name_run
+from samestep.sweep import settings
 from tests.conftest import QUICK, ROOT, run
 from tests.printed_commands import PAGES, Command, find_commands
 
-HERE = ("train.py", "scripts/launch.py", "scripts/prepare_data.py", "scripts/doctor.py")
+HERE = (
+    "train.py", "scripts/launch.py", "scripts/prepare_data.py", "scripts/doctor.py",
+    "scripts/sweep.py",
+)  # fmt: skip
 WITH_A_RUN = ("evaluate", "predict", "export", "upload")
 ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"git (mv|rm|grep) |xargs perl": "tests/test_rename.py",
@@ -36,6 +40,7 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"python -m pytest .*tests/e2e": "needs a cluster: docs/clusters/e2e.md",
     r"python -m samestep.launch.entrypoint": "tests/samestep/launch/test_entrypoint.py",
     r"kubectl (create|get|config|apply) |kind |sudo install ": "needs a cluster or a server",
+    r"source |echo .source ": "tests/test_completion.py",
     r"git clone ": "the reader's own copy",
     r"python -m project.language.baselines": "tests/project/language/test_baselines.py",
     r"printf ": "the Dockerfile of Flyte's image, for docker build",
@@ -123,6 +128,13 @@ def test_what_is_launched_has_no_mistakes(command: Command, monkeypatch: pytest.
         assert cfg.data.global_batch_size >= number, f"{number} ranks"
     if "commands" in cfg.cluster and cfg.cluster.name != "docker" and action not in ("check",):
         assert render.command(cfg, overrides, "submit" if action == "render" else action)
+
+
+@of_program("scripts/sweep.py")
+def test_a_search_is_right_as_printed(command: Command, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RUN_ID", command.variables.get("RUN_ID", ""))
+    search = settings.read(arguments_of(command))
+    assert search.name == command.variables.get("RUN_ID", search.sweep.replace("_", "-"))
 
 
 @of_program("scripts/prepare_data.py")

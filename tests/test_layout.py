@@ -53,7 +53,7 @@ LEVELS = [
     ["data", "run"],
     ["callbacks"],
     ["build", "launch"],
-    ["shares"],
+    ["shares", "sweep"],
 ]
 """Parts of samestep. Each part may import from itself and from the levels before its own."""
 

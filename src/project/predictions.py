@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import lightning as L
 import numpy as np
 import torch
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
@@ -31,8 +31,8 @@ class Predictions(L.Callback):
     """Leaves test predictions to look at, on rank zero.
 
     Writes ``grid.png``: rank zero's mistakes, surest first, then images it got right; and
-    ``confusion_matrix.png``: the images of all ranks, counted. Logs the table
-    ``test/predictions`` if there is a W&B logger.
+    ``confusion_matrix.png``: the images of all ranks, counted. W&B, TensorBoard and MLflow get both
+    as ``test/grid`` and ``test/confusion_matrix``, and W&B the table ``test/predictions``.
 
     Args:
         dirpath: where the pictures go.
@@ -80,11 +80,14 @@ class Predictions(L.Callback):
             return
         names = trainer.datamodule.class_names
         self.dirpath.mkdir(parents=True, exist_ok=True)
+        pictures = {"confusion_matrix": draw_confusion(pl_module.confusion, names)}
         if self.grid:  # a small test may leave rank zero without images
-            draw_grid(self.grid, names).savefig(self.dirpath / "grid.png", dpi=120)
-        confusion = draw_confusion(pl_module.confusion, names)
-        confusion.savefig(self.dirpath / "confusion_matrix.png", dpi=120)
+            pictures["grid"] = draw_grid(self.grid, names)
+        for name, figure in pictures.items():
+            figure.savefig(self.dirpath / f"{name}.png", dpi=120)
         for logger in trainer.loggers:
+            for name, figure in pictures.items():
+                log_picture(logger, f"test/{name}", figure, self.dirpath / f"{name}.png")
             if isinstance(logger, WandbLogger):
                 log_table(logger, self.table, names)
 
@@ -138,6 +141,16 @@ def draw_confusion(confusion: Tensor, class_names: list[str]) -> Figure:
     right, total = int(confusion.diag().sum()), int(confusion.sum())
     axes.set_title(f"{right / max(total, 1):.2%} of {total} test images right", fontsize=10)
     return figure
+
+
+def log_picture(logger: Any, name: str, figure: Figure, path: Path) -> None:
+    """Show a picture in the tracker: W&B, TensorBoard or MLflow; other loggers get nothing."""
+    if isinstance(logger, WandbLogger):
+        logger.log_image(name, [str(path)])
+    elif isinstance(logger, TensorBoardLogger):
+        logger.experiment.add_figure(name, figure, close=False)
+    elif isinstance(logger, MLFlowLogger):
+        logger.experiment.log_artifact(logger.run_id, str(path), name.partition("/")[0])
 
 
 def log_table(logger: WandbLogger, table: list[Prediction], class_names: list[str]) -> None:

@@ -24,6 +24,7 @@ from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.share_out import ShareOut
+from samestep.callbacks.step_log import StepLog
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.watchdog import Watchdog
 from samestep.data.download import DownloadError
@@ -132,6 +133,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         *share_out(cfg),
         KeepSums(),
         ChangedValues(),
+        StepLog(),
         *keep_epochs(last, cfg.trainer.save_every_n_epochs),
         *chosen.values(),
     ]

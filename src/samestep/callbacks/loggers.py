@@ -5,6 +5,7 @@ run's ``config.yaml``, which is free of secrets, but no code, no output and no c
 """
 
 import logging
+import os
 import re
 import urllib.error
 import urllib.request
@@ -27,14 +28,27 @@ def tensorboard(run_dir: str) -> TensorBoardLogger:
     return TensorBoardLogger(run_dir, name="tensorboard", version="")
 
 
+class WandbRun(WandbLogger):
+    """Lightning's logger, which also says whether W&B gets the gradients (``StepLog``)."""
+
+    watches = False
+
+
 def wandb(
-    run_dir: str, run_id: str, project: str, entity: str | None, group: str | None, tags: list[str]
-) -> WandbLogger:
+    run_dir: str,
+    run_id: str,
+    project: str,
+    entity: str | None,
+    group: str | None,
+    tags: list[str],
+    watch: bool = False,
+) -> WandbRun:
     """The Weights & Biases run named ``run_id``; the same name continues the same run.
 
     Without a key, or without an answer from the server, the run goes on offline, with one warning
     that says why and how to upload it later. ``WANDB_MODE`` is respected without a warning. All
     files of W&B go to ``<run_dir>/wandb``, and what a server that goes away missed stays there.
+    With ``watch`` it also gets histograms of the gradients, every ``trainer.log_every_n_steps``.
     """
     import wandb as wb  # slow
 
@@ -49,7 +63,7 @@ def wandb(
         finish_timeout=FINISH_TIMEOUT_S,
     )
 
-    def start(mode: Any) -> WandbLogger:
+    def start(mode: Any) -> WandbRun:
         try:
             run = wb.init(
                 project=project, entity=entity, group=group, tags=tags, id=run_id, name=run_id,
@@ -59,10 +73,16 @@ def wandb(
             raise ConfigError(str(error)) from error
         run.define_metric("trainer/global_step")
         run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-        return WandbLogger(experiment=run)
+        logger = WandbRun(experiment=run)
+        logger.watches = watch
+        return logger
 
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # W&B's report on itself
     environment.set_variable("WANDB_DATA_DIR", str(Path(run_dir, "wandb").absolute()))
+    home = environment.variable("HOME")
+    if environment.variable("WANDB_CACHE_DIR") is None and not (home and os.access(home, os.W_OK)):
+        # Otherwise W&B prints its own log, because it cannot write it into the home directory.
+        environment.set_variable("WANDB_CACHE_DIR", str(Path(run_dir, "wandb", "cache").absolute()))
     wb.finish()  # the run before this one, in a sweep
     wb.teardown()
     settings = wb.setup(settings=silent).settings

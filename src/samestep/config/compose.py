@@ -15,7 +15,12 @@ import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -24,6 +29,7 @@ from yaml import YAMLError
 from samestep.config import rules
 from samestep.config.schema import (
     LAID_OVER,
+    NO_GROUPS,
     Schema,
     choices_of,
     flatten,
@@ -82,12 +88,21 @@ def check(
         except OSError as error:
             raise ConfigError(f"a key or a choice cannot be used: {error.strerror}") from None
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
-            raise ConfigError(_message_of(error)) from None
+            raise ConfigError(message_of(error)) from None
     return runs[0]
 
 
-def _message_of(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """What Hydra or OmegaConf says, in one line. It may repeat an override, but no secret."""
+    if isinstance(error, OverrideParseException):
+        word = hide_assigned(str(error.override))
+        key, sign, value = word.partition("=")
+        if not sign:
+            return f"{word}: is no override; write KEY=VALUE or GROUP=CHOICE"
+        return (
+            f"{word}: cannot be read; write text with signs or letters such as ä in quotes "
+            f"within quotes: \"{key}='{value}'\""
+        )
     text, *_ = " ".join(f"{error} {error.__cause__ or ''}".split()).split(" object_type=")
     if list_in_file := re.match(r"In '(.+)': .*Cannot merge DictConfig with ListConfig", text):
         return f"configs/{list_in_file[1]}.yaml: must hold keys, not a list"
@@ -110,6 +125,8 @@ def _spell(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
     line, group = str(override.input_line), override.key_or_group
     if override.is_delete() or override.is_hydra_override():
         return line
+    if group in NO_GROUPS:
+        raise ConfigError(f"{line}: is for another command, python scripts/{group}.py {line} ...")
     # A sweep has no single value yet; it is checked run by run.
     value = "" if override.is_sweep_override() else override.value()
     if group not in groups or isinstance(value, dict):

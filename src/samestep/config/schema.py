@@ -20,6 +20,7 @@ LAID_OVER = ("experiment", "debug", "local")  # groups that change values and br
 SHARED = (  # parts of others, not to be chosen
     "data/default", "model/default", "cluster/common", "cluster/pods", "cluster/kubernetes"
 )  # fmt: skip
+NO_GROUPS = ("sweep",)  # folders of configs/ whose files are no part of a run: scripts/sweep.py
 COLLECTIONS = ("callbacks", "logger")  # nodes of nodes, to which a run may add its own
 KEPT = ("samestep.", "lightning.Trainer")  # targets whose keys are all listed in configs/
 TYPES = {
@@ -221,6 +222,8 @@ def choices_of(configs: Path) -> dict[str, list[str]]:
     groups = {}
     for folder in sorted(path for path in configs.rglob("*") if path.is_dir()):
         group = folder.relative_to(configs).as_posix()
+        if group in NO_GROUPS:
+            continue
         names = sorted(file.stem for file in folder.glob("*.yaml"))
         groups[group] = [name for name in names if f"{group}/{name}" not in SHARED]
     return groups

@@ -42,10 +42,17 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
             *(["Look at"] if look_at else []),
             *(f"  {path:<{width}}     {look_at[name]}" for name, path in paths.items()),
             "Next",
-            *(f"  {command}" for command in OmegaConf.select(cfg, "summary.next") or []),
+            *(f"  {command}" for command in next_commands(cfg)),
             f"  {command_to_go_on(cfg, run_dir, num_epochs)}",
         ]
     )
+
+
+def next_commands(cfg: DictConfig) -> list[str]:
+    """The commands of ``summary.next``, with the run directory as a shell needs it."""
+    run_dir = str(cfg.run_dir)
+    commands = OmegaConf.select(cfg, "summary.next") or []
+    return [str(command).replace(run_dir, shlex.quote(run_dir)) for command in commands]
 
 
 def count_epochs(rows: Rows) -> int:

@@ -1,20 +1,24 @@
 """Trackers against real servers on loopback; each part with W&B runs in a process of its own."""
 
+import csv
 import gzip
 import json
 import os
 import re
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto import wandb_internal_pb2
 
 from samestep.callbacks import loggers
 from samestep.errors import ConfigError
@@ -264,3 +268,127 @@ def test_an_mlflow_server_that_does_not_answer_is_named(tmp_path: Path):
         closed = f"http://127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(ConfigError, match=f"{closed} does not answer"):
         loggers.mlflow(str(tmp_path), "mine", "digits", closed)
+
+
+WITHIN = ["model=mlp", "trainer.max_epochs=1", "trainer.log_every_n_steps=10"]
+"""A run of 39 steps, of which three are logged."""
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with all trackers, each of which writes its own files."""
+    root = tmp_path_factory.mktemp("tracked")
+    words = [
+        *WITHIN, "logger=[tensorboard,wandb,mlflow]", "logger.wandb.watch=true",
+        "callbacks.artifacts.wandb=true", f"run_root={root}", "trainer.accelerator=cpu",
+    ]  # fmt: skip
+    result = run("train.py", *words, RUN_ID="mine", WANDB_MODE="offline", timeout=240)
+    assert result.returncode == 0, result.stderr
+    return root / "mine"
+
+
+def rows_of_csv(run_dir: Path) -> list[dict[str, str]]:
+    with (run_dir / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def records_of_wandb(run_dir: Path) -> list[Any]:
+    """What W&B has written for `wandb sync`: LevelDB's format of logs, after a header of 7 bytes.
+
+    A block of 32 KiB holds pieces: checksum (4 bytes), length (2), kind (1), and the data. Kinds:
+    1 whole record, 2 its first piece, 3 a middle one, 4 the last one.
+    """
+    (path,) = run_dir.glob("wandb/offline-run-*/run-mine.wandb")
+    content, position, pieces, records = path.read_bytes(), 7, b"", []
+    while position + 7 <= len(content):
+        left = 32768 - position % 32768
+        length, kind = struct.unpack_from("<HB", content, position + 4) if left >= 7 else (0, 0)
+        if kind == 0:  # the rest of the block is empty
+            position += left
+            continue
+        pieces += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(pieces)
+            records.append(record)
+            pieces = b""
+    return records
+
+
+def history_of_wandb(run_dir: Path) -> dict[str, dict[int, Any]]:
+    """The values of each name by ``trainer/global_step``."""
+    found: dict[str, dict[int, Any]] = {}
+    for record in records_of_wandb(run_dir):
+        items = {".".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
+        if "trainer/global_step" in items:
+            step = int(float(items.pop("trainer/global_step")))
+            for name, value in items.items():
+                found.setdefault(name, {})[step] = json.loads(value)
+    return found
+
+
+def history_of_tensorboard(run_dir: Path) -> dict[str, dict[int, float]]:
+    events = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+    return {
+        name: {event.step: event.value for event in events.Scalars(name)}
+        for name in events.Tags()["scalars"]
+    }
+
+
+def mlflow_run_of(run_dir: Path) -> tuple[MlflowClient, str]:
+    client = MlflowClient((run_dir / "mlflow").as_uri())
+    experiment = client.get_experiment_by_name("project")
+    (found,) = client.search_runs([experiment.experiment_id])
+    return client, found.info.run_id
+
+
+@pytest.mark.usefixtures("no_mlflow_variables")
+def test_all_trackers_have_the_figures_of_metrics_csv(tracked: Path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    wandb_history, tensorboard = history_of_wandb(tracked), history_of_tensorboard(tracked)
+    client, mlflow_id = mlflow_run_of(tracked)
+    rows = rows_of_csv(tracked)
+    names = {"step/loss", "step/lr", "train/loss", "val/accuracy", "test/accuracy"}
+    for name in sorted(names):
+        expected = {int(row["step"]): float(row[name]) for row in rows if row[name]}
+        assert len(expected) == (3 if name.startswith("step/") else 1)
+        metrics = client.get_metric_history(mlflow_id, name)
+        for found in (
+            wandb_history[name],
+            tensorboard[name],
+            {metric.step: metric.value for metric in metrics},
+        ):
+            assert found.keys() == expected.keys(), name
+            for step, value in expected.items():
+                assert found[step] == pytest.approx(value, rel=1e-6)
+    assert [int(row["step"]) for row in rows if row["step/loss"]] == [9, 19, 29]
+
+
+def test_wandb_gets_gradients_pictures_the_table_and_the_model(tracked: Path):
+    records = records_of_wandb(tracked)
+    # A picture is a group of values, such as its path and its size.
+    history = {(i.nested_key or [i.key])[0] for r in records for i in r.history.item}
+    assert {name for name in history if name.startswith("gradients/")}
+    assert {"test/confusion_matrix", "test/grid", "test/predictions"} <= history
+    artifacts = [r.request.log_artifact.artifact for r in records]
+    artifacts += [r.artifact for r in records]
+    (model,) = [a for a in artifacts if a.type == "model"]
+    assert model.name == "run-mine"
+    paths = {entry.path for entry in model.manifest.contents}
+    assert paths == {"best.ckpt", "config.yaml"}
+
+
+def test_tensorboard_shows_the_pictures(tracked: Path):
+    events = EventAccumulator(str(tracked / "tensorboard")).Reload()
+    assert set(events.Tags()["images"]) == {"test/confusion_matrix", "test/grid"}
+    (image,) = events.Images("test/grid")
+    assert image.encoded_image_string.startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("no_mlflow_variables")
+def test_mlflow_keeps_the_pictures(tracked: Path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    client, run_id = mlflow_run_of(tracked)
+    paths = {file.path for file in client.list_artifacts(run_id, "test")}
+    assert paths == {"test/confusion_matrix.png", "test/grid.png"}

@@ -1,0 +1,75 @@
+"""What trackers and ``metrics.csv`` get within an epoch: loss and learning rate of some steps."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import WandbLogger
+
+from samestep.callbacks.loggers import WandbRun
+
+
+class StepLog(L.Callback):
+    """Logs every ``trainer.log_every_n_steps`` optimizer steps, to all loggers.
+
+    - ``step/loss``: loss of the last batch of the step, the mean over all ranks.
+    - ``step/lr``: learning rate of the first parameter group, with which the step was taken.
+
+    The device is waited for at these steps only. With ``logger.wandb.watch`` W&B also gets a
+    histogram of the gradients of each parameter, as often.
+    """
+
+    def __init__(self) -> None:
+        self._lr: float | None = None
+        self._last_step = -1
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Let W&B watch the gradients, if it should."""
+        for logger in watching(trainer):
+            logger.watch(pl_module, log="gradients", log_freq=interval_of(trainer))
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Begin at the step from which the run continues."""
+        self._last_step = trainer.global_step
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Remember the learning rate: the schedule changes it at the end of the step."""
+        if trainer.optimizers:
+            self._lr = float(trainer.optimizers[0].param_groups[0]["lr"])
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *_: Any
+    ) -> None:
+        """Log, if this was the last batch of one of the chosen steps. Every rank calls this."""
+        step = trainer.global_step
+        if step == self._last_step or step % interval_of(trainer):
+            return
+        self._last_step = step
+        values: dict[str, float] = {}
+        if isinstance(outputs, dict) and isinstance(outputs.get("loss"), torch.Tensor):
+            # Lightning divides the loss by the number of batches that are accumulated.
+            loss = outputs["loss"].detach().float() * trainer.accumulate_grad_batches
+            values["step/loss"] = float(trainer.strategy.reduce(loss, reduce_op="mean"))
+        if self._lr is not None:
+            values["step/lr"] = self._lr
+        # Steps count from 0 in the records, as those of an epoch's metrics do.
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=step - 1)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The test has no gradients."""
+        for logger in watching(trainer):
+            logger.experiment.unwatch(pl_module)
+
+
+def interval_of(trainer: L.Trainer) -> int:
+    """Steps between two values, at least 1."""
+    interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+    return interval
+
+
+def watching(trainer: L.Trainer) -> list[WandbLogger]:
+    """The loggers of W&B that get the gradients; on rank zero only."""
+    return [logger for logger in trainer.loggers if isinstance(logger, WandbRun) and logger.watches]

@@ -1,0 +1,120 @@
+"""Search good values for some keys of the configuration: what ``scripts/sweep.py`` does."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from samestep.errors import ConfigError, RunError
+from samestep.launch.agent import TRAIN
+from samestep.ranks import environment, failure
+from samestep.run import directory
+from samestep.sweep.settings import Settings, read
+
+
+def main(argv: Sequence[str], help_text: str, script: Path = TRAIN) -> int:
+    """Run the search that the words describe, or continue it.
+
+    Returns:
+        0 done, 1 no trial was completed, or an error; 2 wrong usage or configuration; 143 and 130
+        after a signal.
+    """
+    if {"-h", "--help"} & set(argv):
+        print(help_text.strip())
+        return 0
+    try:
+        return sweep(read(argv), argv, script)
+    except (ConfigError, RunError) as error:
+        return failure.report(error)
+
+
+def sweep(settings: Settings, argv: Sequence[str], script: Path) -> int:
+    """Search, and leave the results.
+
+    Returns:
+        The exit code.
+    """
+    if settings.on_cluster:
+        refuse_on_cluster(settings)
+    # It takes a third of a second to import, which wrong usage does not need.
+    from samestep.sweep import results
+    from samestep.sweep.search import Search, share_devices
+    from samestep.sweep.study import FINISHED, Record, build_strategies, storage_errors
+
+    build_strategies(settings, num_trials=0)  # before a folder is made
+    share_devices(settings)
+    made = open_folder(settings)
+    at_once = settings.values["trials_at_once"]
+    environment.limit_threads(at_once * results.count_devices(settings))
+    with storage_errors(settings):
+        try:
+            record = Record(settings)
+        except ConfigError:
+            remove_folder(made)
+            raise
+        done, total = len(record.trials(*FINISHED)), settings.values["n_trials"]
+        word = f"Continuing, {done} of {total} trials are done" if done else f"{total} trials"
+        print(f"Search: {settings.folder}: {word}, {settings.monitor} is to {settings.direction}")
+        exit_code = Search(settings, record, script).run()
+        if exit_code:
+            done = len(record.trials(*FINISHED))
+            print(f"Stopped: {done} of {total} trials are done. To continue:")
+            print(f"  {format_command(settings, argv)}", flush=True)
+            return exit_code
+        return results.leave(settings, record)
+
+
+def open_folder(settings: Settings) -> list[Path]:
+    """Make the folder of the search, and own it until this process ends.
+
+    Returns:
+        The folders that were not there before, the deepest first.
+
+    Raises:
+        ConfigError: if it cannot be made, or if another process searches in it.
+    """
+    folder = settings.folder
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        directory.claim(folder)
+    except ConfigError as error:
+        text = str(error).replace("is being trained by", "is being searched by")
+        raise ConfigError(text.replace("begin another run", "begin another search")) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be written: {error.strerror}; make room or get permission there, or "
+            "choose another directory with run_root=..."
+        ) from error
+    return missing
+
+
+def remove_folder(made: Sequence[Path]) -> None:
+    """Remove the folders that this search has made, as long as nobody has written into them."""
+    for folder in made:
+        for name in (directory.CLAIM, "owner", "journal.log"):
+            (folder / name).unlink(missing_ok=True)
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+
+
+def refuse_on_cluster(settings: Settings) -> None:
+    """Check the manifests of a trial, as before a submit.
+
+    Raises:
+        ConfigError: naming the mistakes.
+    """
+    from samestep.launch import local_settings
+    from samestep.sweep import cluster_job
+
+    words = local_settings.to_overrides(settings.overrides)
+    last = f"{settings.name}-{settings.values['n_trials'] - 1}"
+    with environment.exported({"RUN_ID": last}):
+        cluster_job.prepare(words)
+
+
+def format_command(settings: Settings, argv: Sequence[str]) -> str:
+    """The command that continues the search, for a shell."""
+    line = shlex.join(["python", "scripts/sweep.py", *argv])
+    name = environment.run_id()
+    return f"RUN_ID={name} {line}" if name else line

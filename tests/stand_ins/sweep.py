@@ -1,0 +1,10 @@
+"""``scripts/sweep.py`` with trials that are a stand-in for ``train.py``."""
+
+import sys
+from pathlib import Path
+
+from samestep.ranks import process
+from samestep.sweep.main import main
+
+if __name__ == "__main__":
+    process.run(lambda: main(sys.argv[1:], "help", Path(__file__).with_name("trial.py")))
