@@ -33,11 +33,11 @@ def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:
 def overrides(task: str, folder: Path) -> list[str]:
     """The words of train.py for a task."""
     is_cifar = task.startswith(("cifar", "gpu"))
-    checksums = (folder / task / "checksums.txt").read_text().splitlines()
+    checksums = (folder / task / "checksums.txt").read_text()
     words = [
         "data=cifar10" if is_cifar else "data=mnist", "model=cnn" if is_cifar else "model=mlp",
         *ADAM, f"data.root={folder / task}", f"data.num_val={SIZES[task][1]}",
-        "trainer.accelerator=cpu", f"data.global_batch_size={256 if is_cifar else 128}", *checksums,
+        "trainer.accelerator=cpu", f"data.global_batch_size={256 if is_cifar else 128}", checksums,
     ]  # fmt: skip
     if task.startswith("gpu"):
         words[words.index("trainer.accelerator=cpu")] = "trainer=gpu"
@@ -68,12 +68,12 @@ def write_images(task: str, folder: Path) -> None:
         files = dict(mnist_files(num_train, num_test))
         place, key = root / "mnist", ""
     (place / key).mkdir(parents=True)
-    lines = []
+    digests = []
     for name, content in files.items():
         (place / key / name).write_bytes(content)
         digest = md5(content, usedforsecurity=False).hexdigest()
-        lines.append(f"data.source.files.{key}{name}='{digest}'")
-    (root / "checksums.txt").write_text("\n".join(lines))
+        digests.append(f"{key}{name}: '{digest}'")
+    (root / "checksums.txt").write_text(f"data.source.files={{{', '.join(digests)}}}")
 
 
 def mnist_files(num_train: int, num_test: int) -> Iterator[tuple[str, bytes]]:
