@@ -92,7 +92,7 @@ def cifar_files(num_train: int, num_test: int) -> Iterator[tuple[str, bytes]]:
         images, labels = pictures(num_test if name == "test_batch" else num_train // 5,
                                   (3, 32, 32), seed)  # fmt: skip
         yield name, pickle.dumps({"data": images.reshape(len(images), -1),
-                                  "labels": labels.tolist()}, protocol=2)  # fmt: skip
+                                  "labels": labels.tolist()}, protocol=4)  # fmt: skip
 
 
 def write_tensors(task: str, folder: Path, num_epochs: int = 3) -> None:
