@@ -44,6 +44,8 @@ def overrides(task: str, folder: Path) -> list[str]:
     if task == "gpu-resnet":
         words[words.index("model=cnn")] = "model=resnet18"
         words.append("model.compile=true")
+    elif is_cifar:
+        words.append("model.net.channels=[6,16]")
     return words
 
 
