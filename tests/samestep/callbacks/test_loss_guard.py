@@ -7,13 +7,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-<<<<<<< HEAD
-from samestep.callbacks.loss_guard import LossError, LossGuard
-from tests.conftest import NO_PICTURES, QUICK, run
-=======
 from samestep.callbacks.loss_guard import LossError, LossGuard, are_finite
-from tests.conftest import QUICK, run
->>>>>>> f63fd71 (Cheaper steps and JPEGs: whole images are copied, one check of the gradient, no empty hooks, simplejpeg)
+from tests.conftest import NO_PICTURES, QUICK, run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*"),
