@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help train test faults lint format lock
+.PHONY: help train test faults bench lint format lock
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
@@ -24,6 +24,9 @@ test: .venv/dev.stamp ## run all tests; ARGS="-m 'not faults'", ARGS="-m cluster
 
 faults: .venv/dev.stamp ## run the whole fault laboratory, and write its table into docs/reliability.md
 	.venv/bin/python -m tests.faults.lab $(ARGS)
+
+bench: .venv/dev.stamp ## compare speed with bare loops, into docs/performance.md; ARGS="mnist --repeats 5": some rows
+	.venv/bin/python -m tests.bench $(ARGS)
 
 lint: .venv/dev.stamp ## check style, format and types; change nothing
 	.venv/bin/python -m ruff check

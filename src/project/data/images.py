@@ -50,10 +50,11 @@ class ImageSet:
 
     def __getitem__(self, positions: Tensor) -> RawBatch:
         """The images at these positions of the set, int64 ``[B]``."""
-        ids = self.ids[positions]
+        # index_select copies whole images; indexing with [ids] copies pixel by pixel.
+        ids = self.ids.index_select(0, positions)
         if isinstance(self.source, ImageFiles):
             images = self.source.read(ids, self.num_channels, self.image_size)
         else:
             ids = ids.to(self.source.images.device)
-            images = self.source.images[ids]
-        return RawBatch(images, self.source.labels[ids], ids)
+            images = self.source.images.index_select(0, ids)
+        return RawBatch(images, self.source.labels.index_select(0, ids), ids)

@@ -1,6 +1,7 @@
 """Where images come from: each source makes its files present, and reads them."""
 
 import contextlib
+import io
 import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import simplejpeg
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 from torchvision.datasets.mnist import read_image_file, read_label_file
@@ -176,15 +178,46 @@ def read_image(path: Path, num_channels: int, image_size: int) -> Tensor:
     raises a DataError.
     """
     mode, size = "L" if num_channels == 1 else "RGB", (image_size, image_size)
-    with _reading(path), Image.open(path) as file:
-        if file.mode.startswith(("I", "F")):
-            raise ValueError("more than 8 bits per channel, convert it first")
-        file.draft(mode, size)  # large JPEGs are decoded at a smaller scale
-        image: Image.Image = ImageOps.exif_transpose(file)
-        if "transparency" in image.info:
-            image = image.convert("RGBA")
-        image = ImageOps.fit(image.convert(mode), size, Image.Resampling.BILINEAR)
+    with _reading(path):
+        content = path.read_bytes()
+        with Image.open(io.BytesIO(content)) as file:
+            image = decode_jpeg(content, image_size, mode) if is_plain_jpeg(file) else None
+            if image is None:
+                image = decode(file, image_size, mode)
+        image = ImageOps.fit(image, size, Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(image)).view(*size, num_channels).permute(2, 0, 1)
+
+
+def is_plain_jpeg(file: Image.Image) -> bool:
+    """Whether it is an upright JPEG of grey values or colours, which ``decode_jpeg`` can read."""
+    if file.format != "JPEG" or file.mode not in ("L", "RGB") or "progressive" in file.info:
+        return False
+    return "exif" not in file.info or file.getexif().get(ExifTags.Base.Orientation, 1) == 1
+
+
+def decode_jpeg(content: bytes, image_size: int, mode: str) -> Image.Image | None:
+    """A JPEG of which no side is shorter than ``image_size``, if the file is not smaller.
+
+    It takes two thirds of the time of ``decode``, because it scales by eighths while it decodes. A
+    pixel of the final image differs by a few of the 255 grey values. None if the file is damaged.
+    """
+    space = "GRAY" if mode == "L" else "RGB"
+    try:
+        pixels = simplejpeg.decode_jpeg(content, space, min_height=image_size, min_width=image_size)
+    except ValueError:
+        return None  # Pillow says what is wrong with the file
+    return Image.fromarray(pixels[:, :, 0] if mode == "L" else pixels)
+
+
+def decode(file: Image.Image, image_size: int, mode: str) -> Image.Image:
+    """Any image that Pillow can read."""
+    if file.mode.startswith(("I", "F")):
+        raise ValueError("more than 8 bits per channel, convert it first")
+    file.draft(mode, (image_size, image_size))  # large JPEGs are decoded at a smaller scale
+    image: Image.Image = ImageOps.exif_transpose(file)
+    if "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert(mode)
 
 
 class _ArrayUnpickler(pickle.Unpickler):

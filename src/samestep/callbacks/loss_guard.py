@@ -1,6 +1,7 @@
 """Skips optimizer steps whose gradient is infinite or nan."""
 
 import logging
+import math
 from typing import Any
 
 import lightning as L
@@ -39,32 +40,34 @@ class LossGuard(L.Callback):
     def __init__(self, max_skipped: int) -> None:
         self.max_skipped = max_skipped
         self.num_skipped = 0
-        self._loss_is_finite: Tensor | None = None  # of all batches of this step, on this rank
+        self._losses: list[Tensor] = []  # of all batches of this step, on this rank
         self._steps: list[tuple[int, Tensor, Tensor]] = []  # (step, gradient is bad, loss is fine)
 
     def on_before_backward(
         self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
     ) -> None:
-        """Remember whether the loss of this rank is finite."""
-        finite = loss.detach().isfinite().all()
-        if self._loss_is_finite is not None:
-            finite = finite & self._loss_is_finite
-        self._loss_is_finite = finite
+        """Remember the loss, which is looked at if the gradient is bad."""
+        self._losses.append(loss.detach())
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
     ) -> None:
         """Skip the step if its gradient is not finite."""
-        loss_is_finite, self._loss_is_finite = self._loss_is_finite, None
+        losses, self._losses = self._losses, []
         if getattr(trainer.precision_plugin, "scaler", None):
             return  # with 16-mixed infinite gradients are normal: its scaler skips these steps
-        gradients = [p.grad for p in pl_module.parameters() if p.grad is not None]
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        has_whole_gradient = not isinstance(trainer.strategy, FSDPStrategy)
+        if pl_module.device.type == "cpu" and has_whole_gradient and are_finite(gradients):
+            return
         bad = ~get_total_norm(gradients).isfinite()
-        if isinstance(trainer.strategy, FSDPStrategy):
+        if not has_whole_gradient:
             # Each rank has seen its part of the gradient only.
             bad = trainer.strategy.reduce(bad.float(), reduce_op="max").bool()
-        if loss_is_finite is None:
-            loss_is_finite = ~bad  # manual optimization without Lightning's manual_backward
+        loss_is_finite = ~bad  # manual optimization without Lightning's manual_backward
+        if losses:
+            loss_is_finite = torch.stack([loss.isfinite().all() for loss in losses]).all()
         self._steps.append((trainer.global_step, bad, loss_is_finite))
 
         if bad.is_cuda and optimizer.defaults.get("fused"):
@@ -118,3 +121,12 @@ class LossGuard(L.Callback):
             )
         if trainer.is_global_zero:
             log.warning("%s; skipped, %d of %d", what, self.num_skipped, self.max_skipped)
+
+
+def are_finite(gradients: list[Tensor]) -> bool:
+    """Whether every value is finite, for tensors on the CPU.
+
+    A sum with an infinite or nan value in it is never finite. It takes a fifth of the time of
+    ``get_total_norm``, which makes more small tensors.
+    """
+    return all(math.isfinite(gradient.sum().item()) for gradient in gradients)

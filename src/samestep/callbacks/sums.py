@@ -42,8 +42,7 @@ class Sums(nn.Module):
             sums: for each name a scalar, the sum over these samples.
         """
         with torch.no_grad():
-            values = [sums[name].detach() for name in self.names]
-            batch = torch.stack([*values, torch.full_like(values[0], count)]).to(self._dtype())
+            batch = self._one_row([sums[name].detach() for name in self.names], count)
             self._totals = batch if self._totals is None else self._totals.add_(batch)
 
     def mean_so_far(self, name: str) -> float:
@@ -73,6 +72,13 @@ class Sums(nn.Module):
     def load_state(self, totals: Tensor) -> None:
         """Go on from what ``state`` gave."""
         self._totals = totals.clone().to(self.device_of.device)
+
+    def _one_row(self, values: list[Tensor], count: int) -> Tensor:
+        """The sums of one batch and its number of samples, ``[names + 1]``."""
+        if values[0].device.type == "cpu":
+            # Reading a number takes less time here than an operation on a small tensor.
+            return torch.tensor([*(value.item() for value in values), count], dtype=self._dtype())
+        return torch.stack([*values, torch.full_like(values[0], count)]).to(self._dtype())
 
     def _dtype(self) -> torch.dtype:
         # float64 keeps every count exact; Apple's GPUs do not have it.

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
+from PIL import ExifTags, Image
 from torch.utils.data import DataLoader
 
+from project.data import sources
 from project.data.sources import CIFAR10, MNIST, DataError, Digits, ImageFolder, Images, read_image
 from tests import mirror
 
@@ -287,3 +288,59 @@ def test_the_class_in_the_documentation_works(tmp_path):
     assert train.images.shape == (1000, 1, 8, 8)
     assert train.images.dtype == torch.uint8
     assert len(test.labels) == 200
+
+
+def smooth_photo() -> Image.Image:
+    """A photograph of 500 x 375 pixels that every decoder must show alike."""
+    values = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    return Image.fromarray(values).resize((500, 375), Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize("num_channels", [1, 3])
+@pytest.mark.parametrize("image_size", [32, 224, 400])
+def test_both_decoders_show_the_same_picture(
+    tmp_path: Path, image_size: int, num_channels: int, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "photo.jpg"
+    smooth_photo().save(path, quality=90)
+    decoded = []
+    for used in (sources.decode_jpeg, lambda *_: None):
+        calls: list[object] = []
+        monkeypatch.setattr(
+            sources, "decode_jpeg", lambda *a, used=used, calls=calls: calls.append(a) or used(*a)
+        )
+        decoded.append(read_image(path, num_channels, image_size).float())
+        assert calls
+    difference = (decoded[0] - decoded[1]).abs()
+    assert difference.mean() < 1.5  # of 255
+    assert difference.max() < 16
+
+
+ODD = {
+    "CMYK": lambda image, path: image.convert("CMYK").save(path),
+    "progressive": lambda image, path: image.save(path, progressive=True),
+    "turned": lambda image, path: image.save(path, exif=turned()),
+    "PNG": lambda image, path: image.save(path, "PNG"),
+    "GIF": lambda image, path: image.save(path, "GIF"),
+}
+
+
+def turned() -> Image.Exif:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    return exif
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_files_are_left_to_pillow(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sources, "decode_jpeg", lambda *_: pytest.fail("not a plain JPEG"))
+    ODD[kind](smooth_photo(), tmp_path / "photo.jpg")
+    assert read_image(tmp_path / "photo.jpg", 3, 64).shape == (3, 64, 64)
+
+
+def test_a_jpeg_that_is_cut_in_its_middle_is_refused(tmp_path: Path):
+    path = tmp_path / "photo.jpg"
+    smooth_photo().save(path)
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(DataError, match="cannot be read: image file is truncated"):
+        read_image(path, 3, 64)

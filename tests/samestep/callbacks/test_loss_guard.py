@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from samestep.callbacks.loss_guard import LossError, LossGuard
+from samestep.callbacks.loss_guard import LossError, LossGuard, are_finite
 from tests.conftest import NO_PICTURES, QUICK, run
 
 pytestmark = [
@@ -73,6 +73,18 @@ def test_a_bad_step_changes_neither_weights_nor_moments(
     assert not torch.equal(model.weights[5], model.weights[4])
     assert guard.num_skipped == 1
     assert "step 3: the loss on rank 0 is infinite or nan; skipped, 1 of 2" in caplog.text
+
+
+@pytest.mark.parametrize("place", [0, 511, 999])
+@pytest.mark.parametrize(
+    "values", [[torch.nan], [torch.inf], [-torch.inf], [torch.inf, -torch.inf]]
+)
+def test_one_bad_value_among_many_is_seen(place: int, values: list[float]):
+    gradient = torch.full((1000,), 1e30)
+    assert are_finite([torch.ones(3), gradient])
+    gradient[place] = values[0]
+    gradient[0] = values[-1]
+    assert not are_finite([torch.ones(3), gradient])
 
 
 def test_one_bad_batch_of_an_accumulated_step_leaves_it_out():

@@ -1,13 +1,19 @@
 """Canaries: tests that fail once a library no longer needs, or no longer has, what we patch."""
 
 import inspect
+import os
 
 import lightning as L
+import lightning.fabric
+import pytest
+import torch
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.utils.data import DataLoader
 
 from samestep.ranks import lightning_patches
+from tests.samestep.callbacks.tiny import Tiny
 
 
 def test_canary_lightning_still_talks_to_other_ranks_in_its_handler():
@@ -35,6 +41,57 @@ def test_canary_lightning_still_counts_a_batch_before_its_first_hook():
     source = inspect.getsource(_TrainingEpochLoop.advance)
     ready, hook = source.index("increment_ready()"), source.index('"on_train_batch_start"')
     assert ready < hook < source.index("increment_started()")
+
+
+def test_canary_adam_still_searches_for_gpus_in_each_step(monkeypatch: pytest.MonkeyPatch):
+    searches = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: searches.append(1) or False)
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    torch.optim.Adam([weight], fused=True).step()
+    assert searches
+    assert "PYTORCH_NVML_BASED_CUDA_CHECK" in inspect.getsource(lightning.fabric)
+
+
+def test_without_gpus_torch_searches_for_them_once(monkeypatch: pytest.MonkeyPatch):
+    for has_gpu in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        lightning_patches.search_gpus_once()
+        assert ("PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ) is has_gpu
+
+
+class Counter(L.Callback):
+    """Defines one hook of a step, and one that is called once."""
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def on_train_batch_end(self, *args: object) -> None:
+        self.calls.append("batch")
+
+    def on_train_end(self, *args: object) -> None:
+        self.calls.append("end")
+
+
+@pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*")
+def test_only_the_hooks_that_a_callback_defines_are_called(monkeypatch: pytest.MonkeyPatch):
+    counter = Counter()
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=1, callbacks=[counter], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    lightning_patches.skip_empty_hooks(trainer)
+    sections: list[str] = []
+    monkeypatch.setattr(trainer.profiler, "start", sections.append)
+    batches = DataLoader(torch.ones(4, 2), batch_size=2)
+    trainer.fit(Tiny(), batches, batches)
+    assert counter.calls == ["batch", "batch", "end"]
+    hooks = [name.partition("Counter.")[2] for name in sections if "]Counter." in name]
+    assert [name for name in hooks if name in lightning_patches.STEP_HOOKS] == [
+        "on_train_batch_end", "on_train_batch_end"
+    ]  # fmt: skip
+    assert "on_train_start" in hooks  # is called once, and costs nothing
 
 
 def test_between_steps_no_batch_is_begun():

@@ -1,0 +1,124 @@
+"""How fast a run is, beside what it is compared with. ``make bench`` calls it.
+
+python -m tests.bench                        # every row, 9 repeats: an hour
+python -m tests.bench mnist step             # rows whose names contain one of these words
+python -m tests.bench mnist --repeats 5
+
+Each repeat starts every contender in a process of its own, in turn: A B B A. Contenders of one
+recipe must have the same losses, or their times do not count and the exit code is 1. The results
+go to runs/bench.json, and into the table of docs/performance.md.
+"""
+
+import argparse
+import json
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from samestep.ranks import process
+from tests.bench import measure
+from tests.bench.measure import ROOT, Row
+
+PAGE = ROOT / "docs" / "performance.md"
+COLUMNS = ["workload", "compared", "median", "n", "met", "peak"]
+HEADINGS = ["workload", "compared", "median (95 % interval)", "n", "met", "peak MiB"]
+PACKAGES = ["torch", "lightning", "torchvision", "pillow", "simplejpeg", "hydra-core"]
+
+
+def all_rows(folder: Path) -> list[Row]:
+    """Every row; its images are written when it is measured."""
+    from tests.bench import commands, epochs, levers, loading
+
+    families = (epochs, loading, commands, levers)
+    return [row for family in families for row in family.rows(folder)]
+
+
+def surroundings() -> dict[str, object]:
+    """Versions and hardware."""
+    import torch
+
+    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    return {
+        "date": date.today().isoformat(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+        "cpu": cpu[0].partition(": ")[2] if cpu else platform.machine(),
+        "cpu_cores": len(cpu),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def note(page: Path, order: Sequence[str], lines: Sequence[dict[str, str]]) -> None:
+    """Put results into the table of a page, in the order of the workloads."""
+    before, _, rest = page.read_text().partition("<!-- table -->\n")
+    old, _, after = rest.partition("<!-- end -->")
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in old.splitlines()[2:]]
+    measured = {line["workload"] for line in lines}
+    kept = [cell for cell in cells if cell[0] not in measured and cell[0] in order]
+    table = [*kept, *([line[name] for name in COLUMNS] for line in lines)]
+    table.sort(key=lambda cell: order.index(cell[0]))
+    text = "\n".join(
+        f"| {' | '.join(row)} |" for row in [HEADINGS, ["---"] * len(HEADINGS), *table]
+    )
+    page.write_text(f"{before}<!-- table -->\n{text}\n<!-- end -->{after}")
+
+
+def bench(
+    rows: Sequence[Row], repeats: int, page: Path, json_path: Path, order: Sequence[str]
+) -> int:
+    """Measure rows; returns the exit code. ``order``: the workloads as the table has them."""
+    around = surroundings()
+    busy = measure.busy_share()
+    if busy > measure.BUSY:
+        print(f"warning: other programs use {busy:.0%} of the processors", file=sys.stderr)
+    results = json.loads(json_path.read_text()) if json_path.exists() else {}
+    is_wrong = False
+    for row in rows:
+        if row.needs_gpu and around["gpu"] is None:
+            dash = {"compared": "; ".join(claim.says for claim in row.claims), "median": "no GPU"}
+            lines = [{"workload": row.title, "n": "", "met": "", "peak": "", **dash}]
+        else:
+            measured = measure.measure(row, repeats)
+            lines = measure.lines_of(row, measured)
+            is_wrong |= bool(measured.wrong)
+            if measured.wrong:
+                print(f"error: {row.name}: {measured.wrong}", file=sys.stderr)
+            results[row.name] = {**around, "busy": round(busy, 2), **asdict(measured)}
+        for line in lines:
+            print("  ".join(line[name] for name in COLUMNS if line[name]), flush=True)
+        json_path.parent.mkdir(exist_ok=True)
+        json_path.write_text(json.dumps(results, indent=1) + "\n")
+        note(page, order, lines)
+    return int(is_wrong)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("words", nargs="*", help="parts of the names of rows; none: every row")
+    parser.add_argument("--repeats", type=int, default=9, help="default: 9")
+    parser.add_argument("--json", type=Path, default=ROOT / "runs" / "bench.json")
+    parser.add_argument("--folder", type=Path, help="where images are kept; default: thrown away")
+    chosen = parser.parse_args()
+    folder = chosen.folder or Path(tempfile.mkdtemp(prefix="samestep-bench-"))
+    try:
+        rows = all_rows(folder)
+        names, order = [row.name for row in rows], [row.title for row in rows]
+        if unknown := [word for word in chosen.words if not any(word in name for name in names)]:
+            sys.exit(f"error: {unknown[0]}: no row has this in its name; rows: {', '.join(names)}")
+        rows = [row for row in rows if any(w in row.name for w in chosen.words or [""])]
+        sys.exit(bench(rows, chosen.repeats, PAGE, chosen.json, order))
+    finally:
+        if chosen.folder is None:
+            shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    process.run(main)

@@ -1,0 +1,195 @@
+"""Fresh processes in turn, the gate, and what their times say about each other."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).parents[2]
+PYTHON = sys.executable
+RESULT = "RESULT "
+"""Begins the line in which a contender says what it measured, as JSON."""
+
+TOLERANCE = 1e-3  # of a loss; another order of the images changes it a hundred times more
+BUSY = 0.15  # share of the processors that others may use before we warn
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What ours must reach: a ratio of two contenders, a difference, or a value.
+
+    Args:
+        says: the line as the table shows it, with its limit.
+        measured: the contender whose seconds are judged.
+        against: the contender with which it is compared; None judges the seconds themselves.
+        limit: the bound; None is no promise, the number is only shown.
+        at_least: whether the number must reach the limit, and not stay below it.
+        subtract: compare by a difference and not by a ratio.
+        scale, unit: of the number that is shown, such as 1000 and ms.
+    """
+
+    says: str
+    measured: str
+    against: str | None = None
+    limit: float | None = None
+    at_least: bool = False
+    subtract: bool = False
+    scale: float = 1
+    unit: str = ""
+
+    def value(self, seconds: dict[str, float]) -> float:
+        """The number of one repeat."""
+        value = seconds[self.measured]
+        if self.against is None:
+            return self.scale * value
+        other = seconds[self.against]
+        return self.scale * (value - other if self.subtract else value / other)
+
+    def holds(self, value: float) -> bool:
+        """Whether the number keeps the promise."""
+        if self.limit is None:
+            return True
+        return value >= self.limit if self.at_least else value <= self.limit
+
+
+@dataclass
+class Row:
+    """One workload: contenders that do the same work, and what is claimed of them."""
+
+    name: str
+    title: str
+    contenders: dict[str, list[str]]
+    claims: list[Claim]
+    prepare: Callable[[], None] = lambda: None
+    same_curve: tuple[str, ...] = ()
+    """Contenders whose losses must be equal, or their times do not count."""
+    needs_gpu: bool = False
+
+
+@dataclass
+class Measured:
+    """The repeats of one row."""
+
+    seconds: list[dict[str, float]] = field(default_factory=list)  # of each repeat, by contender
+    peak_mib: dict[str, float] = field(default_factory=dict)
+    wrong: str = ""  # why the times do not count
+
+
+def environment(started: float) -> dict[str, str]:
+    """That of a contender: one thread, nothing that names a run, and when it was started."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("RUN_ID", "WANDB", "MLFLOW"))}
+    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    return kept | ours | {"BENCH_STARTED": repr(started), "PYTHONWARNINGS": "ignore"}
+
+
+def run(command: list[str], timeout: float = 600) -> dict[str, object]:
+    """Run a contender; its result, or how long it took if it gives none."""
+    started = time.time()
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment(started), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        said, errors = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    elapsed = time.time() - started
+    lines = [line for line in said.splitlines() if line.startswith(RESULT)]
+    if lines:
+        return dict(json.loads(lines[-1].removeprefix(RESULT)))
+    if process.returncode not in (0, 2):  # a config error is a contender too
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}: {errors[-2000:]}")
+    return {"seconds": elapsed}
+
+
+def measure(row: Row, repeats: int) -> Measured:
+    """All contenders in turn, each second time backwards: A B B A.
+
+    The gate looks at each repeat: contenders of one recipe must have the same losses.
+    """
+    measured = Measured()
+    row.prepare()
+    for repeat in range(repeats):
+        names = list(row.contenders)
+        results = {}
+        for name in names if repeat % 2 == 0 else reversed(names):
+            results[name] = run(row.contenders[name])
+        measured.seconds.append({name: results[name]["seconds"] for name in names})
+        for name in names:
+            peak = max(measured.peak_mib.get(name, 0), results[name].get("peak_mib", 0))
+            measured.peak_mib[name] = peak
+        measured.wrong = measured.wrong or gate(row, results)
+        print(f"  {row.name} {repeat + 1}/{repeats}", file=sys.stderr, flush=True)
+    return measured
+
+
+def gate(row: Row, results: dict[str, dict[str, object]]) -> str:
+    """Which contender has other losses than the first one of its recipe; empty if none has."""
+    curves = {name: results[name]["curve"] for name in row.same_curve}
+    for name, curve in curves.items():
+        first = curves[row.same_curve[0]]
+        pairs = list(zip(first, curve, strict=False))
+        # A nan is near nothing.
+        near = [abs(a - b) <= TOLERANCE for a, b in pairs]
+        if not all(near) or len(first) != len(curve) or not pairs:
+            return f"{name} has another loss curve than {row.same_curve[0]}: {curve} and {first}"
+    return ""
+
+
+def interval(values: list[float], draws: int = 2000) -> tuple[float, float]:
+    """A bootstrap interval of 95 % of the median."""
+    random_numbers = random.Random(0)
+    medians = sorted(median(random_numbers.choices(values, k=len(values))) for _ in range(draws))
+    return medians[int(0.025 * draws)], medians[int(0.975 * draws) - 1]
+
+
+def busy_share(seconds: float = 1.0) -> float:
+    """Share of the processors that other programs use now."""
+
+    def times() -> tuple[int, int]:
+        numbers = [int(word) for word in Path("/proc/stat").read_text().split()[1:9]]
+        return sum(numbers), numbers[3] + numbers[4]
+
+    total, idle = times()
+    time.sleep(seconds)
+    later, idle_later = times()
+    return 1 - (idle_later - idle) / max(1, later - total)
+
+
+def lines_of(row: Row, measured: Measured) -> list[dict[str, str]]:
+    """What the table says of a row, a line for each claim."""
+    lines = []
+    for claim in row.claims:
+        values = [claim.value(seconds) for seconds in measured.seconds]
+        middle, (low, high) = median(values), interval(values)
+        met = "" if claim.limit is None else "yes" if claim.holds(middle) else "**no**"
+        peaks = [f"{name} {peak:.0f}" for name, peak in measured.peak_mib.items() if peak]
+        number = f"{middle:.3g}{claim.unit} ({low:.3g} to {high:.3g})"
+        if measured.wrong:
+            number, met = "does not count: other losses", "**no**"
+        lines.append(
+            {
+                "workload": row.title, "compared": claim.says, "median": number,
+                "n": str(len(values)), "met": met, "peak": ", ".join(peaks),
+            }
+        )  # fmt: skip
+    return lines
+
+
+def started() -> float:
+    """When the harness started this process, in seconds of the clock."""
+    return float(os.environ["BENCH_STARTED"])
+
+
+def say(**result: object) -> None:
+    """Give the harness a result, with the most memory that this process has had."""
+    status = Path("/proc/self/status").read_text()
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    result.setdefault("peak_mib", int(peak.split()[1]) / 1024)
+    print(RESULT + json.dumps(result), flush=True)
