@@ -1,5 +1,6 @@
 """Shared pieces: real runs of ``train.py``, small enough to take seconds."""
 
+import json
 import os
 import socket
 import subprocess
@@ -14,8 +15,10 @@ from filelock import FileLock
 from tests import fork_server
 
 ROOT = Path(__file__).parents[1]
-QUICK = ["trainer.max_epochs=2", "trainer.accelerator=cpu", "data.global_batch_size=60"]
-"""Overrides that make a run of the digits finish in seconds: 20 steps an epoch."""
+QUICK = [
+    "trainer.max_epochs=2", "trainer.accelerator=cpu", "data.global_batch_size=60", "report=false",
+]  # fmt: skip
+"""Overrides that make a run of the digits finish in seconds: 20 steps an epoch, and no report."""
 
 REFERENCE = [*QUICK, "data.global_batch_size=32", "model=mlp", "data.crop_padding=1"]
 """Overrides of ``reference_run``: shifted images, so that random numbers count too.
@@ -54,6 +57,12 @@ def run(
         cwd=cwd, env=environment(**variables), timeout=timeout,
         capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
+
+
+def final_figures(run_dir: Path) -> dict[str, float]:
+    """What ``metrics.json`` holds, without the seconds, which differ from run to run."""
+    figures = json.loads((run_dir / "metrics.json").read_text())
+    return {name: value for name, value in figures.items() if not name.startswith("time/")}
 
 
 def pytest_configure() -> None:
@@ -113,7 +122,7 @@ def shared_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def digits_run(shared_run: Callable[..., Path]) -> Path:
     """Directory of a finished run: two epochs of digits, as a user trains them."""
-    return shared_run("digits", *QUICK)
+    return shared_run("digits", *QUICK, "report=true")
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,10 @@ from torch.overrides import TorchFunctionMode
 from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
+from samestep.callbacks.epoch_times import EpochTimes
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.run_state import RunState
 from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.watchdog import Watchdog
@@ -132,6 +134,8 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         *share_out(cfg),
         KeepSums(),
         ChangedValues(),
+        EpochTimes(),
+        RunState(cfg.run_dir),
         *keep_epochs(last, cfg.trainer.save_every_n_epochs),
         *chosen.values(),
     ]
