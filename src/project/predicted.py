@@ -44,12 +44,12 @@ class Change(NamedTuple):
 
 
 def read_guesses(run_dir: Path) -> dict[int, Guess]:
-    """The lines of ``predictions/test.csv`` by their ids.
+    """The lines of ``predictions/guesses.csv`` by their ids.
 
     Raises:
         RunError: if the file is absent or damaged.
     """
-    path = run_dir / "predictions" / "test.csv"
+    path = run_dir / "predictions" / "guesses.csv"
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return {

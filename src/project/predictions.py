@@ -39,7 +39,7 @@ class Predictions(L.Callback):
     - ``grid.png``: rank zero's mistakes, surest first, then images it got right.
     - ``sample.png``: some of rank zero's images, drawn by lot; the same ones in each run.
     - ``confusion_matrix.png`` and ``per_class.csv``: the images of all ranks, counted.
-    - ``test.csv``: the guess for each image of all ranks, with which runs are compared.
+    - ``guesses.csv``: the guess for each image of all ranks, with which runs are compared.
     - ``<picture>.txt``: title and description of a picture, for those who cannot see it.
 
     Logs the table ``test/predictions`` if there is a W&B logger.
@@ -114,7 +114,7 @@ class Predictions(L.Callback):
         figure = draw_confusion(confusion, names)
         self.save(figure, "confusion_matrix", words_of_confusion(confusion, names))
         write_csv(self.dirpath / "per_class.csv", count_classes(confusion, names))
-        write_csv(self.dirpath / "test.csv", guesses_of(torch.cat(parts), names))
+        write_csv(self.dirpath / "guesses.csv", guesses_of(torch.cat(parts), names))
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 log_table(logger, self.table, names)
@@ -180,8 +180,9 @@ def words_of_grid(predictions: list[Prediction], class_names: list[str]) -> str:
     ]
     found = f"The surest mistakes are: {', '.join(worst)}." if worst else "There is no mistake."
     return (
-        f"Most confident mistakes\n{len(predictions)} test images with guess, truth in brackets "
-        f"and probability of the guess; {len(mistakes)} mistakes, the surest first. {found}"
+        f"Most confident mistakes\n{len(predictions)} test images of rank zero with guess, truth in "
+        f"brackets and probability. Mistakes come first, the surest of them before the others: "
+        f"{len(mistakes)} of these images. {found}"
     )
 
 
@@ -221,7 +222,7 @@ def count_classes(confusion: Tensor, class_names: list[str]) -> list[list[object
 
 
 def guesses_of(rows: Tensor, class_names: list[str]) -> list[list[object]]:
-    """The lines of ``test.csv`` in order of the ids, of rows ``[N, 4]`` in any order."""
+    """The lines of ``guesses.csv`` in order of the ids, of rows ``[N, 4]`` in any order."""
     lines: list[list[object]] = [["id", "truth", "guess", "probability"]]
     for id_, truth, guess, probability in rows[rows[:, 0].argsort()].tolist():
         names = class_names[int(truth)], class_names[int(guess)]

@@ -18,7 +18,7 @@ def write(run_dir: Path, *guesses: str) -> Path:
     """A run that has guessed these classes; the truth is always ``a``."""
     lines = [f"{number},a,{guess},0.5" for number, guess in enumerate(guesses)]
     (run_dir / "predictions").mkdir(parents=True)
-    (run_dir / "predictions/test.csv").write_text(
+    (run_dir / "predictions/guesses.csv").write_text(
         "\n".join(["id,truth,guess,probability", *lines, ""])
     )
     return run_dir
@@ -39,7 +39,7 @@ def test_changed_guesses_are_found_and_counted(tmp_path: Path):
 
 def test_runs_that_cannot_be_compared_say_why(tmp_path: Path):
     one, other = write(tmp_path / "one", "a"), write(tmp_path / "other", "a")
-    path = other / "predictions/test.csv"
+    path = other / "predictions/guesses.csv"
     path.write_text(path.read_text().replace(",a,a,", ",b,a,"))
     with pytest.raises(RunError, match="not tested on the same images"):
         find_changes(one, other)

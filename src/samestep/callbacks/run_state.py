@@ -14,7 +14,7 @@ from samestep.run import state
 class RunState(L.Callback):
     """Writes ``logs/state.json`` on rank zero: after each epoch, and when the run is interrupted.
 
-    The beginning and the successful end of a run are written by ``samestep.run.directory``.
+    ``samestep.run.directory`` writes the beginning of a run, and its successful end.
 
     Args:
         run_dir: directory of the run.
