@@ -180,8 +180,8 @@ def words_of_grid(predictions: list[Prediction], class_names: list[str]) -> str:
     ]
     found = f"The surest mistakes are: {', '.join(worst)}." if worst else "There is no mistake."
     return (
-        f"Most confident mistakes\n{len(predictions)} test images of rank zero with guess, truth in "
-        f"brackets and probability. Mistakes come first, the surest of them before the others: "
+        f"Most confident mistakes\n{len(predictions)} test images of rank zero: guess, truth in "
+        "brackets and probability. Mistakes come first, the surest of them before the others: "
         f"{len(mistakes)} of these images. {found}"
     )
 
