@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 import os
 import socket
 import subprocess
@@ -21,8 +22,10 @@ from omegaconf import DictConfig
 from tests import fork_server
 
 ROOT = Path(__file__).parents[1]
-QUICK = ["trainer.max_epochs=2", "trainer.accelerator=cpu", "data.global_batch_size=60"]
-"""Overrides that make a run of the digits finish in seconds: 20 steps an epoch."""
+QUICK = [
+    "trainer.max_epochs=2", "trainer.accelerator=cpu", "data.global_batch_size=60", "report=false",
+]  # fmt: skip
+"""Overrides that make a run of the digits finish in seconds: 20 steps an epoch, and no report."""
 
 NO_PICTURES = "~callbacks.predictions"
 """Override for runs of which no test looks at the pictures: these take a third of a short run."""
@@ -74,6 +77,12 @@ def run_code(code: str, *arguments: str, **options: Any) -> subprocess.Completed
         script = Path(folder, "script.py")
         script.write_text(code)
         return run(str(script), *arguments, **options)
+
+
+def final_figures(run_dir: Path) -> dict[str, float]:
+    """What ``metrics.json`` holds, without the seconds, which differ from run to run."""
+    figures = json.loads((run_dir / "metrics.json").read_text())
+    return {name: value for name, value in figures.items() if not name.startswith("time/")}
 
 
 def pytest_configure() -> None:
@@ -167,7 +176,7 @@ def shared_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def digits_run(shared_run: Callable[..., Path]) -> Path:
     """Directory of a finished run: two epochs of digits, as a user trains them."""
-    return shared_run("digits", *QUICK)
+    return shared_run("digits", *(word for word in QUICK if word != "report=false"))
 
 
 @pytest.fixture(scope="session")

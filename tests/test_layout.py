@@ -51,7 +51,7 @@ LEVELS = [
     ["config"],
     ["ranks"],
     ["data", "run"],
-    ["callbacks"],
+    ["callbacks", "report"],
     ["build", "launch"],
     ["shares", "sweep"],
 ]

@@ -1,5 +1,6 @@
-"""Predictions to look at: a grid of test images, a confusion matrix, and a table for W&B."""
+"""Predictions to look at: pictures, tables, and what they show in words."""
 
+import csv
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from project.data.images import Batch
+from samestep.ranks.process_group import gather
 
 GRID_IMAGES = 64  # at most
+SAMPLE_IMAGES = 16
+WORST = 10  # mistakes that are described in words
 
 
 class Prediction(NamedTuple):
@@ -30,9 +34,16 @@ class Prediction(NamedTuple):
 class Predictions(L.Callback):
     """Leaves test predictions to look at, on rank zero.
 
-    Writes ``grid.png``: rank zero's mistakes, surest first, then images it got right; and
-    ``confusion_matrix.png``: the images of all ranks, counted. W&B, TensorBoard and MLflow get both
-    as ``test/grid`` and ``test/confusion_matrix``, and W&B the table ``test/predictions``.
+    Writes into ``dirpath``, where ``report.html`` finds them:
+
+    - ``grid.png``: rank zero's mistakes, surest first, then images it got right.
+    - ``sample.png``: some of rank zero's images, drawn by lot; the same ones in each run.
+    - ``confusion_matrix.png`` and ``per_class.csv``: the images of all ranks, counted.
+    - ``guesses.csv``: the guess for each image of all ranks, with which runs are compared.
+    - ``<picture>.txt``: title and description of a picture, for those who cannot see it.
+
+    W&B, TensorBoard and MLflow get grid and confusion matrix as ``test/grid`` and
+    ``test/confusion_matrix``, and W&B the table ``test/predictions``.
 
     Args:
         dirpath: where the pictures go.
@@ -49,15 +60,22 @@ class Predictions(L.Callback):
         """Forget the test before."""
         self.table: list[Prediction] = []
         self.grid: list[Prediction] = []
+        self.sample: list[tuple[float, Prediction]] = []
+        self.guesses: list[Tensor] = []  # of this rank, [B, 4] each: id, truth, guess, probability
+        self.lots = torch.Generator().manual_seed(0)
 
     def on_test_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Batch, batch_idx: int, *_: Any
     ) -> None:
-        """Keep what the table and the grid will show."""
-        if not shows(trainer, pl_module):
+        """Keep what the tables and the pictures will show."""
+        if not hasattr(pl_module, "confusion"):
             return
         scores = outputs.float().softmax(1)
         guesses = outputs.argmax(1)
+        columns = (batch.ids, batch.labels, guesses, scores.amax(1))
+        self.guesses.append(torch.stack([column.double().cpu() for column in columns], dim=1))
+        if not trainer.is_global_zero:
+            return
         data = trainer.datamodule
 
         def choose(positions: Tensor) -> list[Prediction]:
@@ -73,28 +91,43 @@ class Predictions(L.Callback):
         self.grid += choose(sureness.argsort(descending=True, stable=True)[:GRID_IMAGES].cpu())
         self.grid.sort(key=lambda p: p.guess == p.truth or -max(p.scores))
         del self.grid[GRID_IMAGES:]
+        # Each image draws a lot, and the lowest ones win: every image has the same chance.
+        lots = torch.rand(len(batch.ids), generator=self.lots)
+        lowest = lots.argsort()[:SAMPLE_IMAGES]
+        self.sample += zip(lots[lowest].tolist(), choose(lowest), strict=True)
+        self.sample.sort(key=lambda drawn: drawn[0])
+        del self.sample[SAMPLE_IMAGES:]
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """Draw the pictures and log the table."""
-        if not shows(trainer, pl_module):
+        """Write the pictures and tables, and log the table; every rank must call this."""
+        if not hasattr(pl_module, "confusion"):
+            return
+        parts = gather(torch.cat(self.guesses) if self.guesses else torch.empty(0, 4))
+        if not trainer.is_global_zero:
             return
         names = trainer.datamodule.class_names
         self.dirpath.mkdir(parents=True, exist_ok=True)
-        pictures = {"confusion_matrix": draw_confusion(pl_module.confusion, names)}
+        confusion = pl_module.confusion
+        pictures = {"confusion_matrix": draw_confusion(confusion, names)}
         if self.grid:  # a small test may leave rank zero without images
+            sample = [prediction for _, prediction in self.sample]
             pictures["grid"] = draw_grid(self.grid, names)
-        for name, figure in pictures.items():
-            figure.savefig(self.dirpath / f"{name}.png", dpi=120)
+            self.save(pictures["grid"], "grid", words_of_grid(self.grid, names))
+            self.save(draw_grid(sample, names), "sample", words_of_sample(sample, names))
+        words = words_of_confusion(confusion, names)
+        self.save(pictures["confusion_matrix"], "confusion_matrix", words)
+        write_csv(self.dirpath / "per_class.csv", count_classes(confusion, names))
+        write_csv(self.dirpath / "guesses.csv", guesses_of(torch.cat(parts), names))
         for logger in trainer.loggers:
             for name, figure in pictures.items():
                 log_picture(logger, f"test/{name}", figure, self.dirpath / f"{name}.png")
             if isinstance(logger, WandbLogger):
                 log_table(logger, self.table, names)
 
-
-def shows(trainer: Any, pl_module: Any) -> bool:
-    """Whether there is something to draw: on rank zero, for a model with a confusion matrix."""
-    return trainer.is_global_zero and hasattr(pl_module, "confusion")
+    def save(self, figure: Figure, name: str, description: str) -> None:
+        """Write a picture, and beside it what it shows: the first line is its title."""
+        figure.savefig(self.dirpath / f"{name}.png", dpi=120)
+        (self.dirpath / f"{name}.txt").write_text(f"{description}\n", encoding="utf-8")
 
 
 def to_pixels(images: Tensor, mean: list[float], std: list[float]) -> NDArray[np.uint8]:
@@ -111,7 +144,7 @@ def draw_grid(predictions: list[Prediction], class_names: list[str]) -> Figure:
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
-    axes.text(0.08, 0.22, "Test images: guess (truth), mistakes first", fontsize=10)
+    axes.text(0.08, 0.22, "Test images: guess (truth), probability", fontsize=10)
     for index, p in enumerate(predictions):
         x, y = 0.08 + index % 8 * 1.36, 0.35 + index // 8 * 1.78
         axes.imshow(p.pixels, cmap="gray", vmin=0, vmax=255, extent=(x, x + 1.2, y + 1.2, y))
@@ -151,6 +184,71 @@ def log_picture(logger: Any, name: str, figure: Figure, path: Path) -> None:
         logger.experiment.add_figure(name, figure, close=False)
     elif isinstance(logger, MLFlowLogger):
         logger.experiment.log_artifact(logger.run_id, str(path), name.partition("/")[0])
+
+
+def words_of_grid(predictions: list[Prediction], class_names: list[str]) -> str:
+    """Title and description of the grid: the surest mistakes."""
+    mistakes = [p for p in predictions if p.guess != p.truth]
+    worst = [
+        f"{class_names[p.truth]} taken for {class_names[p.guess]} ({max(p.scores):.1%})"
+        for p in mistakes[:WORST]
+    ]
+    found = f"The surest mistakes are: {', '.join(worst)}." if worst else "There is no mistake."
+    return (
+        f"Most confident mistakes\n{len(predictions)} test images of rank zero: guess, truth in "
+        "brackets and probability. Mistakes come first, the surest of them before the others: "
+        f"{len(mistakes)} of these images. {found}"
+    )
+
+
+def words_of_sample(predictions: list[Prediction], class_names: list[str]) -> str:
+    """Title and description of the sample: each guess."""
+    guesses = [
+        f"{class_names[p.guess]} ({class_names[p.truth]}, {max(p.scores):.1%})" for p in predictions
+    ]
+    return f"Random sample\nGuesses, with truth and probability in brackets: {', '.join(guesses)}."
+
+
+def words_of_confusion(confusion: Tensor, class_names: list[str]) -> str:
+    """Title and description of the confusion matrix: the most frequent mistakes."""
+    mistakes = confusion - confusion.diag().diag()
+    cells = mistakes.flatten().argsort(descending=True, stable=True)[:WORST].tolist()
+    pairs = [(cell // len(class_names), cell % len(class_names)) for cell in cells]
+    frequent = [
+        f"{class_names[row]} taken for {class_names[column]} ({int(mistakes[row, column])})"
+        for row, column in pairs
+        if mistakes[row, column]
+    ]
+    right, total = int(confusion.diag().sum()), int(confusion.sum())
+    found = f"The most frequent mistakes are: {', '.join(frequent)}." if frequent else ""
+    return f"Confusion matrix\n{right} of {total} test images are right. {found}".rstrip()
+
+
+def count_classes(confusion: Tensor, class_names: list[str]) -> list[list[object]]:
+    """For each class its test images, the share that was found, and how often its guess is true."""
+    found = confusion.diag() / confusion.sum(1)
+    true = confusion.diag() / confusion.sum(0)
+    rows: list[list[object]] = [["class", "test images", "found (recall)", "right (precision)"]]
+    for index, name in enumerate(class_names):
+        # A class without images, or without guesses, has no share.
+        shares = ["" if x.isnan() else f"{x:.4f}" for x in (found[index], true[index])]
+        rows.append([name, int(confusion[index].sum()), *shares])
+    return rows
+
+
+def guesses_of(rows: Tensor, class_names: list[str]) -> list[list[object]]:
+    """The lines of ``guesses.csv`` in order of the ids, of rows ``[N, 4]`` in any order."""
+    lines: list[list[object]] = [["id", "truth", "guess", "probability"]]
+    for id_, truth, guess, probability in rows[rows[:, 0].argsort()].tolist():
+        names = class_names[int(truth)], class_names[int(guess)]
+        lines.append([int(id_), *names, f"{probability:.6f}"])
+    return lines
+
+
+def write_csv(path: Path, rows: list[list[object]]) -> None:
+    """Write a table, the heading first."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 def log_table(logger: WandbLogger, table: list[Prediction], class_names: list[str]) -> None:

@@ -49,6 +49,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
 
     from samestep import build, shares
     from samestep.ranks import preflight, process_group, stopping
+    from samestep.report import page
     from samestep.run import artifacts, nodes
     from samestep.run import directory as run
     from samestep.run.records import log_to_files, mute_lightning
@@ -81,7 +82,10 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
                 tested = {name: value.item() for name, value in trainer.callback_metrics.items()}
                 if not trainer.is_global_zero:
                     return {}
-                return run.finish(cfg, history.last() | tested, seconds=time.monotonic() - started)
+                figures = history.last() | tested
+                run.finish(cfg, figures, seconds=time.monotonic() - started)
+                page.write_if_wanted(cfg)
+                return figures
         except ConfigError:
             # Only a step shows some mistakes, such as a metric that the model does not log.
             if trainer.is_global_zero:

@@ -22,8 +22,10 @@ from torch.overrides import TorchFunctionMode
 from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
+from samestep.callbacks.epoch_times import EpochTimes
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.run_state import RunState
 from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.step_log import StepLog
 from samestep.callbacks.stop import StopBetweenSteps
@@ -136,6 +138,8 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         KeepSums(),
         ChangedValues(),
         StepLog(),
+        EpochTimes(),
+        RunState(cfg.run_dir),
         *keep_epochs(last, cfg.trainer.save_every_n_epochs),
         *chosen.values(),
     ]

@@ -25,7 +25,7 @@ import torch
 
 from samestep.ranks import process
 from tests import etcd_server, pods
-from tests.conftest import NO_PICTURES, ROOT, environment, free_port
+from tests.conftest import NO_PICTURES, ROOT, environment, final_figures, free_port
 from tests.project.test_train import history
 
 BASE = [
@@ -278,7 +278,7 @@ def differences(run_dir: Path, records: Path, reference: Path, expected: Path) -
         if ours != theirs:
             odd = [step for step in theirs if ours.get(step) != theirs[step]]
             return f"other images in steps {odd[:5]} of {path.stem}"
-    if (run_dir / "metrics.json").read_text() != (reference / "metrics.json").read_text():
+    if final_figures(run_dir) != final_figures(reference):
         return "other final figures"
     if history(run_dir) != history(reference):
         return "another history"

@@ -1,3 +1,4 @@
+import csv
 import io
 import itertools
 import json
@@ -13,7 +14,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from project.data.images import Batch
-from project.predictions import Predictions, draw_confusion, draw_grid
+from project.predictions import Predictions, count_classes, draw_confusion, draw_grid
 
 MEAN, STD = [0.5, 0.25, 0.1], [0.25, 0.5, 0.2]
 RED = (193, 18, 31)
@@ -171,7 +172,9 @@ def test_kept_mistakes_are_bounded_and_images_may_be_grey(tmp_path):
 def test_a_rank_without_images_draws_the_confusion_matrix_only(tmp_path):
     data = Data(torch.zeros(0, dtype=torch.int64), ["0", "1"], num_channels=1)
     run(tmp_path, data, torch.zeros(0, 2))
-    assert [path.name for path in (tmp_path / "predictions").iterdir()] == ["confusion_matrix.png"]
+    assert sorted(path.name for path in (tmp_path / "predictions").iterdir()) == [
+        "confusion_matrix.png", "confusion_matrix.txt", "guesses.csv", "per_class.csv",
+    ]  # fmt: skip
 
 
 def test_other_ranks_write_nothing(tmp_path):
@@ -209,3 +212,53 @@ def test_wandb_gets_a_table(tmp_path, monkeypatch):
     assert len(images) == 3
     for pixels in data.pixels[:3, 0].numpy():
         assert any((image == pixels).all() for image in images)
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_guess_is_kept_in_order_of_the_ids(tested):
+    _, data, logits, folder = tested
+    rows = table(folder / "guesses.csv")
+    assert [int(row["id"]) for row in rows] == list(range(24))
+    for row in rows:
+        scores = logits[int(row["id"])].softmax(0)
+        assert row["truth"] == data.class_names[int(row["id"]) % 3]
+        assert row["guess"] == data.class_names[scores.argmax()]
+        assert float(row["probability"]) == pytest.approx(scores.max().item(), abs=1e-6)
+
+
+def test_each_class_has_a_line(tested):
+    rows = table(tested[3] / "per_class.csv")
+    assert [row["class"] for row in rows] == ["cat", "dog", "$\\frac"]
+    for row in rows:
+        guesses = table(tested[3] / "guesses.csv")
+        truth = [guess for guess in guesses if guess["truth"] == row["class"]]
+        right = sum(guess["guess"] == row["class"] for guess in truth)
+        guessed = sum(guess["guess"] == row["class"] for guess in guesses)
+        assert int(row["test images"]) == len(truth) == 8
+        assert float(row["found (recall)"]) == pytest.approx(right / 8, abs=1e-4)
+        assert float(row["right (precision)"]) == pytest.approx(right / guessed, abs=1e-4)
+    empty = count_classes(torch.tensor([[3, 0], [0, 0]]), ["a", "b"])
+    assert empty[2] == ["b", 0, "", ""]
+
+
+def test_pictures_are_described_in_words(tested):
+    texts = {path.stem: path.read_text() for path in tested[3].glob("*.txt")}
+    assert texts.keys() == {"grid", "sample", "confusion_matrix"}
+    assert texts["grid"].startswith("Most confident mistakes\n24 test images")
+    assert "5 of these images. The surest mistakes are: $\\frac taken for cat" in texts["grid"]
+    assert "19 of 24 test images are right" in texts["confusion_matrix"]
+    assert texts["sample"].count("%") == 16
+
+
+def test_the_sample_is_drawn_by_lot_from_all_batches(tmp_path):
+    data = Data(torch.arange(200) % 2, ["0", "1"], num_channels=1, batch_size=20)
+    predictions = run(tmp_path, data, torch.zeros(200, 2), num_batches=0)
+    ids = [prediction.id for _, prediction in predictions.sample]
+    assert len(set(ids)) == 16
+    assert len({id_ // 20 for id_ in ids}) > 5
+    again = run(tmp_path, data, torch.zeros(200, 2), num_batches=0)
+    assert [prediction.id for _, prediction in again.sample] == ids

@@ -75,7 +75,8 @@ class RunCopy:
         checkpoints = [p for p in self.run_dir.glob("checkpoints/*.ckpt") if p.name[0] != "."]
         kept = [f"checkpoints/{p.name}" for p in checkpoints if sidecar.role_of(p) == p.name]
         pictures = [f"predictions/{path.name}" for path in self.run_dir.glob("predictions/*")]
-        names = [*RECORDS, *sorted(kept), *(sorted(pictures) if final else []), "metrics.json"]
+        looks = ["report.html", *sorted(pictures)] if final else []
+        names = [*RECORDS, *sorted(kept), *looks, "metrics.json"]
         return [name for name in names if (self.run_dir / name).exists()]
 
     def left(self) -> list[str]:

@@ -13,7 +13,7 @@ from samestep.run.identity import digest_of, read_identity
 
 MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
     r"run_root|run_dir|run_id|allow_changes",
-    r"rules|choices(\..+)?|summary(\..+)?",
+    r"rules|report|choices(\..+)?|summary(\..+)?",
     r"(cluster|logger|callbacks\.(artifacts|progress))(\..+)?",
     r"callbacks\.(\w+\.dirpath|last\.every_s|loss_guard\.max_skipped)",
     r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy|profiler"

@@ -7,7 +7,9 @@ runs/<run_id>/
     checkpoints/       best.ckpt to test, last.ckpt to continue from, epoch-0002.ckpt and so on
                        to keep, a .sha256 file for each
     predictions/       pictures of test results
-    logs/              environment.json, finished.json, git.diff, shares.json, rank-<n>.log
+    logs/              environment.json, state.json, finished.json, git.diff, shares.json,
+                       rank-<n>.log
+    report.html        all of this to look at
 """
 
 import errno
@@ -28,26 +30,27 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.errors import ConfigError
+from samestep.run import state
 from samestep.run.changes import config_digest, find_changes, read_config, resolved
 from samestep.run.files import put_back, read_bytes, set_aside, sha256_of, write_text
 from samestep.run.identity import Identity, read_identity
 from samestep.run.records import read_history, read_json, record_attempt
-from samestep.run.summary import summarize
+from samestep.run.summary import find_best, summarize
 
 log = logging.getLogger(__name__)
 
-CLAIM = ".claim"  # locked by the process that trains
 CLAIM_TIMEOUT_S = 10
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 FINISHED = "logs/finished.json"  # what metrics.json was written for
 SHARES = "logs/shares.json"  # how fast the ranks were, with cluster.shares=auto
+CLAIM = state.CLAIM
 
 saved = read_config  # the name under which scripts know it
 
 PROOF = "last.ckpt.sha256"  # it changes with each checkpoint
 RECORDS = (
     "config.yaml", "metrics.csv", "logs/environment.json", "logs/git.diff", SHARES, FINISHED,
-    f"checkpoints/{PROOF}",
+    state.STATE, f"checkpoints/{PROOF}",
 )  # fmt: skip
 LAST_CHECKPOINT = "samestep.callbacks.last_checkpoint.LastCheckpoint"
 NO_CHECKPOINT = (
@@ -242,6 +245,7 @@ def finish(cfg: DictConfig, metrics: dict[str, float], *, seconds: float) -> dic
         "limits": _limits(cfg),
     }
     write_text(run_dir / FINISHED, json.dumps(finished) + "\n")
+    state.record(run_dir, state.FINISHED, **find_best(cfg, read_history(run_dir, damaged=[])))
     if odd := ", ".join(sorted(name for name in finite if finite[name] is None)):
         log.warning("%s: not a number, and null in metrics.json; look for nan in the data", odd)
     print(summarize(run_dir, seconds), flush=True)
@@ -275,6 +279,8 @@ def _open(cfg: DictConfig, argv: list[str]) -> Path | None:
     write_text(run_dir / "config.yaml", OmegaConf.to_yaml(resolved(cfg)))
     identity = {"run_id": cfg.run_id, "config": config_digest(cfg)}
     record_attempt(run_dir / "logs", argv, cfg.seed, identity)
+    begins_anew: dict[str, Any] = {"monitor": "", "best": None, "epoch": None, "step": None}
+    state.record(run_dir, state.RUNNING, **({} if last else begins_anew))
     return last
 
 

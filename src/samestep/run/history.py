@@ -2,6 +2,8 @@
 
 import csv
 import io
+import math
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,14 +38,15 @@ class History(Logger, L.Callback):
         self.rows: dict[int, dict[str, float]] = {}
 
     def last(self) -> dict[str, float]:
-        """The newest value of each learning metric: no speeds, no learning rates."""
+        """The newest value of each learning metric, and the seconds of training; no speeds."""
         rows = [row for _, row in sorted(self.rows.items())]
         newest = {name: value for row in rows for name, value in row.items()}
-        return {
+        figures = {
             name: newest[name]
             for name in sorted(newest)
             if name.startswith(("train/", "val/", "test/")) and not name.endswith("_per_second")
         }
+        return figures | times_of(rows)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Add ``metrics`` to the row of ``step``."""
@@ -69,7 +72,8 @@ class History(Logger, L.Callback):
         epochs = trainer.fit_loop.epoch_progress.current
         if epochs.processed > epochs.completed:  # type: ignore[attr-defined]  # an epoch's end
             metrics = trainer.callback_metrics.items()
-            figures = {name: value.item() for name, value in metrics if name.startswith("train/")}
+            late = ("train/", "time/", "lr")
+            figures = {name: value.item() for name, value in metrics if name.startswith(late)}
             self.log_metrics(figures | {"epoch": trainer.current_epoch}, trainer.global_step - 1)
         checkpoint["history"] = {step: dict(row) for step, row in self.rows.items()}
         self._write()
@@ -101,3 +105,11 @@ class History(Logger, L.Callback):
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: ``config.yaml`` has them."""
+
+
+def times_of(rows: list[dict[str, float]]) -> dict[str, float]:
+    """The seconds of all epochs together, and of one, the median; nothing where none is known."""
+    seconds = [row["time/epoch_s"] for row in rows if "time/epoch_s" in row]
+    if not seconds:
+        return {}
+    return {"time/total_s": math.fsum(seconds), "time/epoch_s": statistics.median(seconds)}

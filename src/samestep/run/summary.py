@@ -69,14 +69,23 @@ def final_metrics(cfg: DictConfig, run_dir: Path) -> dict[str, str]:
 
 
 def best_epoch(cfg: DictConfig, rows: Rows) -> dict[str, str]:
-    """The best value of the monitored metric, and its epoch."""
+    """The best value of the monitored metric, and its epoch, in words."""
+    best = find_best(cfg, rows)
+    if not best:
+        return {}
+    return {best["monitor"]: f"{best['best']:.4f} in epoch {best['best_epoch']}"}
+
+
+def find_best(cfg: DictConfig, rows: Rows) -> dict[str, Any]:
+    """The best value of the monitored metric, as ``monitor``, ``best`` and ``best_epoch``."""
     monitor: Any = OmegaConf.select(cfg, "callbacks.best.monitor")
     found = [row for row in rows if monitor in row]
     if not found:
         return {}
     choose = min if OmegaConf.select(cfg, "callbacks.best.mode") == "min" else max
     best = choose(found, key=lambda row: row[monitor])
-    return {monitor: f"{best[monitor]:.4f} in epoch {best.get('epoch', 0) + 1:.0f}"}
+    epoch = int(best.get("epoch", 0)) + 1
+    return {"monitor": monitor, "best": best[monitor], "best_epoch": epoch}
 
 
 def speeds(rows: Rows) -> dict[str, str]:
@@ -92,12 +101,21 @@ def speeds(rows: Rows) -> dict[str, str]:
     }
 
 
-def command_to_go_on(cfg: DictConfig, run_dir: Path, num_epochs: int) -> str:
-    """The command that trains the run for twice as many epochs, where it was started before."""
+def command_to_go_on(cfg: DictConfig, run_dir: Path, num_epochs: int | None) -> str:
+    """The command that continues the run, where it was started before.
+
+    Args:
+        cfg: the configuration of the run.
+        run_dir: its directory.
+        num_epochs: of a finished run, which is trained for twice as many; None for a run that was
+            interrupted, to which its own limits apply.
+    """
     attempts = read_attempts(run_dir / "logs")
     command = attempts[-1].get("command", []) if attempts else []
-    words = [word for word in command[1:] if not word.startswith("trainer.max_")]
-    words.append(f"trainer.max_epochs={2 * num_epochs}")
+    words = command[1:]
+    if num_epochs is not None:
+        words = [word for word in words if not word.startswith("trainer.max_")]
+        words.append(f"trainer.max_epochs={2 * num_epochs}")
     cluster = OmegaConf.select(cfg, "cluster.name") or "local"
     # A command such as `python train.py cluster=k8s` may also be typed on a machine of one's own.
     if cluster == "local" or environment.variable(environment.ON_CLUSTER) is None:

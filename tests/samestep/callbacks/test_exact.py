@@ -1,6 +1,5 @@
 """What is kept of each rank when an epoch is interrupted: buffers, sums, random numbers, order."""
 
-import json
 import signal
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 
 from samestep.callbacks.exact import AverageBuffers, float_buffers, sums_of
 from samestep.callbacks.sums import Sums
-from tests.conftest import NO_PICTURES, QUICK, run
+from tests.conftest import NO_PICTURES, QUICK, final_figures, run
 
 # Batch norm keeps statistics of each rank's own images; dropout would hide nothing.
 NORM = [
@@ -41,10 +40,8 @@ def test_buffers_and_sums_of_each_rank_survive_an_interrupted_epoch(tmp_path: Pa
             torch.load(tmp_path / name / f"weights-{rank}.pt") for name in ("whole", "stopped")
         )
         assert all(torch.equal(whole[key], ours[key]) for key in whole)
-    final = [
-        json.loads((tmp_path / f"runs/{n}/metrics.json").read_text()) for n in ("whole", "stopped")
-    ]
-    assert final[0] == final[1]
+    whole, stopped = (final_figures(tmp_path / "runs" / name) for name in ("whole", "stopped"))
+    assert whole == stopped
 
 
 def test_counters_and_empty_buffers_have_no_mean():

@@ -22,7 +22,7 @@ from wandb.proto import wandb_internal_pb2
 
 from samestep.callbacks import loggers
 from samestep.errors import ConfigError
-from tests.conftest import run_code
+from tests.conftest import run, run_code
 
 KEY = "k3y" * 14
 PASSWORD = "hunter2-of-the-server"
@@ -336,7 +336,9 @@ def history_of_tensorboard(run_dir: Path) -> dict[str, dict[int, float]]:
     }
 
 
-def mlflow_run_of(run_dir: Path) -> tuple[MlflowClient, str]:
+def mlflow_run_of(run_dir: Path) -> tuple[Any, str]:
+    from mlflow import MlflowClient  # takes seconds, also in the processes with W&B
+
     client = MlflowClient((run_dir / "mlflow").as_uri())
     experiment = client.get_experiment_by_name("project")
     (found,) = client.search_runs([experiment.experiment_id])

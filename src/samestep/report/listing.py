@@ -1,0 +1,78 @@
+"""All runs of a folder: what they are doing, and what they have reached. Imports no torch.
+
+It reads one small file of each run, so that ten thousand runs are listed within two seconds.
+"""
+
+import os
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from samestep.run import state
+
+HEADING = ("run", "state", "best", "epochs", "seen")
+WHY_WIDTH = 60  # characters of a reason
+
+
+class Listed(NamedTuple):
+    """One run of the list."""
+
+    name: str
+    status: state.Status
+    seen: float
+    """When it was seen last: seconds since 1970."""
+
+
+def list_runs(folder: Path) -> list[Listed]:
+    """The runs of a folder, the newest first. Other folders in it are left out."""
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            status = state.read(path)
+            # A run of an older version has no such file, and only its configuration tells.
+            if not status.time and not (path / "config.yaml").exists():
+                continue
+            found.append(Listed(entry.name, status, _seen(status, entry)))
+    return sorted(found, key=lambda run: (-run.seen, run.name))
+
+
+def _seen(status: state.Status, entry: os.DirEntry[str]) -> float:
+    try:
+        return datetime.fromisoformat(status.time).timestamp()
+    except ValueError:
+        return entry.stat().st_mtime
+
+
+def to_lines(runs: Sequence[Listed], now: float) -> list[str]:
+    """The runs as a table for the terminal, the heading first."""
+    rows = [HEADING, *(_cells(run, now) for run in runs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADING))]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _cells(run: Listed, now: float) -> tuple[str, ...]:
+    status = run.status
+    best = "" if status.best is None else f"{status.best:.5g} {status.monitor}"
+    why = f": {status.why}" if status.why else ""
+    reason = why if len(why) <= WHY_WIDTH else f"{why[: WHY_WIDTH - 3]}..."
+    epochs = "" if status.epoch is None else str(status.epoch)
+    return run.name, f"{status.state}{reason}", best, epochs, f"{age(now - run.seen)} ago"
+
+
+def age(seconds: float) -> str:
+    """A time span in its largest unit: ``5 s``, ``12 min``, ``3 h`` or ``8 days``."""
+    span = timedelta(seconds=max(seconds, 0))
+    if span < timedelta(minutes=1):
+        return f"{span.seconds} s"
+    if span < timedelta(hours=1):
+        return f"{span.seconds // 60} min"
+    if span < timedelta(days=1):
+        return f"{span.seconds // 3600} h"
+    return f"{span.days} days"
+
+
+def to_json(runs: Sequence[Listed]) -> list[dict[str, Any]]:
+    """The runs as plain containers."""
+    return [{"name": run.name, **run.status._asdict()} for run in runs]

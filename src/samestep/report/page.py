@@ -1,0 +1,194 @@
+"""``report.html``: one run on one page that needs no other file and no network.
+
+matplotlib and jinja2 are imported when a page is made: a run that starts does not wait for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from samestep.ranks.secrets import redact
+from samestep.report.files import Run, read_predictions, read_run, timeline, typed_keys
+from samestep.run import state, summary
+from samestep.run.files import write_text
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+log = logging.getLogger(__name__)
+
+NAME = "report.html"
+MAX_EPOCHS = 100  # lines of the table of epochs
+MACHINE = (
+    "started", "hostname", "platform", "python", "cpu", "cpu_cores", "memory_gib", "gpus",
+    "world_size", "num_nodes", "seed",
+)  # fmt: skip
+MAIN_PACKAGES = ("torch", "lightning", "hydra-core", "numpy", "samestep", "project")
+
+
+class Node(NamedTuple):
+    """One key of the configuration."""
+
+    name: str
+    value: str
+    is_typed: bool
+    """Whether the command line named it."""
+    children: tuple[Node, ...]
+
+
+def write_if_wanted(cfg: DictConfig) -> None:
+    """Write the report at the end of a run, if ``report`` is true; on rank zero only.
+
+    A report that fails is a warning: the run and its results are whole without it.
+    """
+    if not OmegaConf.select(cfg, "report"):
+        return
+    run_dir = Path(cfg.run_dir)
+    try:
+        write(run_dir)
+    except Exception as error:
+        log.warning(
+            "%s was not written: %s: %s. `python scripts/report.py %s` tries again",
+            run_dir / NAME, type(error).__name__, error, run_dir,
+        )  # fmt: skip
+
+
+def write(run_dir: Path, path: Path | None = None) -> Path:
+    """Write the report of a run, which may still be training.
+
+    Args:
+        run_dir: directory of the run.
+        path: where to write; None is ``report.html`` in the run directory.
+
+    Returns:
+        The path of the report.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    path = path or run_dir / NAME
+    write_text(path, render("report.html", **content_of(read_run(run_dir))))
+    return path
+
+
+def content_of(run: Run) -> dict[str, Any]:
+    """What the page of a run shows, by the names of its template."""
+    from samestep.report import charts
+
+    curves = charts.curves_of(run.rows)
+    epochs = run.num_epochs if run.status.state == state.FINISHED else None
+    return {
+        "title": run.name,
+        "status": run.status,
+        "problems": [redact(problem) for problem in run.problems],
+        "facts": facts_of(run),
+        "figures": {name: show(value) for name, value in sorted(run.figures.items())},
+        "charts": [charts.draw(title, points, axis) for title, (axis, points) in curves.items()],
+        "epochs": epochs_of(run),
+        "predictions": read_predictions(run.run_dir),
+        "choices": OmegaConf.select(run.cfg, "choices") or {},
+        "tree": tree_of(OmegaConf.to_container(run.cfg), typed_keys(run)),
+        "machine": machine_of(run),
+        "packages": packages_of(run),
+        "timeline": timeline(run),
+        "command": summary.command_to_go_on(run.cfg, run.run_dir, epochs),
+    }
+
+
+def facts_of(run: Run) -> dict[str, str]:
+    """The first things that a reader wants to know."""
+    facts = {"epochs": str(run.num_epochs)}
+    facts |= summary.final_metrics(run.cfg, run.run_dir)
+    facts |= summary.best_epoch(run.cfg, run.rows)
+    if seconds := run.figures.get("time/total_s"):
+        facts["training time"] = f"{seconds:,.1f} s"
+    return facts | summary.speeds(run.rows)
+
+
+def epochs_of(run: Run) -> list[list[str]]:
+    """The metrics of each epoch as a table, the heading first; the newest epochs of a long run."""
+    rows = [row for row in run.rows if any(name.startswith(("train/", "val/")) for name in row)]
+    names = sorted({name for row in rows for name in row if not name.startswith("test/")})
+    names = [name for name in names if name not in ("epoch", "step")]
+    if not rows:
+        return []
+    lines = [
+        [f"{row.get('epoch', -1) + 1:.0f}", f"{row['step'] + 1:.0f}"]
+        + [show(row[name]) if name in row else "" for name in names]
+        for row in rows[-MAX_EPOCHS:]
+    ]
+    return [["epoch", "step", *names], *lines]
+
+
+def machine_of(run: Run) -> dict[str, str]:
+    """Machine, processes and code of the newest start."""
+    facts = {name.replace("_", " "): words_of(run.start.get(name)) for name in MACHINE}
+    git = run.start.get("git")
+    if isinstance(git, dict):
+        changed = ", with uncommitted changes (logs/git.diff)" if git.get("dirty") else ""
+        facts["commit"] = f"{git.get('commit') or 'not known'}{changed}"
+    return {name: text for name, text in facts.items() if text}
+
+
+def packages_of(run: Run) -> dict[str, str]:
+    """The versions of the installed packages, those that matter most first."""
+    packages = run.start.get("packages")
+    if not isinstance(packages, dict):
+        return {}
+    names = [name for name in MAIN_PACKAGES if name in packages]
+    names += [name for name in packages if name not in names]
+    return {name: str(packages[name]) for name in names}
+
+
+def tree_of(node: Any, typed: set[str], path: str = "") -> tuple[Node, ...]:
+    """A configuration as a tree; the choices of files are shown elsewhere."""
+    if not isinstance(node, dict):
+        return ()
+    return tuple(_nodes(node, typed, path))
+
+
+def _nodes(node: dict[Any, Any], typed: set[str], path: str) -> Iterator[Node]:
+    for key, value in node.items():
+        full = f"{path}.{key}" if path else str(key)
+        if full == "choices":
+            continue
+        children = tree_of(value, typed, full)
+        yield Node(str(key), "" if children else words_of(value), full in typed, children)
+
+
+def words_of(value: Any) -> str:
+    """A value as the YAML of the configuration writes it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(words_of, value))}]"
+    return str(value)
+
+
+def show(value: float | None) -> str:
+    """A figure with as many places as can be read; null stands for nan and infinity."""
+    if value is None:
+        return "not a number"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.5g}"
+
+
+def render(template: str, **content: Any) -> str:
+    """A page from a template. Every text is escaped, except for the SVG of our own charts."""
+    return _environment().get_template(template).render(**content)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    templates = FileSystemLoader(Path(__file__).parent / "templates")
+    return Environment(loader=templates, autoescape=True, undefined=StrictUndefined,
+                       trim_blocks=True, lstrip_blocks=True)  # fmt: skip

@@ -1,0 +1,113 @@
+"""How far a run is, in one small file: ``logs/state.json``. Imports no torch.
+
+Rank zero writes it when the run starts, at the end of each epoch, when the run is told to stop,
+when it fails, and when it is finished. A process that is killed cannot write any more: then the
+file still says ``running``, but nobody holds the lock of the run directory.
+"""
+
+import fcntl
+import json
+import logging
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from samestep.ranks.secrets import redact
+from samestep.run.files import write_text
+
+log = logging.getLogger(__name__)
+
+STATE = "logs/state.json"
+CLAIM = ".claim"  # locked by the process that trains
+RUNNING, STOPPED, FAILED, FINISHED = "running", "stopped", "failed", "finished"
+KILLED = "killed, or its machine was lost: it ended without a message"
+MAX_WHY = 500  # characters of an error message
+
+
+class Status(NamedTuple):
+    """What is known of a run without reading its large files."""
+
+    state: str
+    """running, stopped, failed or finished."""
+    why: str = ""
+    """Why it stopped or failed."""
+    monitor: str = ""
+    """The metric that chooses the best epoch; empty where none is known."""
+    best: float | None = None
+    """Its best value so far."""
+    epoch: int | None = None
+    """Epochs that were trained to their end."""
+    step: int | None = None
+    """Optimizer steps."""
+    time: str = ""
+    """When the run was seen last, as ISO 8601 with the time zone."""
+
+
+TYPES = {
+    "state": str, "why": str, "monitor": str, "best": float | int, "epoch": int, "step": int,
+    "time": str,
+}  # fmt: skip
+
+
+def record(run_dir: Path, state: str, why: str = "", **facts: Any) -> None:
+    """Write the state of a run, on rank zero. Facts that are not given stay as they were.
+
+    The ends of all starts are kept too, for the timeline. A state that cannot be written is only
+    logged: the files of the run itself say it when a disk is full.
+
+    Args:
+        run_dir: directory of the run.
+        state: running, stopped, failed or finished.
+        why: the reason for a stop or a failure.
+        facts: fields of ``Status``.
+    """
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    old = _read_file(run_dir)
+    why = redact(why)[:MAX_WHY]
+    new = {**old, **facts, "state": state, "why": why, "time": now}
+    if state != RUNNING:
+        end = {"time": now, "state": state, "why": why, "step": new.get("step")}
+        new["ends"] = [*read_ends(run_dir), end]
+    try:
+        write_text(run_dir / STATE, json.dumps(new) + "\n")
+    except OSError as error:
+        log.info("%s cannot be written: %s", run_dir / STATE, error.strerror)
+
+
+def read(run_dir: Path) -> Status:
+    """The state of a run. A run of an older version has only its lock and its results."""
+    content = _read_file(run_dir)
+    known = {k: content[k] for k, kind in TYPES.items() if isinstance(content.get(k), kind)}
+    if "state" not in known:
+        known["state"] = FINISHED if (run_dir / "metrics.json").exists() else RUNNING
+    status = Status(**known)
+    if status.state == RUNNING and not is_locked(run_dir):
+        return status._replace(state=STOPPED, why=KILLED)
+    return status
+
+
+def read_ends(run_dir: Path) -> list[dict[str, Any]]:
+    """Each end of a process of this run that could say so: its time, state, reason and step."""
+    ends = _read_file(run_dir).get("ends")
+    return [end for end in ends if isinstance(end, dict)] if isinstance(ends, list) else []
+
+
+def is_locked(run_dir: Path) -> bool:
+    """Whether a process trains in the run directory: it holds the lock until it ends."""
+    try:
+        with (run_dir / CLAIM).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _read_file(run_dir: Path) -> dict[str, Any]:
+    """What the file holds; nothing if it is absent or damaged."""
+    try:
+        content = json.loads((run_dir / STATE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

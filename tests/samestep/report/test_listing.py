@@ -1,0 +1,68 @@
+"""The list of all runs."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from samestep.errors import ConfigError
+from samestep.report import listing
+from samestep.run import state
+from scripts.runs import main, make_parser
+from tests.samestep.report.fake import make_run
+
+
+def printed(capsys, *words: object) -> list[str]:
+    assert main(make_parser().parse_args([str(word) for word in words])) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_each_run_has_a_line(tmp_path: Path, capsys):
+    make_run(tmp_path / "done")
+    state.record(make_run(tmp_path / "bad"), state.FAILED, "no space left on " + 80 * "x")
+    state.record(make_run(tmp_path / "evicted"), state.STOPPED, "SIGTERM", best=None)
+    killed = make_run(tmp_path / "killed")
+    state.record(killed, state.RUNNING)
+    (tmp_path / "no-run").mkdir()
+    (tmp_path / "multirun.yaml").touch()
+    lines = {line.split()[0]: line for line in printed(capsys, tmp_path)}
+    assert lines.keys() == {"run", "done", "bad", "evicted", "killed"}
+    assert "finished  " in lines["done"]
+    assert "0.7 val/score  3 " in lines["done"]
+    assert "failed: no space left on xxx" in lines["bad"]
+    assert "stopped: SIGTERM" in lines["evicted"]
+    assert "val/score" not in lines["evicted"]
+    assert "stopped: killed, or its machine was lost" in lines["killed"]
+    assert all(line.endswith(" s ago") for name, line in lines.items() if name != "run")
+
+
+def test_the_newest_runs_come_first(tmp_path: Path):
+    for name, hour in (("old", 1), ("new", 3), ("middle", 2)):
+        run_dir = make_run(tmp_path / name)
+        text = f'{{"state": "finished", "time": "2026-11-22T0{hour}:00:00+00:00"}}'
+        (run_dir / state.STATE).write_text(text)
+    (make_run(tmp_path / "very-old") / state.STATE).unlink()  # of an older version: now
+    runs = listing.list_runs(tmp_path)
+    assert [run.name for run in runs] == ["very-old", "new", "middle", "old"]
+    assert runs[0].status.state == "finished"
+    assert [listing.age(s) for s in (-1, 59, 60, 7200, 86400 * 8)] == [
+        "0 s", "59 s", "1 min", "2 h", "8 days",
+    ]  # fmt: skip
+    lines = listing.to_lines(runs[1:], runs[1].seen + 3600)
+    assert lines[1].endswith("1 h ago")
+    assert runs[0].seen == pytest.approx(time.time(), abs=600)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"state": 3}', '{"ends": 1}', '{"time": 5}'])
+def test_a_damaged_state_is_no_obstacle(tmp_path: Path, capsys, content: str):
+    run_dir = make_run(tmp_path / "one")
+    (run_dir / state.STATE).write_text(content)
+    assert len(printed(capsys, tmp_path)) == 2
+    state.record(run_dir, state.FINISHED)
+    assert len(state.read_ends(run_dir)) == 1
+
+
+def test_wrong_usage_is_refused(tmp_path: Path):
+    for words in ([str(tmp_path / "nowhere")], [str(tmp_path), "--last", "0"]):
+        with pytest.raises(ConfigError):
+            main(make_parser().parse_args(words))
