@@ -30,7 +30,6 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"scripts/rename.py ": "tests/test_rename.py",
     r"uvx copier ": "tests/test_copies.py",
     r"git commit ": "before an update",
-    r"scripts/new.py ": "tests/scripts/test_new.py",
     r"scripts/image.py ": "tests/samestep/launch/test_image.py",
     r"pyflyte run ": "tests/scripts/test_flyte.py",
     r"sh tests/image_build.sh": "tests/test_image.py",
