@@ -10,23 +10,26 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help train test faults bench lint format lock
+.PHONY: help train test lint format lock
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' Makefile
 
-train: .venv/train.stamp ## train on handwritten digits; ARGS="data=mnist trainer.max_epochs=5" changes the run
+train: .venv/train.stamp ## train; ARGS="trainer.max_epochs=5" changes the run
 	.venv/bin/python train.py $(ARGS)
 
 # Three processes for two cores, because many tests wait.
-test: .venv/dev.stamp ## run all tests; ARGS="-m 'not faults'", ARGS="-m clusters" or ARGS=tests/test_make.py: some
+test: .venv/dev.stamp ## run all tests; ARGS=tests/test_make.py: some
 	.venv/bin/python -m pytest -n 3 --dist worksteal $(ARGS)
 
+# copier: if false
+.PHONY: faults bench
 faults: .venv/dev.stamp ## run the whole fault laboratory, and write its table into docs/reliability.md
 	.venv/bin/python -m tests.faults.lab $(ARGS)
 
 bench: .venv/dev.stamp ## compare speed with bare loops, into docs/performance.md; ARGS="mnist --repeats 5": some rows
 	.venv/bin/python -m tests.bench $(ARGS)
+# copier: endif
 
 lint: .venv/dev.stamp ## check style, format and types; change nothing
 	.venv/bin/python -m ruff check

@@ -1,6 +1,6 @@
 """Look for what would stop a run, and train nothing. It takes the same overrides as train.py.
 
-python scripts/doctor.py data=cifar10 trainer.devices=2
+python scripts/doctor.py trainer.devices=2
 torchrun --standalone --nproc-per-node=2 scripts/doctor.py
 
 Exit codes: 0 fit to run, 1 something failed, 2 wrong usage or configuration.

@@ -1,7 +1,7 @@
 """Test or validate the model of a run again.
 
-python scripts/evaluate.py runs/digits-cnn-3f2a1b
-python scripts/evaluate.py runs/digits-cnn-3f2a1b --split val --ckpt last --format json
+python scripts/evaluate.py runs/mine
+python scripts/evaluate.py runs/mine --split val --ckpt last --format json
 """
 
 import argparse

@@ -4,11 +4,16 @@ runs/<run_id>/export/
     model.safetensors  the weights of the net
     config.yaml        what rebuilds the net and prepares its images
     model.pt2          a torch.export program, from uint8 images [B, C, H, W], any B, to logits
+    README.md          a model card: metrics, data, command, commit, licence
 
-python scripts/export.py runs/digits-cnn-3f2a1b
+`huggingface_hub.upload_folder` takes the folder as it is. Read the card before you publish it.
+
+python scripts/export.py runs/mine
 """
 
 import argparse
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import options
@@ -21,8 +26,20 @@ def make_parser() -> argparse.ArgumentParser:
     parser = options.make_parser(__doc__)
     ckpts = "best, last, or one that was kept, such as epoch-0002"
     parser.add_argument("--ckpt", default="best", metavar="NAME", help=ckpts)
+    parser.add_argument(
+        "--licence", metavar="SPDX", help="of the weights, as in MIT; default: that of the project"
+    )
     options.add_data_options(parser)
     return parser
+
+
+def licence_of_project() -> str | None:
+    """The licence in pyproject.toml; None in an image, which has no such file."""
+    path = Path(__file__).resolve().parents[1] / "pyproject.toml"
+    if not path.is_file():
+        return None
+    licence = tomllib.loads(path.read_text("utf-8"))["project"].get("license")
+    return licence if isinstance(licence, str) else None
 
 
 def main(arguments: Any) -> int:
@@ -30,7 +47,8 @@ def main(arguments: Any) -> int:
     from project.export import NUM_IMAGES, export_run  # imports torch
 
     model, data = options.load(arguments)
-    differences = export_run(arguments.run_dir, model, data)
+    licence = arguments.licence or licence_of_project()
+    differences = export_run(arguments.run_dir, model, data, arguments.ckpt, licence)
     target = arguments.run_dir / "export"
     print(f"Written to {target}; logits of up to {NUM_IMAGES} test images differ at most by")
     for file, difference in differences.items():

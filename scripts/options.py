@@ -26,7 +26,9 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Let the user say where the data are now, if not where the run found them."""
     parser.add_argument("--data-root", dest="root", type=Path, metavar="DIR", help="their folder")
+    # copier: if "language" in tasks
     parser.add_argument("--data-file", dest="file", metavar="FILE", help="the text of a run")
+    # copier: endif
     parser.add_argument("--data-mirror", dest="mirror", metavar="URL", help="download from here")
     parser.add_argument("--download", action=argparse.BooleanOptionalAction, help="or never do")
 

@@ -1,7 +1,7 @@
 """Download and verify a data set. It takes the same overrides as train.py.
 
-python scripts/prepare_data.py data=cifar10
-python scripts/prepare_data.py data=mnist data.root=/volume/data
+python scripts/prepare_data.py data=NAME
+python scripts/prepare_data.py data=NAME data.root=/volume/data
 """
 
 import argparse
@@ -20,7 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="such as data=cifar10")
+    parser.add_argument("overrides", nargs="+", metavar="KEY=VALUE", help="such as data=NAME")
     overrides = parser.parse_args().overrides
     try:
         cfg = check(overrides)
@@ -38,7 +38,7 @@ def main() -> int:
     except (ConfigError, RunError) as error:
         print(f"error: {redacted(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
-    print(f"{train} training and {test} test images are ready, data.root={root.resolve()}")
+    print(f"{train} training and {test} test samples are ready, data.root={root.resolve()}")
     return 0
 
 

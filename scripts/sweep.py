@@ -1,3 +1,8 @@
+# copier: set search = "digits_lr" if "images" in tasks else "mine"
+# copier: set net = " model=mlp" if "images" in tasks else ""
+# copier: set cluster = " cluster=k8s" if "kubernetes" in clusters else ""
+# copier: filter replace("digits_lr", search) | replace(" model=mlp", net)
+# copier: filter replace(" cluster=k8s", cluster)
 """Search good values with Optuna. Each trial is a run; the overrides are those of train.py.
 
 python scripts/sweep.py sweep=digits_lr n_trials=24
@@ -20,6 +25,8 @@ stop the trials, which save first. python train.py -m trains grids.
 Exit codes: 0 done, 1 no trial was completed, 2 wrong usage or config, 143 SIGTERM, 130 Ctrl-C.
 """
 
+# copier: endfilter
+# copier: endfilter
 import sys
 
 from samestep.ranks import process

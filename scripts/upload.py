@@ -1,6 +1,6 @@
 """Copy a run to a store again: the files that the store does not have, or has in another version.
 
-python scripts/upload.py runs/digits-cnn-3f2a1b --url s3://bucket/runs
+python scripts/upload.py runs/mine --url s3://bucket/runs
 
 The keys of the store come from the environment.
 """

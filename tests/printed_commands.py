@@ -41,7 +41,7 @@ class Command(NamedTuple):
 
 def find_blocks(page: Path) -> Iterator[list[str]]:
     """The lines of each block of code that is not Python or YAML."""
-    text = page.read_text()
+    text = re.sub(r"<!--.*?-->\n?", "", page.read_text())
     for language, block in FENCE.findall(text):
         if language in SHELLS:
             yield block.splitlines()

@@ -27,7 +27,9 @@ HERE = (
 )  # fmt: skip
 WITH_A_RUN = ("evaluate", "predict", "export", "upload")
 ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
-    r"git (mv|rm|grep) |xargs perl": "tests/test_rename.py",
+    r"scripts/rename.py ": "tests/test_rename.py",
+    r"uvx copier ": "tests/test_copies.py",
+    r"git commit ": "before an update",
     r"scripts/image.py ": "tests/samestep/launch/test_image.py",
     r"pyflyte run ": "tests/scripts/test_flyte.py",
     r"sh tests/image_build.sh": "tests/test_image.py",
@@ -46,7 +48,7 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"printf ": "the Dockerfile of Flyte's image, for docker build",
 }
 NOT_COMMANDS = {  # first words of blocks that show something else
-    ("README.md", "Run:"), ("README.md", "train.py"), ("README.md", "runs/digits-cnn-436469/"),
+    ("README.md", "Run:"), ("README.md", "train.py"), ("README.md", "runs/<run_id>/"),
     ("docs/clusters/checks.md", "Job"), ("docs/clusters/checks.md", "JobSet"),
     ("docs/clusters/entrypoint.md", "entrypoint:"),
     ("docs/clusters/image.md", "[global]"), ("docs/clusters/swarm.md", "runs:"),
@@ -178,7 +180,7 @@ def test_a_run_is_used_as_printed(command: Command, place: Path):
 
 
 FEW = (  # each uses another part of the command line
-    "train.py model.optimizer.lr=0.01 trainer.max_epochs=5",
+    "train.py trainer.max_epochs=5 seed=1",
     "train.py model/optimizer=sgd model/lr_scheduler=one_cycle model.optimizer.lr=0.1",
     "train.py +model.optimizer.amsgrad=true ~callbacks.predictions",
     "train.py debug=fast",

@@ -1,4 +1,4 @@
-"""The commands of docs/code.md that rename ``project``, executed in a copy of this repository."""
+"""``scripts/rename.py``, executed in a clone of this repository."""
 
 import re
 import shutil
@@ -10,23 +10,14 @@ import pytest
 
 from tests.conftest import ROOT, run
 
-PAGE = (ROOT / "docs" / "code.md").read_text()
-SECTION = PAGE.partition("## Another name for the package")[2]
-COMMANDS = "\n".join(line[4:] for line in SECTION.splitlines() if line.startswith("    "))
 LEFTOVER = (
     r"\b(from|import) project\b|src/project\b|tests/project\b|_target_: project\.|: project\.rules"
+    r"|^\s*# copier:|<!-- copier:|\(docs/copies\.md"
 )
 PLACES = (
-    "src",
-    "configs",
-    "scripts",
-    "tests",
-    "train.py",
-    "Dockerfile",
-    ".github",
-    "docs",
-    "pyproject.toml",
-)
+    "src", "configs", "scripts", "tests", "train.py", "Dockerfile", "Makefile", "README.md",
+    "CONTRIBUTING.md", ".github", "docs", "pyproject.toml",
+)  # fmt: skip
 
 
 def git(copy: Path, *words: str) -> str:
@@ -34,19 +25,31 @@ def git(copy: Path, *words: str) -> str:
     return subprocess.run(command, cwd=copy, check=True, capture_output=True, text=True).stdout
 
 
+def rename(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return run("scripts/rename.py", *words, cwd=copy, PYTHONPATH=f"{copy / 'src'}:{copy}")
+
+
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of all files of this repository in which the commands have been executed."""
+    """A copy of all files of this repository in which the command was typed."""
     root = tmp_path_factory.mktemp("rename") / "pets"
-    kept = ["ls-files", "--cached", "--others", "--exclude-standard"]
-    for name in git(ROOT, *kept).splitlines():
+    for name in git(ROOT, "ls-files", "-co", "--exclude-standard").splitlines():
         if (ROOT / name).is_file():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, root / name)
     git(root, "init", "--quiet")
     git(root, "add", "--all")
     git(root, "commit", "--quiet", "--message=copy")
-    subprocess.run(["bash", "-ec", COMMANDS], cwd=root, check=True)
+    for name in ("class", "samestep", "json", "../pets"):
+        refused = rename(root, name)
+        assert refused.returncode == 2
+        assert f"{name!r} is no name for a package" in refused.stderr
+    (root / "notes.txt").write_text("mine")
+    assert "uncommitted changes" in rename(root, "pets").stderr
+    (root / "notes.txt").unlink()
+    assert git(root, "status", "--porcelain") == ""
+    done = rename(root, "pets")
+    assert done.returncode == 0, done.stderr
     return root
 
 
@@ -56,14 +59,14 @@ def test_no_file_names_the_old_package(copy: Path):
         ["git", "grep", "-nP", LEFTOVER, "--", *PLACES, ":!src/samestep"],
         cwd=copy, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert found.stdout == ""
+    lines = [line for line in found.stdout.splitlines() if '"copier>=' not in line]
+    assert lines == []
     assert not (copy / "src/project").exists()
 
 
 def test_what_is_kept_does_not_change(copy: Path):
-    assert (
-        git(copy, "diff", "HEAD", "--stat", "--", "src/samestep", "k8s", "requirements.lock") == ""
-    )
+    kept = ("src/samestep", "k8s/*.sh", "requirements.lock", "tests/golden")
+    assert git(copy, "diff", "HEAD", "--stat", "--", *kept) == ""
     assert 'name = "project"' in (copy / "pyproject.toml").read_text()
 
 

@@ -1,4 +1,4 @@
-"""Learn from images or from a text, with Lightning and Hydra, on one process or many."""
+"""Yours: models and data, and the page of the run."""
 
 from pathlib import Path
 from typing import Any
@@ -8,13 +8,12 @@ def load_run(run_dir: str | Path, ckpt: str = "best") -> tuple[Any, Any]:
     """Rebuild the model and the data of a run from its directory alone.
 
     Args:
-        run_dir: directory of the run, such as ``"runs/digits-cnn-3f2a1b"``.
+        run_dir: directory of the run, such as ``"runs/mine"``.
         ckpt: ``"best"`` by the monitored metric, or ``"last"``.
 
     Returns:
         The model, in evaluation mode and on the CPU, and its DataModule, not yet set up. They are
-        of the classes that the configuration of the run names, such as ``ImageClassifier`` and
-        ``ImageDataModule``.
+        of the classes that the configuration of the run names.
 
     Raises:
         ConfigError: if ``run_dir`` is not the directory of a run, or has no such checkpoint.

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
+from project.card import write_card
 from project.data.datamodule import ImageDataModule
 from project.model.classifier import ImageClassifier
 from project.saved_run import read_saved_config
@@ -26,8 +27,23 @@ class ExportError(RunError):
     """The net cannot be exported; nothing was written."""
 
 
-def export_run(run_dir: Path, model: ImageClassifier, data: ImageDataModule) -> dict[str, float]:
+def export_run(
+    run_dir: Path,
+    model: ImageClassifier,
+    data: ImageDataModule,
+    ckpt: str = "best",
+    licence: str | None = None,
+) -> dict[str, float]:
     """Write ``<run_dir>/export`` once all files in it are proven right on real test images.
+
+    ``README.md`` in it is the model card.
+
+    Args:
+        run_dir: directory of the run.
+        model: of the run, from the checkpoint ``ckpt``.
+        data: of the run.
+        ckpt: name of the checkpoint, for the card.
+        licence: of the weights, for the card.
 
     Returns:
         For each file the largest difference between its logits and the original ones.
@@ -53,6 +69,9 @@ def export_run(run_dir: Path, model: ImageClassifier, data: ImageDataModule) -> 
         }
         for file, difference in differences.items():
             check_difference(file, difference, expected)
+        weights = sum(parameter.numel() for parameter in model.net.parameters())
+        card = write_card(run_dir, ckpt, list(data.class_names), weights, licence)
+        (folder / "README.md").write_text(card, "utf-8")
         target = run_dir / "export"
         target.mkdir(exist_ok=True)
         for path in folder.iterdir():

@@ -14,7 +14,8 @@ from samestep.run.changes import read_config
 from samestep.run.checkpoint import CheckpointError
 
 # Older versions had these classes elsewhere, and their runs name the old place in config.yaml.
-MOVED = {
+# copier: if "images" in tasks
+MOVED: dict[str, str] = {
     "project.classifier": "project.model.classifier",
     "project.schedules": "project.model.schedules",
     "project.nets": "project.model.nets",
@@ -28,6 +29,9 @@ MOVED = {
 }
 
 
+# copier: else
+# copier: print "MOVED: dict[str, str] = {}\n\n\n"
+# copier: endif
 def load_run(run_dir: Path, ckpt: str) -> tuple[Any, Any]:
     """See ``project.load_run``."""
     cfg = read_saved_config(run_dir)
@@ -94,7 +98,7 @@ def rename_targets(node: Any) -> Any:
 
 
 def new_place(target: str) -> str:
-    """``project.nets.cnn.CNN`` to ``project.model.nets.cnn.CNN``; other names are returned."""
+    """The present place of a class; other names are returned."""
     for old, new in MOVED.items():
         if f"{target}.".startswith(f"{old}."):
             return new + target.removeprefix(old)

@@ -1,7 +1,7 @@
 """Train and test one model.
 
-python train.py                                     # handwritten digits on this machine
-python train.py data=cifar10 model=resnet18
+python train.py                                     # the default run, on this machine
+python train.py trainer.max_epochs=5 seed=1         # other values
 python train.py trainer.devices=2                   # two processes, with or without GPUs
 torchrun --standalone --nproc-per-node=2 train.py
 python train.py --help

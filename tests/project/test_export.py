@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from project import load_run
 from project.export import ExportError, export_run
 
-FILES = ["config.yaml", "model.pt2", "model.safetensors"]
+FILES = ["README.md", "config.yaml", "model.pt2", "model.safetensors"]
 
 
 @pytest.fixture

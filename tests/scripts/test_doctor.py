@@ -92,4 +92,4 @@ def test_a_rank_zero_that_cannot_be_found(examine, monkeypatch, tmp_path: Path):
 def test_help_shows_how_to_call_it(examine):
     code, said, _ = examine("--help")
     assert code == 0
-    assert "python scripts/doctor.py data=cifar10" in said
+    assert "python scripts/doctor.py trainer.devices=2" in said

@@ -21,7 +21,7 @@ def test_each_file_is_read_as_the_documentation_says(run_dir: Path) -> None:
     result = run("scripts/export.py", str(run_dir))
     assert (result.returncode, result.stderr) == (0, "")
     files = sorted(path.name for path in (run_dir / "export").iterdir())
-    assert files == ["config.yaml", "model.pt2", "model.safetensors"]
+    assert files == ["README.md", "config.yaml", "model.pt2", "model.safetensors"]
     differences = dict(line.split() for line in result.stdout.splitlines()[1:])
     assert list(differences) == ["model.safetensors", "model.pt2"]
     assert all(float(difference) < 1e-4 for difference in differences.values())

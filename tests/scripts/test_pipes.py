@@ -49,8 +49,7 @@ def test_the_help_of_a_command_may_be_cut_off(script: str):
     [
         (["scripts/launch.py", "cluster=k8s"], 0),
         (["scripts/launch.py", "cluster=k8s", "action=sumbit"], 2),
-        (["scripts/new_model.py", "squeeze", "--from=cnn", "--dry-run"], 0),
-        (["scripts/new_model.py", "squeeze", "--from=nothing"], 2),
+        (["scripts/new.py", "model", "squeeze", "--from=nothing"], 2),
         (["scripts/prepare_data.py", "data=digits"], 0),
         (["scripts/evaluate.py", "nothing"], 2),
         (["train.py", "--cfg", "job"], 0),

@@ -257,7 +257,7 @@ def test_script_fills_the_directory_whatever_the_cluster(tmp_path):
         done = prepare_data(*overrides, "cluster=k8s", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     where = tmp_path / "data"
-    assert done.stdout == f"100 training and 20 test images are ready, data.root={where}\n"
+    assert done.stdout == f"100 training and 20 test samples are ready, data.root={where}\n"
     source = CIFAR10(url="", archives={}, files=miniature.files)
     source.prepare(where, download=False, mirror=None)
 

@@ -154,7 +154,7 @@ def test_a_new_claim_is_filled_and_what_was_lost_is_filled_again(cluster, tmp_pa
         first = fill(official.url)
         assert (first.returncode, first.stderr) == (0, "data-mnist: Complete\n")
         assert "persistentvolumeclaim/project created" in first.stdout
-        assert "[x] 200 training and 50 test images are ready" in first.stdout
+        assert "[x] 200 training and 50 test samples are ready" in first.stdout
         files = {name: (root / "mnist" / name).read_bytes() for name in miniature.files}
         assert {name: mirror.md5(content) for name, content in files.items()} == miniature.files
 

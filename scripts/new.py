@@ -1,0 +1,89 @@
+"""Begin a model or a data set of your own as a copy of one that is here.
+
+python scripts/new.py model NAME --from MODEL    # its config, its net and the test of the net
+python scripts/new.py data NAME --from DATA      # its config
+
+In the net and its test the names of the old model and its class become the new ones.
+"""
+
+import argparse
+import importlib.util
+import keyword
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from samestep.ranks import process
+
+ROOT = Path(__file__).resolve().parents[1]
+NAME = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
+
+
+def copy(root: Path, group: str, name: str, source: str) -> list[Path]:
+    """Write the copies below ``root``; a ValueError says why not, and nothing was written then."""
+    new_class = "".join(part.capitalize() for part in name.split("_"))
+    if not re.fullmatch(NAME, name) or keyword.iskeyword(name) or keyword.iskeyword(new_class):
+        raise ValueError(f"{name!r} is no name: use lower-case letters, digits and underscores")
+    configs = root / "configs" / group
+    names = sorted(path.stem for path in configs.glob("*.yaml") if path.stem != "default")
+    if source not in names:
+        raise ValueError(f"there is no {group} {source!r} to copy: there are {', '.join(names)}")
+    files, words = {configs / f"{source}.yaml": configs / f"{name}.yaml"}, {}
+    if group == "model":
+        module, old_class = find_net(configs / f"{source}.yaml")
+        test = root / f"tests/{module.parent}/test_{module.name}.py"
+        files[root / f"src/{module}.py"] = root / f"src/{module.parent}/{name}.py"
+        files[test] = test.with_name(f"test_{name}.py")
+        words = {source: name, module.name: name, old_class: new_class}
+    for path in (*files.values(), configs / name):
+        if path.exists():
+            raise ValueError(f"{name!r} is taken: there is {path.relative_to(root)}")
+    texts = {new: replace_words(old.read_text("utf-8"), words) for old, new in files.items()}
+    for path, text in texts.items():
+        path.write_text(text, "utf-8")
+    return list(texts)
+
+
+def find_net(config: Path) -> tuple[Path, str]:
+    """The module of a model's net, below ``src`` and without .py, and its class."""
+    target = yaml.safe_load(config.read_text("utf-8")).get("net", {}).get("_target_", "")
+    if not target.startswith("project."):
+        raise ValueError(f"{config.name} names no net of this project: copy the file yourself")
+    *module, net = target.split(".")
+    return Path(*module), net
+
+
+def replace_words(text: str, words: dict[str, str]) -> str:
+    """Replace whole words. A new word that stands in the text already is a ValueError."""
+    for old, new in words.items():
+        if new != old and re.search(rf"\b{new}\b", text):
+            raise ValueError(f"the word {new!r} stands in the files already: use another name")
+    return re.sub(r"\w+", lambda match: words.get(match[0], match[0]), text)
+
+
+def main() -> int:
+    """Copy, and print what was written and what to do next."""
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
+    parser.add_argument("group", choices=["model", "data"])
+    parser.add_argument("name", help="the new one, as in `python train.py model=NAME`")
+    parser.add_argument("--from", dest="source", required=True, help="the one to copy")
+    chosen = parser.parse_args()
+    try:
+        files = copy(ROOT, chosen.group, chosen.name, chosen.source)
+    except ValueError as error:
+        parser.error(str(error))
+    if importlib.util.find_spec("ruff"):  # names of another length change where lines break
+        subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", *files[1:]], check=False)
+    print("Written:", *files, "Change them, then:", sep="\n  ")
+    empty = re.findall(r"^(\w+): \?\?\?", files[0].read_text("utf-8"), re.M)
+    values = "".join(f" {chosen.group}.{key}=..." for key in empty)
+    print(f"  python train.py {chosen.group}={chosen.name}{values}")
+    return 0
+
+
+if __name__ == "__main__":
+    process.run(main)

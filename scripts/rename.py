@@ -1,0 +1,75 @@
+"""Give the package `project` another name, in a clone of the template that Copier did not make.
+
+python scripts/rename.py pets
+
+It changes the files that git knows, except those of `samestep`, and removes the lines and files
+that only Copier reads. Images, volumes and the Python distribution keep the name `project`.
+"""
+
+import argparse
+import keyword
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from samestep.ranks import process
+
+ROOT = Path(__file__).resolve().parents[1]
+RULES = (  # where the word is the package; in `[project]` of TOML and in volumes it is not
+    (r"\b(from|import) project\b", r"\1 NEW"),
+    (r"\b(src|tests)/project\b", r"\1/NEW"),
+    (r'"project(?=/)', '"NEW'),
+    (r"(?<![\w./\[{-])project(\\?\.)(?=[a-z_{\"\\])", r"NEW\1"),
+    (r'"project"(?=, "(samestep|scripts)")', '"NEW"'),
+    (r'(SRC / |"samestep", )"project"', r'\1"NEW"'),
+)
+OF_COPIER = (
+    "copier.yml", ".copier-answers.yml", "docs/copies.md", "scripts/rename.py",
+    "tests/test_copies.py", "tests/test_rename.py",
+)  # fmt: skip
+LINE_OF_COPIER = re.compile(r"^[ \t]*# copier:.*\n|<!-- copier:.*?-->\n?", re.M)
+LINK_TO_COPIES = re.compile(r"^- .*?\n(?=- |\n)", re.M | re.S)
+
+
+def git(*words: str) -> str:
+    """What git says."""
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def rename(text: str, name: str) -> str:
+    """``text`` with the package's new name, and without what only Copier reads."""
+    for old, new in RULES:
+        text = re.sub(old, new.replace("NEW", name), text)
+    text = LINE_OF_COPIER.sub("", text)
+    return LINK_TO_COPIES.sub(lambda item: "" if "copies.md" in item[0] else item[0], text)
+
+
+def main() -> int:
+    """Rename, and print what to do next. Nothing is committed."""
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
+    parser.add_argument("name", help="the new name, as in `import pets`")
+    name = parser.parse_args().name
+    taken = {"project", "samestep", "scripts", "tests", "train", *sys.stdlib_module_names}
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or name in taken:
+        parser.error(f"{name!r} is no name for a package: use lower-case letters, as in 'pets'")
+    if not (ROOT / "src/project").is_dir():
+        parser.error("there is no src/project: the package has another name already")
+    if git("status", "--porcelain"):
+        parser.error("there are uncommitted changes: commit them first, so that you can go back")
+    git("rm", "--quiet", "--ignore-unmatch", *OF_COPIER)
+    for folder in ("src", "tests"):
+        git("mv", f"{folder}/project", f"{folder}/{name}")
+    for file in git("ls-files", "-z", ":!src/samestep", ":!tests/golden").split("\0")[:-1]:
+        path = ROOT / file
+        if path.suffix in {".py", ".yaml", ".yml", ".md", ".toml"} or "." not in path.name:
+            path.write_text(rename(path.read_text("utf-8"), name), "utf-8")
+    print(f"src/project is src/{name} now. Next: make format lint, then commit")
+    return 0
+
+
+if __name__ == "__main__":
+    process.run(main)

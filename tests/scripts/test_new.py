@@ -1,0 +1,115 @@
+"""Copies of models and data sets under a new name."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.new import copy, replace_words
+from tests.conftest import ROOT, run
+
+WRITTEN = [
+    "configs/model/squeeze.yaml",
+    "src/project/model/nets/squeeze.py",
+    "tests/project/model/nets/test_squeeze.py",
+]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    for name in ("configs", "scripts", "src", "tests"):
+        ignored = shutil.ignore_patterns("__pycache__", "local")
+        shutil.copytree(ROOT / name, root / name, ignore=ignored)
+    for name in ("pyproject.toml", "train.py"):
+        shutil.copy(ROOT / name, root)
+    return root
+
+
+def files(root: Path) -> dict[str, str]:
+    paths = (path for suffix in ("py", "yaml") for path in root.rglob(f"*.{suffix}"))
+    return {str(path.relative_to(root)): path.read_text() for path in paths}
+
+
+def in_copy(root: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return run(*command, cwd=root, PYTHONPATH=f"{root}:{root / 'src'}")
+
+
+def test_a_copied_model_trains_and_its_test_passes(repository: Path):
+    before = files(repository)
+    done = in_copy(repository, "scripts/new.py", "model", "squeeze", "--from", "cnn")
+    assert done.returncode == 0, done.stderr
+    assert "python train.py model=squeeze" in done.stdout
+    after = files(repository)
+    assert after.keys() - before.keys() == set(WRITTEN)
+    assert all(after[name] == before[name] for name in before)
+    config, net, test = (after[name] for name in WRITTEN)
+    assert "class Squeeze(nn.Module):" in net
+    assert "_target_: project.model.nets.squeeze.Squeeze\n" in config
+    assert "from project.model.nets.squeeze import Squeeze\n" in test
+
+    done = in_copy(repository, "train.py", "model=squeeze", "debug=limit", "run_id=first")
+    assert done.returncode == 0, done.stderr
+    # In a fresh interpreter, because this one has imported the project of another folder.
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", WRITTEN[2]]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_copied_data_set_says_what_to_fill_in(repository: Path):
+    done = in_copy(repository, "scripts/new.py", "data", "birds", "--from", "folder")
+    assert done.returncode == 0, done.stderr
+    assert "python train.py data=birds data.root=... data.num_classes=..." in done.stdout
+    found = files(repository)
+    assert found["configs/data/birds.yaml"] == found["configs/data/folder.yaml"]
+
+
+def test_copies_of_every_model_pass_the_linters(repository: Path):
+    made = []
+    for model in ("cnn", "mlp", "resnet18"):
+        for name in ("cc", "a_name_of_thirty_characters_ok"):
+            new = f"{model[0]}{name}"[:30]
+            made += copy(repository, "model", new, model)[1:]
+    python = [str(path) for path in made]
+    ruff = [sys.executable, "-m", "ruff"]
+    subprocess.run([*ruff, "format", "--quiet", *python], check=True)
+    done = subprocess.run([*ruff, "check", "--no-cache", *python], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "source", "message"),
+    [
+        ("model", "cnn", "mlp", "'cnn' is taken: there is configs/model/cnn.yaml"),
+        ("model", "optimizer", "cnn", "is taken: there is configs/model/optimizer"),
+        ("data", "mnist", "digits", "'mnist' is taken"),
+        ("data", "birds2", "foldr", "there are cifar10, "),
+        ("model", "new", "../model/cnn", "no model '../model/cnn'"),
+        ("model", "new", "default", "there are cnn, "),
+        ("model", "New", "cnn", "use lower-case letters"),
+        ("model", "../new", "cnn", "use lower-case letters"),
+        ("data", "", "digits", "use lower-case letters"),
+        ("model", "class", "cnn", "is no name"),
+        ("model", "none", "cnn", "is no name"),
+        ("model", "tensor", "cnn", "'Tensor' stands in the files"),
+        ("model", "new", "alien", "alien.yaml names no net of this project"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    repository: Path, group: str, name: str, source: str, message: str
+):
+    alien = repository / "configs/model/alien.yaml"
+    alien.write_text("net:\n  _target_: torchvision.models.alexnet\n")
+    before = files(repository)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        copy(repository, group, name, source)
+    assert files(repository) == before
+
+
+def test_only_whole_words_are_replaced():
+    before = "from a.cnn import CNN, CNNS\nmodel=cnn my_cnn cnns cnn2 'x.cnn.CNN'\n"
+    after = "from a.new import New, CNNS\nmodel=new my_cnn cnns cnn2 'x.new.New'\n"
+    assert replace_words(before, {"cnn": "new", "CNN": "New"}) == after
