@@ -1,7 +1,7 @@
 """Compare runs: configuration, final figures, time and speed, curves, and changed predictions.
 
 python scripts/compare.py runs/one runs/two
-python scripts/compare.py 'runs/digits-*' --html compare.html
+python scripts/compare.py 'runs/mine-*' --html compare.html
 python scripts/compare.py runs/seeds runs/other-seeds --json
 
 A path may also be a folder of runs, such as one of a sweep. Runs that differ in nothing but the

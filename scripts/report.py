@@ -1,7 +1,7 @@
 """Write report.html, one page with all that is known of a run. The run may still be training.
 
-python scripts/report.py runs/digits-cnn-3f2a1b
-python scripts/report.py runs/digits-cnn-3f2a1b --output digits.html
+python scripts/report.py runs/mine
+python scripts/report.py runs/mine --output mine.html
 """
 
 from pathlib import Path

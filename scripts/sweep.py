@@ -1,14 +1,9 @@
-# copier: set search = "digits_lr" if "images" in tasks else "mine"
-# copier: set net = " model=mlp" if "images" in tasks else ""
-# copier: set cluster = " cluster=k8s" if "kubernetes" in clusters else ""
-# copier: filter replace("digits_lr", search) | replace(" model=mlp", net)
-# copier: filter replace(" cluster=k8s", cluster)
 """Search good values with Optuna. Each trial is a run; the overrides are those of train.py.
 
-python scripts/sweep.py sweep=digits_lr n_trials=24
-python scripts/sweep.py sweep=digits_lr n_trials=24 model=mlp trainer.max_epochs=10
-python scripts/sweep.py sweep=digits_lr trials_at_once=4 trainer=gpu     # one GPU for each trial
-RUN_ID=mine python scripts/sweep.py sweep=digits_lr cluster=k8s callbacks.artifacts.url=s3://bucket/runs
+python scripts/sweep.py sweep=NAME n_trials=24
+python scripts/sweep.py sweep=NAME n_trials=24 trainer.max_epochs=10
+python scripts/sweep.py sweep=NAME trials_at_once=4 trainer=gpu     # one GPU for each trial
+RUN_ID=mine python scripts/sweep.py sweep=NAME cluster=CLUSTER callbacks.artifacts.url=s3://bucket/runs
 
 sweep            a file in configs/sweep: which keys are tried, and with which values
 n_trials         trials in all, also failed and pruned ones; a larger number continues the search
@@ -25,8 +20,6 @@ stop the trials, which save first. python train.py -m trains grids.
 Exit codes: 0 done, 1 no trial was completed, 2 wrong usage or config, 143 SIGTERM, 130 Ctrl-C.
 """
 
-# copier: endfilter
-# copier: endfilter
 import sys
 
 from samestep.ranks import process

@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+import sys
 
 import pytest
 
@@ -26,7 +27,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     ],
 )
 def test_words_are_completed(words: list[str], expected: list[str]):
-    script = ASK.format(words=shlex.join(["python", *words]))
+    script = ASK.format(words=shlex.join([sys.executable, *words]))
     done = subprocess.run(
         ["bash", "--norc", "-c", script], cwd=ROOT, env=environment(), timeout=60,
         capture_output=True, text=True, check=False,

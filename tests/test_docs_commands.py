@@ -25,7 +25,7 @@ HERE = (
     "train.py", "scripts/launch.py", "scripts/prepare_data.py", "scripts/doctor.py",
     "scripts/sweep.py",
 )  # fmt: skip
-WITH_A_RUN = ("evaluate", "predict", "export", "upload")
+WITH_A_RUN = ("evaluate", "predict", "export", "upload", "report", "compare", "runs")
 ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"scripts/rename.py ": "tests/test_rename.py",
     r"uvx copier ": "tests/test_copies.py",
@@ -162,7 +162,8 @@ def test_targets_of_make_and_extras_of_pip_exist():
 def place(digits_run: Path, text_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the commands name: runs, an image, and a folder of images."""
     folder = tmp_path_factory.mktemp("reader")
-    shutil.copytree(digits_run, folder / "runs" / "mine")
+    for name in ("mine", "ranks-1", "ranks-2", "digits-0", "lr/lr-0", "lr/lr-1"):
+        shutil.copytree(digits_run, folder / "runs" / name)
     shutil.copytree(text_run, folder / "runs" / "book")
     (folder / "photos").mkdir()
     for name in ("seven.png", "photos/a.png"):
@@ -173,6 +174,8 @@ def place(digits_run: Path, text_run: Path, tmp_path_factory: pytest.TempPathFac
 @of_program(*(f"scripts/{name}.py" for name in WITH_A_RUN))
 def test_a_run_is_used_as_printed(command: Command, place: Path):
     words = [word.replace("<id>", "mine") for word in arguments_of(command)]
+    words = [word.replace("<other>", "ranks-1").replace("<sweep>", "lr") for word in words]
+    words = [word.replace("/volume/", f"{place}/") for word in words if word != "--watch"]
     words = [word.replace("s3://bucket", f"file://{place}/store") for word in words]
     done = run(str(ROOT / command.program), *words, cwd=place)
     assert done.returncode == 0, done.stderr

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests import etcd_server
-from tests.conftest import ROOT, environment, free_port
+from tests.conftest import ROOT, environment, final_figures, free_port
 from tests.etcd_server import EtcdServer
 from tests.faults.lab import BASE, TORCHRUN
-from tests.project.test_train import metrics
 
 
 @pytest.fixture(params=["c10d", "etcd-v2"])
@@ -92,7 +91,7 @@ def test_a_node_leaves_and_another_joins(tmp_path: Path, rendezvous: list[str]):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    assert metrics(tmp_path / "elastic")["test/accuracy"] > 0.8
+    assert final_figures(tmp_path / "elastic")["test/accuracy"] > 0.8
     batches: dict[tuple[int, int, float], list[list[int]]] = {}
     for rank in (0, 1):
         for line in map(json.loads, (records / f"rank-{rank}.jsonl").read_text().splitlines()):
@@ -177,4 +176,4 @@ def test_a_node_that_gave_up_waiting_for_etcd_runs_again_when_it_is_made_again(t
     assert "the nodes cannot meet, or no more (no etcd for 5 s: " in causes[0]
     assert all("does not answer after 5 s" in cause for cause in causes[1:]), causes
     assert len(causes) < 9
-    assert metrics(tmp_path / "mine")["test/accuracy"] > 0.2
+    assert final_figures(tmp_path / "mine")["test/accuracy"] > 0.2

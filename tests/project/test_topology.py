@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import REFERENCE, run
+from tests.conftest import REFERENCE, final_figures, run
 from tests.faults.lab import Laboratory
-from tests.project.test_train import metrics, record, recorded
+from tests.project.test_train import record, recorded
 from tests.slow_rank import losses, slow_net
 
 # 33 images are slices of 17 and 16; accumulated, they are batches of 16 and 17.
@@ -28,7 +28,7 @@ def test_several_ranks_have_the_loss_curve_of_one(reference_run: Path, tmp_path:
     assert len(curve) == 78
     assert curve[-1] < curve[0]
     assert losses(several) == pytest.approx(curve, abs=1e-4)
-    final, expected = metrics(tmp_path / "several"), metrics(reference_run)
+    final, expected = final_figures(tmp_path / "several"), final_figures(reference_run)
     for name in ("train/loss", "val/loss", "test/loss"):
         assert final[name] == pytest.approx(expected[name], abs=1e-4)
     for stage in ("train", "val", "test"):
@@ -58,7 +58,7 @@ def test_options_agree_on_one_and_two_ranks(tmp_path: Path, options: list[str]):
         assert result.returncode == 0, result.stderr
     tolerance = 0.02 if "trainer.precision=bf16-mixed" in options else 1e-4
     assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), abs=tolerance)
-    one, two = metrics(tmp_path / "ranks-1"), metrics(tmp_path / "ranks-2")
+    one, two = final_figures(tmp_path / "ranks-1"), final_figures(tmp_path / "ranks-2")
     assert two["val/loss"] == pytest.approx(one["val/loss"], abs=tolerance)
 
 
@@ -70,7 +70,7 @@ def test_unequal_nodes_learn_the_digits_and_count_every_image_once(tmp_path: Pat
     assert codes == [0, 0], said
     ranks = [json.loads((tmp_path / f"r/rank-{rank}.json").read_text()) for rank in range(3)]
     assert [len(rank[0]["ids"]) for rank in ranks] == [10, 25, 25]
-    assert metrics(tmp_path / "run")["test/accuracy"] >= 0.97
+    assert final_figures(tmp_path / "run")["test/accuracy"] >= 0.97
     batches = recorded(tmp_path / "r", "train")
     assert len(batches) == 20 * 20  # epochs, steps
     for epoch in range(20):

@@ -18,7 +18,7 @@ def test_two_runs_are_compared_in_numbers_and_pictures(
     assert (result.returncode, result.stderr) == (0, "")
     found = json.loads(result.stdout)
     assert "model.net._target_" in found["configuration"]
-    assert found["costs"]["steps"] == ["40", "40"]
+    assert found["costs"]["steps"] == ["40", "78"]
     assert all(float(seconds) > 0 for seconds in found["costs"]["seconds of training"])
     accuracies = [cell["value"]["mean"] for cell in found["figures"]["test/accuracy"]]
     words = page.read_text().partition(" of 360 test images: ")[2].split()

@@ -14,8 +14,8 @@ from project.rules import needed_files
 from samestep.config.compose import check
 from samestep.errors import ConfigError
 from scripts import evaluate, export, predict
-from tests.conftest import ROOT, TEXT, run
-from tests.project.test_train import metrics, record, recorded
+from tests.conftest import ROOT, TEXT, final_figures, run
+from tests.project.test_train import record, recorded
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def weights(folder: Path, rank: int = 0) -> dict[str, torch.Tensor]:
 
 
 def test_a_run_learns_and_leaves_text(text_run: Path):
-    final = metrics(text_run)
+    final = final_figures(text_run)
     for stage in ("train", "val", "test"):
         bits = final[f"{stage}/bits_per_character"]
         assert bits == pytest.approx(final[f"{stage}/loss"] / 0.693147, rel=1e-4)
@@ -69,7 +69,7 @@ def test_a_stopped_run_continues_bit_by_bit(text_run: Path, tmp_path: Path, sign
     assert continued.stdout.startswith("Continuing")
     ours, expected = weights(tmp_path), weights(text_run.parent / "records")
     assert all(torch.equal(ours[key], expected[key]) for key in expected)
-    assert metrics(tmp_path / "mine") == metrics(text_run)
+    assert final_figures(tmp_path / "mine") == final_figures(text_run)
 
 
 def test_two_ranks_see_the_batches_of_one(text_run: Path, tmp_path: Path):
@@ -81,7 +81,7 @@ def test_two_ranks_see_the_batches_of_one(text_run: Path, tmp_path: Path):
     for stage in ("train", "val", "test"):
         assert recorded(two, stage) == recorded(one, stage)
         assert len(recorded(one, stage)) > 0
-    final, expected = metrics(tmp_path / "two"), metrics(text_run)
+    final, expected = final_figures(tmp_path / "two"), final_figures(text_run)
     assert final == pytest.approx(expected, abs=1e-4)
     ours = weights(two)
     assert all(torch.allclose(ours[k], v, atol=1e-4) for k, v in weights(one).items())
@@ -93,7 +93,7 @@ def test_evaluate_gives_the_metrics_of_the_run(text_run: Path, call):
         words = [text_run, "--split", split, "--ckpt", ckpt, "--accelerator", "cpu"]
         code, out, err = call(evaluate, *words, "--format", "json")
         assert (code, err) == (0, "")
-        expected = {k: v for k, v in metrics(text_run).items() if k.startswith(f"{split}/")}
+        expected = {k: v for k, v in final_figures(text_run).items() if k.startswith(f"{split}/")}
         assert json.loads(out) == expected
     assert " test windows\n" in call(evaluate, text_run, "--accelerator", "cpu")[1]
 

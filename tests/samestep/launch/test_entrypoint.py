@@ -14,9 +14,8 @@ import pytest
 
 from samestep.launch import pid1
 from tests import etcd_server, pods
-from tests.conftest import NO_PICTURES, ROOT, environment, free_port
+from tests.conftest import NO_PICTURES, ROOT, environment, final_figures, free_port
 from tests.etcd_server import EtcdServer
-from tests.project.test_train import metrics
 from tests.samestep.launch.test_cluster_environment import PYTORCHJOB
 
 ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]
@@ -130,7 +129,7 @@ def test_two_nodes_train_together(dialect: str, nodes: Nodes):
         nodes.wait_until(0, "meets at")  # and now for the other one, which may be node 0
         nodes.start(*options, *TRAIN, **(shared | each[1]))
         assert [nodes.ends(0), nodes.ends(1)] == [0, 0], nodes.said(0) + nodes.said(1)
-    assert metrics(nodes.directory / "two")["test/accuracy"] > 0.2
+    assert final_figures(nodes.directory / "two")["test/accuracy"] > 0.2
     assert len(list((nodes.directory / "two/logs").glob("rank-*.log"))) == 2
     assert "Warning" not in nodes.said(0) + nodes.said(1)
     next_command = "python scripts/launch.py cluster=pytorchjob "
@@ -337,7 +336,7 @@ def test_pods_find_each_other_and_one_is_replaced(tmp_path: Path):
         assert third.wait(100) == first.wait(100) == 143
         fourth, fifth = start(0), start(1)
         assert fourth.wait(100) == fifth.wait(100) == 0, logs[3].read_text()
-    assert metrics(tmp_path / "pods")["test/accuracy"] > 0.5
+    assert final_figures(tmp_path / "pods")["test/accuracy"] > 0.5
     assert len(list(tmp_path.glob("message-*"))) == 0
 
 

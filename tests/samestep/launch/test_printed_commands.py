@@ -20,9 +20,8 @@ from samestep.config.compose import check
 from samestep.launch import render
 from samestep.launch.check.documents import find_pods
 from tests import pods
-from tests.conftest import NO_PICTURES, ROOT, environment
+from tests.conftest import NO_PICTURES, ROOT, environment, final_figures
 from tests.printed_commands import Command, find_commands
-from tests.project.test_train import metrics
 
 ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]
 SMALL = [
@@ -74,7 +73,7 @@ def end_well(containers, tmp_path: Path, num_ranks: int) -> None:
     assert [container.wait(240) for container in containers] == [0] * len(containers), read_logs(
         tmp_path
     )
-    assert metrics(tmp_path / "mine")["test/accuracy"] > 0.1
+    assert final_figures(tmp_path / "mine")["test/accuracy"] > 0.1
     assert len(list((tmp_path / "mine" / "logs").glob("rank-*.log"))) == num_ranks
 
 

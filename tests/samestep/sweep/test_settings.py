@@ -44,7 +44,7 @@ REFUSED_WORDS = [
     ("sweep=digits_lr -m", "-m: no such flag; grids are trained by python train.py -m"),
     ("sweep=digits_lr model.optimizer.lr=1", "model.optimizer.lr: is searched, so it has no fixed"),
     ("sweep=digits_lr sampler=3", "sampler=3: must be a group"),
-    ("sweep=digits_lr 'x", "'x: cannot be read; write text with"),
+    ("sweep=digits_lr 'x", "'x: is no override; write KEY=VALUE"),
 ]
 REFUSED_RUNS = [  # by the configuration of a trial
     ("trainer.max_epoch=3", "error: trainer.max_epoch=3: no such key; did you mean"),
