@@ -162,7 +162,7 @@ def test_targets_of_make_and_extras_of_pip_exist():
 def place(digits_run: Path, text_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the commands name: runs, an image, and a folder of images."""
     folder = tmp_path_factory.mktemp("reader")
-    for name in ("mine", "ranks-1", "ranks-2", "digits-0", "lr/lr-0", "lr/lr-1"):
+    for name in ("mine", "ranks-1", "ranks-2", "digits-0", "digits-1", "lr/lr-0", "lr/lr-1"):
         shutil.copytree(digits_run, folder / "runs" / name)
     shutil.copytree(text_run, folder / "runs" / "book")
     (folder / "photos").mkdir()

@@ -41,7 +41,7 @@ def test_values_have_defaults_and_types() -> None:
     assert vars(options.parse(export.make_parser(), words)) == {
         "run_dir": Path("runs/0"), "ckpt": "best", "root": Path("a=b"), "file": None,
         "mirror": None,
-        "download": False,
+        "download": False, "licence": None,
     }  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def test_a_text_that_is_too_short_is_refused(make, text: str, options, message: 
 
 def test_a_batch_that_the_ranks_cannot_share_is_refused(make, monkeypatch):
     monkeypatch.setattr(environment, "world_size", lambda: 5)
-    with pytest.raises(ConfigError, match="data.global_batch_size=4: .* 5 ranks"):
+    with pytest.raises(ConfigError, match=r"data.global_batch_size=4: .* 5 ranks"):
         make().setup("fit")
 
 
