@@ -42,6 +42,8 @@ def main(arguments: Any) -> int:
     runs = listing.list_runs(arguments.folder)[: arguments.last]
     if arguments.json:
         print(json.dumps(listing.to_json(runs), indent=2))
+    elif not runs:
+        print(f"There is no run in {arguments.folder}.")
     else:
         print("\n".join(listing.to_lines(runs, time.time())))
     return 0

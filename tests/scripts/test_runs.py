@@ -1,0 +1,17 @@
+"""The list of runs, by the command."""
+
+import json
+from pathlib import Path
+
+from tests.conftest import run
+
+
+def test_all_runs_are_listed_and_an_empty_folder_says_so(digits_run: Path, tmp_path: Path):
+    listed = run("scripts/runs.py", str(digits_run.parent), "--json")
+    (found,) = json.loads(listed.stdout)
+    assert found["state"] == "finished"
+    empty = run("scripts/runs.py", str(tmp_path))
+    assert (empty.returncode, empty.stdout) == (0, f"There is no run in {tmp_path}.\n")
+    missing = run("scripts/runs.py", str(tmp_path / "nothing"))
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("error: ")
