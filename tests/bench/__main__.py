@@ -74,9 +74,6 @@ def bench(
 ) -> int:
     """Measure rows; returns the exit code. ``order``: the workloads as the table has them."""
     around = surroundings()
-    busy = measure.busy_share()
-    if busy > measure.BUSY:
-        print(f"warning: other programs use {busy:.0%} of the processors", file=sys.stderr)
     results = json.loads(json_path.read_text()) if json_path.exists() else {}
     is_wrong = False
     for row in rows:
@@ -89,7 +86,10 @@ def bench(
             is_wrong |= bool(measured.wrong)
             if measured.wrong:
                 print(f"error: {row.name}: {measured.wrong}", file=sys.stderr)
-            results[row.name] = {**around, "busy": round(busy, 2), **asdict(measured)}
+            if measured.busy > measure.BUSY:
+                message = f"other programs used {measured.busy:.0%} of the processors"
+                print(f"warning: {row.name}: {message}", file=sys.stderr)
+            results[row.name] = {**around, **asdict(measured)}
         for line in lines:
             print("  ".join(line[name] for name in COLUMNS if line[name]), flush=True)
         json_path.parent.mkdir(exist_ok=True)
