@@ -26,6 +26,7 @@ from tests.bench import measure
 from tests.bench.measure import ROOT, Row
 
 PAGE = ROOT / "docs" / "performance.md"
+RESULTS = ROOT / "runs" / "bench.json"
 COLUMNS = ["workload", "compared", "median", "n", "met", "peak"]
 HEADINGS = ["workload", "compared", "median (95 % interval)", "n", "met", "peak MiB"]
 PACKAGES = ["torch", "lightning", "torchvision", "pillow", "simplejpeg", "hydra-core"]
@@ -104,7 +105,6 @@ def main() -> None:
     )
     parser.add_argument("words", nargs="*", help="parts of the names of rows; none: every row")
     parser.add_argument("--repeats", type=int, default=9, help="default: 9")
-    parser.add_argument("--json", type=Path, default=ROOT / "runs" / "bench.json")
     parser.add_argument("--folder", type=Path, help="where images are kept; default: thrown away")
     chosen = parser.parse_args()
     folder = chosen.folder or Path(tempfile.mkdtemp(prefix="samestep-bench-"))
@@ -114,7 +114,7 @@ def main() -> None:
         if unknown := [word for word in chosen.words if not any(word in name for name in names)]:
             sys.exit(f"error: {unknown[0]}: no row has this in its name; rows: {', '.join(names)}")
         rows = [row for row in rows if any(w in row.name for w in chosen.words or [""])]
-        sys.exit(bench(rows, chosen.repeats, PAGE, chosen.json, order))
+        sys.exit(bench(rows, chosen.repeats, PAGE, RESULTS, order))
     finally:
         if chosen.folder is None:
             shutil.rmtree(folder)
