@@ -163,6 +163,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
     lightning_patches.leave_signals_to_us(lightning_trainer)
     lightning_patches.skip_empty_hooks(lightning_trainer)
     lightning_patches.search_gpus_once()
+    lightning_patches.name_hooks_without_checks()
     return lightning_trainer
 
 

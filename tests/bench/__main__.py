@@ -26,6 +26,7 @@ from tests.bench import measure
 from tests.bench.measure import ROOT, Row
 
 PAGE = ROOT / "docs" / "performance.md"
+RESULTS = ROOT / "runs" / "bench.json"
 COLUMNS = ["workload", "compared", "median", "n", "met", "peak"]
 HEADINGS = ["workload", "compared", "median (95 % interval)", "n", "met", "peak MiB"]
 PACKAGES = ["torch", "lightning", "torchvision", "pillow", "simplejpeg", "hydra-core"]
@@ -74,9 +75,6 @@ def bench(
 ) -> int:
     """Measure rows; returns the exit code. ``order``: the workloads as the table has them."""
     around = surroundings()
-    busy = measure.busy_share()
-    if busy > measure.BUSY:
-        print(f"warning: other programs use {busy:.0%} of the processors", file=sys.stderr)
     results = json.loads(json_path.read_text()) if json_path.exists() else {}
     is_wrong = False
     for row in rows:
@@ -89,7 +87,10 @@ def bench(
             is_wrong |= bool(measured.wrong)
             if measured.wrong:
                 print(f"error: {row.name}: {measured.wrong}", file=sys.stderr)
-            results[row.name] = {**around, "busy": round(busy, 2), **asdict(measured)}
+            if measured.busy > measure.BUSY:
+                message = f"other programs used {measured.busy:.0%} of the processors"
+                print(f"warning: {row.name}: {message}", file=sys.stderr)
+            results[row.name] = {**around, **asdict(measured)}
         for line in lines:
             print("  ".join(line[name] for name in COLUMNS if line[name]), flush=True)
         json_path.parent.mkdir(exist_ok=True)
@@ -104,7 +105,6 @@ def main() -> None:
     )
     parser.add_argument("words", nargs="*", help="parts of the names of rows; none: every row")
     parser.add_argument("--repeats", type=int, default=9, help="default: 9")
-    parser.add_argument("--json", type=Path, default=ROOT / "runs" / "bench.json")
     parser.add_argument("--folder", type=Path, help="where images are kept; default: thrown away")
     chosen = parser.parse_args()
     folder = chosen.folder or Path(tempfile.mkdtemp(prefix="samestep-bench-"))
@@ -114,7 +114,7 @@ def main() -> None:
         if unknown := [word for word in chosen.words if not any(word in name for name in names)]:
             sys.exit(f"error: {unknown[0]}: no row has this in its name; rows: {', '.join(names)}")
         rows = [row for row in rows if any(w in row.name for w in chosen.words or [""])]
-        sys.exit(bench(rows, chosen.repeats, PAGE, chosen.json, order))
+        sys.exit(bench(rows, chosen.repeats, PAGE, RESULTS, order))
     finally:
         if chosen.folder is None:
             shutil.rmtree(folder)

@@ -48,13 +48,9 @@ def numbers() -> TensorDataset:
     return TensorDataset(x, (x @ torch.randn(20, 10, generator=generator)).argmax(1))
 
 
-def under_torchrun() -> bool:
-    return dist.is_torchelastic_launched()
-
-
 def rank_and_size() -> tuple[int, int]:
     """Meet the other ranks, if torchrun has started some."""
-    if not under_torchrun():
+    if not dist.is_torchelastic_launched():
         return 0, 1
     dist.init_process_group("gloo")
     return dist.get_rank(), dist.get_world_size()

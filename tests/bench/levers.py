@@ -41,6 +41,12 @@ def call_empty_hooks() -> None:
     lightning_patches.skip_empty_hooks = lambda trainer: None
 
 
+def name_hooks_with_checks() -> None:
+    from samestep.ranks import lightning_patches
+
+    lightning_patches.name_hooks_without_checks = lambda: None
+
+
 def open_sections_of_the_profiler() -> None:
     from lightning.pytorch.profilers import PassThroughProfiler
 
@@ -53,6 +59,7 @@ LEVERS: dict[str, tuple[str, Callable[[], None]]] = {
     "gather": ("batches copied image by image, not pixel by pixel", index_pixel_by_pixel),
     "search": ("no search for GPUs in each step of Adam", search_gpus_in_each_step),
     "hooks": ("no hooks that a callback does not define", call_empty_hooks),
+    "names": ("no checks for parameters when a hook is named", name_hooks_with_checks),
     "profiler": ("no sections of a profiler that measures nothing", open_sections_of_the_profiler),
     "guard": ("gradients checked by their sum, not by their norm", check_by_the_norm),
 }

@@ -16,17 +16,16 @@ import torch
 from PIL import Image, ImageOps
 
 from tests.bench import recipes
-from tests.bench.epochs import textbook_data
 from tests.bench.measure import PYTHON, Claim, Row, say
 
 SIZE = 224
 
 
-def timed(one_pass: Callable[[], int], passes: int = 4) -> float:
-    """Seconds per image: the median of some passes, after one that does not count."""
+def timed(one_pass: Callable[[], int]) -> float:
+    """Seconds per image: the median of four passes, after one that does not count."""
     one_pass()
     seconds = []
-    for _ in range(passes):
+    for _ in range(4):
         start = time.perf_counter()
         count = one_pass()
         seconds.append((time.perf_counter() - start) / count)
@@ -52,13 +51,6 @@ def ours_in_memory(folder: Path) -> float:
         return count
 
     return timed(one_pass)
-
-
-def textbook_in_memory(folder: Path) -> float:
-    """A DataLoader and torchvision's transforms, image by image."""
-    (train, _), batch_size = textbook_data("cifar", folder)
-    loader = torch.utils.data.DataLoader(train, batch_size, shuffle=True, drop_last=True)
-    return timed(lambda: sum(len(images) for images, _ in loader), passes=1)
 
 
 def ours_folder(folder: Path) -> float:
@@ -112,7 +104,7 @@ def decode_all(decoder: Callable[[bytes], np.ndarray]) -> Callable[[Path], float
 
 
 CONTENDERS: dict[str, Callable[[Path], float]] = {
-    "ours": ours_in_memory, "textbook": textbook_in_memory, "folder": ours_folder,
+    "ours": ours_in_memory, "folder": ours_folder,
     "pillow": decode_all(with_pillow), "simplejpeg": decode_all(with_simplejpeg),
     "torchvision": decode_all(with_torchvision),
 }  # fmt: skip
@@ -124,9 +116,8 @@ def rows(folder: Path) -> Iterator[Row]:
         return {name: [PYTHON, *words, name, str(folder)] for name in names}
 
     yield Row(
-        "pipeline", "input pipeline: CIFAR crop, flip, normalize", commands("ours", "textbook"),
-        [Claim("<= 20 us per image and core", "ours", None, 20, scale=1e6, unit=" us"),
-         Claim("per-sample transforms / ours", "textbook", "ours")],
+        "pipeline", "input pipeline: CIFAR crop, flip, normalize", commands("ours"),
+        [Claim("<= 20 us per image and core", "ours", None, 20, scale=1e6, unit=" us")],
         lambda: recipes.write_tensors("cifar", folder),
     )  # fmt: skip
     yield Row(

@@ -17,7 +17,7 @@ RESULT = "RESULT "
 """Begins the line in which a contender says what it measured, as JSON."""
 
 TOLERANCE = 1e-3  # of a loss; another order of the images changes it a hundred times more
-BUSY = 0.15  # share of the processors that others may use before we warn
+BUSY = 0.1  # share of the processors that others may use before the table says so
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,7 @@ class Measured:
 
     seconds: list[dict[str, float]] = field(default_factory=list)  # of each repeat, by contender
     peak_mib: dict[str, float] = field(default_factory=dict)
+    busy: float = 0.0  # share of the processors that other programs used meanwhile
     wrong: str = ""  # why the times do not count
 
 
@@ -115,6 +116,7 @@ def measure(row: Row, repeats: int) -> Measured:
     """
     measured = Measured()
     row.prepare()
+    begin = processor_seconds()
     for repeat in range(repeats):
         names = list(row.contenders)
         results = {}
@@ -126,6 +128,8 @@ def measure(row: Row, repeats: int) -> Measured:
             measured.peak_mib[name] = peak
         measured.wrong = measured.wrong or gate(row, results)
         print(f"  {row.name} {repeat + 1}/{repeats}", file=sys.stderr, flush=True)
+    passed, by_others = (b - a for a, b in zip(begin, processor_seconds(), strict=True))
+    measured.busy = by_others / passed
     return measured
 
 
@@ -149,17 +153,12 @@ def interval(values: list[float], draws: int = 2000) -> tuple[float, float]:
     return medians[int(0.025 * draws)], medians[int(0.975 * draws) - 1]
 
 
-def busy_share(seconds: float = 1.0) -> float:
-    """Share of the processors that other programs use now."""
-
-    def times() -> tuple[int, int]:
-        numbers = [int(word) for word in Path("/proc/stat").read_text().split()[1:9]]
-        return sum(numbers), numbers[3] + numbers[4]
-
-    total, idle = times()
-    time.sleep(seconds)
-    later, idle_later = times()
-    return 1 - (idle_later - idle) / max(1, later - total)
+def processor_seconds() -> tuple[float, float]:
+    """Seconds that passed on all processors, and those in which other programs worked."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().split()[1:9]]
+    idle, per_second = ticks[3] + ticks[4], os.sysconf("SC_CLK_TCK")
+    own = sum(os.times()[:4])  # of this process, and of the contenders that have ended
+    return sum(ticks) / per_second, (sum(ticks) - idle) / per_second - own
 
 
 def lines_of(row: Row, measured: Measured) -> list[dict[str, str]]:
@@ -170,13 +169,16 @@ def lines_of(row: Row, measured: Measured) -> list[dict[str, str]]:
         middle, (low, high) = median(values), interval(values)
         met = "" if claim.limit is None else "yes" if claim.holds(middle) else "**no**"
         peaks = [f"{name} {peak:.0f}" for name, peak in measured.peak_mib.items() if peak]
+        n = str(len(values))
+        if measured.busy > BUSY:
+            n += f" (busy: {measured.busy:.0%})"
         number = f"{middle:.3g}{claim.unit} ({low:.3g} to {high:.3g})"
         if measured.wrong:
             number, met = "does not count: other losses", "**no**"
         lines.append(
             {
                 "workload": row.title, "compared": claim.says, "median": number,
-                "n": str(len(values)), "met": met, "peak": ", ".join(peaks),
+                "n": n, "met": met, "peak": ", ".join(peaks),
             }
         )  # fmt: skip
     return lines

@@ -20,7 +20,8 @@ class StepLog(L.Callback):
     """
 
     def __init__(self) -> None:
-        self._lr: float | None = None
+        self._group: dict[str, Any] = {}  # the first one of the optimizer's parameters
+        self._lr: Any = None  # number or tensor, with which the last step was taken
         self._last_step = -1
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -31,13 +32,11 @@ class StepLog(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin at the step from which the run continues."""
         self._last_step = trainer.global_step
+        self._group = trainer.optimizers[0].param_groups[0] if trainer.optimizers else {}
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Remember the learning rate: the schedule changes it at the end of the step."""
-        if trainer.optimizers:
-            self._lr = float(trainer.optimizers[0].param_groups[0]["lr"])
+    def on_train_batch_start(self, *args: Any) -> None:
+        """Keep the learning rate: the schedule puts another one there at the end of the step."""
+        self._lr = self._group.get("lr")
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *_: Any
@@ -53,7 +52,7 @@ class StepLog(L.Callback):
             loss = outputs["loss"].detach().float() * trainer.accumulate_grad_batches
             values["step/loss"] = float(trainer.strategy.reduce(loss, reduce_op="mean"))
         if self._lr is not None:
-            values["step/lr"] = self._lr
+            values["step/lr"] = float(self._lr)
         # Steps count from 0 in the records, as those of an epoch's metrics do.
         for logger in trainer.loggers:
             logger.log_metrics(values, step=step - 1)

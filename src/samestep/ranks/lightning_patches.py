@@ -63,6 +63,25 @@ def skip_empty_hooks(trainer: "L.Trainer") -> None:
                 setattr(callback, hook, None)
 
 
+def name_hooks_without_checks() -> None:
+    """Keep torch 2.15 from looking for parameters each time Lightning 2.6 names a hook.
+
+    Lightning writes the name of the hook that runs into an attribute of the module, 45 times in a
+    step. torch checks at each writing whether the value is a parameter, a module or a buffer. The
+    name is a string, so it can go where torch would put it in the end.
+    """
+    import lightning as L
+    from torch import nn
+
+    def set_attribute(module: L.LightningModule, name: str, value: object) -> None:
+        if name == "_current_fx_name":
+            module.__dict__[name] = value
+        else:
+            nn.Module.__setattr__(module, name, value)  # type: ignore[arg-type]
+
+    L.LightningModule.__setattr__ = set_attribute  # type: ignore[method-assign, assignment]
+
+
 @contextmanager
 def between_steps(trainer: "L.Trainer") -> Iterator[None]:
     """Within this block a checkpoint says that the last step is complete, and no next one begun.

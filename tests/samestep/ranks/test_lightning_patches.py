@@ -101,3 +101,25 @@ def test_between_steps_no_batch_is_begun():
     with lightning_patches.between_steps(trainer):
         assert (progress.current.ready, progress.total.ready) == (0, 0)
     assert (progress.current.ready, progress.total.ready) == (1, 1)
+
+
+def test_the_name_of_a_hook_is_written_without_torchs_checks(monkeypatch: pytest.MonkeyPatch):
+    lightning_patches.name_hooks_without_checks()
+    module, layer, names = Tiny(), torch.nn.Linear(2, 2), []
+    original = torch.nn.Module.__setattr__
+    monkeypatch.setattr(
+        torch.nn.Module, "__setattr__",
+        lambda self, name, value: names.append(name) or original(self, name, value),
+    )  # fmt: skip
+    module._current_fx_name = "training_step"
+    module.layer = layer
+    assert names == ["layer"]
+    assert module._current_fx_name == "training_step"
+    assert "layer.weight" in module.state_dict()
+
+
+def test_canary_lightning_still_names_each_hook_by_an_attribute():
+    from lightning.pytorch.trainer import call
+
+    source = inspect.getsource(call._call_callback_hooks)
+    assert "pl_module._current_fx_name = hook_name" in source
