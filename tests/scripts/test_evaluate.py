@@ -57,7 +57,7 @@ def test_the_table_names_run_checkpoint_split_and_metrics(
     digits_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     title, *lines = evaluated(capsys, digits_run).splitlines()
-    assert title == f"{digits_run}, best checkpoint, 360 test samples"
+    assert title == f"{digits_run}, best checkpoint, 360 test images"
     found = metrics(digits_run, "test")
     assert dict(line.split() for line in lines) == {k: f"{v:.4f}" for k, v in found.items()}
 

@@ -39,17 +39,24 @@ def write(configs, name, *lines):
     path.write_text("\n".join(["# @package _global_", *lines, ""]))
 
 
+TASKS = {"topics": "text", "transformer": "text", "skeleton": "skeleton"}  # others are for images
+
+
 def runs():
     """Each data set with each model, and along with it each choice of each group; experiments."""
     groups = {g: names for g, names in CHOICES.items() if names and g.split("/")[0] != "experiment"}
     pairs = [
         (data, model)
         for data, model in itertools.product(CHOICES["data"], CHOICES["model"])
-        if (data == "topics") == (model == "transformer")  # others belong to two tasks
+        if TASKS.get(data) == TASKS.get(model)
     ]
     for number in range(max(len(pairs), *map(len, groups.values()))):
         choices = {group: names[number % len(names)] for group, names in groups.items()}
         choices["data"], choices["model"] = pairs[number % len(pairs)]
+        if choices["data"] in TASKS and choices["debug"] == "overfit":
+            choices["debug"] = "fast"  # overfit switches the augmentation of images off
+        if choices["model"] == "skeleton":
+            del choices["model/lr_scheduler"], choices["model/optimizer"]  # it has none of these
         yield [f"{group}={name}" for group, name in choices.items()]
     yield from ([f"experiment={name}"] for name in CHOICES.get("experiment", []))
 
