@@ -21,6 +21,7 @@ from tests.conftest import NO_PICTURES, QUICK
 @pytest.fixture(autouse=True)
 def restore_process() -> Iterator[None]:
     """A run ends with its process, elsewhere: here its log files and its W&B run are closed."""
+    logging.disable(logging.NOTSET)  # a script that another test called here has changed it
     yield
     if "wandb" in sys.modules:
         sys.modules["wandb"].finish()
