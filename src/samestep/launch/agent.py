@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from samestep.errors import ConfigError
 from samestep.launch.hung_ranks import HungRanks
 from samestep.ranks import environment, heartbeat
-from samestep.ranks.failure import EXIT_CONFIG, EXIT_ERROR, PREFIX
+from samestep.ranks.failure import EXIT_CONFIG, EXIT_ERROR, EXIT_SIGTERM, PREFIX
 from samestep.ranks.secrets import redact
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
 TRAIN = Path(__file__).parents[3] / "train.py"
-EXIT_SIGTERM = 128 + signal.SIGTERM  # 143
 STOPPED = (EXIT_SIGTERM, -signal.SIGTERM)  # after saving, or before there was anything to save
 
 

@@ -6,6 +6,7 @@ agent learns why the rank failed: ``ChildFailedError.failures[rank].message``. T
 """
 
 import json
+import signal
 import sys
 import time
 import traceback
@@ -16,6 +17,7 @@ from samestep.ranks import environment
 from samestep.ranks.secrets import redact
 
 EXIT_ERROR, EXIT_CONFIG = 1, 2
+EXIT_SIGTERM = 128 + signal.SIGTERM  # 143: stopped after saving
 PREFIX = "error: "  # begins the message of an error that the user can mend
 
 

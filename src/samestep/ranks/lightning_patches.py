@@ -59,7 +59,9 @@ def skip_empty_hooks(trainer: "L.Trainer") -> None:
 
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for hook in STEP_HOOKS:
-            if getattr(type(callback), hook) is getattr(Callback, hook):
+            # Not of the class: a LambdaCallback has its hooks as attributes of the object.
+            method = getattr(callback, hook)
+            if getattr(method, "__func__", None) is getattr(Callback, hook):
                 setattr(callback, hook, None)
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import distributed as dist
 
 from samestep.ranks import environment
+from samestep.ranks.failure import EXIT_SIGTERM
 
 GRACE_S = 30  # seconds that a rank without its agent has to save; torchrun gives its ranks as many
 
@@ -122,7 +123,7 @@ def _follow_agent(agent: int) -> None:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)
-    os._exit(128 + signal.SIGTERM)
+    os._exit(EXIT_SIGTERM)
 
 
 def _obey_parent_only() -> None:

@@ -236,28 +236,21 @@ def num_ranks(run: Run) -> int | None:
     return ranks if isinstance(ranks, int) else None
 
 
-def num_steps(run: Run) -> int:
-    """Optimizer steps that were trained."""
-    trained = [row for row in run.rows if any(name.startswith("train/") for name in row)]
-    return int(max((row["step"] for row in trained), default=-1)) + 1
-
-
 def costs_of(groups: Sequence[Group]) -> dict[str, list[str]]:
     """Ranks, steps, times, speeds and scaling efficiency: means over the runs of each group."""
     ranks = [num_ranks(group.runs[0]) for group in groups]
     costs = {
         "ranks": [str(number or "?") for number in ranks],
         "epochs": [_words(run.num_epochs for run in group.runs) for group in groups],
-        "steps": [_words(num_steps(run) for run in group.runs) for group in groups],
+        "steps": [_words(run.num_steps for run in group.runs) for group in groups],
     }
     epoch_s = [mean_of([run.figures.get("time/epoch_s") for run in g.runs]) for g in groups]
     total_s = [mean_of([run.figures.get("time/total_s") for run in g.runs]) for g in groups]
     costs["seconds of training"] = [show_or_not(value) for value in total_s]
     costs["seconds per epoch, median"] = [show_or_not(value) for value in epoch_s]
-    for name in sorted({name for g in groups for run in g.runs for name in run.speeds()}):
-        title = name.removeprefix("train/").replace("_per_second", " per second")
-        values = [mean_of([run.speeds().get(name) for run in g.runs]) for g in groups]
-        costs[title] = [show_or_not(value) for value in values]
+    for name in sorted({name for g in groups for run in g.runs for name in run.speeds}):
+        values = [mean_of([run.speeds.get(name) for run in g.runs]) for g in groups]
+        costs[name] = [show_or_not(value) for value in values]
     if len(set(ranks)) > 1:
         pairs = [speedup(epoch_s[0], ranks[0], *own) for own in zip(epoch_s, ranks, strict=True)]
         costs["speedup"] = [show_or_not(pair[0]) for pair in pairs]

@@ -4,7 +4,6 @@ import base64
 import csv
 import mimetypes
 import shlex
-import statistics
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -59,13 +58,15 @@ class Run(NamedTuple):
         """Epochs that were trained."""
         return summary.count_epochs(self.rows)
 
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps that were trained."""
+        return summary.count_steps(self.rows)
+
+    @property
     def speeds(self) -> dict[str, float]:
-        """The median of each ``train/<things>_per_second``."""
-        names = {name for row in self.rows for name in row if name.endswith("_per_second")}
-        return {
-            name: statistics.median(row[name] for row in self.rows if name in row)
-            for name in sorted(names)
-        }
+        """The median of each speed, such as ``{"images/s": 5000.0}``."""
+        return summary.speeds(self.rows)
 
 
 class Shown(NamedTuple):

@@ -108,7 +108,7 @@ def facts_of(run: Run) -> dict[str, str]:
     facts |= summary.best_epoch(run.cfg, run.rows)
     if seconds := run.figures.get("time/total_s"):
         facts["training time"] = f"{seconds:,.1f} s"
-    return facts | summary.speeds(run.rows)
+    return facts | summary.speeds_in_words(run.rows)
 
 
 def epochs_of(run: Run) -> list[list[str]]:

@@ -30,7 +30,7 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
     facts |= best_epoch(cfg, rows)
     if seconds is not None:
         facts["time"] = f"{timedelta(seconds=round(seconds))} h:m:s"
-    facts |= speeds(rows)
+    facts |= speeds_in_words(rows)
 
     look_at = OmegaConf.select(cfg, "summary.look_at") or {}
     paths = {name: f"{run_dir}/{name}" for name in look_at}
@@ -57,8 +57,17 @@ def next_commands(cfg: DictConfig) -> list[str]:
 
 def count_epochs(rows: Rows) -> int:
     """How many epochs the run was trained."""
-    trained = [row for row in rows if any(name.startswith("train/") for name in row)]
-    return int(max((row.get("epoch", -1) for row in trained), default=-1)) + 1
+    return int(max((row.get("epoch", -1) for row in trained_rows(rows)), default=-1)) + 1
+
+
+def count_steps(rows: Rows) -> int:
+    """How many optimizer steps the run was trained."""
+    return int(max((row["step"] for row in trained_rows(rows)), default=-1)) + 1
+
+
+def trained_rows(rows: Rows) -> Rows:
+    """The rows that were written while training, not by a validation or a test."""
+    return [row for row in rows if any(name.startswith("train/") for name in row)]
 
 
 def final_metrics(cfg: DictConfig, run_dir: Path) -> dict[str, str]:
@@ -88,17 +97,22 @@ def find_best(cfg: DictConfig, rows: Rows) -> dict[str, Any]:
     return {"monitor": monitor, "best": best[monitor], "best_epoch": epoch}
 
 
-def speeds(rows: Rows) -> dict[str, str]:
-    """The median of each ``train/<things>_per_second``."""
+def speeds(rows: Rows) -> dict[str, float]:
+    """The median of each ``train/<things>_per_second``, as ``{"<things>/s": 5000.0}``."""
     prefix, suffix = "train/", "_per_second"
     names = {name for row in rows for name in row}
     return {
         f"{name.removeprefix(prefix).removesuffix(suffix)}/s": (
-            f"{statistics.median(row[name] for row in rows if name in row):,.0f}"
+            statistics.median(row[name] for row in rows if name in row)
         )
         for name in sorted(names)
         if name.startswith(prefix) and name.endswith(suffix)
     }
+
+
+def speeds_in_words(rows: Rows) -> dict[str, str]:
+    """The speeds, for a reader."""
+    return {name: f"{speed:,.0f}" for name, speed in speeds(rows).items()}
 
 
 def command_to_go_on(cfg: DictConfig, run_dir: Path, num_epochs: int | None) -> str:

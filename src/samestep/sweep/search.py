@@ -4,7 +4,7 @@ import math
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,13 +17,14 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from samestep.errors import ConfigError
 from samestep.launch.agent import TRAIN
 from samestep.ranks import environment
+from samestep.ranks.failure import EXIT_SIGTERM
 from samestep.sweep.settings import Settings
 from samestep.sweep.study import FINISHED, STARTED, Record
 from samestep.sweep.trial_process import Metrics, TrialProcess
 
 POLL_S = 0.5
 MAX_STARTS = 3  # of a trial that others stop or kill
-KILLED = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+KILLED = (EXIT_SIGTERM, 128 + signal.SIGKILL)
 ENDING, REASON, SECONDS = "ending", "reason", "seconds"
 """Attributes of a trial: how the search has decided that it ends, why, and how long it ran here."""
 
@@ -133,14 +134,14 @@ class Search:
     def _look_at_all(self) -> None:
         for active in list(self.active):
             exit_code = active.process.poll()
-            self._report(active, ended=exit_code is not None)
+            values = active.metrics.read(now=exit_code is not None)
+            self._report(active, values)
             is_over = active.ending and not active.process.is_running()
             if exit_code is not None or is_over:
-                self._end(active, exit_code or 0)
+                self._end(active, exit_code or 0, values)
 
-    def _report(self, active: Active, *, ended: bool) -> None:
+    def _report(self, active: Active, values: Sequence[float]) -> None:
         """Tell Optuna the new values; stop the trial if it is pruned, or if one is no number."""
-        values = active.metrics.read(now=ended)
         for index in range(active.num_reported, len(values)):
             if active.ending:
                 return
@@ -160,9 +161,8 @@ class Search:
         active.ending = ending
         active.process.send(signal.SIGTERM)
 
-    def _end(self, active: Active, exit_code: int) -> None:
+    def _end(self, active: Active, exit_code: int, values: Sequence[float]) -> None:
         """Tell Optuna how a trial has ended, or start it again if others have stopped it."""
-        values = active.metrics.read(now=True)
         was_killed = exit_code < 0 or exit_code in KILLED
         if not active.ending and was_killed and active.num_starts < MAX_STARTS:
             active.process.process = None  # the loop starts it again

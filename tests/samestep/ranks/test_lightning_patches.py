@@ -7,6 +7,7 @@ import lightning as L
 import lightning.fabric
 import pytest
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
@@ -92,6 +93,18 @@ def test_only_the_hooks_that_a_callback_defines_are_called(monkeypatch: pytest.M
         "on_train_batch_end", "on_train_batch_end"
     ]  # fmt: skip
     assert "on_train_start" in hooks  # is called once, and costs nothing
+
+
+def test_hooks_that_an_object_and_not_its_class_defines_are_called():
+    calls: list[int] = []
+    callback = LambdaCallback(on_train_batch_end=lambda trainer, *_: calls.append(1))
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=1, callbacks=[callback], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    lightning_patches.skip_empty_hooks(trainer)
+    trainer.fit(Tiny(), DataLoader(torch.ones(4, 2), batch_size=2))
+    assert calls == [1, 1]
 
 
 def test_between_steps_no_batch_is_begun():

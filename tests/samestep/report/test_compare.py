@@ -63,7 +63,7 @@ def test_time_speed_and_scaling_efficiency(tmp_path: Path):
     assert costs["ranks"] == ["1", "2"]
     assert (costs["epochs"], costs["steps"]) == (["3", "3"], ["30", "30"])
     assert costs["seconds of training"] == ["27", "18"]
-    assert costs["points per second"] == ["100", "100"]
+    assert costs["points/s"] == ["100", "100"]
     assert costs["speedup"] == ["1", "1.5"]
     assert costs["scaling efficiency"] == ["100%", "75%"]
 
