@@ -103,7 +103,8 @@ def test_hooks_that_an_object_and_not_its_class_defines_are_called():
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     lightning_patches.skip_empty_hooks(trainer)
-    trainer.fit(Tiny(), DataLoader(torch.ones(4, 2), batch_size=2))
+    batches = DataLoader(torch.ones(4, 2), batch_size=2)
+    trainer.fit(Tiny(), batches, batches)
     assert calls == [1, 1]
 
 
