@@ -18,7 +18,7 @@ from rich.table import Table
 
 from samestep.errors import RunError
 from samestep.launch import kubectl, kubectl_errors
-from samestep.launch.kubectl_errors import Object
+from samestep.launch.render import Document
 from samestep.ranks.process import has_lost_reader
 
 POLL_S = 1.0
@@ -33,7 +33,7 @@ NOT_STARTED = re.compile("Failed(Mount|AttachVolume|MapVolume|CreatePodSandBox)"
 """Reasons of events of pods whose containers cannot be created."""
 
 
-def logs(cfg: DictConfig, documents: Sequence[Object]) -> int:
+def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
     """Print the logs of all pods, also of pods that start later, until the run ends.
 
     Returns:
@@ -43,7 +43,7 @@ def logs(cfg: DictConfig, documents: Sequence[Object]) -> int:
     stdout = os.fstat(sys.stdout.fileno())
     address = kubectl.build_address(kubectl.find_run(documents))
     printed: set[str] = set()
-    warnings: list[Object] = []
+    warnings: list[Document] = []
     for poll in itertools.count():
         run, pods = get_run_and_pods(cfg, address, retries=RETRIES if streams.by_key else 0)
         streams.start_missing(pods)
@@ -68,7 +68,7 @@ def logs(cfg: DictConfig, documents: Sequence[Object]) -> int:
     return 0 if kubectl.find_outcome(run) else 1
 
 
-def status(cfg: DictConfig, documents: Sequence[Object]) -> int:
+def status(cfg: DictConfig, documents: Sequence[Document]) -> int:
     """Print the state of the run, and a table of its pods."""
     document = kubectl.find_run(documents)
     run = kubectl.get(cfg, kubectl.build_address(document))
@@ -94,7 +94,7 @@ class Stream(threading.Thread):
     """
 
     def __init__(
-        self, cfg: DictConfig, pod: Object, container: Object, before: "Stream | None" = None
+        self, cfg: DictConfig, pod: Document, container: Document, before: "Stream | None" = None
     ) -> None:
         super().__init__(daemon=True)
         pod_name, container_name = pod["metadata"]["name"], container["name"]
@@ -146,7 +146,7 @@ class Streams:
         self.cfg = cfg
         self.by_key: dict[str, Stream] = {}
 
-    def start_missing(self, pods: Sequence[Object]) -> None:
+    def start_missing(self, pods: Sequence[Document]) -> None:
         """Start a stream for each container without one, and for each whose stream was cut."""
         for pod, container in list_started_containers(pods):
             restarts = container.get("restartCount", 0)
@@ -165,7 +165,7 @@ class Streams:
 
 def get_run_and_pods(
     cfg: DictConfig, address: str, retries: int
-) -> tuple[Object | None, list[Object]]:
+) -> tuple[Document | None, list[Document]]:
     """Get the object of the run, None if there is none, and its pods.
 
     Raises:
@@ -184,7 +184,7 @@ def get_run_and_pods(
         time.sleep(POLL_S)
 
 
-def list_started_containers(pods: Sequence[Object]) -> Iterator[tuple[Object, Object]]:
+def list_started_containers(pods: Sequence[Document]) -> Iterator[tuple[Document, Document]]:
     """List pod and container for each container that may have a log."""
     for pod in pods:
         for container in pod.get("status", {}).get("containerStatuses", ()):
@@ -192,7 +192,7 @@ def list_started_containers(pods: Sequence[Object]) -> Iterator[tuple[Object, Ob
                 yield pod, container
 
 
-def describe_run(run: Object | None, pods: Sequence[Object] | None = None) -> str:
+def describe_run(run: Document | None, pods: Sequence[Document] | None = None) -> str:
     """Describe the state of the run by its last condition, or by the pods that it has."""
     if run is None:
         return "was removed before it ended"
@@ -210,14 +210,14 @@ def describe_run(run: Object | None, pods: Sequence[Object] | None = None) -> st
     return f"{last['type']} ({reason})" if reason else str(last["type"])
 
 
-def explain_pods(pods: Sequence[Object], warnings: Sequence[Object]) -> Iterator[str]:
+def explain_pods(pods: Sequence[Document], warnings: Sequence[Document]) -> Iterator[str]:
     """Explain why pods do not run, and how they failed."""
     for pod in pods:
         if reason := explain_pod(pod, warnings):
             yield f"{pod['metadata']['name']}: {reason}"
 
 
-def explain_pod(pod: Object, warnings: Sequence[Object]) -> str:
+def explain_pod(pod: Document, warnings: Sequence[Document]) -> str:
     """Explain why a pod does not run, or how it failed; nothing if all is well."""
     messages = [
         event.get("message", "")
@@ -229,7 +229,9 @@ def explain_pod(pod: Object, warnings: Sequence[Object]) -> str:
     return kubectl_errors.explain_waiting(pod, messages) or kubectl_errors.explain_exit(pod)
 
 
-def explain_missing_pods(cfg: DictConfig, run: Object, warnings: Sequence[Object]) -> Iterator[str]:
+def explain_missing_pods(
+    cfg: DictConfig, run: Document, warnings: Sequence[Document]
+) -> Iterator[str]:
     """Explain why there are no pods, or fewer than there should be; each reason once."""
     if run.get("spec", {}).get("suspend"):
         yield f"{cfg.run_id}: waits in the queue"
@@ -246,7 +248,7 @@ def explain_missing_pods(cfg: DictConfig, run: Object, warnings: Sequence[Object
     yield from lines
 
 
-def print_table(cfg: DictConfig, pods: Sequence[Object], warnings: Sequence[Object]) -> None:
+def print_table(cfg: DictConfig, pods: Sequence[Document], warnings: Sequence[Document]) -> None:
     """Print a row for each pod."""
     started = [pod["metadata"]["name"] for pod, _ in list_started_containers(pods)]
     with ThreadPoolExecutor(8) as pool:
@@ -269,7 +271,7 @@ def print_table(cfg: DictConfig, pods: Sequence[Object], warnings: Sequence[Obje
     console.print(table)
 
 
-def describe_pod(pod: Object, warnings: Sequence[Object]) -> str:
+def describe_pod(pod: Document, warnings: Sequence[Document]) -> str:
     """Describe the state of a pod: its phase, and the reason if something is wrong."""
     phase = str(pod.get("status", {}).get("phase", "-"))
     if "deletionTimestamp" in pod["metadata"]:
@@ -289,7 +291,7 @@ def get_last_line(cfg: DictConfig, pod_name: str) -> str:
     return next(filter(None, reversed(lines)), "-")
 
 
-def format_age(pod: Object) -> str:
+def format_age(pod: Document) -> str:
     """Format the age of a pod, such as 5m or 3h."""
     created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
     seconds = int((datetime.now(UTC) - created).total_seconds())

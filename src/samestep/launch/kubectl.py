@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.launch import check, kubectl_errors, render
-from samestep.launch.kubectl_errors import Object
+from samestep.launch.render import Document
 
 HANGS_S = 60  # seconds after its own limit in which kubectl must end; it also asks several times
 RUNS = ("Job", "JobSet", "PyTorchJob", "TrainJob", "ElasticJob")
@@ -25,7 +25,7 @@ def build_command(cfg: DictConfig, *arguments: str) -> list[str]:
 
 
 def call(
-    cfg: DictConfig, *arguments: str, documents: Sequence[Object] = (), timeout_s: float = 30
+    cfg: DictConfig, *arguments: str, documents: Sequence[Document] = (), timeout_s: float = 30
 ) -> str:
     """Run kubectl, with the documents as its input, and return what it prints.
 
@@ -54,7 +54,7 @@ def call(
     return result.stdout
 
 
-def apply(cfg: DictConfig, documents: Sequence[Object]) -> str:
+def apply(cfg: DictConfig, documents: Sequence[Document]) -> str:
     """Create or change the objects of the documents, and return what kubectl prints."""
     return call(cfg, "apply", "--validate=strict", "--filename=-", documents=documents)
 
@@ -65,18 +65,18 @@ def get(cfg: DictConfig, *arguments: str) -> Any:
     return json.loads(answer) if answer.strip() else None
 
 
-def get_pods(cfg: DictConfig) -> list[Object]:
+def get_pods(cfg: DictConfig) -> list[Document]:
     """Get the pods of the run, sorted by name."""
     found = get(cfg, "pods", f"--selector=app.kubernetes.io/instance={cfg.run_id}")
     return sorted((found or {}).get("items", []), key=lambda pod: pod["metadata"]["name"])
 
 
-def find_run(documents: Sequence[Object]) -> Object:
+def find_run(documents: Sequence[Document]) -> Document:
     """Find the document of the object that ends when the run ends."""
     return next(document for document in documents if document["kind"] in RUNS)
 
 
-def build_address(document: Object) -> str:
+def build_address(document: Document) -> str:
     """Build the name by which kubectl knows the document's object, such as ``jobs.batch/mine``."""
     kind = f"{document['apiVersion']} {document['kind']}"
     group, has_group, _ = document["apiVersion"].rpartition("/")
@@ -85,12 +85,12 @@ def build_address(document: Object) -> str:
     return f"{resource}/{document['metadata']['name']}"
 
 
-def is_training_pod(cfg: DictConfig, pod: Object) -> bool:
+def is_training_pod(cfg: DictConfig, pod: Document) -> bool:
     """Whether the pod is a node of the run, and not one that the nodes need, such as etcd."""
     return cfg.cluster.container in [container["name"] for container in pod["spec"]["containers"]]
 
 
-def find_outcome(run: Object | None) -> bool | None:
+def find_outcome(run: Document | None) -> bool | None:
     """Whether the run succeeded; None if it has not ended, or does not exist."""
     for condition in (run or {}).get("status", {}).get("conditions", ()):
         if condition["type"] in OUTCOMES and condition["status"] == "True":
@@ -98,7 +98,7 @@ def find_outcome(run: Object | None) -> bool | None:
     return None
 
 
-def get_warnings(cfg: DictConfig, run: Object) -> list[Object]:
+def get_warnings(cfg: DictConfig, run: Document) -> list[Document]:
     """Get the warnings since the run was submitted, the oldest first; none if we may not."""
     try:
         found = get(cfg, "events", "--field-selector=type=Warning") or {}
@@ -109,7 +109,7 @@ def get_warnings(cfg: DictConfig, run: Object) -> list[Object]:
     return sorted(warnings, key=get_event_time)
 
 
-def get_event_time(event: Object) -> str:
+def get_event_time(event: Document) -> str:
     """Get the time of an event in whole seconds, as timestamps of objects are written."""
     series = event.get("series") or {}
     times = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"))

@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-Object = dict[str, Any]
-"""An object in the cluster, such as a pod, or the document that describes one."""
+from samestep.launch.render import Document
+
 MAKE_CLAIM = "make it by cluster=k8s cluster.volume_size=SIZE action=data, or name another"
 EXIT_STOPPED = 143  # of a run that was stopped by SIGTERM, after it has saved
 
@@ -100,7 +99,7 @@ def explain_event(message: str) -> str:
     return _find_sentence(ERRORS, line) or line
 
 
-def explain_waiting(pod: Object, warnings: Sequence[str] = ()) -> str:
+def explain_waiting(pod: Document, warnings: Sequence[str] = ()) -> str:
     """Explain why a pod does not run; nothing if it runs or has ended.
 
     Args:
@@ -126,7 +125,7 @@ def explain_waiting(pod: Object, warnings: Sequence[str] = ()) -> str:
     return "is being placed, or pulls its image"
 
 
-def explain_exit(pod: Object) -> str:
+def explain_exit(pod: Document) -> str:
     """Explain how a pod's container failed the last time; nothing if it did not fail."""
     for container in _list_statuses(pod.get("status", {})):
         for state in (container.get("state", {}), container.get("lastState", {})):
@@ -142,7 +141,7 @@ def explain_reason(reason: str, image: str = "") -> str:
     return _find_sentence(POD_REASONS, line, image) or line
 
 
-def _describe_exit(terminated: Object) -> str:
+def _describe_exit(terminated: Document) -> str:
     exit_code = terminated["exitCode"]
     # Our entry point begins its message like this; otherwise it is the end of the log.
     prefix = f"exit code {exit_code}: "
@@ -174,6 +173,6 @@ def _find_sentence(sentences: dict[str, str], text: str, image: str = "") -> str
     return ""
 
 
-def _list_statuses(status: Object) -> Iterator[Object]:
+def _list_statuses(status: Document) -> Iterator[Document]:
     yield from status.get("initContainerStatuses", ())
     yield from status.get("containerStatuses", ())

@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.launch import kubectl
-from samestep.launch.kubectl_errors import Object, explain_error
+from samestep.launch.kubectl_errors import explain_error
+from samestep.launch.render import Document
 
 SUBMITTED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 """Where kubectl notes what was submitted; the next submit compares itself with it."""
@@ -22,7 +23,7 @@ def is_installed() -> bool:
     return find_spec("kubeflow") is not None
 
 
-def create(cfg: DictConfig, documents: Sequence[Object]) -> str:
+def create(cfg: DictConfig, documents: Sequence[Document]) -> str:
     """Apply what the TrainJob needs by kubectl, and create it by ``TrainerClient().train``.
 
     Args:

@@ -11,14 +11,15 @@ from samestep.errors import RunError
 from samestep.launch import kubectl, kubeflow, volume
 from samestep.launch.follow import POLL_S, logs, status
 from samestep.launch.kubectl import RUNS, build_address, find_outcome, find_run, get_pods
-from samestep.launch.kubectl_errors import MAKE_CLAIM, Object
+from samestep.launch.kubectl_errors import MAKE_CLAIM
+from samestep.launch.render import Document
 
 KEPT_KINDS = (volume.CLAIM,)  # these objects outlive a run that is cancelled
 ANSWER_S = 5  # seconds in which a cluster must answer; otherwise the check goes on without it
 EXTRA_S = 60  # seconds that pods may take to end, beyond their grace period
 
 
-def check(cfg: DictConfig, documents: Sequence[Object]) -> int:
+def check(cfg: DictConfig, documents: Sequence[Document]) -> int:
     """Report that the checks found no mistakes; then ask the cluster, if there is one."""
     kinds = ", ".join(document["kind"] for document in documents)
     print(
@@ -48,7 +49,7 @@ def check(cfg: DictConfig, documents: Sequence[Object]) -> int:
     return 0
 
 
-def refuse_missing_claim(cfg: DictConfig, documents: Sequence[Object]) -> None:
+def refuse_missing_claim(cfg: DictConfig, documents: Sequence[Document]) -> None:
     """Raise a RunError if the pods would wait for a volume claim that nobody has created."""
     name = cfg.cluster.volume
     created = [d["metadata"]["name"] for d in documents if d["kind"] == "PersistentVolumeClaim"]
@@ -64,7 +65,7 @@ def refuse_missing_claim(cfg: DictConfig, documents: Sequence[Object]) -> None:
         )
 
 
-def submit(cfg: DictConfig, documents: Sequence[Object]) -> int:
+def submit(cfg: DictConfig, documents: Sequence[Document]) -> int:
     """Start the run, or start it again after it ended; change nothing while it runs."""
     document = find_run(documents)
     run = kubectl.get(cfg, build_address(document))
@@ -88,7 +89,7 @@ def submit(cfg: DictConfig, documents: Sequence[Object]) -> int:
     return 0
 
 
-def make_owner(cfg: DictConfig, documents: Sequence[Object]) -> None:
+def make_owner(cfg: DictConfig, documents: Sequence[Document]) -> None:
     """Make the object of the run the owner of the others: when it goes, the cluster removes them.
 
     They are created before, because the pods need them. A later ``kubectl apply`` keeps the
@@ -113,7 +114,7 @@ def make_owner(cfg: DictConfig, documents: Sequence[Object]) -> None:
         print(f"{cfg.run_id}: {kinds} will stay when the run is removed; {error}")
 
 
-def fill_volume(cfg: DictConfig, documents: Sequence[Object]) -> int:
+def fill_volume(cfg: DictConfig, documents: Sequence[Document]) -> int:
     """Run the Job that puts data into the volume, and print its log until it ends.
 
     Returns:
@@ -127,7 +128,7 @@ def fill_volume(cfg: DictConfig, documents: Sequence[Object]) -> int:
     return logs(cfg, documents)
 
 
-def cancel(cfg: DictConfig, documents: Sequence[Object]) -> int:
+def cancel(cfg: DictConfig, documents: Sequence[Document]) -> int:
     """End the run so that its pods can save; then remove everything that belongs to it."""
     is_run = kubectl.get(cfg, build_address(find_run(documents))) is not None
     existed = remove_all(cfg, documents)
@@ -142,7 +143,7 @@ def cancel(cfg: DictConfig, documents: Sequence[Object]) -> int:
     return 0
 
 
-def refuse_to_change(cfg: DictConfig, run: Object, is_same: bool) -> None:
+def refuse_to_change(cfg: DictConfig, run: Document, is_same: bool) -> None:
     """Refuse a submit while the run is being cancelled, or runs with another specification.
 
     Raises:
@@ -157,14 +158,14 @@ def refuse_to_change(cfg: DictConfig, run: Object, is_same: bool) -> None:
         )
 
 
-def read_submitted_spec(run: Object) -> Any:
+def read_submitted_spec(run: Document) -> Any:
     """Read the specification that was submitted, which kubectl noted; None if it did not."""
     annotations = run["metadata"].get("annotations", {})
     note = annotations.get(kubeflow.SUBMITTED_ANNOTATION, "{}")
     return json.loads(note).get("spec")
 
 
-def remove_all(cfg: DictConfig, documents: Sequence[Object]) -> bool:
+def remove_all(cfg: DictConfig, documents: Sequence[Document]) -> bool:
     """Remove all objects of the run, and wait until its pods have ended.
 
     Returns:
@@ -182,7 +183,7 @@ def remove_all(cfg: DictConfig, documents: Sequence[Object]) -> bool:
     return existed
 
 
-def remove_run(cfg: DictConfig, document: Object) -> bool:
+def remove_run(cfg: DictConfig, document: Document) -> bool:
     """Delete the object of the run, and wait until its pods have ended.
 
     Returns:

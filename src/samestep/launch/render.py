@@ -41,6 +41,7 @@ WITHOUT_GPUS: dict[str, Any] = {
 """Keys of ``cluster`` that give GPUs to a run, with their values for a run without GPUs."""
 
 Document = dict[str, Any]
+"""A document of YAML, such as the manifest of a Job; also an object that kubectl prints."""
 
 
 def render(cfg: DictConfig, overrides: Sequence[str]) -> list[Document]:

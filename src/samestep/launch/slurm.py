@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.launch import render, slurm_reasons
+from samestep.launch.render import Document
 from samestep.ranks.process import has_lost_reader
 
 POLL_S = 2.0
@@ -31,7 +32,7 @@ Job = dict[str, str]
 """What ``scontrol show job`` says about one job, or about one trial of a sweep."""
 
 
-def check(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
+def check(cfg: DictConfig, documents: Sequence[Document]) -> int:
     """Report that the checks found no mistakes; then ask Slurm, if it answers here."""
     print(f"{cfg.run_id}: no mistakes found")
     try:
@@ -44,7 +45,7 @@ def check(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
     return 0
 
 
-def submit(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
+def submit(cfg: DictConfig, documents: Sequence[Document]) -> int:
     """Queue the run, also one that has ended before; change nothing while it is in the queue."""
     if active := find_active(cfg):
         print(f"{cfg.run_id}: job {active[0]['JobId']} is in the queue already, nothing to do")
@@ -55,7 +56,7 @@ def submit(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
     return 0
 
 
-def logs(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
+def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
     """Print what all nodes have printed, and go on until the run ends.
 
     Returns:
@@ -81,7 +82,7 @@ def logs(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
         time.sleep(POLL_S)
 
 
-def status(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
+def status(cfg: DictConfig, documents: Sequence[Document]) -> int:
     """Print the state of the job, or of each trial, with the reason and the last line of output."""
     jobs = find_jobs(cfg)
     if not jobs:
@@ -95,7 +96,7 @@ def status(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
     return 0
 
 
-def cancel(cfg: DictConfig, documents: Sequence[render.Document]) -> int:
+def cancel(cfg: DictConfig, documents: Sequence[Document]) -> int:
     """Let the run save, end its job, and wait until it has ended."""
     active = find_active(cfg)
     if not active:

@@ -6,7 +6,7 @@ from omegaconf import DictConfig
 
 from samestep.errors import ConfigError
 from samestep.launch import kubectl, render
-from samestep.launch.kubectl_errors import Object
+from samestep.launch.render import Document
 from samestep.ranks import environment
 
 CLAIM = "PersistentVolumeClaim"
@@ -18,7 +18,7 @@ def name_job(cfg: DictConfig) -> str:
     return str(cfg.run_id or environment.run_id() or f"data-{cfg.choices.data}")
 
 
-def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Object]:
+def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Document]:
     """Fill ``k8s/data.yaml``: the pod of a run, with another program and without GPUs.
 
     Args:
@@ -46,7 +46,7 @@ def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Object]:
     return documents
 
 
-def leave_existing_claim(cfg: DictConfig, documents: Sequence[Object]) -> list[Object]:
+def leave_existing_claim(cfg: DictConfig, documents: Sequence[Document]) -> list[Document]:
     """Leave out the claim if the cluster has it: its values cannot be changed any more."""
     claims = [document for document in documents if document["kind"] == CLAIM]
     for claim in claims:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from samestep.launch.check.documents import Node, find_pods
+from samestep.launch.check.documents import find_pods
 from samestep.launch.check.jobs import check_job
 from samestep.launch.check.network import check_network_policy, check_service
 from samestep.launch.check.operators import (
@@ -12,9 +12,10 @@ from samestep.launch.check.operators import (
     check_training_runtime,
 )
 from samestep.launch.check.pods import check_pod
+from samestep.launch.render import Document
 
 
-def check_api_rules(document: Node) -> Iterator[str]:
+def check_api_rules(document: Document) -> Iterator[str]:
     """Yield what would be refused of an object that its schema has accepted.
 
     The pods within the objects of operators are left out: nobody judges them before the operator
@@ -31,7 +32,7 @@ def check_api_rules(document: Node) -> Iterator[str]:
         yield from BY_KIND[kind](document)
 
 
-def check_deployment(deployment: Node) -> Iterator[str]:
+def check_deployment(deployment: Document) -> Iterator[str]:
     """A Deployment selects its own pods, which restart always."""
     spec = deployment["spec"]
     labels = spec["template"].get("metadata", {}).get("labels", {})
@@ -44,7 +45,7 @@ def check_deployment(deployment: Node) -> Iterator[str]:
 
 
 KINDS_WITH_PODS = ("Job", "Deployment", "Pod")
-BY_KIND: dict[str, Callable[[Node], Iterator[str]]] = {
+BY_KIND: dict[str, Callable[[Document], Iterator[str]]] = {
     "Deployment": check_deployment,
     "Job": check_job,
     "JobSet": check_jobset,

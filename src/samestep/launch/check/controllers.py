@@ -8,10 +8,10 @@ TorchElastic.
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 
-from samestep.launch.check.documents import Node
+from samestep.launch.render import Document
 
 
-def make_objects(documents: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
+def make_objects(documents: Sequence[Document]) -> Iterator[tuple[Document, Document]]:
     """Yield each document that a controller makes objects of, with each of these objects."""
     for document in documents:
         make = MAKERS.get(document["kind"])
@@ -23,7 +23,7 @@ def make_objects(documents: Sequence[Node]) -> Iterator[tuple[Node, Node]]:
                 yield from ((document, made) for made in make_jobset_objects(jobset))
 
 
-def make_jobset_objects(jobset: Node) -> Iterator[Node]:
+def make_jobset_objects(jobset: Document) -> Iterator[Document]:
     """Yield the Service of a JobSet, and the last Job of each replicatedJob.
 
     The last one has the longest name; the others are the same otherwise.
@@ -45,15 +45,14 @@ def make_jobset_objects(jobset: Node) -> Iterator[Node]:
         yield make_object("batch/v1", "Job", name, metadata, job)
 
 
-def make_jobset(train_job: Node, documents: Sequence[Node]) -> Iterator[Node]:
+def make_jobset(train_job: Document, documents: Sequence[Document]) -> Iterator[Document]:
     """Yield the JobSet of a TrainJob; none if its runtime is not among the documents."""
     reference, metadata = train_job["spec"]["runtimeRef"], train_job["metadata"]
     trainer = train_job["spec"].get("trainer", {})
     for runtime in documents:
-        if (runtime["kind"], runtime["metadata"]["name"]) != (
-            reference.get("kind"),
-            reference["name"],
-        ):
+        if runtime["kind"] != reference.get("kind"):
+            continue
+        if runtime["metadata"]["name"] != reference["name"]:
             continue
         spec = deepcopy(runtime["spec"]["template"]["spec"])
         nodes = trainer.get("numNodes", runtime["spec"].get("mlPolicy", {}).get("numNodes", 1))
@@ -62,7 +61,7 @@ def make_jobset(train_job: Node, documents: Sequence[Node]) -> Iterator[Node]:
         yield make_object("jobset.x-k8s.io/v1alpha2", "JobSet", metadata["name"], metadata, spec)
 
 
-def make_replicas(job: Node) -> Iterator[Node]:
+def make_replicas(job: Document) -> Iterator[Document]:
     """Yield the last pod of each role of a PyTorchJob or an ElasticJob, and the pod's Service."""
     metadata, spec = job["metadata"], job["spec"]
     for role, replica in (spec.get("pytorchReplicaSpecs") or spec["replicaSpecs"]).items():
@@ -74,7 +73,7 @@ def make_replicas(job: Node) -> Iterator[Node]:
         yield pod
 
 
-def make_object(version: str, kind: str, name: str, owner: Node, spec: Node) -> Node:
+def make_object(version: str, kind: str, name: str, owner: Document, spec: Document) -> Document:
     """An object with the labels and the namespace of its owner."""
     metadata = {key: owner[key] for key in ("namespace", "labels") if key in owner}
     return {

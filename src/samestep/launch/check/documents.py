@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-Node = dict[str, Any]
+from samestep.launch.render import Document
 
 
 def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -18,7 +18,7 @@ def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from walk(child, join_path(path, [key]))
 
 
-def walk_mappings(document: Node) -> Iterator[tuple[str, Node]]:
+def walk_mappings(document: Document) -> Iterator[tuple[str, Document]]:
     """Yield every mapping in ``document``, itself included, each with its path."""
     for path, node in walk(document):
         if isinstance(node, dict):
@@ -32,7 +32,7 @@ def join_path(path: str, keys: Iterable[str | int]) -> str:
     return path.lstrip(".")
 
 
-def find_pods(document: Node) -> Iterator[tuple[str, Node]]:
+def find_pods(document: Document) -> Iterator[tuple[str, Document]]:
     """Yield every pod and pod template in ``document``, each with its path.
 
     The ``runtimePatches`` of a TrainJob are left out: they change a pod and need not be a whole

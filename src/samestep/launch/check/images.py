@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
-from samestep.launch.check.documents import Node, walk_mappings
+from samestep.launch.check.documents import walk_mappings
+from samestep.launch.render import Document
 
 RULE = "may name another image tomorrow; use a tag other than latest, or a digest"
 
 
-def check_images(document: Node) -> Iterator[str]:
+def check_images(document: Document) -> Iterator[str]:
     """Yield every image in ``document`` that is not pinned."""
     for path, node in walk_mappings(document):
         image = node.get("image")

@@ -5,58 +5,58 @@ Source: Kubernetes 1.36, pkg/apis/batch/validation/validation.go.
 
 from collections.abc import Iterator
 
-from samestep.launch.check.documents import Node
 from samestep.launch.check.names import LONGEST, NAMESPACE, NAMESPACE_RULE
+from samestep.launch.render import Document
 
 COUNTS = (
-    *("parallelism", "completions", "activeDeadlineSeconds", "backoffLimit"),
-    *("ttlSecondsAfterFinished", "backoffLimitPerIndex", "maxFailedIndexes"),
-)
+    "parallelism", "completions", "activeDeadlineSeconds", "backoffLimit",
+    "ttlSecondsAfterFinished", "backoffLimitPerIndex", "maxFailedIndexes",
+)  # fmt: skip
 MOST_INDEXES = 100_000  # pods at a time, and failed indexes, of an Indexed Job
 MOST_INDEXES_OF_LARGE = 10_000  # the same, with backoffLimitPerIndex and more completions than that
 MOST_RULES = 20  # of a podFailurePolicy, and conditions of a rule
 MOST_EXIT_CODES = 255
 GENERATED_LABELS = (  # of the pods; the server writes them, and refuses other values
-    *("controller-uid", "job-name"),
-    *("batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name"),
-)
+    "controller-uid", "job-name",
+    "batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name",
+)  # fmt: skip
 
 
-def check_job(job: Node) -> Iterator[str]:
+def check_job(job: Document) -> Iterator[str]:
     """Yield the mistakes in a Job."""
     if "spec" not in job["spec"]["template"]:
         yield "spec.template.spec: is missing"
         return
-    for check in CHECKS:
-        yield from check(job["spec"])
+    spec = job["spec"]
+    yield from check_policies(spec)
+    yield from check_counts(spec)
+    yield from check_indexes(spec)
+    yield from check_failure_policy(spec)
+    yield from check_selector(spec)
     yield from check_host_names(job)
 
 
-def check_restart_policy(spec: Node) -> Iterator[str]:
-    """A Job ends, so its pods must not restart always; with a podFailurePolicy never."""
-    policy = spec["template"]["spec"].get("restartPolicy")
-    place = f"spec.template.spec.restartPolicy={policy}"
-    if policy not in ("Never", "OnFailure"):
+def check_policies(spec: Document) -> Iterator[str]:
+    """A Job ends, so its pods must not restart always; a podFailurePolicy demands more."""
+    restart = spec["template"]["spec"].get("restartPolicy")
+    place = f"spec.template.spec.restartPolicy={restart}"
+    if restart not in ("Never", "OnFailure"):
         yield f"{place}: must be Never or OnFailure in a Job"
-    elif "podFailurePolicy" in spec and policy != "Never":
+    elif "podFailurePolicy" in spec and restart != "Never":
         yield f"{place}: must be Never beside a podFailurePolicy"
+    replacement = spec.get("podReplacementPolicy", "Failed")
+    if "podFailurePolicy" in spec and replacement != "Failed":
+        yield f"spec.podReplacementPolicy={replacement}: must be Failed beside a podFailurePolicy"
 
 
-def check_replacement_policy(spec: Node) -> Iterator[str]:
-    """With a podFailurePolicy a pod is replaced only when it has ended."""
-    policy = spec.get("podReplacementPolicy", "Failed")
-    if "podFailurePolicy" in spec and policy != "Failed":
-        yield f"spec.podReplacementPolicy={policy}: must be Failed beside a podFailurePolicy"
-
-
-def check_counts(spec: Node) -> Iterator[str]:
+def check_counts(spec: Document) -> Iterator[str]:
     """No number of a Job is negative."""
     for key in COUNTS:
         if spec.get(key, 0) < 0:
             yield f"spec.{key}={spec[key]}: must be at least 0"
 
 
-def check_indexes(spec: Node) -> Iterator[str]:
+def check_indexes(spec: Document) -> Iterator[str]:
     """An Indexed Job has a number of indexes, and limits; another Job has no limits per index."""
     if spec.get("completionMode") == "Indexed":
         yield from check_indexed(spec)
@@ -66,7 +66,7 @@ def check_indexes(spec: Node) -> Iterator[str]:
             yield f"spec.{key}={spec[key]}: needs completionMode: Indexed"
 
 
-def check_indexed(spec: Node) -> Iterator[str]:
+def check_indexed(spec: Document) -> Iterator[str]:
     """The numbers of an Indexed Job."""
     completions = spec.get("completions")
     if completions is None:
@@ -84,61 +84,54 @@ def check_indexed(spec: Node) -> Iterator[str]:
             yield f"spec.{key}={spec[key]}: must be at most {limit} in this Job"
 
 
-def check_failure_policy(spec: Node) -> Iterator[str]:
-    """Each rule of the podFailurePolicy is about exit codes or conditions, and not about both."""
+def check_failure_policy(spec: Document) -> Iterator[str]:
+    """A podFailurePolicy has a limited number of rules."""
     rules = spec.get("podFailurePolicy", {}).get("rules", [])
     place = "spec.podFailurePolicy.rules"
     if len(rules) > MOST_RULES:
         yield f"{place}: has {len(rules)} rules; must have at most {MOST_RULES}"
     for number, rule in enumerate(rules):
-        conditions = rule.get("onPodConditions", [])
-        if ("onExitCodes" in rule) == bool(conditions):
-            yield f"{place}[{number}]: must have one of onExitCodes and onPodConditions"
-        if len(conditions) > MOST_RULES:
-            yield f"{place}[{number}].onPodConditions: must have at most {MOST_RULES}"
-        for condition in conditions:
-            if condition.get("status", "True") not in ("True", "False", "Unknown"):
-                status = condition["status"]
-                yield f"{place}[{number}].onPodConditions: {status} must be True, False or Unknown"
-        if rule["action"] == "FailIndex" and "backoffLimitPerIndex" not in spec:
-            yield f"{place}[{number}].action=FailIndex: needs backoffLimitPerIndex"
+        yield from check_failure_rule(spec, f"{place}[{number}]", rule)
 
 
-def check_policy_containers(spec: Node) -> Iterator[str]:
-    """A podFailurePolicy may only name containers that the pod has."""
-    pod = spec["template"]["spec"]
+def check_failure_rule(spec: Document, place: str, rule: Document) -> Iterator[str]:
+    """A rule of the podFailurePolicy is about exit codes or conditions, and not about both."""
+    conditions = rule.get("onPodConditions", [])
+    if ("onExitCodes" in rule) == bool(conditions):
+        yield f"{place}: must have one of onExitCodes and onPodConditions"
+    if len(conditions) > MOST_RULES:
+        yield f"{place}.onPodConditions: must have at most {MOST_RULES}"
+    for condition in conditions:
+        status = condition.get("status", "True")
+        if status not in ("True", "False", "Unknown"):
+            yield f"{place}.onPodConditions: {status} must be True, False or Unknown"
+    if rule["action"] == "FailIndex" and "backoffLimitPerIndex" not in spec:
+        yield f"{place}.action=FailIndex: needs backoffLimitPerIndex"
+    if "onExitCodes" in rule:
+        pod = spec["template"]["spec"]
+        yield from check_exit_codes(pod, f"{place}.onExitCodes", rule["onExitCodes"])
+
+
+def check_exit_codes(pod: Document, place: str, rule: Document) -> Iterator[str]:
+    """The container exists; the exit codes are in order, and none of them is there twice."""
     names = [container["name"] for container in pod["containers"] + pod.get("initContainers", [])]
-    for place, rule in find_exit_code_rules(spec):
-        name = rule.get("containerName")
-        if name and name not in names:
-            fault = f"{place}.containerName={name}: the pod has no such container"
-            yield f"{fault}; it has {', '.join(names)}"
+    name = rule.get("containerName")
+    if name and name not in names:
+        fault = f"{place}.containerName={name}: the pod has no such container"
+        yield f"{fault}; it has {', '.join(names)}"
+    values = rule["values"]
+    ordered = sorted(set(values))
+    if values != ordered:
+        yield (
+            f"{place}.values={values}: must be in ascending order without repeats; write {ordered}"
+        )
+    if not 1 <= len(values) <= MOST_EXIT_CODES:
+        yield f"{place}.values: has {len(values)}; must have from 1 to {MOST_EXIT_CODES}"
+    if rule["operator"] == "In" and 0 in values:
+        yield f"{place}.values={values}: must not have 0, which is no failure"
 
 
-def check_exit_codes(spec: Node) -> Iterator[str]:
-    """The API server refuses exit codes that are not in order, or that stand there twice."""
-    for place, rule in find_exit_code_rules(spec):
-        values = rule["values"]
-        ordered = sorted(set(values))
-        if values != ordered:
-            yield (
-                f"{place}.values={values}: must be in ascending order without repeats; "
-                f"write {ordered}"
-            )
-        if not 1 <= len(values) <= MOST_EXIT_CODES:
-            yield f"{place}.values: has {len(values)}; must have from 1 to {MOST_EXIT_CODES}"
-        if rule["operator"] == "In" and 0 in values:
-            yield f"{place}.values={values}: must not have 0, which is no failure"
-
-
-def find_exit_code_rules(spec: Node) -> Iterator[tuple[str, Node]]:
-    """Yield place and content of ``onExitCodes`` of each rule that has it."""
-    for number, rule in enumerate(spec.get("podFailurePolicy", {}).get("rules", ())):
-        if "onExitCodes" in rule:
-            yield f"spec.podFailurePolicy.rules[{number}].onExitCodes", rule["onExitCodes"]
-
-
-def check_selector(spec: Node) -> Iterator[str]:
+def check_selector(spec: Document) -> Iterator[str]:
     """The server makes the selector of a Job, and the labels that it selects."""
     if spec.get("manualSelector"):
         return
@@ -150,7 +143,7 @@ def check_selector(spec: Node) -> Iterator[str]:
             yield f"spec.template.metadata.labels[{key}]: must be left out; the cluster sets it"
 
 
-def check_host_names(job: Node) -> Iterator[str]:
+def check_host_names(job: Document) -> Iterator[str]:
     """The host name of a pod of an Indexed Job is the Job's name and the index."""
     spec, name = job["spec"], job["metadata"]["name"]
     if spec.get("completionMode") != "Indexed" or not spec.get("completions"):
@@ -162,9 +155,3 @@ def check_host_names(job: Node) -> Iterator[str]:
             f"characters, which must be {NAMESPACE_RULE}; choose a RUN_ID that is "
             f"{max(1, len(host) - LONGEST)} shorter"
         )
-
-
-CHECKS = (
-    *(check_restart_policy, check_replacement_policy, check_counts, check_indexes),
-    *(check_failure_policy, check_policy_containers, check_exit_codes, check_selector),
-)

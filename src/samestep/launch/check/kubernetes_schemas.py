@@ -5,14 +5,15 @@ tests/make_schemas.py makes that file.
 
 import json
 import lzma
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from jsonschema import Draft7Validator, ValidationError
 
 from samestep.config.schema import nearest
-from samestep.launch.check.documents import Node, join_path
+from samestep.launch.check.documents import join_path
+from samestep.launch.render import Document
 
 SCHEMAS = Path(__file__).parents[4] / "k8s" / "schemas.json.xz"
 
@@ -27,13 +28,13 @@ TYPES = {  # of JSON Schema, in plain words
 
 
 @cache
-def schemas() -> Node:
+def schemas() -> Document:
     """The content of k8s/schemas.json.xz: ``kinds``, and the ``definitions`` that they share."""
-    content: Node = json.loads(lzma.decompress(SCHEMAS.read_bytes()))
+    content: Document = json.loads(lzma.decompress(SCHEMAS.read_bytes()))
     return content
 
 
-def check_schema(document: Node) -> Iterator[str]:
+def check_schema(document: Document) -> Iterator[str]:
     """Yield the fields, types and values in ``document`` that the API server does not know."""
     kinds = schemas()["kinds"]
     kind = f"{document.get('apiVersion')} {document.get('kind')}"
@@ -48,7 +49,7 @@ def check_schema(document: Node) -> Iterator[str]:
         yield from describe(error)
 
 
-def find_errors(kind: str, document: Node) -> list[ValidationError]:
+def find_errors(kind: str, document: Document) -> list[ValidationError]:
     """The violations of the schema of ``kind``, ordered by their place in ``document``."""
     schema = {**schemas()["kinds"][kind]["schema"], "definitions": schemas()["definitions"]}
     errors = Draft7Validator(schema).iter_errors(document)
@@ -58,11 +59,19 @@ def find_errors(kind: str, document: Node) -> list[ValidationError]:
 def describe(error: ValidationError) -> Iterator[str]:
     """Yield the error in plain words; one line for each field that is unknown or missing."""
     path = join_path("", error.absolute_path)
-    describe_rule = DESCRIPTIONS.get(error.validator)
-    if describe_rule is None:
-        yield f"{path}: {error.message}"
-    else:
-        yield from describe_rule(path, error)
+    match error.validator:  # the rule of JSON Schema that is violated
+        case "additionalProperties":
+            yield from _describe_unknown_fields(path, error)
+        case "required":
+            yield from _describe_missing_fields(path, error)
+        case "type":
+            yield _describe_wrong_type(path, error)
+        case "enum":
+            yield _describe_wrong_choice(path, error)
+        case "pattern" if "KMGTPE" in error.validator_value:
+            yield f"{path}={error.instance}: must be a quantity, such as 2, 500m or 16Gi"
+        case _:
+            yield f"{path}: {error.message}"
 
 
 def _describe_unknown_fields(path: str, error: ValidationError) -> Iterator[str]:
@@ -78,36 +87,18 @@ def _describe_missing_fields(path: str, error: ValidationError) -> Iterator[str]
         yield f"{join_path(path, [key])}: is missing"
 
 
-def _describe_wrong_type(path: str, error: ValidationError) -> Iterator[str]:
+def _describe_wrong_type(path: str, error: ValidationError) -> str:
     rule = error.validator_value
     types = [rule] if isinstance(rule, str) else rule
     # Only quantities may be text or a number, and must have the form of one.
     hint = ", such as 500m" if "pattern" in error.schema else ""
     wanted = " or ".join(TYPES[name] for name in types)
-    yield f"{path}={json.dumps(error.instance)}: must be {wanted}{hint}"
+    return f"{path}={json.dumps(error.instance)}: must be {wanted}{hint}"
 
 
-def _describe_wrong_choice(path: str, error: ValidationError) -> Iterator[str]:
+def _describe_wrong_choice(path: str, error: ValidationError) -> str:
     choices = error.validator_value
     near = nearest(str(error.instance), [choice for choice in choices if choice])
     hint = f"; did you mean {near}?" if near else ""
     known = ", ".join(map(str, choices))
-    yield f"{path}={json.dumps(error.instance)}: must be one of {known}{hint}"
-
-
-def _describe_wrong_form(path: str, error: ValidationError) -> Iterator[str]:
-    if "KMGTPE" in error.validator_value:
-        yield f"{path}={error.instance}: must be a quantity, such as 2, 500m or 16Gi"
-    else:
-        yield f"{path}: {error.message}"
-
-
-Describe = Callable[[str, ValidationError], Iterator[str]]
-
-DESCRIPTIONS: dict[str, Describe] = {  # by the rule of JSON Schema that is violated
-    "additionalProperties": _describe_unknown_fields,
-    "required": _describe_missing_fields,
-    "type": _describe_wrong_type,
-    "enum": _describe_wrong_choice,
-    "pattern": _describe_wrong_form,
-}
+    return f"{path}={json.dumps(error.instance)}: must be one of {known}{hint}"

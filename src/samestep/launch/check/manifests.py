@@ -8,12 +8,13 @@ from samestep.errors import ConfigError
 from samestep.launch.check.api_rules import check_api_rules
 from samestep.launch.check.cluster_rules import check_cluster
 from samestep.launch.check.controllers import make_objects
-from samestep.launch.check.documents import Node, find_pods
+from samestep.launch.check.documents import find_pods
 from samestep.launch.check.images import check_images
 from samestep.launch.check.kubernetes_schemas import check_schema
 from samestep.launch.check.names import check_names
 from samestep.launch.check.pod_security import check_pod_security
 from samestep.launch.check.secrets import check_secrets, check_secrets_of_configuration
+from samestep.launch.render import Document
 
 
 def refuse(faults: Iterable[str]) -> None:
@@ -22,7 +23,7 @@ def refuse(faults: Iterable[str]) -> None:
         raise ConfigError("\n".join(lines))
 
 
-def faults(cfg: DictConfig, documents: Sequence[Node]) -> Iterator[str]:
+def faults(cfg: DictConfig, documents: Sequence[Document]) -> Iterator[str]:
     """Yield the mistakes in ``cfg`` for its cluster; without any, those in the documents.
 
     The documents are rendered from ``cfg``, so its mistakes would only be repeated there.
@@ -49,14 +50,14 @@ def faults(cfg: DictConfig, documents: Sequence[Node]) -> Iterator[str]:
         yield from check_made_objects(documents)
 
 
-def check_made_objects(documents: Sequence[Node]) -> Iterator[str]:
+def check_made_objects(documents: Sequence[Document]) -> Iterator[str]:
     """Yield what the API server would refuse of the objects that controllers make of ours."""
     for origin, made in make_objects(documents):
         title = f"{find_title(origin)}: its {find_title(made)}"
         yield from (f"{title}: {fault}" for fault in check_api_rules(made))
 
 
-def check_object(document: Node) -> Iterator[str]:
+def check_object(document: Document) -> Iterator[str]:
     """Yield the mistakes in an object for Kubernetes."""
     yield from check_secrets(document)
     by_schema = list(check_schema(document))
@@ -73,7 +74,7 @@ def check_object(document: Node) -> Iterator[str]:
         yield from check_pod_security(pod, path)
 
 
-def find_title(document: Node) -> str:
+def find_title(document: Document) -> str:
     """The kind and name of the object, such as ``Job mine``."""
     name = (document.get("metadata") or {}).get("name", "")
     return f"{document.get('kind', 'document')} {name}".strip()

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from samestep.launch.check.documents import Node, walk_mappings
+from samestep.launch.check.documents import walk_mappings
+from samestep.launch.render import Document
 
 LONGEST = 63  # characters of a name in DNS, and of the value of a label
 NAME = re.compile(rf"[a-z]([-a-z0-9]{{0,{LONGEST - 2}}}[a-z0-9])?")  # also for a Service
@@ -19,7 +20,7 @@ LABELS = ("labels", "matchLabels", "nodeSelector", "selector")
 """Fields that hold labels; a Service's selector does, too."""
 
 
-def check_names(document: Node) -> Iterator[str]:
+def check_names(document: Document) -> Iterator[str]:
     """Yield the name of the object, and each of its labels, that the cluster would refuse."""
     name = document["metadata"]["name"]
     if not NAME.fullmatch(name):
@@ -27,7 +28,7 @@ def check_names(document: Node) -> Iterator[str]:
     yield from check_labels(document)
 
 
-def check_labels(document: Node) -> Iterator[str]:
+def check_labels(document: Document) -> Iterator[str]:
     """Yield each label and each key of an annotation that the cluster would refuse."""
     for path, node in walk_mappings(document):
         field = path.rpartition(".")[2]

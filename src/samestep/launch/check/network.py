@@ -5,14 +5,14 @@ Source: Kubernetes 1.36, pkg/apis/core/validation and pkg/apis/networking/valida
 
 from collections.abc import Iterator
 
-from samestep.launch.check.documents import Node
 from samestep.launch.check.names import NAME, NAME_RULE, NAMESPACE, NAMESPACE_RULE
 from samestep.launch.check.pods import check_port, find_repeated
+from samestep.launch.render import Document
 
 DIRECTIONS = {"ingress": "from", "egress": "to"}
 
 
-def check_service(service: Node) -> Iterator[str]:
+def check_service(service: Document) -> Iterator[str]:
     """Yield the mistakes in a Service: its name is a name in DNS, its ports differ."""
     name, spec = service["metadata"]["name"], service["spec"]
     if not NAME.fullmatch(name):
@@ -36,7 +36,7 @@ def check_service(service: Node) -> Iterator[str]:
     yield from (f"spec.ports: two have the name {name}" for name in find_repeated(names))
 
 
-def check_network_policy(policy: Node) -> Iterator[str]:
+def check_network_policy(policy: Document) -> Iterator[str]:
     """Yield the mistakes in a NetworkPolicy: each rule names peers, and each direction exists."""
     spec = policy["spec"]
     for kind in spec.get("policyTypes", ()):
@@ -51,7 +51,7 @@ def check_network_policy(policy: Node) -> Iterator[str]:
                 yield from check_policy_port(f"{place}.ports[{at}]", port)
 
 
-def check_peer(place: str, peer: Node) -> Iterator[str]:
+def check_peer(place: str, peer: Document) -> Iterator[str]:
     """A peer is pods, namespaces, both, or a block of addresses."""
     if not peer.keys() & {"podSelector", "namespaceSelector", "ipBlock"}:
         yield f"{place}: must have podSelector, namespaceSelector or ipBlock"
@@ -59,7 +59,7 @@ def check_peer(place: str, peer: Node) -> Iterator[str]:
         yield f"{place}: must have nothing beside ipBlock"
 
 
-def check_policy_port(place: str, port: Node) -> Iterator[str]:
+def check_policy_port(place: str, port: Document) -> Iterator[str]:
     """A port exists, and a range of ports goes up."""
     first, last = port.get("port"), port.get("endPort")
     yield from check_port(f"{place}.port", first)

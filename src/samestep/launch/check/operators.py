@@ -8,17 +8,18 @@ Validate of pkg/runtime/framework/plugins, and the CEL rules of pkg/apis), train
 import re
 from collections.abc import Iterator
 
-from samestep.launch.check.documents import Node, walk_mappings
+from samestep.launch.check.documents import walk_mappings
 from samestep.launch.check.names import DOMAIN, NAME, NAME_RULE
 from samestep.launch.check.pods import find_repeated
+from samestep.launch.render import Document
 
 MOST_PODS = 2**31 - 1
 RULE_NAME = re.compile(r"(?=.{1,128}$)[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
 RULE_NAME_RULE = "at most 128 of A-Z a-z 0-9 _ , :, the first a letter, the last not , or :"
 JOB_FAILURE_REASONS = (
-    *("BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded"),
+    "BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFailedIndexesExceeded",
     "PodFailurePolicy",
-)
+)  # fmt: skip
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
 CONTAINERS_OF_STEP = {
     "trainer": "node",
@@ -26,11 +27,11 @@ CONTAINERS_OF_STEP = {
     "model-initializer": "model-initializer",
 }
 RESERVED_VARIABLES = (  # Trainer sets them
-    *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
-)
+    "PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT",
+)  # fmt: skip
 
 
-def check_jobset(jobset: Node) -> Iterator[str]:
+def check_jobset(jobset: Document) -> Iterator[str]:
     """Yield the mistakes in a JobSet."""
     name, spec = jobset["metadata"]["name"], jobset["spec"]
     subdomain = spec.get("network", {}).get("subdomain")
@@ -52,7 +53,7 @@ def check_jobset(jobset: Node) -> Iterator[str]:
     yield from check_failure_rules(spec, names)
 
 
-def check_names_of_pods(jobset: str, job: Node) -> Iterator[str]:
+def check_names_of_pods(jobset: str, job: Document) -> Iterator[str]:
     """The longest names of Jobs and pods that are made of the JobSet's name fit."""
     spec = job["template"]["spec"]
     longest = f"{jobset}-{job['name']}-{max(0, job.get('replicas', 1) - 1)}"
@@ -65,7 +66,7 @@ def check_names_of_pods(jobset: str, job: Node) -> Iterator[str]:
         )
 
 
-def check_failure_rules(spec: Node, names: list[str]) -> Iterator[str]:
+def check_failure_rules(spec: Document, names: list[str]) -> Iterator[str]:
     """The rules of the failurePolicy have names of their own, and know Jobs and reasons."""
     rules = spec.get("failurePolicy", {}).get("rules", [])
     for number, rule in enumerate(rules):
@@ -84,7 +85,7 @@ def check_failure_rules(spec: Node, names: list[str]) -> Iterator[str]:
     yield from (f"spec.failurePolicy.rules: two have the name {name}" for name in repeated)
 
 
-def check_training_runtime(runtime: Node) -> Iterator[str]:
+def check_training_runtime(runtime: Document) -> Iterator[str]:
     """Yield the mistakes in a TrainingRuntime: its steps have one replica and their container."""
     for number, job in enumerate(runtime["spec"]["template"]["spec"].get("replicatedJobs", ())):
         place = f"spec.template.spec.replicatedJobs[{number}]"
@@ -102,7 +103,7 @@ def check_training_runtime(runtime: Node) -> Iterator[str]:
             )
 
 
-def check_train_job(job: Node) -> Iterator[str]:
+def check_train_job(job: Document) -> Iterator[str]:
     """Yield the mistakes in a TrainJob."""
     name, trainer = job["metadata"]["name"], job["spec"].get("trainer", {})
     if not NAME.fullmatch(name):
@@ -119,7 +120,7 @@ def check_train_job(job: Node) -> Iterator[str]:
             yield f"spec.{path}: must not have env for the container {patch['name']}"
 
 
-def check_pytorch_job(job: Node) -> Iterator[str]:
+def check_pytorch_job(job: Document) -> Iterator[str]:
     """Yield the mistakes in a PyTorchJob."""
     name, roles = job["metadata"]["name"], job["spec"].get("pytorchReplicaSpecs", {})
     if not NAME.fullmatch(name):

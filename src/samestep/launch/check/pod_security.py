@@ -10,13 +10,14 @@ import yaml
 from jsonschema import Draft7Validator
 
 from samestep.config.schema import show
-from samestep.launch.check.documents import Node, join_path
+from samestep.launch.check.documents import join_path
+from samestep.launch.render import Document
 
 SCHEMA = Path(__file__).with_name("pod_security.yaml")
 CONTAINERS = ("containers", "initContainers", "ephemeralContainers")
 
 
-def check_pod_security(pod: Node, path: str) -> Iterator[str]:
+def check_pod_security(pod: Document, path: str) -> Iterator[str]:
     """Yield every field of ``pod`` that breaks the standard.
 
     Args:
@@ -36,7 +37,7 @@ def load_validator() -> Any:
     return Draft7Validator(yaml.safe_load(SCHEMA.read_text()))
 
 
-def state_effective_values(pod: Node) -> Node:
+def state_effective_values(pod: Document) -> Document:
     """Copy ``pod`` and write into each container the values that are in force for it.
 
     A container inherits two fields from its pod. A field that neither of them sets becomes null

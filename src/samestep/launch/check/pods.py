@@ -5,10 +5,9 @@ or that a key of the configuration can fill.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from samestep.launch.check.documents import Node
 from samestep.launch.check.names import (
     DOMAIN,
     DOMAIN_RULE,
@@ -18,6 +17,7 @@ from samestep.launch.check.names import (
     is_key,
 )
 from samestep.launch.check.quantities import parse_quantity
+from samestep.launch.render import Document
 
 VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 PORT_NAME = re.compile(r"(?=.{1,15}$)(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*")
@@ -26,7 +26,7 @@ MOST_USER = 2**31 - 1
 LOCAL_EXTRAS = ("cpu", "memory", "ephemeral-storage")  # a request may be below their limit
 
 
-def check_pod(pod: Node, path: str) -> Iterator[str]:
+def check_pod(pod: Document, path: str) -> Iterator[str]:
     """Yield the mistakes in a pod.
 
     Args:
@@ -35,15 +35,18 @@ def check_pod(pod: Node, path: str) -> Iterator[str]:
     """
     spec = pod["spec"]
     place = f"{path}.spec".lstrip(".")
-    for check in CHECKS:
+    for check in (
+        check_unique_names, check_mounts, check_references, check_subdomain, check_numbers,
+        check_tolerations,
+    ):  # fmt: skip
         yield from (f"{place}{fault}" for fault in check(spec))
     for group in ("containers", "initContainers"):
         for number, container in enumerate(spec.get(group, ())):
-            for check in CONTAINER_CHECKS:
-                yield from (f"{place}.{group}[{number}]{fault}" for fault in check(container))
+            for check_part in (check_variables, check_ports, check_resources):
+                yield from (f"{place}.{group}[{number}]{fault}" for fault in check_part(container))
 
 
-def check_unique_names(spec: Node) -> Iterator[str]:
+def check_unique_names(spec: Document) -> Iterator[str]:
     """Containers have names of their own, and so have volumes."""
     containers = spec["containers"] + spec.get("initContainers", [])
     for key, items in {"containers": containers, "volumes": spec.get("volumes", [])}.items():
@@ -54,7 +57,7 @@ def check_unique_names(spec: Node) -> Iterator[str]:
                 yield f".{key}: the name {name} must be {NAMESPACE_RULE}"
 
 
-def check_mounts(spec: Node) -> Iterator[str]:
+def check_mounts(spec: Document) -> Iterator[str]:
     """A container mounts volumes of the pod, each at a place of its own."""
     volumes = [volume["name"] for volume in spec.get("volumes", ())]
     for number, container in enumerate(spec["containers"]):
@@ -69,7 +72,7 @@ def check_mounts(spec: Node) -> Iterator[str]:
         yield from (f"{place}: two are at {folder}" for folder in find_repeated(paths))
 
 
-def check_references(spec: Node) -> Iterator[str]:
+def check_references(spec: Document) -> Iterator[str]:
     """Names of other objects have the form of names."""
     named = {"priorityClassName": spec.get("priorityClassName")}
     for number, secret in enumerate(spec.get("imagePullSecrets", ())):
@@ -86,14 +89,14 @@ def check_references(spec: Node) -> Iterator[str]:
             yield f".{key}={name}: must be {DOMAIN_RULE}"
 
 
-def check_subdomain(spec: Node) -> Iterator[str]:
+def check_subdomain(spec: Document) -> Iterator[str]:
     """The subdomain is the name of a Service."""
     name = spec.get("subdomain")
     if name is not None and not NAMESPACE.fullmatch(name):
         yield f".subdomain={name}: must be {NAMESPACE_RULE}"
 
 
-def check_numbers(spec: Node) -> Iterator[str]:
+def check_numbers(spec: Document) -> Iterator[str]:
     """Seconds and users are not negative."""
     seconds = spec.get("terminationGracePeriodSeconds", 0)
     if seconds < 0:
@@ -104,7 +107,7 @@ def check_numbers(spec: Node) -> Iterator[str]:
             yield f".securityContext.{key}={user}: must be from 0 to {MOST_USER}"
 
 
-def check_tolerations(spec: Node) -> Iterator[str]:
+def check_tolerations(spec: Document) -> Iterator[str]:
     """A toleration names a taint in a form that the server knows."""
     for number, item in enumerate(spec.get("tolerations", ())):
         place = f".tolerations[{number}]"
@@ -121,7 +124,7 @@ def check_tolerations(spec: Node) -> Iterator[str]:
             yield f"{place}.tolerationSeconds: needs effect: NoExecute"
 
 
-def check_variables(container: Node) -> Iterator[str]:
+def check_variables(container: Document) -> Iterator[str]:
     """A variable has a name that a shell knows, and one source."""
     for number, variable in enumerate(container.get("env", ())):
         name = variable["name"]
@@ -131,7 +134,7 @@ def check_variables(container: Node) -> Iterator[str]:
             yield f".env[{number}]: {name} must have a value or valueFrom, not both"
 
 
-def check_ports(container: Node) -> Iterator[str]:
+def check_ports(container: Document) -> Iterator[str]:
     """Ports have numbers that exist, and names of their own."""
     ports = container.get("ports", [])
     for number, port in enumerate(ports):
@@ -149,12 +152,12 @@ def check_port(place: str, number: Any) -> Iterator[str]:
         yield f"{place}={number}: must be from 1 to {MOST_PORT}"
 
 
-def check_resources(container: Node) -> Iterator[str]:
+def check_resources(container: Document) -> Iterator[str]:
     """A request is at most its limit; devices are whole, and their request is their limit."""
     resources = container.get("resources", {})
     limits, requests = resources.get("limits", {}), resources.get("requests", {})
-    for kind, items in resources.items():
-        for key, value in items.items() if kind in ("limits", "requests") else ():
+    for kind in ("limits", "requests"):
+        for key, value in resources.get(kind, {}).items():
             amount = parse_quantity(value)
             assert amount is not None  # the schema has confirmed it
             place = f".resources.{kind}[{key}]={value}"
@@ -166,7 +169,7 @@ def check_resources(container: Node) -> Iterator[str]:
         yield from check_request(key, value, limits)
 
 
-def check_request(key: str, value: Any, limits: Node) -> Iterator[str]:
+def check_request(key: str, value: Any, limits: Document) -> Iterator[str]:
     """A request fits its limit."""
     place = f".resources.requests[{key}]={value}"
     is_local = key in LOCAL_EXTRAS
@@ -187,11 +190,3 @@ def find_repeated(names: Iterable[str]) -> list[str]:
     """The names that stand there more than once, each once."""
     names = list(names)
     return sorted({name for name in names if names.count(name) > 1})
-
-
-Check = Callable[[Node], Iterator[str]]
-CHECKS: tuple[Check, ...] = (
-    *(check_unique_names, check_mounts, check_references, check_subdomain, check_numbers),
-    check_tolerations,
-)
-CONTAINER_CHECKS: tuple[Check, ...] = (check_variables, check_ports, check_resources)

@@ -7,7 +7,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.config.secret_names import is_secret_name
-from samestep.launch.check.documents import Node, walk
+from samestep.launch.check.documents import walk
+from samestep.launch.render import Document
 from samestep.ranks.secrets import looks_secret
 
 RULE = (  # a message never shows the value
@@ -29,7 +30,7 @@ def check_secrets_of_configuration(cfg: DictConfig) -> Iterator[str]:
             yield f"{path}: {RULE}"
 
 
-def check_secrets(document: Node) -> Iterator[str]:
+def check_secrets(document: Document) -> Iterator[str]:
     """Yield the places in ``document`` where secrets stand in plain text."""
     if document.get("kind") == "Secret" and {"data", "stringData"} & document.keys():
         yield "data: a Secret is made once, by kubectl create secret; leave it out of the manifests"
