@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from samestep.errors import ConfigError
 from samestep.run import state, summary
 from samestep.run.changes import flatten, read_config
-from samestep.run.records import read_attempts, read_history, read_json
+from samestep.run.records import read_attempts, read_history, read_json, why_damaged
 
 MAX_ROWS = 100  # of a table in the predictions folder; longer ones are for programs
 MAX_TEXT = 20_000  # characters of a text file there
@@ -92,10 +92,10 @@ def read_run(run_dir: Path) -> Run:
     except (ConfigError, OSError) as error:
         problems.append(f"config.yaml: {error}")
     status = state.read(run_dir)
-    damaged: list[str] = []
-    rows = read_history(run_dir, damaged=damaged)
-    problems += [f"metrics.csv is damaged: {why}" for why in damaged]
-    if not rows and not damaged:
+    rows = read_history(run_dir)
+    if why := why_damaged(run_dir):
+        problems.append(f"metrics.csv is damaged: {why}")
+    elif not rows:
         problems.append("metrics.csv holds no metric yet: there are no curves")
     figures = read_json(run_dir / "metrics.json", dict)
     if figures is None:

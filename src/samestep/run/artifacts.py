@@ -33,7 +33,6 @@ log = logging.getLogger(__name__)
 
 BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
 PROOF = ".sha256"
-OLD_PROOF = "checkpoints/manifest.json"  # of all checkpoints, in runs of older versions
 RECORDS = ("config.yaml", "logs/environment.json", "metrics.csv")
 SCAN_S, MAX_DELAY_S = 1.0, 60.0  # between two looks at the run directory; after failures, at most
 READ_BACK_BYTES = 64 * 2**20  # of larger files only the size is compared
@@ -336,7 +335,7 @@ def _download_all(copy: RunCopy) -> dict[Path, Path]:
     """Fetch what a run continues from under hidden names: from each of them to its final name."""
     proven = [file + end for file in (BEST, LAST) for end in (PROOF, "")]
     partials = {}
-    for name in (*RECORDS, OLD_PROOF, *proven):
+    for name in (*RECORDS, *proven):
         if partial := _download(copy, name):
             partials[partial] = copy.run_dir / name
     return partials

@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from samestep.config.schema import leaves
 from samestep.errors import ConfigError
 from samestep.ranks.secrets import redacted
 from samestep.run.identity import digest_of, read_identity
@@ -17,11 +18,8 @@ MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
     r"(cluster|logger|callbacks\.(artifacts|progress))(\..+)?",
     r"callbacks\.(\w+\.dirpath|last\.every_s|loss_guard\.max_skipped)",
     r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy|profiler"
-    r"|save_every_n_epochs)",
-    # Older versions of the template saved these keys too, and never changed them.
-    r"trainer\.(default_root_dir|enable_\w+|use_distributed_sampler|model_registry|barebones"
-    r"|reload_dataloaders_every_n_epochs|limit_predict_batches|overfit_batches"
-    r"|detect_anomaly|benchmark|inference_mode|log_every_n_steps)",
+    r"|save_every_n_epochs|enable_\w+|limit_predict_batches|detect_anomaly|benchmark"
+    r"|inference_mode|log_every_n_steps)",
 )
 MAX_MISSING = 10  # keys that config.yaml may lack; with more of them it has been cut
 
@@ -101,18 +99,12 @@ def read_config(run_dir: Path) -> DictConfig:
     return cfg
 
 
-def flatten(node: Any, key: str = "") -> dict[str, Any]:
-    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``; lists are values, and groups without keys are nothing.
+def flatten(node: Any) -> dict[str, Any]:
+    """``{"a": {"b": 1}}`` as ``{"a.b": 1}``, without groups that have no keys.
 
-    ``config.schema.leaves`` keeps such groups, and would report ``logger: {} -> absent``.
+    Such a group is no change: ``logger: {} -> absent``.
     """
-    if not isinstance(node, dict):
-        return {key: node}
-    return {
-        path: value
-        for name, item in node.items()
-        for path, value in flatten(item, f"{key}.{name}" if key else str(name)).items()
-    }
+    return {key: value for key, value in leaves(node).items() if value != {}}
 
 
 def _check_digest(cfg: DictConfig, run_dir: Path) -> None:

@@ -31,10 +31,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from samestep.errors import ConfigError
 from samestep.run import state
-from samestep.run.changes import config_digest, find_changes, read_config, resolved
+from samestep.run.changes import config_digest, find_changes, resolved
 from samestep.run.files import put_back, read_bytes, set_aside, sha256_of, write_text
 from samestep.run.identity import Identity, read_identity
-from samestep.run.records import read_history, read_json, record_attempt
+from samestep.run.records import read_history, read_json, record_attempt, why_damaged
 from samestep.run.summary import find_best, summarize
 
 log = logging.getLogger(__name__)
@@ -44,8 +44,6 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 FINISHED = "logs/finished.json"  # what metrics.json was written for
 SHARES = "logs/shares.json"  # how fast the ranks were, with cluster.shares=auto
 CLAIM = state.CLAIM
-
-saved = read_config  # the name under which scripts know it
 
 PROOF = "last.ckpt.sha256"  # it changes with each checkpoint
 RECORDS = (
@@ -59,8 +57,8 @@ NO_CHECKPOINT = (
 )
 
 
-class State(NamedTuple):
-    """How far a run has come."""
+class Start(NamedTuple):
+    """How a process starts: with nothing left to train, from a checkpoint, or anew."""
 
     finished: bool
     ckpt_path: str | None  # to continue from; None where the run begins
@@ -84,7 +82,7 @@ _claimed: set[Path] = set()
 _before: dict[Path, Before] = {}  # by run directory, as begin found it
 
 
-def begin(cfg: DictConfig, argv: list[str]) -> State:
+def begin(cfg: DictConfig, argv: list[str]) -> Start:
     """Open the run directory, new or old, of the command line ``argv``; on rank zero only.
 
     The results of a finished run stay until the run that continues has new ones.
@@ -119,7 +117,7 @@ def begin(cfg: DictConfig, argv: list[str]) -> State:
     targets = [str(node.get("_target_")) for node in (cfg.callbacks or {}).values()]
     if LAST_CHECKPOINT not in targets and not cfg.trainer.fast_dev_run:
         print(NO_CHECKPOINT, flush=True)
-    return State(finished=False, ckpt_path=str(last) if last else None)
+    return Start(finished=False, ckpt_path=str(last) if last else None)
 
 
 @contextmanager
@@ -245,7 +243,7 @@ def finish(cfg: DictConfig, metrics: dict[str, float], *, seconds: float) -> dic
         "limits": _limits(cfg),
     }
     write_text(run_dir / FINISHED, json.dumps(finished) + "\n")
-    state.record(run_dir, state.FINISHED, **find_best(cfg, read_history(run_dir, damaged=[])))
+    state.record(run_dir, state.FINISHED, **find_best(cfg, read_history(run_dir)))
     if odd := ", ".join(sorted(name for name in finite if finite[name] is None)):
         log.warning("%s: not a number, and null in metrics.json; look for nan in the data", odd)
     print(summarize(run_dir, seconds), flush=True)
@@ -284,10 +282,10 @@ def _open(cfg: DictConfig, argv: list[str]) -> Path | None:
     return last
 
 
-def _say_finished(run_dir: Path) -> State:
+def _say_finished(run_dir: Path) -> Start:
     print("Nothing to do, the run is finished. RUN_ID=<another name> begins a new one.")
     print(summarize(run_dir), flush=True)
-    return State(finished=True, ckpt_path=None)
+    return Start(finished=True, ckpt_path=None)
 
 
 def set_damaged_aside(run_dir: Path) -> None:
@@ -295,10 +293,8 @@ def set_damaged_aside(run_dir: Path) -> None:
 
     The history is in the checkpoint too, so that the run that continues writes it again.
     """
-    damaged: list[str] = []
-    read_history(run_dir, damaged=damaged)
-    if damaged:
-        set_aside(run_dir / "metrics.csv", damaged[0])
+    if why := why_damaged(run_dir):
+        set_aside(run_dir / "metrics.csv", why)
     for name, kind in (("logs/environment.json", list), ("metrics.json", dict), (FINISHED, dict)):
         path = run_dir / name
         if path.exists() and read_json(path, kind) is None:

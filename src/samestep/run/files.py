@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,19 +79,13 @@ def link_file(source: Path, target: Path) -> None:
     try:
         partial.hardlink_to(source)
     except OSError:
-        copy_file(source, target)
+        with source.open("rb") as old, open_atomic(target) as new:
+            shutil.copyfileobj(old, new, 2**20)
         return
     partial.replace(target)
     # If both names already belong to the same file, the rename above does nothing.
     partial.unlink(missing_ok=True)
     sync_directory(target.parent)
-
-
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a file, whole or not at all."""
-    with source.open("rb") as old, open_atomic(target) as new:
-        while block := old.read(2**20):
-            new.write(block)
 
 
 def sha256_of(path: Path) -> str:

@@ -14,7 +14,6 @@ from lightning.pytorch.loggers import Logger
 from samestep.ranks import environment
 from samestep.run.checkpoint import CheckpointError, cannot_write
 from samestep.run.files import write_text
-from samestep.run.records import read_history
 
 
 class History(Logger, L.Callback):
@@ -59,10 +58,7 @@ class History(Logger, L.Callback):
         """Take the rows of the checkpoint from which a run continues."""
         if trainer.state.fn != "fit":
             return  # a test loads the best checkpoint, and changes no history
-        rows = checkpoint.get("history")
-        if rows is None:  # a checkpoint of an older version
-            rows = {int(row["step"]): row for row in read_history(Path(self.save_dir))}
-        num_steps = checkpoint["global_step"]
+        rows, num_steps = checkpoint["history"], checkpoint["global_step"]
         self.rows = {step: dict(row) for step, row in rows.items() if step < num_steps}
 
     def on_save_checkpoint(

@@ -27,7 +27,7 @@ from samestep.ranks.process_group import broadcast, gather, on_all_ranks, on_ran
 from samestep.run import directory, sidecar
 from samestep.run.changes import find_changes
 from samestep.run.checkpoint import CheckpointError, find_valid, link_checkpoint, verify
-from samestep.run.directory import State
+from samestep.run.directory import Start
 from samestep.run.files import open_atomic, sha256_of
 from samestep.run.identity import Identity, read_identity
 from samestep.run.sidecar import Version
@@ -46,14 +46,7 @@ class File(NamedTuple):
     version: Version
 
 
-class Newest(NamedTuple):
-    """The newest valid checkpoint of one node."""
-
-    step: int
-    name: str
-
-
-def begin(cfg: DictConfig, argv: list[str]) -> State:
+def begin(cfg: DictConfig, argv: list[str]) -> Start:
     """Open the run on rank zero, and give every node the checkpoint from which it continues.
 
     Every rank must call this.
@@ -69,13 +62,13 @@ def begin(cfg: DictConfig, argv: list[str]) -> State:
         check_same_path(cfg)
     if not shared:
         fetch_newest(cfg)
-    state = on_rank_zero(directory.begin, cfg, argv)
-    if state.ckpt_path is None:
-        return state
-    name = f"checkpoints/{Path(state.ckpt_path).name}"
+    start = on_rank_zero(directory.begin, cfg, argv)
+    if start.ckpt_path is None:
+        return start
+    name = f"checkpoints/{Path(start.ckpt_path).name}"
     if not shared:
         send(cfg, [*RECORDS, BEST, name], source=0)
-    return state._replace(ckpt_path=str(Path(cfg.run_dir) / name))
+    return start._replace(ckpt_path=str(Path(cfg.run_dir) / name))
 
 
 def best_checkpoint(cfg: DictConfig) -> str | None:
@@ -112,7 +105,7 @@ def fetch_newest(cfg: DictConfig) -> None:
         ConfigError: if a node holds a run of this name with another configuration.
     """
     found = gather(on_all_ranks(find_here, cfg))
-    steps = [newest.step if newest else -1 for newest in found]
+    steps = [file.version.global_step if file else -1 for file in found]
     source = steps.index(max(steps))
     newest = found[source]
     if newest is None or steps[source] == steps[0]:
@@ -120,14 +113,14 @@ def fetch_newest(cfg: DictConfig) -> None:
     on_rank_zero(directory.claim, Path(cfg.run_dir))
     if environment.rank() == 0:
         print(
-            f"The newest checkpoint, of step {newest.step}, is on the node of rank {source}: "
+            f"The newest checkpoint, of step {steps[source]}, is on the node of rank {source}: "
             "rank zero takes it from there",
             flush=True,
         )
     send(cfg, [*RECORDS, BEST, newest.name], source)
 
 
-def find_here(cfg: DictConfig) -> Newest | None:
+def find_here(cfg: DictConfig) -> File | None:
     """The newest valid checkpoint on this node, which its first rank looks for."""
     if environment.local_rank() != 0:
         return None
@@ -146,7 +139,7 @@ def find_here(cfg: DictConfig) -> Newest | None:
     if found is None:
         return None
     path, version = found
-    return Newest(version.global_step, f"checkpoints/{path.name}")
+    return File(f"checkpoints/{path.name}", version)
 
 
 def send(cfg: DictConfig, names: list[str], source: int) -> None:

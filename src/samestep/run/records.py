@@ -134,23 +134,25 @@ def read_json(path: Path, kind: type) -> Any:
     return value if isinstance(value, kind) else None
 
 
-def read_history(run_dir: Path, damaged: list[str] | None = None) -> list[dict[str, float]]:
+def read_history(run_dir: Path) -> list[dict[str, float]]:
     """The rows of ``metrics.csv`` in order of their step, each without its empty columns.
 
-    Args:
-        run_dir: directory of the run.
-        damaged: takes the reason if the file cannot be read; None raises a ValueError or OSError.
+    None if the file is absent or damaged; ``why_damaged`` tells which.
     """
-    path = run_dir / "metrics.csv"
-    if not path.exists():
-        return []
     try:
-        return _read_rows(path)
-    except (OSError, ValueError, csv.Error) as error:
-        if damaged is None:
-            raise
-        damaged.append(str(error))
+        return _read_rows(run_dir / "metrics.csv")
+    except (OSError, ValueError, csv.Error):
         return []
+
+
+def why_damaged(run_dir: Path) -> str | None:
+    """Why ``metrics.csv`` cannot be read; None if it can, or is absent."""
+    path = run_dir / "metrics.csv"
+    try:
+        _read_rows(path)
+    except (OSError, ValueError, csv.Error) as error:
+        return str(error) if path.exists() else None
+    return None
 
 
 def _read_rows(path: Path) -> list[dict[str, float]]:

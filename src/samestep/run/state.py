@@ -33,7 +33,7 @@ class Status(NamedTuple):
     """Why it stopped or failed."""
     monitor: str = ""
     """The metric that chooses the best epoch; empty where none is known."""
-    best: float | None = None
+    best: float | int | None = None
     """Its best value so far."""
     epoch: int | None = None
     """Epochs that were trained to their end."""
@@ -41,12 +41,6 @@ class Status(NamedTuple):
     """Optimizer steps."""
     time: str = ""
     """When the run was seen last, as ISO 8601 with the time zone."""
-
-
-TYPES = {
-    "state": str, "why": str, "monitor": str, "best": float | int, "epoch": int, "step": int,
-    "time": str,
-}  # fmt: skip
 
 
 def record(run_dir: Path, state: str, why: str = "", **facts: Any) -> None:
@@ -75,9 +69,10 @@ def record(run_dir: Path, state: str, why: str = "", **facts: Any) -> None:
 
 
 def read(run_dir: Path) -> Status:
-    """The state of a run. A run of an older version has only its lock and its results."""
+    """The state of a run; without the file, what its lock and its results tell."""
     content = _read_file(run_dir)
-    known = {k: content[k] for k, kind in TYPES.items() if isinstance(content.get(k), kind)}
+    kinds = Status.__annotations__
+    known = {k: v for k, v in content.items() if k in kinds and isinstance(v, kinds[k])}
     if "state" not in known:
         known["state"] = FINISHED if (run_dir / "metrics.json").exists() else RUNNING
     status = Status(**known)

@@ -23,7 +23,7 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
         seconds: how long this process trained; None leaves the line out.
     """
     cfg = read_config(run_dir)
-    rows = read_history(run_dir, damaged=[])
+    rows = read_history(run_dir)
     num_epochs = count_epochs(rows)
     facts = {"epochs": str(num_epochs)}
     facts |= final_metrics(cfg, run_dir)
