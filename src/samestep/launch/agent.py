@@ -2,38 +2,28 @@
 
 import logging
 import shutil
-import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from samestep.errors import ConfigError
 from samestep.launch.hung_ranks import HungRanks
+from samestep.launch.outcome import Outcome, is_final, outcome_of, reason_of
 from samestep.ranks import environment, heartbeat
-from samestep.ranks.failure import EXIT_CONFIG, EXIT_ERROR, EXIT_SIGTERM, PREFIX
+from samestep.ranks.failure import EXIT_ERROR
 from samestep.ranks.secrets import redact
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
     from torch.distributed.launcher.api import LaunchConfig
 
 TRAIN = Path(__file__).parents[3] / "train.py"
-STOPPED = (EXIT_SIGTERM, -signal.SIGTERM)  # after saving, or before there was anything to save
-
-
-class Outcome(NamedTuple):
-    """How the processes ended: the exit code of the first that failed, and why it failed."""
-
-    exit_code: int
-    cause: str = ""
-    is_printed: bool = False  # by the rank itself, on the stderr of this process
 
 
 def num_processes(cfg: DictConfig) -> int:
@@ -121,7 +111,7 @@ def launch(config: "LaunchConfig", arguments: Sequence[str], script: Path = TRAI
     from torch.distributed.elastic.rendezvous import RendezvousError
 
     try:
-        result = run_until_final(config, arguments, script)
+        return run_until_final(config, arguments, script)
     except SignalException as error:
         return Outcome(128 + error.sigval)
     except (DistError, RendezvousError) as error:
@@ -129,12 +119,9 @@ def launch(config: "LaunchConfig", arguments: Sequence[str], script: Path = TRAI
         return Outcome(
             EXIT_ERROR, f"{config.rdzv_endpoint}: the nodes cannot meet, or no more ({reason})"
         )
-    if has_succeeded(result):
-        return Outcome(0)
-    return outcome_of(result.failures)
 
 
-def run_until_final(config: "LaunchConfig", arguments: Sequence[str], script: Path) -> "RunResult":
+def run_until_final(config: "LaunchConfig", arguments: Sequence[str], script: Path) -> Outcome:
     """Run torchrun's agents, one after the other, until the processes succeed or must not go on.
 
     torchrun's agent restarts its processes whatever their exit codes are. So each agent here has no
@@ -143,42 +130,21 @@ def run_until_final(config: "LaunchConfig", arguments: Sequence[str], script: Pa
     Returns:
         How the processes of the last attempt ended.
     """
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.rendezvous import RendezvousClosedError
-
-    from samestep.ranks.lightning_patches import look_while_monitoring
 
     environment.set_variable("TORCHELASTIC_SIGNALS_TO_HANDLE", config.signals_to_handle)
     spec = worker_spec(config, [str(script), *arguments])
-    assert config.logs_specs is not None  # LaunchConfig has set both
-    assert config.shutdown_timeout is not None
     keep_meeting_place = False
     heartbeats = tempfile.mkdtemp(prefix="heartbeats-")
     environment.set_variable(heartbeat.FOLDER, heartbeats)
     hung_ranks = HungRanks(Path(heartbeats))
+    restarts_left = config.max_restarts
     try:
-        for restarts_left in reversed(range(config.max_restarts + 1)):
-            agent = LocalElasticAgent(
-                spec,
-                config.logs_specs,
-                start_method=config.start_method,
-                log_line_prefix_template=config.log_line_prefix_template,
-                shutdown_timeout=config.shutdown_timeout,
-            )
-            look_while_monitoring(agent, hung_ranks.end)
-            try:
-                result: RunResult | None = agent.run()
-            except Exception as error:
-                if restarts_left and has_lost_etcd(error, config):
-                    continue
-                raise
-            if result is None:
-                break
-            hung_ranks.explain(result.failures)
-            if not restarts_left or has_succeeded(result) or is_final(result.failures, config):
-                return result
-        raise RendezvousClosedError("the other nodes have finished without this one")
+        while True:
+            outcome = run_agent(config, spec, hung_ranks, may_restart=restarts_left > 0)
+            if outcome is not None:
+                return outcome
+            restarts_left -= 1
     except SignalException:
         # Other nodes may go on without this one, so the meeting place stays open.
         keep_meeting_place = True
@@ -189,6 +155,46 @@ def run_until_final(config: "LaunchConfig", arguments: Sequence[str], script: Pa
             # The store may have ended with another node; the cause is known already.
             with suppress(Exception):
                 spec.rdzv_handler.shutdown()
+
+
+def run_agent(
+    config: "LaunchConfig", spec: "WorkerSpec", hung_ranks: HungRanks, *, may_restart: bool
+) -> Outcome | None:
+    """Run one of torchrun's agents until its processes have ended.
+
+    Returns:
+        How they ended; None if another agent must start them again.
+    """
+    from torch.distributed.elastic.agent.server.api import WorkerState
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+    from samestep.ranks.lightning_patches import look_while_monitoring
+
+    assert config.logs_specs is not None  # LaunchConfig has set both
+    assert config.shutdown_timeout is not None
+    agent = LocalElasticAgent(
+        spec,
+        config.logs_specs,
+        start_method=config.start_method,
+        log_line_prefix_template=config.log_line_prefix_template,
+        shutdown_timeout=config.shutdown_timeout,
+    )
+    look_while_monitoring(agent, hung_ranks.end)
+    try:
+        result = agent.run()
+    except Exception as error:
+        if may_restart and has_lost_etcd(error, config):
+            return None
+        raise
+    if result is None:
+        raise RendezvousClosedError("the other nodes have finished without this one")
+    if result.state is WorkerState.SUCCEEDED:
+        return Outcome(0)
+    hung_ranks.explain(result.failures)
+    if may_restart and not is_final(result.failures, config):
+        return None
+    return outcome_of(result.failures)
 
 
 def worker_spec(config: "LaunchConfig", arguments: Sequence[str]) -> "WorkerSpec":
@@ -247,95 +253,3 @@ def has_lost_etcd(error: Exception, config: "LaunchConfig") -> bool:
     from samestep.launch.etcd_rendezvous import is_loss
 
     return is_loss(error)
-
-
-def reason_of(error: Exception, config: "LaunchConfig") -> str:
-    """Why the nodes cannot meet. Some of torch's errors have no text."""
-    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
-
-    text = str(error.__cause__ or error).partition("\n")[0]
-    if text:
-        return text
-    if isinstance(error, RendezvousClosedError):
-        return "another node has finished the run, or has failed for good"
-    if isinstance(error, RendezvousTimeoutError):
-        seconds = config.rdzv_configs.get("join_timeout", config.rdzv_configs.get("timeout"))
-        return f"{config.min_nodes} or more nodes have not met within {seconds} s"
-    return type(error).__name__
-
-
-def has_succeeded(result: "RunResult") -> bool:
-    """Whether all processes of this node, and of the other nodes, have finished."""
-    from torch.distributed.elastic.agent.server.api import WorkerState
-
-    return result.state is WorkerState.SUCCEEDED
-
-
-def is_final(failures: "Mapping[int, ProcessFailure]", config: "LaunchConfig") -> bool:
-    """Whether processes that failed like this must not be started again."""
-    final = {EXIT_CONFIG}
-    if config.min_nodes == config.max_nodes:
-        # With a fixed number of nodes a stopped node is not replaced, so the others would wait for
-        # it for ever. If it was node 0, the store is gone too.
-        final.add(EXIT_SIGTERM)
-    return bool(final & {failure.exitcode for failure in failures.values()})
-
-
-def outcome_of(failures: "Mapping[int, ProcessFailure]") -> Outcome:
-    """One exit code and one cause for all processes that failed."""
-    if not failures:  # torch's check for processes that a driver holds up, off by default
-        return Outcome(EXIT_ERROR, "a rank hangs in the kernel, in a driver or a file system")
-    messages = {rank: message_of(failure) for rank, failure in failures.items()}
-    rank = first_rank(failures)
-    code = failures[rank].exitcode
-    if code in STOPPED:
-        return Outcome(EXIT_SIGTERM)
-    if code < 0 and messages[rank]:
-        return Outcome(EXIT_ERROR, f"rank {rank}: {messages[rank]}", is_printed=True)
-    if code < 0:
-        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        name = signal.Signals(-code).name
-        return Outcome(128 - code, f"rank {rank} was ended by {name}{hint}")
-    # A rank that names what the user can mend says more than one that has lost the others.
-    if not messages[rank].startswith(PREFIX):
-        rank = next((r for r in messages if messages[r].startswith(PREFIX)), rank)
-    if not messages[rank]:
-        return Outcome(code, f"rank {rank} ended with exit code {code} and without a message")
-    return Outcome(code, f"rank {rank}: {messages[rank]}", is_printed=True)
-
-
-def first_rank(failures: "Mapping[int, ProcessFailure]") -> int:
-    """The rank that failed first.
-
-    The other ranks lose their connection to it a moment later, or are stopped by the agent. torch
-    knows the time in seconds only. Within one second the order is: a rank that was killed, a rank
-    that explains itself, the rank that reported first.
-    """
-    first = min(failure.timestamp for failure in failures.values())
-
-    def order(rank: int) -> tuple[bool, bool, bool, bool, int]:
-        failure = failures[rank]
-        is_late = failure.timestamp > first + 1
-        explains = message_of(failure).startswith(PREFIX)
-        return (
-            is_late,
-            failure.exitcode in STOPPED,
-            failure.exitcode > 0,
-            not explains,
-            nanoseconds_of(failure),
-        )
-
-    return min(failures, key=order)
-
-
-def message_of(failure: "ProcessFailure") -> str:
-    """What a rank has reported (``samestep.ranks.failure``); empty if it has not."""
-    message = failure.error_file_data.get("message")
-    return str(message["message"]) if isinstance(message, dict) else ""
-
-
-def nanoseconds_of(failure: "ProcessFailure") -> int:
-    """When a rank reported its error, or torch's time in whole seconds."""
-    message = failure.error_file_data.get("message")
-    extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
-    return int(extra.get("time_ns", failure.timestamp * 10**9))

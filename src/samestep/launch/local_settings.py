@@ -24,7 +24,10 @@ def to_overrides(typed: Sequence[str]) -> list[str]:
     given = [word for word in typed if not word.startswith("local=")]
     if not local_files(cfg.choices):
         return given
-    words = [f"cluster.{key}={write(value)}" for key, value in read_cluster_values(cfg).items()]
+    values = OmegaConf.to_container(cfg.cluster, resolve=True)
+    assert isinstance(values, dict)
+    keys = [key for key in local_cluster_keys(cfg.choices) if key in values]
+    words = [f"cluster.{key}={write(values[key])}" for key in keys]
     if not any(word.startswith("cluster=") for word in given):
         words.insert(0, f"cluster={cfg.choices.cluster}")
     return [*words, *given]
@@ -34,13 +37,6 @@ def compose_for_cluster(overrides: Sequence[str]) -> DictConfig:
     """Compose what the pods will compose: configs/local is not there."""
     has_local = (CONFIGS / "local").is_dir()
     return compose([*overrides, "local=null"] if has_local else overrides)
-
-
-def read_cluster_values(cfg: DictConfig) -> dict[str, Any]:
-    """Read the values, without interpolations, of the keys that configs/local sets."""
-    values = OmegaConf.to_container(cfg.cluster, resolve=True)
-    assert isinstance(values, dict)
-    return {key: values[key] for key in local_cluster_keys(cfg.choices) if key in values}
 
 
 def describe_kept(typed: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from samestep.config.compose import CONFIGS
 from samestep.config.schema import choices_of, nearest
 from samestep.errors import ConfigError, RunError
 from samestep.launch import local_settings, render, submitted
+from samestep.launch.render import Document
 from samestep.ranks import failure
 from samestep.run.name import name_run
 
@@ -56,7 +57,29 @@ def launch(action: str, typed: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
-    overrides = find_overrides(action, typed)
+    if action in ACTIONS_ON_EXISTING_RUN:
+        overrides = submitted.recall(submitted.name_of(typed, action), typed)
+    else:
+        overrides = local_settings.to_overrides(typed)
+    cfg = compose_run(overrides)
+    documents = render.render(cfg, overrides) if cfg.cluster.manifest else []
+    if action == "render":
+        print_documents(cfg, overrides, documents)
+        return 0
+    if action in ("check", "submit"):
+        check_run(action, cfg, documents, typed)
+    exit_code = call_cluster(action, cfg, overrides, documents)
+    if action == "submit" and exit_code == 0:
+        print_next_commands(cfg, overrides)
+    return exit_code
+
+
+def compose_run(overrides: Sequence[str]) -> DictConfig:
+    """Compose a run for its cluster, and name it; of a sweep of Slurm each trial is composed.
+
+    Raises:
+        ConfigError: if the configuration of the run or of a trial is wrong, or needs no cluster.
+    """
     cfg = local_settings.compose_for_cluster(overrides)
     cfg.run_id = name_run(cfg)
     if "manifest" not in cfg.cluster:
@@ -65,41 +88,52 @@ def launch(action: str, typed: Sequence[str]) -> int:
             f"cluster={cfg.cluster.name}: needs no launching, python train.py runs it; "
             f"clusters are {', '.join(others)}"
         )
-    check_trials(cfg, overrides)
-    documents = render.render(cfg, overrides) if cfg.cluster.manifest else []
-    if action == "render":
-        from samestep.launch.check import refuse, secrets
+    for trial in cfg.cluster.get("trials", ()):
+        local_settings.compose_for_cluster([*overrides, trial])
+    return cfg
 
-        # What is printed is kept in files and in the history of terminals.
-        refuse(secrets.check_secrets_of_configuration(cfg))
-        print(render.text(documents) if documents else format_submit(cfg, overrides), end="")
-        return 0
 
-    # They take a third of a second to import, which wrong usage does not need.
-    from samestep.launch import check, kubernetes, slurm
+def print_documents(
+    cfg: DictConfig, overrides: Sequence[str], documents: Sequence[Document]
+) -> None:
+    """Print the documents, or the command that submits the run, if they hold no secret."""
+    from samestep.launch.check import refuse, secrets
 
-    if action in ("check", "submit"):
-        check.refuse(check.faults(cfg, documents))
-        for note in (*check.notes(cfg), *local_settings.describe_kept(typed)):
-            print(f"{cfg.run_id}: {note}")
+    # What is printed is kept in files and in the history of terminals.
+    refuse(secrets.check_secrets_of_configuration(cfg))
+    if documents:
+        print(render.text(documents), end="")
+    else:
+        print(shlex.join(render.command(cfg, overrides, "submit")))
+
+
+def check_run(
+    action: str, cfg: DictConfig, documents: Sequence[Document], typed: Sequence[str]
+) -> None:
+    """Refuse a run with mistakes; print what its user should know before it starts."""
+    from samestep.launch import check  # takes a third of a second, which wrong usage does not need
+
+    check.refuse(check.faults(cfg, documents))
+    for note in (*check.notes(cfg), *local_settings.describe_kept(typed)):
+        print(f"{cfg.run_id}: {note}")
     if action == "submit":
         check.refuse(check.placeholder(cfg))
+
+
+def call_cluster(
+    action: str, cfg: DictConfig, overrides: Sequence[str], documents: Sequence[Document]
+) -> int:
+    """Do ``action`` by the cluster's own command, by Slurm's commands or by kubectl.
+
+    Returns:
+        The exit code.
+    """
     if "commands" in cfg.cluster:
-        exit_code = run_command(cfg, overrides, action, documents)
-    else:
-        actions = slurm.ACTIONS if cfg.cluster.name == "slurm" else kubernetes.ACTIONS
-        exit_code = actions[action](cfg, documents)
-    if action == "submit" and exit_code == 0:
-        print_next_commands(cfg, overrides)
-    return exit_code
+        return run_command(cfg, overrides, action, documents)
+    from samestep.launch import kubernetes, slurm
 
-
-def find_overrides(action: str, typed: Sequence[str]) -> list[str]:
-    """Return the overrides that describe the run: typed ones, those of before, those of configs."""
-    if action not in ACTIONS_ON_EXISTING_RUN:
-        return local_settings.to_overrides(typed)
-    run_id = submitted.name_of(typed, action)
-    return submitted.recall(run_id, typed)
+    actions = slurm.ACTIONS if cfg.cluster.name == "slurm" else kubernetes.ACTIONS
+    return actions[action](cfg, documents)
 
 
 def print_next_commands(cfg: DictConfig, overrides: Sequence[str]) -> None:
@@ -109,12 +143,6 @@ def print_next_commands(cfg: DictConfig, overrides: Sequence[str]) -> None:
     for action in ACTIONS_ON_EXISTING_RUN:
         line = shlex.join(["python", "scripts/launch.py", *words, f"action={action}"])
         print(f"  RUN_ID={cfg.run_id} {line}", flush=True)
-
-
-def check_trials(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Compose each run of a sweep, so that a mistake in one is found before any is sent."""
-    for trial in cfg.cluster.get("trials", ()):
-        local_settings.compose_for_cluster([*overrides, trial])
 
 
 def fill_volume(typed: Sequence[str]) -> int:
@@ -133,13 +161,8 @@ def fill_volume(typed: Sequence[str]) -> int:
     return kubernetes.fill_volume(cfg, documents)
 
 
-def format_submit(cfg: DictConfig, overrides: Sequence[str]) -> str:
-    """Write the command that submits the run as a line for a shell."""
-    return shlex.join(render.command(cfg, overrides, "submit")) + "\n"
-
-
 def run_command(
-    cfg: DictConfig, overrides: Sequence[str], action: str, documents: Sequence[render.Document]
+    cfg: DictConfig, overrides: Sequence[str], action: str, documents: Sequence[Document]
 ) -> int:
     """Run the cluster's own command for ``action``; it reads the documents.
 

@@ -64,8 +64,7 @@ def list_manifests(cfg: DictConfig) -> list[str]:
     """The names of the files of k8s/ that make up the run; the claim only if it has a size."""
     names = cfg.cluster.manifest
     names = [names] if isinstance(names, str) else list(names)
-    makes_claim = "volume_size" in cfg.cluster and cfg.cluster.volume_size is not None
-    return ["claim", *names] if makes_claim else names
+    return names if cfg.cluster.get("volume_size") is None else ["claim", *names]
 
 
 def command(cfg: DictConfig, overrides: Sequence[str], action: str) -> list[str]:

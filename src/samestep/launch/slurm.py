@@ -1,6 +1,5 @@
 """Check, submit, follow and cancel a run under Slurm, by Slurm's own commands."""
 
-import itertools
 import os
 import re
 import shlex
@@ -14,7 +13,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from samestep.errors import RunError
-from samestep.launch import render, slurm_reasons
+from samestep.launch import render, slurm_errors
 from samestep.launch.render import Document
 from samestep.ranks.process import has_lost_reader
 
@@ -132,7 +131,7 @@ def call(*command: str, script: str = "") -> str:
             f"or take the output of action=render there; the command was\n  {shlex.join(command)}"
         ) from None
     if done.returncode:
-        raise RunError(slurm_reasons.explain_error(done.stderr))
+        raise RunError(slurm_errors.explain_error(done.stderr))
     return (done.stdout + done.stderr).strip()
 
 
@@ -144,20 +143,26 @@ def find_jobs(cfg: DictConfig, retries: int = 0) -> list[Job]:
     Raises:
         RunError: if Slurm does not answer more than ``retries`` times, one poll apart.
     """
-    for attempt in itertools.count():
+    failures = 0
+    while True:
         try:
-            # %F is the number of the whole job, also for a trial of a sweep.
-            words = ("--me", "--noheader", "--states=all", f"--name={cfg.run_id}", "--format=%F")
-            numbers = [int(word) for word in call("squeue", *words).split() if word.isdigit()]
-            if not numbers:
-                return []
-            shown = call("scontrol", "show", "job", "--oneliner", str(max(numbers)))
-            return [dict(FIELD.findall(line)) for line in shown.splitlines()]
+            return show_jobs(cfg)
         except RunError:
-            if attempt >= retries:
+            failures += 1
+            if failures > retries:
                 raise
         time.sleep(POLL_S)
-    raise AssertionError
+
+
+def show_jobs(cfg: DictConfig) -> list[Job]:
+    """Ask Slurm once for the last job with the name of the run."""
+    # %F is the number of the whole job, also for a trial of a sweep.
+    words = ("--me", "--noheader", "--states=all", f"--name={cfg.run_id}", "--format=%F")
+    numbers = [int(word) for word in call("squeue", *words).split() if word.isdigit()]
+    if not numbers:
+        return []
+    shown = call("scontrol", "show", "job", "--oneliner", str(max(numbers)))
+    return [dict(FIELD.findall(line)) for line in shown.splitlines()]
 
 
 def find_active(cfg: DictConfig) -> list[Job]:
@@ -183,7 +188,7 @@ def describe(cfg: DictConfig, job: Job, *, with_times: bool = True) -> str:
         if with_times:
             words.append(f"for {job['RunTime']} of {job['TimeLimit']}")
     elif state != "COMPLETED":
-        words.append(slurm_reasons.explain(job))
+        words.append(slurm_errors.explain(job))
     if state == "PENDING" and with_times and job.get("StartTime", "Unknown") != "Unknown":
         words.append(f"Slurm expects to start it at {job['StartTime']}")
     if job.get("Restarts", "0") != "0":

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig
 
 from samestep.config.compose import check as compose
 from samestep.config.rules import NAME
@@ -130,13 +129,10 @@ def ask_cluster(run_id: str, typed: Sequence[str]) -> tuple[list[str] | None, st
     annotations = (policy or {}).get("metadata", {}).get("annotations", {})
     # In manifests a $ is written twice, because Kubernetes replaces variables in arguments.
     told = json.loads(annotations.get(ANNOTATION, "null").replace("$$", "$"))
-    return (told, "") if is_overrides(told) else (None, describe_unknown(cfg))
-
-
-def describe_unknown(cfg: DictConfig) -> str:
-    """Say where kubectl has found no run."""
+    if is_overrides(told):
+        return told, ""
     where = f"namespace {cfg.cluster.namespace}" if cfg.cluster.namespace else "kubectl's namespace"
-    return f"{where} has no run of this name"
+    return None, f"{where} has no run of this name"
 
 
 def is_overrides(content: Any) -> bool:

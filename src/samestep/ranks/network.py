@@ -52,25 +52,28 @@ def wait_for(
         except OSError as error:
             reason = str(error.strerror or error)
             if time.monotonic() + 1 > deadline:
-                if port is not None:
-                    raise NetworkError(
-                        f"{name}:{port} does not answer after {timeout_s} s ({reason}). Check that "
-                        "this server is up and that no firewall is between. "
-                        "cluster.join_timeout_s=SECONDS of scripts/launch.py, or "
-                        "--rdzv-conf=timeout=SECONDS, waits longer"
-                    ) from error
-                raise NetworkError(
-                    f"there is no way to {name} after {timeout_s} s ({reason}). Check that this "
-                    "node is up and that no firewall is between. On Kubernetes its name needs a "
-                    "headless Service with publishNotReadyAddresses, and the pods' subdomain must "
-                    "be the name of that Service. Elsewhere give an address: "
-                    "--master-addr=ADDRESS, and with c10d rendezvous --local-addr=ADDRESS. "
-                    "cluster.timeout_s=SECONDS waits longer"
-                ) from error
+                raise NetworkError(explain(name, port, timeout_s, reason)) from error
         if not has_failed:
             on_wait(reason)
         has_failed = True
         time.sleep(1)
+
+
+def explain(name: str, port: int | None, timeout_s: float, reason: str) -> str:
+    """Why ``wait_for`` gave up, and what to check."""
+    if port is not None:
+        return (
+            f"{name}:{port} does not answer after {timeout_s} s ({reason}). Check that this server "
+            "is up and that no firewall is between. cluster.join_timeout_s=SECONDS of "
+            "scripts/launch.py, or --rdzv-conf=timeout=SECONDS, waits longer"
+        )
+    return (
+        f"there is no way to {name} after {timeout_s} s ({reason}). Check that this node is up and "
+        "that no firewall is between. On Kubernetes its name needs a headless Service with "
+        "publishNotReadyAddresses, and the pods' subdomain must be the name of that Service. "
+        "Elsewhere give an address: --master-addr=ADDRESS, and with c10d rendezvous "
+        "--local-addr=ADDRESS. cluster.timeout_s=SECONDS waits longer"
+    )
 
 
 def connect(address: str, port: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from samestep.config.compose import check
 from samestep.errors import ConfigError
 from samestep.launch import check as rules
-from samestep.launch import render, slurm_reasons
+from samestep.launch import render, slurm_errors
 from tests.conftest import ROOT, run
 
 LAUNCH = str(ROOT / "scripts/launch.py")
@@ -229,7 +229,7 @@ def test_without_slurm_a_run_is_checked_all_the_same(tmp_path):
     ],
 )  # fmt: skip
 def test_an_error_of_slurm_is_explained(stderr, sentence):
-    assert slurm_reasons.explain_error(stderr).startswith(sentence)
+    assert slurm_errors.explain_error(stderr).startswith(sentence)
 
 
 @pytest.mark.parametrize(
@@ -253,4 +253,4 @@ def test_an_error_of_slurm_is_explained(stderr, sentence):
 )
 def test_a_reason_is_explained(state, reason, sentence):
     job = {"JobState": state, "Reason": reason, "ExitCode": "2:0" if state == "FAILED" else "0:0"}
-    assert slurm_reasons.explain(job).startswith(sentence)
+    assert slurm_errors.explain(job).startswith(sentence)
