@@ -73,5 +73,5 @@ def run(main: Callable[[Any], int], arguments: Any) -> int:
     try:
         return main(arguments)
     except (ConfigError, RunError, OSError) as error:
-        print(f"error: {secrets.redacted(str(error))}", file=sys.stderr)
+        print(f"error: {secrets.redact(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import process
-from samestep.ranks.secrets import redacted
+from samestep.ranks.secrets import redact
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
         source.prepare(root, download=True, mirror=data.mirror)
         train, test = (len(source.load(root, train=train).labels) for train in (True, False))
     except (ConfigError, RunError) as error:
-        print(f"error: {redacted(str(error))}", file=sys.stderr)
+        print(f"error: {redact(str(error))}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     print(f"{train} training and {test} test samples are ready, data.root={root.resolve()}")
     return 0

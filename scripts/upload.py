@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import process
-from samestep.ranks.secrets import redacted
+from samestep.ranks.secrets import redact
 
 
 class UploadError(RunError):
@@ -55,10 +55,10 @@ def main(arguments: Any) -> int:
         try:
             store.upload(name)
         except Exception as error:
-            print(redacted(f"error: {name}: {type(error).__name__} {error}"), file=sys.stderr)
+            print(redact(f"error: {name}: {type(error).__name__} {error}"), file=sys.stderr)
             failed += 1
     if not failed:
-        print(redacted(f"Uploaded: {store.url}"))
+        print(redact(f"Uploaded: {store.url}"))
     return 1 if failed else 0
 
 

@@ -12,7 +12,7 @@ import yaml
 from omegaconf import DictConfig
 
 from project.saved_run import read_saved_config
-from samestep.ranks.secrets import redacted
+from samestep.ranks.secrets import redact
 from samestep.run.records import read_attempts, read_json
 
 HUB_LICENCES = {"MIT": "mit", "Apache-2.0": "apache-2.0", "BSD-3-Clause": "bsd-3-clause"}
@@ -129,7 +129,7 @@ def read_metrics(run_dir: Path) -> dict[str, float]:
 
 def hide_places(command: list[str]) -> str:
     """The command without secrets, addresses, and paths that only this machine has."""
-    text = redacted(" ".join(command))
+    text = redact(" ".join(command))
     return re.sub(r"(?<=[\s=\[,'\"])(?:\w+://|~|/)[^\s\],'\"]*", "...", text)
 
 

@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from samestep.config.compose import CONFIGS, check, help_text, spell_all
+from samestep.config.compose import CONFIGS, check, help_text, rewrite_overrides
 from samestep.config.flags import flags_of
 from samestep.errors import ConfigError
 from samestep.launch import agent
@@ -144,7 +144,7 @@ def run_with_hydra(flags: Namespace) -> int:
             refuse_several_processes(cfg, "-m" if flags.multirun else "hydra.*")
         # Hydra must compose what has been checked.
         words = [word for word in sys.argv[1:] if word not in flags.overrides]
-        sys.argv[1:] = [*words, *spell_all(flags.overrides)]
+        sys.argv[1:] = [*words, *rewrite_overrides(flags.overrides)]
     main_of_hydra = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
     main_of_hydra(train_for_hydra)()
     return 0

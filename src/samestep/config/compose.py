@@ -78,7 +78,7 @@ def check(
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(configs.absolute()), version_base="1.3"):
         try:
-            runs = [_compose(run, configs) for run in _runs(overrides, multirun)]
+            runs = [_compose(run, configs) for run in _list_runs(overrides, multirun)]
         except ConfigError:
             raise
         except MissingConfigException as error:
@@ -109,14 +109,14 @@ def message_of(error: Exception) -> str:
     return textwrap.shorten(hide_assigned(text), 300)
 
 
-def spell_all(overrides: Sequence[str], configs: Path = CONFIGS) -> list[str]:
+def rewrite_overrides(overrides: Sequence[str], configs: Path = CONFIGS) -> list[str]:
     """The overrides as ``check`` gives them to Hydra; ``hydra.main`` must get the same ones."""
     groups = choices_of(configs)
     parser = OverridesParser.create()
-    return [_spell(override, groups) for override in parser.parse_overrides(list(overrides))]
+    return [_rewrite(override, groups) for override in parser.parse_overrides(list(overrides))]
 
 
-def _spell(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
+def _rewrite(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
     """One override as Hydra gets it: a value as ``++key=value``, whatever the user typed.
 
     Hydra then takes keys that no file has, so that our check sees them and can say which key was
@@ -138,7 +138,7 @@ def _spell(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
     return line
 
 
-def _runs(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
+def _list_runs(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
     """The overrides of one run; in a sweep, of each run that is checked."""
     options: list[list[str]] = []
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())
@@ -156,40 +156,41 @@ def _runs(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
             values = [values[0], values[-1]] if override.is_range_sweep() else values
             options.append([f"{override.get_key_element()}={value}" for value in values])
     first = [values[0] for values in options]
-    return [first] + [
-        [*first[:index], value, *first[index + 1 :]]
-        for index, values in enumerate(options)
-        for value in values[1:]
-    ]
+    runs = [first]
+    for index, values in enumerate(options):
+        runs += [[*first[:index], value, *first[index + 1 :]] for value in values[1:]]
+    return runs
 
 
 def _compose(lines: list[str], configs: Path) -> DictConfig:
     """The configuration of one run, or a ConfigError with its faults."""
     groups = choices_of(configs)
     overrides = OverridesParser.create().parse_overrides(lines)
-    spelled = [_spell(override, groups) for override in overrides]
-    cfg = hydra.compose("train", spelled, return_hydra_config=True)
-    choices = _choices(cfg, spelled, groups)
+    rewritten = [_rewrite(override, groups) for override in overrides]
+    cfg = hydra.compose("train", rewritten, return_hydra_config=True)
+    choices = _find_choices(cfg, rewritten, groups)
     _refuse(
         f"{group}: a run needs one of {', '.join(groups[group])}"
         for group in NEEDED
         if choices.get(group) not in groups[group]
     )
-    reference = _reference(choices, configs)
+    reference = _compose_reference(choices, configs)
     with open_dict(cfg), open_dict(reference):
         del cfg["hydra"], reference["choices"]
         if cfg.get("choices") == {}:  # it is ours to write: any other value is an unknown key
             del cfg["choices"]
 
     # A choice of a file sets no key itself.
-    pairs = zip(overrides, spelled, strict=True)
+    pairs = zip(overrides, rewritten, strict=True)
     typed = [o.key_or_group for o, text in pairs if text.startswith(("++", "~"))]
     _leave_out_keys_of_other_clusters(cfg, reference, choices, typed, configs)
 
     project_rules = rules.load_project_rules(cfg.rules)
     added = [o.key_or_group for o in overrides if o.is_add() or o.is_force_add()]
     schema = Schema(reference, groups, project_rules, added)
-    _refuse(f"{line}{_origin(key, choices, typed, configs)}" for key, line in schema.faults(cfg))
+    _refuse(
+        f"{line}{_find_origin(key, choices, typed, configs)}" for key, line in schema.faults(cfg)
+    )
     _refuse([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
     _refuse(rules.choose_modes(cfg, {**rules.METRIC_MODES, **project_rules.metric_modes}))
 
@@ -199,8 +200,8 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
     return cfg
 
 
-def _choices(
-    cfg: DictConfig, spelled: list[str], groups: Mapping[str, Sequence[str]]
+def _find_choices(
+    cfg: DictConfig, rewritten: list[str], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
     """Which file was chosen in each group; a list where several were."""
     choices = dict(cfg.hydra.runtime.choices)
@@ -210,7 +211,7 @@ def _choices(
         return choices
     # Hydra does not tell the choices of a list, such as callbacks=[early_stopping,ema].
     loader = GlobalHydra.instance().config_loader()
-    files = loader.compute_defaults_list("train", spelled, RunMode.RUN).defaults
+    files = loader.compute_defaults_list("train", rewritten, RunMode.RUN).defaults
     for group in missing:
         # A file that another file of the group includes was not chosen itself.
         paths = [f.config_path for f in files if not str(f.parent).startswith(f"{group}/")]
@@ -219,7 +220,7 @@ def _choices(
     return choices
 
 
-def _reference(choices: Mapping[str, Any], configs: Path) -> DictConfig:
+def _compose_reference(choices: Mapping[str, Any], configs: Path) -> DictConfig:
     """The same choice of files, without overrides of values and what is laid over them."""
     lines = [f"{group}=[]" for group in LAID_OVER if (configs / group).is_dir()]
     for group, choice in choices.items():
@@ -279,7 +280,7 @@ def local_files(choices: Mapping[str, Any], configs: Path = CONFIGS) -> list[Pat
     return [file for file in files if file.exists()]
 
 
-def _origin(key: str, choices: Mapping[str, Any], typed: Sequence[str], configs: Path) -> str:
+def _find_origin(key: str, choices: Mapping[str, Any], typed: Sequence[str], configs: Path) -> str:
     """The chosen file that sets ``key``, in brackets; nothing if an override does."""
     for override in typed:
         if f"{key}.".startswith(f"{override}.") or f"{override}.".startswith(f"{key}."):

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from torchvision.datasets.utils import calculate_md5, download_url, extract_archive
 
 from samestep.errors import RunError
-from samestep.ranks.secrets import redacted
+from samestep.ranks.secrets import redact
 
 
 class DataError(RunError):
@@ -162,6 +162,6 @@ def _hide_password(text: str, address: str) -> str:
     """``text`` with ``***`` for the user and the password in ``address``."""
     login = address.partition("://")[2].partition("/")[0].rpartition("@")[0]
     password = login.partition(":")[2]
-    hidden = str(redacted(text))
+    hidden = redact(text)
     # Python's HTTP client quotes the rest of an address: "nonnumeric port: 'password@host'".
     return hidden.replace(f"{password}@", "***@") if password else hidden

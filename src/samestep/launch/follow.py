@@ -39,14 +39,14 @@ def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
     Returns:
         0 if the run succeeded, 1 if not, 141 if the reader of the logs went away before.
     """
-    streams = Streams(cfg)
+    streams: dict[str, Stream] = {}
     stdout = os.fstat(sys.stdout.fileno())
     address = kubectl.build_address(kubectl.find_run(documents))
     printed: set[str] = set()
     warnings: list[Document] = []
     for poll in itertools.count():
-        run, pods = get_run_and_pods(cfg, address, retries=RETRIES if streams.by_key else 0)
-        streams.start_missing(pods)
+        run, pods = get_run_and_pods(cfg, address, retries=RETRIES if streams else 0)
+        start_missing(cfg, pods, streams)
         if run is None or kubectl.find_outcome(run) is not None:
             break
 
@@ -55,17 +55,24 @@ def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
 
         if poll % EVENTS_EVERY == 0:
             warnings = kubectl.get_warnings(cfg, run)
-        for line in (*explain_pods(pods, warnings), *explain_missing_pods(cfg, run, warnings)):
-            if line not in printed:
-                print(line, file=sys.stderr, flush=True)
-                printed.add(line)
+        lines = [*explain_pods(pods, warnings), *explain_missing_pods(cfg, run, warnings)]
+        print_new(lines, printed)
         time.sleep(POLL_S)
 
-    if run is None and not streams.by_key:
+    if run is None and not streams:
         raise kubectl.build_missing_error(cfg)
-    streams.join()
+    for stream in streams.values():
+        stream.join(LAST_LINES_S)
     print(f"{cfg.run_id}: {describe_run(run)}", file=sys.stderr)
     return 0 if kubectl.find_outcome(run) else 1
+
+
+def print_new(lines: Sequence[str], printed: set[str]) -> None:
+    """Print the lines that were not printed before, to stderr."""
+    for line in lines:
+        if line not in printed:
+            print(line, file=sys.stderr, flush=True)
+            printed.add(line)
 
 
 def status(cfg: DictConfig, documents: Sequence[Document]) -> int:
@@ -139,28 +146,22 @@ class Stream(threading.Thread):
                     sys.stdout.flush()
 
 
-class Streams:
-    """The streams of all containers of a run, by pod, container and number of restarts."""
+def start_missing(cfg: DictConfig, pods: Sequence[Document], streams: dict[str, Stream]) -> None:
+    """Start a stream for each container without one, and for each whose stream was cut.
 
-    def __init__(self, cfg: DictConfig) -> None:
-        self.cfg = cfg
-        self.by_key: dict[str, Stream] = {}
-
-    def start_missing(self, pods: Sequence[Document]) -> None:
-        """Start a stream for each container without one, and for each whose stream was cut."""
-        for pod, container in list_started_containers(pods):
-            restarts = container.get("restartCount", 0)
-            key = f"{pod['metadata']['uid']} {container['name']} {restarts}"
-            old = self.by_key.get(key)
-            if old is None:
-                self.by_key[key] = Stream(self.cfg, pod, container)
-            elif not old.is_alive() and not old.is_complete:
-                self.by_key[key] = Stream(self.cfg, pod, container, before=old)
-
-    def join(self) -> None:
-        """Wait until each stream has printed its last line."""
-        for stream in self.by_key.values():
-            stream.join(LAST_LINES_S)
+    Args:
+        cfg: the configuration.
+        pods: of the run.
+        streams: those that were started, by pod, container and number of restarts.
+    """
+    for pod, container in list_started_containers(pods):
+        restarts = container.get("restartCount", 0)
+        key = f"{pod['metadata']['uid']} {container['name']} {restarts}"
+        old = streams.get(key)
+        if old is None:
+            streams[key] = Stream(cfg, pod, container)
+        elif not old.is_alive() and not old.is_complete:
+            streams[key] = Stream(cfg, pod, container, before=old)
 
 
 def get_run_and_pods(

@@ -27,7 +27,7 @@ from samestep.config.schema import leaves, show
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, network, process_group
 from samestep.ranks.process_group import broadcast, device_kind
-from samestep.ranks.secrets import redacted
+from samestep.ranks.secrets import redact_values
 
 SHARED_MEMORY = Path("/dev/shm")  # where loader processes leave their batches
 SOURCE = Path(__file__).parents[2]  # the folder of all packages
@@ -335,7 +335,7 @@ def identity(cfg: DictConfig) -> dict[str, str]:
     # What a continued run may change of the user's own keys does not change what is learned.
     own_patterns = load_project_rules(cfg.rules).may_change
     may_differ = re.compile("|".join([*MAY_DIFFER, *own_patterns]))
-    for key, value in leaves(redacted(OmegaConf.to_container(cfg, resolve=True))).items():
+    for key, value in leaves(redact_values(OmegaConf.to_container(cfg, resolve=True))).items():
         if not may_differ.fullmatch(key):
             values[key] = show(value)
     for path in SOURCE.rglob("*.py"):

@@ -47,7 +47,7 @@ def redact_argument(argument: str) -> str:
     return redact(hide_assigned(argument))
 
 
-def redacted(value: Any, *, is_secret: bool = False) -> Any:
+def redact_values(value: Any, *, is_secret: bool = False) -> Any:
     """Copy plain containers with each secret text replaced, also those with a secret key.
 
     Args:
@@ -56,11 +56,11 @@ def redacted(value: Any, *, is_secret: bool = False) -> Any:
     """
     if isinstance(value, dict):
         return {
-            key: redacted(item, is_secret=is_secret or is_secret_name(str(key)))
+            key: redact_values(item, is_secret=is_secret or is_secret_name(str(key)))
             for key, item in value.items()
         }
     if isinstance(value, list):
-        return [redacted(item, is_secret=is_secret) for item in value]
+        return [redact_values(item, is_secret=is_secret) for item in value]
     if isinstance(value, str):
         return HIDDEN if is_secret else redact(value)
     return value

@@ -24,7 +24,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from samestep.errors import ConfigError
 from samestep.ranks import environment
-from samestep.ranks.secrets import redacted
+from samestep.ranks.secrets import redact
 from samestep.run import sidecar
 from samestep.run.files import sha256_of
 from samestep.run.identity import read_identity
@@ -32,7 +32,7 @@ from samestep.run.identity import read_identity
 log = logging.getLogger(__name__)
 
 BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
-PROOF = ".sha256"
+SIDECAR = ".sha256"
 RECORDS = ("config.yaml", "logs/environment.json", "metrics.csv")
 SCAN_S, MAX_DELAY_S = 1.0, 60.0  # between two looks at the run directory; after failures, at most
 READ_BACK_BYTES = 64 * 2**20  # of larger files only the size is compared
@@ -59,13 +59,13 @@ class RunCopy:
             self.fs, self.root = fsspec.url_to_fs(self.url)
         except ImportError as error:
             extra = "'project[s3]'" if url.startswith("s3") else str(error)
-            raise ConfigError(f"url={redacted(url)}: needs pip install {extra}") from error
+            raise ConfigError(f"url={redact(url)}: needs pip install {extra}") from error
         except ValueError as error:
-            raise ConfigError(f"url={redacted(url)}: {error}; s3:// and file:// are") from error
+            raise ConfigError(f"url={redact(url)}: {error}; s3:// and file:// are") from error
         kinds = self.fs.protocol
         self.kinds = {kinds} if isinstance(kinds, str) else set(kinds)
         if self.kinds & {"http", "https"}:
-            raise ConfigError(f"url={redacted(url)}: cannot be written; s3:// and file:// can")
+            raise ConfigError(f"url={redact(url)}: cannot be written; s3:// and file:// can")
         self.copied: dict[str, tuple[int, ...]] = {}  # version of each local file in the store
         self.digests: dict[str, str | None] = {}  # of the files in the store, as far as known
 
@@ -112,18 +112,18 @@ class RunCopy:
             self.upload(other)
         here = sidecar.read(self.run_dir / name)
         if sha256 not in {version.sha256 for version in here}:
-            raise ValueError(f"a checkpoint is damaged here: its SHA-256 is not in {name}{PROOF}")
+            raise ValueError(f"a checkpoint is damaged here: its SHA-256 is not in {name}{SIDECAR}")
         # Until the checkpoint is there, the sidecar must prove the one that it replaces.
         there = self._digest(name)
         old = [version for version in self._read_sidecar(name) if version.sha256 == there]
         text = sidecar.format_versions([*here[: sidecar.NUM_VERSIONS - 1], *old]).encode()
         digest = hashlib.sha256(text).hexdigest()
-        if digest != self._digest(name + PROOF):
-            self._put(name + PROOF, io.BytesIO(text), digest)
+        if digest != self._digest(name + SIDECAR):
+            self._put(name + SIDECAR, io.BytesIO(text), digest)
 
     def _read_sidecar(self, name: str) -> list[sidecar.Version]:
         try:
-            text = self.fs.cat_file(f"{self.root}/{name}{PROOF}")
+            text = self.fs.cat_file(f"{self.root}/{name}{SIDECAR}")
         except FileNotFoundError:
             return []
         return sidecar.parse(text.decode(errors="replace"))
@@ -164,7 +164,7 @@ def open_copy(url: str, run_dir: Path) -> RunCopy:
     except ConfigError:
         raise
     except Exception as error:
-        why = redacted(f"callbacks.artifacts.url={url}: {type(error).__name__} {error}")
+        why = redact(f"callbacks.artifacts.url={url}: {type(error).__name__} {error}")
         raise ConfigError(f"{why}. Repeat it later, or go without: url=null") from error
 
 
@@ -173,11 +173,9 @@ def check_url(url: str) -> None:
     kind, separator, place = url.rpartition("://")
     is_kind = re.fullmatch(r"[a-z][a-z0-9+.-]*(::[a-z0-9+.-]+)*", kind) is not None
     if separator and not is_kind:
-        raise ConfigError(f"url={redacted(url)}: names no kind of store; s3:// and file:// are")
+        raise ConfigError(f"url={redact(url)}: names no kind of store; s3:// and file:// are")
     if not place.strip("/ "):
-        raise ConfigError(
-            f"url={redacted(url)}: names no bucket or folder, such as s3://bucket/runs"
-        )
+        raise ConfigError(f"url={redact(url)}: names no bucket or folder, such as s3://bucket/runs")
 
 
 class Artifacts(L.Callback):
@@ -216,7 +214,7 @@ class Artifacts(L.Callback):
                 try:
                     log_to_wandb(logger, self.run_dir)
                 except Exception as error:
-                    log.warning("W&B did not take the checkpoint: %s", redacted(str(error)))
+                    log.warning("W&B did not take the checkpoint: %s", redact(str(error)))
 
     def flush(self) -> None:
         """Copy what is left, for ``flush_timeout_s`` at most; then say what could not be."""
@@ -227,11 +225,11 @@ class Artifacts(L.Callback):
         if left := self.copy.left():
             words = ["python", "scripts/upload.py", str(self.run_dir), "--url", str(self.url)]
             why = "; ".join(self._problems.values()) or "the store does not answer"
-            command = redacted(shlex.join(words))
+            command = redact(shlex.join(words))
             text = "Not uploaded: %s (%s). To upload them later: %s"
-            log.warning(text, ", ".join(left), redacted(why), command)
+            log.warning(text, ", ".join(left), redact(why), command)
         else:
-            print(f"Uploaded: {redacted(self.copy.url)}", flush=True)
+            print(f"Uploaded: {redact(self.copy.url)}", flush=True)
 
     def _work(self) -> None:
         assert self.copy is not None
@@ -252,7 +250,7 @@ class Artifacts(L.Callback):
         try:
             self.copy.upload(name)
         except Exception as error:
-            why = redacted(f"{name}: {type(error).__name__} {error}")
+            why = redact(f"{name}: {type(error).__name__} {error}")
             if type(error).__name__ not in self._problems:
                 log.warning("Cannot upload %s; it is tried again while training goes on", why)
             self._problems[type(error).__name__] = why
@@ -287,7 +285,7 @@ def fetch(url: str, run_dir: Path) -> bool:
         for partial, target in _download_all(copy).items():
             partial.replace(target)
     except Exception as error:
-        why = redacted(f"callbacks.artifacts.url={url} cannot be read: {error}")
+        why = redact(f"callbacks.artifacts.url={url} cannot be read: {error}")
         raise ConfigError(f"{why}. Repeat it later, or go without: url=null") from error
     return True
 
@@ -304,7 +302,7 @@ def fetch_newer(url: str, run_dir: Path) -> None:
             return
         partials = _download_all(copy)
         # The sidecar may name a checkpoint whose upload was cut off.
-        versions = sidecar.parse((run_dir / f"checkpoints/.last.ckpt{PROOF}.partial").read_text())
+        versions = sidecar.parse((run_dir / f"checkpoints/.last.ckpt{SIDECAR}.partial").read_text())
         sha256 = sha256_of(run_dir / "checkpoints/.last.ckpt.partial")
         is_newer = _newest_step([v for v in versions if v.sha256 == sha256]) > here
         for partial, target in partials.items():
@@ -313,9 +311,9 @@ def fetch_newer(url: str, run_dir: Path) -> None:
             else:
                 partial.unlink()
         if is_newer:
-            print(f"The copy in {redacted(copy.url)} has a newer checkpoint, and was fetched")
+            print(f"The copy in {redact(copy.url)} has a newer checkpoint, and was fetched")
     except Exception as error:
-        why = redacted(f"callbacks.artifacts.url={url} cannot be read: {error}")
+        why = redact(f"callbacks.artifacts.url={url} cannot be read: {error}")
         log.warning("%s; the run continues from the checkpoints that are here", why)
 
 
@@ -333,9 +331,8 @@ def _newest_step(versions: list[sidecar.Version]) -> int:
 
 def _download_all(copy: RunCopy) -> dict[Path, Path]:
     """Fetch what a run continues from under hidden names: from each of them to its final name."""
-    proven = [file + end for file in (BEST, LAST) for end in (PROOF, "")]
     partials = {}
-    for name in (*RECORDS, *proven):
+    for name in (*RECORDS, BEST + SIDECAR, BEST, LAST + SIDECAR, LAST):
         if partial := _download(copy, name):
             partials[partial] = copy.run_dir / name
     return partials

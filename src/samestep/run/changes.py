@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from samestep.config.schema import leaves
 from samestep.errors import ConfigError
-from samestep.ranks.secrets import redacted
+from samestep.ranks.secrets import redact_values
 from samestep.run.identity import digest_of, read_identity
 
 MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
@@ -33,7 +33,7 @@ def pattern_of_changes(cfg: DictConfig) -> re.Pattern[str]:
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
     """``cfg`` as it is saved: plain containers, every reference resolved, without secrets."""
-    plain: dict[str, Any] = redacted(OmegaConf.to_container(cfg, resolve=True))
+    plain: dict[str, Any] = redact_values(OmegaConf.to_container(cfg, resolve=True))
     return plain
 
 

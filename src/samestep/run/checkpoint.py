@@ -41,7 +41,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its target, forces it to the disk, and renames it.
 
     A process that is killed at any moment leaves a valid checkpoint. ``load_checkpoint`` refuses
-    files without a proof beside them, files of another run or another role, and pickled code.
+    files without a sidecar, files of another run or another role, and pickled code.
     """
 
     def __init__(self) -> None:

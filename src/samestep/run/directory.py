@@ -39,16 +39,16 @@ from samestep.run.summary import find_best, summarize
 
 log = logging.getLogger(__name__)
 
-CLAIM_TIMEOUT_S = 10
+LOCK_TIMEOUT_S = 10
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 FINISHED = "logs/finished.json"  # what metrics.json was written for
 SHARES = "logs/shares.json"  # how fast the ranks were, with cluster.shares=auto
-CLAIM = state.CLAIM
+LOCK = state.LOCK
 
-PROOF = "last.ckpt.sha256"  # it changes with each checkpoint
+SIDECAR = "checkpoints/last.ckpt.sha256"  # it changes with each checkpoint
 RECORDS = (
     "config.yaml", "metrics.csv", "logs/environment.json", "logs/git.diff", SHARES, FINISHED,
-    state.STATE, f"checkpoints/{PROOF}",
+    state.STATE, SIDECAR,
 )  # fmt: skip
 LAST_CHECKPOINT = "samestep.callbacks.last_checkpoint.LastCheckpoint"
 NO_CHECKPOINT = (
@@ -70,15 +70,8 @@ class Before(NamedTuple):
     missing: list[Path]  # the run directory, and the folders above it, if they were not there
     files: dict[Path, bytes | None]  # the records; None: there was no such file
 
-    def has_saved(self) -> bool:
-        """Whether a checkpoint has been saved since."""
-        return any(
-            path.name == PROOF and read_bytes(path) != content
-            for path, content in self.files.items()
-        )
 
-
-_claimed: set[Path] = set()
+_locked: set[Path] = set()
 _before: dict[Path, Before] = {}  # by run directory, as begin found it
 
 
@@ -92,13 +85,13 @@ def begin(cfg: DictConfig, argv: list[str]) -> Start:
         CheckpointError: if it holds checkpoints, and none of them can be used.
     """
     run_dir = Path(cfg.run_dir)
-    find_changes(cfg)  # a run that is refused, or finished, is not even claimed
+    find_changes(cfg)  # a run that is refused, or finished, is not even locked
     if is_finished(cfg):
         return _say_finished(run_dir)
     try:
-        _claim_new_or_old(run_dir)
+        _lock_directory(run_dir)
         _fetch_copy(cfg, run_dir)
-        # Another process may have begun or finished the run before this one could claim it.
+        # Another process may have begun or finished the run before this one could lock it.
         changed = find_changes(cfg)
         if is_finished(cfg):
             return _say_finished(run_dir)
@@ -141,14 +134,17 @@ def abandon(cfg: DictConfig) -> None:
     """
     run_dir = Path(cfg.run_dir)
     before = _before.pop(run_dir.absolute(), None)
-    if before is None or before.has_saved():
+    if before is None:
+        return
+    has_saved = read_bytes(run_dir / SIDECAR) != before.files[run_dir / SIDECAR]
+    if has_saved:
         return
     if not before.missing:
         for path, content in before.files.items():
             put_back(path, content)
         return
     shutil.rmtree(run_dir, ignore_errors=True)
-    _claimed.discard(run_dir.absolute())
+    _locked.discard(run_dir.absolute())
     for folder in before.missing[1:]:
         try:
             folder.rmdir()
@@ -169,7 +165,7 @@ def is_finished(cfg: DictConfig) -> bool:
     return not any(_is_further(old_limits.get(k), new) for k, new in _limits(cfg).items())
 
 
-def claim(run_dir: Path) -> None:
+def lock(run_dir: Path) -> None:
     """Own the run directory until this process ends, however it ends.
 
     Waits a moment for an owner that is about to end: an evicted pod, a rank that was restarted.
@@ -177,12 +173,12 @@ def claim(run_dir: Path) -> None:
     Raises:
         ConfigError: naming the owner, if another process trains in this directory.
     """
-    if run_dir.absolute() in _claimed:
+    if run_dir.absolute() in _locked:
         return
     run_dir.mkdir(parents=True, exist_ok=True)
     # Nobody closes this file: the lock ends with the process.
-    file = os.open(run_dir / CLAIM, os.O_RDWR | os.O_CREAT)
-    for _ in range(CLAIM_TIMEOUT_S):
+    file = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT)
+    for _ in range(LOCK_TIMEOUT_S):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -191,7 +187,7 @@ def claim(run_dir: Path) -> None:
         now = datetime.now().astimezone().isoformat(timespec="seconds")
         os.ftruncate(file, 0)
         os.write(file, f"process {os.getpid()} on {platform.node()} since {now}".encode())
-        _claimed.add(run_dir.absolute())
+        _locked.add(run_dir.absolute())
         return
     owner = os.read(file, 200).decode()
     os.close(file)
@@ -250,12 +246,12 @@ def finish(cfg: DictConfig, metrics: dict[str, float], *, seconds: float) -> dic
     return metrics
 
 
-def _claim_new_or_old(run_dir: Path) -> None:
+def _lock_directory(run_dir: Path) -> None:
     """Own the directory, and remember what was there before."""
     missing = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
-    claim(run_dir)
+    lock(run_dir)
     # Another process may have begun the same run meanwhile, and left it again: then it is not new.
-    is_new = missing and [path.name for path in run_dir.iterdir()] == [CLAIM]
+    is_new = missing and [path.name for path in run_dir.iterdir()] == [LOCK]
     files = {run_dir / name: read_bytes(run_dir / name) for name in RECORDS}
     _before[run_dir.absolute()] = Before(missing if is_new else [], files)
 

@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 class Identity(NamedTuple):
     """What a run is recognized by."""
 
-    run_id: str | None = None
-    """None: not known, such as that of an old run."""
-    configs: tuple[str, ...] = ()
-    """Digests of the configurations it was started with, the newest last."""
+    run_id: str | None = None  # None: not known
+    configs: tuple[str, ...] = ()  # digests of the configurations of its starts, the newest last
 
     def problem_with(self, content: Mapping[str, Any]) -> str | None:
         """Why a checkpoint with this ``["samestep"]`` is another run's; None if it is ours."""

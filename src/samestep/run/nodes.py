@@ -110,7 +110,7 @@ def fetch_newest(cfg: DictConfig) -> None:
     newest = found[source]
     if newest is None or steps[source] == steps[0]:
         return
-    on_rank_zero(directory.claim, Path(cfg.run_dir))
+    on_rank_zero(directory.lock, Path(cfg.run_dir))
     if environment.rank() == 0:
         print(
             f"The newest checkpoint, of step {steps[source]}, is on the node of rank {source}: "
@@ -190,7 +190,7 @@ def is_lacking(run_dir: Path, file: File, group: Group | None) -> bool:
 
 
 def has(path: Path, file: File) -> bool:
-    """Whether the file at ``path`` has the content of ``file``, and a checkpoint its proof."""
+    """Whether the file at ``path`` has the content of ``file``, and a checkpoint its sidecar."""
     try:
         same = sha256_of(path) == file.version.sha256
     except OSError:
@@ -263,7 +263,7 @@ def write(path: Path, version: Version, blocks: Iterator[memoryview]) -> None:
     """Write a file that is received, if it is what was announced; otherwise nothing."""
     sha256 = hashlib.sha256()
 
-    def prove() -> None:
+    def verify_and_describe() -> None:
         if sha256.hexdigest() != version.sha256:
             raise CheckpointError(
                 f"{path}: it did not arrive whole from its node, and was not kept; the same "
@@ -274,7 +274,7 @@ def write(path: Path, version: Version, blocks: Iterator[memoryview]) -> None:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open_atomic(path, before_rename=prove) as file:
+        with open_atomic(path, before_rename=verify_and_describe) as file:
             for block in blocks:
                 sha256.update(block)
                 file.write(block)

@@ -16,7 +16,7 @@ from typing import Any
 
 from samestep.config.secret_names import hide_assigned, hide_quoted
 from samestep.ranks import environment, secrets
-from samestep.ranks.secrets import redacted
+from samestep.ranks.secrets import redact_values
 from samestep.run.files import write_text
 
 EXPECTED = (  # warnings that ask nothing of the user of this project
@@ -49,7 +49,7 @@ def record_attempt(
     git = {"commit": commit, "dirty": bool(diff)}
     attempt = {"command": command, **(identity or {}), "git": git, "seed": seed, **surroundings()}
     write_text(logs / "git.diff", diff)
-    write_text(path, json.dumps([*attempts, redacted(attempt)], indent=2) + "\n")
+    write_text(path, json.dumps([*attempts, redact_values(attempt)], indent=2) + "\n")
 
 
 def code_state(code: Path) -> tuple[str | None, str]:
@@ -69,7 +69,7 @@ def code_state(code: Path) -> tuple[str | None, str]:
     status = git("status", "--porcelain")
     diff = f"{status}\n{git('diff', '--no-ext-diff', 'HEAD')}" if status else ""
     commit = git("rev-parse", "HEAD").strip() or environment.variable("PROJECT_REVISION")
-    return commit, str(redacted(hide_in_diff(diff)))
+    return commit, secrets.redact(hide_in_diff(diff))
 
 
 def hide_in_diff(diff: str) -> str:

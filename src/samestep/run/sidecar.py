@@ -1,4 +1,4 @@
-"""The proof that a checkpoint is whole: the file ``<name>.ckpt.sha256`` beside it.
+"""What proves that a checkpoint is whole: its sidecar, the file ``<name>.ckpt.sha256`` beside it.
 
 Its first line is for ``sha256sum -c last.ckpt.sha256``. Each other line describes one version of
 the file as JSON, the newest first:
@@ -26,12 +26,10 @@ class Version(NamedTuple):
     """One version of a checkpoint file."""
 
     sha256: str
-    file: str
-    """Name under which it was saved: its role in the run."""
+    file: str  # name under which it was saved: its role in the run
     run_id: str | None = None
     global_step: int = 0
-    score: float | None = None
-    """The monitored value; of a best checkpoint only."""
+    score: float | None = None  # the monitored value; of a best checkpoint only
 
 
 def path_of(checkpoint: Path) -> Path:

@@ -18,7 +18,7 @@ from samestep.run.files import write_text
 log = logging.getLogger(__name__)
 
 STATE = "logs/state.json"
-CLAIM = ".claim"  # locked by the process that trains
+LOCK = ".claim"  # locked by the process that trains
 RUNNING, STOPPED, FAILED, FINISHED = "running", "stopped", "failed", "finished"
 KILLED = "killed, or its machine was lost: it ended without a message"
 MAX_WHY = 500  # characters of an error message
@@ -27,20 +27,13 @@ MAX_WHY = 500  # characters of an error message
 class Status(NamedTuple):
     """What is known of a run without reading its large files."""
 
-    state: str
-    """running, stopped, failed or finished."""
-    why: str = ""
-    """Why it stopped or failed."""
-    monitor: str = ""
-    """The metric that chooses the best epoch; empty where none is known."""
-    best: float | int | None = None
-    """Its best value so far."""
-    epoch: int | None = None
-    """Epochs that were trained to their end."""
-    step: int | None = None
-    """Optimizer steps."""
-    time: str = ""
-    """When the run was seen last, as ISO 8601 with the time zone."""
+    state: str  # running, stopped, failed or finished
+    why: str = ""  # it stopped or failed
+    monitor: str = ""  # the metric that chooses the best epoch; empty where none is known
+    best: float | int | None = None  # its best value so far
+    epoch: int | None = None  # epochs that were trained to their end
+    step: int | None = None  # optimizer steps
+    time: str = ""  # when the run was seen last, as ISO 8601 with the time zone
 
 
 def record(run_dir: Path, state: str, why: str = "", **facts: Any) -> None:
@@ -90,7 +83,7 @@ def read_ends(run_dir: Path) -> list[dict[str, Any]]:
 def is_locked(run_dir: Path) -> bool:
     """Whether a process trains in the run directory: it holds the lock until it ends."""
     try:
-        with (run_dir / CLAIM).open("rb") as file:
+        with (run_dir / LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -23,7 +23,7 @@ from rich.table import Table
 from samestep.config.compose import CONFIGS, check
 from samestep.config.schema import LAID_OVER, choices_of
 from samestep.errors import ConfigError
-from samestep.ranks.secrets import redacted
+from samestep.ranks.secrets import redact
 from samestep.run.files import write_text
 from samestep.run.records import read_attempts
 from samestep.sweep.search import REASON, SECONDS
@@ -53,7 +53,7 @@ def leave(settings: Settings, record: Record) -> int:
     trials = sort_trials(record.trials(*FINISHED), settings.direction)
     print_table(settings, trials)
     page = settings.folder / "search.html"
-    write_text(page, str(redacted(write_page(settings, record, trials))))
+    write_text(page, redact(write_page(settings, record, trials)))
     completed = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     if not completed:
         print("No trial was completed. The output of each is in")
@@ -202,7 +202,7 @@ def next_commands(settings: Settings, best: FrozenTrial) -> list[str]:
     words = [*settings.overrides, *overrides_of(settings, best)]
     path = settings.folder / "best.yaml"
     name = f"{settings.name.replace('-', '_')}_best"
-    write_text(path, str(redacted(write_experiment(settings, best, name))))
+    write_text(path, redact(write_experiment(settings, best, name)))
     if is_same_run(path, name, words):
         return [
             f"cp {shlex.quote(str(path))} configs/experiment/{name}.yaml",

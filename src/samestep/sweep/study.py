@@ -23,7 +23,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from samestep.errors import ConfigError, RunError
-from samestep.ranks.secrets import redacted
+from samestep.ranks.secrets import redact
 from samestep.run.files import write_text
 from samestep.sweep.settings import Settings
 
@@ -130,7 +130,7 @@ def open_storage(settings: Settings) -> BaseStorage:
         return get_storage(url)
     except Exception as error:  # whatever the library of a database raises
         text = " ".join(str(error).split())[:300]
-        raise ConfigError(redacted(f"storage={url}: {type(error).__name__} {text}")) from None
+        raise ConfigError(redact(f"storage={url}: {type(error).__name__} {text}")) from None
 
 
 def mend_journal(path: Path) -> None:

@@ -64,6 +64,7 @@ def test_arguments_are_hidden_by_their_name():
 
 
 def test_containers_are_hidden_by_key_and_by_value():
-    assert secrets.redacted({"aws_secret": ["x"], "url": "ftp://a:b@c", "n": 1, "x": None}) == {
+    values = {"aws_secret": ["x"], "url": "ftp://a:b@c", "n": 1, "x": None}
+    assert secrets.redact_values(values) == {
         "aws_secret": ["***"], "url": "ftp://***@c", "n": 1, "x": None,
     }  # fmt: skip

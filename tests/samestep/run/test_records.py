@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.ranks.secrets import redacted
+from samestep.ranks.secrets import redact_values
 from samestep.run.files import write_text
 from samestep.run.records import code_state, log_to_files, record_attempt
 from tests.conftest import run
@@ -31,7 +31,7 @@ def git(code: Path, *arguments: str) -> str:
 
 def test_secrets_are_found_by_name_and_by_value(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FAKE_TOKEN", "sesame-open-123")
-    assert redacted(
+    assert redact_values(
         {
             "api_key": "x", "hf_token": "x", "db": {"PASSWORD": "x"}, "aws_secret": ["x"],
             "plain": ["a sesame-open-123 b"], "mirror": "http://me:pw@host/path",
