@@ -136,14 +136,14 @@ class Schema:
     def _find_missing_keys(
         self, written: Mapping[str, Leaf], open_nodes: OpenNodes
     ) -> Iterator[Fault]:
-        there = {*written, *(parent for key in written for parent in parents_of(key))}
+        present = {*written, *(parent for key in written for parent in parents_of(key))}
         missing: dict[str, None] = {}  # in order, each once
         open_keys = open_nodes.keys
         for key in self.defaults:
-            ways = [*parents_of(key), key]
-            if key in there or any(way in written for way in ways):
+            path = [*parents_of(key), key]
+            if key in present or any(node in written for node in path):
                 continue  # a value in the place of a whole node is a wrong value
-            highest = next(way for way in ways if way not in there)
+            highest = next(node for node in path if node not in present)
             is_optional = highest in COLLECTIONS or parent_of(highest) in COLLECTIONS
             if not is_optional and not is_below(key, open_keys):
                 missing[highest] = None
@@ -194,7 +194,7 @@ class Schema:
         if near := nearest(key, [*keys, *self.groups]):
             return f"did you mean {near}={shown}?"
         # The nearest node that exists: its names are what could be typed.
-        node = next((way for way in reversed(parents_of(key)) if way in self.nodes), "")
+        node = next((parent for parent in reversed(parents_of(key)) if parent in self.nodes), "")
         start = f"{node}." if node else ""
         names = [known.removeprefix(start) for known in self.defaults if known.startswith(start)]
         tops = dict.fromkeys(name.partition(".")[0] for name in names if name[0] != "_")
@@ -275,7 +275,7 @@ def parent_of(key: str) -> str:
 
 def is_below(key: str, nodes: Container[str]) -> bool:
     """Whether ``key`` is that of one of the nodes, or stands below one."""
-    return any(way in nodes for way in (*parents_of(key), key))
+    return any(node in nodes for node in (*parents_of(key), key))
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

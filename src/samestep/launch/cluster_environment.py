@@ -113,7 +113,7 @@ def name_controller(variables: Mapping[str, str]) -> str:
 
 
 def plan(options: list[str], cfg: DictConfig) -> tuple[str, "LaunchConfig"]:
-    """Decide as which of how many nodes this one takes part.
+    """Decide how many nodes take part, and which of them this one is.
 
     The variables that named this node are removed, so that its ranks do not inherit them;
     ``RUN_ID`` is set.
@@ -205,7 +205,7 @@ def resolve_processes(arguments: Namespace, cfg: DictConfig) -> None:
 
 
 def resolve_rendezvous(arguments: Namespace) -> str:
-    """Decide where the nodes meet, and which of them this one is, as words for the log."""
+    """Set where the nodes meet, and this node's number; return both in words for the log."""
     low, high = node_range(arguments)
     if arguments.rdzv_backend != "static" and not arguments.standalone:
         arguments.node_rank = 0  # nodes that come and go get their numbers when they meet

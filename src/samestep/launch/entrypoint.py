@@ -66,7 +66,7 @@ def find_meeting_place(config: "LaunchConfig") -> str:
     whether it is this node that must open the store.
 
     Returns:
-        The way there, as words for the log; nothing for a single node.
+        Name, address and interface in words for the log; nothing for a single node.
 
     Raises:
         NetworkError: after the seconds that a node waits for the others.

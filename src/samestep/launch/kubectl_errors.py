@@ -120,8 +120,8 @@ def explain_waiting(pod: Document, warnings: Sequence[str] = ()) -> str:
         return ""
     # This one only says that a volume is late, and comes beside the one that says why.
     causes = [text for text in warnings if not text.startswith("Unable to attach or mount")]
-    if causes or warnings:
-        return explain_reason([*warnings, *causes][-1])
+    if found := causes or warnings:
+        return explain_reason(found[-1])
     return "is being placed, or pulls its image"
 
 

@@ -52,7 +52,7 @@ def check(cfg: DictConfig, documents: Sequence[Document]) -> int:
 def refuse_missing_claim(cfg: DictConfig, documents: Sequence[Document]) -> None:
     """Raise a RunError if the pods would wait for a volume claim that nobody has created."""
     name = cfg.cluster.volume
-    created = [d["metadata"]["name"] for d in documents if d["kind"] == "PersistentVolumeClaim"]
+    created = [d["metadata"]["name"] for d in documents if d["kind"] == volume.CLAIM]
     if name is None or name in created:
         return
     try:
@@ -115,11 +115,7 @@ def make_owner(cfg: DictConfig, documents: Sequence[Document]) -> None:
 
 
 def fill_volume(cfg: DictConfig, documents: Sequence[Document]) -> int:
-    """Run the Job that puts data into the volume, and print its log until it ends.
-
-    Returns:
-        0 if the data are ready, 1 if not.
-    """
+    """Run the Job that puts data into the volume; return 0 when the data are ready, or 1."""
     run = kubectl.get(cfg, build_address(find_run(documents)))
     if find_outcome(run) is not None:
         # Somebody may have removed the files in the meantime, so the Job looks again.
@@ -166,11 +162,7 @@ def read_submitted_spec(run: Document) -> Any:
 
 
 def remove_all(cfg: DictConfig, documents: Sequence[Document]) -> bool:
-    """Remove all objects of the run, and wait until its pods have ended.
-
-    Returns:
-        Whether there was something to remove.
-    """
+    """Remove all objects of the run, and wait for its pods; return whether there were any."""
     existed = remove_run(cfg, find_run(documents))
     # The pods need their Service and their volume while they save, so these come afterwards.
     rest = [document for document in documents if document["kind"] not in (*RUNS, *KEPT_KINDS)]
@@ -184,11 +176,7 @@ def remove_all(cfg: DictConfig, documents: Sequence[Document]) -> bool:
 
 
 def remove_run(cfg: DictConfig, document: Document) -> bool:
-    """Delete the object of the run, and wait until its pods have ended.
-
-    Returns:
-        Whether there was such an object.
-    """
+    """Delete the object of the run, and wait for its pods; return whether there was one."""
     address = build_address(document)
     if kubectl.get(cfg, address) is None:
         return False

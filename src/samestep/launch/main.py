@@ -52,11 +52,7 @@ def parse_action(argv: Sequence[str]) -> str:
 
 
 def launch(action: str, typed: Sequence[str]) -> int:
-    """Do ``action`` with the run that the overrides in ``typed`` describe.
-
-    Returns:
-        The exit code.
-    """
+    """Do ``action`` with the run that ``typed`` describes; return the exit code."""
     if action in ACTIONS_ON_EXISTING_RUN:
         overrides = submitted.recall(submitted.name_of(typed, action), typed)
     else:
@@ -123,11 +119,7 @@ def check_run(
 def call_cluster(
     action: str, cfg: DictConfig, overrides: Sequence[str], documents: Sequence[Document]
 ) -> int:
-    """Do ``action`` by the cluster's own command, by Slurm's commands or by kubectl.
-
-    Returns:
-        The exit code.
-    """
+    """Do ``action`` by the cluster's command, Slurm's or kubectl; return the exit code."""
     if "commands" in cfg.cluster:
         return run_command(cfg, overrides, action, documents)
     from samestep.launch import kubernetes, slurm
@@ -146,11 +138,7 @@ def print_next_commands(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def fill_volume(typed: Sequence[str]) -> int:
-    """Download and verify the data set in the cluster, into the volume of the runs.
-
-    Returns:
-        The exit code.
-    """
+    """Download the data set into the volume of the runs, in the cluster; return the exit code."""
     from samestep.launch import check, kubernetes, volume
 
     overrides = local_settings.to_overrides(typed)
@@ -164,11 +152,7 @@ def fill_volume(typed: Sequence[str]) -> int:
 def run_command(
     cfg: DictConfig, overrides: Sequence[str], action: str, documents: Sequence[Document]
 ) -> int:
-    """Run the cluster's own command for ``action``; it reads the documents.
-
-    Returns:
-        The exit code of the command.
-    """
+    """Run the cluster's own command, which reads the documents; return its exit code."""
     if action == "check":
         print(f"{cfg.run_id}: no mistakes found")
         return 0

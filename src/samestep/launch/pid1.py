@@ -75,11 +75,11 @@ def reap() -> dict[int, int]:
 def stop_orphans() -> None:
     """Tell ranks whose agent has ended to save, and wait for them."""
     deadline = time.monotonic() + ORPHANS_S
-    told: set[int] = set()
+    stopped: set[int] = set()
     while orphans := children():
-        for orphan in orphans - told:
+        for orphan in orphans - stopped:
             os.kill(orphan, signal.SIGTERM)
-        told |= orphans
+        stopped |= orphans
         if time.monotonic() > deadline:
             break
         signal.sigtimedwait({signal.SIGCHLD}, 1)
@@ -104,11 +104,7 @@ def report_child(exit_code: int) -> int:
 
 
 def report(exit_code: int, cause: str = "") -> int:
-    """Print why the node ends, and write it to Kubernetes' termination message; no secrets.
-
-    Returns:
-        The exit code.
-    """
+    """Print why the node ends, also as Kubernetes' termination message; return the exit code."""
     if not cause:
         return exit_code
     cause = secrets.redact(cause)

@@ -63,17 +63,17 @@ def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
     """
     stdout = os.fstat(sys.stdout.fileno())
     printed: dict[str, int] = {}  # bytes of each file
-    told: set[str] = set()
+    described: set[str] = set()
     while True:
-        jobs = find_jobs(cfg, retries=RETRIES if told or printed else 0)
+        jobs = find_jobs(cfg, retries=RETRIES if described or printed else 0)
         if not jobs:
             raise build_missing_error(cfg)
         for job in jobs:
             print_new_lines(cfg, job, printed)
             line = describe(cfg, job, with_times=False)
-            if line not in told:
+            if line not in described:
                 print(line, file=sys.stderr, flush=True)
-                told.add(line)
+                described.add(line)
         if all(job["JobState"] in ENDED for job in jobs):
             return 0 if all(job["JobState"] == "COMPLETED" for job in jobs) else 1
         if has_lost_reader(stdout):
@@ -115,10 +115,7 @@ ACTIONS = {"check": check, "submit": submit, "logs": logs, "status": status, "ca
 
 
 def call(*command: str, script: str = "") -> str:
-    """Run a command of Slurm.
-
-    Returns:
-        What it printed.
+    """Run a command of Slurm, and return what it prints.
 
     Raises:
         RunError: with the cause, if it failed.

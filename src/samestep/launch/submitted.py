@@ -1,4 +1,4 @@
-"""What ``action=submit`` was told: logs, status and cancel find a run by its name alone.
+"""The overrides of each run that was submitted: ``action=logs`` needs only the name of the run.
 
 This machine remembers it in ``runs/<run_id>/launch.yaml``. Kubernetes remembers it too, as an
 annotation of the run's NetworkPolicy (k8s/network.yaml), which serves other people and machines.
@@ -40,11 +40,7 @@ def name_of(typed: Sequence[str], action: str) -> str:
 
 
 def remember(run_id: str, overrides: Sequence[str]) -> bool:
-    """Write the overrides of a run that was submitted.
-
-    Returns:
-        Whether this machine could write them.
-    """
+    """Write the overrides of a run that was submitted; return whether that was possible."""
     path = path_of(run_id)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,25 +57,26 @@ def recall(run_id: str, typed: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: if the run is unknown and ``typed`` names no cluster, or another cluster.
     """
-    cluster = cluster_of(typed)
-    source, told = str(path_of(run_id)), read_file(run_id)
-    if told is None:
-        source, told, reason = f"the annotation {ANNOTATION}", *ask_cluster(run_id, typed)
-    if told is None:
-        words = local_settings.to_overrides(typed)
-        if cluster_of(words) in (None, "local"):
+    source, reason = str(path_of(run_id)), ""
+    submitted = read_file(run_id)
+    if submitted is None:
+        source = f"the annotation {ANNOTATION}"
+        submitted, reason = ask_cluster(run_id, typed)
+    if submitted is None:
+        overrides = local_settings.to_overrides(typed)
+        if cluster_of(overrides) in (None, "local"):
             raise ConfigError(
                 f"RUN_ID={run_id}: {path_of(run_id)} does not exist, and {reason}; if it was "
                 "submitted, name its cluster: cluster=NAME"
             )
-        return words
-    before = cluster_of(told)
+        return overrides
+    cluster, before = cluster_of(typed), cluster_of(submitted)
     if cluster not in (None, before):
         raise ConfigError(
             f"cluster={cluster}: {run_id} was submitted with cluster={before} ({source}); "
             "leave out cluster=, or choose another RUN_ID"
         )
-    return [*told, *typed]
+    return [*submitted, *typed]
 
 
 def path_of(run_id: str) -> Path:
@@ -112,11 +109,7 @@ def read_file(run_id: str) -> list[str] | None:
 
 
 def ask_cluster(run_id: str, typed: Sequence[str]) -> tuple[list[str] | None, str]:
-    """Read what Kubernetes remembers of a run.
-
-    Returns:
-        The overrides, or None and the reason.
-    """
+    """Read the overrides that Kubernetes remembers; otherwise return None and the reason."""
     cfg = compose([*([] if cluster_of(typed) else ["cluster=k8s"]), *typed])
     if "namespace" not in cfg.cluster:
         return None, "this cluster is not Kubernetes"
@@ -128,9 +121,9 @@ def ask_cluster(run_id: str, typed: Sequence[str]) -> tuple[list[str] | None, st
         return None, str(error)
     annotations = (policy or {}).get("metadata", {}).get("annotations", {})
     # In manifests a $ is written twice, because Kubernetes replaces variables in arguments.
-    told = json.loads(annotations.get(ANNOTATION, "null").replace("$$", "$"))
-    if is_overrides(told):
-        return told, ""
+    submitted = json.loads(annotations.get(ANNOTATION, "null").replace("$$", "$"))
+    if is_overrides(submitted):
+        return submitted, ""
     where = f"namespace {cfg.cluster.namespace}" if cfg.cluster.namespace else "kubectl's namespace"
     return None, f"{where} has no run of this name"
 

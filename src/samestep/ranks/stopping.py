@@ -94,12 +94,13 @@ def agreed(save: bool = False) -> tuple[int, bool]:
 
     One all-reduce of a number between CPUs: every rank must call this at the same point.
     """
-    wish = 2 * _State.signum + save
+    # One number holds both: a signal weighs more than the wish to save.
+    number = 2 * _State.signum + save
     if dist.is_initialized():
-        largest = torch.tensor(wish)
+        largest = torch.tensor(number)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
-        wish = int(largest)
-    return wish // 2, wish % 2 == 1
+        number = int(largest)
+    return number // 2, number % 2 == 1
 
 
 def check() -> None:

@@ -266,15 +266,13 @@ def flush(trainer: L.Trainer) -> None:
 
 
 def fetch(url: str, run_dir: Path) -> bool:
-    """Download a run. Only known names are fetched, so a store cannot write anywhere else.
+    """Download a run; return whether the store has it.
 
-    Each file gets its final name once all are there. ``metrics.json``, which ends a run, is left.
-
-    Returns:
-        Whether the store has the run.
+    Only known names are fetched, so a store cannot write anywhere else. Each file gets its final
+    name once all are there. ``metrics.json``, which ends a run, is left.
 
     Raises:
-        ConfigError: if it cannot be asked. To begin anew then would overwrite a run.
+        ConfigError: if the store cannot be asked. To begin anew then would overwrite a run.
     """
     copy = open_copy(url, run_dir)
     try:

@@ -16,9 +16,8 @@ def parse_quantity(value: object) -> float | None:
     text = str(value)
     if not re.fullmatch(QUANTITY, text):
         return None
-    match = re.fullmatch(r"([+-]?[\d.]+(?:[eE][+-]?\d+)?)(\D*)", text)
-    assert match, text  # every QUANTITY has this form
-    return float(match[1]) * UNITS[match[2]]
+    unit = re.sub(r".*\d\.?", "", text)  # what follows the last digit
+    return float(text.removesuffix(unit)) * UNITS[unit]
 
 
 def parse_size(value: object) -> float | None:
