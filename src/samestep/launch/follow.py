@@ -93,11 +93,7 @@ def status(cfg: DictConfig, documents: Sequence[Document]) -> int:
 class Stream(threading.Thread):
     """Prints the log of a container, each line with the name of its pod, until the log ends.
 
-    Args:
-        cfg: the configuration.
-        pod: the pod.
-        container: its status.
-        before: the stream that was cut, whose lines are not printed again.
+    It continues ``before``, a stream that was cut, and does not print its lines again.
     """
 
     def __init__(
@@ -149,10 +145,7 @@ class Stream(threading.Thread):
 def start_missing(cfg: DictConfig, pods: Sequence[Document], streams: dict[str, Stream]) -> None:
     """Start a stream for each container without one, and for each whose stream was cut.
 
-    Args:
-        cfg: the configuration.
-        pods: of the run.
-        streams: those that were started, by pod, container and number of restarts.
+    ``streams`` has those that were started, by pod, container and number of restarts.
     """
     for pod, container in list_started_containers(pods):
         restarts = container.get("restartCount", 0)

@@ -24,9 +24,6 @@ class HungRanks:
 
     The watchdog of a rank ends it when it makes no progress. A process that is stopped (SIGSTOP)
     has no watchdog that could run, so the agent ends it a moment later.
-
-    Args:
-        heartbeats: folder in which the ranks leave their heartbeats.
     """
 
     def __init__(self, heartbeats: Path) -> None:

@@ -102,10 +102,8 @@ def explain_event(message: str) -> str:
 def explain_waiting(pod: Document, warnings: Sequence[str] = ()) -> str:
     """Explain why a pod does not run; nothing if it runs or has ended.
 
-    Args:
-        pod: the pod.
-        warnings: messages of events that say why it cannot start, the oldest first. The state of a
-            pod does not say that a volume cannot be mounted.
+    ``warnings`` are messages of its events, the oldest first: the state of a pod does not say that
+    a volume cannot be mounted.
     """
     status = pod.get("status", {})
     for container in _list_statuses(status):

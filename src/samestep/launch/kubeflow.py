@@ -24,11 +24,7 @@ def is_installed() -> bool:
 
 
 def create(cfg: DictConfig, documents: Sequence[Document]) -> str:
-    """Apply what the TrainJob needs by kubectl, and create it by ``TrainerClient().train``.
-
-    Args:
-        cfg: the configuration.
-        documents: as rendered; the last one is the TrainJob.
+    """Create the TrainJob, the last document, by ``TrainerClient().train``; the others by kubectl.
 
     Returns:
         What was done, one line for each object.

@@ -19,11 +19,7 @@ def name_job(cfg: DictConfig) -> str:
 
 
 def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Document]:
-    """Fill ``k8s/data.yaml``: the pod of a run, with another program and without GPUs.
-
-    Args:
-        cfg: composed for cluster=k8s; its ``run_id`` is the name of the Job. It is not changed.
-        overrides: of scripts/prepare_data.py, as typed.
+    """Fill ``k8s/data.yaml``: the pod of a run, which executes scripts/prepare_data.py on no GPU.
 
     Raises:
         ConfigError: if the configuration has another cluster, or no volume.

@@ -111,11 +111,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def load(path: Path, required: tuple[str, ...] = TO_LOAD) -> dict[str, Any]:
-    """Read the checkpoint at ``path`` onto the CPU, once it is verified.
-
-    Args:
-        path: the file; its sidecar is beside it.
-        required: keys that it must hold.
+    """Read the checkpoint at ``path`` onto the CPU, once it is verified and has these keys.
 
     Raises:
         CheckpointError: if it is missing, damaged, of another run or role, or no checkpoint.
@@ -161,11 +157,9 @@ def find_newest(directory: Path, identity: Identity | None = None) -> Path | Non
 
 
 def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path, Version] | None:
-    """The newest valid checkpoint, with a warning about those that were skipped.
+    """The newest valid checkpoint of a run, with a warning about those that were skipped.
 
-    Args:
-        directory: where the checkpoints are.
-        identity: the run they must belong to; None: as its starts have recorded.
+    Without an identity it is the one that the starts of the run have recorded.
 
     Returns:
         Its path and what its sidecar says of it; None if there are no checkpoints at all.
@@ -198,12 +192,7 @@ def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path,
 
 
 def link_checkpoint(source: Path, target: Path, version: Version) -> None:
-    """Make ``target``, such as the best checkpoint, the same file as ``source``.
-
-    Args:
-        source: an existing checkpoint.
-        target: the second name of that file.
-        version: describes the file in the sidecar of ``target``.
+    """Give the checkpoint ``source`` a second name, such as best.ckpt, with a sidecar of its own.
 
     Raises:
         CheckpointError: if the disk is full or refuses.

@@ -20,12 +20,9 @@ def open_atomic(
 ) -> Iterator[IO[bytes]]:
     """Write a new version of ``path``; a crash at any moment leaves the old version or the new.
 
-    The bytes go to a hidden file beside ``path``. They are forced to the disk, and then the file
-    is renamed. After an exception the old version is untouched and the hidden file is removed.
-
-    Args:
-        path: the file to replace.
-        before_rename: called when the bytes are on the disk and the old version is still there.
+    The bytes go to a hidden file beside ``path``. They are forced to the disk, ``before_rename``
+    is called, and then the file is renamed. After an exception the old version is untouched and
+    the hidden file is removed.
     """
     partial = partial_of(path)
     try:

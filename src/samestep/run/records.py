@@ -36,11 +36,7 @@ def record_attempt(
 ) -> None:
     """Add this start to ``environment.json``; ``git.diff`` is its uncommitted code. No secrets.
 
-    Args:
-        logs: where both files are.
-        argv: the command line.
-        seed: of the run.
-        identity: what the checkpoints of this start are recognized by: run_id and config.
+    ``identity`` has the ``run_id`` and ``config`` that the checkpoints of this start carry.
     """
     path = logs / "environment.json"
     attempts = read_attempts(logs)

@@ -37,16 +37,11 @@ class Status(NamedTuple):
 
 
 def record(run_dir: Path, state: str, why: str = "", **facts: Any) -> None:
-    """Write the state of a run, on rank zero. Facts that are not given stay as they were.
+    """Write the state of a run, on rank zero, and facts: other fields of ``Status``.
 
-    The ends of all starts are kept too, for the timeline. A state that cannot be written is only
-    logged: the files of the run itself say it when a disk is full.
-
-    Args:
-        run_dir: directory of the run.
-        state: running, stopped, failed or finished.
-        why: the reason for a stop or a failure.
-        facts: fields of ``Status``.
+    Facts that are not given stay as they were. The ends of all starts are kept too, for the
+    timeline. A state that cannot be written is only logged: the files of the run itself say it when
+    a disk is full.
     """
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     old = _read_file(run_dir)

@@ -18,12 +18,7 @@ CONTAINERS = ("containers", "initContainers", "ephemeralContainers")
 
 
 def check_pod_security(pod: Document, path: str) -> Iterator[str]:
-    """Yield every field of ``pod`` that breaks the standard.
-
-    Args:
-        pod: a pod or a pod template, with ``spec`` and perhaps ``metadata``.
-        path: where it stands, such as ``spec.template``; empty for a pod.
-    """
+    """Yield every field of the pod, or the pod template at ``path``, that breaks the standard."""
     for error in load_validator().iter_errors(state_effective_values(pod)):
         place = join_path(path, error.absolute_path)
         value = "" if error.instance is None else f"={show(error.instance)}"

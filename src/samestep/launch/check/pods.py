@@ -27,12 +27,7 @@ LOCAL_EXTRAS = ("cpu", "memory", "ephemeral-storage")  # a request may be below 
 
 
 def check_pod(pod: Document, path: str) -> Iterator[str]:
-    """Yield the mistakes in a pod.
-
-    Args:
-        pod: with ``spec``, and perhaps ``metadata``.
-        path: where it stands, such as ``spec.template``; empty for a pod.
-    """
+    """Yield the mistakes in a pod, or in the pod template at ``path``."""
     spec = pod["spec"]
     place = f"{path}.spec".lstrip(".")
     for check in (
