@@ -22,7 +22,7 @@ PREFIX = "error: "  # begins the message of an error that the user can mend
 
 
 class OtherRankFailed(Exception):
-    """Another rank has failed first, and has printed why; this rank ends with the same exit code."""
+    """Another rank failed first, and has printed why; this rank ends with its exit code."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)

@@ -13,24 +13,19 @@ runs/<run_id>/
 """
 
 import errno
-import fcntl
 import json
 import logging
 import math
-import os
-import platform
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.errors import ConfigError
-from samestep.run import state
+from samestep.run import lock, state
 from samestep.run.changes import config_digest, find_changes, resolved
 from samestep.run.files import put_back, read_bytes, set_aside, sha256_of, write_text
 from samestep.run.identity import Identity, read_identity
@@ -39,11 +34,9 @@ from samestep.run.summary import find_best, summarize
 
 log = logging.getLogger(__name__)
 
-LOCK_TIMEOUT_S = 10
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 FINISHED = "logs/finished.json"  # what metrics.json was written for
 SHARES = "logs/shares.json"  # how fast the ranks were, with cluster.shares=auto
-LOCK = state.LOCK
 
 SIDECAR = "checkpoints/last.ckpt.sha256"  # it changes with each checkpoint
 RECORDS = (
@@ -71,7 +64,6 @@ class Before(NamedTuple):
     files: dict[Path, bytes | None]  # the records; None: there was no such file
 
 
-_locked: set[Path] = set()
 _before: dict[Path, Before] = {}  # by run directory, as begin found it
 
 
@@ -144,7 +136,7 @@ def abandon(cfg: DictConfig) -> None:
             put_back(path, content)
         return
     shutil.rmtree(run_dir, ignore_errors=True)
-    _locked.discard(run_dir.absolute())
+    lock.forget(run_dir)
     for folder in before.missing[1:]:
         try:
             folder.rmdir()
@@ -163,38 +155,6 @@ def is_finished(cfg: DictConfig) -> bool:
         return False
     old_limits = finished.get("limits", {})
     return not any(_is_further(old_limits.get(k), new) for k, new in _limits(cfg).items())
-
-
-def lock(run_dir: Path) -> None:
-    """Own the run directory until this process ends, however it ends.
-
-    Waits a moment for an owner that is about to end: an evicted pod, a rank that was restarted.
-
-    Raises:
-        ConfigError: naming the owner, if another process trains in this directory.
-    """
-    if run_dir.absolute() in _locked:
-        return
-    run_dir.mkdir(parents=True, exist_ok=True)
-    # Nobody closes this file: the lock ends with the process.
-    file = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT)
-    for _ in range(LOCK_TIMEOUT_S):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(1)
-            continue
-        now = datetime.now().astimezone().isoformat(timespec="seconds")
-        os.ftruncate(file, 0)
-        os.write(file, f"process {os.getpid()} on {platform.node()} since {now}".encode())
-        _locked.add(run_dir.absolute())
-        return
-    owner = os.read(file, 200).decode()
-    os.close(file)
-    raise ConfigError(
-        f"{run_dir} is being trained by {owner}; wait for it or stop it, or begin another "
-        "run with RUN_ID=<another name>"
-    )
 
 
 def best_checkpoint(cfg: DictConfig) -> str | None:
@@ -249,9 +209,9 @@ def finish(cfg: DictConfig, metrics: dict[str, float], *, seconds: float) -> dic
 def _lock_directory(run_dir: Path) -> None:
     """Own the directory, and remember what was there before."""
     missing = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
-    lock(run_dir)
+    lock.acquire(run_dir)
     # Another process may have begun the same run meanwhile, and left it again: then it is not new.
-    is_new = missing and [path.name for path in run_dir.iterdir()] == [LOCK]
+    is_new = missing and [path.name for path in run_dir.iterdir()] == [lock.FILE]
     files = {run_dir / name: read_bytes(run_dir / name) for name in RECORDS}
     _before[run_dir.absolute()] = Before(missing if is_new else [], files)
 

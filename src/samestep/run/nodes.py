@@ -24,7 +24,7 @@ from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.ranks.preflight import is_shared
 from samestep.ranks.process_group import broadcast, gather, on_all_ranks, on_rank_zero
-from samestep.run import directory, sidecar
+from samestep.run import directory, lock, sidecar
 from samestep.run.changes import find_changes
 from samestep.run.checkpoint import CheckpointError, find_valid, link_checkpoint, verify
 from samestep.run.directory import Start
@@ -110,7 +110,7 @@ def fetch_newest(cfg: DictConfig) -> None:
     newest = found[source]
     if newest is None or steps[source] == steps[0]:
         return
-    on_rank_zero(directory.lock, Path(cfg.run_dir))
+    on_rank_zero(lock.acquire, Path(cfg.run_dir))
     if environment.rank() == 0:
         print(
             f"The newest checkpoint, of step {steps[source]}, is on the node of rank {source}: "

@@ -5,7 +5,6 @@ when it fails, and when it is finished. A process that is killed cannot write an
 file still says ``running``, but nobody holds the lock of the run directory.
 """
 
-import fcntl
 import json
 import logging
 from datetime import datetime
@@ -13,12 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from samestep.ranks.secrets import redact
+from samestep.run import lock
 from samestep.run.files import write_text
 
 log = logging.getLogger(__name__)
 
 STATE = "logs/state.json"
-LOCK = ".claim"  # locked by the process that trains
 RUNNING, STOPPED, FAILED, FINISHED = "running", "stopped", "failed", "finished"
 KILLED = "killed, or its machine was lost: it ended without a message"
 MAX_WHY = 500  # characters of an error message
@@ -64,7 +63,7 @@ def read(run_dir: Path) -> Status:
     if "state" not in known:
         known["state"] = FINISHED if (run_dir / "metrics.json").exists() else RUNNING
     status = Status(**known)
-    if status.state == RUNNING and not is_locked(run_dir):
+    if status.state == RUNNING and not lock.is_held(run_dir):
         return status._replace(state=STOPPED, why=KILLED)
     return status
 
@@ -73,18 +72,6 @@ def read_ends(run_dir: Path) -> list[dict[str, Any]]:
     """Each end of a process of this run that could say so: its time, state, reason and step."""
     ends = _read_file(run_dir).get("ends")
     return [end for end in ends if isinstance(end, dict)] if isinstance(ends, list) else []
-
-
-def is_locked(run_dir: Path) -> bool:
-    """Whether a process trains in the run directory: it holds the lock until it ends."""
-    try:
-        with (run_dir / LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _read_file(run_dir: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from samestep.errors import ConfigError, RunError
 from samestep.launch.agent import TRAIN
 from samestep.ranks import environment, failure
-from samestep.run import directory
+from samestep.run import lock
 from samestep.sweep.settings import Settings, read
 
 
@@ -75,7 +75,7 @@ def open_folder(settings: Settings) -> list[Path]:
     folder = settings.folder
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        directory.lock(folder)
+        lock.acquire(folder)
     except ConfigError as error:
         text = str(error).replace("is being trained by", "is being searched by")
         raise ConfigError(text.replace("begin another run", "begin another search")) from None
@@ -90,7 +90,7 @@ def open_folder(settings: Settings) -> list[Path]:
 def remove_folder(made: Sequence[Path]) -> None:
     """Remove the folders that this search has made, as long as nobody has written into them."""
     for folder in made:
-        for name in (directory.LOCK, "owner", "journal.log"):
+        for name in (lock.FILE, "owner", "journal.log"):
             (folder / name).unlink(missing_ok=True)
         try:
             folder.rmdir()

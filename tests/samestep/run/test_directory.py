@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 import project
 from samestep.errors import ConfigError
 from samestep.run import directory as run
+from samestep.run import lock
 from samestep.run.changes import find_changes
 from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError
 from samestep.run.records import read_history
@@ -89,17 +90,17 @@ def test_what_never_made_a_step_is_no_run_yet(compose, tmp_path: Path, leaves: s
 def test_what_was_seen_before_the_lock_is_looked_at_again(
     compose, tmp_path: Path, monkeypatch, other_seed: int
 ):
-    lock = run.lock
+    acquire = lock.acquire
 
     def lock_late(run_dir: Path) -> None:
         """Another process was faster: it has begun and finished a run of the same name."""
-        monkeypatch.setattr(run, "lock", lock)
+        monkeypatch.setattr(lock, "acquire", acquire)
         other = compose(f"seed={other_seed}")
         begin_and_save(other)
         run.finish(other, {"a": 1.0}, seconds=1.0)
-        lock(run_dir)
+        acquire(run_dir)
 
-    monkeypatch.setattr(run, "lock", lock_late)
+    monkeypatch.setattr(lock, "acquire", lock_late)
     if other_seed == 0:
         assert run.begin(compose(), []).finished
         return
@@ -130,10 +131,10 @@ def test_a_run_takes_the_changes_it_is_told_to(compose):
 
 
 def test_two_processes_do_not_share_a_run_directory(compose, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(run, "LOCK_TIMEOUT_S", 1)
+    monkeypatch.setattr(lock, "TIMEOUT_S", 1)
     program = (
-        "import sys, time; from pathlib import Path; from samestep.run import directory as run\n"
-        "run.lock(Path(sys.argv[1])); print('claimed', flush=True); time.sleep(60)\n"
+        "import sys, time; from pathlib import Path; from samestep.run import lock\n"
+        "lock.acquire(Path(sys.argv[1])); print('claimed', flush=True); time.sleep(60)\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "test")]
     owner = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
@@ -227,15 +228,15 @@ def test_a_run_that_cannot_be_run_leaves_nothing_behind(compose, tmp_path: Path)
 
 
 def test_the_run_of_another_process_is_never_abandoned(compose, tmp_path: Path, monkeypatch):
-    lock = run.lock
+    acquire = lock.acquire
 
     def lock_late(run_dir: Path) -> None:
         """Another process was faster, and has ended."""
         run_dir.mkdir()
         (run_dir / "config.yaml").write_text("seed: 0")
-        lock(run_dir)
+        acquire(run_dir)
 
-    monkeypatch.setattr(run, "lock", lock_late)
+    monkeypatch.setattr(lock, "acquire", lock_late)
     cfg = compose()
     run.begin(cfg, [])
     run.abandon(cfg)
@@ -243,7 +244,7 @@ def test_the_run_of_another_process_is_never_abandoned(compose, tmp_path: Path, 
 
 
 def contents(run_dir: Path) -> dict[str, bytes]:
-    files = [path for path in run_dir.rglob("*") if path.is_file() and path.name != run.LOCK]
+    files = [path for path in run_dir.rglob("*") if path.is_file() and path.name != lock.FILE]
     return {path.relative_to(run_dir).as_posix(): path.read_bytes() for path in files}
 
 
