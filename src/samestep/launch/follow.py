@@ -19,6 +19,7 @@ from rich.table import Table
 from samestep.errors import RunError
 from samestep.launch import kubectl, kubectl_errors
 from samestep.launch.render import Document
+from samestep.ranks.failure import EXIT_SIGTERM
 from samestep.ranks.process import has_lost_reader
 
 POLL_S = 1.0
@@ -271,7 +272,7 @@ def describe_pod(pod: Document, warnings: Sequence[Document]) -> str:
     if "deletionTimestamp" in pod["metadata"]:
         phase = "Terminating"
     reason = explain_pod(pod, warnings)
-    if phase == "Failed" and reason.endswith(f"({kubectl_errors.EXIT_STOPPED})"):
+    if phase == "Failed" and reason.endswith(f"({EXIT_SIGTERM})"):
         return reason  # Kubernetes calls it a failure, and it is none
     return f"{phase}: {reason}" if reason else phase
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from samestep.launch.render import Document
+from samestep.ranks.failure import EXIT_SIGTERM
 
 MAKE_CLAIM = "make it by cluster=k8s cluster.volume_size=SIZE action=data, or name another"
-EXIT_STOPPED = 143  # of a run that was stopped by SIGTERM, after it has saved
 
 ERRORS = {  # pattern of an error: cause and remedy; {0} is the first group of the pattern
     r'violates PodSecurity "?(\S+?)"?: (.*)':
@@ -145,7 +145,7 @@ def _describe_exit(terminated: Document) -> str:
     prefix = f"exit code {exit_code}: "
     message = str(terminated.get("message") or "").strip()
     is_ours = message.startswith(prefix)
-    if exit_code == EXIT_STOPPED:
+    if exit_code == EXIT_SIGTERM:
         return f"{message.removeprefix(prefix) if is_ours else 'saved and stopped'} ({exit_code})"
     cause = _join_lines(message.removeprefix(prefix)) if is_ours else _find_cause(message)
     reason = terminated.get("reason", "Error")

@@ -5,7 +5,6 @@ Clusters have different keys, so ``check_cluster`` asks which keys this cluster 
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -102,7 +101,7 @@ def check_ranks(cfg: DictConfig) -> Iterator[str]:
     """The user's rules and cluster.shares fit each number of ranks that the run may get."""
     sizes = list_sizes(cfg)
     if sizes:
-        numbers = [size.num_ranks for size in sizes]
+        numbers = [num_ranks for _, num_ranks in sizes]
         yield from load_project_rules(cfg.rules).check_ranks(cfg, numbers)
     shares = cfg.cluster.shares
     if not isinstance(shares, str):
@@ -110,24 +109,17 @@ def check_ranks(cfg: DictConfig) -> Iterator[str]:
         yield from list(filter(None, faults))[:1]
 
 
-class Size(NamedTuple):
-    """How large a run may be."""
-
-    num_nodes: int
-    num_ranks: int
-
-
-def list_sizes(cfg: DictConfig) -> list[Size]:
-    """Each size that the run may have: one, or several if nodes come and go."""
+def list_sizes(cfg: DictConfig) -> list[tuple[int, int]]:
+    """Each number of nodes, and of ranks on them: one pair, or several if nodes come and go."""
     cluster, devices = cfg.cluster, cfg.trainer.devices
     if "devices_per_node" in cluster:
-        return [Size(len(cluster.devices_per_node), sum(cluster.devices_per_node))]
+        return [(len(cluster.devices_per_node), sum(cluster.devices_per_node))]
     if devices == "auto":
         return []  # check_devices reports it
     if "max_nodes" in cluster:
         numbers = range(cluster.min_nodes, cluster.max_nodes + 1)
-        return [Size(nodes, nodes * devices) for nodes in numbers]
-    return [Size(cfg.trainer.num_nodes, cfg.trainer.num_nodes * devices)]
+        return [(nodes, nodes * devices) for nodes in numbers]
+    return [(cfg.trainer.num_nodes, cfg.trainer.num_nodes * devices)]
 
 
 def find_needed_files(cfg: DictConfig) -> list[str]:
