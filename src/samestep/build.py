@@ -259,9 +259,8 @@ def refusals(key: str) -> Iterator[None]:
         # EarlyStopping raises this on every rank when the model does not log its metric.
         if not str(error).startswith("Early stopping conditioned on metric"):
             raise
-        refusal = ConfigError(f"callbacks.early_stopping.monitor: {error}")
-        refusal.on_all_ranks = True
-        raise refusal from error
+        message = f"callbacks.early_stopping.monitor: {error}"
+        raise ConfigError(message, on_all_ranks=True) from error
 
 
 class MemoryLimit(TorchFunctionMode):

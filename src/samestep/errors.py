@@ -4,20 +4,32 @@
 class ConfigError(ValueError):
     """The command line or a configuration file cannot be run: exit code 2.
 
-    Attributes:
+    Args:
+        message: the value, the rule and the remedy.
         on_all_ranks: every rank raises the same error, so only rank zero prints it.
     """
 
     on_all_ranks = False
+
+    def __init__(self, message: str, *, on_all_ranks: bool = False) -> None:
+        super().__init__(message)
+        self.on_all_ranks = self.on_all_ranks or on_all_ranks
 
 
 class RunError(RuntimeError):
     """The run cannot go on, and the user can mend the cause: exit code 1. See its subclasses.
 
-    Attributes:
+    Args:
+        message: what has happened, and the remedy.
         on_all_ranks: every rank raises the same error, so only rank zero prints it.
+
+    Attributes:
         is_final: trying again cannot help, so the exit code is 2, which no launcher retries.
     """
 
     on_all_ranks = False
     is_final = False
+
+    def __init__(self, message: str, *, on_all_ranks: bool = False) -> None:
+        super().__init__(message)
+        self.on_all_ranks = self.on_all_ranks or on_all_ranks

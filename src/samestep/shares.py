@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from omegaconf import DictConfig
 
 from samestep import build
-from samestep.callbacks.share_out import NEEDS_BATCH_LOADER, ShareOut, everywhere, order_of
+from samestep.callbacks.share_out import NEEDS_BATCH_LOADER, ShareOut, order_of
 from samestep.config.rules import fault_of_shares
 from samestep.config.schema import plain
 from samestep.errors import ConfigError
@@ -73,7 +73,7 @@ def by_rank(shares: Sequence[float]) -> list[float]:
     """
     num_ranks, num_nodes = environment.world_size(), environment.num_nodes()
     if fault := fault_of_shares(shares, num_nodes, num_ranks):
-        raise everywhere(fault)
+        raise ConfigError(fault, on_all_ranks=True)
     if len(shares) == num_ranks:
         return list(shares)
     return [shares[node] for node in process_group.gather(environment.node_rank())]

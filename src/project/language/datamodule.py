@@ -143,7 +143,8 @@ class TextDataModule(L.LightningDataModule):
         texts = process_group.gather((self.digest, self.origin))
         if len({digest for digest, _ in texts}) > 1:
             names = ", ".join(f"rank {rank}: {origin}" for rank, (_, origin) in enumerate(texts))
-            raise _on_all_ranks(f"the ranks have read different texts ({names}); use one text")
+            message = f"the ranks have read different texts ({names}); use one text"
+            raise ConfigError(message, on_all_ranks=True)
 
     def _read(self) -> str:
         """The text.
@@ -161,18 +162,12 @@ class TextDataModule(L.LightningDataModule):
     def _compare(self, digest: str, learned: dict[str, str]) -> None:
         """Raise a ConfigError if a checkpoint belongs to another text than the one here."""
         if digest != learned["digest"]:
-            raise _on_all_ranks(
+            raise ConfigError(
                 f"data.file={self.file or 'null'}: this run has learned {learned['origin']} "
                 f"(SHA-256 {learned['digest'][:12]}), and here is {self.origin} ({digest[:12]}); "
-                "name a file with the same text, use that version of Python, or begin a new run"
+                "name a file with the same text, use that version of Python, or begin a new run",
+                on_all_ranks=True,
             )
 
     def _batches_per_step(self) -> int:
         return self.trainer.accumulate_grad_batches if self.trainer else 1
-
-
-def _on_all_ranks(message: str) -> ConfigError:
-    """An error that every rank raises, so that rank zero alone prints it."""
-    error = ConfigError(message)
-    error.on_all_ranks = True
-    return error

@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from samestep.errors import ConfigError, RunError
+from samestep.errors import ConfigError
 from samestep.run import sidecar
 from samestep.run.checkpoint import link_checkpoint, refused, verify
 from samestep.run.identity import read_identity
@@ -52,12 +52,11 @@ class BestCheckpoint(Checkpoint):
         if interval is None or interval >= num_batches:
             return  # validation comes at the end of an epoch
         if interval % trainer.accumulate_grad_batches:
-            raise _on_all_ranks(
-                ConfigError(
-                    f"trainer.val_check_interval: a validation after {interval} batches comes "
-                    f"within an optimizer step of {trainer.accumulate_grad_batches} batches "
-                    "(trainer.accumulate_grad_batches); choose a multiple of it"
-                )
+            raise ConfigError(
+                f"trainer.val_check_interval: a validation after {interval} batches comes "
+                f"within an optimizer step of {trainer.accumulate_grad_batches} batches "
+                "(trainer.accumulate_grad_batches); choose a multiple of it",
+                on_all_ranks=True,
             )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -76,9 +75,8 @@ class BestCheckpoint(Checkpoint):
         self._compare(trainer)
         if self._has_validated and self.monitor not in trainer.callback_metrics:
             names = ", ".join(sorted(trainer.callback_metrics)) or "no metric at all"
-            raise _on_all_ranks(
-                ConfigError(f"callbacks.best.monitor={self.monitor}: the run logs {names}")
-            )
+            message = f"callbacks.best.monitor={self.monitor}: the run logs {names}"
+            raise ConfigError(message, on_all_ranks=True)
 
     def link(self, trainer: L.Trainer, last: Path) -> None:
         """Keep ``last``, which was just saved, if its weights are the best ones."""
@@ -114,9 +112,9 @@ class BestCheckpoint(Checkpoint):
         if step == best:
             return
         was = "none is known to be" if best is None else f"that of step {best} was"
-        raise _on_all_ranks(
-            refused(self.path, f"it is the checkpoint of step {step}, and {was} the best one")
-        )
+        error = refused(self.path, f"it is the checkpoint of step {step}, and {was} the best one")
+        error.on_all_ranks = True
+        raise error
 
     def _repair(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
         """Compare ``best.ckpt`` with the state of a run that continues."""
@@ -153,9 +151,3 @@ class BestCheckpoint(Checkpoint):
         found = verify(source, read_identity(source.parent.parent))
         if isinstance(found, Version) and source != self.path:
             link_checkpoint(source, self.path, found._replace(score=score))
-
-
-def _on_all_ranks(error: ConfigError | RunError) -> ConfigError | RunError:
-    """Every rank raises this error, so that rank zero alone prints it."""
-    error.on_all_ranks = True
-    return error

@@ -78,12 +78,11 @@ class ChangedValues(L.Callback):
         old, new = self._saved_begin.get("kinds"), self._begin.get("kinds")
         if old is None or new is None or old == new:
             return
-        error = ConfigError(
+        raise ConfigError(
             f"the run cannot continue with {', '.join(new)}: its checkpoint is of "
-            f"{', '.join(old)}. Repeat the old values, or begin anew under another RUN_ID"
+            f"{', '.join(old)}. Repeat the old values, or begin anew under another RUN_ID",
+            on_all_ranks=True,
         )
-        error.on_all_ranks = True
-        raise error
 
 
 def values_of(trainer: L.Trainer) -> Values:

@@ -41,14 +41,15 @@ class ShareOut(L.Callback):
         order = order_of(trainer)
         if order is None:
             if self.shares and len(set(self.shares)) > 1:
-                raise everywhere(NEEDS_BATCH_LOADER)
+                raise ConfigError(NEEDS_BATCH_LOADER, on_all_ranks=True)
             return
         self._set_shares(trainer.train_dataloader)
         if order.has_empty_slices():
-            raise everywhere(
+            raise ConfigError(
                 f"the training data: a batch has fewer samples than {trainer.world_size} ranks; "
                 "use a larger batch or fewer ranks, or leave out a short last batch by "
-                "BatchLoader(drop_last=True)"
+                "BatchLoader(drop_last=True)",
+                on_all_ranks=True,
             )
         self._order = None if order.has_equal_slices() else order
 
@@ -105,10 +106,3 @@ def find_batch_loaders(loaders: Any) -> Iterator[BatchLoader]:
     for loader in loaders if isinstance(loaders, (list, tuple)) else [loaders]:
         if isinstance(loader, BatchLoader):
             yield loader
-
-
-def everywhere(message: str) -> ConfigError:
-    """An error that every rank raises, so that it is reported once."""
-    error = ConfigError(message)
-    error.on_all_ranks = True
-    return error

@@ -101,12 +101,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         checkpoint = load(Path(path), TO_CONTINUE)
         if why := _shape_problem(checkpoint["state_dict"], self.shapes):
-            error = ConfigError(
+            raise ConfigError(
                 f"{path} cannot be continued: it is of another model: {why}. Repeat the "
-                "configuration that it was trained with, or begin anew under another RUN_ID"
+                "configuration that it was trained with, or begin anew under another RUN_ID",
+                on_all_ranks=True,
             )
-            error.on_all_ranks = True
-            raise error
         return checkpoint
 
 

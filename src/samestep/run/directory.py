@@ -174,14 +174,13 @@ def best_checkpoint(cfg: DictConfig) -> str | None:
     best = load(folder / "last.ckpt").get("callbacks", {}).get("BestCheckpoint", {})
     if best.get("step") is None:
         return None
-    error = CheckpointError(
+    raise CheckpointError(
         f"{path} is missing: it was saved after step {best['step']}, with "
         f"{best['monitor']}={best['score']:.4f}. Restore it together with its .sha256 file: the "
         "same command then tests it. Or train further with a larger trainer.max_epochs: the best "
-        "checkpoint from there on takes its place."
+        "checkpoint from there on takes its place.",
+        on_all_ranks=True,
     )
-    error.on_all_ranks = True
-    raise error
 
 
 def finish(cfg: DictConfig, metrics: dict[str, float], *, seconds: float) -> dict[str, float]:

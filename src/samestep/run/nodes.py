@@ -90,12 +90,11 @@ def check_same_path(cfg: DictConfig) -> None:
     other = next((path for path in paths if path != paths[0]), None)
     if other is None:
         return
-    error = ConfigError(
+    raise ConfigError(
         f"trainer.strategy=fsdp: all nodes must have the same run_dir, and they have {paths[0]} "
-        f"and {other}; give them the same run_root and the same working directory"
+        f"and {other}; give them the same run_root and the same working directory",
+        on_all_ranks=True,
     )
-    error.on_all_ranks = True
-    raise error
 
 
 def fetch_newest(cfg: DictConfig) -> None:
