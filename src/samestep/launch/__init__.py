@@ -3,10 +3,15 @@
 Promise: the same command runs on every cluster; a mistake is found before a cluster sees it; the
 exit code of a container is that of the run.
 
-Read in this order, to send a run: ``main``, ``local_settings`` (configs/local), ``render`` (the
-files of k8s/ with values), ``check`` (mistakes), ``kubernetes`` with ``kubectl`` and
-``kubectl_errors``, ``volume``, ``follow``, ``kubeflow``, ``slurm`` with ``slurm_errors``,
-``submitted`` (how a run is found by its name). ``image`` builds what runs there.
-To be a node: ``entrypoint``, ``cluster_environment``, ``pid1``, ``agent``, ``outcome``,
-``hung_ranks``, ``etcd_rendezvous``.
+To send a run, read in this order:
+
+1. ``main``: what each action does. ``local_settings``: what configs/local adds. ``render``: fills
+   the files of k8s/.
+2. ``check``: finds mistakes before a cluster sees them.
+3. ``kubernetes`` with ``kubectl``, ``kubectl_errors``, ``volume``, ``follow`` and ``kubeflow``;
+   ``slurm`` with ``slurm_errors``.
+4. ``submitted``: finds a run by its name. ``image``: builds what runs on the cluster.
+
+To be a node: ``entrypoint``, ``cluster_environment`` (who am I), ``pid1``, ``agent`` (starts the
+ranks), ``outcome`` (how they ended), ``hung_ranks``, ``etcd_rendezvous``.
 """
