@@ -30,7 +30,7 @@ from samestep.config import rules
 from samestep.config.schema import (
     LAID_OVER,
     NO_GROUPS,
-    Schema,
+    Comparison,
     choices_of,
     flatten,
     no_such_choice,
@@ -187,10 +187,8 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
 
     project_rules = rules.load_project_rules(cfg.rules)
     added = [o.key_or_group for o in overrides if o.is_add() or o.is_force_add()]
-    schema = Schema(reference, groups, project_rules, added)
-    _refuse(
-        f"{line}{_find_origin(key, choices, typed, configs)}" for key, line in schema.faults(cfg)
-    )
+    faults = Comparison(cfg, reference, groups, project_rules, added).faults()
+    _refuse(f"{line}{_find_origin(key, choices, typed, configs)}" for key, line in faults)
     _refuse([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
     _refuse(rules.choose_modes(cfg, {**rules.METRIC_MODES, **project_rules.metric_modes}))
 

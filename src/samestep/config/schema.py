@@ -45,26 +45,15 @@ class Leaf(NamedTuple):
     text: Any
 
 
-class OpenNodes(NamedTuple):
-    """Keys of the nodes whose arguments ``samestep.build`` compares with a signature instead.
+class Comparison:
+    """A configuration compared with its reference.
 
-    foreign: their ``_target_`` is of another library, and keys may be added and removed.
-    replaced: their ``_target_`` is not the one of the reference, which says nothing of them.
-    """
-
-    foreign: set[str]
-    replaced: set[str]
-
-    @property
-    def keys(self) -> set[str]:
-        """Both."""
-        return self.foreign | self.replaced
-
-
-class Schema:
-    """What a configuration may be.
+    Some nodes are open: ``samestep.build`` compares their arguments with a signature instead.
+    Foreign nodes have a ``_target_`` of another library, and keys may be added and removed.
+    Replaced nodes have another ``_target_`` than the reference, which says nothing of them.
 
     Args:
+        cfg: the configuration.
         reference: every key there is, each with a value of the right type.
         groups: the files of each group.
         project_rules: rules of the user's own keys.
@@ -74,10 +63,11 @@ class Schema:
 
     def __init__(
         self,
+        cfg: DictConfig,
         reference: DictConfig,
         groups: Mapping[str, Sequence[str]],
         project_rules: ProjectRules,
-        added: Sequence[str] = (),
+        added: Sequence[str],
     ) -> None:
         self.groups = groups
         self.rules = {**rules.RULES, **project_rules.rules}
@@ -85,75 +75,69 @@ class Schema:
         self.added = set(added)
         self.defaults = flatten(reference)
         self.nodes = {parent for key in self.defaults for parent in parents_of(key)}
-
-    def faults(self, cfg: DictConfig) -> list[Fault]:
-        """What is wrong with ``cfg``."""
         # Where the reference has a single value, a group of keys is one value too: the wrong one.
         single = {key for key, leaf in self.defaults.items() if not isinstance(leaf.text, dict)}
-        written = flatten(cfg, whole=single)
-        open_nodes = self._find_open_nodes(written)
+        self.written = flatten(cfg, whole=single)
+        self.foreign: set[str] = set()
+        self.replaced: set[str] = set()
+        self._find_open_nodes()
+
+    def faults(self) -> list[Fault]:
+        """What is wrong with the configuration."""
         return [
-            *self._find_unknown_keys(written, open_nodes),
-            *self._find_missing_keys(written, open_nodes),
-            *self._find_wrong_values(written, open_nodes),
+            *self._find_unknown_keys(),
+            *self._find_missing_keys(),
+            *self._find_wrong_values(),
         ]
 
-    def _find_open_nodes(self, written: Mapping[str, Leaf]) -> OpenNodes:
-        foreign, replaced = set(), set()
-        for key, leaf in written.items():
+    def _find_open_nodes(self) -> None:
+        for key, leaf in self.written.items():
             node, _, name = key.rpartition(".")
             if name != "_target_":
                 continue
             is_known = node in self.nodes or parent_of(node) in COLLECTIONS
             default = self.defaults.get(key)
             if is_known and (default is None or default.text != leaf.text):
-                replaced.add(node)
+                self.replaced.add(node)
             elif is_known and not str(leaf.text).startswith((*KEPT, *self.own_targets)):
-                foreign.add(node)
-        return OpenNodes(foreign, replaced)
+                self.foreign.add(node)
 
-    def _find_unknown_keys(
-        self, written: Mapping[str, Leaf], open_nodes: OpenNodes
-    ) -> Iterator[Fault]:
+    def _is_open(self, key: str) -> bool:
+        return is_below(key, self.foreign) or is_below(key, self.replaced)
+
+    def _find_unknown_keys(self) -> Iterator[Fault]:
         # Lightning's flags exist, whether configs/trainer lists them or not.
         known = {*self.defaults, *self.nodes, *rules.OF_TRAINER}
-        open_keys = open_nodes.keys
-        for key, leaf in written.items():
-            is_open = is_below(key, open_keys)
-            if key in known or is_open or self._is_added_argument(key, written):
+        for key, leaf in self.written.items():
+            if key in known or self._is_open(key) or self._is_added_argument(key):
                 continue
             for full_key, value in leaves(leaf.text, key).items():
                 # A secret is often typed with a wrong key, such as logger.wandb.api_key.
                 shown = HIDDEN if is_secret_name(full_key) else show(value)
                 yield full_key, f"{full_key}={shown}: no such key; {self._suggest(full_key, shown)}"
 
-    def _is_added_argument(self, key: str, written: Mapping[str, Leaf]) -> bool:
+    def _is_added_argument(self, key: str) -> bool:
         """Whether ``key`` was typed with a plus, and is an argument of a class of the user's."""
-        target = written.get(f"{parent_of(key)}._target_")
+        target = self.written.get(f"{parent_of(key)}._target_")
         is_own = target is not None and str(target.text).startswith(self.own_targets)
         return is_own and key in self.added
 
-    def _find_missing_keys(
-        self, written: Mapping[str, Leaf], open_nodes: OpenNodes
-    ) -> Iterator[Fault]:
-        present = {*written, *(parent for key in written for parent in parents_of(key))}
+    def _find_missing_keys(self) -> Iterator[Fault]:
+        present = {*self.written, *(node for key in self.written for node in parents_of(key))}
         missing: dict[str, None] = {}  # in order, each once
-        open_keys = open_nodes.keys
         for key in self.defaults:
             path = [*parents_of(key), key]
-            if key in present or any(node in written for node in path):
+            if key in present or any(node in self.written for node in path):
                 continue  # a value in the place of a whole node is a wrong value
             highest = next(node for node in path if node not in present)
             is_optional = highest in COLLECTIONS or parent_of(highest) in COLLECTIONS
-            if not is_optional and not is_below(key, open_keys):
+            if not is_optional and not self._is_open(key):
                 missing[highest] = None
         for key in missing:
             yield key, f"~{key}: a run needs this key"
 
-    def _find_wrong_values(
-        self, written: Mapping[str, Leaf], open_nodes: OpenNodes
-    ) -> Iterator[Fault]:
-        for key, leaf in written.items():
+    def _find_wrong_values(self) -> Iterator[Fault]:
+        for key, leaf in self.written.items():
             default = self.defaults.get(key)
             # An unchanged reference to another key is checked at that other key.
             if default is not None and "${" in str(leaf.text) and leaf.text == default.text:
@@ -164,14 +148,14 @@ class Schema:
             elif isinstance(value, OmegaConfBaseException):
                 why = str(value).splitlines()[0].rpartition("interpolation: ")[2]
                 yield key, f"{key}={show(leaf.text)}: {why}"
-            elif must := self._must_be(key, value, open_nodes):
+            elif must := self._must_be(key, value):
                 yield key, f"{key}={show(leaf.text)}: must be {must}"
 
-    def _must_be(self, key: str, value: Any, open_nodes: OpenNodes) -> str:
+    def _must_be(self, key: str, value: Any) -> str:
         """What the value of ``key`` should be; nothing if it is that."""
-        if is_below(key, open_nodes.replaced):
+        if is_below(key, self.replaced):
             return ""
-        is_foreign = is_below(key, open_nodes.foreign)
+        is_foreign = is_below(key, self.foreign)
         if key in self.rules and (key in self.defaults or not is_foreign):
             return what_rule_says(self.rules[key], key, value)
         if key in self.nodes:
