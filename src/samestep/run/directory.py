@@ -34,8 +34,8 @@ from samestep.run.summary import find_best, summarize
 
 log = logging.getLogger(__name__)
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-FINISHED = "logs/finished.json"  # what metrics.json was written for
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+FINISHED = "logs/finished.json"  # of which run metrics.json is, and how long that was
 SHARES = "logs/shares.json"  # how fast the ranks were, with cluster.shares=auto
 
 SIDECAR = "checkpoints/last.ckpt.sha256"  # it changes with each checkpoint
@@ -113,7 +113,7 @@ def full_disk_is_one_message(run_dir: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL:
             raise
         raise cannot_write(Path(error.filename or run_dir), error) from error
 
@@ -145,7 +145,7 @@ def abandon(cfg: DictConfig) -> None:
 
 
 def is_finished(cfg: DictConfig) -> bool:
-    """Whether the run has its results, and ``cfg`` asks for no more training than they are of."""
+    """Whether the run has its results, and ``cfg`` does not ask to train it longer."""
     run_dir = Path(cfg.run_dir)
     finished = read_json(run_dir / FINISHED, dict) or {}
     path = run_dir / "metrics.json"
