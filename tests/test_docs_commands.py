@@ -125,7 +125,7 @@ def test_what_is_launched_has_no_mistakes(command: Command, monkeypatch: pytest.
         documents = render.render(cfg, overrides) if cfg.cluster.manifest else []
     assert list(rules.faults(cfg, documents)) == []
     if action in ("data", "submit") or cfg.cluster.name == "docker":
-        assert list(rules.placeholder(cfg)) == []
+        assert list(rules.check_examples(cfg)) == []
     for number in numbers_of_ranks(cfg):
         assert cfg.data.global_batch_size >= number, f"{number} ranks"
     if "commands" in cfg.cluster and cfg.cluster.name != "docker" and action not in ("check",):

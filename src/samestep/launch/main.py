@@ -113,7 +113,7 @@ def check_run(
     for note in (*check.notes(cfg), *local_settings.describe_kept(typed)):
         print(f"{cfg.run_id}: {note}")
     if action == "submit":
-        check.refuse(check.placeholder(cfg))
+        check.refuse(check.check_examples(cfg))
 
 
 def call_cluster(
@@ -145,7 +145,7 @@ def fill_volume(typed: Sequence[str]) -> int:
     cfg = local_settings.compose_for_cluster(overrides)
     cfg.run_id = volume.name_job(cfg)
     documents = volume.render_job(cfg, overrides)
-    check.refuse([*check.faults(cfg, documents), *check.placeholder(cfg)])
+    check.refuse([*check.faults(cfg, documents), *check.check_examples(cfg)])
     return kubernetes.fill_volume(cfg, documents)
 
 

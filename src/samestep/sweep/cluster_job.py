@@ -68,7 +68,7 @@ def prepare(words: Sequence[str]) -> tuple[DictConfig, list[render.Document]]:
     cfg.run_id = name_run(cfg)
     documents = render.render(cfg, words)
     check.refuse(check.faults(cfg, documents))
-    check.refuse(check.placeholder(cfg))
+    check.refuse(check.check_examples(cfg))
     return cfg, documents
 
 

@@ -14,8 +14,8 @@ cluster, no network and no torch. Read in this order:
 - ``documents``: how the other modules walk through a document.
 """
 
-from samestep.launch.check.cluster_rules import notes, placeholder
+from samestep.launch.check.cluster_rules import check_examples, notes
 from samestep.launch.check.kubernetes_schemas import schemas
 from samestep.launch.check.manifests import faults, refuse
 
-__all__ = ["faults", "notes", "placeholder", "refuse", "schemas"]
+__all__ = ["check_examples", "faults", "notes", "refuse", "schemas"]

@@ -52,8 +52,8 @@ def notes(cfg: DictConfig) -> Iterator[str]:
         )
 
 
-def placeholder(cfg: DictConfig) -> Iterator[str]:
-    """Yield the mistake of submitting a run with the image that is only an example."""
+def check_examples(cfg: DictConfig) -> Iterator[str]:
+    """Yield the values with which no run can be submitted, because they are only examples."""
     if str(cfg.cluster.get("image")).startswith(EXAMPLE_REGISTRY):
         yield (
             f"cluster.image={cfg.cluster.image}: is only an example; build and push an image as "

@@ -242,7 +242,7 @@ def test_a_cluster_says_itself_how_much_it_appends_to_a_name():
 
 def test_submitting_needs_an_image_of_the_user():
     cfg, _ = composed()
-    (fault,) = check.placeholder(cfg)
+    (fault,) = check.check_examples(cfg)
     assert "is only an example; build and push an image" in fault
     cfg.cluster.image = "ghcr.io/me/project:1.0"
-    assert list(check.placeholder(cfg)) == []
+    assert list(check.check_examples(cfg)) == []
