@@ -65,7 +65,7 @@ class Run(NamedTuple):
 
     @property
     def speeds(self) -> dict[str, float]:
-        """The median of each speed, such as ``{"images/s": 5000.0}``."""
+        """The median of each speed, such as ``{"samples/s": 5000.0}``."""
         return summary.speeds(self.rows)
 
 
