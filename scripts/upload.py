@@ -36,7 +36,7 @@ def main(arguments: Any) -> int:
     """
     # Both import torch, which takes seconds: wrong usage is reported before.
     from project.saved_run import read_saved_config
-    from samestep.run.artifacts import RunCopy
+    from samestep.run.store import RunCopy
 
     url = arguments.url
     if url is None:

@@ -262,15 +262,15 @@ def set_damaged_aside(run_dir: Path) -> None:
 
 def _fetch_copy(cfg: DictConfig, run_dir: Path) -> None:
     """Continue from the copy in a store, if no checkpoint is here or the copy has a newer one."""
-    from samestep.run import artifacts
+    from samestep.run import store
 
     url = OmegaConf.select(cfg, "callbacks.artifacts.url")
     if not url:
         return
     if list(run_dir.glob("checkpoints/*.ckpt")):
-        artifacts.fetch_newer(url, run_dir)
+        store.fetch_newer(url, run_dir)
     else:
-        artifacts.fetch(url, run_dir)
+        store.fetch(url, run_dir)
 
 
 def _limits(cfg: DictConfig) -> dict[str, Any]:

@@ -18,11 +18,12 @@ from fsspec.implementations.local import LocalFileSystem
 
 from samestep.errors import ConfigError
 from samestep.ranks import environment
-from samestep.run import artifacts
-from samestep.run.artifacts import Artifacts, RunCopy
+from samestep.run import artifacts, store
+from samestep.run.artifacts import Artifacts
 from samestep.run.checkpoint import AtomicCheckpointIO, load
 from samestep.run.checkpoint import find_newest as newest
 from samestep.run.files import write_text
+from samestep.run.store import RunCopy
 from tests.conftest import NO_PICTURES, QUICK, final_figures, run
 from tests.conftest import environment as variables
 
@@ -169,7 +170,7 @@ def test_the_copy_can_be_continued_from_wherever_it_is_cut(tmp_path: Path):
         Faulty.fault = staticmethod(works)
 
         there = tmp_path / f"{number}/elsewhere/mine"
-        assert artifacts.fetch(url, there)
+        assert store.fetch(url, there)
         last, best = (load(there / f"checkpoints/{name}.ckpt") for name in ("last", "best"))
         assert last["global_step"] <= best["global_step"]  # else it would test an older one
         assert last["global_step"] <= int((there / "metrics.csv").read_text())
@@ -261,12 +262,12 @@ def test_a_password_in_the_url_is_not_shown(tmp_path: Path, caplog):
 
 
 def test_a_run_that_is_not_there_and_a_store_that_cannot_be_read(tmp_path: Path, monkeypatch):
-    assert not artifacts.fetch(f"file://{tmp_path}/store", tmp_path / "mine")
+    assert not store.fetch(f"file://{tmp_path}/store", tmp_path / "mine")
     assert not (tmp_path / "mine").exists()
     save(tmp_path / "store/mine", 1)
     monkeypatch.setattr(Faulty, "get_file", lambda self, path, target: fails(path))
     with pytest.raises(ConfigError, match=r"cannot be read: .*url=null"):
-        artifacts.fetch(f"faulty://{tmp_path}/store", tmp_path / "mine")
+        store.fetch(f"faulty://{tmp_path}/store", tmp_path / "mine")
     assert contents(tmp_path / "mine") == {}
 
 
@@ -284,10 +285,10 @@ def test_a_newer_copy_is_fetched_by_a_run_that_went_on_elsewhere(tmp_path: Path,
     here, url = tmp_path / "mine", f"file://{tmp_path}/store"
     save(here, 2)
     save(tmp_path / "store/mine", 2)
-    artifacts.fetch_newer(url, here)
+    store.fetch_newer(url, here)
     assert capsys.readouterr().out == ""  # it is not newer
     save(tmp_path / "store/mine", 3)
-    artifacts.fetch_newer(url, here)
+    store.fetch_newer(url, here)
     assert load(newest(here / "checkpoints"))["global_step"] == 3
     assert load(here / "checkpoints/best.ckpt")["global_step"] == 3
     assert "has a newer checkpoint, and was fetched" in capsys.readouterr().out
@@ -301,7 +302,7 @@ def test_a_copy_whose_upload_was_cut_is_not_newer(tmp_path: Path):
     older = (there / "checkpoints/last.ckpt").read_bytes()
     save(there, 3)
     (there / "checkpoints/last.ckpt").write_bytes(older)
-    artifacts.fetch_newer(f"file://{tmp_path}/store", here)
+    store.fetch_newer(f"file://{tmp_path}/store", here)
     assert load(newest(here / "checkpoints"))["global_step"] == 2
     assert not list(here.rglob(".*.partial"))
 
@@ -312,7 +313,7 @@ def test_a_newer_copy_of_another_run_is_left_alone(tmp_path: Path):
         save(run_dir, step)
         write_text(run_dir / "logs/environment.json", json.dumps([{"config": config}]))
     before = contents(here)
-    artifacts.fetch_newer(f"file://{tmp_path}/store", here)
+    store.fetch_newer(f"file://{tmp_path}/store", here)
     assert contents(here) == before
 
 
@@ -323,7 +324,7 @@ def test_a_store_that_cannot_be_asked_stops_no_run_that_has_checkpoints(
     save(tmp_path / "store/mine", 3)
     before = contents(tmp_path / "mine")
     monkeypatch.setattr(Faulty, "cat_file", lambda self, path: fails(path))
-    artifacts.fetch_newer(f"faulty://{tmp_path}/store", tmp_path / "mine")
+    store.fetch_newer(f"faulty://{tmp_path}/store", tmp_path / "mine")
     assert "the run continues from the checkpoints that are here" in caplog.text
     assert contents(tmp_path / "mine") == before
 
