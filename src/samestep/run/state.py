@@ -27,7 +27,7 @@ class Status(NamedTuple):
     """What is known of a run without reading its large files."""
 
     state: str  # running, stopped, failed or finished
-    why: str = ""  # it stopped or failed
+    why: str = ""  # why it stopped or failed
     monitor: str = ""  # the metric that chooses the best epoch; empty where none is known
     best: float | int | None = None  # its best value so far
     epoch: int | None = None  # epochs that were trained to their end
