@@ -24,20 +24,12 @@ from pathlib import Path
 from samestep.ranks import process
 from tests.bench import measure
 from tests.bench.measure import ROOT, Row
+from tests.bench.rows import all_rows
 
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "runs" / "bench.json"
-COLUMNS = ["workload", "compared", "median", "n", "met", "peak"]
 HEADINGS = ["workload", "compared", "median (95 % interval)", "n", "met", "peak MiB"]
 PACKAGES = ["torch", "lightning", "torchvision", "pillow", "simplejpeg", "hydra-core"]
-
-
-def all_rows(folder: Path) -> list[Row]:
-    """Every row; its images are written when it is measured."""
-    from tests.bench import commands, epochs, levers, loading
-
-    families = (epochs, loading, commands, levers)
-    return [row for family in families for row in family.rows(folder)]
 
 
 def surroundings() -> dict[str, object]:
@@ -55,14 +47,13 @@ def surroundings() -> dict[str, object]:
     }
 
 
-def note(page: Path, order: Sequence[str], lines: Sequence[dict[str, str]]) -> None:
+def note(page: Path, order: Sequence[str], lines: Sequence[list[str]]) -> None:
     """Put results into the table of a page, in the order of the workloads."""
     before, _, rest = page.read_text().partition("<!-- table -->\n")
     old, _, after = rest.partition("<!-- end -->")
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in old.splitlines()[2:]]
-    measured = {line["workload"] for line in lines}
-    kept = [cell for cell in cells if cell[0] not in measured and cell[0] in order]
-    table = [*kept, *([line[name] for name in COLUMNS] for line in lines)]
+    measured = {title for title, *_ in lines}
+    table = [cell for cell in cells if cell[0] not in measured and cell[0] in order] + [*lines]
     table.sort(key=lambda cell: order.index(cell[0]))
     text = "\n".join(
         f"| {' | '.join(row)} |" for row in [HEADINGS, ["---"] * len(HEADINGS), *table]
@@ -79,20 +70,16 @@ def bench(
     is_wrong = False
     for row in rows:
         if row.needs_gpu and around["gpu"] is None:
-            dash = {"compared": "; ".join(claim.says for claim in row.claims), "median": "no GPU"}
-            lines = [{"workload": row.title, "n": "", "met": "", "peak": "", **dash}]
+            lines = [[row.title, "; ".join(row.claims), "no GPU", "", "", ""]]
         else:
             measured = measure.measure(row, repeats)
             lines = measure.lines_of(row, measured)
-            is_wrong |= bool(measured.wrong)
-            if measured.wrong:
-                print(f"error: {row.name}: {measured.wrong}", file=sys.stderr)
-            if measured.busy > measure.BUSY:
-                message = f"other programs used {measured.busy:.0%} of the processors"
-                print(f"warning: {row.name}: {message}", file=sys.stderr)
             results[row.name] = {**around, **asdict(measured)}
+            if measured.wrong:
+                is_wrong = True
+                print(f"error: {row.name}: {measured.wrong}", file=sys.stderr)
         for line in lines:
-            print("  ".join(line[name] for name in COLUMNS if line[name]), flush=True)
+            print("  ".join(cell for cell in line if cell), flush=True)
         json_path.parent.mkdir(exist_ok=True)
         json_path.write_text(json.dumps(results, indent=1) + "\n")
         note(page, order, lines)

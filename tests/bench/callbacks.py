@@ -14,7 +14,7 @@ class FirstStep(L.Callback):
     """Says when the first optimizer step was taken, and ends the process."""
 
     def on_train_batch_end(self, *args: Any) -> None:
-        say(seconds=time.time() - started())
+        say(value=time.time() - started())
         os._exit(0)
 
 
@@ -26,7 +26,7 @@ class KilledOnce(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         if self.path.exists():
-            say(seconds=time.time() - float(self.path.read_text()))
+            say(value=time.time() - float(self.path.read_text()))
             os._exit(0)
         if trainer.global_step == 3:
             self.path.parent.mkdir(exist_ok=True)

@@ -1,18 +1,19 @@
 """Training: a bare loop, the scripts of textbooks, and ours, on the same images.
 
-python -m tests.bench.epochs ours mnist FOLDER      # one contender, in this process
+Each contender gives the median of its epochs after the first one, in seconds, and its first losses.
 """
 
-import os
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from itertools import islice, pairwise
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
@@ -20,14 +21,28 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from project.data.augment import Augment, Normalize
+from project.data.images import ImageSet, RawBatch
 from project.model.nets.cnn import CNN
 from project.model.nets.mlp import MLP
 from project.model.nets.resnet18 import ResNet18
-from tests.bench import recipes
-from tests.bench.measure import PYTHON, Claim, Row, say
+from tests.bench import sets
 
-EPOCHS = {"linear": 20, "growth": 51, "mnist": 3, "gpu-guide": 10, "gpu-resnet": 3}
-TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone"]
+EPOCHS = {"linear": 4, "growth": 51, "mnist": 3, "gpu-guide": 10, "gpu-resnet": 3}
+
+
+def index_pixel_by_pixel(self: ImageSet, positions: Tensor) -> RawBatch:
+    ids = self.ids[positions]
+    return RawBatch(self.source.images[ids], self.source.labels[ids], ids)
+
+
+PATCHES = "samestep.ranks.lightning_patches"
+LEVERS: dict[str, tuple[str, Any]] = {  # what is put where, to undo each of them
+    "gather": ("project.data.images.ImageSet.__getitem__", index_pixel_by_pixel),
+    "search": (f"{PATCHES}.search_gpus_once", lambda: None),
+    "hooks": (f"{PATCHES}.skip_empty_hooks", lambda trainer: None),
+    "profiler": ("samestep.build.NoProfiler", PassThroughProfiler),
+    "guard": ("samestep.callbacks.loss_guard.are_finite", lambda gradients: False),
+}
 
 
 def net_of(task: str) -> nn.Module:
@@ -42,9 +57,9 @@ def net_of(task: str) -> nn.Module:
 
 
 def numbers() -> TensorDataset:
-    """3,200 samples of 20 numbers in 10 classes, for the cost of a step that computes nothing."""
+    """32,000 samples of 20 numbers in 10 classes, for the cost of a step that computes nothing."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3_200, 20, generator=generator)
+    x = torch.randn(32_000, 20, generator=generator)
     return TensorDataset(x, (x @ torch.randn(20, 10, generator=generator)).argmax(1))
 
 
@@ -56,8 +71,8 @@ def rank_and_size() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def bare(task: str, folder: Path) -> dict[str, Any]:
-    """The loop everybody can write: all images in memory, ready to use, and nothing else."""
+def bare(task: str, folder: str) -> dict[str, Any]:
+    """The loop that everybody can write: all images in memory, ready to use, and nothing else."""
     rank, size = rank_and_size()
     device = torch.device("cuda" if task.startswith("gpu") else "cpu")
     augment = None
@@ -66,7 +81,7 @@ def bare(task: str, folder: Path) -> dict[str, Any]:
         orders, batch_size = [torch.arange(len(images))] * EPOCHS[task], 32
         val = images[:0], labels[:0]
     else:
-        data = torch.load(folder / task / "tensors.pt")
+        data = torch.load(Path(folder, task, "tensors.pt"))
         (images, labels), val = data["train"], data["val"]
         orders, batch_size = data["orders"], data["batch_size"]
         normalize = Normalize(data["mean"], data["std"]).to(device)
@@ -101,13 +116,13 @@ def bare(task: str, folder: Path) -> dict[str, Any]:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            if len(losses) < recipes.CURVE:
+            if len(losses) < sets.CURVE:
                 losses.append(loss.detach())
         with torch.no_grad(), precision:
             for part, answer in zip(val[0].split(2048), val[1].split(2048), strict=True):
                 (net(part).argmax(1) == answer).sum().item()
         seconds.append(time.perf_counter() - start)
-    return {"epochs": seconds, "curve": [float(loss) for loss in losses]}
+    return result_of(seconds, [float(loss) for loss in losses])
 
 
 class PerSample(Dataset[tuple[Tensor, int]]):
@@ -126,17 +141,17 @@ class PerSample(Dataset[tuple[Tensor, int]]):
         return self.transform(Image.fromarray(pixels)), self.labels[index]
 
 
-def textbook_data(task: str, folder: Path) -> tuple[list[PerSample], int]:
+def textbook_data(task: str, folder: str) -> tuple[list[PerSample], int]:
     from torchvision import transforms as T
 
-    data = torch.load(folder / task / "tensors.pt")
+    data = torch.load(Path(folder, task, "tensors.pt"))
     last = [T.ToTensor(), T.Normalize(data["mean"], data["std"])]
     first = [T.RandomCrop(32, padding=4), T.RandomHorizontalFlip()] if task == "cifar" else []
     train, val = T.Compose([*first, *last]), T.Compose(last)
     return [PerSample(*data["train"], train), PerSample(*data["val"], val)], data["batch_size"]
 
 
-def textbook_ddp(task: str, folder: Path) -> dict[str, Any]:
+def textbook_ddp(task: str, folder: str) -> dict[str, Any]:
     """The script of DDP tutorials: DataLoader, transforms per sample, DistributedSampler."""
     rank, size = rank_and_size()
     (train, val), batch_size = textbook_data(task, folder)
@@ -159,10 +174,10 @@ def textbook_ddp(task: str, folder: Path) -> dict[str, Any]:
         with torch.no_grad():
             sum((net(images).argmax(1) == labels).sum().item() for images, labels in val_loader)
         seconds.append(time.perf_counter() - start)
-    return {"epochs": seconds}
+    return result_of(seconds)
 
 
-def textbook_lightning(task: str, folder: Path) -> dict[str, Any]:
+def textbook_lightning(task: str, folder: str) -> dict[str, Any]:
     """A LightningModule of tutorials: two metrics and two logs in each step."""
     import lightning as L
     from torchmetrics import MeanMetric
@@ -205,28 +220,32 @@ def textbook_lightning(task: str, folder: Path) -> dict[str, Any]:
         )  # fmt: skip
         loaders = DataLoader(train, batch_size, shuffle=True), DataLoader(val, 2048)
         trainer.fit(Module(), *loaders)
-    return timer.result()
+    return dict(timer.result())
+
+
+def result_of(seconds: list[float], curve: list[float] | None = None) -> dict[str, Any]:
+    """What the harness is told: the first epoch warms up."""
+    return {"value": median(seconds[1:] or seconds), "curve": curve or []}
 
 
 def make_timer() -> Any:
-    """A callback with the seconds of each epoch, and the first losses."""
+    """A callback with the seconds of each epoch, the first losses, and the memory of now."""
     import lightning as L
 
     class Timer(L.Callback):
         def __init__(self) -> None:
             self.starts: list[float] = []
             self.losses: list[Tensor] = []
-            self.resident: list[float] = []
+            self.resident: list[int] = []  # pages
 
-        def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        def on_train_epoch_start(self, *_: Any) -> None:
             self.starts.append(time.perf_counter())
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
-            self.resident.append(pages * 4096 / 2**20)
+            self.resident.append(int(Path("/proc/self/statm").read_text().split()[1]))
 
         def on_train_batch_end(
             self, trainer: L.Trainer, module: Any, outputs: Any, *_: Any
         ) -> None:
-            if len(self.losses) < recipes.CURVE:
+            if len(self.losses) < sets.CURVE:
                 self.losses.append(outputs["loss"].detach())
 
         def on_train_end(self, *_: Any) -> None:
@@ -234,8 +253,7 @@ def make_timer() -> Any:
 
         def result(self) -> dict[str, Any]:
             seconds = [end - start for start, end in pairwise(self.starts)]
-            curve = [float(loss) for loss in self.losses]
-            return {"epochs": seconds, "curve": curve, "resident": self.resident}
+            return result_of(seconds, [float(loss) for loss in self.losses])
 
     return Timer()
 
@@ -267,8 +285,32 @@ def linear_parts() -> tuple[Any, Any]:
     return Module(), BatchLoader(numbers(), 32)
 
 
-def ours(task: str, folder: Path, plain: bool = False) -> dict[str, Any]:
-    """A run with everything on: all guards, history, checkpoints, progress."""
+def ours(task: str, folder: str, without: str = "") -> dict[str, Any]:
+    """A run with everything on: all guards, history, checkpoints, progress.
+
+    ``without`` undoes a lever, or everything: ``callbacks`` leaves Lightning's Trainer alone.
+    """
+    if without not in LEVERS:
+        timer = train_ours(task, folder, is_plain=without == "callbacks")
+        return dict(timer.result())
+    with patch(*LEVERS[without]):
+        return dict(train_ours(task, folder).result())
+
+
+def growth(folder: str) -> dict[str, Any]:
+    """The memory after 50 epochs, and after 10."""
+    resident = train_ours("growth", folder).resident
+    return {"value": resident[50] / resident[10]}
+
+
+def wrong(task: str, folder: str) -> dict[str, Any]:
+    """A contender that the gate must catch: it skips the first batch."""
+    result = bare(task, folder)
+    return result | {"curve": result["curve"][1:] + result["curve"][:1]}
+
+
+def train_ours(task: str, folder: str, is_plain: bool = False) -> Any:
+    """Train with our parts, or with Lightning's Trainer alone; returns the timer."""
     import lightning as L
 
     from samestep import build
@@ -279,9 +321,9 @@ def ours(task: str, folder: Path, plain: bool = False) -> dict[str, Any]:
     is_linear = task in ("linear", "growth")
     words = ["callbacks.best.monitor=train/loss", "trainer.accelerator=cpu"]
     if not is_linear:
-        words = recipes.overrides(task, folder)
+        words = sets.overrides(task, Path(folder))
+    epochs = EPOCHS.get(task, 2)
     with tempfile.TemporaryDirectory() as root:
-        epochs = EPOCHS.get(task, 2)
         cfg = check([*words, f"run_root={root}", "run_id=bench", f"trainer.max_epochs={epochs}"])
         with process_group.process_group(cfg):
             L.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -291,7 +333,7 @@ def ours(task: str, folder: Path, plain: bool = False) -> dict[str, Any]:
                 model, data = build.model(cfg), build.datamodule(cfg)
             Path(cfg.run_dir).mkdir(parents=True, exist_ok=True)
             history, timer = History(cfg.run_dir), make_timer()
-            if plain:
+            if is_plain:
                 trainer = L.Trainer(
                     accelerator="cpu", max_epochs=epochs, logger=False, num_sanity_val_steps=0,
                     enable_checkpointing=False, enable_progress_bar=False,
@@ -302,103 +344,4 @@ def ours(task: str, folder: Path, plain: bool = False) -> dict[str, Any]:
                 trainer.loggers = [history]
             trainer.callbacks.append(timer)
             trainer.fit(model, data)
-    return timer.result()
-
-
-def plain_lightning(task: str, folder: Path) -> dict[str, Any]:
-    """Lightning's Trainer without any callback, with our model and our data."""
-    return ours(task, folder, plain=True)
-
-
-def wrong(task: str, folder: Path) -> dict[str, Any]:
-    """A contender that the gate must catch: it skips the first batch."""
-    result = bare(task, folder)
-    return result | {"curve": result["curve"][1:] + result["curve"][:1]}
-
-
-CONTENDERS = {
-    "bare": bare, "textbook-ddp": textbook_ddp, "textbook-lightning": textbook_lightning,
-    "plain-lightning": plain_lightning, "ours": ours, "wrong": wrong,
-}  # fmt: skip
-
-
-def command(name: str, task: str, folder: Path, num_ranks: int = 1) -> list[str]:
-    """The command of a contender; several ranks are started by torchrun."""
-    words = ["-m", "tests.bench.epochs", name, task, str(folder)]
-    if num_ranks == 1:
-        return [PYTHON, *words]
-    return [*TORCHRUN, f"--nproc-per-node={num_ranks}", *words]
-
-
-def rows(folder: Path) -> Iterator[Row]:
-    def row(name: str, title: str, task: str, names: list[str], claims: list[Claim],
-            **more: Any) -> Row:  # fmt: skip
-        prepare = more.pop("prepare", lambda: recipes.write_tensors(task, folder))
-        contenders = {each: command(each, task, folder) for each in names}
-        same = tuple(each for each in names if not each.startswith("textbook"))
-        return Row(name, title, contenders, claims, prepare, same_curve=same, **more)
-
-    yield row(
-        "step", "step: linear 20 to 10, batch 32", "linear", ["bare", "ours"],
-        [Claim("ours - bare <= 0.4 ms a step", "ours", "bare", 0.4, subtract=True,
-               scale=10, unit=" ms")],
-        prepare=lambda: None,
-    )  # fmt: skip
-    yield row(
-        "mnist", "MNIST-format epoch", "mnist",
-        ["bare", "plain-lightning", "ours", "textbook-lightning"],
-        [Claim("ours / bare <= 1.4", "ours", "bare", 1.4),
-         Claim("plain Lightning / bare", "plain-lightning", "bare"),
-         Claim("textbook Lightning / ours >= 5", "textbook-lightning", "ours", 5, at_least=True)],
-    )  # fmt: skip
-    yield row(
-        "cifar", "CIFAR-format epoch", "cifar", ["bare", "ours", "textbook-ddp"],
-        [Claim("ours / bare <= 1.1", "ours", "bare", 1.1),
-         Claim("textbook DDP / ours >= 1.5", "textbook-ddp", "ours", 1.5, at_least=True)],
-    )  # fmt: skip
-    yield Row(
-        "ranks", "CIFAR-format epoch, ranks of one thread on 2 cores",
-        {"bare 1": command("bare", "cifar", folder), "bare 2": command("bare", "cifar", folder, 2),
-         "ours 1": command("ours", "cifar", folder), "ours 2": command("ours", "cifar", folder, 2),
-         "ours 4": command("ours", "cifar", folder, 4)},
-        [Claim("ours / bare DDP on 2 ranks <= 1.15", "ours 2", "bare 2", 1.15),
-         Claim("images/s of 2 ranks / 1 rank >= 1.7", "ours 1", "ours 2", 1.7, at_least=True),
-         Claim("bare DDP: images/s of 2 ranks / 1 rank", "bare 1", "bare 2"),
-         Claim("images/s of 4 ranks / 1 rank", "ours 1", "ours 4")],
-        lambda: recipes.write_tensors("cifar", folder),
-        same_curve=("bare 2", "ours 2"),
-    )  # fmt: skip
-    yield Row(
-        "growth", "memory over 50 epochs", {"ours": command("ours", "growth", folder)},
-        [Claim("epoch 50 / epoch 10 <= 1.02", "ours", None, 1.02)],
-    )  # fmt: skip
-    yield row(
-        "gpu-resnet", "GPU: ResNet-18, bf16, compiled", "gpu-resnet", ["bare", "ours"],
-        [Claim("images/s of ours / bare >= 0.95", "bare", "ours", 0.95, at_least=True)],
-        needs_gpu=True,
-    )  # fmt: skip
-    yield row(
-        "gpu-guide", "GPU: net of guide D, an epoch of 50 k images", "gpu-guide",
-        ["bare", "ours"],
-        [Claim("ours, 10 epochs", "ours", scale=10, unit=" s"),
-         Claim("bare, 10 epochs", "bare", scale=10, unit=" s")],
-        needs_gpu=True,
-    )  # fmt: skip
-
-
-def main() -> None:
-    name, task, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    torch.set_num_threads(1)
-    result = CONTENDERS[name](task, folder)
-    epochs = result.pop("epochs")
-    warm = sorted(islice(epochs, 1 if len(epochs) > 1 else 0, None))
-    resident = result.pop("resident", [])
-    seconds = warm[len(warm) // 2]
-    if task == "growth":
-        seconds = resident[50] / resident[10]
-    if int(os.environ.get("RANK", 0)) == 0:
-        say(seconds=seconds, **result)
-
-
-if __name__ == "__main__":
-    main()
+    return timer

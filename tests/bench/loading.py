@@ -1,27 +1,21 @@
-"""The way of images into a batch: the input pipeline alone, and JPEGs from a folder.
-
-python -m tests.bench.loading pillow FOLDER      # one contender, in this process
-"""
+"""The way of images into a batch: the input pipeline alone, and JPEGs from a folder."""
 
 import io
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 
-from tests.bench import recipes
-from tests.bench.measure import PYTHON, Claim, Row, say
+from tests.bench import sets
 
 SIZE = 224
 
 
-def timed(one_pass: Callable[[], int]) -> float:
+def timed(one_pass: Callable[[], int]) -> dict[str, float]:
     """Seconds per image: the median of four passes, after one that does not count."""
     one_pass()
     seconds = []
@@ -29,15 +23,15 @@ def timed(one_pass: Callable[[], int]) -> float:
         start = time.perf_counter()
         count = one_pass()
         seconds.append((time.perf_counter() - start) / count)
-    return median(seconds)
+    return {"value": median(seconds)}
 
 
-def ours_in_memory(folder: Path) -> float:
-    """Gather, crop, flip, normalize: what a training step waits for."""
+def memory(folder: str) -> dict[str, float]:
+    """Gather, crop, flip, normalize: what a training step waits for, in us."""
     from samestep import build
     from samestep.config.compose import check
 
-    cfg = check(recipes.overrides("cifar", folder))
+    cfg = check(sets.overrides("cifar", Path(folder)))
     data = build.datamodule(cfg)
     data.prepare_data()
     data.setup("fit")
@@ -50,10 +44,10 @@ def ours_in_memory(folder: Path) -> float:
             count += len(data.normalize(images))
         return count
 
-    return timed(one_pass)
+    return {"value": 1e6 * timed(one_pass)["value"]}
 
 
-def ours_folder(folder: Path) -> float:
+def folder(folder: str) -> dict[str, float]:
     """data=folder with one loader process, as training reads it."""
     from samestep import build
     from samestep.config.compose import check
@@ -93,50 +87,19 @@ def with_torchvision(content: bytes) -> np.ndarray:
     return fit(Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()))
 
 
-def decode_all(decoder: Callable[[bytes], np.ndarray]) -> Callable[[Path], float]:
+def decode_all(folder: str, decoder: Callable[[bytes], np.ndarray]) -> dict[str, float]:
     """A bare loop over the files with one decoder."""
-
-    def run(folder: Path) -> float:
-        paths = sorted((folder / "photos" / "train").rglob("*.jpg"))
-        return timed(lambda: sum(len(decoder(path.read_bytes())[None]) for path in paths))
-
-    return run
+    paths = sorted(Path(folder, "photos", "train").rglob("*.jpg"))
+    return timed(lambda: sum(len(decoder(path.read_bytes())[None]) for path in paths))
 
 
-CONTENDERS: dict[str, Callable[[Path], float]] = {
-    "ours": ours_in_memory, "folder": ours_folder,
-    "pillow": decode_all(with_pillow), "simplejpeg": decode_all(with_simplejpeg),
-    "torchvision": decode_all(with_torchvision),
-}  # fmt: skip
+def pillow(folder: str) -> dict[str, float]:
+    return decode_all(folder, with_pillow)
 
 
-def rows(folder: Path) -> Iterator[Row]:
-    def commands(*names: str) -> dict[str, list[str]]:
-        words = ["-m", "tests.bench.loading"]
-        return {name: [PYTHON, *words, name, str(folder)] for name in names}
-
-    yield Row(
-        "pipeline", "input pipeline: CIFAR crop, flip, normalize", commands("ours"),
-        [Claim("<= 20 us per image and core", "ours", None, 20, scale=1e6, unit=" us")],
-        lambda: recipes.write_tensors("cifar", folder),
-    )  # fmt: skip
-    yield Row(
-        "jpeg", "JPEGs of 500 px to 224 px",
-        commands("simplejpeg", "folder", "pillow", "torchvision"),
-        [Claim("images/s of data=folder / loop over simplejpeg >= 0.9", "simplejpeg", "folder",
-               0.9, at_least=True),
-         Claim("Pillow / simplejpeg", "pillow", "simplejpeg"),
-         Claim("torchvision.io / simplejpeg", "torchvision", "simplejpeg")],
-        lambda: recipes.write_photos(folder),
-    )  # fmt: skip
+def simplejpeg(folder: str) -> dict[str, float]:
+    return decode_all(folder, with_simplejpeg)
 
 
-def main() -> None:
-    name, folder = sys.argv[1], Path(sys.argv[2])
-    torch.set_num_threads(1)
-    result: Any = CONTENDERS[name](folder)
-    say(seconds=result)
-
-
-if __name__ == "__main__":
-    main()
+def torchvision(folder: str) -> dict[str, float]:
+    return decode_all(folder, with_torchvision)

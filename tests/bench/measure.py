@@ -1,4 +1,4 @@
-"""Fresh processes in turn, the gate, and what their times say about each other."""
+"""Fresh processes in turn, the gate, and what their numbers say about each other."""
 
 import json
 import os
@@ -12,50 +12,12 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).parents[2]
-PYTHON = sys.executable
 RESULT = "RESULT "
 """Begins the line in which a contender says what it measured, as JSON."""
 
 TOLERANCE = 1e-3  # of a loss; another order of the images changes it a hundred times more
 BUSY = 0.1  # share of the processors that others may use before the table says so
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What ours must reach: a ratio of two contenders, a difference, or a value.
-
-    Args:
-        says: the line as the table shows it, with its limit.
-        measured: the contender whose seconds are judged.
-        against: the contender with which it is compared; None judges the seconds themselves.
-        limit: the bound; None is no promise, the number is only shown.
-        at_least: whether the number must reach the limit, and not stay below it.
-        subtract: compare by a difference and not by a ratio.
-        scale, unit: of the number that is shown, such as 1000 and ms.
-    """
-
-    says: str
-    measured: str
-    against: str | None = None
-    limit: float | None = None
-    at_least: bool = False
-    subtract: bool = False
-    scale: float = 1
-    unit: str = ""
-
-    def value(self, seconds: dict[str, float]) -> float:
-        """The number of one repeat."""
-        value = seconds[self.measured]
-        if self.against is None:
-            return self.scale * value
-        other = seconds[self.against]
-        return self.scale * (value - other if self.subtract else value / other)
-
-    def holds(self, value: float) -> bool:
-        """Whether the number keeps the promise."""
-        if self.limit is None:
-            return True
-        return value >= self.limit if self.at_least else value <= self.limit
+Numbers = dict[str, float]  # of one repeat, by contender
 
 
 @dataclass
@@ -65,10 +27,14 @@ class Row:
     name: str
     title: str
     contenders: dict[str, list[str]]
-    claims: list[Claim]
-    prepare: Callable[[], None] = lambda: None
+    """The words after ``python`` that start each of them."""
+    claims: list[str]
+    """Such as ``ours / bare <= 1.4``, ``ours - bare``, or ``ours <= 3``."""
+    unit: str = ""
+    """Of the claims that are no ratio."""
+    prepare: Callable[[], object] = lambda: None
     same_curve: tuple[str, ...] = ()
-    """Contenders whose losses must be equal, or their times do not count."""
+    """Contenders whose losses must be equal, or their numbers do not count."""
     needs_gpu: bool = False
 
 
@@ -76,10 +42,29 @@ class Row:
 class Measured:
     """The repeats of one row."""
 
-    seconds: list[dict[str, float]] = field(default_factory=list)  # of each repeat, by contender
-    peak_mib: dict[str, float] = field(default_factory=dict)
+    numbers: list[Numbers] = field(default_factory=list)
+    peak_mib: Numbers = field(default_factory=dict)
     busy: float = 0.0  # share of the processors that other programs used meanwhile
-    wrong: str = ""  # why the times do not count
+    wrong: str = ""  # why the numbers do not count
+
+
+def value_of(claim: str, numbers: Numbers) -> float:
+    """What a claim is about, in one repeat."""
+    name, *rest = claim.split()
+    if rest[:1] == ["/"]:
+        return numbers[name] / numbers[rest[1]]
+    if rest[:1] == ["-"]:
+        return numbers[name] - numbers[rest[1]]
+    return numbers[name]
+
+
+def verdict(claim: str, value: float) -> str:
+    """Whether a claim is met; nothing where it has no limit."""
+    sign, limit = claim.split()[-2:] if "=" in claim else ("", "")
+    if not sign:
+        return ""
+    is_met = value <= float(limit) if sign == "<=" else value >= float(limit)
+    return "yes" if is_met else "**no**"
 
 
 def environment(started: float) -> dict[str, str]:
@@ -89,11 +74,11 @@ def environment(started: float) -> dict[str, str]:
     return kept | ours | {"BENCH_STARTED": repr(started), "PYTHONWARNINGS": "ignore"}
 
 
-def run(command: list[str], timeout: float = 600) -> dict[str, object]:
-    """Run a contender; its result, or how long it took if it gives none."""
+def run(words: list[str], timeout: float = 600) -> dict[str, object]:
+    """Run a contender; its result, or how many seconds it took if it gives none."""
     started = time.time()
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment(started), text=True,
+        [sys.executable, *words], cwd=ROOT, env=environment(started), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -105,15 +90,12 @@ def run(command: list[str], timeout: float = 600) -> dict[str, object]:
     if lines:
         return dict(json.loads(lines[-1].removeprefix(RESULT)))
     if process.returncode not in (0, 2):  # a config error is a contender too
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}: {errors[-2000:]}")
-    return {"seconds": elapsed}
+        raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}: {errors[-2000:]}")
+    return {"value": elapsed}
 
 
 def measure(row: Row, repeats: int) -> Measured:
-    """All contenders in turn, each second time backwards: A B B A.
-
-    The gate looks at each repeat: contenders of one recipe must have the same losses.
-    """
+    """All contenders in turn, each second time backwards: A B B A."""
     measured = Measured()
     row.prepare()
     begin = processor_seconds()
@@ -122,10 +104,10 @@ def measure(row: Row, repeats: int) -> Measured:
         results = {}
         for name in names if repeat % 2 == 0 else reversed(names):
             results[name] = run(row.contenders[name])
-        measured.seconds.append({name: results[name]["seconds"] for name in names})
+        measured.numbers.append({name: float(str(results[name]["value"])) for name in names})
         for name in names:
-            peak = max(measured.peak_mib.get(name, 0), results[name].get("peak_mib", 0))
-            measured.peak_mib[name] = peak
+            peak = float(str(results[name].get("peak_mib", 0)))
+            measured.peak_mib[name] = max(measured.peak_mib.get(name, 0), peak)
         measured.wrong = measured.wrong or gate(row, results)
         print(f"  {row.name} {repeat + 1}/{repeats}", file=sys.stderr, flush=True)
     passed, by_others = (b - a for a, b in zip(begin, processor_seconds(), strict=True))
@@ -161,26 +143,21 @@ def processor_seconds() -> tuple[float, float]:
     return sum(ticks) / per_second, (sum(ticks) - idle) / per_second - own
 
 
-def lines_of(row: Row, measured: Measured) -> list[dict[str, str]]:
+def lines_of(row: Row, measured: Measured) -> list[list[str]]:
     """What the table says of a row, a line for each claim."""
+    peaks = [f"{name} {peak:.0f}" for name, peak in measured.peak_mib.items() if peak]
+    n = str(len(measured.numbers))
+    if measured.busy > BUSY:
+        n += f" (busy: {measured.busy:.0%})"
     lines = []
     for claim in row.claims:
-        values = [claim.value(seconds) for seconds in measured.seconds]
+        values = [value_of(claim, numbers) for numbers in measured.numbers]
         middle, (low, high) = median(values), interval(values)
-        met = "" if claim.limit is None else "yes" if claim.holds(middle) else "**no**"
-        peaks = [f"{name} {peak:.0f}" for name, peak in measured.peak_mib.items() if peak]
-        n = str(len(values))
-        if measured.busy > BUSY:
-            n += f" (busy: {measured.busy:.0%})"
-        number = f"{middle:.3g}{claim.unit} ({low:.3g} to {high:.3g})"
+        unit = "" if " / " in claim or not row.unit else f" {row.unit}"
+        number, met = f"{middle:.3g}{unit} ({low:.3g} to {high:.3g})", verdict(claim, middle)
         if measured.wrong:
             number, met = "does not count: other losses", "**no**"
-        lines.append(
-            {
-                "workload": row.title, "compared": claim.says, "median": number,
-                "n": n, "met": met, "peak": ", ".join(peaks),
-            }
-        )  # fmt: skip
+        lines.append([row.title, f"{claim}{unit}", number, n, met, ", ".join(peaks)])
     return lines
 
 
@@ -193,5 +170,4 @@ def say(**result: object) -> None:
     """Give the harness a result, with the most memory that this process has had."""
     status = Path("/proc/self/status").read_text()
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    result.setdefault("peak_mib", int(peak.split()[1]) / 1024)
-    print(RESULT + json.dumps(result), flush=True)
+    print(RESULT + json.dumps({"peak_mib": int(peak.split()[1]) / 1024} | result), flush=True)

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.bench import epochs, measure, recipes
-from tests.bench.__main__ import all_rows, bench, note
-from tests.bench.measure import Claim, Measured, Row
+from tests.bench import epochs, measure, sets
+from tests.bench.__main__ import bench, note
+from tests.bench.measure import Measured, Row
+from tests.bench.rows import all_rows
 
-CLAIM = Claim("ours / bare <= 2", "ours", "bare", 2)
+CLAIM = "ours / bare <= 2"
 
 
 def test_ours_learns_what_the_bare_loop_learns_and_another_recipe_does_not_count(
@@ -18,8 +19,10 @@ def test_ours_learns_what_the_bare_loop_learns_and_another_recipe_does_not_count
 ):
     names = ["bare", "ours", "wrong"]
     row = Row(
-        "tiny", "tiny set", {name: epochs.command(name, "tiny", tmp_path) for name in names},
-        [CLAIM], lambda: recipes.write_tensors("tiny", tmp_path), same_curve=tuple(names),
+        "tiny", "tiny set",
+        {name: ["-m", "tests.bench.contender", "epochs", name, "tiny", str(tmp_path)]
+         for name in names},
+        [CLAIM], prepare=lambda: sets.write_tensors("tiny", tmp_path), same_curve=tuple(names),
     )  # fmt: skip
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- table -->\n<!-- end -->\nafter\n")
@@ -32,7 +35,7 @@ def test_ours_learns_what_the_bare_loop_learns_and_another_recipe_does_not_count
     found = json.loads((tmp_path / "bench.json").read_text())["tiny"]
     assert found["torch"] == torch.__version__.partition("+")[0]
     assert 0 <= found["busy"] <= 1
-    assert found["seconds"][0].keys() == set(names)
+    assert found["numbers"][0].keys() == set(names)
     assert all(found["peak_mib"][name] > 100 for name in names)
 
 
@@ -48,23 +51,19 @@ def test_the_gate_wants_the_same_losses(curve: list[float]):
 
 def test_a_line_says_the_median_of_the_pairs_and_whether_the_promise_holds():
     pairs = [(1.0, 1.5), (2.0, 3.0), (1.0, 9.0), (1.0, 1.6), (1.0, 1.4)]
-    measured = Measured([{"bare": bare, "ours": ours} for bare, ours in pairs])
-    measured.busy = 0.5
-    row = Row("a", "A", {}, [CLAIM, Claim("d", "ours", "bare", 0.5, subtract=True, unit=" s")])
-    first, second = measure.lines_of(row, measured)
-    assert (first["median"].split(" ")[0], first["met"], first["n"]) == (
-        "1.5", "yes", "5 (busy: 50%)"
-    )  # fmt: skip
-    assert second["median"].startswith("0.6 s (0.4 to 8)")
-    assert second["met"] == "**no**"
+    measured = Measured([{"bare": bare, "ours": ours} for bare, ours in pairs], busy=0.5)
+    row = Row("a", "A", {}, [CLAIM, "ours - bare <= 0.5", "ours >= 1", "bare"], "s")
+    lines = measure.lines_of(row, measured)
+    assert lines[0] == ["A", CLAIM, "1.5 (1.4 to 9)", "5 (busy: 50%)", "yes", ""]
+    assert lines[1][1:3] == ["ours - bare <= 0.5 s", "0.6 s (0.4 to 8)"]
+    assert [line[4] for line in lines] == ["yes", "**no**", "yes", ""]
 
 
 def test_a_new_result_replaces_the_old_line_and_keeps_the_others(tmp_path: Path):
     page = tmp_path / "page.md"
     page.write_text("<!-- table -->\n<!-- end -->\n")
-    line = dict.fromkeys(["compared", "median", "n", "met", "peak"], "x")
     for workload, peak in (("B", "1"), ("A", "2"), ("B", "3")):
-        note(page, ["A", "B"], [{**line, "workload": workload, "peak": peak}])
+        note(page, ["A", "B"], [[workload, "x", "x", "x", "x", peak]])
     assert page.read_text().splitlines()[3:5] == [
         "| A | x | x | x | x | 2 |", "| B | x | x | x | x | 3 |"
     ]  # fmt: skip
@@ -82,7 +81,7 @@ def test_the_table_of_the_page_has_the_rows_that_there_are():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_step_never_waits_for_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """torch raises in the step that reads something from the device."""
-    recipes.write_tensors("gpu-guide", tmp_path)
+    sets.write_tensors("gpu-guide", tmp_path)
     monkeypatch.setitem(epochs.EPOCHS, "gpu-guide", 1)
     make_timer = epochs.make_timer
 
@@ -92,7 +91,7 @@ def test_a_step_never_waits_for_the_gpu(tmp_path: Path, monkeypatch: pytest.Monk
 
         def on_train_batch_end(trainer: object, module: object, outputs: object, *_: object):
             step = trainer.global_step
-            if step < epochs.recipes.CURVE:
+            if step < sets.CURVE:
                 count(trainer, module, outputs)
             # The guard looks at its flags every 50 steps, and the progress every 10 seconds.
             torch.cuda.set_sync_debug_mode("error" if 25 <= step < 45 else "default")
@@ -102,6 +101,6 @@ def test_a_step_never_waits_for_the_gpu(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(epochs, "make_timer", make_strict_timer)
     try:
-        epochs.ours("gpu-guide", tmp_path)
+        epochs.ours("gpu-guide", str(tmp_path))
     finally:
         torch.cuda.set_sync_debug_mode("default")

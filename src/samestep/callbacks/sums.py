@@ -1,5 +1,7 @@
 """Metrics of one epoch that are exact on any number of ranks, before and after an interruption."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -30,7 +32,9 @@ class Sums(nn.Module):
         super().__init__()
         self.stage = stage
         self.names = names
-        self._totals: Tensor | None = None  # [names, and the number of samples last]
+        # Of each name, and the number of samples last: on the CPU numbers, because adding small
+        # tensors takes longer, and otherwise tensors on the device.
+        self._totals: list[Any] = [0] * (len(names) + 1)
         # Empty; it follows the model to its device, also on a rank that sees no sample.
         self.register_buffer("device_of", torch.empty(0), persistent=False)
 
@@ -41,15 +45,13 @@ class Sums(nn.Module):
             count: samples in the batch.
             sums: for each name a scalar, the sum over these samples.
         """
-        with torch.no_grad():
-            batch = self._one_row([sums[name].detach() for name in self.names], count)
-            self._totals = batch if self._totals is None else self._totals.add_(batch)
+        row = [*(self._number(sums[name]) for name in self.names), count]
+        self._totals = [total + value for total, value in zip(self._totals, row, strict=True)]
 
     def mean_so_far(self, name: str) -> float:
         """The mean over the samples of this rank so far; waits for the device."""
-        if self._totals is None:
-            return 0.0
-        return float(self._totals[self.names.index(name)] / self._totals[-1])
+        count = float(self._totals[-1])
+        return float(self._totals[self.names.index(name)]) / count if count else 0.0
 
     def means(self) -> dict[str, Tensor]:
         """The mean of each sum over all ranks, as ``<stage>/<name>``, and begin a new epoch.
@@ -57,7 +59,7 @@ class Sums(nn.Module):
         Every rank must call this, also one that saw no sample.
         """
         totals = self.state()
-        self._totals = None
+        self._totals = [0] * len(totals)
         if dist.is_initialized():
             dist.all_reduce(totals)
         means = (totals[:-1] / totals[-1]).float()
@@ -65,20 +67,20 @@ class Sums(nn.Module):
 
     def state(self) -> Tensor:
         """The sums of this rank so far, and the number of samples, ``[names + 1]``."""
-        if self._totals is not None:
-            return self._totals
-        return torch.zeros(len(self.names) + 1, dtype=self._dtype(), device=self.device_of.device)
+        device, dtype = self.device_of.device, self._dtype()
+        return torch.stack(
+            [torch.as_tensor(total, dtype=dtype, device=device) for total in self._totals]
+        )
 
     def load_state(self, totals: Tensor) -> None:
         """Go on from what ``state`` gave."""
-        self._totals = totals.clone().to(self.device_of.device)
+        self._totals = totals.tolist()
 
-    def _one_row(self, values: list[Tensor], count: int) -> Tensor:
-        """The sums of one batch and its number of samples, ``[names + 1]``."""
-        if values[0].device.type == "cpu":
-            # Reading a number takes less time here than an operation on a small tensor.
-            return torch.tensor([*(value.item() for value in values), count], dtype=self._dtype())
-        return torch.stack([*values, torch.full_like(values[0], count)]).to(self._dtype())
+    def _number(self, value: Tensor) -> Any:
+        """A sum of one batch, as ``_totals`` has it."""
+        if value.device.type == "cpu":
+            return value.item()
+        return value.detach().to(self._dtype())
 
     def _dtype(self) -> torch.dtype:
         # float64 keeps every count exact; Apple's GPUs do not have it.

@@ -88,7 +88,8 @@ class GlobalBatchSampler(Sampler[Slice]):
             begin, size = self._find_batch(index)
             lengths = split(size, self.shares)
             start = sum(lengths[: self.rank])
-            ids = order[begin + start :][: lengths[self.rank]]
+            first = begin + start
+            ids = order[first : first + lengths[self.rank]]
             yield Slice(ids, self.epoch, index, start, size)
 
     def size_of_step(self, index: int) -> int:

@@ -13,11 +13,13 @@ import logging
 import os
 import pickle
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from samestep.errors import ConfigError, RunError
 from samestep.run import sidecar
@@ -81,7 +83,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with open_atomic(target, before_rename=make_way) as file:
-                torch.save(content, _Hashed(file, sha256))  # type: ignore[arg-type]
+                _save_and_hash(content, file, sha256)
         except CheckpointError:
             raise
         except (OSError, RuntimeError) as error:
@@ -206,14 +208,32 @@ def link_checkpoint(source: Path, target: Path, version: Version) -> None:
 class _Hashed:
     """A file that is written and hashed in one pass; torch needs no more of it."""
 
-    def __init__(self, file: IO[bytes], sha256: Any) -> None:
+    def __init__(self, file: IO[bytes], sha256: Any, hasher: ThreadPoolExecutor) -> None:
         self.file = file
         self.sha256 = sha256
+        self.hasher = hasher
         self.flush = file.flush
 
     def write(self, data: bytes) -> int:
-        self.sha256.update(data)
-        return self.file.write(data)
+        """Write and hash at the same time; neither needs Python's lock for large data."""
+        hashing = self.hasher.submit(self.sha256.update, data)
+        try:
+            return self.file.write(data)
+        finally:
+            # The memory of the data is only valid during this call.
+            hashing.result()
+
+
+def _save_and_hash(content: dict[str, Any], file: IO[bytes], sha256: Any) -> None:
+    """Write ``content`` as ``torch.load`` reads it, and hash what is written."""
+    # CRC-32 takes as long as the writing, and SHA-256 proves more. torch.load does not read it.
+    has_crc32 = get_crc32_options()
+    set_crc32_options(False)
+    try:
+        with ThreadPoolExecutor(max_workers=1) as hasher:
+            torch.save(content, _Hashed(file, sha256, hasher))  # type: ignore[arg-type]
+    finally:
+        set_crc32_options(has_crc32)
 
 
 def _read_back(path: Path, content: dict[str, Any]) -> None:

@@ -115,10 +115,12 @@ def test_two_sets_of_one_format_have_their_own_directories(tmp_path):
         fashion.prepare(tmp_path, download=False, mirror=None)
 
 
-def test_digits_are_split_once_and_for_all(tmp_path):
+def test_digits_are_split_once_and_for_all(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "sklearn", None)  # its import takes a second of each start
+        train, test = (Digits().load(tmp_path, train=train) for train in (True, False))
     from sklearn.datasets import load_digits
 
-    train, test = (Digits().load(tmp_path, train=train) for train in (True, False))
     assert train.images.shape == (1437, 1, 8, 8)
     assert test.images.shape == (360, 1, 8, 8)
     assert train.images.dtype == torch.uint8

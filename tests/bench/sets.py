@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 CURVE = 20  # first losses, by which the gate compares contenders
 ADAM = [
     "model.optimizer._target_=torch.optim.Adam", "model.optimizer.lr=1e-3",
-    "model.lr_scheduler._target_=tests.bench.recipes.constant",
+    "model.lr_scheduler._target_=tests.bench.sets.constant",
     "~model.lr_scheduler.warmup", "~model.optimizer.weight_decay",
 ]  # fmt: skip
 NUM_TEST = 500
@@ -119,6 +119,14 @@ def write_tensors(task: str, folder: Path, num_epochs: int = 3) -> None:
     batch = int(cfg.data.global_batch_size)
     torch.save({**parts, "orders": orders, "mean": data.mean, "std": data.std,
                 "batch_size": batch}, path)  # fmt: skip
+
+
+def write_runs(folder: Path, count: int) -> None:
+    """A folder with so many finished runs."""
+    for number in range(count):
+        run_dir = folder / f"runs-{count}" / f"digits-cnn-{number:06}"
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "metrics.json").write_text("{}")
 
 
 def write_photos(folder: Path, count: int = 200) -> None:
