@@ -1,8 +1,6 @@
 # The image of a run: Python, the locked packages, and this code. It holds no data and no secrets.
 #
-# copier: filter replace("project", name)
 #   docker build -t project:1 .     # docs/clusters/image.md has the rest: other bases, a private package index
-# copier: endfilter
 #
 # Any base with Python 3.11 to 3.13 will do; what Debian or Ubuntu lack of it, apt brings.
 ARG BASE_IMAGE=docker.io/library/python:3.11.13-slim-bookworm
@@ -45,13 +43,9 @@ USER 1000:1000
 
 ARG REVISION= SOURCE=
 ENV PROJECT_REVISION=${REVISION}
-# copier: filter replace("project", name) | replace("MIT", licence)
 LABEL org.opencontainers.image.title="project" \
       org.opencontainers.image.licenses="MIT"
-# copier: endfilter
-# copier: if false
 LABEL org.opencontainers.image.description="Image classification with Lightning and Hydra"
-# copier: endif
 LABEL org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.revision="${REVISION}"
 STOPSIGNAL SIGTERM

@@ -22,14 +22,12 @@ train: .venv/train.stamp ## train; ARGS="trainer.max_epochs=5" changes the run
 test: .venv/dev.stamp ## run all tests; ARGS=tests/test_make.py: some
 	.venv/bin/python -m pytest -n 3 --dist worksteal $(ARGS)
 
-# copier: if false
 .PHONY: faults bench
 faults: .venv/dev.stamp ## run the whole fault laboratory, and write its table into docs/reliability.md
 	.venv/bin/python -m tests.faults.lab $(ARGS)
 
 bench: .venv/dev.stamp ## compare speed with bare loops, into docs/performance.md; ARGS="mnist --repeats 5": some rows
 	.venv/bin/python -m tests.bench $(ARGS)
-# copier: endif
 
 lint: .venv/dev.stamp ## check style, format and types; change nothing
 	.venv/bin/python -m ruff check

@@ -1,5 +1,3 @@
-# copier: set gone = "(?!)" if "kubernetes" in clusters else "(?m)^.*cluster=k8s.*\n"
-# copier: filter regex_replace(gone, "")
 """Send a run to a cluster. It takes the same overrides as train.py, plus action=.
 
 python scripts/launch.py cluster=k8s trainer.num_nodes=2                 # print the manifests
@@ -22,7 +20,6 @@ runs/<run_id>/launch.yaml. The pods run train.py with the same overrides.
 Exit codes: 0 done, 1 error, 2 wrong usage or configuration.
 """
 
-# copier: endfilter
 import sys
 
 from samestep.launch.main import main

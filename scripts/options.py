@@ -1,4 +1,4 @@
-"""What the command lines of evaluate, predict, export and upload share. Imports no torch."""
+"""What the command lines of the scripts for a run share. Imports no torch."""
 
 import argparse
 import difflib
@@ -26,11 +26,16 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Let the user say where the data are now, if not where the run found them."""
     parser.add_argument("--data-root", dest="root", type=Path, metavar="DIR", help="their folder")
-    # copier: if "language" in tasks
-    parser.add_argument("--data-file", dest="file", metavar="FILE", help="the text of a run")
-    # copier: endif
+    parser.add_argument("--data-file", dest="file", metavar="FILE", help="their file, if it is one")
     parser.add_argument("--data-mirror", dest="mirror", metavar="URL", help="download from here")
     parser.add_argument("--download", action=argparse.BooleanOptionalAction, help="or never do")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Let the user choose a checkpoint, and where the model computes."""
+    ckpts = "best, last, or one that was kept, such as epoch-0002"
+    parser.add_argument("--ckpt", default="best", metavar="NAME", help=ckpts)
+    parser.add_argument("--accelerator", choices=["auto", "cpu", "gpu"], default="auto")
 
 
 def check_run_dir(text: str) -> Path:
@@ -63,6 +68,16 @@ def load(arguments: Any) -> tuple[Any, Any]:
     model, data = load_run(arguments.run_dir, arguments.ckpt)
     set_places(data, arguments)
     return model, data
+
+
+def move(model: Any, accelerator: str) -> None:
+    """Move the model to the accelerator of this machine, if the user wants that and it has one."""
+    import torch
+
+    if accelerator == "gpu" and not torch.accelerator.is_available():
+        raise ConfigError("--accelerator gpu: this machine has none; auto takes the CPU then")
+    if accelerator != "cpu" and torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())
 
 
 def run(main: Callable[[Any], int], arguments: Any) -> int:

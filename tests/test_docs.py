@@ -17,7 +17,6 @@ CONTRACT = ROOT / "docs" / "contract.md"  # tests/test_contract.py executes its 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXPERIMENTS = sorted((CONFIGS / "experiment").glob("*.yaml"))
 NOT_HERE = ("configs/local", "src/pets", "tests/pets")  # what the reader makes
-# copier: print 'NOT_HERE += ("tests/",)  # tests that stay with the template\n'
 NEVER_REAL = {"docker", "kubeflow", "pytorchjob", "elasticjob", "runai", "flyte"}
 ACTIONS = "../../actions/"  # on GitHub, relative to a page at the top of the repository
 STAND_INS = {
@@ -83,7 +82,6 @@ def test_a_command_does_what_is_said(words: str, error: str):
     assert bool(said) == bool(error), said
 
 
-# copier: if false
 def test_commands_are_found_where_there_are_some():
     silent = SOURCES.keys() - {source for source, *_ in COMMANDS}
     clusters = {f"docs/clusters/{name}.md" for name in ("e2e", "entrypoint", "image")}
@@ -91,7 +89,6 @@ def test_commands_are_found_where_there_are_some():
     assert [source for source, *_ in COMMANDS].count("--help") == 6  # usage and five examples
 
 
-# copier: endif
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_paths_lead_somewhere(page: Path):
     text = page.read_text()
@@ -109,7 +106,6 @@ def test_links_and_paths_lead_somewhere(page: Path):
         assert (ROOT / name).exists() or is_made, name
 
 
-# copier: if false
 def test_every_cluster_says_what_it_was_seen_on():
     """The table claims no more than there is: tests that exist, and a date for what was real."""
     from samestep.config.schema import choices_of
@@ -127,7 +123,6 @@ def test_every_cluster_says_what_it_was_seen_on():
     assert {cluster for cluster, row in rows.items() if row.endswith("| no")} == NEVER_REAL
 
 
-# copier: endif
 def test_the_tour_passes_every_place():
     """Each file of yours, and each part of what is kept: its folders list their own files."""
     tour = (ROOT / "docs" / "code.md").read_text()

@@ -144,9 +144,7 @@ def test_arguments_reach_the_command(clone: Clone):
 def test_help_is_the_default_and_starts_nothing(clone: Clone):
     done, commands = clone.make()
     targets = [line.split()[1] for line in done.stdout.splitlines()]
-    # copier: filter replace(' "faults", "bench",', "")
     assert targets == ["help", "train", "test", "faults", "bench", "lint", "format", "lock"]
-    # copier: endfilter
     assert commands == []
 
 

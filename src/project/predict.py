@@ -68,7 +68,7 @@ def print_guesses(
         ConfigError: if the run has not learned images, or has fewer classes than ``top``.
     """
     if not isinstance(model, ImageClassifier):
-        raise ConfigError(f"{files[0]}: this run has not learned images; give it a --prompt")
+        raise ConfigError(f"{files[0]}: this run has not learned images")
     if top > model.num_classes:
         raise ConfigError(
             f"--top {top}: must not exceed the {model.num_classes} classes of the run"

@@ -2,92 +2,59 @@
 
 A key without a rule takes values of its default's type. A rule names one full key. Arguments of
 nets, optimizers and schedules need no rule: their constructors refuse wrong values by a ValueError,
-which ends the run before anything is written. Imports no torch, because help and errors are quick.
+which ends the run before anything is written.
+
+Here are the rules that several tasks share. A task has its own in ``rules.py`` of its folder, such
+as ``data/rules.py`` for images: any of the names ``RULES``, ``MAY_CHANGE``, ``METRIC_MODES``,
+``contradictions`` and ``needed_files``. This file finds and joins them. None of these files imports
+torch, because help and errors are quick.
 """
 
-# copier: set all = "ABOVE_0, BELOW_1, NULL, TEXT, Rule, each, whole"
-# copier: set names = all if "images" in tasks else "ABOVE_0, NULL, Rule, whole"
-# copier: set gone = "(?!)" if "language" in tasks else "from project.*\n"
-# copier: filter replace(all, names if tasks else "Rule, whole") | regex_replace(gone, "")
+import importlib
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
 
 from omegaconf import DictConfig
 
-from project.language import rules as language
-from samestep.config.rules import ABOVE_0, BELOW_1, NULL, TEXT, Rule, each, whole
+from samestep.config.rules import ABOVE_0, NULL, Rule, whole
 from samestep.config.schema import flatten
 
-# copier: endfilter
+
+def import_task_rules() -> list[ModuleType]:
+    """The modules ``rules.py`` in the folders of this package."""
+    files = sorted(Path(__file__).parent.glob("*/rules.py"))
+    return [importlib.import_module(f"{__package__}.{file.parent.name}.rules") for file in files]
+
+
+TASKS = import_task_rules()
+
 RULES: dict[str, Rule] = {
     "data.global_batch_size": whole(1),
-    "data.seed": whole(0, 2**32 - 1),
-    "data.num_workers": whole(0),
-    # copier: if tasks
     "data.eval_batch_size": whole(1),
+    "data.num_workers": whole(0),
+    "data.seed": whole(0, 2**32 - 1),
     "model.optimizer.lr": ABOVE_0 | NULL,  # some optimizers choose it themselves
-    # copier: endif
-    # copier: if "images" in tasks
-    "data.root": TEXT,
-    "data.num_channels": whole(1),
-    "data.image_size": whole(1),
-    "data.num_classes": whole(2),
-    "data.class_names": NULL | each(TEXT),
-    "data.num_val": whole(1),
-    "data.std": each(ABOVE_0),
-    "data.crop_padding": whole(0),
-    "model.label_smoothing": BELOW_1,
-    "callbacks.predictions.num_batches_to_log": whole(0),
-    "callbacks.predictions.images_per_batch": whole(1),
-    # copier: endif
-    # copier: if "language" in tasks
-    **language.RULES,
-    # copier: endif
 }
 
-MAY_CHANGE = (  # patterns of keys that may have another value when a run continues
-    r"data\.num_workers",
-    # copier: if "images" in tasks
-    r"data\.(root|download|mirror)",
-    r"callbacks\.predictions(\..+)?",
-    # copier: endif
-    # copier: if "language" in tasks
-    *language.MAY_CHANGE,
-    # copier: endif
-)
+# Patterns of keys that may have another value when a run continues.
+MAY_CHANGE: list[str] = [r"data\.num_workers"]
 
 # Whether less (min) or more (max) of a metric is better.
-METRIC_MODES = {
-    "accuracy": "max",
-    # copier: if "language" in tasks
-    **language.METRIC_MODES,
-    # copier: endif
-}
+METRIC_MODES = {"accuracy": "max"}
+
+for task in TASKS:
+    RULES |= getattr(task, "RULES", {})
+    MAY_CHANGE += getattr(task, "MAY_CHANGE", [])
+    METRIC_MODES |= getattr(task, "METRIC_MODES", {})
 
 
-# copier: if "images" in tasks
-PER_CHANNEL_OR_CLASS = {
-    "mean": "num_channels",
-    "std": "num_channels",
-    "class_names": "num_classes",
-}
-
-
-# copier: endif
 def contradictions(cfg: DictConfig) -> Iterator[str]:
     """What is wrong with ``cfg`` although each value alone is fine, one line each."""
-    # copier: if "images" in tasks
-    for key, count in PER_CHANNEL_OR_CLASS.items():
-        # Another DataModule may have other keys.
-        values, num = cfg.data.get(key), cfg.data.get(count)
-        if values is None or num is None:
-            continue
-        if len(values) != num:
-            yield f"data.{key}={values}: must have one for each of data.{count}={num}"
-    names = cfg.data.get("class_names") or []
-    if len(set(names)) < len(names):
-        yield f"data.class_names={names}: each must be another name"
-    # copier: endif
+    for task in TASKS:
+        if hasattr(task, "contradictions"):
+            yield from task.contradictions(cfg)
     if missing := find_missing_data_keys(cfg):
         yield (
             f"{cfg.model.get('_target_')} needs {', '.join(missing)}, which "
@@ -108,24 +75,12 @@ def find_missing_data_keys(cfg: DictConfig) -> list[str]:
     return [f"data.{name}" for name in dict.fromkeys(names) if name not in list(cfg.data)]
 
 
-# copier: if tasks
 def needed_files(cfg: DictConfig) -> list[str]:
     """The files that must be there before a run starts, because it does not download them."""
-    # copier: if "language" in tasks
-    if files := language.needed_files(cfg):
-        return files
-    # copier: endif
-    # copier: if "images" in tasks
-    data = cfg.data
-    if not data.get("download", True) and "source" in data:
-        if data.source["_target_"].endswith(".ImageFolder"):
-            return [f"{data.root}/train", f"{data.root}/test"]
-        return [f"{data.root}/{name}" for name in data.source.get("files", ())]
-    # copier: endif
-    return []
+    tasks = [task for task in TASKS if hasattr(task, "needed_files")]
+    return [file for task in tasks for file in task.needed_files(cfg)]
 
 
-# copier: endif
 def check_ranks(cfg: DictConfig, num_ranks: Sequence[int]) -> Iterator[str]:
     """What a run refuses if it may get these numbers of ranks, such as 1, 2 and 3.
 

@@ -14,7 +14,6 @@ from samestep.run.changes import read_config
 from samestep.run.checkpoint import CheckpointError
 
 # Older versions had these classes elsewhere, and their runs name the old place in config.yaml.
-# copier: if "images" in tasks
 MOVED: dict[str, str] = {
     "project.classifier": "project.model.classifier",
     "project.schedules": "project.model.schedules",
@@ -29,9 +28,6 @@ MOVED: dict[str, str] = {
 }
 
 
-# copier: else
-# copier: print "MOVED: dict[str, str] = {}\n\n\n"
-# copier: endif
 def load_run(run_dir: Path, ckpt: str) -> tuple[Any, Any]:
     """See ``project.load_run``."""
     cfg = read_saved_config(run_dir)

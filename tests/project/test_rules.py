@@ -34,9 +34,7 @@ def test_rule(key, right, wrong):
 
 def test_every_rule_is_of_a_key():
     keys = {*leaves(plain(check([])))}
-    # copier: if "language" in tasks
     keys |= {*leaves(plain(check(["experiment=language"])))}
-    # copier: endif
     assert RULES.keys() - keys == set()
 
 

@@ -34,8 +34,7 @@ def test_values_have_defaults_and_types() -> None:
     arguments = options.parse(predict.make_parser(), ["runs/0", "--top", "12", "a.png"])
     assert vars(arguments) == {
         "run_dir": Path("runs/0"), "ckpt": "best", "top": 12, "accelerator": "auto",
-        "format": "table", "files": ["a.png"], "prompt": None, "length": 500, "temperature": 0.8,
-        "seed": 0,
+        "format": "table", "files": ["a.png"],
     }  # fmt: skip
     words = ["runs/0", "--data-root", "a=b", "--no-download"]
     assert vars(options.parse(export.make_parser(), words)) == {

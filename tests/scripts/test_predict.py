@@ -120,7 +120,7 @@ def test_wrong_usage_is_one_line(predict: Predict, files: list[Path], tmp_path: 
     for words, message in [
         (["--top", 11, files[0]], "--top 11: must not exceed the 10 classes of the run"),
         (["--top", 0, files[0]], "--top 0: must be a whole number, at least 1"),
-        ([], "there is nothing to predict; --help says what to name"),
+        ([], "there is nothing to predict; name image files"),
         ([empty], f"{empty}: holds no images"),
     ]:
         code, out, err = predict(*words)

@@ -18,7 +18,7 @@ RULES: dict[str, Rule] = {
 }
 
 # The file may be elsewhere when a run continues: its text is compared by a digest.
-MAY_CHANGE = (r"data\.file", r"callbacks\.samples(\..+)?")
+MAY_CHANGE = [r"data\.file", r"callbacks\.samples(\..+)?"]
 
 METRIC_MODES = {"bits": "min"}
 

@@ -13,7 +13,7 @@ from project import load_run
 from project.rules import needed_files
 from samestep.config.compose import check
 from samestep.errors import ConfigError
-from scripts import evaluate, export, predict
+from scripts import evaluate, export, predict, write_text
 from tests.conftest import ROOT, TEXT, final_figures, run
 from tests.project.test_train import record, recorded
 
@@ -98,17 +98,17 @@ def test_evaluate_gives_the_metrics_of_the_run(text_run: Path, call):
     assert " test windows\n" in call(evaluate, text_run, "--accelerator", "cpu")[1]
 
 
-def test_predict_continues_a_prompt(text_run: Path, call):
+def test_a_prompt_is_continued(text_run: Path, call):
     words = [text_run, "--accelerator", "cpu", "--length", "20"]
-    code, out, err = call(predict, *words, "--prompt", "The ")
+    code, out, err = call(write_text, *words, "--prompt", "The ")
     assert (code, err) == (0, "")
     sample = (text_run / "predictions/sample.txt").read_text("utf-8")
     assert out == sample, "the run has drawn the same text, from the same checkpoint"
-    same = call(predict, *words, "--prompt", "The ", "--format", "json")[1]
+    same = call(write_text, *words, "--prompt", "The ", "--format", "json")[1]
     assert json.loads(same) == {"prompt": "The ", "text": sample[4:-1]}
-    assert call(predict, *words, "--prompt", "The ", "--seed", "1")[1] != out
+    assert call(write_text, *words, "--prompt", "The ", "--seed", "1")[1] != out
     # Longer than the context, and with characters that the vocabulary does not have.
-    assert len(call(predict, *words, "--prompt", "\N{SNOWMAN}" * 50)[1]) == 50 + 20 + 1
+    assert len(call(write_text, *words, "--prompt", "\N{SNOWMAN}" * 50)[1]) == 50 + 20 + 1
 
 
 def test_what_a_model_writes_is_what_it_has_learned(text_run: Path):
@@ -123,16 +123,14 @@ def test_what_a_model_writes_is_what_it_has_learned(text_run: Path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["seven.png"], "seven.png: this run has not learned images; give it a --prompt"),
         (["--prompt", ""], "--prompt '': must have at least one character"),
         (["--prompt", "a", "--length", "0"], "--length 0: must be a whole number, at least 1"),
         (["--prompt", "a", "--temperature", "0"], "--temperature 0.0: must be a number above 0"),
         (["--prompt", "a", "--seed", "-1"], "--seed -1: must be a whole number"),
-        (["a.png", "--prompt", "a"], "a.png: name files, or give a --prompt, but not both"),
     ],
 )
-def test_predict_says_what_it_cannot_do(text_run: Path, call, words: list[str], message: str):
-    code, out, err = call(predict, text_run, *words)
+def test_a_prompt_that_cannot_be_continued_is_refused(text_run: Path, call, words: list[str], message: str):
+    code, out, err = call(write_text, text_run, *words)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
@@ -143,7 +141,8 @@ def test_what_is_only_for_images_says_so(text_run: Path, digits_run: Path, call)
         (export, text_run): "only nets of images are exported",
         (evaluate, text_run, "--data-root", "."): "--data-root: TextDataModule of this run has no",
         (evaluate, digits_run, "--data-file", "a"): "--data-file: ImageDataModule of this run has",
-        (predict, digits_run, "--prompt", "a"): "--prompt: this run has not learned a text",
+        (write_text, digits_run, "--prompt", "a"): "--prompt: this run has not learned a text",
+        (predict, text_run, "seven.png"): "seven.png: this run has not learned images",
     }.items():
         code, out, err = call(*words)
         assert (code, out) == (2, "")

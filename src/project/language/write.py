@@ -13,13 +13,13 @@ def continue_prompt(model: Any, data: Any, arguments: Any) -> str:
     Args:
         model: of the run, as ``project.load_run`` gives it.
         data: of the run.
-        arguments: of ``scripts/predict.py``: prompt, length, temperature, seed and format.
+        arguments: of ``scripts/write_text.py``: prompt, length, temperature, seed and format.
 
     Raises:
         ConfigError: if the run has not learned a text, or an argument cannot be used.
     """
     if not isinstance(model, LanguageModel):
-        raise ConfigError("--prompt: this run has not learned a text; name image files")
+        raise ConfigError("--prompt: this run has not learned a text")
     if not arguments.prompt:
         raise ConfigError("--prompt '': must have at least one character")
     if arguments.length < 1:

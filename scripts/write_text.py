@@ -1,0 +1,41 @@
+"""Continue a prompt with the language model of a run.
+
+python scripts/write_text.py runs/book --prompt "The "
+python scripts/write_text.py runs/book --prompt "The " --length 200 --temperature 0.5
+"""
+
+import argparse
+from typing import Any
+
+import options
+
+from samestep.ranks import process
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = options.make_parser(__doc__)
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="what the model continues")
+    parser.add_argument("--length", type=int, default=500, metavar="N", help="characters to write")
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, metavar="T",
+        help="1 draws from what was learned; less prefers likely characters",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of what is drawn")
+    options.add_model_options(parser)
+    parser.add_argument("--format", choices=["text", "json"], default="text")
+    return parser
+
+
+def main(arguments: Any) -> int:
+    """Print the prompt, and what the model writes after it. Returns 0."""
+    model, data = options.load(arguments)
+    options.move(model, arguments.accelerator)
+    from project.language.write import continue_prompt  # imports torch, which takes seconds
+
+    print(continue_prompt(model, data, arguments))
+    return 0
+
+
+if __name__ == "__main__":
+    process.run(lambda: options.run(main, options.parse(make_parser())))

@@ -1,0 +1,53 @@
+"""What the values of the keys of images may be; ``project.rules`` adds them. Imports no torch."""
+
+from collections.abc import Iterator
+
+from omegaconf import DictConfig
+
+from samestep.config.rules import ABOVE_0, BELOW_1, NULL, TEXT, Rule, each, whole
+
+RULES: dict[str, Rule] = {
+    "data.root": TEXT,
+    "data.num_channels": whole(1),
+    "data.image_size": whole(1),
+    "data.num_classes": whole(2),
+    "data.class_names": NULL | each(TEXT),
+    "data.num_val": whole(1),
+    "data.std": each(ABOVE_0),
+    "data.crop_padding": whole(0),
+    "model.label_smoothing": BELOW_1,
+    "callbacks.predictions.num_batches_to_log": whole(0),
+    "callbacks.predictions.images_per_batch": whole(1),
+}
+
+MAY_CHANGE = [r"data\.(root|download|mirror)", r"callbacks\.predictions(\..+)?"]
+
+PER_CHANNEL_OR_CLASS = {
+    "mean": "num_channels",
+    "std": "num_channels",
+    "class_names": "num_classes",
+}
+
+
+def contradictions(cfg: DictConfig) -> Iterator[str]:
+    """What is wrong with the data although each value alone is fine, one line each."""
+    for key, count in PER_CHANNEL_OR_CLASS.items():
+        # Another DataModule may have other keys.
+        values, num = cfg.data.get(key), cfg.data.get(count)
+        if values is None or num is None:
+            continue
+        if len(values) != num:
+            yield f"data.{key}={values}: must have one for each of data.{count}={num}"
+    names = cfg.data.get("class_names") or []
+    if len(set(names)) < len(names):
+        yield f"data.class_names={names}: each must be another name"
+
+
+def needed_files(cfg: DictConfig) -> list[str]:
+    """The files of a data set that the run does not download."""
+    data = cfg.data
+    if data.get("download", True) or "source" not in data:
+        return []
+    if data.source["_target_"].endswith(".ImageFolder"):
+        return [f"{data.root}/train", f"{data.root}/test"]
+    return [f"{data.root}/{name}" for name in data.source.get("files", ())]
