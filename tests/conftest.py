@@ -2,12 +2,14 @@
 
 import copy
 import functools
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ import hydra
 import pytest
 import torch
 from filelock import FileLock
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.global_hydra import GlobalHydra
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
 from tests import fork_server
@@ -88,13 +92,19 @@ def final_figures(run_dir: Path) -> dict[str, float]:
 def pytest_configure() -> None:
     """Start the Python programs under test from a process that has imported the libraries.
 
-    In this process, Hydra composes nothing twice.
+    In this process, Hydra reads and composes nothing twice.
     """
+    # Containers often set this. Hundreds of processes would compile the same files.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     fork_server.install(environment())
     hydra.compose = compose_once
+    ConfigRepository.load_config = load_once
 
 
 original_compose = hydra.compose
+original_load = ConfigRepository.load_config
+LOADED: dict[object, ConfigResult | None] = {}
 
 
 def compose_once(
@@ -117,11 +127,66 @@ def compose_once(
     return copy.deepcopy(composed)
 
 
-@functools.lru_cache(maxsize=100)
+@functools.lru_cache(maxsize=1000)
 def compose_in(
     surroundings: object, config_name: str, overrides: tuple[str, ...], return_hydra_config: bool
 ) -> DictConfig:
     return original_compose(config_name, list(overrides), return_hydra_config)
+
+
+def load_once(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
+    """Hydra's reader of a file, a third of a composition, with a memory for what it has read."""
+    folders = [source.path for source in repository.get_sources() if source.scheme() == "file"]
+    paths = [Path(folder, f"{config_path.removesuffix('.yaml')}.yaml") for folder in folders]
+    states = [
+        (path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths if path.exists()
+    ]
+    if not states:
+        return original_load(repository, config_path)
+    key = (config_path, *states)
+    if key not in LOADED:
+        LOADED[key] = original_load(repository, config_path)
+    return copy.deepcopy(LOADED[key])
+
+
+STARTED = pytest.StashKey[float]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-times", metavar="FILE", help="write what each test costs into FILE")
+
+
+def processor_seconds() -> float:
+    """What this process has used so far, and its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    item.stash[STARTED] = processor_seconds()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> None:
+    """Let the reports of a test say what the test has cost until then."""
+    item.user_properties[:] = [("cpu_s", processor_seconds() - item.stash[STARTED])]
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Write for each test: its processor seconds, those of its processes too, and its seconds."""
+    path = config.getoption("--cpu-times")
+    if not path:
+        return
+    cpu_s: Counter[str] = Counter()
+    wall_s: Counter[str] = Counter()
+    for report in itertools.chain(*terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            cpu_s[report.nodeid] = max(cpu_s[report.nodeid], dict(report.user_properties)["cpu_s"])
+            wall_s[report.nodeid] += report.duration
+    lines = [f"{cpu_s.total():8.2f} {wall_s.total():8.2f} all"]
+    lines += [f"{cpu_s[name]:8.2f} {wall_s[name]:8.2f} {name}" for name, _ in cpu_s.most_common()]
+    Path(path).write_text("\n".join(["     cpu     wall test", *lines]) + "\n")
 
 
 MARKED_FOLDERS = {
@@ -131,12 +196,30 @@ MARKED_FOLDERS = {
 }
 
 
+WAITING = (
+    "tests/samestep/launch/test_slurm_cluster.py",
+    "tests/faults/test_elastic.py",
+    "tests/samestep/launch/test_printed_commands.py",
+    "tests/faults/test_faults.py",
+    "tests/samestep/sweep/test_search.py",
+    "tests/samestep/sweep/test_cluster.py",
+    "tests/samestep/launch/test_hung_ranks.py",
+    "tests/samestep/launch/test_volume.py",
+)
+"""Files whose tests wait much longer than they compute."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of clusters and of faults by the folder they are in."""
+    """Mark the tests of clusters and of faults by the folder they are in.
+
+    Tests that wait come first, so one process of pytest-xdist waits while the others compute.
+    """
     for item in items:
         for folder, marker in MARKED_FOLDERS.items():
             if item.path.is_relative_to(ROOT / folder):
                 item.add_marker(marker)
+    order = {str(ROOT / name): number for number, name in enumerate(WAITING)}
+    items.sort(key=lambda item: order.get(str(item.path), len(order)))
 
 
 @pytest.fixture(scope="session")
