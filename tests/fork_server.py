@@ -47,10 +47,10 @@ from typing import Any, NoReturn
 LIBRARIES = (
     "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "filelock", "fsspec", "hydra",
     "hydra._internal.core_plugins.basic_launcher", "hydra._internal.core_plugins.basic_sweeper",
-    "hydra._internal.core_plugins.file_config_source", "jsonschema", "lightning",
-    "matplotlib.backends.backend_agg", "matplotlib.pyplot", "sklearn.datasets",
-    "sklearn.datasets.data", "torch", "torch.distributed.run", "torch.utils.tensorboard",
-    "torchvision.transforms.v2",
+    "hydra._internal.core_plugins.file_config_source", "jinja2", "jsonschema", "lightning",
+    "matplotlib.backends.backend_agg", "matplotlib.pyplot", "optuna",
+    "optuna.visualization.matplotlib", "sklearn.ensemble", "torch", "torch.distributed.run",
+    "torch.utils.tensorboard", "torchvision.transforms.v2",
 )  # fmt: skip
 """What the fork server imports. Not wandb and mlflow, which start threads."""
 
@@ -58,6 +58,9 @@ ENTER_POD = str(Path(__file__).with_name("enter_pod.py"))
 
 AGENTS = ("torch.distributed.run", "samestep.launch.entrypoint")
 """Modules that are run with ``python -m`` and start ranks."""
+
+MODULES = (*AGENTS, "tests.bench.contender")
+"""All modules that a fork of the server can run with ``python -m``."""
 
 READ_AT_IMPORT = re.compile(
     "PYTHON(?!PATH$)|LD_|LC_|LANG|MKL_|GOMP_|MPL|CUDA|HOME$|TZ$|TORCH_(LOGS|COMPILE)"
@@ -131,12 +134,12 @@ class Program:
 
 
 def is_program(argv: Sequence[str], cwd: str) -> bool:
-    """Whether these are words for Python that begin with a script, or with the module of an agent.
+    """Whether these are words for Python that begin with a script, or with one of ``MODULES``.
 
     ``python -c``, and ``python -m`` with other modules, stay fresh.
     """
     if argv[:1] == ["-m"]:
-        return argv[1] in AGENTS
+        return argv[1] in MODULES
     return bool(argv) and argv[0].endswith(".py") and Path(cwd, argv[0]).is_file()
 
 
@@ -223,6 +226,7 @@ class LazyForkServer(ForkServer):
         ours, self.socket_of_server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(ours, env, same_session=True)
         self.variables = dict(env)
+        self.said = os.memfd_create("said")  # what the server prints
         self.process: subprocess.Popen[bytes] | None = None
 
     def fork(self, program: Program, stdio: Sequence[int]) -> int:
@@ -235,7 +239,8 @@ class LazyForkServer(ForkServer):
         descriptor = self.socket_of_server.fileno()
         self.process = ORIGINAL_POPEN(
             [sys.executable, __file__, str(descriptor)], env={"MPLBACKEND": "agg"} | self.variables,
-            pass_fds=[descriptor], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            pass_fds=[descriptor], stdin=subprocess.DEVNULL,
+            stdout=self.said, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.socket_of_server.close()
 

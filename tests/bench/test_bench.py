@@ -10,13 +10,16 @@ from tests.bench import epochs, measure, sets
 from tests.bench.__main__ import bench, note
 from tests.bench.measure import Measured, Row
 from tests.bench.rows import all_rows
+from tests.conftest import environment
 
 CLAIM = "ours / bare <= 2"
 
 
 def test_ours_learns_what_the_bare_loop_learns_and_another_recipe_does_not_count(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
+    # Without PYTHONWARNINGS, so that the contenders start from the fork server.
+    monkeypatch.setattr(measure, "environment", lambda at: environment(BENCH_STARTED=repr(at)))
     names = ["bare", "ours", "wrong"]
     row = Row(
         "tiny", "tiny set",

@@ -170,6 +170,8 @@ import sys
 sys.path.insert(0, "scripts")
 import flyte_workflow as flow
 if __name__ == "__main__":
+    # Flyte starts the process by "spawn" otherwise, which imports all libraries again.
+    flow.fit.task_config.start_method = "fork"
     word = "+callbacks.bad={_target_: tests.scripts.test_flyte.Raises, error: " + sys.argv[1] + "}"
     chosen = flow.Hyperparameters(epochs=1, batch_size=60, overrides=[word])
     try:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from project.data import sources
 from project.data.sources import CIFAR10, MNIST, DataError, Digits, ImageFolder, Images, read_image
 from tests import mirror
+from tests.conftest import environment
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -246,10 +247,8 @@ def test_folder_without_images_says_so(folder, tmp_path):
 def prepare_data(*overrides, cwd):
     return subprocess.run(
         [sys.executable, REPOSITORY / "scripts" / "prepare_data.py", *overrides],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-    )
+        cwd=cwd, env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
 
 
 def test_script_fills_the_directory_whatever_the_cluster(tmp_path):
