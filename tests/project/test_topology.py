@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import REFERENCE, final_figures, run
+from tests.conftest import NO_PICTURES, REFERENCE, final_figures, run
 from tests.faults.lab import Laboratory
 from tests.project.test_train import record, recorded
 from tests.slow_rank import losses, slow_net
@@ -23,6 +23,7 @@ def test_several_ranks_have_the_loss_curve_of_one(reference_run: Path, tmp_path:
         f"run_root={tmp_path}", RUN_ID="several",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["records", "several"]
 
     curve = losses(one)
     assert len(curve) == 78
@@ -37,6 +38,7 @@ def test_several_ranks_have_the_loss_curve_of_one(reference_run: Path, tmp_path:
     weights = torch.load(one / "weights-0.pt")
     assert len(list(several.glob("weights-*"))) == num
     for rank in range(num):
+        assert (tmp_path / f"several/logs/rank-{rank}.log").exists()
         ours = torch.load(several / f"weights-{rank}.pt")
         assert all(torch.allclose(ours[k], weights[k], atol=1e-4) for k in weights)
 
@@ -63,20 +65,22 @@ def test_options_agree_on_one_and_two_ranks(tmp_path: Path, options: list[str]):
 
 
 def test_unequal_nodes_learn_the_digits_and_count_every_image_once(tmp_path: Path):
+    epochs = 5
     lab = Laboratory(tmp_path, base=["trainer.accelerator=cpu", "data.global_batch_size=60"])
     # The second node has two ranks, which get 2.5 times as much as that of the first.
-    options = ["cluster.shares=[1,2.5]", *record(tmp_path / "r")]
+    options = ["model=mlp", NO_PICTURES, "report=false", f"trainer.max_epochs={epochs}"]
+    options += ["cluster.shares=[1,2.5]", *record(tmp_path / "r")]
     codes, said = lab.launch("agents 1+2", tmp_path / "run", options)
     assert codes == [0, 0], said
     ranks = [json.loads((tmp_path / f"r/rank-{rank}.json").read_text()) for rank in range(3)]
     assert [len(rank[0]["ids"]) for rank in ranks] == [10, 25, 25]
-    assert final_figures(tmp_path / "run")["test/accuracy"] >= 0.97
+    assert final_figures(tmp_path / "run")["test/accuracy"] >= 0.75
     batches = recorded(tmp_path / "r", "train")
-    assert len(batches) == 20 * 20  # epochs, steps
-    for epoch in range(20):
+    assert len(batches) == epochs * 20
+    for epoch in range(epochs):
         ids = [id for batch in batches[20 * epoch :][:20] for id in batch]
         assert len(ids) == len(set(ids)) == 1200
-    for stage, count in {"val": 20, "test": 1}.items():
+    for stage, count in {"val": epochs, "test": 1}.items():
         ids = [id for batch in recorded(tmp_path / "r", stage) for id in batch]
         assert len(ids) == count * len(set(ids)) > 0
     assert not set(ids) - set(range(10_000))

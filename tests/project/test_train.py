@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from tests.conftest import NO_PICTURES, QUICK, final_figures, run
+from tests.conftest import NO_PICTURES, QUICK, REFERENCE, final_figures, run
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
@@ -97,22 +97,21 @@ def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path):
     assert recorded(tmp_path / "b", "train") == recorded(tmp_path / "a", "train")[40:]
 
 
-@pytest.mark.parametrize("launcher", ["own", "torchrun"])
-def test_two_ranks_see_and_learn_what_one_rank_does(tmp_path: Path, launcher: str):
-    overrides = [*QUICK, "cluster=k8s", "model=mlp", f"run_root={tmp_path}", "data.crop_padding=1"]
-    one = run("train.py", *overrides, *record(tmp_path / "one"), RUN_ID="one")
-    assert one.returncode == 0, one.stderr
-    start = ["train.py", "trainer.devices=2"] if launcher == "own" else [*TORCHRUN, "train.py"]
-    two = run(*start, *overrides, *record(tmp_path / "two"), RUN_ID="two")
-    assert two.returncode == 0, two.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+def test_two_ranks_of_torchrun_see_and_learn_what_one_rank_does(
+    reference_run: Path, tmp_path: Path
+):
+    """Ranks that train.py starts itself: tests/project/test_topology.py."""
+    overrides = [*REFERENCE, "cluster=k8s", f"run_root={tmp_path}"]
+    done = run(*TORCHRUN, "train.py", *overrides, *record(tmp_path / "records"), RUN_ID="two")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["records", "two"]
     assert (tmp_path / "two/logs/rank-1.log").exists()
     for stage in ("train", "val", "test"):
-        ids = [recorded(tmp_path / name, stage) for name in ("one", "two")]
-        assert ids[0] == ids[1], stage
-    ranks = [torch.load(tmp_path / f"two/weights-{rank}.pt") for rank in (0, 1)]
+        expected = recorded(reference_run.parent / "records", stage)
+        assert recorded(tmp_path / "records", stage) == expected, stage
+    ranks = [torch.load(tmp_path / f"records/weights-{rank}.pt") for rank in (0, 1)]
     assert all(torch.equal(ranks[0][key], ranks[1][key]) for key in ranks[0])
-    one, two = (final_figures(tmp_path / name) for name in ("one", "two"))
+    two, one = (final_figures(path) for path in (tmp_path / "two", reference_run))
     assert two == pytest.approx(one, abs=1e-4)
 
 

@@ -14,6 +14,7 @@ from tests.conftest import NO_PICTURES, QUICK, final_figures, run
 # Batch norm keeps statistics of each rank's own images; dropout would hide nothing.
 NORM = [
     *QUICK, NO_PICTURES, "model=resnet18", "model.net.width=2", "model/lr_scheduler=warmup_cosine",
+    "trainer.limit_train_batches=6",
 ]  # fmt: skip
 
 
@@ -30,7 +31,7 @@ def train(tmp_path: Path, run_id: str, *overrides: str, fault: str = ""):
 def test_buffers_and_sums_of_each_rank_survive_an_interrupted_epoch(tmp_path: Path, devices: int):
     words = [f"trainer.devices={devices}"]
     assert train(tmp_path, "whole", *words).returncode == 0
-    fault = f"27 {signal.SIGTERM:d} {devices - 1} rank"
+    fault = f"9 {signal.SIGTERM:d} {devices - 1} rank"
     stopped = train(tmp_path, "stopped", *words, fault=fault)
     assert stopped.returncode == 143, stopped.stderr
     continued = train(tmp_path, "stopped", *words)
