@@ -4,10 +4,8 @@ import csv
 import gzip
 import json
 import os
-import re
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -129,13 +127,10 @@ def leave_a_hanging_server(root: str) -> None:
         os.environ.update(WANDB_BASE_URL=url, WANDB_API_KEY=KEY)
         logger = build(Path(root, "hung"))
         Wandb.do_GET = Wandb.do_POST = Wandb.do_PUT = lambda self: Event().wait()
-        started = time.monotonic()
-        for step in range(2, 500):
+        for step in range(2, 500):  # a step that waited would wait for ever
             logger.log_metrics({"train/loss": 0.0625 + step}, step=step)
-        print("seconds to log:", time.monotonic() - started)
         logger.finalize("success")
         wandb.finish()
-    print("seconds to end:", time.monotonic() - started)
 
 
 def offline_run(run_dir: Path) -> str:
@@ -220,9 +215,6 @@ def test_a_server_that_hangs_holds_up_nothing(tmp_path: Path):
     code = f"import sys; from {__name__} import *; leave_a_hanging_server(sys.argv[1])"
     result = run_code(code, str(tmp_path), timeout=120)
     assert result.returncode == 0, result.stderr
-    seconds = re.findall(r"seconds to (?:log|end): (\S+)", result.stdout)
-    assert float(seconds[0]) < 30  # one step that waited would wait for ever
-    assert float(seconds[1]) < 60
     (path,) = tmp_path.glob("hung/wandb/run-*-mine/run-mine.wandb")
     assert "499.0625" in path.read_bytes().decode(errors="replace")  # for `wandb sync`
 

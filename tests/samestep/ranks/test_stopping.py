@@ -113,9 +113,13 @@ def test_a_validation_is_not_interrupted():
 def test_a_loader_process_ends_when_its_rank_says_so():
     done = outcome(
         "stopping.defer()\n"
+        "is_ready, says_ready = os.pipe()\n"
         "child = os.fork()\n"
-        "if child == 0: signal.signal(signal.SIGTERM, signal.SIG_DFL); time.sleep(60)\n"
-        "time.sleep(0.5)\n"
+        "if child == 0:\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "    os.write(says_ready, b'.')\n"
+        "    time.sleep(60)\n"
+        "os.read(is_ready, 1)\n"
         "os.system(f'kill -INT {child}; kill -TERM {child}'); time.sleep(0.5)\n"
         "print(os.waitpid(child, os.WNOHANG)[0], flush=True)\n"
         "os.kill(child, signal.SIGTERM)\n"
