@@ -42,15 +42,28 @@ def copy(root: Path, group: str, name: str, source: str) -> list[Path]:
         if path.exists():
             raise ValueError(f"{name!r} is taken: there is {path.relative_to(root)}")
     texts = {new: replace_words(old.read_text("utf-8"), words) for old, new in files.items()}
-    for path, text in texts.items():
-        path.write_text(text, "utf-8")
+    write_all(texts)
     return list(texts)
+
+
+def write_all(texts: dict[Path, str]) -> None:
+    """Write new files, or none of them."""
+    try:
+        for path, text in texts.items():
+            path.write_text(text, "utf-8")
+    except OSError:
+        for path in texts:
+            path.unlink(missing_ok=True)
+        raise
 
 
 def find_net(config: Path) -> tuple[Path, str]:
     """The module of a model's net, below ``src`` and without .py, and its class."""
-    target = yaml.safe_load(config.read_text("utf-8")).get("net", {}).get("_target_", "")
-    if not target.startswith("project."):
+    try:
+        target = yaml.safe_load(config.read_text("utf-8"))["net"]["_target_"]
+    except (KeyError, TypeError, yaml.YAMLError):
+        target = None
+    if not str(target).startswith("project."):
         raise ValueError(f"{config.name} names no net of this project: copy the file yourself")
     *module, net = target.split(".")
     return Path(*module), net
@@ -76,6 +89,8 @@ def main() -> int:
         files = copy(ROOT, chosen.group, chosen.name, chosen.source)
     except ValueError as error:
         parser.error(str(error))
+    except OSError as error:
+        parser.error(f"{error.filename}: {error.strerror}; nothing was written")
     if importlib.util.find_spec("ruff"):  # names of another length change where lines break
         subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", *files[1:]], check=False)
     print("Written:", *files, "Change them, then:", sep="\n  ")

@@ -40,8 +40,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 def check_run_dir(text: str) -> Path:
     """The path, if it is the directory of a run; otherwise an error that names the newest runs."""
-    if text and (Path(text) / "config.yaml").exists():
-        return Path(text)
+    try:
+        if text and (Path(text) / "config.yaml").exists():
+            return Path(text)
+    except OSError as error:  # such as a name that is too long, or a folder that is not ours
+        raise argparse.ArgumentTypeError(f"{text[:80]}: {error.strerror}") from error
     runs = sorted(Path("runs").glob("*/config.yaml"), key=lambda path: -path.stat().st_mtime)
     newest = "".join(f"\n  {path.parent}" for path in runs[:3])
     hint = f"the newest are{newest}" if runs else "python train.py makes one in runs/"

@@ -34,9 +34,13 @@ LINK_TO_COPIES = re.compile(r"^- .*?\n(?=- |\n)", re.M | re.S)
 
 def git(*words: str) -> str:
     """What git says."""
-    return subprocess.run(
-        ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
+    try:
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", None) or error
+        raise SystemExit(f"error: git {words[0]} failed: {str(reason).strip()}") from None
 
 
 def rename(text: str, name: str) -> str:

@@ -186,6 +186,18 @@ def test_plain_lightning_is_exact_between_epochs(copy: Path):
     assert all(torch.equal(ours[key], expected[key]) for key in expected)
 
 
+def test_a_plain_model_without_a_test_step_finishes_with_its_metrics(copy: Path):
+    (copy / "src/project/untested.py").write_text(
+        "import lightning as L\nfrom project.plain import PlainModel\n\n\n"
+        "class Untested(PlainModel):\n    test_step = L.LightningModule.test_step\n"
+    )
+    model = "model._target_=project.untested.Untested"
+    done = train(copy, "untested", *PLAIN_RUN, model, "trainer.max_epochs=1")
+    assert done.returncode == 0, done.stderr
+    assert "nothing is tested" in done.stdout
+    assert final_figures(copy / "runs/untested").keys() == {"val_loss"}
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

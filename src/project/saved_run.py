@@ -78,6 +78,9 @@ def read_saved_config(run_dir: Path) -> DictConfig:
     """
     cfg = OmegaConf.create(rename_targets(OmegaConf.to_container(read_config(run_dir))))
     assert isinstance(cfg, DictConfig)
+    for key in ("model", "data", "trainer"):
+        if not isinstance(cfg.get(key), DictConfig):
+            raise ConfigError(f"{run_dir}/config.yaml is damaged: {key} must be a group of keys")
     return cfg
 
 

@@ -76,10 +76,14 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
             with build.refusals("trainer"), run.full_disk_is_one_message(cfg.run_dir):
                 shares.decide(cfg, trainer, datamodule)
                 trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
-                best = nodes.best_checkpoint(cfg)
-                trainer.test(model, datamodule, ckpt_path=best, verbose=False)
+                tested: dict[str, float] = {}
+                if build.has_test(model, datamodule):
+                    best = nodes.best_checkpoint(cfg)
+                    trainer.test(model, datamodule, ckpt_path=best, verbose=False)
+                    tested = {name: v.item() for name, v in trainer.callback_metrics.items()}
+                elif trainer.is_global_zero:
+                    print("Note: there is no test_step or no test_dataloader, so nothing is tested")
 
-                tested = {name: value.item() for name, value in trainer.callback_metrics.items()}
                 if not trainer.is_global_zero:
                     return {}
                 figures = history.last() | tested

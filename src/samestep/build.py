@@ -13,9 +13,10 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 from torch.overrides import TorchFunctionMode
 
@@ -102,6 +103,9 @@ def model(cfg: DictConfig) -> L.LightningModule:
         module = build(cfg.model, "model")
     if not isinstance(module, L.LightningModule):
         raise ConfigError(f"model._target_={cfg.model._target_}: must be a LightningModule")
+    if cfg.trainer.precision == "64-true":
+        # Lightning 2.6 would load a checkpoint into 32 bits, and make them 64 bits afterwards.
+        module.double()
     return module
 
 
@@ -111,6 +115,15 @@ def datamodule(cfg: DictConfig) -> L.LightningDataModule:
     if not isinstance(data, L.LightningDataModule):
         raise ConfigError(f"data._target_={cfg.data._target_}: must be a LightningDataModule")
     return data
+
+
+def has_test(module: L.LightningModule, data: L.LightningDataModule) -> bool:
+    """Whether there is something to test: a ``test_step``, and a ``test_dataloader`` of either.
+
+    Lightning would refuse to test such a model, after it was trained.
+    """
+    has_data = is_overridden("test_dataloader", data) or is_overridden("test_dataloader", module)
+    return bool(is_overridden("test_step", module) and has_data)
 
 
 def trainer(cfg: DictConfig, history: History) -> L.Trainer:
@@ -123,6 +136,11 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         if not isinstance(callback, L.Callback):
             target = cfg.callbacks[name].get("_target_")
             raise ConfigError(f"callbacks.{name}._target_={target}: must be a Lightning Callback")
+        if isinstance(callback, ProgressBar):
+            raise ConfigError(
+                f"callbacks.{name}: leave it out; callbacks.progress draws a bar, and two of them "
+                "cannot share a terminal"
+            )
     last = next((c for c in chosen.values() if isinstance(c, LastCheckpoint)), None)
     best = next((c for c in chosen.values() if isinstance(c, BestCheckpoint)), None)
     if last:
@@ -256,11 +274,25 @@ def refusals(key: str) -> Iterator[None]:
     except MisconfigurationException as error:
         raise ConfigError(f"{key}: {error}") from error
     except RuntimeError as error:
-        # EarlyStopping raises this on every rank when the model does not log its metric.
-        if not str(error).startswith("Early stopping conditioned on metric"):
+        refusal = refusal_of(error)
+        if refusal is None:
             raise
-        message = f"callbacks.early_stopping.monitor: {error}"
-        raise ConfigError(message, on_all_ranks=True) from error
+        raise refusal from error
+
+
+def refusal_of(error: RuntimeError) -> ConfigError | None:
+    """What the user can set, if this is an error of Lightning or DDP that all ranks raise."""
+    text = str(error)
+    # EarlyStopping raises this when the model does not log its metric.
+    if text.startswith("Early stopping conditioned on metric"):
+        return ConfigError(f"callbacks.early_stopping.monitor: {text}", on_all_ranks=True)
+    if "parameters that were not used in producing" in text:
+        return ConfigError(
+            "trainer.strategy: a step leaves some parameters of the model without a gradient, and "
+            "DDP waits for them; use trainer.strategy=ddp_find_unused_parameters_true",
+            on_all_ranks=True,
+        )
+    return None
 
 
 class MemoryLimit(TorchFunctionMode):

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 
 from samestep import build
 from samestep.callbacks.share_out import NEEDS_BATCH_LOADER, ShareOut, order_of
+from samestep.config.rules import SHARES as SHARES_RULE
 from samestep.config.rules import fault_of_shares
 from samestep.config.schema import plain
 from samestep.errors import ConfigError
@@ -104,9 +105,11 @@ def describe_rank(cfg: DictConfig) -> str:
 def read_record(path: Path, ranks: list[str]) -> list[float] | None:
     """The shares that were measured on such ranks; None if there are none, or not readable."""
     for entry in reversed(read_json(path, list) or []):
-        if isinstance(entry, dict) and entry.get("ranks") == ranks:
-            shares: list[float] = entry["shares"]
-            return shares
+        if not isinstance(entry, dict) or entry.get("ranks") != ranks:
+            continue
+        shares = entry.get("shares")
+        if SHARES_RULE.holds(shares) and len(shares) == len(ranks):
+            return list(shares)
     return None
 
 

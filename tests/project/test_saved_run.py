@@ -84,6 +84,13 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path: Path) -> None:
         load_run(tmp_path)
 
 
+@pytest.mark.parametrize("config", ["a: 1", "model: 3\ndata: null", "model: {_target_: x}"])
+def test_a_damaged_configuration_is_refused(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.yaml").write_text(config)
+    with pytest.raises(ConfigError, match=r"config\.yaml is damaged: .* must be a group of keys"):
+        load_run(tmp_path)
+
+
 def test_a_missing_checkpoint_is_named_with_those_that_exist(run_dir: Path) -> None:
     (run_dir / "checkpoints" / "best.ckpt").unlink()
     with pytest.raises(ConfigError, match=r"ckpt=best: .* holds last"):

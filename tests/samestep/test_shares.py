@@ -73,7 +73,13 @@ def test_what_was_measured_is_kept_for_ranks_of_the_same_kind(
     monkeypatch.setattr(shares, "describe_rank", lambda cfg: "another kind")
     shares.decide(cfg, trainer, L.LightningDataModule())
     assert len(measured) == 2
-    assert len(json.loads((tmp_path / "test/logs/shares.json").read_text())) == 2
+    path = tmp_path / "test/logs/shares.json"
+    entries = json.loads(path.read_text())
+    assert len(entries) == 2
+    for damaged in ({"shares": [1, -1, 1]}, {"shares": [1, 1]}, {"shares": "1"}, {}):
+        entry = {"ranks": entries[-1]["ranks"], **damaged}
+        path.write_text(json.dumps([entry]))
+        assert shares.read_record(path, entry["ranks"]) is None
 
 
 def test_a_measurement_changes_nothing_in_the_run(compose):

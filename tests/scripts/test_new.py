@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.new import copy, replace_words
+from scripts import new
+from scripts.new import copy, find_net, replace_words
 from tests.conftest import ROOT, run
 
 WRITTEN = [
@@ -106,6 +107,34 @@ def test_what_cannot_be_done_is_refused(
     before = files(repository)
     with pytest.raises(ValueError, match=re.escape(message)):
         copy(repository, group, name, source)
+    assert files(repository) == before
+
+
+@pytest.mark.parametrize("config", ["net: null", "- 1", "a: [", "net: 3"])
+def test_a_config_without_a_net_is_refused(tmp_path: Path, config: str):
+    (tmp_path / "odd.yaml").write_text(config)
+    with pytest.raises(ValueError, match=r"odd\.yaml names no net of this project"):
+        find_net(tmp_path / "odd.yaml")
+
+
+def test_a_full_disk_is_one_message_and_leaves_nothing(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    write = Path.write_text
+
+    def write_or_fail(path: Path, *arguments: str) -> int:
+        if path.name == "test_late.py":
+            raise OSError(28, "No space left on device", str(path))
+        return write(path, *arguments)
+
+    before = files(repository)
+    monkeypatch.setattr(Path, "write_text", write_or_fail)
+    monkeypatch.setattr(new, "ROOT", repository)
+    monkeypatch.setattr(sys, "argv", ["new.py", "model", "late", "--from", "cnn"])
+    with pytest.raises(SystemExit) as caught:
+        new.main()
+    assert caught.value.code == 2
+    assert "test_late.py: No space left on device" in capsys.readouterr().err.splitlines()[-1]
     assert files(repository) == before
 
 

@@ -96,6 +96,13 @@ def test_if_there_is_no_such_run_the_newest_are_named(
     assert error.endswith("\n  runs/4\n  runs/3\n  runs/2\n")
 
 
+def test_a_name_that_no_disk_takes_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        options.parse(export.make_parser(), ["a" * 400])
+    assert caught.value.code == 2
+    assert "File name too long" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_without_any_run_the_way_to_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

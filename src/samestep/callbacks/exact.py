@@ -5,25 +5,40 @@ They are part of every run; the user's module has nothing to remember.
 """
 
 import logging
+import math
+import random
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from samestep.callbacks.share_out import weights_of_ranks
+from samestep.callbacks.share_out import find_batch_loaders, find_loaders, weights_of_ranks
 from samestep.callbacks.sums import Sums
 from samestep.data.loader import BatchLoader
 from samestep.data.sampler import mix_seed
 
 log = logging.getLogger(__name__)
 
+NOTE = (
+    "Note: the training data come from an ordinary DataLoader. If an epoch is interrupted, the "
+    "rest of it sees other samples than it would have seen, and several ranks repeat samples to "
+    "make their shares equal. BatchLoader is exact:"
+)
+NOTE_ON_STREAMS = (
+    "Note: the training data come from an ordinary DataLoader of unknown length. If an epoch is "
+    "interrupted, it begins again with the first samples, and takes more steps. Each of several "
+    "ranks sees all samples, unless your data set shares them out. BatchLoader is exact:"
+)
+
 
 class SeedSteps(L.Callback):
     """Makes the random numbers of a training step a pure function of seed, epoch, batch and rank.
 
-    Dropout then draws the same numbers in a run that was interrupted.
+    Dropout then draws the same numbers in a run that was interrupted, and so does a step that asks
+    NumPy or Python's ``random``, as many recipes of mixup do.
 
     Args:
         seed: of the run.
@@ -39,6 +54,8 @@ class SeedSteps(L.Callback):
         seed = mix_seed(self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
         # torch.manual_seed would also queue a call, with a stack trace, for GPUs not in use.
         torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
         if pl_module.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
@@ -62,27 +79,23 @@ class ResumeOrder(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Seed the order of the first epoch: Lightning makes its iterator before it starts."""
-        torch.manual_seed(mix_seed(self.seed, self.epoch))
+        seed_all(mix_seed(self.seed, self.epoch))
         self._is_first_epoch = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Place the data; an interrupted epoch has no ``on_train_epoch_start``."""
         self.epoch = trainer.current_epoch
         self._place(trainer)
-        if trainer.is_global_zero and not isinstance(trainer.train_dataloader, BatchLoader):
-            print(
-                "Note: the training data come from an ordinary DataLoader. If an epoch is "
-                "interrupted, the rest of it sees other samples than it would have seen, and "
-                "several ranks repeat samples to make their shares equal. BatchLoader is exact: "
-                "docs/contract.md",
-                flush=True,
-            )
+        loaders = find_loaders(trainer.train_dataloader)
+        if trainer.is_global_zero and not all(isinstance(each, BatchLoader) for each in loaders):
+            is_endless = trainer.num_training_batches == math.inf
+            print(f"{NOTE_ON_STREAMS if is_endless else NOTE} docs/contract.md", flush=True)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Place the data at the start of a new epoch, and seed its order."""
         self._place(trainer)
         if not self._is_first_epoch:
-            torch.manual_seed(mix_seed(self.seed, self.epoch))
+            seed_all(mix_seed(self.seed, self.epoch))
         self._is_first_epoch = False
 
     def on_train_batch_end(
@@ -110,9 +123,10 @@ class ResumeOrder(L.Callback):
         self.epoch, self.batch = state_dict["epoch"], state_dict["batch"]
 
     def _place(self, trainer: L.Trainer) -> None:
-        loader = trainer.train_dataloader
-        if isinstance(loader, BatchLoader):
-            loader.start_at(self.epoch, self.batch)
+        for loader in find_batch_loaders(trainer.train_dataloader):
+            # The shorter one of two loaders begins again within an epoch.
+            is_over = self.batch > len(loader) > 0
+            loader.start_at(self.epoch, self.batch % len(loader) if is_over else self.batch)
 
 
 class AverageBuffers(L.Callback):
@@ -207,6 +221,13 @@ class KeepSums(L.Callback):
                 sums.load_state(ranks[trainer.global_rank])
             elif trainer.global_rank == 0:
                 sums.load_state(ranks.sum(0))
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch, NumPy and Python's ``random``."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def sums_of(module: nn.Module) -> dict[str, Sums]:

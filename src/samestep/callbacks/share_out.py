@@ -44,14 +44,24 @@ class ShareOut(L.Callback):
                 raise ConfigError(NEEDS_BATCH_LOADER, on_all_ranks=True)
             return
         self._set_shares(trainer.train_dataloader)
-        if order.has_empty_slices():
+        orders = [loader.order for loader in find_batch_loaders(trainer.train_dataloader)]
+        if any(each.has_empty_slices() for each in orders):
             raise ConfigError(
                 f"the training data: a batch has fewer samples than {trainer.world_size} ranks; "
                 "use a larger batch or fewer ranks, or leave out a short last batch by "
                 "BatchLoader(drop_last=True)",
                 on_all_ranks=True,
             )
-        self._order = None if order.has_equal_slices() else order
+        has_equal_slices = all(each.has_equal_slices() for each in orders)
+        if len(orders) > 1 and not has_equal_slices:
+            raise ConfigError(
+                "the training data: several BatchLoaders need slices of equal length; let each "
+                f"batch_size divide by {trainer.world_size} ranks x "
+                f"{trainer.accumulate_grad_batches} accumulated batches, with drop_last=True and "
+                "cluster.shares=equal",
+                on_all_ranks=True,
+            )
+        self._order = None if has_equal_slices else order
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -90,9 +100,13 @@ NEEDS_BATCH_LOADER = (
 
 
 def order_of(trainer: L.Trainer) -> GlobalBatchSampler | None:
-    """How the training data are cut; None if they come from an ordinary DataLoader."""
-    loader = trainer.train_dataloader
-    return loader.order if isinstance(loader, BatchLoader) else None
+    """How the training data are cut; None if some come from an ordinary DataLoader.
+
+    If there are several loaders, their slices are equally long, and one order stands for all.
+    """
+    loaders = list(find_loaders(trainer.train_dataloader))
+    orders = [loader.order for loader in loaders if isinstance(loader, BatchLoader)]
+    return orders[0] if orders and len(orders) == len(loaders) else None
 
 
 def weights_of_ranks(trainer: L.Trainer) -> list[float]:
@@ -102,7 +116,14 @@ def weights_of_ranks(trainer: L.Trainer) -> list[float]:
 
 
 def find_batch_loaders(loaders: Any) -> Iterator[BatchLoader]:
-    """Each BatchLoader among the loaders of a stage: one, or a list of several."""
-    for loader in loaders if isinstance(loaders, (list, tuple)) else [loaders]:
-        if isinstance(loader, BatchLoader):
-            yield loader
+    """Each BatchLoader among the loaders of a stage."""
+    return (loader for loader in find_loaders(loaders) if isinstance(loader, BatchLoader))
+
+
+def find_loaders(loaders: Any) -> Iterator[Any]:
+    """Each loader of a stage, which has one, or several in lists and dictionaries."""
+    if isinstance(loaders, (list, tuple, dict)):
+        for part in loaders.values() if isinstance(loaders, dict) else loaders:
+            yield from find_loaders(part)
+    else:
+        yield loaders

@@ -226,7 +226,9 @@ def flatten(node: DictConfig, whole: Container[str] = (), prefix: str = "") -> d
     Names may contain dots, as files do, so a leaf keeps the node that holds it.
     """
     found: dict[str, Leaf] = {}
-    for name, text in plain(node).items():
+    content = OmegaConf.to_container(node)
+    assert isinstance(content, dict)
+    for name, text in content.items():  # a name may be a number, as in scheduling: {1: 3}
         key = f"{prefix}{name}"
         if isinstance(text, dict) and text and key not in whole:
             found |= flatten(node[name], whole, f"{key}.")

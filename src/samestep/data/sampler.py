@@ -1,6 +1,7 @@
 """Which samples each step sees, on which rank."""
 
 from collections.abc import Iterator
+from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -151,7 +152,9 @@ def split(size: int, shares: tuple[float, ...]) -> tuple[int, ...]:
 
     Source: the method of the largest remainder (Hamilton).
     """
-    quotas = [size * share / sum(shares) for share in shares]
+    # Fractions are exact: a sum of large shares could be infinite.
+    total = sum(map(Fraction, shares))
+    quotas = [size * Fraction(share) / total for share in shares]
     lengths = [int(quota) for quota in quotas]
     by_fraction = sorted(range(len(shares)), key=lambda rank: lengths[rank] - quotas[rank])
     for rank in by_fraction[: size - sum(lengths)]:

@@ -105,15 +105,15 @@ def curves_of(rows: Sequence[Mapping[str, float]]) -> dict[str, tuple[str, dict[
     # What is both trained and validated comes first, such as the loss.
     titles: dict[str, list[str]] = {}
     for name in sorted({name for row in rows for name in row} - {"epoch", "step"}):
-        if not name.startswith("test/"):
+        if not name.startswith(("test/", "test_")):
             titles.setdefault(title_of(name), []).append(name)
     in_order = sorted(titles, key=lambda title: (-len(titles[title]), title))
     return {title: _curves(rows, titles[title]) for title in in_order}
 
 
 def title_of(name: str) -> str:
-    """``train/loss_step`` as ``loss``: what shares a chart."""
-    return re.sub(r"^(train|val)/|_(step|epoch)$", "", name)
+    """``train/loss_step`` and ``val_loss`` as ``loss``: what shares a chart."""
+    return re.sub(r"^(train|val)[/_]|_(step|epoch)$", "", name)
 
 
 def _curves(rows: Sequence[Mapping[str, float]], names: list[str]) -> tuple[str, dict[str, Points]]:

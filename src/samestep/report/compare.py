@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from samestep.errors import ConfigError
 from samestep.report.files import Run, read_run
 from samestep.report.page import render, show, words_of
+from samestep.run.records import is_result
 
 SEED = re.compile(r"(.+\.)?seed")
 # What belongs to the place or the looks of a run, not to what it learns or costs.
@@ -67,7 +68,7 @@ class Group(NamedTuple):
         for number, run in enumerate(self.runs):
             value = figures_of(run).get(figure)
             if value is not None:
-                found[run.values.get("seed", number)] = value
+                found[str(run.values.get("seed", number))] = value
         return found
 
 
@@ -168,11 +169,7 @@ def figures_of(run: Run) -> dict[str, float]:
     figures = {name: value for name, value in run.figures.items() if value is not None}
     if not run.figures:
         figures = {name: value for row in run.rows for name, value in row.items()}
-    return {
-        name: value
-        for name, value in figures.items()
-        if name.startswith(("train/", "val/", "test/")) and not name.endswith("_per_second")
-    }
+    return {name: value for name, value in figures.items() if is_result(name)}
 
 
 def compare_figure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -23,7 +24,15 @@ def open_atomic(
     The bytes go to a hidden file beside ``path``. They are forced to the disk, ``before_rename``
     is called, and then the file is renamed. After an exception the old version is untouched and
     the hidden file is removed.
+
+    Raises:
+        OSError: also if ``path`` is a folder or a device. Root could replace /dev/stdout by a file.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    is_stream = path.is_symlink() and path.parent == Path("/dev")  # /dev/stdout may be a file
+    if is_stream or (path.exists() and not path.is_file()):
+        raise FileExistsError(errno.EEXIST, "is no regular file", str(path))
     partial = partial_of(path)
     try:
         with partial.open("wb") as file:

@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import Logger
 from samestep.ranks import environment
 from samestep.run.checkpoint import CheckpointError, cannot_write
 from samestep.run.files import write_text
+from samestep.run.records import is_result
 
 
 class History(Logger, L.Callback):
@@ -40,11 +41,7 @@ class History(Logger, L.Callback):
         """The newest value of each learning metric, and the seconds of training; no speeds."""
         rows = [row for _, row in sorted(self.rows.items())]
         newest = {name: value for row in rows for name, value in row.items()}
-        figures = {
-            name: newest[name]
-            for name in sorted(newest)
-            if name.startswith(("train/", "val/", "test/")) and not name.endswith("_per_second")
-        }
+        figures = {name: newest[name] for name in sorted(newest) if is_result(name)}
         return figures | times_of(rows)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

@@ -19,6 +19,8 @@ from samestep.ranks import environment, secrets
 from samestep.ranks.secrets import redact_values
 from samestep.run.files import write_text
 
+NO_RESULT = re.compile(r"epoch|step|(step|time)/.*|lr([-/].*)?|.*_per_second|DeviceStatsMonitor.*")
+
 EXPECTED = (  # warnings that ask nothing of the user of this project
     ".*treespec, LeafSpec.*",  # Lightning calls torch's pytree by its old name
     "The number of training batches .* is smaller than the logging interval.*",  # none per step
@@ -149,6 +151,11 @@ def why_damaged(run_dir: Path) -> str | None:
     except (OSError, ValueError, csv.Error) as error:
         return str(error) if path.exists() else None
     return None
+
+
+def is_result(name: str) -> bool:
+    """Whether a column of ``metrics.csv`` says what a run has learned: no step, rate or speed."""
+    return not NO_RESULT.fullmatch(name)
 
 
 def _read_rows(path: Path) -> list[dict[str, float]]:

@@ -1,5 +1,6 @@
 """What a finished run prints: its metrics, its files, and what to type next."""
 
+import math
 import shlex
 import statistics
 from datetime import timedelta
@@ -74,7 +75,8 @@ def final_metrics(cfg: DictConfig, run_dir: Path) -> dict[str, str]:
     """The metrics of ``metrics.json`` that ``summary.metrics`` names."""
     metrics = read_json(run_dir / "metrics.json", dict) or {}
     names = OmegaConf.select(cfg, "summary.metrics") or []
-    return {name: f"{metrics[name]:.4f}" for name in names if metrics.get(name) is not None}
+    # A damaged file may hold anything.
+    return {n: f"{metrics[n]:.4f}" for n in names if isinstance(metrics.get(n), int | float)}
 
 
 def best_epoch(cfg: DictConfig, rows: Rows) -> dict[str, str]:
@@ -88,7 +90,7 @@ def best_epoch(cfg: DictConfig, rows: Rows) -> dict[str, str]:
 def find_best(cfg: DictConfig, rows: Rows) -> dict[str, Any]:
     """The best value of the monitored metric, as ``monitor``, ``best`` and ``best_epoch``."""
     monitor: Any = OmegaConf.select(cfg, "callbacks.best.monitor")
-    found = [row for row in rows if monitor in row]
+    found = [row for row in rows if not math.isnan(row.get(monitor, math.nan))]
     if not found:
         return {}
     choose = min if OmegaConf.select(cfg, "callbacks.best.mode") == "min" else max
@@ -125,8 +127,8 @@ def command_to_go_on(cfg: DictConfig, run_dir: Path, num_epochs: int | None) -> 
             interrupted, to which its own limits apply.
     """
     attempts = read_attempts(run_dir / "logs")
-    command = attempts[-1].get("command", []) if attempts else []
-    words = command[1:]
+    command = attempts[-1].get("command") if attempts else None
+    words = [str(word) for word in command[1:]] if isinstance(command, list) else []
     if num_epochs is not None:
         words = [word for word in words if not word.startswith("trainer.max_")]
         words.append(f"trainer.max_epochs={2 * num_epochs}")

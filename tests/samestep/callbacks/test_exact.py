@@ -1,14 +1,29 @@
 """What is kept of each rank when an epoch is interrupted: buffers, sums, random numbers, order."""
 
+import random
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from samestep.callbacks.exact import AverageBuffers, float_buffers, sums_of
+from samestep.callbacks.exact import (
+    AverageBuffers,
+    ResumeOrder,
+    SeedSteps,
+    float_buffers,
+    seed_all,
+    sums_of,
+)
+from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.sums import Sums
+from samestep.data.loader import BatchLoader
+from samestep.run.checkpoint import AtomicCheckpointIO
 from tests.conftest import NO_PICTURES, QUICK, final_figures, run
 
 # Batch norm keeps statistics of each rank's own images; dropout would hide nothing.
@@ -62,3 +77,98 @@ def test_a_rank_with_more_samples_counts_more_in_the_mean_of_buffers():
         average.on_load_checkpoint(trainer, module, {"buffers_of_ranks": of_ranks, **weights})
         average.on_train_start(trainer, module)
         assert module.running_mean.tolist() == [mean, mean]
+
+
+def draw() -> tuple[float, float, float]:
+    return torch.rand(1).item(), float(np.random.rand()), random.random()
+
+
+def test_a_step_gets_the_same_random_numbers_from_every_library():
+    trainer = L.Trainer(accelerator="cpu", logger=False)
+
+    def draw_in_batch(number: int) -> tuple[float, float, float]:
+        SeedSteps(7).on_train_batch_start(trainer, L.LightningModule(), None, number)
+        return draw()
+
+    first, other = draw_in_batch(3), draw_in_batch(4)
+    assert draw_in_batch(3) == first
+    assert not set(first) & set(other)
+    seed_all(5)
+    first = draw()
+    seed_all(5)
+    assert draw() == first
+
+
+class Interrupted(Exception):
+    """Ends the training within an epoch, without a last word."""
+
+
+class Reader(L.LightningModule):
+    """Keeps which samples each batch had, and ends at one of them."""
+
+    def __init__(self, end: tuple[int, int] | None = None) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.end = end
+        self.seen: list[tuple[int, list[list[float]]]] = []
+
+    def training_step(self, batch, batch_idx):
+        if (self.current_epoch, batch_idx) == self.end:
+            raise Interrupted
+        parts = batch.values() if isinstance(batch, dict) else [batch]
+        samples = [x for part in parts for x in part]
+        self.seen.append((self.current_epoch, [x.flatten().tolist() for x in samples]))
+        return self.layer(samples[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def read(folder: Path, loaders, end: tuple[int, int] | None = None, ckpt: str | None = None):
+    """What two epochs show to the model; every step is saved."""
+    last = LastCheckpoint(str(folder), every_s=1e-9)
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=2, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=folder, plugins=[AtomicCheckpointIO()],
+        callbacks=[StopBetweenSteps(last), ResumeOrder(0), last],
+    )  # fmt: skip
+    model = Reader(end)
+    try:
+        trainer.fit(model, loaders, ckpt_path=ckpt)
+    except Interrupted:
+        assert end is not None
+    return model.seen
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+@pytest.mark.parametrize("end", [(0, 1), (1, 4)])
+def test_several_loaders_go_on_where_the_run_was_interrupted(tmp_path: Path, end, capsys):
+    def loaders() -> dict[str, BatchLoader]:
+        x = torch.arange(24.0)[:, None]
+        sets = {"long": TensorDataset(x), "short": TensorDataset(-x[:8])}
+        return {
+            name: BatchLoader(part, 4, shuffle=True, seed=seed)
+            for seed, (name, part) in enumerate(sets.items())
+        }
+
+    whole = read(tmp_path / "whole", loaders())
+    epochs = [[batch for epoch, batch in whole if epoch == number] for number in (0, 1)]
+    assert len(epochs[0]) == len(epochs[1]) == 6
+    assert epochs[0] != epochs[1], "each epoch has an order of its own"
+    begun = read(tmp_path / "run", loaders(), end)
+    continued = read(tmp_path / "run", loaders(), ckpt=str(tmp_path / "run/last.ckpt"))
+    assert begun + continued == whole
+    assert "ordinary DataLoader" not in capsys.readouterr().out
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        return iter([[torch.ones(1)]] * 4)
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
+def test_of_a_stream_it_is_said_that_an_interrupted_epoch_begins_again(tmp_path: Path, capsys):
+    stream = DataLoader(Stream(), batch_size=1)
+    assert len(read(tmp_path, stream, (0, 3))) == 3
+    assert len(read(tmp_path, stream, ckpt=str(tmp_path / "last.ckpt"))) == 4 + 4
+    assert capsys.readouterr().out.count("it begins again with the first samples") == 2

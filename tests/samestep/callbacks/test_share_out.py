@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from samestep.callbacks.share_out import ShareOut
+from samestep.callbacks.share_out import ShareOut, find_batch_loaders
 from samestep.data.loader import BatchLoader
 from samestep.errors import ConfigError
 from samestep.ranks import environment
@@ -126,3 +126,12 @@ def test_ordinary_loaders_have_equal_shares():
             continue
         with pytest.raises(ConfigError, match="an ordinary DataLoader"):
             trainer.fit(Model(), DataLoader(DATA, batch_size=8))
+
+
+def test_several_loaders_must_have_equal_slices(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(environment, "world_size", lambda: 3)
+    one, other = (BatchLoader(DATA, size, drop_last=True) for size in (9, 8))
+    assert list(find_batch_loaders({"a": [one, DataLoader(DATA)], "b": other})) == [one, other]
+    trainer = L.Trainer(max_epochs=1, callbacks=[ShareOut()], **QUIET)
+    with pytest.raises(ConfigError, match="several BatchLoaders need slices of equal length"):
+        trainer.fit(Model(), {"a": one, "b": other})

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from samestep.errors import ConfigError
-from samestep.report import compare
+from samestep.report import charts, compare
 from tests.samestep.report.fake import make_run
 
 
@@ -76,6 +76,25 @@ def test_an_unfinished_and_a_damaged_run_are_compared_as_far_as_known(tmp_path: 
     found = compared(one, other)
     assert found.figures["val/score"][0][0].mean == 0.7  # its newest one
     assert "other: metrics.json is damaged" in compare.to_page(found, [])
+
+
+def test_a_seed_of_a_wrong_kind_is_compared(tmp_path: Path):
+    one, other = make_run(tmp_path / "one"), make_run(tmp_path / "other", lr=1)
+    config = (other / "config.yaml").read_text().replace("seed: 0", "seed: [1]")
+    (other / "config.yaml").write_text(config)
+    assert str(compared(one, other).figures["test/score"][1][0]) == "0.875"
+
+
+def test_metrics_of_plain_lightning_are_compared_and_share_a_chart(tmp_path: Path):
+    runs = [make_run(tmp_path / name) for name in ("one", "other")]
+    for run in runs:
+        table = (run / "metrics.csv").read_text().replace("/loss", "_loss")
+        (run / "metrics.csv").write_text(table)
+        (run / "metrics.json").write_text('{"test_loss": 0.5, "time/total_s": 6}')
+    found = compared(*runs)
+    assert list(found.figures) == ["test_loss"]
+    rows = found.groups[0].runs[0].rows
+    assert list(charts.curves_of(rows)["loss"][1]) == ["train_loss", "val_loss"]
 
 
 def test_json_and_markdown_have_the_same_figures(tmp_path: Path, capsys):

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from samestep.report import charts, page
 from samestep.report.files import MAX_BYTES, read_predictions, read_run, timeline
-from samestep.run import state
+from samestep.run import state, summary
 from tests.samestep.report.fake import make_run
 
 SCRIPT = "<script>alert(1)</script>"
@@ -156,6 +156,15 @@ def test_a_file_that_is_missing_or_damaged_is_named(tmp_path: Path, name, conten
         assert name in text
 
 
+@pytest.mark.parametrize("command", [3, None, ["train.py", None, 4], []])
+def test_values_of_a_wrong_kind_are_left_out(tmp_path: Path, command, monkeypatch):
+    monkeypatch.setattr(charts, "draw", lambda title, *_: charts.Chart(title, "<svg></svg>", ""))
+    run_dir = make_run(tmp_path / "one")
+    (run_dir / "metrics.json").write_text('{"test/score": "high", "val/score": [1]}')
+    (run_dir / "logs/environment.json").write_text(json.dumps([{"command": command}, 4]))
+    assert "high" not in report(run_dir).text
+
+
 def test_a_run_that_still_trains_has_a_report(tmp_path: Path):
     run_dir = make_run(tmp_path / "one", words=("trainer.max_epochs=9",))
     (run_dir / "metrics.json").unlink()
@@ -190,6 +199,13 @@ def test_the_timeline_has_every_start_and_end(tmp_path: Path):
     assert events[1]["details"] == "after step 7, SIGTERM"
     assert events[3]["details"] == state.KILLED
     assert events[0]["details"] == "2 rank(s), node: python train.py"
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_an_epoch_without_a_number_is_not_the_best_one(mode: str):
+    cfg = OmegaConf.create({"callbacks": {"best": {"monitor": "val/loss", "mode": mode}}})
+    rows = [{"epoch": 0, "val/loss": float("nan")}, {"epoch": 1, "val/loss": 2.0}, {"epoch": 1}]
+    assert summary.best_epoch(cfg, rows) == {"val/loss": "2.0000 in epoch 2"}
 
 
 def test_a_report_that_fails_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):

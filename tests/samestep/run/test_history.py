@@ -126,6 +126,13 @@ def test_final_metrics_are_the_newest_of_each_and_no_speeds(undisturbed: Path):
     assert table[2]["train/images_per_second"]
 
 
+def test_final_metrics_may_have_any_name(tmp_path: Path):
+    history = History(tmp_path)
+    history.log_metrics({"val_loss": 2.0, "g_loss": 1.0, "lrap": 0.5}, 0)
+    history.log_metrics({"epoch": 0, "step/lr": 0.1, "lr": 0.1, "lr-Adam/pg1": 0.1}, 0)
+    assert history.last() == {"g_loss": 1.0, "lrap": 0.5, "val_loss": 2.0}
+
+
 @pytest.mark.parametrize("death", [DiesAfterTheCheckpoint, DiesAfterValidation])
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "error"])
 def test_an_interrupted_run_leaves_the_same_file(

@@ -1,5 +1,6 @@
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,19 @@ def checkout(tmp_path: Path) -> Path:
     git(code, "add", ".")
     git(code, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "first")
     return code
+
+
+def test_a_device_is_never_replaced_by_a_file(tmp_path: Path):
+    """Root could do so: report.py --output /dev/stdout."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileExistsError, match="is no regular file"):
+        write_text(pipe, "text")
+    for folder in (tmp_path, Path()):
+        with pytest.raises(IsADirectoryError):
+            write_text(folder, "text")
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
 
 
 def git(code: Path, *arguments: str) -> str:
