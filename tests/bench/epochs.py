@@ -40,6 +40,7 @@ LEVERS: dict[str, tuple[str, Any]] = {  # what is put where, to undo each of the
     "gather": ("project.data.images.ImageSet.__getitem__", index_pixel_by_pixel),
     "search": (f"{PATCHES}.search_gpus_once", lambda: None),
     "hooks": (f"{PATCHES}.skip_empty_hooks", lambda trainer: None),
+    "names": (f"{PATCHES}.name_hooks_without_checks", lambda: None),
     "profiler": ("samestep.build.NoProfiler", PassThroughProfiler),
     "guard": ("samestep.callbacks.loss_guard.are_finite", lambda gradients: False),
 }

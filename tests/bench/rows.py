@@ -8,7 +8,8 @@ from tests.bench.measure import Row
 
 LEVERS = {
     "gather": "batches copied image by image", "search": "no search for GPUs in each step",
-    "hooks": "no empty hooks", "profiler": "no sections of a profiler",
+    "hooks": "no empty hooks", "names": "hooks named without checks",
+    "profiler": "no sections of a profiler",
     "guard": "gradients checked by their sum",
 }  # fmt: skip
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]

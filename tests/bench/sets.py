@@ -129,7 +129,7 @@ def write_runs(folder: Path, count: int) -> None:
         (run_dir / "metrics.json").write_text("{}")
 
 
-def write_photos(folder: Path, count: int = 200) -> None:
+def write_photos(folder: Path, count: int = 100) -> None:
     """JPEGs of 500 x 375 pixels in data/train and data/test, two classes."""
     if (folder / "photos").exists():
         return
