@@ -7,6 +7,8 @@ python scripts/runs.py --watch
 
 import argparse
 import json
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("folder", nargs="?", default="runs", type=Path, help="default: runs")
     parser.add_argument("--last", type=int, metavar="N", help="only the N newest; default: all")
-    parser.add_argument("--watch", action="store_true", help="show them anew every 2 s")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--watch", action="store_true", help="show them anew every 2 s")
+    form.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
@@ -38,7 +41,7 @@ def main(arguments: Any) -> int:
     if arguments.last is not None and arguments.last < 1:
         raise ConfigError(f"--last {arguments.last}: must be a whole number, at least 1")
     if arguments.watch:
-        watch(arguments)
+        return watch(arguments)
     runs = listing.list_runs(arguments.folder)[: arguments.last]
     if arguments.json:
         print(json.dumps(listing.to_json(runs), indent=2))
@@ -49,17 +52,20 @@ def main(arguments: Any) -> int:
     return 0
 
 
-def watch(arguments: Any) -> None:
-    """Show the newest runs that fit the terminal, until Ctrl-C."""
+def watch(arguments: Any) -> int:
+    """Show the newest runs that fit the terminal, until Ctrl-C, or until the terminal is closed."""
     from rich.live import Live
     from rich.text import Text
 
+    if not sys.stdout.isatty():
+        raise ConfigError("--watch: needs a terminal; without --watch the list is printed once")
     with Live(auto_refresh=False) as live:
-        while True:
+        while sys.stdout.isatty():
             runs = listing.list_runs(arguments.folder)[: arguments.last or live.console.height - 2]
             lines = listing.to_lines(runs, time.time())
             live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             time.sleep(WATCH_S)
+    return 128 + signal.SIGPIPE
 
 
 if __name__ == "__main__":

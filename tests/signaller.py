@@ -46,3 +46,11 @@ class Quiet(Signaller):
 
     def note(self, trainer: L.Trainer, batch: Any) -> None:
         pass
+
+
+class Loser(L.Callback):
+    """Deletes the best checkpoint between training and test, if ``$LOSE_BEST`` is set."""
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if "LOSE_BEST" in os.environ:
+            Path(trainer.default_root_dir, "checkpoints/best.ckpt").unlink()

@@ -149,3 +149,13 @@ class Caller(L.Callback):
         while stopping._State.signum != signal.SIGTERM:
             assert time.monotonic() < deadline, f"{command}: brought no SIGTERM"
             time.sleep(0.1)
+
+
+class SlowEpochs(L.Callback):
+    """Waits before each epoch, so that others can look at a run that is not finished."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def on_train_epoch_start(self, *_) -> None:
+        time.sleep(self.seconds)

@@ -111,9 +111,10 @@ class Predictions(L.Callback):
         pictures = {"confusion_matrix": draw_confusion(confusion, names)}
         if self.grid:  # a small test may leave rank zero without images
             sample = [prediction for _, prediction in self.sample]
+            whose = f"that rank zero of {len(parts)} ranks has tested" if len(parts) > 1 else ""
             pictures["grid"] = draw_grid(self.grid, names)
-            self.save(pictures["grid"], "grid", words_of_grid(self.grid, names))
-            self.save(draw_grid(sample, names), "sample", words_of_sample(sample, names))
+            self.save(pictures["grid"], "grid", words_of_grid(self.grid, names, whose))
+            self.save(draw_grid(sample, names), "sample", words_of_sample(sample, names, whose))
         words = words_of_confusion(confusion, names)
         self.save(pictures["confusion_matrix"], "confusion_matrix", words)
         write_csv(self.dirpath / "per_class.csv", count_classes(confusion, names))
@@ -186,8 +187,8 @@ def log_picture(logger: Any, name: str, figure: Figure, path: Path) -> None:
         logger.experiment.log_artifact(logger.run_id, str(path), name.partition("/")[0])
 
 
-def words_of_grid(predictions: list[Prediction], class_names: list[str]) -> str:
-    """Title and description of the grid: the surest mistakes."""
+def words_of_grid(predictions: list[Prediction], class_names: list[str], whose: str) -> str:
+    """Title and description of the grid: the surest mistakes among the images in ``whose``."""
     mistakes = [p for p in predictions if p.guess != p.truth]
     worst = [
         f"{class_names[p.truth]} taken for {class_names[p.guess]} ({max(p.scores):.1%})"
@@ -195,18 +196,26 @@ def words_of_grid(predictions: list[Prediction], class_names: list[str]) -> str:
     ]
     found = f"The surest mistakes are: {', '.join(worst)}." if worst else "There is no mistake."
     return (
-        f"Most confident mistakes\n{len(predictions)} test images of rank zero: guess, truth in "
-        "brackets and probability. Mistakes come first, the surest of them before the others: "
+        f"Most confident mistakes\n{number_of(predictions, whose)}: guess, truth in brackets and "
+        "probability. Mistakes come first, the surest of them before the others: "
         f"{len(mistakes)} of these images. {found}"
     )
 
 
-def words_of_sample(predictions: list[Prediction], class_names: list[str]) -> str:
+def words_of_sample(predictions: list[Prediction], class_names: list[str], whose: str) -> str:
     """Title and description of the sample: each guess."""
     guesses = [
         f"{class_names[p.guess]} ({class_names[p.truth]}, {max(p.scores):.1%})" for p in predictions
     ]
-    return f"Random sample\nGuesses, with truth and probability in brackets: {', '.join(guesses)}."
+    return (
+        f"Random sample\n{number_of(predictions, whose)}. Guesses, with truth and probability in "
+        f"brackets: {', '.join(guesses)}."
+    )
+
+
+def number_of(predictions: list[Prediction], whose: str) -> str:
+    """Such as ``64 test images``."""
+    return f"{len(predictions)} test images {whose}".rstrip()
 
 
 def words_of_confusion(confusion: Tensor, class_names: list[str]) -> str:

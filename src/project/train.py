@@ -49,9 +49,9 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
 
     from samestep import build, shares
     from samestep.ranks import preflight, process_group, stopping
-    from samestep.report import page
-    from samestep.run import artifacts, nodes
+    from samestep.report import ending
     from samestep.run import directory as run
+    from samestep.run import nodes
     from samestep.run.records import log_to_files, mute_lightning
 
     started = time.monotonic()
@@ -69,34 +69,28 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
         state = nodes.begin(cfg, ["train.py", *overrides])
         if state.finished:
             return {}
-        log_to_files(Path(cfg.run_dir))
-        trainer.loggers = [history, *build.loggers(cfg)]
+        with (
+            ending.recorded(cfg, trainer),
+            build.refusals("trainer"),
+            run.full_disk_is_one_message(cfg.run_dir),
+        ):
+            log_to_files(Path(cfg.run_dir))
+            trainer.loggers = [history, *build.loggers(cfg)]
+            shares.decide(cfg, trainer, datamodule)
+            trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
+            tested: dict[str, float] = {}
+            if build.has_test(model, datamodule):
+                best = nodes.best_checkpoint(cfg)
+                trainer.test(model, datamodule, ckpt_path=best, verbose=False)
+                tested = {name: v.item() for name, v in trainer.callback_metrics.items()}
+            elif trainer.is_global_zero:
+                print("Note: there is no test_step or no test_dataloader, so nothing is tested")
 
-        try:
-            with build.refusals("trainer"), run.full_disk_is_one_message(cfg.run_dir):
-                shares.decide(cfg, trainer, datamodule)
-                trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
-                tested: dict[str, float] = {}
-                if build.has_test(model, datamodule):
-                    best = nodes.best_checkpoint(cfg)
-                    trainer.test(model, datamodule, ckpt_path=best, verbose=False)
-                    tested = {name: v.item() for name, v in trainer.callback_metrics.items()}
-                elif trainer.is_global_zero:
-                    print("Note: there is no test_step or no test_dataloader, so nothing is tested")
-
-                if not trainer.is_global_zero:
-                    return {}
-                figures = history.last() | tested
-                run.finish(cfg, figures, seconds=time.monotonic() - started)
-                page.write_if_wanted(cfg)
-                return figures
-        except ConfigError:
-            # Only a step shows some mistakes, such as a metric that the model does not log.
-            if trainer.is_global_zero:
-                run.abandon(cfg)
-            raise
-        finally:
-            artifacts.flush(trainer)
+            if not trainer.is_global_zero:
+                return {}
+            figures = history.last() | tested
+            run.finish(cfg, figures, seconds=time.monotonic() - started)
+            return figures
 
 
 def main() -> int:

@@ -2,13 +2,14 @@
 
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from samestep.report import page
-from tests.conftest import QUICK, final_figures, run
+from tests.conftest import NO_PICTURES, QUICK, final_figures, run
 
 CHROMIUM = shutil.which("chromium")
 THEMES = {"dark": 0, "light": 1}  # as Blink numbers them
@@ -24,6 +25,13 @@ def test_the_script_writes_the_page_anew(digits_run: Path, tmp_path: Path):
     assert "must be the directory of a run" in result.stderr
 
 
+def test_no_home_directory_is_needed(digits_run: Path, tmp_path: Path):
+    """The option keeps the fork server of the tests away, which has imported matplotlib."""
+    words = ["-Wignore", "scripts/report.py", str(digits_run), "--output", str(tmp_path / "page")]
+    result = run(*words, HOME="/proc", TMPDIR=str(tmp_path))
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_the_page_of_a_run_is_small_and_has_all_its_parts(digits_run: Path):
     path = digits_run / page.NAME
     text = path.read_text()
@@ -34,6 +42,31 @@ def test_the_page_of_a_run_is_small_and_has_all_its_parts(digits_run: Path):
         assert f"<h3>{chart}</h3>" in text
     assert "What is missing" not in text
     assert text.count("<mark>") == len(QUICK)  # run_root, and no report=false
+
+
+def test_a_run_that_is_stopped_or_fails_leaves_a_page_too(tmp_path: Path):
+    words = [
+        *QUICK, NO_PICTURES, "report=true", "model=mlp", f"run_root={tmp_path}",
+        "+callbacks.signaller._target_=tests.signaller.Quiet",
+        f"+callbacks.signaller.dirpath={tmp_path / 'seen'}",
+        "+callbacks.loser._target_=tests.signaller.Loser",
+    ]  # fmt: skip
+    stopped = run("train.py", *words, RUN_ID="one", SIGNAL_AT=f"25 {signal.SIGTERM:d} 0 rank")
+    assert stopped.returncode == 143, stopped.stderr
+    text = (tmp_path / "one" / page.NAME).read_text()
+    assert '"state stopped">stopped</span> SIGTERM' in text
+    assert "<td>after step 26, SIGTERM</td>" in text
+
+    # Between training and test no callback of Lightning learns of an error.
+    failed = run("train.py", *words, RUN_ID="one", LOSE_BEST="1")
+    assert failed.returncode == 1
+    assert failed.stderr.count("error: ") == 1
+    text = (tmp_path / "one" / page.NAME).read_text()
+    assert '"state failed">failed</span>' in text
+    assert "best.ckpt is missing: it was saved after step" in text
+    listed = run("scripts/runs.py", str(tmp_path))
+    assert "failed: " in listed.stdout
+    assert "best.ckpt is missing" in listed.stdout
 
 
 def chromium(*words: str) -> subprocess.CompletedProcess[str]:

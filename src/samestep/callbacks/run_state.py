@@ -6,15 +6,14 @@ from typing import Any
 import lightning as L
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
-from samestep.ranks import failure
-from samestep.ranks.stopping import Stopped
 from samestep.run import state
 
 
 class RunState(L.Callback):
-    """Writes ``logs/state.json`` on rank zero: after each epoch, and when the run is interrupted.
+    """Writes ``logs/state.json`` on rank zero after each epoch.
 
-    ``samestep.run.directory`` writes the beginning of a run, and its successful end.
+    ``samestep.run.directory`` writes the beginning of a run and its successful end, and
+    ``samestep.report.ending`` an interruption.
 
     Args:
         run_dir: directory of the run.
@@ -28,21 +27,6 @@ class RunState(L.Callback):
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             facts = progress_of(trainer) | {"epoch": trainer.current_epoch + 1}
             state.record(self.run_dir, state.RUNNING, **facts)
-
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        """Write why the run ends."""
-        if not trainer.is_global_zero:
-            return
-        facts = progress_of(trainer)
-        if isinstance(exception, Stopped):
-            state.record(self.run_dir, state.STOPPED, exception.name, **facts)
-        elif isinstance(exception, Exception):
-            why = failure.message(exception).removeprefix(failure.PREFIX)
-            state.record(self.run_dir, state.FAILED, why, **facts)
-        else:  # a second Ctrl-C
-            state.record(self.run_dir, state.STOPPED, type(exception).__name__, **facts)
 
 
 def progress_of(trainer: L.Trainer) -> dict[str, Any]:

@@ -72,13 +72,20 @@ def check(
     Raises:
         ConfigError: naming the faults, one line each.
     """
+    return check_all(overrides, multirun=multirun, configs=configs)[0]
+
+
+def check_all(
+    overrides: Sequence[str], *, multirun: bool, configs: Path = CONFIGS
+) -> list[DictConfig]:
+    """The configurations of all runs that ``check`` checks."""
     if not (configs / "train.yaml").is_file():
         raise ConfigError(f"{configs}/train.yaml is missing: run from a clone of the repository")
     # In a run of a sweep, hydra.main has initialized Hydra; it does not need that any more.
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(configs.absolute()), version_base="1.3"):
         try:
-            runs = [_compose(run, configs) for run in _list_runs(overrides, multirun)]
+            return [_compose(run, configs) for run in _list_runs(overrides, multirun)]
         except ConfigError:
             raise
         except MissingConfigException as error:
@@ -89,7 +96,6 @@ def check(
             raise ConfigError(f"a key or a choice cannot be used: {error.strerror}") from None
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
             raise ConfigError(message_of(error)) from None
-    return runs[0]
 
 
 def message_of(error: Exception) -> str:
@@ -276,6 +282,44 @@ def local_files(choices: Mapping[str, Any], configs: Path = CONFIGS) -> list[Pat
     names = chosen if isinstance(chosen, list) else [chosen]
     files = [configs / "local" / f"{name}.yaml" for name in names]
     return [file for file in files if file.exists()]
+
+
+def find_overridden(
+    choices: Mapping[str, Any], typed: Sequence[str], configs: Path = CONFIGS
+) -> dict[str, str]:
+    """The keys that are not as their default files have them, and what has set them.
+
+    Args:
+        choices: the chosen file of each group, as ``check`` returns them.
+        typed: overrides of the command line.
+        configs: directory of ``train.yaml``.
+
+    Returns:
+        By full key, such as ``model.optimizer.lr`` or ``model`` for a choice of a file:
+        ``configs/experiment/mine.yaml`` or ``the command line``.
+    """
+    found: dict[str, str] = {}
+    for group in LAID_OVER:
+        names = choices.get(group) or []
+        for name in names if isinstance(names, list) else [names]:
+            found |= _set_by(group, name, configs)
+    keys = [re.split("[=@]", word.lstrip("+~"))[0].replace("/", ".") for word in typed]
+    return found | dict.fromkeys(keys, "the command line")
+
+
+def _set_by(group: str, name: str, configs: Path) -> dict[str, str]:
+    """The keys that one file sets, and those of the files of its group that it includes."""
+    file = configs / group / f"{name}.yaml"
+    if not file.exists():
+        return {}
+    found: dict[str, str] = {}
+    keys = _keys_of(file, group) - {"defaults"}
+    for entry in OmegaConf.load(file).get("defaults") or []:
+        if isinstance(entry, str) and entry != "_self_":
+            found |= _set_by(group, entry, configs)
+        elif isinstance(entry, DictConfig):
+            keys |= {str(key).split("/", 1)[-1].replace("/", ".") for key in entry}
+    return found | dict.fromkeys(keys, f"configs/{group}/{name}.yaml")
 
 
 def _find_origin(key: str, choices: Mapping[str, Any], typed: Sequence[str], configs: Path) -> str:

@@ -1,6 +1,7 @@
 """What every command does around its ``main``: output that cannot fail, and a quiet Ctrl-C."""
 
 import io
+import logging
 import os
 import signal
 import sys
@@ -47,10 +48,12 @@ def make_output_safe() -> None:
     - A closed stdout or stderr (``>&-``) is replaced by ``/dev/null``.
     - Characters that the terminal's encoding lacks are printed as escapes.
     - Figures are only saved to files, whatever backend ``MPLBACKEND`` names.
+    - matplotlib is silent where it finds no home directory for its fonts.
 
     A reader that only stops reading is waited for, as every program does.
     """
     environment.set_variable("MPLBACKEND", "agg")
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     _open_missing_descriptors()
     sys.stdout = _safe(sys.stdout, sys.__stdout__, 1)
     sys.stderr = _safe(sys.stderr, sys.__stderr__, 2)

@@ -59,7 +59,7 @@ def draw(title: str, curves: Mapping[str, Points], x_name: str) -> Chart:
     """
     finite = {name: _finite(points) for name, points in curves.items()}
     finite = {name: points for name, points in finite.items() if points}
-    num_columns = max(1, LEGEND_WIDTH // (max(map(len, finite), default=0) + 6))
+    num_columns = max(1, LEGEND_WIDTH // (max(map(len, finite), default=0) + 12))
     legend_height = 0.25 * math.ceil(len(finite) / num_columns)  # in inches
     height = 3.0 + legend_height
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):
@@ -80,7 +80,21 @@ def draw(title: str, curves: Mapping[str, Points], x_name: str) -> Chart:
             axes.legend(lines, list(finite), loc="lower left", **style)
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata=NO_METADATA)
-    return Chart(title, _for_page(text.getvalue()), describe(finite, x_name))
+    return Chart(title, for_page(text.getvalue()), describe(finite, x_name))
+
+
+def for_page(svg: str) -> str:
+    """The SVG as a part of a page: no header, no style for the whole page, colours by variables."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.S)
+    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # equal in all charts, and never referred to
+    svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt" ', "", svg, count=1)  # as wide as its place
+    svg = re.sub(r"font-family: [^;\"]*", "font-family: inherit", svg)
+    svg = svg.replace(INK, "currentColor").replace(GRID, "var(--grid)")
+    for number, color in enumerate(SERIES):
+        svg = svg.replace(color, f"var(--series-{number})")
+    # A screen reader gets the description beside it.
+    return svg.replace("<svg ", '<svg aria-hidden="true" ', 1)
 
 
 def describe(curves: Mapping[str, Points], x_name: str) -> str:
@@ -139,17 +153,3 @@ def _thin(points: Points) -> Points:
     """At most ``MAX_POINTS`` of them, at even distances, and always the last one."""
     stride = math.ceil(len(points) / MAX_POINTS)
     return points[::-1][::stride][::-1]
-
-
-def _for_page(svg: str) -> str:
-    """The SVG as a part of a page: no header, no style for the whole page, colours by variables."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.S)
-    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # equal in all charts, and never referred to
-    svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt" ', "", svg, count=1)  # as wide as its place
-    svg = re.sub(r"font-family: [^;\"]*", "font-family: inherit", svg)
-    svg = svg.replace(INK, "currentColor").replace(GRID, "var(--grid)")
-    for number, color in enumerate(SERIES):
-        svg = svg.replace(color, f"var(--series-{number})")
-    # A screen reader gets the description beside it.
-    return svg.replace("<svg ", '<svg aria-hidden="true" ', 1)

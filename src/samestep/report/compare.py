@@ -281,6 +281,26 @@ def show_or_not(value: float | None) -> str:
     return "" if value is None else show(value)
 
 
+def agreement(comparison: Comparison) -> list[str]:
+    """For each group after the first one, in words: which figures differ beyond the noise."""
+    first = comparison.groups[0].name
+    sentences = []
+    for index, group in enumerate(comparison.groups[1:], 1):
+        gaps = {name: cells[index][1] for name, cells in comparison.figures.items()}
+        known = {
+            name: gap.estimate
+            for name, gap in gaps.items()
+            if gap and gap.estimate.half_width is not None
+        }
+        apart = [name for name, gap in known.items() if abs(gap.mean) > (gap.half_width or 0)]
+        text = f"{len(known) - len(apart)} of {len(known)} figures agree with {first} within their "
+        text += f"95 % intervals{'; not ' if apart else ''}{', '.join(apart)}"
+        if not known:
+            text = "the noise of the seed is not known; train several seeds, as -m seed=0,1,2 does"
+        sentences.append(f"{group.name}: {text}")
+    return sentences
+
+
 def to_json(comparison: Comparison) -> dict[str, Any]:
     """The comparison as plain containers."""
     return {
@@ -297,6 +317,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
             ]
             for name, cells in comparison.figures.items()
         },
+        "agreement": agreement(comparison),
         "costs": comparison.costs,
     }  # fmt: skip
 
@@ -342,6 +363,8 @@ def print_tables(comparison: Comparison, *, markdown: bool) -> None:
         for row in rows:
             table.add_row(*map(Text, row))  # as text: a name may look like rich's markup
         console.print(table)
+    for sentence in agreement(comparison):
+        console.print(Text(sentence))
 
 
 class Gallery(NamedTuple):
@@ -368,6 +391,7 @@ def to_page(comparison: Comparison, galleries: Sequence[Gallery]) -> str:
         "compare.html",
         title=" and ".join(group.name for group in comparison.groups),
         tables=tables(comparison),
+        agreement=agreement(comparison),
         charts=[charts.draw(name, each, axis) for (name, axis), each in curves.items()],
         galleries=galleries,
         problems=problems,

@@ -119,13 +119,6 @@ def numbers(figures: dict[str, Any]) -> dict[str, float | None]:
     }
 
 
-def typed_keys(run: Run) -> set[str]:
-    """The keys that the newest command line names, such as ``model.optimizer.lr`` or ``data``."""
-    command = run.start.get("command")
-    words = [str(word) for word in command[1:]] if isinstance(command, list) else []
-    return {word.partition("=")[0].lstrip("+~") for word in words if "=" in word}
-
-
 def command_of(attempt: dict[str, Any]) -> str:
     """The command line of a start, as it can be typed."""
     command = attempt.get("command")

@@ -6,7 +6,6 @@ matplotlib and jinja2 are imported when a page is made: a run that starts does n
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.ranks.secrets import redact
-from samestep.report.files import Run, read_predictions, read_run, timeline, typed_keys
+from samestep.report.files import Run, read_predictions, read_run, timeline
 from samestep.run import state, summary
 from samestep.run.files import write_text
 
@@ -37,8 +36,8 @@ class Node(NamedTuple):
 
     name: str
     value: str
-    is_typed: bool
-    """Whether the command line named it."""
+    set_by: str
+    """What has overridden it, such as ``the command line``; empty if nothing has."""
     children: tuple[Node, ...]
 
 
@@ -93,7 +92,7 @@ def content_of(run: Run) -> dict[str, Any]:
         "epochs": epochs_of(run),
         "predictions": read_predictions(run.run_dir),
         "choices": OmegaConf.select(run.cfg, "choices") or {},
-        "tree": tree_of(OmegaConf.to_container(run.cfg), typed_keys(run)),
+        "tree": tree_of(OmegaConf.to_container(run.cfg), overridden_in(run)),
         "machine": machine_of(run),
         "packages": packages_of(run),
         "timeline": timeline(run),
@@ -133,7 +132,7 @@ def machine_of(run: Run) -> dict[str, str]:
     if isinstance(git, dict):
         changed = ", with uncommitted changes (logs/git.diff)" if git.get("dirty") else ""
         facts["commit"] = f"{git.get('commit') or 'not known'}{changed}"
-    return {name: text for name, text in facts.items() if text}
+    return {name: text for name, text in facts.items() if text not in ("null", "[]")}
 
 
 def packages_of(run: Run) -> dict[str, str]:
@@ -146,20 +145,24 @@ def packages_of(run: Run) -> dict[str, str]:
     return {name: str(packages[name]) for name in names}
 
 
-def tree_of(node: Any, typed: set[str], path: str = "") -> tuple[Node, ...]:
+def overridden_in(run: Run) -> dict[str, str]:
+    """What the newest start has overridden, as ``compose.find_overridden`` returns it."""
+    found = run.start.get("overridden")
+    return {k: str(source) for k, source in found.items()} if isinstance(found, dict) else {}
+
+
+def tree_of(node: Any, overridden: dict[str, str], path: str = "") -> tuple[Node, ...]:
     """A configuration as a tree; the choices of files are shown elsewhere."""
     if not isinstance(node, dict):
         return ()
-    return tuple(_nodes(node, typed, path))
-
-
-def _nodes(node: dict[Any, Any], typed: set[str], path: str) -> Iterator[Node]:
+    nodes = []
     for key, value in node.items():
         full = f"{path}.{key}" if path else str(key)
-        if full == "choices":
-            continue
-        children = tree_of(value, typed, full)
-        yield Node(str(key), "" if children else words_of(value), full in typed, children)
+        if full != "choices":
+            children = tree_of(value, overridden, full)
+            text = "" if children else words_of(value)
+            nodes.append(Node(str(key), text, overridden.get(full, ""), children))
+    return tuple(nodes)
 
 
 def words_of(value: Any) -> str:

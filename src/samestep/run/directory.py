@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+from samestep.config.compose import find_overridden
 from samestep.errors import ConfigError
 from samestep.run import lock, state
 from samestep.run.changes import config_digest, find_changes, resolved
@@ -231,7 +232,8 @@ def _open(cfg: DictConfig, argv: list[str]) -> Path | None:
         (run_dir / "metrics.csv").unlink(missing_ok=True)
     write_text(run_dir / "config.yaml", OmegaConf.to_yaml(resolved(cfg)))
     identity = {"run_id": cfg.run_id, "config": config_digest(cfg)}
-    record_attempt(run_dir / "logs", argv, cfg.seed, identity)
+    overridden = find_overridden(OmegaConf.select(cfg, "choices") or {}, argv[1:])
+    record_attempt(run_dir / "logs", argv, cfg.seed, {**identity, "overridden": overridden})
     begins_anew: dict[str, Any] = {"monitor": "", "best": None, "epoch": None, "step": None}
     state.record(run_dir, state.RUNNING, **({} if last else begins_anew))
     return last

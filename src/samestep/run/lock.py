@@ -42,8 +42,8 @@ def acquire(run_dir: Path) -> None:
     owner = os.read(file, 200).decode()
     os.close(file)
     raise ConfigError(
-        f"{run_dir} is being trained by {owner}; wait for it or stop it, or begin another "
-        "run with RUN_ID=<another name>"
+        f"{run_dir} is in use by {owner}; wait for it or stop it, or begin another one with "
+        "RUN_ID=<another name>"
     )
 
 

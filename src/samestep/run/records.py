@@ -34,18 +34,19 @@ EXPECTED = (  # warnings that ask nothing of the user of this project
 
 
 def record_attempt(
-    logs: Path, argv: list[str], seed: int, identity: Mapping[str, Any] | None = None
+    logs: Path, argv: list[str], seed: int, facts: Mapping[str, Any] | None = None
 ) -> None:
     """Add this start to ``environment.json``; ``git.diff`` is its uncommitted code. No secrets.
 
-    ``identity`` has the ``run_id`` and ``config`` that the checkpoints of this start carry.
+    ``facts`` has the ``run_id`` and ``config`` that the checkpoints of this start carry, and what
+    the start has overridden.
     """
     path = logs / "environment.json"
     attempts = read_attempts(logs)
     commit, diff = code_state(Path(__file__).parent)
     command = [secrets.redact_argument(argument) for argument in argv]
     git = {"commit": commit, "dirty": bool(diff)}
-    attempt = {"command": command, **(identity or {}), "git": git, "seed": seed, **surroundings()}
+    attempt = {"command": command, **(facts or {}), "git": git, "seed": seed, **surroundings()}
     write_text(logs / "git.diff", diff)
     write_text(path, json.dumps([*attempts, redact_values(attempt)], indent=2) + "\n")
 

@@ -25,6 +25,10 @@ def main(argv: Sequence[str], help_text: str, script: Path = TRAIN) -> int:
         return sweep(read(argv), argv, script)
     except (ConfigError, RunError) as error:
         return failure.report(error)
+    except OSError as error:
+        what = f"{error.filename or 'the search'} cannot be written: {error.strerror}"
+        again = "make room there. The same command continues the search"
+        return failure.report(RunError(f"{what}; {again}"))
 
 
 def sweep(settings: Settings, argv: Sequence[str], script: Path) -> int:
@@ -35,32 +39,35 @@ def sweep(settings: Settings, argv: Sequence[str], script: Path) -> int:
     """
     if settings.on_cluster:
         refuse_on_cluster(settings)
-    # It takes a third of a second to import, which wrong usage does not need.
+    # Torch and Optuna take seconds to import, which wrong usage does not need.
+    from samestep.build import check_arguments
     from samestep.sweep import results
     from samestep.sweep.search import Search, share_devices
-    from samestep.sweep.study import FINISHED, Record, build_strategies, storage_errors
+    from samestep.sweep.study import FINISHED, Record, build_strategies
 
-    build_strategies(settings, num_trials=0)  # before a folder is made
+    # Before a folder is made: what each trial would refuse when it builds its parts.
+    for cfg in settings.corners:
+        check_arguments(cfg)
+    build_strategies(settings, num_trials=0)
     share_devices(settings)
     made = open_folder(settings)
     at_once = settings.values["trials_at_once"]
     environment.limit_threads(at_once * results.count_devices(settings))
-    with storage_errors(settings):
-        try:
-            record = Record(settings)
-        except ConfigError:
-            remove_folder(made)
-            raise
-        done, total = len(record.trials(*FINISHED)), settings.values["n_trials"]
-        word = f"Continuing, {done} of {total} trials are done" if done else f"{total} trials"
-        print(f"Search: {settings.folder}: {word}, {settings.monitor} is to {settings.direction}")
-        exit_code = Search(settings, record, script).run()
-        if exit_code:
-            done = len(record.trials(*FINISHED))
-            print(f"Stopped: {done} of {total} trials are done. To continue:")
-            print(f"  {format_command(settings, argv)}", flush=True)
-            return exit_code
-        return results.leave(settings, record)
+    try:
+        record = Record(settings)
+    except ConfigError:
+        remove_folder(made)
+        raise
+    done, total = len(record.trials(*FINISHED)), settings.values["n_trials"]
+    word = f"Continuing, {done} of {total} trials are done" if done else f"{total} trials"
+    print(f"Search: {settings.folder}: {word}, {settings.monitor} is to {settings.direction}")
+    exit_code = Search(settings, record, script).run()
+    if exit_code:
+        done = len(record.trials(*FINISHED))
+        print(f"Stopped: {done} of {total} trials are done. To continue:")
+        print(f"  {format_command(settings, argv)}", flush=True)
+        return exit_code
+    return results.leave(settings, record)
 
 
 def open_folder(settings: Settings) -> list[Path]:
@@ -76,9 +83,6 @@ def open_folder(settings: Settings) -> list[Path]:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         lock.acquire(folder)
-    except ConfigError as error:
-        text = str(error).replace("is being trained by", "is being searched by")
-        raise ConfigError(text.replace("begin another run", "begin another search")) from None
     except OSError as error:
         raise ConfigError(
             f"{folder} cannot be written: {error.strerror}; make room or get permission there, or "

@@ -1,13 +1,11 @@
 """What a search leaves: a table, Optuna's plots in one HTML file, and the best trial to use."""
 
-import html
 import io
 import shlex
 import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
-from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from rich.table import Table
@@ -24,6 +21,7 @@ from samestep.config.compose import CONFIGS, check
 from samestep.config.schema import LAID_OVER, choices_of
 from samestep.errors import ConfigError
 from samestep.ranks.secrets import redact
+from samestep.report.page import render
 from samestep.run.files import write_text
 from samestep.run.records import read_attempts
 from samestep.sweep.search import REASON, SECONDS
@@ -33,15 +31,6 @@ from samestep.sweep.study import FINISHED, Record
 MAX_ROWS = 20  # of the table in a terminal
 OF_ONE_TRIAL = ("run_id", "run_root", "run_dir")
 PLACE = ("run_root=here", "run_id=one")  # so that two configurations differ in other values only
-STYLE = """
-:root { color-scheme: light dark }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; font-size: .9rem; display: block; overflow-x: auto }
-th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #8886 }
-td { font-variant-numeric: tabular-nums }
-figure { margin: 1.5rem 0; background: #fff; padding: .5rem } svg { max-width: 100%; height: auto }
-code { overflow-wrap: anywhere }
-"""
 
 
 def leave(settings: Settings, record: Record) -> int:
@@ -133,25 +122,14 @@ def print_table(settings: Settings, trials: Sequence[FrozenTrial]) -> None:
 
 def write_page(settings: Settings, record: Record, trials: Sequence[FrozenTrial]) -> str:
     """An HTML page that needs no other file: the plots that the trials allow, and a table."""
-    escape = html.escape
-    head = "".join(f"<th scope=col>{escape(title)}</th>" for title in titles_of(settings))
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n"
-        for row in rows_of(settings, trials)
-    )
-    figures = "".join(
-        f"<h2>{escape(title)}</h2>\n<figure>{svg}</figure>\n"
-        for title, svg in draw_plots(record, trials)
-    )
-    return (
-        f"<!doctype html>\n<html lang=en><meta charset=utf-8>"
-        f"<meta name=viewport content='width=device-width'>\n"
-        f"<title>Search {escape(settings.name)}</title><style>{STYLE}</style>\n"
-        f"<h1>Search {escape(settings.name)}</h1>\n"
-        f"<p>{len(trials)} trials; {escape(settings.monitor)} is to {settings.direction}. "
-        f"All trials: <code>{escape(shlex.join(settings.overrides)) or 'no overrides'}</code></p>\n"
-        f"{figures}<h2>Trials</h2>\n<table><thead><tr>{head}</tr></thead>\n"
-        f"<tbody>{body}</tbody></table></html>\n"
+    return render(
+        "search.html",
+        title=f"Search {settings.name}",
+        monitor=settings.monitor,
+        direction=settings.direction,
+        overrides=shlex.join(settings.overrides),
+        trials=[titles_of(settings), *rows_of(settings, trials)],
+        plots=list(draw_plots(record, trials)),
     )
 
 
@@ -160,6 +138,8 @@ def draw_plots(record: Record, trials: Sequence[FrozenTrial]) -> Iterator[tuple[
     import matplotlib as mpl
     from matplotlib import pyplot
     from optuna.visualization import matplotlib as plots
+
+    from samestep.report.charts import for_page
 
     num_completed = sum(trial.state is TrialState.COMPLETE for trial in trials)
     wanted: list[tuple[str, int, Callable[..., Any]]] = [
@@ -170,12 +150,13 @@ def draw_plots(record: Record, trials: Sequence[FrozenTrial]) -> Iterator[tuple[
         ("Trials as lines", 2, plots.plot_parallel_coordinate),
         ("When the trials ran", 1, plots.plot_timeline),
     ]
-    # Text stays text, so that it can be searched and read aloud.
-    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "samestep", "figure.figsize": (9, 4.5)}
     for title, needed, plot in wanted:
         if num_completed < needed:
             continue
-        with mpl.rc_context(settings), quiet(), io.StringIO() as file:
+        # Text stays text, so that it can be searched.
+        style: Any = {"svg.fonttype": "none", "svg.hashsalt": title, "figure.figsize": (9, 4.5)}
+        with mpl.rc_context(style), warnings.catch_warnings(), io.StringIO() as file:
+            warnings.simplefilter("ignore")  # they are meant for the developers of libraries
             try:
                 plot(record.study)
                 pyplot.gcf().savefig(file, format="svg", bbox_inches="tight")
@@ -183,18 +164,7 @@ def draw_plots(record: Record, trials: Sequence[FrozenTrial]) -> Iterator[tuple[
                 continue  # such as the importance of keys when all trials are equally good
             finally:
                 pyplot.close("all")
-            text = file.getvalue()
-        yield title, text[text.index("<svg") :]
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Hide warnings that are meant for the developers of libraries."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        warnings.simplefilter("ignore", UserWarning)
-        warnings.simplefilter("ignore", FutureWarning)
-        yield
+            yield title, for_page(file.getvalue())
 
 
 def next_commands(settings: Settings, best: FrozenTrial) -> list[str]:

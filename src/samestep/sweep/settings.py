@@ -12,17 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from samestep.config.compose import CONFIGS, check, message_of
+from samestep.config.compose import CONFIGS, check, check_all, message_of
 from samestep.config.rules import BOOL, NAME, NULL, STRING, TEXT, Rule, whole
-from samestep.config.schema import (
-    choices_of,
-    flatten,
-    is_below,
-    nearest,
-    no_such_choice,
-    parents_of,
-    show,
-)
+from samestep.config.schema import choices_of, nearest, no_such_choice, show
 from samestep.errors import ConfigError
 from samestep.launch import local_settings
 from samestep.ranks import environment
@@ -60,15 +52,15 @@ class Settings:
     """A search that was checked."""
 
     name: str
-    sweep: str
-    """The file in configs/sweep that was chosen."""
     values: dict[str, Any]
     """The keys of RULES."""
     parameters: list[Parameter]
     overrides: list[str]
     """Of every trial."""
     cfg: DictConfig
-    """The configuration of a trial without the values that are tried."""
+    """The configuration of a trial with the first values."""
+    corners: list[DictConfig]
+    """Configurations that have all choices, and both ends of each range, between them."""
 
     @property
     def folder(self) -> Path:
@@ -115,52 +107,33 @@ def read(words: Sequence[str]) -> Settings:
     overrides = [*values["overrides"], *overrides]
     refuse_fixed(parameters, overrides)
 
-    cfg = check_space(parameters, overrides, source)
+    corners = check_space(parameters, overrides, source)
+    cfg = corners[0]
+    if cfg.cluster.name != "local":
+        cfg = local_settings.compose_for_cluster(local_settings.to_overrides(overrides))
     name = name_search(choice, cfg, values["n_trials"])
     overrides = [word for word in overrides if not word.lstrip("+").startswith("run_id=")]
-    settings = Settings(name, choice, values, parameters, overrides, cfg)
+    settings = Settings(name, values, parameters, overrides, cfg, corners)
     refuse_impossible(settings)
     return settings
 
 
 def check_space(
     parameters: Sequence[Parameter], overrides: Sequence[str], source: str
-) -> DictConfig:
+) -> list[DictConfig]:
     """Check all choices, and both ends of each range, as ``train.py -m`` checks its values.
 
     Returns:
-        The configuration with the first values.
+        The configurations that were checked; the first one has the first values.
 
     Raises:
         ConfigError: naming the mistakes; with the file, if the space is to blame.
     """
     try:
-        cfg = check([*overrides, *space.to_grid(parameters)], multirun=True)
+        return check_all([*overrides, *space.to_grid(parameters)], multirun=True)
     except ConfigError as error:
         check(overrides)
         raise ConfigError(f"{error} (the space of {source})") from error
-    refuse_new_keys(parameters, check(overrides), source)
-    if cfg.cluster.name == "local":
-        return cfg
-    return local_settings.compose_for_cluster(local_settings.to_overrides(overrides))
-
-
-def refuse_new_keys(parameters: Sequence[Parameter], cfg: DictConfig, source: str) -> None:
-    """Raise a ConfigError for a key that the configuration does not have.
-
-    ``check`` leaves the arguments of foreign code, such as optimizers, to the run: to look at
-    their signatures would import torch. A key below a group that is searched too may belong to one
-    of its files only.
-    """
-    groups = [p.key.replace("/", ".") for p in parameters if p.key in choices_of(CONFIGS)]
-    known = [*flatten(cfg), *groups]
-    known += [parent for key in known for parent in parents_of(key)]
-    for parameter in parameters:
-        key = parameter.key.replace("/", ".")
-        if key not in known and not is_below(key, groups):
-            near = nearest(key, known)
-            hint = f"; did you mean {near}?" if near else ""
-            raise ConfigError(f"{source}: space.{key}: no such key{hint}")
 
 
 def split_words(words: Sequence[str]) -> tuple[str, DictConfig, list[str]]:

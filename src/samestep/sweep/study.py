@@ -8,8 +8,6 @@ import json
 import re
 import secrets
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from optuna.storages import BaseStorage, JournalStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from samestep.errors import ConfigError, RunError
+from samestep.errors import ConfigError
 from samestep.ranks.secrets import redact
 from samestep.run.files import write_text
 from samestep.sweep.settings import Settings
@@ -182,15 +180,3 @@ def build(key: str, node: dict[str, Any], base: type) -> Any:
     if not isinstance(built, base):
         raise ConfigError(f"{key}._target_={node['_target_']}: must be a {base.__name__}")
     return built
-
-
-@contextmanager
-def storage_errors(settings: Settings) -> Iterator[None]:
-    """Turn an error of the storage within this block into one message."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"{error.filename or settings.folder} cannot be written: {error.strerror}; make room "
-            "there. The same command continues the search"
-        ) from error

@@ -10,7 +10,7 @@ import hydra
 import pytest
 from omegaconf import OmegaConf
 
-from samestep.config.compose import CONFIGS, check, help_text
+from samestep.config.compose import CONFIGS, check, find_overridden, help_text
 from samestep.config.flags import flags_of
 from samestep.config.rules import RULES
 from samestep.config.schema import choices_of
@@ -294,7 +294,7 @@ def program():
 import json, sys
 from pathlib import Path
 import hydra
-from samestep.config.compose import CONFIGS, check, help_text
+from samestep.config.compose import CONFIGS, check, find_overridden, help_text
 from samestep.config.flags import flags_of
 from samestep.errors import ConfigError
 try:
@@ -361,3 +361,20 @@ def test_every_flag_of_the_trainer_is_in_the_file_or_has_a_rule():
     listed = OmegaConf.load(CONFIGS / "trainer" / "default.yaml").keys() - ours
     ruled = {key.removeprefix("trainer.") for key in RULES if key.startswith("trainer.")} - ours
     assert listed | ruled == inspect.signature(lightning.Trainer).parameters.keys()
+
+
+def test_overridden_keys_are_named_with_what_has_set_them(configs):
+    write(configs, "experiment/base", "defaults: [override /model/optimizer: sgd]", "seed: 3")
+    write(configs, "experiment/mine", "defaults: [base, _self_]", "seed: 4", "data: {shuffle: no}")
+    write(configs, "local/default", "data: {root: /data}")
+    typed = ["experiment=mine", "model=mlp", "+x.y=1", "~logger", "model/lr_scheduler=none"]
+    choices = {"experiment": "mine", "debug": None, "local": "default", "model": "mlp"}
+    assert find_overridden(choices, typed, configs) == {
+        "model.optimizer": "configs/experiment/base.yaml",
+        "seed": "configs/experiment/mine.yaml",
+        "data.shuffle": "configs/experiment/mine.yaml",
+        "data.root": "configs/local/default.yaml",
+        **dict.fromkeys(
+            ["experiment", "model", "x.y", "logger", "model.lr_scheduler"], "the command line"
+        ),
+    }

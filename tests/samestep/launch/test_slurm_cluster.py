@@ -7,8 +7,10 @@ import time
 import pytest
 import torch
 
+from samestep.run import state
 from tests import slurm
-from tests.conftest import QUICK, ROOT, environment, run
+from tests.conftest import NO_PICTURES, QUICK, ROOT, environment, run
+from tests.samestep.sweep.test_search import states
 
 LAUNCH = str(ROOT / "scripts/launch.py")
 EVENTS = [  # before which step, and what happens
@@ -156,6 +158,28 @@ def test_trials_of_a_sweep_get_the_named_variables_and_no_others(launcher):
             assert f"[{number}] {words}" in lines
     assert "MY_TOKEN" not in logs.stdout
     assert "sweep-1: job " in launch("status").stdout
+
+
+def test_a_search_submits_its_trials_and_cancels_a_pruned_one(launcher, tmp_path):
+    """Two trials at the same time: the one with the large batches is bad after its first epoch."""
+    words = launcher("unused").words
+    done = run(
+        str(ROOT / "scripts/sweep.py"), "sweep=digits_lr", "n_trials=2", "trials_at_once=2",
+        "pruner={_target_: optuna.pruners.ThresholdPruner, lower: 0.7}", *words,
+        "model=mlp", "trainer.max_epochs=4", "report=false", NO_PICTURES,
+        "+callbacks.slow._target_=tests.slurm.SlowEpochs", "+callbacks.slow.seconds=3",
+        cwd=tmp_path, timeout=300, **launcher("unused").variables | {"RUN_ID": "found"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "sweeps/found"
+    assert {f"found-{n}": status for n, status in enumerate(states(folder))} == {
+        "found-0": "PRUNED", "found-1": "COMPLETE",
+    }  # fmt: skip
+    pruned, complete = (state.read(folder / f"found-{n}") for n in range(2))
+    assert (pruned.state, pruned.why) == ("stopped", "SIGTERM")
+    assert pruned.epoch < 4
+    assert (complete.state, complete.epoch) == ("finished", 4)
+    assert "found-0: cancelled" in (folder / "logs/found-0.log").read_text()
 
 
 def test_a_job_is_signalled_before_its_time_limit_and_queued_again(launcher):

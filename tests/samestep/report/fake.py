@@ -40,6 +40,7 @@ def make_run(
     epoch_s: float = 2.0,
     world_size: int = 1,
     words: tuple[str, ...] = (),
+    overridden: dict[str, str] | None = None,
 ) -> Path:
     """A finished run; it says what ``samestep`` writes, in the same files."""
     (run_dir / "logs").mkdir(parents=True)
@@ -56,6 +57,7 @@ def make_run(
     start = {
         "command": ["train.py", *words], "started": "2026-11-22T05:00:00+00:00", "hostname": "node",
         "world_size": world_size, "packages": {"torch": "2.15.0"}, "git": {"commit": "abc"},
+        "overridden": overridden,
     }  # fmt: skip
     (run_dir / "logs/environment.json").write_text(json.dumps([start]))
     state.record(run_dir, state.FINISHED, monitor="val/score", best=0.7, epoch=3, step=30)

@@ -39,6 +39,25 @@ def test_runs_that_differ_in_the_seed_are_repeats(tmp_path: Path):
     wanted = stats.t.interval(0.95, 2, 0.26, stats.sem([0.25, 0.26, 0.27]))
     assert gap.estimate.mean == pytest.approx(0.26)
     assert gap.estimate.half_width == pytest.approx((wanted[1] - wanted[0]) / 2)
+    (sentence,) = compare.agreement(found)
+    assert sentence == (
+        "b0 (n = 3): 0 of 1 figures agree with a0 (n = 3) within their 95 % intervals; "
+        "not test/score"
+    )
+
+
+def test_repeats_that_agree_are_said_to(tmp_path: Path, capsys):
+    scores = {"a": [0.5, 0.75, 0.625], "b": [0.6, 0.7, 0.6]}
+    runs = [
+        make_run(tmp_path / f"{name}{n}", seed=n, score=score,
+                 world_size=1 + (name == "b"))
+        for name, each in scores.items() for n, score in enumerate(each)
+    ]  # fmt: skip
+    compare.print_tables(compared(*runs), markdown=False)
+    said = "b0 (n = 3): 1 of 1 figures agree with a0 (n = 3) within their 95 % intervals\n"
+    assert capsys.readouterr().out.endswith(said)
+    compare.print_tables(compared(runs[0], runs[3]), markdown=False)
+    assert "b0: the noise of the seed is not known" in capsys.readouterr().out
 
 
 def test_other_seeds_are_compared_by_their_means(tmp_path: Path):

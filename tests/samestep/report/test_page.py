@@ -59,11 +59,15 @@ def test_the_page_shows_a_run(tmp_path: Path):
     assert "val/loss: 0.5 at first, 0.25 at last, lowest 0.25 (epoch 3)" in html.text
 
 
-def test_what_the_command_line_has_chosen_is_marked(tmp_path: Path):
-    run_dir = make_run(tmp_path / "one", words=("model.optimizer.lr=0.25", "+x=1"))
+def test_what_was_overridden_is_marked_with_its_source(tmp_path: Path):
+    overridden = {"model.optimizer.lr": "the command line", "model": "configs/experiment/<x>.yaml"}
+    run_dir = make_run(tmp_path / "one", overridden=overridden)
     text = page.write(run_dir).read_text()
-    marked = re.findall(r"<code>([^<]*)</code> <mark>", text)
-    assert marked == ["lr: 0.25"]
+    marked = re.findall(r"<code>([^<]*)</code> <mark>([^<]*)</mark>", text)
+    assert marked == [
+        ("model", "set by configs/experiment/&lt;x&gt;.yaml"),
+        ("lr: 0.25", "set by the command line"),
+    ]
 
 
 def test_the_page_needs_no_other_file_and_no_program(tmp_path: Path):

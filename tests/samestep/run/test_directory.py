@@ -140,7 +140,7 @@ def test_two_processes_do_not_share_a_run_directory(compose, tmp_path: Path, mon
     owner = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout.readline() == "claimed\n"
-        with pytest.raises(ConfigError, match=f"trained by process {owner.pid} on .*RUN_ID"):
+        with pytest.raises(ConfigError, match=f"in use by process {owner.pid} on .*RUN_ID"):
             run.begin(compose(), [])
     finally:
         owner.kill()

@@ -17,6 +17,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from samestep.sweep.search import POLL_S
 from samestep.sweep.trial_process import TrialProcess
 from tests.conftest import ROOT, environment, run
 
@@ -83,7 +84,6 @@ def test_a_search_that_is_killed_goes_on_with_the_same_trials(tmp_path: Path):
     for number in range(12):
         starts = starts_of(folder / f"digits-lr-{number}")
         assert len({overrides for _, overrides in starts}) == 1
-        # A stand-in that finds another one at work ends with an error, and so would the trial.
         assert len(starts) <= (2 if number in unfinished else 1)
         epochs = [
             r.split(",")[0]
@@ -94,6 +94,23 @@ def test_a_search_that_is_killed_goes_on_with_the_same_trials(tmp_path: Path):
     more = search(tmp_path, "n_trials=13", KEEP_ALL)
     assert more.returncode == 0
     assert states(folder) == ["COMPLETE"] * 13
+
+
+def test_a_search_waits_for_the_trials_of_a_killed_one(tmp_path: Path):
+    """A stand-in that finds another one at work ends with an error, and so would its trial."""
+    folder, gate = tmp_path / "sweeps/digits-lr", tmp_path / "gate"
+    words = ["n_trials=2", "trials_at_once=2", KEEP_ALL]
+    with begin(tmp_path, *words, FAKE_GATE=str(gate)) as first:
+        wait_until(lambda: len(list(folder.glob("digits-lr-*/metrics.csv"))) == 2)
+        first.kill()
+    with begin(tmp_path, *words, FAKE_GATE=str(gate)) as second:
+        assert "2 trials" in second.stdout.readline()
+        time.sleep(4 * POLL_S)  # it looks at the trials several times
+        assert [len(starts_of(run_dir)) for run_dir in folder.glob("digits-lr-*")] == [1, 1]
+        gate.touch()
+        out, err = second.communicate(timeout=60)
+    assert (second.returncode, err) == (0, ""), out
+    assert states(folder) == ["COMPLETE"] * 2
 
 
 def test_a_process_that_outlives_its_search_is_never_doubled(tmp_path: Path):
@@ -124,7 +141,7 @@ def test_ctrl_c_stops_the_trials_and_says_how_to_go_on(tmp_path: Path):
         first.send_signal(signal.SIGINT)
         out, err = first.communicate(timeout=60)
     assert second.returncode == 2
-    assert re.match(r"error: \S+ is being searched by process \d+ on ", second.stderr)
+    assert re.match(r"error: \S+ is in use by process \d+ on ", second.stderr)
     assert (first.returncode, err) == (130, "")
     assert "0 of 3 trials are done. To continue:" in out
     assert "  RUN_ID=mine python scripts/sweep.py sweep=digits_lr" in out

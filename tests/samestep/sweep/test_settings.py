@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from samestep.build import check_arguments
 from samestep.config.compose import CONFIGS
 from samestep.errors import ConfigError
 from samestep.sweep import settings, space
@@ -53,6 +54,7 @@ REFUSED_RUNS = [  # by the configuration of a trial
     ("storage=foo://x", "storage=foo://x: NoSuchModuleError"),
     ("pruner._target_=os.system", "pruner._target_=os.system: must be a class of optuna.pruners"),
     ("sampler.nonsense=1", "sampler: optuna.samplers.TPESampler refuses: "),
+    ("model.optimizer.weight_decya=0", "takes no argument 'weight_decya'; did you mean weight_d"),
 ]
 
 
@@ -80,21 +82,31 @@ def test_a_search_that_cannot_be_run_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def refuse_space(parameters: list[space.Parameter]) -> None:
+    """What a search asks of its space before it begins."""
+    for cfg in settings.check_space(parameters, [], "x.yaml"):
+        check_arguments(cfg)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model.optimizer.lrr: " + FLOAT, "no such key; did you mean model.optimizer.lr?"),
+        ("model.optimizer.lrr: " + FLOAT, "AdamW takes no argument 'lrr'; did you mean lr?"),
         (
             "model.label_smoothing: {type: float, low: 0, high: 1.5}",
-            "model.label_smoothing=1.5: must",
+            "model.label_smoothing=1.5: must be a number from 0 to below 1 (the space of x.yaml)",
         ),
         ("model: {type: choice, choices: [mlp, cnm]}", "model=cnm: no such choice; did you mean"),
+        (
+            "model.optimizer._target_: {type: choice, choices: [torch.optim.Adma]}",
+            "model.optimizer._target_=torch.optim.Adma: there is no such object",
+        ),
     ],
 )
 def test_keys_and_values_of_a_space_are_checked_as_those_of_a_run(text: str, message: str):
     parameters = space.parse(yaml.safe_load(text), "x.yaml")
-    with pytest.raises(ConfigError, match=r"x\.yaml") as refused:
-        settings.check_space(parameters, [], "x.yaml")
+    with pytest.raises(ConfigError) as refused:
+        refuse_space(parameters)
     assert message in str(refused.value)
 
 

@@ -1,0 +1,58 @@
+"""What a run leaves that does not come to its end: why, and a report."""
+
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from samestep.callbacks.run_state import RunState
+from samestep.errors import RunError
+from samestep.ranks.stopping import Stopped
+from samestep.report import ending, page
+from samestep.run import state
+from tests.samestep.callbacks.tiny import Tiny, fit
+
+
+def config_of(run_dir: Path, *, report: bool) -> DictConfig:
+    (run_dir / "logs").mkdir()
+    return OmegaConf.create({"run_dir": str(run_dir), "report": report})
+
+
+@pytest.mark.parametrize(
+    ("error", "ended", "why"),
+    [
+        (Stopped(signal.SIGTERM), state.STOPPED, "SIGTERM"),
+        (KeyboardInterrupt(), state.STOPPED, "KeyboardInterrupt"),
+        (RunError("the disk is gone"), state.FAILED, "the disk is gone"),
+        (KeyError("x"), state.FAILED, "KeyError: 'x'"),
+        (ValueError("http://me:hunter2@host " + 600 * "y"), state.FAILED, "ValueError: http://"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_reason_of_an_end_is_kept(tmp_path: Path, error: BaseException, ended: str, why: str):
+    cfg = config_of(tmp_path, report=True)
+    trainer = fit(tmp_path, Tiny([0.25]), RunState(str(tmp_path)), max_epochs=1)
+    with pytest.raises(type(error)), ending.recorded(cfg, trainer):
+        raise error
+    status = state.read(tmp_path)
+    assert status.state == ended
+    assert status.why.startswith(why)
+    assert "hunter2" not in status.why
+    assert len(status.why) <= state.MAX_WHY
+    assert (status.best, status.epoch, status.step) == (0.25, 1, 4)
+    (end,) = state.read_ends(tmp_path)
+    assert (end["state"], end["why"], end["step"]) == (ended, status.why, 4)
+    # At a second Ctrl-C nobody waits for a report.
+    assert (tmp_path / page.NAME).exists() == (not isinstance(error, KeyboardInterrupt))
+
+
+def test_a_stopped_run_does_not_wait_long_for_its_report(tmp_path: Path, monkeypatch, caplog):
+    is_over = threading.Event()
+    monkeypatch.setattr(page, "write", lambda run_dir: is_over.wait())
+    monkeypatch.setattr(ending, "REPORT_S", 0.05)
+    ending.write_in_time(config_of(tmp_path, report=True))
+    is_over.set()
+    (message,) = caplog.messages
+    assert f"`python scripts/report.py {tmp_path}` writes it" in message
