@@ -65,8 +65,7 @@ def test_a_run_that_is_stopped_or_fails_leaves_a_page_too(tmp_path: Path):
     assert '"state failed">failed</span>' in text
     assert "best.ckpt is missing: it was saved after step" in text
     listed = run("scripts/runs.py", str(tmp_path))
-    assert "failed: " in listed.stdout
-    assert "best.ckpt is missing" in listed.stdout
+    assert "failed: checkpoints/best.ckpt is missing: it was saved" in listed.stdout
 
 
 def chromium(*words: str) -> subprocess.CompletedProcess[str]:

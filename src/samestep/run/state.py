@@ -44,7 +44,7 @@ def record(run_dir: Path, state: str, why: str = "", **facts: Any) -> None:
     """
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     old = _read_file(run_dir)
-    why = redact(why)[:MAX_WHY]
+    why = redact(why).replace(f"{run_dir}/", "")[:MAX_WHY]
     new = {**old, **facts, "state": state, "why": why, "time": now}
     if state != RUNNING:
         end = {"time": now, "state": state, "why": why, "step": new.get("step")}
