@@ -129,7 +129,9 @@ def test_what_a_model_writes_is_what_it_has_learned(text_run: Path):
         (["--prompt", "a", "--seed", "-1"], "--seed -1: must be a whole number"),
     ],
 )
-def test_a_prompt_that_cannot_be_continued_is_refused(text_run: Path, call, words: list[str], message: str):
+def test_a_prompt_that_cannot_be_continued_is_refused(
+    text_run: Path, call, words: list[str], message: str
+):
     code, out, err = call(write_text, text_run, *words)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {message}")

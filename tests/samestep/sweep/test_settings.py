@@ -94,7 +94,7 @@ def refuse_space(parameters: list[space.Parameter]) -> None:
         ("model.optimizer.lrr: " + FLOAT, "AdamW takes no argument 'lrr'; did you mean lr?"),
         (
             "model.label_smoothing: {type: float, low: 0, high: 1.5}",
-            "model.label_smoothing=1.5: must be a number at least 0 and below 1 (the space of x.yaml)",
+            "model.label_smoothing=1.5: must be a number at least 0 and below 1 (the sp",
         ),
         ("model: {type: choice, choices: [mlp, cnm]}", "model=cnm: no such choice; did you mean"),
         (
