@@ -52,7 +52,7 @@ LEVELS = [
     ["ranks"],
     ["data", "run"],
     ["callbacks", "report"],
-    ["build", "launch"],
+    ["build", "ending", "launch"],
     ["shares", "sweep"],
 ]
 """Parts of samestep. Each part may import from itself and from the levels before its own."""

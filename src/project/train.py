@@ -47,9 +47,8 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
     """
     import lightning as L
 
-    from samestep import build, shares
+    from samestep import build, ending, shares
     from samestep.ranks import preflight, process_group, stopping
-    from samestep.report import ending
     from samestep.run import directory as run
     from samestep.run import nodes
     from samestep.run.records import log_to_files, mute_lightning

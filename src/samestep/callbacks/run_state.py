@@ -13,7 +13,7 @@ class RunState(L.Callback):
     """Writes ``logs/state.json`` on rank zero after each epoch.
 
     ``samestep.run.directory`` writes the beginning of a run and its successful end, and
-    ``samestep.report.ending`` an interruption.
+    ``samestep.ending`` an interruption.
 
     Args:
         run_dir: directory of the run.

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from samestep import ending
 from samestep.callbacks.run_state import RunState
 from samestep.errors import RunError
 from samestep.ranks.stopping import Stopped
-from samestep.report import ending, page
+from samestep.report import page
 from samestep.run import state
 from tests.samestep.callbacks.tiny import Tiny, fit
 
