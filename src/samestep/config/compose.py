@@ -314,7 +314,7 @@ def _set_by(group: str, name: str, configs: Path) -> dict[str, str]:
         return {}
     found: dict[str, str] = {}
     keys = _keys_of(file, group) - {"defaults"}
-    for entry in OmegaConf.load(file).get("defaults") or []:
+    for entry in OmegaConf.select(OmegaConf.load(file), "defaults") or []:
         if isinstance(entry, str) and entry != "_self_":
             found |= _set_by(group, entry, configs)
         elif isinstance(entry, DictConfig):
