@@ -51,7 +51,7 @@ def test_the_reason_of_an_end_is_kept(tmp_path: Path, error: BaseException, ende
 
 def test_a_stopped_run_does_not_wait_long_for_its_report(tmp_path: Path, monkeypatch, caplog):
     is_over = threading.Event()
-    monkeypatch.setattr(page, "write", lambda run_dir: is_over.wait())
+    monkeypatch.setattr(page, "write", lambda run_dir: is_over.wait(20))
     monkeypatch.setattr(ending, "REPORT_S", 0.05)
     ending.write_in_time(config_of(tmp_path, report=True))
     is_over.set()
