@@ -79,11 +79,13 @@ def find_rank_zero(cfg: DictConfig) -> str:
         ConfigError: if this node has GPUs, but not one for each of its ranks.
         PreflightError: if no network leads to rank zero's node.
     """
-    if not environment.under_torchrun():
-        return ""
     # Without a GPU of its own, a rank could not even choose the device of its process group.
-    if torch.cuda.is_available() and (error := failure([check_accelerator(cfg)])):
+    is_alone = not environment.under_torchrun()
+    needs_gpus = cfg.trainer.accelerator == "gpu" if is_alone else torch.cuda.is_available()
+    if needs_gpus and (error := failure([check_accelerator(cfg)])):
         raise error
+    if is_alone:
+        return ""
     name = environment.variable("MASTER_ADDR") or "localhost"
     try:
         address, own_address = network.wait_for(name, cfg.cluster.timeout_s)

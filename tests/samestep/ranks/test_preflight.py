@@ -100,6 +100,13 @@ def test_too_few_gpus_are_told_before_the_ranks_meet(compose, torchrun, monkeypa
         preflight.find_rank_zero(compose("trainer.accelerator=gpu"))
 
 
+def test_a_machine_without_a_gpu_is_told_to_look_at_the_driver(compose, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match="0 GPUs and 1 ranks here; .* look at the driver"):
+        preflight.find_rank_zero(compose("trainer.accelerator=gpu"))
+    assert preflight.find_rank_zero(compose()) == ""
+
+
 def test_too_many_threads_are_a_warning(compose, model, monkeypatch, caplog):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(environment, "cpus_per_rank", lambda: 2)
