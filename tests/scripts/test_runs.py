@@ -45,7 +45,10 @@ def test_a_list_that_is_watched_follows_the_runs(tmp_path: Path, ends_by: str):
             watching.send_signal(signal.SIGINT)
             read_until(ours, r"\x1b\[\?25h")  # the cursor is visible again
         os.close(ours)
-        error = watching.communicate(timeout=60)[1]
+        try:
+            error = watching.communicate(timeout=60)[1]
+        finally:
+            watching.kill()
     assert error == b""
     assert watching.returncode == (130 if ends_by == "Ctrl-C" else 128 + signal.SIGPIPE)
 

@@ -102,7 +102,7 @@ def test_too_few_gpus_are_told_before_the_ranks_meet(compose, torchrun, monkeypa
 
 def test_a_machine_without_a_gpu_is_told_to_look_at_the_driver(compose, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0)
-    with pytest.raises(ConfigError, match="0 GPUs and 1 ranks here; .* look at the driver"):
+    with pytest.raises(ConfigError, match=r"0 GPUs and 1 ranks here; .* look at the driver"):
         preflight.find_rank_zero(compose("trainer.accelerator=gpu"))
     assert preflight.find_rank_zero(compose()) == ""
 
