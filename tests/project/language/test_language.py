@@ -129,9 +129,7 @@ def test_what_a_model_writes_is_what_it_has_learned(text_run: Path):
         (["--prompt", "a", "--seed", "-1"], "--seed -1: must be a whole number"),
     ],
 )
-def test_a_prompt_that_cannot_be_continued_is_refused(
-    text_run: Path, call, words: list[str], message: str
-):
+def test_a_prompt_that_cannot_be_used_is_refused(text_run: Path, call, words, message: str):
     code, out, err = call(write_text, text_run, *words)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {message}")
@@ -178,6 +176,15 @@ def test_another_text_is_refused_with_one_message(text_run: Path, tmp_path: Path
     # The same text may be elsewhere.
     done = run(*more, f"data.file={ROOT / 'docs' / 'contract.md'}", RUN_ID="mine")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_debug_mode_of_images_is_refused_with_one_sentence():
+    with pytest.raises(ConfigError) as error:
+        check(["experiment=language", "debug=overfit"])
+    assert str(error.value) == (
+        "debug=overfit: sets data.shuffle, data.crop_padding, data.flip, which "
+        "data=topics does not have; leave out debug=overfit, or choose the data that it is for"
+    )
 
 
 @pytest.mark.parametrize(
