@@ -226,8 +226,7 @@ def flatten(node: DictConfig, whole: Container[str] = (), prefix: str = "") -> d
     Names may contain dots, as files do, so a leaf keeps the node that holds it.
     """
     found: dict[str, Leaf] = {}
-    content = OmegaConf.to_container(node)
-    assert isinstance(content, dict)
+    content: Any = OmegaConf.to_container(node)
     for name, text in content.items():  # a name may be a number, as in scheduling: {1: 3}
         key = f"{prefix}{name}"
         if isinstance(text, dict) and text and key not in whole:
