@@ -107,7 +107,7 @@ def read_record(path: Path, ranks: list[str]) -> list[float] | None:
     for entry in reversed(read_json(path, list) or []):
         if not isinstance(entry, dict) or entry.get("ranks") != ranks:
             continue
-        shares = entry.get("shares")
+        shares: Any = entry.get("shares")
         if SHARES_RULE.holds(shares) and len(shares) == len(ranks):
             return list(shares)
     return None
