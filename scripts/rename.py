@@ -33,13 +33,10 @@ LINK_TO_COPIES = re.compile(r"^- .*?\n(?=- |\n)", re.M | re.S)
 
 def git(*words: str) -> str:
     """What git says."""
-    try:
-        return subprocess.run(
-            ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
-        ).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        reason = getattr(error, "stderr", None) or error
-        raise SystemExit(f"error: git {words[0]} failed: {str(reason).strip()}") from None
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"error: git {words[0]} failed: {done.stderr.strip()}")
+    return done.stdout
 
 
 def rename(text: str, name: str) -> str:
