@@ -2,8 +2,8 @@
 
 python scripts/rename.py pets
 
-It changes the files that git knows, except those of `samestep`, and removes the lines and files
-that only Copier reads. Images, volumes and the Python distribution keep the name `project`.
+It changes the files that git knows, except those of `samestep`, and removes the files that only
+Copier reads. Images, volumes and the Python distribution keep the name `project`.
 """
 
 import argparse
@@ -25,10 +25,9 @@ RULES = (  # where the word is the package; in `[project]` of TOML and in volume
     (r'(SRC / |"samestep", )"project"', r'\1"NEW"'),
 )
 OF_COPIER = (
-    "copier.yml", ".copier-answers.yml", "docs/copies.md", "scripts/rename.py",
+    ".copier", "copier.yml", ".copier-answers.yml.jinja", "docs/copies.md", "scripts/rename.py",
     "tests/test_copies.py", "tests/test_rename.py",
 )  # fmt: skip
-LINE_OF_COPIER = re.compile(r"^[ \t]*# copier:.*\n|<!-- copier:.*?-->\n?", re.M)
 LINK_TO_COPIES = re.compile(r"^- .*?\n(?=- |\n)", re.M | re.S)
 
 
@@ -44,10 +43,9 @@ def git(*words: str) -> str:
 
 
 def rename(text: str, name: str) -> str:
-    """``text`` with the package's new name, and without what only Copier reads."""
+    """``text`` with the package's new name, and without the list items about copies."""
     for old, new in RULES:
         text = re.sub(old, new.replace("NEW", name), text)
-    text = LINE_OF_COPIER.sub("", text)
     return LINK_TO_COPIES.sub(lambda item: "" if "copies.md" in item[0] else item[0], text)
 
 
@@ -64,7 +62,7 @@ def main() -> int:
         parser.error("there is no src/project: the package has another name already")
     if git("status", "--porcelain"):
         parser.error("there are uncommitted changes: commit them first, so that you can go back")
-    git("rm", "--quiet", "--ignore-unmatch", *OF_COPIER)
+    git("rm", "-r", "--quiet", "--ignore-unmatch", *OF_COPIER)
     for folder in ("src", "tests"):
         git("mv", f"{folder}/project", f"{folder}/{name}")
     for file in git("ls-files", "-z", ":!src/samestep", ":!tests/golden").split("\0")[:-1]:

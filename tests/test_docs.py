@@ -16,7 +16,11 @@ from tests.conftest import ROOT
 CONTRACT = ROOT / "docs" / "contract.md"  # tests/test_contract.py executes its commands
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXPERIMENTS = sorted((CONFIGS / "experiment").glob("*.yaml"))
+IS_TEMPLATE = (ROOT / "copier.yml").exists()  # not a copy of it
 NOT_HERE = ("configs/local", "src/pets", "tests/pets")  # what the reader makes
+if not IS_TEMPLATE:
+    NOT_HERE += ("tests/",)  # tests that stay with the template
+only_in_the_template = pytest.mark.skipif(not IS_TEMPLATE, reason="is about the template")
 NEVER_REAL = {"docker", "kubeflow", "pytorchjob", "elasticjob", "runai", "flyte"}
 ACTIONS = "../../actions/"  # on GitHub, relative to a page at the top of the repository
 STAND_INS = {
@@ -64,9 +68,10 @@ SOURCES = {
     **{path.stem: re.sub("^# *", "", path.read_text(), flags=re.M) for path in EXPERIMENTS},
     "--help": help_text(),
     "train.py": (ROOT / "train.py").read_text().split('"""')[1],
-    "launch.py": (ROOT / "scripts/launch.py").read_text().split('"""')[1],
     "project.train": str(train.__doc__),
 }
+if (ROOT / "scripts/launch.py").exists():  # a copy without clusters has no launcher
+    SOURCES["launch.py"] = (ROOT / "scripts/launch.py").read_text().split('"""')[1]
 COMMANDS = [(source, *command) for source, code in SOURCES.items() for command in commands_of(code)]
 
 
@@ -82,6 +87,7 @@ def test_a_command_does_what_is_said(words: str, error: str):
     assert bool(said) == bool(error), said
 
 
+@only_in_the_template
 def test_commands_are_found_where_there_are_some():
     silent = SOURCES.keys() - {source for source, *_ in COMMANDS}
     clusters = {f"docs/clusters/{name}.md" for name in ("e2e", "entrypoint", "image")}
@@ -106,6 +112,7 @@ def test_links_and_paths_lead_somewhere(page: Path):
         assert (ROOT / name).exists() or is_made, name
 
 
+@only_in_the_template
 def test_every_cluster_says_what_it_was_seen_on():
     """The table claims no more than there is: tests that exist, and a date for what was real."""
     from samestep.config.schema import choices_of

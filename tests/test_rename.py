@@ -1,28 +1,23 @@
 """``scripts/rename.py``, executed in a clone of this repository."""
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, run
+from tests.clone import clone_working_tree, git
+from tests.conftest import run
 
 LEFTOVER = (
     r"\b(from|import) project\b|src/project\b|tests/project\b|_target_: project\.|: project\.rules"
-    r"|^\s*# copier:|<!-- copier:|\(docs/copies\.md"
+    r"|\(docs/copies\.md|project/[a-z_]+\.py"
 )
 PLACES = (
     "src", "configs", "scripts", "tests", "train.py", "Dockerfile", "Makefile", "README.md",
     "CONTRIBUTING.md", ".github", "docs", "pyproject.toml",
 )  # fmt: skip
-
-
-def git(copy: Path, *words: str) -> str:
-    command = ["git", "-c", "user.name=test", "-c", "user.email=test@localhost", *words]
-    return subprocess.run(command, cwd=copy, check=True, capture_output=True, text=True).stdout
 
 
 def rename(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -32,14 +27,7 @@ def rename(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of all files of this repository in which the command was typed."""
-    root = tmp_path_factory.mktemp("rename") / "pets"
-    for name in git(ROOT, "ls-files", "-co", "--exclude-standard").splitlines():
-        if (ROOT / name).is_file():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, root / name)
-    git(root, "init", "--quiet")
-    git(root, "add", "--all")
-    git(root, "commit", "--quiet", "--message=copy")
+    root = clone_working_tree(tmp_path_factory.mktemp("rename") / "pets")
     for name in ("class", "samestep", "json", "../pets"):
         refused = rename(root, name)
         assert refused.returncode == 2
@@ -59,9 +47,13 @@ def test_no_file_names_the_old_package(copy: Path):
         ["git", "grep", "-nP", LEFTOVER, "--", *PLACES, ":!src/samestep"],
         cwd=copy, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    lines = [line for line in found.stdout.splitlines() if '"copier>=' not in line]
-    assert lines == []
+    assert found.stdout.splitlines() == []
     assert not (copy / "src/project").exists()
+
+
+def test_nothing_is_left_of_copier(copy: Path):
+    files = git(copy, "ls-files").splitlines()
+    assert [name for name in files if "copier" in name or "copies" in name] == []
 
 
 def test_what_is_kept_does_not_change(copy: Path):

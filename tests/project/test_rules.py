@@ -3,8 +3,8 @@ import re
 import pytest
 
 from project.rules import MAY_CHANGE, RULES, needed_files
-from samestep.config.compose import check
-from samestep.config.schema import leaves, plain
+from samestep.config.compose import CONFIGS, check
+from samestep.config.schema import choices_of, leaves, plain
 from samestep.errors import ConfigError
 
 
@@ -33,8 +33,9 @@ def test_rule(key, right, wrong):
 
 
 def test_every_rule_is_of_a_key():
+    experiments = [f"experiment={name}" for name in choices_of(CONFIGS)["experiment"]]
     keys = {*leaves(plain(check([])))}
-    keys |= {*leaves(plain(check(["experiment=language"])))}
+    keys |= {key for experiment in experiments for key in leaves(plain(check([experiment])))}
     assert RULES.keys() - keys == set()
 
 
@@ -53,6 +54,12 @@ def test_contradictions():
         "data.mean=[0.305]: must have one for each of data.num_channels=3",
         "data.std=[0.376]: must have one for each of data.num_channels=3",
     ]
+
+
+def test_a_folder_of_images_must_be_named():
+    message = fault("data=folder", "data.num_classes=2")
+    assert message == "data.root is not set: add data.root=VALUE (configs/data/folder.yaml)"
+    assert check(["data=folder", "data.num_classes=2", "data.root=pets"]).data.root == "pets"
 
 
 def test_two_classes_have_two_names():

@@ -31,6 +31,7 @@ from samestep.config.schema import (
     LAID_OVER,
     NO_GROUPS,
     Comparison,
+    Fault,
     choices_of,
     flatten,
     no_such_choice,
@@ -194,6 +195,7 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
     project_rules = rules.load_project_rules(cfg.rules)
     added = [o.key_or_group for o in overrides if o.is_add() or o.is_force_add()]
     faults = Comparison(cfg, reference, groups, project_rules, added).faults()
+    _refuse_debug_mode_of_other_data(faults, choices, configs)
     _refuse(f"{line}{_find_origin(key, choices, typed, configs)}" for key, line in faults)
     _refuse([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
     _refuse(rules.choose_modes(cfg, {**rules.METRIC_MODES, **project_rules.metric_modes}))
@@ -320,6 +322,23 @@ def _set_by(group: str, name: str, configs: Path) -> dict[str, str]:
         elif isinstance(entry, DictConfig):
             keys |= {str(key).split("/", 1)[-1].replace("/", ".") for key in entry}
     return found | dict.fromkeys(keys, f"configs/{group}/{name}.yaml")
+
+
+def _refuse_debug_mode_of_other_data(
+    faults: Sequence[Fault], choices: Mapping[str, Any], configs: Path
+) -> None:
+    """Raise one error if the file of ``debug=`` sets keys that the chosen data do not have."""
+    mode, data = choices.get("debug"), choices.get("data")
+    file = configs / "debug" / f"{mode}.yaml"
+    if not file.exists():
+        return
+    set_keys = {key for key in _keys_of(file, "debug") if key.startswith("data.")}
+    unknown = [key for key, line in faults if key in set_keys and "no such key" in line]
+    if unknown:
+        raise ConfigError(
+            f"debug={mode}: sets {', '.join(unknown)}, which data={data} does not have; "
+            f"leave out debug={mode}, or choose the data that it is for"
+        )
 
 
 def _find_origin(key: str, choices: Mapping[str, Any], typed: Sequence[str], configs: Path) -> str:

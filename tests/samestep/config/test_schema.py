@@ -126,7 +126,8 @@ def test_a_default_of_null_takes_a_node():
 
 def test_values_that_are_not_set():
     assert faults("data=folder") == [
-        "data.num_classes is not set: add data.num_classes=VALUE (configs/data/folder.yaml)"
+        "data.root is not set: add data.root=VALUE (configs/data/folder.yaml)",
+        "data.num_classes is not set: add data.num_classes=VALUE (configs/data/folder.yaml)",
     ]
 
 
