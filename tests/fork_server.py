@@ -22,6 +22,7 @@ child of its own), ``serve`` and ``become`` (what the forked process sets up bef
 
 import atexit
 import builtins
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -459,7 +460,8 @@ def import_libraries() -> None:
     before = dict(os.environ)
     PATH_OF_PYTHON.extend(read_path_of_python(before))
     for name in LIBRARIES:
-        importlib.import_module(name)
+        with contextlib.suppress(ModuleNotFoundError):  # a copy may have left out TensorBoard
+            importlib.import_module(name)
     SET_BY_LIBRARIES.update(os.environ.items() - before.items())
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise RuntimeError("an import has started a thread; a fork would not have it")

@@ -1,6 +1,8 @@
 """Copies of the template, made and updated by Copier itself."""
 
+import ast
 import functools
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import jinja2
 import pytest
 from copier._jinja_ext import get_yield_context
 from copier._main import Worker
+from packaging.requirements import Requirement
 
 from tests.clone import clone_working_tree, commit, git
 from tests.conftest import ROOT, environment, run
@@ -119,6 +122,48 @@ def spoken(copy: Path, *left_out: str) -> list[str]:
     return found
 
 
+def find_undeclared_imports(copy: Path) -> list[str]:
+    """Imports at the top of the copy's files that none of its dependencies brings."""
+    project = tomllib.loads((copy / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    brought = find_distributions([*project["dependencies"], *(line for e in extras for line in e)])
+    own = {"project", "samestep", "scripts", "tests", "train"}
+    own |= {path.stem for path in (copy / "scripts").glob("*.py")}
+    found = []
+    for path in sorted(copy.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            for name in {name.partition(".")[0] for name in names} - own - sys.stdlib_module_names:
+                if not brought.intersection(DISTRIBUTIONS.get(name, ())):
+                    found.append(f"{path.relative_to(copy)} imports {name}")
+    return found
+
+
+DISTRIBUTIONS = importlib.metadata.packages_distributions()
+
+
+def find_distributions(requirements: list[str]) -> set[str]:
+    """The names of the packages that are installed if these are."""
+    found, seen = set(), set()
+    todo = [Requirement(text) for text in requirements]
+    while todo:
+        requirement = todo.pop()
+        if str(requirement) in seen:
+            continue
+        seen.add(str(requirement))
+        try:
+            needs = importlib.metadata.requires(requirement.name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        found.add(importlib.metadata.metadata(requirement.name)["Name"])
+        extras = ["", *requirement.extras]
+        for need in map(Requirement, needs):
+            if not need.marker or any(need.marker.evaluate({"extra": extra}) for extra in extras):
+                todo.append(need)
+    return found
+
+
 def replace(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert text.count(old) == 1, old
@@ -202,6 +247,7 @@ def test_a_copy_of_a_few_things_works(
 ):
     copy = make_copy(template, tmp_path / "copy", tasks=tasks, clusters=clusters, loggers=loggers)
     assert spoken(copy, *WORDS.keys() - {*tasks, *clusters, *loggers}) == []
+    assert find_undeclared_imports(copy) == []
     assert (copy / "src/project/skeleton.py").exists() == (not tasks)
     check_style(copy)
     for command in commands:
