@@ -26,7 +26,7 @@ RULES = (  # where the word is the package; in `[project]` of TOML and in volume
 )
 OF_COPIER = (
     ".copier", "copier.yml", ".copier-answers.yml.jinja", "docs/copies.md", "scripts/rename.py",
-    "tests/test_copies.py", "tests/test_rename.py",
+    "tests/clone.py", "tests/test_copies.py", "tests/test_rename.py",
 )  # fmt: skip
 LINK_TO_COPIES = re.compile(r"^- .*?\n(?=- |\n)", re.M | re.S)
 

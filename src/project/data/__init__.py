@@ -1,1 +1,1 @@
-"""Images and labels, from disk to batches on the device: datamodule, sources, augment."""
+"""Images and labels, from disk to batches on the device: datamodule, sources, augment, rules."""

@@ -32,7 +32,7 @@ class ImageDataModule(L.LightningDataModule):
     Args:
         source: where the images come from.
         root: directory of all data sets.
-        download: fetch missing files; else they are an error.
+        download: fetch missing files. False: missing files are an error.
         mirror: address to fetch from instead of the official one.
         num_channels, image_size, num_classes: what the images must be like; size in pixels.
         class_names: one for each class; None takes those of the source, if it has any, otherwise
