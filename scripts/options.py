@@ -31,13 +31,6 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--download", action=argparse.BooleanOptionalAction, help="or never do")
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Let the user choose a checkpoint, and where the model computes."""
-    ckpts = "best, last, or one that was kept, such as epoch-0002"
-    parser.add_argument("--ckpt", default="best", metavar="NAME", help=ckpts)
-    parser.add_argument("--accelerator", choices=["auto", "cpu", "gpu"], default="auto")
-
-
 def check_run_dir(text: str) -> Path:
     """The path, if it is the directory of a run; otherwise an error that names the newest runs."""
     try:
@@ -71,16 +64,6 @@ def load(arguments: Any) -> tuple[Any, Any]:
     model, data = load_run(arguments.run_dir, arguments.ckpt)
     set_places(data, arguments)
     return model, data
-
-
-def move(model: Any, accelerator: str) -> None:
-    """Move the model to the accelerator of this machine, if the user wants that and it has one."""
-    import torch
-
-    if accelerator == "gpu" and not torch.accelerator.is_available():
-        raise ConfigError("--accelerator gpu: this machine has none; auto takes the CPU then")
-    if accelerator != "cpu" and torch.accelerator.is_available():
-        model.to(torch.accelerator.current_accelerator())
 
 
 def run(main: Callable[[Any], int], arguments: Any) -> int:

@@ -18,7 +18,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = options.make_parser(__doc__)
     parser.add_argument("files", nargs="*", help="image files, and directories of them")
     parser.add_argument("--top", type=int, default=1, metavar="N", help="classes for each image")
-    options.add_model_options(parser)
+    ckpts = "best, last, or one that was kept, such as epoch-0002"
+    parser.add_argument("--ckpt", default="best", metavar="NAME", help=ckpts)
+    parser.add_argument("--accelerator", choices=["auto", "cpu", "gpu"], default="auto")
     parser.add_argument("--format", choices=["table", "json"], default="table")
     return parser
 
@@ -35,10 +37,11 @@ def main(arguments: Any) -> int:
         raise ConfigError(f"--top {arguments.top}: must be a whole number, at least 1")
     # This imports torch, which takes seconds: wrong usage is reported before.
     from project.predict import find_images, print_guesses
+    from project.saved_run import move_to
 
     files = find_images(arguments.files)
     model, data = options.load(arguments)
-    options.move(model, arguments.accelerator)
+    move_to(arguments.accelerator, model)
     return print_guesses(model, data, files, arguments.top, arguments.format == "json")
 
 

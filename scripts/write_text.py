@@ -22,17 +22,21 @@ def make_parser() -> argparse.ArgumentParser:
         help="1 draws from what was learned; less prefers likely characters",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of what is drawn")
-    options.add_model_options(parser)
+    ckpts = "best, last, or one that was kept, such as epoch-0002"
+    parser.add_argument("--ckpt", default="best", metavar="NAME", help=ckpts)
+    parser.add_argument("--accelerator", choices=["auto", "cpu", "gpu"], default="auto")
     parser.add_argument("--format", choices=["text", "json"], default="text")
     return parser
 
 
 def main(arguments: Any) -> int:
     """Print the prompt, and what the model writes after it. Returns 0."""
-    model, data = options.load(arguments)
-    options.move(model, arguments.accelerator)
-    from project.language.write import continue_prompt  # imports torch, which takes seconds
+    # These import torch, which takes seconds: wrong usage is reported before.
+    from project.language.write import continue_prompt
+    from project.saved_run import move_to
 
+    model, data = options.load(arguments)
+    move_to(arguments.accelerator, model)
     print(continue_prompt(model, data, arguments))
     return 0
 

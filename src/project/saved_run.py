@@ -4,6 +4,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
@@ -52,6 +53,22 @@ def load_run(run_dir: Path, ckpt: str) -> tuple[Any, Any]:
             "checkpoint of this run, or use the other one with --ckpt"
         ) from error
     return model.eval(), data
+
+
+def move_to(accelerator: str, model: torch.nn.Module) -> None:
+    """Move the model to the accelerator of this machine.
+
+    Args:
+        accelerator: cpu, gpu, or auto, which takes the accelerator if there is one.
+        model: of the run, on the CPU.
+
+    Raises:
+        ConfigError: for gpu, if this machine has none.
+    """
+    if accelerator == "gpu" and not torch.accelerator.is_available():
+        raise ConfigError("--accelerator gpu: this machine has none; auto takes the CPU then")
+    if accelerator != "cpu" and torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())
 
 
 def set_places(data: Any, arguments: Any) -> None:
