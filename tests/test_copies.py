@@ -122,6 +122,26 @@ def spoken(copy: Path, *left_out: str) -> list[str]:
     return found
 
 
+def find_missing_scripts(copy: Path) -> list[str]:
+    """Imports of scripts and tests, at the top of the copy's files, that the copy has left out."""
+    found = []
+    for path in sorted(copy.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.module in ("scripts", "tests"):
+                names = [f"{node.module}/{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module.startswith(
+                ("scripts.", "tests.")
+            ):
+                names = [node.module.replace(".", "/")]
+            else:
+                continue
+            missing = [
+                n for n in names if not (copy / f"{n}.py").exists() and not (copy / n).is_dir()
+            ]
+            found += [f"{path.relative_to(copy)} imports {name}" for name in missing]
+    return found
+
+
 def find_undeclared_imports(copy: Path) -> list[str]:
     """Imports at the top of the copy's files that none of its dependencies brings."""
     project = tomllib.loads((copy / "pyproject.toml").read_text())["project"]
@@ -247,7 +267,7 @@ def test_a_copy_of_a_few_things_works(
 ):
     copy = make_copy(template, tmp_path / "copy", tasks=tasks, clusters=clusters, loggers=loggers)
     assert spoken(copy, *WORDS.keys() - {*tasks, *clusters, *loggers}) == []
-    assert find_undeclared_imports(copy) == []
+    assert find_undeclared_imports(copy) + find_missing_scripts(copy) == []
     assert (copy / "src/project/skeleton.py").exists() == (not tasks)
     check_style(copy)
     for command in commands:

@@ -180,6 +180,15 @@ def test_another_text_is_refused_with_one_message(text_run: Path, tmp_path: Path
     assert done.returncode == 0, done.stderr
 
 
+def test_a_debug_mode_of_images_is_refused_with_one_sentence():
+    with pytest.raises(ConfigError) as error:
+        check(["experiment=language", "debug=overfit"])
+    assert str(error.value) == (
+        "debug=overfit: sets data.shuffle, data.crop_padding, data.flip, which "
+        "data=topics does not have; leave out debug=overfit, or choose the data that it is for"
+    )
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -189,18 +198,6 @@ def test_another_text_is_refused_with_one_message(text_run: Path, tmp_path: Path
         (["experiment=language", "model=cnn"], ["choose data and a model of one task"]),
     ],
 )
-@pytest.mark.parametrize("choice", ["experiment=language", "data=skeleton"])
-def test_a_debug_mode_of_images_is_refused_with_one_sentence(choice: str):
-    words = [choice, "debug=overfit"] + (["model=skeleton"] if "skeleton" in choice else [])
-    name = "topics" if choice == "experiment=language" else "skeleton"
-    with pytest.raises(ConfigError) as error:
-        check(words)
-    assert str(error.value) == (
-        "debug=overfit: sets data.shuffle, data.crop_padding, data.flip, which "
-        f"data={name} does not have; leave out debug=overfit, or choose the data that it is for"
-    )
-
-
 def test_parts_of_two_tasks_are_refused_with_one_sentence(overrides: list[str], words: list[str]):
     with pytest.raises(ConfigError) as error:
         check(overrides)
