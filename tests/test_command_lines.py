@@ -44,6 +44,7 @@ REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run direc
     ("cluster.shares=[1,2]", "the run may have 1 ranks on 1 nodes; give one number for each rank"),
     ("trainer.accelerator=mps", "`MPSAccelerator` can not run on your system"),
     ("trainer.strategy=fsdp", "needs GPUs, and this machine has none"),
+    ("trainer.devices=2 trainer.sync_batchnorm=true", "needs GPUs, and these ranks are on CPUs"),
     ("callbacks.best.monitor=vol/loss", "the model logs no such metric; did you mean val/loss?"),
     ("callbacks.best.monitor=nope", "correct callbacks.best.monitor, or set "),
     ("trainer.val_check_interval=50", "must be at most the 39 batches of an epoch"),

@@ -135,8 +135,10 @@ def test_what_is_launched_has_no_mistakes(command: Command, monkeypatch: pytest.
 @of_program("scripts/sweep.py")
 def test_a_search_is_right_as_printed(command: Command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RUN_ID", command.variables.get("RUN_ID", ""))
-    search = settings.read(arguments_of(command))
-    assert search.name == command.variables.get("RUN_ID", search.sweep.replace("_", "-"))
+    words = arguments_of(command)
+    chosen = next(word.removeprefix("sweep=") for word in words if word.startswith("sweep="))
+    search = settings.read(words)
+    assert search.name == command.variables.get("RUN_ID", chosen.replace("_", "-"))
 
 
 @of_program("scripts/prepare_data.py")
@@ -162,7 +164,8 @@ def test_targets_of_make_and_extras_of_pip_exist():
 def place(digits_run: Path, text_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the commands name: runs, an image, and a folder of images."""
     folder = tmp_path_factory.mktemp("reader")
-    for name in ("mine", "ranks-1", "ranks-2", "digits-0", "digits-1", "lr/lr-0", "lr/lr-1"):
+    names = ["mine", "ranks-1", "ranks-1-0", "ranks-2-0"]
+    for name in [*names, "digits-0", "digits-1", "lr/lr-0", "lr/lr-1"]:
         shutil.copytree(digits_run, folder / "runs" / name)
     shutil.copytree(text_run, folder / "runs" / "book")
     (folder / "photos").mkdir()

@@ -9,7 +9,7 @@ import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
-from project.saved_run import read_saved_config
+from project.saved_run import read_saved_config, read_saved_group
 from samestep.errors import ConfigError
 from samestep.run.records import mute_lightning
 
@@ -37,7 +37,7 @@ def evaluate(
         trainer = L.Trainer(
             accelerator=accelerator,
             devices=1,
-            precision=read_saved_config(run_dir).trainer.precision,
+            precision=read_saved_group(run_dir, "trainer").precision,
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from project.card import write_card
 from project.data.datamodule import ImageDataModule
 from project.model.classifier import ImageClassifier
-from project.saved_run import read_saved_config
+from project.saved_run import read_saved_group
 from samestep.build import build
 from samestep.errors import ConfigError, RunError
 
@@ -61,7 +61,7 @@ def export_run(
     expected = compute_logits(lambda images: model(data.normalize(images)), images)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=run_dir) as name:
         folder = Path(name)
-        write_weights(model.net, read_saved_config(run_dir).model.net, data, folder)
+        write_weights(model.net, read_saved_group(run_dir, "model").net, data, folder)
         write_program(model.net, data, folder)
         differences = {
             "model.safetensors": measure_difference(read_weights(data, folder), images, expected),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 
-from project.saved_run import read_saved_config
+from project.saved_run import read_saved_group
 from samestep.build import build
 from samestep.errors import ConfigError, RunError
 from samestep.report.compare import Gallery
@@ -112,7 +112,7 @@ def draw(run_dir: Path, ids: Sequence[int]) -> list[str]:
     """
     if not ids:
         return []
-    data = build(read_saved_config(run_dir).data, "data")
+    data = build(read_saved_group(run_dir, "data"), "data")
     data.download = False
     data.prepare_data()
     data.setup("test")

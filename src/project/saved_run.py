@@ -31,15 +31,15 @@ MOVED: dict[str, str] = {
 
 def load_run(run_dir: Path, ckpt: str) -> tuple[Any, Any]:
     """See ``project.load_run``."""
-    cfg = read_saved_config(run_dir)
+    model_cfg, data_cfg = read_saved_group(run_dir, "model"), read_saved_group(run_dir, "data")
     checkpoints = run_dir / "checkpoints"
     path = checkpoints / f"{ckpt}.ckpt"
     if not path.exists():
         names = [file.stem for file in sorted(checkpoints.glob("*.ckpt"))]
         raise ConfigError(f"ckpt={ckpt}: {checkpoints} holds {', '.join(names) or 'no checkpoint'}")
 
-    model = build(drop_unknown_arguments(cfg.model), "model")
-    data = build(drop_unknown_arguments(cfg.data), "data")
+    model = build(drop_unknown_arguments(model_cfg), "model")
+    data = build(drop_unknown_arguments(data_cfg), "data")
     state = checkpoint.load(path)
     try:
         model.load_state_dict(state["state_dict"])
@@ -95,10 +95,19 @@ def read_saved_config(run_dir: Path) -> DictConfig:
     """
     cfg = OmegaConf.create(rename_targets(OmegaConf.to_container(read_config(run_dir))))
     assert isinstance(cfg, DictConfig)
-    for key in ("model", "data", "trainer"):
-        if not isinstance(cfg.get(key), DictConfig):
-            raise ConfigError(f"{run_dir}/config.yaml is damaged: {key} must be a group of keys")
     return cfg
+
+
+def read_saved_group(run_dir: Path, key: str) -> DictConfig:
+    """One group of the saved configuration, such as ``data``.
+
+    Raises:
+        ConfigError: if it is not there.
+    """
+    group = read_saved_config(run_dir).get(key)
+    if not isinstance(group, DictConfig):
+        raise ConfigError(f"{run_dir}/config.yaml is damaged: {key} must be a group of keys")
+    return group
 
 
 def rename_targets(node: Any) -> Any:

@@ -93,7 +93,9 @@ def find_values(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     values.overrides = [_escape(override) for override in overrides]
     values.overrides_json = _escape(json.dumps(list(overrides)))
     values.num_workers = cfg.trainer.num_nodes - 1
-    values.pod = OmegaConf.load(K8S / "pod.yaml")
+    pod = K8S / "pod.yaml"
+    if pod.exists():  # not in a copy of the template without Kubernetes
+        values.pod = OmegaConf.load(pod)
     return values
 
 

@@ -254,12 +254,16 @@ def topology(cfg: DictConfig) -> dict[str, Any]:
     ``trainer.strategy=auto`` is DDP wherever torchrun started the ranks.
 
     Raises:
-        ConfigError: if ``trainer.strategy=fsdp`` finds no GPU.
+        ConfigError: if ``trainer.strategy=fsdp`` or ``trainer.sync_batchnorm`` finds no GPU.
     """
     if cfg.trainer.strategy == "fsdp" and not torch.cuda.is_available():
         raise ConfigError(
             "trainer.strategy=fsdp: needs GPUs, and this machine has none; trainer.strategy=ddp "
             "trains on CPUs"
+        )
+    if cfg.trainer.sync_batchnorm and device_kind(cfg) == "cpu" and environment.world_size() > 1:
+        raise ConfigError(
+            "trainer.sync_batchnorm=true: needs GPUs, and these ranks are on CPUs; leave it out"
         )
     if not environment.under_torchrun():
         # One process. Lightning would take the variables of a Slurm allocation for ranks.

@@ -55,7 +55,7 @@ def test_each_epoch_has_its_seconds_and_learning_rate(tmp_path: Path, clock: Clo
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
 def test_an_interrupted_epoch_counts_what_was_saved(tmp_path: Path, clock: Clock):
     with pytest.raises(KeyError):
-        fit(tmp_path, Ticking(clock, 6), EpochTimes(), every_s=-1, max_epochs=2)
+        fit(tmp_path, Ticking(clock, 6), History(tmp_path), EpochTimes(), every_s=-1, max_epochs=2)
     clock.now += 1000  # nobody trains
     history = History(tmp_path)
     # The last checkpoint is that of step 6: two steps of epoch 2 were taken.
