@@ -30,6 +30,7 @@ import inspect
 import io
 import json
 import os
+import pickle
 import random
 import re
 import runpy
@@ -56,6 +57,16 @@ LIBRARIES = (
 """What the fork server imports. Not wandb and mlflow, which start threads."""
 
 ENTER_POD = str(Path(__file__).with_name("enter_pod.py"))
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+OVERRIDES = (
+    "model=mlp", "trainer.max_epochs=2", "data.file=/a/file.md", "run_root=/tmp/a-b_1", "~report",
+    "++a.b=[1,x,0.5]", "+c={d:null,e:'f g'}", "h=true",
+)  # fmt: skip
+"""Overrides of most kinds, for Hydra's parser to learn from."""
+
+INTERPOLATIONS = ("${run_dir}/checkpoints", "${hydra:run.dir}", "${oc.env:HOME,null}", "a ${b.c}")
 
 AGENTS = ("torch.distributed.run", "samestep.launch.entrypoint")
 """Modules that are run with ``python -m`` and start ranks."""
@@ -467,9 +478,58 @@ def import_libraries() -> None:
     SET_BY_LIBRARIES.update(os.environ.items() - before.items())
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise RuntimeError("an import has started a thread; a fork would not have it")
+    compose_once()
     gc.collect()
     gc.freeze()  # forked processes share these pages as long as nobody writes to them
     use_huge_pages()
+
+
+def compose_once() -> None:
+    """Compose ``configs/`` of this repository, so that Hydra is quicker from then on.
+
+    Its parsers keep what they have learned of the grammar, and ``yaml.load`` what the files hold.
+    """
+    import hydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.singleton import Singleton
+    from omegaconf import OmegaConf, grammar_parser
+    from omegaconf.basecontainer import BaseContainer
+
+    singletons, resolvers = dict(Singleton._instances), dict(BaseContainer._resolvers)
+    remember_yaml()
+    OverridesParser.create().parse_overrides(list(OVERRIDES))
+    for text in INTERPOLATIONS:
+        grammar_parser.parse(text)
+    # A fault in a file is for the tests to find.
+    with contextlib.suppress(Exception):
+        with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            hydra.compose("train", return_hydra_config=True)
+        for path in CONFIGS.rglob("*.yaml"):
+            OmegaConf.load(path)
+    Singleton._instances, BaseContainer._resolvers = singletons, resolvers
+
+
+def remember_yaml() -> None:
+    """Let ``yaml.load`` remember the values of texts that this process, the server, reads."""
+    yaml = sys.modules["yaml"]
+    original = yaml.load
+    values: dict[tuple[str, str], bytes] = {}
+    server = os.getpid()
+
+    def load(stream: Any, Loader: Any) -> Any:
+        if not isinstance(stream, io.TextIOBase) or not stream.seekable():
+            return original(stream, Loader)
+        start = stream.tell()
+        key = (Loader.__qualname__, stream.read())  # OmegaConf makes its class again each time
+        if key in values:
+            return pickle.loads(values[key])
+        stream.seek(start)  # a message about a fault in the file names the file
+        value = original(stream, Loader)
+        if os.getpid() == server:
+            values[key] = pickle.dumps(value)
+        return value
+
+    yaml.load = load
 
 
 def use_huge_pages() -> None:

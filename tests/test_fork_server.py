@@ -64,6 +64,8 @@ import faulthandler, importlib, json, locale, logging, os, signal, sys, threadin
 for name in LIBRARIES:
     importlib.import_module(name)
 import torch
+from hydra.core.singleton import Singleton
+from omegaconf.basecontainer import BaseContainer
 print(json.dumps({
     "argv": sys.argv, "path": sys.path, "name": __name__, "file": __file__, "cwd": os.getcwd(),
     "main": sys.modules["__main__"].__file__, "stdin": sys.stdin.read(),
@@ -75,7 +77,8 @@ print(json.dumps({
                 for s in (sys.stdin, sys.stdout, sys.stderr)],
     "threads": [t.name for t in threading.enumerate()], "logging": str(logging.root.handlers),
     "faulthandler": faulthandler.is_enabled(), "torch": torch.get_num_threads(),
-    "builtins": str(__builtins__), "doc": __doc__,
+    "builtins": str(__builtins__), "doc": __doc__, "resolvers": sorted(BaseContainer._resolvers),
+    "hydra": [str(kind) for kind in Singleton._instances],
 }))
 """
 
@@ -91,6 +94,37 @@ def test_a_program_finds_what_it_finds_in_a_fresh_interpreter(
     assert found == expected
     assert found["environment"]["GIVEN"] == "value"
     assert found["parent"] == os.getpid()
+
+
+READS_FILES = """
+import sys
+from pathlib import Path
+from omegaconf import OmegaConf
+path = sys.argv[1]
+for _ in range(2):  # the second values know nothing of what was done to the first
+    values = OmegaConf.load(path)
+    print(values)
+    values.merge_with({"added": 1, "defaults": []})
+copied = Path("copy.yaml")
+copied.write_text(Path(path).read_text() + "added: 2")
+print(OmegaConf.load(copied))
+copied.write_text(Path(path).read_text() + "added: [")
+try:
+    OmegaConf.load(copied)
+except Exception as error:
+    print(error)
+"""
+
+
+def test_a_file_that_the_server_has_read_is_what_it_is_in_a_fresh_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    script = tmp_path / "script.py"
+    script.write_text(READS_FILES)
+    forked, fresh = outcomes(script, monkeypatch, str(fork_server.CONFIGS / "train.yaml"))
+    assert forked == fresh
+    assert forked[1].count("'added': 2") == 1
+    assert "copy.yaml" in forked[1]
 
 
 def test_pythonpath_is_read_as_by_a_fresh_interpreter(

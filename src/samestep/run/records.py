@@ -113,9 +113,14 @@ def surroundings() -> dict[str, Any]:
 
 def installed_packages() -> dict[str, str]:
     """The version of every installed package, by name."""
-    # `name` and `version` of a distribution would each read its file.
-    files = [package.metadata for package in distributions()]
-    return dict(sorted((metadata["Name"], metadata["Version"]) for metadata in files))
+    packages = []
+    for package in distributions():
+        # A long text follows the fields. `package.metadata` would parse that too.
+        text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
+        fields = dict(re.findall("^(Name|Version): *(.+)", text.partition("\n\n")[0], re.MULTILINE))
+        if len(fields) == 2:  # else its files are damaged
+            packages.append((fields["Name"], fields["Version"]))
+    return dict(sorted(packages))
 
 
 def read_attempts(logs: Path) -> list[dict[str, Any]]:
