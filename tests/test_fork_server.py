@@ -99,19 +99,22 @@ def test_a_program_finds_what_it_finds_in_a_fresh_interpreter(
 READS_FILES = """
 import sys
 from pathlib import Path
-from omegaconf import OmegaConf
-path = sys.argv[1]
+import yaml
+from omegaconf._utils import get_yaml_loader
+def read(path):
+    with path.open() as file:
+        return yaml.load(file, Loader=get_yaml_loader())
+path, copied = Path(sys.argv[1]), Path("copy.yaml")
 for _ in range(2):  # the second values know nothing of what was done to the first
-    values = OmegaConf.load(path)
+    values = read(path)
     print(values)
-    values.merge_with({"added": 1, "defaults": []})
-copied = Path("copy.yaml")
-copied.write_text(Path(path).read_text() + "added: 2")
-print(OmegaConf.load(copied))
-copied.write_text(Path(path).read_text() + "added: [")
+    values["defaults"].clear()
+copied.write_text(path.read_text() + "added: 2")
+print(read(copied))
+copied.write_text(path.read_text() + "added: [")
 try:
-    OmegaConf.load(copied)
-except Exception as error:
+    read(copied)
+except yaml.YAMLError as error:
     print(error)
 """
 
