@@ -3,9 +3,10 @@
 ``import lightning`` costs about five seconds of processor time, and the tests start several hundred
 Python processes. A *fork server* is a fresh interpreter that imports the libraries, starts no
 thread, computes nothing, and then forks itself once for each program. The forked process differs
-from a fresh interpreter only in what is already imported; it imports the code of this repository
-itself. It is a true child of the process that asked for it: its parent id, its exit code and its
-signals are those that ``subprocess`` gives.
+from a fresh interpreter only in what is already imported, and in what Hydra's parsers have learned
+(see ``compose_once``); it imports the code of this repository itself. It is a true child of the
+process that asked for it: its parent id, its exit code and its signals are those that
+``subprocess`` gives.
 
 Three things do differ. Programs of one server share the seed of Python's hashes, so sets of strings
 have one order in all of them. Python does not take its modules apart at the end (see ``Ending``),
