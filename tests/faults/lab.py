@@ -2,12 +2,14 @@
 
 python -m tests.faults.lab                 # every fault, into the table of docs/reliability.md
 python -m tests.faults.lab SIGKILL "1+1"   # those whose name and topology contain these words
+python -m tests.faults.lab --from 37       # from number 37 on: to go on after an interruption
 python -m tests.faults.lab --keep          # and keep what a lost run left, in ./lost
 
 The oracle: the final weights of every rank are bit-identical to those of the run that was left
 alone, and so are the images of every step, the final figures and the history.
 """
 
+import argparse
 import json
 import os
 import shutil
@@ -332,8 +334,18 @@ def cut(name: str, share: float) -> Callable[[Path], None]:
 def main() -> None:
     from tests.faults.experiments import EXPERIMENTS, note
 
-    words = [word for word in sys.argv[1:] if not word.startswith("-")]
-    chosen = [e for e in EXPERIMENTS if all(w in f"{e.name} {e.topology}" for w in words)]
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults.lab", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("words", nargs="*", help="only faults with all of these words")
+    parser.add_argument("--from", type=int, default=1, dest="first", help="number to begin with")
+    parser.add_argument("--keep", action="store_true", help="keep what a lost run left, in ./lost")
+    args = parser.parse_intermixed_args()
+    chosen = [
+        e for number, e in enumerate(EXPERIMENTS, start=1)
+        if number >= args.first and all(w in f"{e.name} {e.topology}" for w in args.words)
+    ]  # fmt: skip
     lost = []
     if why := pods.why_not():
         print(f"without pods: {why}")
@@ -343,17 +355,18 @@ def main() -> None:
         chosen = [experiment for experiment in chosen if experiment.topology != ETCD]
     with tempfile.TemporaryDirectory() as directory:
         laboratory = Laboratory(Path(directory))
-        for number, experiment in enumerate(chosen, start=1):
+        for experiment in chosen:
             outcome = laboratory.run(experiment)
             note(experiment, outcome)
             result = "survived" if outcome.survived else f"LOST: {outcome.why}"
+            number = EXPERIMENTS.index(experiment) + 1
             print(
-                f"{number}/{len(chosen)}  {experiment.name}  [{experiment.topology}]  "
+                f"{number}/{len(EXPERIMENTS)}  {experiment.name}  [{experiment.topology}]  "
                 f"{result}  {outcome.steps_repeated} steps repeated", flush=True,
             )  # fmt: skip
             if not outcome.survived:
                 lost.append(experiment.name)
-                if "--keep" in sys.argv:
+                if args.keep:
                     shutil.copytree(directory, "lost", dirs_exist_ok=True)
     print(f"{len(chosen) - len(lost)} of {len(chosen)} survived")
     sys.exit(bool(lost))

@@ -8,8 +8,9 @@ import torch
 from PIL import Image
 
 from tests import etcd_server, pods
+from tests.faults import experiments, lab
 from tests.faults.experiments import EXPERIMENTS, SLOW
-from tests.faults.lab import ETCD, PODS, Experiment, Laboratory
+from tests.faults.lab import ETCD, PODS, Experiment, Laboratory, Outcome
 from tests.project.test_train import history
 
 QUICK = {
@@ -98,6 +99,27 @@ def test_another_number_of_ranks_continues_the_same_global_batches(laboratory: L
         for path in (run_dir, reference)
     )
     assert all(torch.allclose(weights[k], expected_weights[k], atol=1e-4) for k in expected_weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [(["--help"], []), (["--from", "59", "agents"], ["20 x SIGTERM to one of two agents"])],
+)
+def test_the_command_of_the_laboratory_does_only_what_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], names: list[str]
+):
+    done = []
+
+    def run(_: Laboratory, experiment: Experiment) -> Outcome:
+        done.append(experiment.name)
+        return Outcome(survived=True, why="", resume_s=0.0, steps_repeated=0, attempts=1)
+
+    monkeypatch.setattr(Laboratory, "run", run)
+    monkeypatch.setattr(experiments, "note", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["lab", *options])
+    with pytest.raises(SystemExit) as end:
+        lab.main()
+    assert (end.value.code, done) == (0, names)
 
 
 def test_the_quick_faults_are_in_the_laboratory():
