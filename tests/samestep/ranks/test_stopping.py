@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from samestep.ranks import stopping
 from tests.conftest import ROOT, environment, run_code
 
 PROGRAM = """
@@ -78,9 +77,17 @@ def test_a_second_ctrl_c_does_not_wait():
     assert "KeyboardInterrupt" in done.stderr
 
 
-def test_an_orphan_ends_itself(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stopping, "GRACE_S", 1)
-    worker = PROGRAM.format(
+EARLY_ORPHAN = """
+import os, time
+from samestep.ranks import process
+print(os.getpid(), flush=True)
+while os.getppid() == process.PARENT: time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("before", ["", EARLY_ORPHAN], ids=["at work", "before it listens"])
+def test_an_orphan_ends_itself(before: str):
+    worker = before + PROGRAM.format(
         "stopping.GRACE_S = 1; stopping.defer(); print(os.getpid(), flush=True); time.sleep(1000)"
     )
     agent = subprocess.Popen(
@@ -89,13 +96,14 @@ def test_an_orphan_ends_itself(monkeypatch: pytest.MonkeyPatch):
         env=environment(TORCHELASTIC_RUN_ID="x", RANK="0"), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert agent.stdout is not None
-    pid = int(agent.stdout.readline())
-    agent.kill()
-    agent.communicate()
-    for _ in range(300):
-        if not Path(f"/proc/{pid}").exists():
-            return
-        time.sleep(0.1)
+    with agent.stdout:
+        pid = int(agent.stdout.readline())
+        agent.kill()
+        agent.wait()
+        for _ in range(300):
+            if not Path(f"/proc/{pid}").exists():
+                return
+            time.sleep(0.1)
     os.kill(pid, signal.SIGKILL)
     pytest.fail("the orphan lives on")
 
