@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 from samestep.ranks import environment
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # 130
-PARENT = os.getppid()
-"""The parent when the program began: torchrun's agent, which may end at any time."""
 
 
 def run(main: Callable[[], int | None], *, interrupt_at_once: bool = False) -> NoReturn:

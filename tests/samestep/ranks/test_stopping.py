@@ -77,17 +77,8 @@ def test_a_second_ctrl_c_does_not_wait():
     assert "KeyboardInterrupt" in done.stderr
 
 
-EARLY_ORPHAN = """
-import os, time
-from samestep.ranks import process
-print(os.getpid(), flush=True)
-while os.getppid() == process.PARENT: time.sleep(0.1)
-"""
-
-
-@pytest.mark.parametrize("before", ["", EARLY_ORPHAN], ids=["at work", "before it listens"])
-def test_an_orphan_ends_itself(before: str):
-    worker = before + PROGRAM.format(
+def test_an_orphan_ends_itself():
+    worker = PROGRAM.format(
         "stopping.GRACE_S = 1; stopping.defer(); print(os.getpid(), flush=True); time.sleep(1000)"
     )
     agent = subprocess.Popen(
