@@ -140,5 +140,7 @@ def cluster(directory: Path) -> Iterator[Cluster]:
             pod.kill()  # and with it all processes of the pod
             pod.wait()
         for host in range(2, 2 + len(made.names)):
+            # It would go some time after its namespace, and the next cluster has the same names.
+            ip(f"link del p{made.number}v{host}")
             ip(f"netns del {made.bridge}-{host}")
         ip(f"link del {made.bridge}")
