@@ -18,7 +18,7 @@ help: ## show this list
 train: .venv/train.stamp ## train; ARGS="trainer.max_epochs=5" changes the run
 	.venv/bin/python train.py $(ARGS)
 
-# Three processes for two cores, because many tests wait.
+# Four processes for two cores, because many tests wait.
 test: .venv/dev.stamp ## run all tests; ARGS=tests/test_make.py: some
 	.venv/bin/python -m pytest -n 4 --dist worksteal $(ARGS)
 

@@ -17,9 +17,7 @@ def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = options.make_parser(__doc__)
     parser.add_argument("--split", choices=["test", "val"], default="test")
-    ckpts = "best, last, or one that was kept, such as epoch-0002"
-    parser.add_argument("--ckpt", default="best", metavar="NAME", help=ckpts)
-    parser.add_argument("--accelerator", choices=["auto", "cpu", "gpu"], default="auto")
+    options.add_model_options(parser)
     parser.add_argument("--format", choices=["table", "json"], default="table")
     options.add_data_options(parser)
     return parser

@@ -24,8 +24,7 @@ from samestep.ranks import process
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = options.make_parser(__doc__)
-    ckpts = "best, last, or one that was kept, such as epoch-0002"
-    parser.add_argument("--ckpt", default="best", metavar="NAME", help=ckpts)
+    options.add_ckpt_option(parser)
     parser.add_argument(
         "--licence", metavar="SPDX", help="of the weights, as in MIT; default: that of the project"
     )

@@ -23,6 +23,18 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+def add_ckpt_option(parser: argparse.ArgumentParser) -> None:
+    """Let the user choose a checkpoint of the run."""
+    ckpts = "best, last, or one that was kept, such as epoch-0002"
+    parser.add_argument("--ckpt", default="best", metavar="NAME", help=ckpts)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Let the user choose a checkpoint, and where its model computes."""
+    add_ckpt_option(parser)
+    parser.add_argument("--accelerator", choices=["auto", "cpu", "gpu"], default="auto")
+
+
 def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Let the user say where the data are now, if not where the run found them."""
     parser.add_argument("--data-root", dest="root", type=Path, metavar="DIR", help="their folder")

@@ -18,9 +18,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = options.make_parser(__doc__)
     parser.add_argument("files", nargs="*", help="image files, and directories of them")
     parser.add_argument("--top", type=int, default=1, metavar="N", help="classes for each image")
-    ckpts = "best, last, or one that was kept, such as epoch-0002"
-    parser.add_argument("--ckpt", default="best", metavar="NAME", help=ckpts)
-    parser.add_argument("--accelerator", choices=["auto", "cpu", "gpu"], default="auto")
+    options.add_model_options(parser)
     parser.add_argument("--format", choices=["table", "json"], default="table")
     return parser
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import process
+from samestep.ranks.failure import EXIT_SIGTERM
 from samestep.ranks.secrets import redact
 
 
@@ -44,5 +45,5 @@ def main() -> int:
 
 if __name__ == "__main__":
     # In a container this is process 1, for which SIGTERM does nothing unless there is a handler.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_SIGTERM))
     process.run(main)

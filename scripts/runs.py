@@ -7,7 +7,6 @@ python scripts/runs.py --watch
 
 import argparse
 import json
-import signal
 import sys
 import time
 from pathlib import Path
@@ -65,7 +64,7 @@ def watch(arguments: Any) -> int:
             lines = listing.to_lines(runs, time.time())
             live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
             time.sleep(WATCH_S)
-    return 128 + signal.SIGPIPE
+    return process.EXIT_LOST_READER
 
 
 if __name__ == "__main__":

@@ -22,9 +22,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="1 draws from what was learned; less prefers likely characters",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of what is drawn")
-    ckpts = "best, last, or one that was kept, such as epoch-0002"
-    parser.add_argument("--ckpt", default="best", metavar="NAME", help=ckpts)
-    parser.add_argument("--accelerator", choices=["auto", "cpu", "gpu"], default="auto")
+    options.add_model_options(parser)
     parser.add_argument("--format", choices=["text", "json"], default="text")
     return parser
 

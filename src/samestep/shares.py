@@ -30,7 +30,9 @@ from samestep.run.files import write_text
 from samestep.run.records import cpu_name, read_json
 
 WARMUP_STEPS = 3
-TIMED_STEPS = 9
+TIMED_STEPS = 9  # at least
+TIMED_S = 1.0  # seconds of quick steps: a moment in which a machine does something else is no share
+MAX_TIMED_STEPS = 500
 ALIKE = 1.1  # the fastest rank is at most so many times as fast as the slowest: equal shares
 
 
@@ -146,31 +148,52 @@ def find(cfg: DictConfig, datamodule: L.LightningDataModule) -> list[Finding]:
 
 
 def measure_ranks(cfg: DictConfig, datamodule: L.LightningDataModule) -> list[float]:
-    """Samples per second of each rank; all are measured at the same time."""
+    """Samples per second of each rank; all are measured at the same time.
+
+    Each rank takes as many steps as the others, because at the end of an epoch a model may wait
+    for the other ranks. The first steps say how many are enough.
+    """
     process_group.gather(None)  # wait for the last rank
-    return process_group.gather(process_group.on_all_ranks(measure, cfg, datamodule))
+    measured = process_group.on_all_ranks(measure, cfg, datamodule, TIMED_STEPS)
+    speeds, seconds = zip(*process_group.gather(measured), strict=True)
+    num_steps = min(int(TIMED_S / (max(seconds) or TIMED_S)), MAX_TIMED_STEPS)
+    if num_steps > TIMED_STEPS:
+        measured = process_group.on_all_ranks(measure, cfg, datamodule, num_steps)
+        speeds, _ = zip(*process_group.gather(measured), strict=True)
+    return list(speeds)
 
 
-def measure(cfg: DictConfig, datamodule: L.LightningDataModule) -> float:
-    """Samples per second of this rank: some training steps with its share, without the others.
+def measure(
+    cfg: DictConfig, datamodule: L.LightningDataModule, num_steps: int
+) -> tuple[float, float]:
+    """How fast this rank takes some training steps with its share, without the others.
 
     They are steps of a second model of the same configuration, under a Trainer of its own. The
     model, the optimizer, the random numbers and the order of the run are not touched.
+
+    Returns:
+        Samples per second, and seconds of a step: medians; 0 if the run has too few steps.
     """
-    stopwatch = Stopwatch()
+    stopwatch = Stopwatch(num_steps)
     with isolate_rng(include_cuda=torch.cuda.is_available()):
         build.lone_trainer(cfg, stopwatch).fit(build.model(cfg), datamodule=datamodule)
-    return stopwatch.speed()
+    return stopwatch.medians()
 
 
 class Stopwatch(L.Callback):
     """Ends the training after some steps, and says how fast they were.
 
     A step lasts from the end of the step before it to its own end: with the loading of its data.
+
+    Args:
+        num_steps: that are timed; some more are taken before, as warm-up.
     """
 
-    def __init__(self) -> None:
-        self._ends: list[float] = []
+    def __init__(self, num_steps: int) -> None:
+        self.num_steps = num_steps
+        self._num_taken = 0
+        self._end = 0.0  # of the step before
+        self._seconds: list[float] = []
         self._speeds: list[float] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -189,14 +212,17 @@ class Stopwatch(L.Callback):
         """Note the time."""
         if pl_module.device.type != "cpu":
             torch.accelerator.synchronize(pl_module.device)
-        self._ends.append(time.perf_counter())
+        start, self._end = self._end, time.perf_counter()
         order = order_of(trainer)
-        if order is not None and len(self._ends) > 1:
-            num_samples = order.lengths(batch_idx)[order.rank]
-            self._speeds.append(num_samples / (self._ends[-1] - self._ends[-2]))
-        # As many on all ranks: at the end of an epoch the model may talk to the other ranks.
-        trainer.should_stop = len(self._ends) >= WARMUP_STEPS + TIMED_STEPS
+        self._num_taken += 1
+        if order is None or self._num_taken <= WARMUP_STEPS:
+            return
+        self._seconds.append(self._end - start)
+        self._speeds.append(order.lengths(batch_idx)[order.rank] / self._seconds[-1])
+        trainer.should_stop = len(self._seconds) >= self.num_steps
 
-    def speed(self) -> float:
-        """The median of the timed steps; 0 if there were too few steps."""
-        return statistics.median(self._speeds[WARMUP_STEPS - 1 :] or [0.0])
+    def medians(self) -> tuple[float, float]:
+        """Samples per second, and seconds of a step; 0 if there were too few steps."""
+        if not self._seconds:
+            return 0.0, 0.0
+        return statistics.median(self._speeds), statistics.median(self._seconds)

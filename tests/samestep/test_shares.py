@@ -88,7 +88,9 @@ def test_a_measurement_changes_nothing_in_the_run(compose):
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     random = torch.get_rng_state()
     first = next(iter(data.train_dataloader()))[0].ids
-    assert shares.measure(cfg, data) > 0
+    samples_per_second, seconds = shares.measure(cfg, data, num_steps=4)
+    assert samples_per_second > 0
+    assert seconds > 0
     assert torch.equal(torch.get_rng_state(), random)
     assert all(torch.equal(model.state_dict()[name], weights[name]) for name in weights)
     assert torch.equal(next(iter(data.train_dataloader()))[0].ids, first)
@@ -97,4 +99,24 @@ def test_a_measurement_changes_nothing_in_the_run(compose):
 
 def test_too_few_steps_give_equal_shares(compose):
     cfg = compose("cluster.shares=auto", "model=mlp", "trainer.max_steps=2")
-    assert shares.measure(cfg, build.everything(cfg).datamodule) == 0
+    assert shares.measure(cfg, build.everything(cfg).datamodule, num_steps=4) == (0, 0)
+
+
+@pytest.mark.usefixtures("three_ranks")
+@pytest.mark.parametrize(
+    ("seconds", "rounds"), [(0.0001, [9, 500]), (0.01, [9, 100]), (0.5, [9]), (0.0, [9])]
+)
+def test_quick_steps_are_measured_for_a_second(
+    compose, monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: list[int]
+):
+    asked = []
+
+    def measure(cfg: object, datamodule: object, num_steps: int) -> tuple[float, float]:
+        asked.append(num_steps)
+        return 100.0 * num_steps, seconds
+
+    monkeypatch.setattr(shares, "measure", measure)
+    monkeypatch.setattr(process_group, "on_all_ranks", lambda f, *args: f(*args))
+    cfg = compose("cluster.shares=auto")
+    assert shares.measure_ranks(cfg, L.LightningDataModule()) == [100.0 * rounds[-1]] * 3
+    assert asked == rounds

@@ -54,8 +54,7 @@ class SeedSteps(L.Callback):
         seed = mix_seed(self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
         # torch.manual_seed would also queue a call, with a stack trace, for GPUs not in use.
         torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        seed_others(seed)
         if pl_module.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
@@ -226,6 +225,11 @@ class KeepSums(L.Callback):
 def seed_all(seed: int) -> None:
     """Seed torch, NumPy and Python's ``random``."""
     torch.manual_seed(seed)
+    seed_others(seed)
+
+
+def seed_others(seed: int) -> None:
+    """Seed NumPy and Python's ``random``."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
 

@@ -21,7 +21,7 @@ class StepLog(L.Callback):
 
     def __init__(self) -> None:
         self._group: dict[str, Any] = {}  # the first one of the optimizer's parameters
-        self._lr: Any = None  # number or tensor, with which the last step was taken
+        self._lr: Any = None  # number or tensor, with which the next step is taken
         self._last_step = -1
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -37,6 +37,8 @@ class StepLog(L.Callback):
     def on_train_batch_start(self, *args: Any) -> None:
         """Keep the learning rate: the schedule puts another one there at the end of the step."""
         self._lr = self._group.get("lr")
+        if isinstance(self._lr, torch.Tensor):  # of which the schedule changes the value itself
+            self._lr = self._lr.clone()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *_: Any

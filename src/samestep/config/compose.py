@@ -280,9 +280,7 @@ def local_keys(choices: Mapping[str, Any], configs: Path = CONFIGS) -> list[str]
 
 def local_files(choices: Mapping[str, Any], configs: Path = CONFIGS) -> list[Path]:
     """The chosen files of configs/local: the settings of this machine."""
-    chosen = choices.get("local") or []
-    names = chosen if isinstance(chosen, list) else [chosen]
-    files = [configs / "local" / f"{name}.yaml" for name in names]
+    files = [configs / "local" / f"{name}.yaml" for name in _names_of(choices.get("local"))]
     return [file for file in files if file.exists()]
 
 
@@ -302,11 +300,17 @@ def find_overridden(
     """
     found: dict[str, str] = {}
     for group in LAID_OVER:
-        names = choices.get(group) or []
-        for name in names if isinstance(names, list) else [names]:
+        for name in _names_of(choices.get(group)):
             found |= _set_by(group, name, configs)
     keys = [re.split("[=@]", word.lstrip("+~"))[0].replace("/", ".") for word in typed]
     return found | dict.fromkeys(keys, "the command line")
+
+
+def _names_of(choice: Any) -> list[str]:
+    """The files that were chosen in a group: none, one, or several."""
+    if isinstance(choice, list):
+        return choice
+    return [choice] if choice else []
 
 
 def _set_by(group: str, name: str, configs: Path) -> dict[str, str]:
@@ -348,8 +352,7 @@ def _find_origin(key: str, choices: Mapping[str, Any], typed: Sequence[str], con
             return ""
     # What is laid over the others is asked first, because its value counts.
     for group in sorted(choices, key=lambda group: group not in LAID_OVER):
-        names = choices[group] if isinstance(choices[group], list) else [choices[group]]
-        for name in names:
+        for name in _names_of(choices[group]):
             file = configs / group / f"{name}.yaml"
             if file.exists() and key in _keys_of(file, group):
                 return f" (configs/{group}/{name}.yaml)"

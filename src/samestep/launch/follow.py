@@ -3,7 +3,6 @@
 import itertools
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ from samestep.errors import RunError
 from samestep.launch import kubectl, kubectl_errors
 from samestep.launch.render import Document
 from samestep.ranks.failure import EXIT_SIGTERM
-from samestep.ranks.process import has_lost_reader
+from samestep.ranks.process import EXIT_LOST_READER, has_lost_reader
 
 POLL_S = 1.0
 EVENTS_EVERY = 10  # polls; events say why pods are missing or do not start
@@ -52,7 +51,7 @@ def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
             break
 
         if has_lost_reader(stdout):
-            return 128 + signal.SIGPIPE
+            return EXIT_LOST_READER
 
         if poll % EVENTS_EVERY == 0:
             warnings = kubectl.get_warnings(cfg, run)

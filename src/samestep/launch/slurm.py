@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from omegaconf import DictConfig
 from samestep.errors import RunError
 from samestep.launch import render, slurm_errors
 from samestep.launch.render import Document
-from samestep.ranks.process import has_lost_reader
+from samestep.ranks.process import EXIT_LOST_READER, has_lost_reader
 
 POLL_S = 2.0
 RETRIES = 30  # polls without an answer before we give up; Slurm's controller may restart
@@ -77,7 +76,7 @@ def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
         if all(job["JobState"] in ENDED for job in jobs):
             return 0 if all(job["JobState"] == "COMPLETED" for job in jobs) else 1
         if has_lost_reader(stdout):
-            return 128 + signal.SIGPIPE
+            return EXIT_LOST_READER
         time.sleep(POLL_S)
 
 

@@ -12,6 +12,13 @@ from typing import Any, NoReturn
 from samestep.ranks import environment
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # 130
+EXIT_LOST_READER = 128 + signal.SIGPIPE  # 141
+
+
+class _Program:
+    """What is known of this program. One per process."""
+
+    parent: int | None = None  # the process that has started it
 
 
 def run(main: Callable[[], int | None], *, interrupt_at_once: bool = False) -> NoReturn:
@@ -26,6 +33,7 @@ def run(main: Callable[[], int | None], *, interrupt_at_once: bool = False) -> N
     Example:
         ``if __name__ == "__main__": process.run(main)``
     """
+    _Program.parent = os.getppid()
     make_output_safe()
     if interrupt_at_once:
         signal.signal(signal.SIGINT, _exit_interrupted)
@@ -57,6 +65,11 @@ def make_output_safe() -> None:
     _open_missing_descriptors()
     sys.stdout = _safe(sys.stdout, sys.__stdout__, 1)
     sys.stderr = _safe(sys.stderr, sys.__stderr__, 2)
+
+
+def parent() -> int:
+    """The process that has started this program; it may have ended since."""
+    return _Program.parent or os.getppid()
 
 
 def has_lost_reader(stdout: os.stat_result) -> bool:

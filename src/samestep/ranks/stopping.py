@@ -20,7 +20,7 @@ from types import FrameType
 import torch
 from torch import distributed as dist
 
-from samestep.ranks import environment
+from samestep.ranks import environment, process
 from samestep.ranks.failure import EXIT_SIGTERM
 
 GRACE_S = 30  # seconds that a rank without its agent has to save; torchrun gives its ranks as many
@@ -56,7 +56,7 @@ def install() -> None:
     for signum in handled():
         signal.signal(signum, _remember)
     if environment.under_torchrun():
-        threading.Thread(target=_follow_agent, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=_follow_agent, args=(process.parent(),), daemon=True).start()
 
 
 def defer() -> None:

@@ -141,7 +141,7 @@ def read_json(path: Path, kind: type) -> Any:
 def read_history(run_dir: Path) -> list[dict[str, float]]:
     """The rows of ``metrics.csv`` in order of their step, each without its empty columns.
 
-    None if the file is absent or damaged; ``why_damaged`` tells which.
+    There are none if the file is absent or damaged; ``why_damaged`` tells which.
     """
     try:
         return _read_rows(run_dir / "metrics.csv")

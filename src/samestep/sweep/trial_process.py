@@ -6,7 +6,6 @@ the file must not start the trial, because another process still runs it.
 """
 
 import contextlib
-import csv
 import fcntl
 import os
 import signal
@@ -168,10 +167,7 @@ class Metrics:
         if self.url and (now or time.monotonic() >= self._due):
             self._fetch("metrics.csv")
             self._due = time.monotonic() + COPY_S
-        try:
-            rows = read_history(self.run_dir)
-        except (OSError, ValueError, csv.Error):
-            return []
+        rows = read_history(self.run_dir)
         return [row[self.monitor] for row in rows if self.monitor in row]
 
     def _fetch(self, name: str) -> None:

@@ -77,10 +77,26 @@ def test_a_second_ctrl_c_does_not_wait():
     assert "KeyboardInterrupt" in done.stderr
 
 
-def test_an_orphan_ends_itself():
-    worker = PROGRAM.format(
-        "stopping.GRACE_S = 1; stopping.defer(); print(os.getpid(), flush=True); time.sleep(1000)"
-    )
+RANK = """
+import os, time
+from samestep.ranks import process, stopping
+def wait_for_the_end_of_the_agent():
+    print(os.getpid(), flush=True)
+    while os.getppid() == process.parent(): time.sleep(0.1)
+def main():
+    {}
+    stopping.GRACE_S = 1
+    stopping.install()
+    stopping.defer()
+    print(os.getpid(), flush=True)
+    time.sleep(1000)
+process.run(main)
+"""
+
+
+@pytest.mark.parametrize("before", ["pass", "wait_for_the_end_of_the_agent()"])
+def test_an_orphan_ends_itself(before: str):
+    worker = RANK.format(before)
     agent = subprocess.Popen(
         [sys.executable, "-c", f"import subprocess, sys\n"
          f"subprocess.run([sys.executable, '-c', {worker!r}])"],
