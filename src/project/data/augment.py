@@ -56,21 +56,30 @@ class Augment:
 
     def __call__(self, images: Tensor, place: Slice) -> Tensor:
         """Change ``images``, which are the slice ``place`` of a global batch."""
-        if not (self.crop_padding or self.flip):
+        if not (self.crop_padding or self.flip) or not len(images):
             return images
         numbers = torch.rand(
             place.global_size, 3, generator=generator(self.seed, place.epoch, place.number)
         )
         numbers = numbers[place.start :][: len(images)].to(images.device, non_blocking=True)
-        height, width = images.shape[2:]
+        count, channels, height, width = images.shape
         padding = self.crop_padding
         shifts = (numbers[:, :2] * (2 * padding + 1)).long()  # [B, 2], from 0 to 2 * padding
-        rows = torch.arange(height, device=images.device) + shifts[:, :1]  # [B, H]
-        columns = torch.arange(width, device=images.device) + shifts[:, 1:]  # [B, W]
+        top, left = shifts.unbind(1)
+        image = torch.arange(count, device=images.device)
+        padded = F.pad(images, (padding, padding, padding, padding)).contiguous()
         if self.flip:
-            mirrored = (numbers[:, 2] < 0.5).unsqueeze(1)
-            columns = torch.where(mirrored, columns.flip(1), columns)
-        padded = F.pad(images, (padding, padding, padding, padding))
-        batch = torch.arange(len(images), device=images.device)[:, None, None]
-        cropped = padded.permute(0, 2, 3, 1)[batch, rows[:, :, None], columns[:, None, :]]
-        return cropped.permute(0, 3, 1, 2).contiguous()  # [B, H, W, C] to [B, C, H, W]
+            # Behind the images come their mirror images, so that each crop is from one or the other.
+            mirrored = numbers[:, 2] < 0.5
+            padded = torch.cat([padded, padded.flip(3)])
+            image = torch.where(mirrored, image + count, image)
+            left = torch.where(mirrored, 2 * padding - left, left)
+        # A row of a crop is a window into the memory of the images. index_select copies whole
+        # windows; indexing would copy pixel by pixel, which takes twenty times as long.
+        image_stride, channel_stride, row_stride, _ = padded.stride()
+        corner = image * image_stride + top * row_stride + left  # [B]
+        channel = torch.arange(channels, device=images.device) * channel_stride
+        row = torch.arange(height, device=images.device) * row_stride
+        starts = corner[:, None, None] + channel[:, None] + row  # [B, C, H]
+        windows = padded.flatten().unfold(0, width, 1)  # a view
+        return windows.index_select(0, starts.flatten()).view(images.shape)

@@ -55,3 +55,24 @@ def test_crops_are_shifted_windows_of_the_padded_image():
         assert len(matches) == 1
         shifts.add(matches[0])
     assert len(shifts) > 1
+
+
+def test_a_mirrored_crop_is_the_crop_mirrored():
+    images = torch.arange(40 * 2 * 8 * 8, dtype=torch.int16).reshape(40, 2, 8, 8)
+    place = Slice(torch.arange(40), 0, 0, 0, 40)
+    cropped = Augment(crop_padding=2, flip=False, seed=0)(images, place)
+    flipped = Augment(crop_padding=2, flip=True, seed=0)(images, place)
+    kept = (flipped == cropped).flatten(1).all(1)
+    assert 0 < int(kept.sum()) < 40
+    assert torch.equal(flipped[~kept], cropped[~kept].flip(3))
+
+
+def test_images_may_lie_in_memory_in_any_order():
+    augment = Augment(crop_padding=2, flip=True, seed=0)
+    images = IMAGES.to(memory_format=torch.channels_last)
+    assert torch.equal(augment(images, where()), augment(IMAGES, where()))
+
+
+def test_a_slice_may_be_empty():
+    augment = Augment(crop_padding=2, flip=True, seed=0)
+    assert augment(IMAGES[:0], where(0, 0)).shape == (0, 3, 8, 8)
