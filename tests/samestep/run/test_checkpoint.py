@@ -71,6 +71,24 @@ def test_a_sidecar_proves_each_file(tmp_path: Path):
         subprocess.run(["sha256sum", "--check", "--strict", name], cwd=tmp_path, check=True)
 
 
+def test_large_data_go_to_the_disk_while_they_are_hashed_where_the_system_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    begun = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, begin, size, how: begun.append(size))
+    save(tmp_path / "last.ckpt", 1)
+    assert begun == [WEIGHTS.nbytes]
+
+    def refuse(*_: object) -> None:
+        raise OSError
+
+    for system in (lambda: monkeypatch.setattr(os, "posix_fadvise", refuse),
+                   lambda: monkeypatch.delattr(os, "posix_fadvise")):  # fmt: skip
+        system()
+        save(tmp_path / "last.ckpt", 2)
+        assert load(tmp_path / "last.ckpt") == 2
+
+
 def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path: Path):
     path = tmp_path / "best.ckpt"
     save(path, 1)
