@@ -4,7 +4,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -15,7 +15,6 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 from torch.overrides import TorchFunctionMode
@@ -40,7 +39,6 @@ from samestep.run.history import History
 
 # What a constructor raises when it refuses an argument.
 REFUSALS = (ValueError, TypeError, LookupError, ImportError, MisconfigurationException)
-NOTHING = nullcontext()
 OWN_TRAINER_KEYS = {"save_every_n_epochs"}  # of cfg.trainer; Lightning's Trainer has no such flags
 
 
@@ -175,13 +173,12 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         "use_distributed_sampler": True,
         **where,
     }
-    if cfg.trainer.profiler is None:
-        arguments["profiler"] = NoProfiler()
     lightning_trainer: L.Trainer = build(flags_of_lightning(cfg), "trainer", **arguments)
     lightning_patches.leave_signals_to_us(lightning_trainer)
     lightning_patches.skip_empty_hooks(lightning_trainer)
     lightning_patches.search_gpus_once()
-    lightning_patches.name_hooks_without_checks()
+    lightning_patches.call_hooks_directly()
+    lightning_patches.look_at_hooks_once()
     return lightning_trainer
 
 
@@ -215,14 +212,6 @@ def lone_trainer(cfg: DictConfig, *callbacks: L.Callback) -> L.Trainer:
     lightning_trainer: L.Trainer = build(flags_of_lightning(cfg), "trainer", **arguments)
     lightning_patches.leave_signals_to_us(lightning_trainer)
     return lightning_trainer
-
-
-class NoProfiler(PassThroughProfiler):
-    """Measures nothing. Lightning's own takes 1 us for each of the 40 hooks of a step."""
-
-    def profile(self, action_name: str) -> AbstractContextManager[None]:  # type: ignore[override]
-        """A section in which nothing happens."""
-        return NOTHING
 
 
 def flags_of_lightning(cfg: DictConfig) -> DictConfig:

@@ -69,7 +69,7 @@ class Augment:
         image = torch.arange(count, device=images.device)
         padded = F.pad(images, (padding, padding, padding, padding)).contiguous()
         if self.flip:
-            # Behind the images come their mirror images, so that each crop is from one or the other.
+            # Behind the images come their mirror images. Each crop is from one or the other.
             mirrored = numbers[:, 2] < 0.5
             padded = torch.cat([padded, padded.flip(3)])
             image = torch.where(mirrored, image + count, image)

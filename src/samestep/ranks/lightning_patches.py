@@ -6,7 +6,8 @@ library has changed; pyproject.toml bounds the versions from above.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -65,23 +66,86 @@ def skip_empty_hooks(trainer: "L.Trainer") -> None:
                 setattr(callback, hook, None)
 
 
-def name_hooks_without_checks() -> None:
-    """Keep torch 2.15 from looking for parameters each time Lightning 2.6 names a hook.
+def call_hooks_directly() -> None:
+    """Keep Lightning 2.6 from announcing each hook to its log and its profiler.
 
-    Lightning writes the name of the hook that runs into an attribute of the module, 45 times in a
-    step. torch checks at each writing whether the value is a parameter, a module or a buffer. The
-    name is a string, so it can go where torch would put it in the end.
+    It makes two texts for each of 24 hooks in a step, which nobody reads, and writes the name of
+    the hook into an attribute of the module. torch 2.15 then looks whether the name is a parameter.
+    Here the name goes where torch would put it in the end. Only a profiler still gets its texts.
     """
-    import lightning as L
-    from torch import nn
+    from lightning.pytorch.trainer import call
 
-    def set_attribute(module: L.LightningModule, name: str, value: object) -> None:
-        if name == "_current_fx_name":
-            module.__dict__[name] = value
-        else:
-            nn.Module.__setattr__(module, name, value)  # type: ignore[arg-type]
+    hooks = (call._call_callback_hooks, call._call_lightning_module_hook, call._call_strategy_hook)
+    if hooks[0].__module__ != __name__:
+        call._call_callback_hooks = _without_texts(hooks[0], _call_callbacks)
+        call._call_lightning_module_hook = _without_texts(hooks[1], _call_module)
+        call._call_strategy_hook = _without_texts(hooks[2], _call_strategy)
 
-    L.LightningModule.__setattr__ = set_attribute  # type: ignore[method-assign, assignment]
+
+def _without_texts(announce: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    from lightning.pytorch.profilers import PassThroughProfiler
+
+    def call_hook(trainer: Any, name: str, *args: Any, **named: Any) -> Any:
+        module = trainer.lightning_module
+        if module is None or named or type(trainer.profiler) is not PassThroughProfiler:
+            return announce(trainer, name, *args, **named)
+        attributes = module.__dict__
+        before = attributes["_current_fx_name"]
+        attributes["_current_fx_name"] = name
+        result = call(trainer, module, name, args)
+        attributes["_current_fx_name"] = before
+        return result
+
+    return call_hook
+
+
+def _call_callbacks(trainer: Any, module: "L.LightningModule", name: str, args: Any) -> None:
+    for callback in trainer.callbacks:
+        hook = getattr(callback, name)
+        if hook is not None:
+            hook(trainer, module, *args)
+
+
+def _call_module(trainer: Any, module: "L.LightningModule", name: str, args: Any) -> Any:
+    hook = getattr(module, name)
+    return hook(*args) if callable(hook) else None
+
+
+def _call_strategy(trainer: Any, module: "L.LightningModule", name: str, args: Any) -> Any:
+    return getattr(trainer.strategy, name)(*args)
+
+
+def look_at_hooks_once() -> None:
+    """Keep Lightning 2.6 from asking in each step what does not change while a run trains.
+
+    It reads the signature of ``training_step``, and asks three times whether a hook of the data is
+    that of the module or of the DataModule.
+    """
+    from lightning.pytorch.loops import training_epoch_loop
+    from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
+    from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+    look = lru_cache(is_param_in_hook_signature)
+
+    def has_parameter(method: Callable[..., Any], *args: Any, **kw: Any) -> bool:
+        # Of the function, so that no model stays in memory.
+        return look(getattr(method, "__func__", method), *args, **kw)
+
+    loop: Any = training_epoch_loop
+    loop.is_param_in_hook_signature = has_parameter
+
+    kind: Any = _DataHookSelector
+    if kind.get_instance.__module__ == __name__:
+        return  # this was done before
+    select = kind.get_instance
+
+    def get_instance(selector: Any, name: str) -> Any:
+        known = selector.__dict__.setdefault("known", {})
+        if name not in known:
+            known[name] = select(selector, name)
+        return known[name]
+
+    kind.get_instance = get_instance
 
 
 @contextmanager

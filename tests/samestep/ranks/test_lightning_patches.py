@@ -2,19 +2,26 @@
 
 import inspect
 import os
+from inspect import getfullargspec as real
+from pathlib import Path
 
 import lightning as L
 import lightning.fabric
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.loops import training_epoch_loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.trainer import call as trainer_call
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.utils.data import DataLoader
 
 from samestep.ranks import lightning_patches
 from tests.samestep.callbacks.tiny import Tiny
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`.*")
 
 
 def test_canary_lightning_still_talks_to_other_ranks_in_its_handler():
@@ -75,18 +82,23 @@ class Counter(L.Callback):
         self.calls.append("end")
 
 
-@pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*")
-def test_only_the_hooks_that_a_callback_defines_are_called(monkeypatch: pytest.MonkeyPatch):
-    counter = Counter()
-    trainer = L.Trainer(
-        accelerator="cpu", max_epochs=1, callbacks=[counter], logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+def tiny_trainer(**flags: object) -> L.Trainer:
+    return L.Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0, **flags,
     )  # fmt: skip
+
+
+BATCHES = DataLoader(torch.ones(4, 2), batch_size=2)
+
+
+def test_only_the_hooks_that_a_callback_defines_are_called(monkeypatch: pytest.MonkeyPatch):
+    counter, profiler, sections = Counter(), SimpleProfiler(), []
+    trainer = tiny_trainer(callbacks=[counter], profiler=profiler)
     lightning_patches.skip_empty_hooks(trainer)
-    sections: list[str] = []
-    monkeypatch.setattr(trainer.profiler, "start", sections.append)
-    batches = DataLoader(torch.ones(4, 2), batch_size=2)
-    trainer.fit(Tiny(), batches, batches)
+    monkeypatch.setattr(profiler, "start", sections.append)
+    monkeypatch.setattr(profiler, "stop", lambda name: None)
+    trainer.fit(Tiny(), BATCHES)
     assert counter.calls == ["batch", "batch", "end"]
     hooks = [name.partition("Counter.")[2] for name in sections if "]Counter." in name]
     assert [name for name in hooks if name in lightning_patches.STEP_HOOKS] == [
@@ -117,23 +129,86 @@ def test_between_steps_no_batch_is_begun():
     assert (progress.current.ready, progress.total.ready) == (1, 1)
 
 
-def test_the_name_of_a_hook_is_written_without_torchs_checks(monkeypatch: pytest.MonkeyPatch):
-    lightning_patches.name_hooks_without_checks()
-    module, layer, names = Tiny(), torch.nn.Linear(2, 2), []
-    original = torch.nn.Module.__setattr__
-    monkeypatch.setattr(
-        torch.nn.Module, "__setattr__",
-        lambda self, name, value: names.append(name) or original(self, name, value),
-    )  # fmt: skip
-    module._current_fx_name = "training_step"
-    module.layer = layer
-    assert names == ["layer"]
-    assert module._current_fx_name == "training_step"
-    assert "layer.weight" in module.state_dict()
+class Named(Tiny):
+    """Notes under which hook each of its methods runs, as ``log`` needs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.names.append(self._current_fx_name)
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, *args: object) -> None:
+        self.names.append(self._current_fx_name)
 
 
-def test_canary_lightning_still_names_each_hook_by_an_attribute():
-    from lightning.pytorch.trainer import call
+@pytest.mark.parametrize("profiler", [None, "simple"])
+def test_hooks_that_are_called_directly_have_a_name(profiler: str | None):
+    lightning_patches.call_hooks_directly()
+    lightning_patches.call_hooks_directly()
+    module = Named()
+    seen: list[str] = []
+    callback = LambdaCallback(on_train_batch_start=lambda *_: seen.append(module._current_fx_name))
+    trainer = tiny_trainer(callbacks=[callback], profiler=profiler)
+    trainer.fit(module, BATCHES)
+    assert module.names == ["training_step", "on_train_batch_end"] * 2
+    assert seen == ["on_train_batch_start"] * 2
+    assert module._current_fx_name is None
+    sections = getattr(trainer.profiler, "recorded_durations", {})
+    assert ("[LightningModule]Named.on_train_batch_end" in sections) is (profiler is not None)
 
-    source = inspect.getsource(call._call_callback_hooks)
-    assert "pl_module._current_fx_name = hook_name" in source
+
+def test_canary_lightning_still_announces_its_hooks():
+    source = Path(trainer_call.__file__).read_text()
+    for text in (
+        'log.debug(f"{trainer.__class__.__name__}: calling lightning module hook: {hook_name}")',
+        "pl_module._current_fx_name = hook_name",
+        "for callback in callbacks:\n        fn = getattr(callback, hook_name)",
+        "fn = getattr(pl_module, hook_name)\n    if not callable(fn):\n        return None",
+        "fn(trainer, trainer.lightning_module, *args, **kwargs)",
+        "fn = getattr(trainer.strategy, hook_name)",
+    ):
+        assert text in source
+
+
+class Short(Tiny):
+    """Takes no number of the batch."""
+
+    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+        return super().training_step(batch, 0)
+
+
+class Data(L.LightningDataModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_moved = 0
+
+    def train_dataloader(self) -> DataLoader:
+        return BATCHES
+
+    def transfer_batch_to_device(self, batch: torch.Tensor, *_: object) -> torch.Tensor:
+        self.num_moved += 1
+        return batch
+
+
+def test_hooks_that_are_looked_at_once_are_those_of_each_run(monkeypatch: pytest.MonkeyPatch):
+    lightning_patches.look_at_hooks_once()
+    lightning_patches.look_at_hooks_once()
+    looks = []
+    monkeypatch.setattr(inspect, "getfullargspec", lambda f: looks.append(f) or real(f))
+    data = Data()
+    for module in (Tiny(), Short(), Tiny()):
+        tiny_trainer().fit(module, datamodule=data)
+        tiny_trainer().fit(module, BATCHES)
+    assert data.num_moved == 6
+    # Lightning looks at bound methods too, but not in each step.
+    steps = [look for look in looks if inspect.isfunction(look)]
+    assert steps == [Tiny.training_step, Short.training_step]
+
+
+def test_canary_lightning_still_looks_at_its_hooks_in_each_step():
+    source = inspect.getsource(training_epoch_loop._TrainingEpochLoop._build_kwargs)
+    assert "is_param_in_hook_signature(training_step_fx," in source
+    assert "get_instance(hook_name)" in inspect.getsource(L.LightningModule._call_batch_hook)
