@@ -11,17 +11,13 @@ go to runs/bench.json, and into the table of docs/performance.md.
 
 import argparse
 import json
-import platform
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 
 from samestep.ranks import process
+from samestep.run.records import surroundings
 from tests.bench import measure
 from tests.bench.measure import ROOT, Row
 from tests.bench.rows import all_rows
@@ -29,22 +25,6 @@ from tests.bench.rows import all_rows
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "runs" / "bench.json"
 HEADINGS = ["workload", "compared", "median (95 % interval)", "n", "met", "peak MiB"]
-PACKAGES = ["torch", "lightning", "torchvision", "pillow", "simplejpeg", "hydra-core"]
-
-
-def surroundings() -> dict[str, object]:
-    """Versions and hardware."""
-    import torch
-
-    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
-    return {
-        "date": date.today().isoformat(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in PACKAGES},
-        "cpu": cpu[0].partition(": ")[2] if cpu else platform.machine(),
-        "cpu_cores": len(cpu),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
 
 
 def note(page: Path, order: Sequence[str], lines: Sequence[list[str]]) -> None:
@@ -69,15 +49,15 @@ def bench(
     results = json.loads(json_path.read_text()) if json_path.exists() else {}
     is_wrong = False
     for row in rows:
-        if row.needs_gpu and around["gpu"] is None:
+        if row.needs_gpu and not around["gpus"]:
             lines = [[row.title, "; ".join(row.claims), "no GPU", "", "", ""]]
         else:
             measured = measure.measure(row, repeats)
             lines = measure.lines_of(row, measured)
-            results[row.name] = {**around, **asdict(measured)}
-            if measured.wrong:
+            results[row.name] = {**around, **measured}
+            if measured["wrong"]:
                 is_wrong = True
-                print(f"error: {row.name}: {measured.wrong}", file=sys.stderr)
+                print(f"error: {row.name}: {measured['wrong']}", file=sys.stderr)
         for line in lines:
             print("  ".join(cell for cell in line if cell), flush=True)
         json_path.parent.mkdir(exist_ok=True)
@@ -92,19 +72,14 @@ def main() -> None:
     )
     parser.add_argument("words", nargs="*", help="parts of the names of rows; none: every row")
     parser.add_argument("--repeats", type=int, default=9, help="default: 9")
-    parser.add_argument("--folder", type=Path, help="where images are kept; default: thrown away")
     chosen = parser.parse_args()
-    folder = chosen.folder or Path(tempfile.mkdtemp(prefix="samestep-bench-"))
-    try:
-        rows = all_rows(folder)
+    with tempfile.TemporaryDirectory(prefix="samestep-bench-") as folder:
+        rows = all_rows(Path(folder))
         names, order = [row.name for row in rows], [row.title for row in rows]
         if unknown := [word for word in chosen.words if not any(word in name for name in names)]:
             sys.exit(f"error: {unknown[0]}: no row has this in its name; rows: {', '.join(names)}")
-        rows = [row for row in rows if any(w in row.name for w in chosen.words or [""])]
+        rows = [row for row in rows if any(word in row.name for word in chosen.words or [""])]
         sys.exit(bench(rows, chosen.repeats, PAGE, RESULTS, order))
-    finally:
-        if chosen.folder is None:
-            shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -1,107 +1,117 @@
 """What a person waits for: the start, --help, an error, a save, a restart."""
 
+import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import md5
 from pathlib import Path
 from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-from tests.bench import sets
-from tests.bench.measure import ROOT, environment
-
-IMPORT = [
-    "-c",
-    "import time, lightning; from tests.bench.measure import say, started; "
-    "say(value=time.time() - started())",  # without the end of the process
-]
+IMPORT = """-c "import lightning; from tests.bench.callbacks import FirstStep
+FirstStep().on_train_batch_end()" """
 ANSWERS = {
-    "help": ["train.py", "--help"], "error": ["train.py", "data.num_wrokers=2"],
-    "render": ["scripts/launch.py", "cluster=k8s", "cluster.image=registry/me:1", "run_id=bench"],
-}  # fmt: skip
+    "help": "train.py --help",
+    "error": "train.py data.num_wrokers=2",
+    "render": "scripts/launch.py cluster=k8s cluster.image=registry/me:1 run_id=bench",
+}
 WIDTH = 8_000  # hidden units of the net whose checkpoint is saved: 76 MB with Adam
+DATA_SIZES = {"data-1": 6_000, "data-10": 60_000, "data-100": 600_000}  # images
 
 
-def train(run_root: Path | str, *words: str, callback: str = "FirstStep") -> list[str]:
+def train(run_root: Path, callback: str = "FirstStep") -> str:
     """train.py with a callback of tests.bench.callbacks: up to its first optimizer step."""
-    own = ["trainer.accelerator=cpu", f"run_root={run_root}"]
-    return ["train.py", *own, *words, f"+callbacks.bench._target_=tests.bench.callbacks.{callback}"]
+    callback = f"+callbacks.bench._target_=tests.bench.callbacks.{callback}"
+    return f"train.py trainer.accelerator=cpu run_root={run_root} {callback}"
 
 
-def killed_once(folder: Path) -> list[str]:
+def killed_once(folder: Path) -> str:
     """train.py under torchrun, with a rank that kills itself once."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1",
-                "--max-restarts=1", "--monitor-interval=0.1"]  # fmt: skip
-    place = f"+callbacks.bench.path={folder / 'killed'}"
-    return [*torchrun, *train(folder / "restarted", place, callback="KilledOnce")]
+    torchrun = "-m torch.distributed.run --standalone --max-restarts=1 --monitor-interval=0.1"
+    return f"{torchrun} {train(folder, 'KilledOnce')} +callbacks.bench.path={folder / 'killed'}"
 
 
-def first_step(folder: str, task: str) -> None:
-    """Become train.py. The checksums of its files are known only now."""
-    words = train(Path(folder, "started"), *sets.overrides(task, Path(folder)))
-    os.execv(sys.executable, [sys.executable, *words])
+def first_step_with(size: str, folder: str) -> None:
+    """Become train.py, with so many images in files. Their checksums are known only now."""
+    place = Path(folder, size)
+    checksums = write_mnist(place / "mnist", DATA_SIZES[size])
+    files = ", ".join(f"{name}: '{checksum}'" for name, checksum in checksums.items())
+    words = [
+        "data=mnist", "model=mlp", f"data.root={place}", f"data.num_val={DATA_SIZES[size] // 12}",
+        "data.global_batch_size=128", f"data.source.files={{{files}}}",
+    ]  # fmt: skip
+    os.environ["BENCH_STARTED"] = repr(time.time())
+    os.execv(sys.executable, [sys.executable, *train(Path(folder, "started")).split(), *words])
 
 
-def without_torch() -> None:
-    """Raise if help, an error or a render imports torch."""
-    for name, words in ANSWERS.items():
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", *words], cwd=ROOT, env=environment(0),
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-        assert "hydra" in imported, done.stderr
-        assert not {"torch", "lightning"} & imported, f"{name} imports torch"
+def write_mnist(place: Path, num_train: int) -> dict[str, str]:
+    """Write black images as the files of MNIST, if they are not there; returns their checksums."""
+    place.mkdir(parents=True, exist_ok=True)
+    checksums = {}
+    for part, count in (("train", num_train), ("t10k", 500)):
+        for kind, magic, shape in (("images-idx3", 2051, (28, 28)), ("labels-idx1", 2049, ())):
+            path = place / f"{part}-{kind}-ubyte"
+            if not path.exists():
+                header = b"".join(n.to_bytes(4, "big") for n in (magic, count, *shape))
+                path.write_bytes(header + bytes(count * (784 if shape else 1)))
+            checksums[path.name] = md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+    return checksums
 
 
-class Stopwatch:
-    """Puts a clock around methods."""
+def write_runs(folder: Path, name: str, *counts: int) -> None:
+    """Folders with so many finished runs."""
+    facts = {"monitor": "val/accuracy", "best": 0.9, "epoch": 20, "time": "2026-01-01T00:00:00Z"}
+    for run_dir in (folder / f"{name}-{n}" / f"digits-{i:06}" for n in counts for i in range(n)):
+        (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        (run_dir / "logs/state.json").write_text(json.dumps({"state": "finished", **facts}))
+        (run_dir / "metrics.json").write_text("{}")
 
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
 
-    def timed(self, owner: type, name: str) -> Any:
-        original = getattr(owner, name)
+@contextmanager
+def timed(owner: type, *names: str) -> Iterator[list[float]]:
+    """The seconds of each call of these methods, within this block."""
+    seconds: list[float] = []
 
+    def with_clock(method: Any) -> Any:
         def run(*arguments: Any, **named: Any) -> Any:
             start = time.perf_counter()
             try:
-                return original(*arguments, **named)
+                return method(*arguments, **named)
             finally:
-                self.seconds.append(time.perf_counter() - start)
+                seconds.append(time.perf_counter() - start)
 
-        return patch.object(owner, name, run)
+        return run
+
+    with patch.multiple(owner, **{name: with_clock(getattr(owner, name)) for name in names}):
+        yield seconds
 
 
-def save(folder: str) -> dict[str, float]:
-    """Train a wide net; the seconds of a save."""
+def save() -> dict[str, float]:
+    """The seconds of a save, the median of one after each of four epochs."""
     import lightning as L
 
-    with tempfile.TemporaryDirectory(dir=folder) as root:
-        stopwatch = Stopwatch()
-        with stopwatch.timed(L.Trainer, "save_checkpoint"):
-            train_wide_net(root, folder)
-    return {"value": median(stopwatch.seconds)}
+    with timed(L.Trainer, "save_checkpoint") as seconds:
+        train_wide_net()
+    return {"value": median(seconds)}
 
 
-def copy(folder: str) -> dict[str, float]:
+def copy() -> dict[str, float]:
     """The seconds to copy the tensors of this checkpoint in memory, to write and to sync them."""
-    import torch
-
-    with tempfile.TemporaryDirectory(dir=folder) as root:
-        last = train_wide_net(root, folder) / "checkpoints" / "last.ckpt"
-        state = torch.load(last, weights_only=False)
-        tensors = [*state["state_dict"].values()]
-        for entry in state["optimizer_states"][0]["state"].values():
-            tensors += [value for value in entry.values() if value.ndim]
-        seconds = []
+    trainer = train_wide_net()
+    tensors = [*trainer.model.state_dict().values()]
+    for entry in trainer.optimizers[0].state.values():
+        tensors += [value for value in entry.values() if value.ndim]
+    seconds = []
+    with tempfile.TemporaryDirectory() as folder:
         for _ in range(4):
             start = time.perf_counter()
             copies = [tensor.clone() for tensor in tensors]
-            with Path(root, "copy").open("wb", buffering=0) as file:
+            with Path(folder, "copy").open("wb", buffering=0) as file:
                 for each in copies:
                     file.write(each.numpy().data)
                 os.fsync(file.fileno())
@@ -109,32 +119,17 @@ def copy(folder: str) -> dict[str, float]:
     return {"value": median(seconds)}
 
 
-def train_wide_net(root: str, folder: str) -> Path:
-    """Four epochs, each with a save; returns the run directory."""
-    from samestep import build
-    from samestep.config.compose import check
-    from samestep.run.history import History
+def train_wide_net() -> Any:
+    from tests.bench.epochs import train_ours
 
-    cfg = check([
-        *sets.overrides("tiny", Path(folder)), f"run_root={root}", "run_id=bench",
-        f"model.net.hidden_size={WIDTH}", "trainer.max_epochs=4",
-    ])  # fmt: skip
-    Path(cfg.run_dir).mkdir()
-    trainer = build.trainer(cfg, History(cfg.run_dir))
-    trainer.fit(build.model(cfg), build.datamodule(cfg))
-    return Path(cfg.run_dir)
+    return train_ours("tiny", f"model.net.hidden_size={WIDTH}", "trainer.max_epochs=4").trainer
 
 
-def logging(folder: str) -> dict[str, float]:
+def logging() -> dict[str, float]:
     """The part of an MNIST-format epoch that is spent in the history, in percent."""
     from samestep.run.history import History
-    from tests.bench import epochs
+    from tests.bench.epochs import train_ours
 
-    stopwatch = Stopwatch()
-    with (
-        stopwatch.timed(History, "log_metrics"),
-        stopwatch.timed(History, "on_save_checkpoint"),
-        stopwatch.timed(History, "finalize"),
-    ):
-        timer = epochs.train_ours("mnist", folder)
-    return {"value": 100 * sum(stopwatch.seconds) / (timer.starts[-1] - timer.starts[0])}
+    with timed(History, "log_metrics", "on_save_checkpoint", "finalize") as seconds:
+        starts = train_ours("mnist").starts
+    return {"value": 100 * sum(seconds) / (starts[-1] - starts[0])}

@@ -1,7 +1,7 @@
-"""One contender, in this process: python -m tests.bench.contender MODULE FUNCTION WORDS..."""
+"""One contender, in this process: python -m tests.bench.contender epochs:bare WORDS..."""
 
-import importlib
 import os
+import pkgutil
 import sys
 
 import torch
@@ -9,8 +9,8 @@ import torch
 from tests.bench.measure import say
 
 if __name__ == "__main__":
-    module, function, *words = sys.argv[1:]
+    name, *words = sys.argv[1:]
     torch.set_num_threads(1)
-    result = getattr(importlib.import_module(f"tests.bench.{module}"), function)(*words)
+    result = pkgutil.resolve_name(f"tests.bench.{name}")(*words)
     if os.environ.get("RANK", "0") == "0":
         say(**result)

@@ -1,15 +1,19 @@
 """Fresh processes in turn, the gate, and what their numbers say about each other."""
 
 import json
+import operator
 import os
 import random
+import re
+import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RESULT = "RESULT "
@@ -17,7 +21,6 @@ RESULT = "RESULT "
 
 TOLERANCE = 1e-3  # of a loss; another order of the images changes it a hundred times more
 BUSY = 0.1  # share of the processors that others may use before the table says so
-Numbers = dict[str, float]  # of one repeat, by contender
 
 
 @dataclass
@@ -26,45 +29,29 @@ class Row:
 
     name: str
     title: str
-    contenders: dict[str, list[str]]
-    """The words after ``python`` that start each of them."""
+    contenders: dict[str, str]
+    """What follows ``python`` in the command line of each."""
     claims: list[str]
     """Such as ``ours / bare <= 1.4``, ``ours - bare``, or ``ours <= 3``."""
     unit: str = ""
     """Of the claims that are no ratio."""
     prepare: Callable[[], object] = lambda: None
-    same_curve: tuple[str, ...] = ()
-    """Contenders whose losses must be equal, or their numbers do not count."""
     needs_gpu: bool = False
 
 
-@dataclass
-class Measured:
-    """The repeats of one row."""
+def judge(claim: str, repeats: list[dict[str, float]]) -> tuple[list[float], str]:
+    """The value of a claim in each repeat, and whether their median is within its limit.
 
-    numbers: list[Numbers] = field(default_factory=list)
-    peak_mib: Numbers = field(default_factory=dict)
-    busy: float = 0.0  # share of the processors that other programs used meanwhile
-    wrong: str = ""  # why the numbers do not count
-
-
-def value_of(claim: str, numbers: Numbers) -> float:
-    """What a claim is about, in one repeat."""
-    name, *rest = claim.split()
-    if rest[:1] == ["/"]:
-        return numbers[name] / numbers[rest[1]]
-    if rest[:1] == ["-"]:
-        return numbers[name] - numbers[rest[1]]
-    return numbers[name]
-
-
-def verdict(claim: str, value: float) -> str:
-    """Whether a claim is met; nothing where it has no limit."""
-    sign, limit = claim.split()[-2:] if "=" in claim else ("", "")
-    if not sign:
-        return ""
-    is_met = value <= float(limit) if sign == "<=" else value >= float(limit)
-    return "yes" if is_met else "**no**"
+    The verdict is empty where there is no limit.
+    """
+    names, _, limit = re.fullmatch(r"(.*?)( [<>]= (.+))?", claim).groups()
+    name, sign, other = [*names.split(), "", ""][:3]
+    operation = {"/": operator.truediv, "-": operator.sub, "": lambda value, _: value}[sign]
+    values = [operation(numbers[name], numbers.get(other)) for numbers in repeats]
+    if limit is None:
+        return values, ""
+    is_met = median(values) <= float(limit) if "<=" in claim else median(values) >= float(limit)
+    return values, "yes" if is_met else "**no**"
 
 
 def environment(started: float) -> dict[str, str]:
@@ -74,57 +61,59 @@ def environment(started: float) -> dict[str, str]:
     return kept | ours | {"BENCH_STARTED": repr(started), "PYTHONWARNINGS": "ignore"}
 
 
-def run(words: list[str], timeout: float = 600) -> dict[str, object]:
+def run(command: str) -> dict[str, Any]:
     """Run a contender; its result, or how many seconds it took if it gives none."""
     started = time.time()
-    process = subprocess.Popen(
-        [sys.executable, *words], cwd=ROOT, env=environment(started), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+    done = subprocess.run(
+        [sys.executable, *shlex.split(command)], cwd=ROOT, env=environment(started), text=True,
+        capture_output=True, stdin=subprocess.DEVNULL, timeout=600, check=False,
     )  # fmt: skip
-    try:
-        said, errors = process.communicate(timeout=timeout)
-    finally:
-        process.kill()
     elapsed = time.time() - started
-    lines = [line for line in said.splitlines() if line.startswith(RESULT)]
+    lines = [line for line in done.stdout.splitlines() if line.startswith(RESULT)]
     if lines:
         return dict(json.loads(lines[-1].removeprefix(RESULT)))
-    if process.returncode not in (0, 2):  # a config error is a contender too
-        raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}: {errors[-2000:]}")
+    if done.returncode not in (0, 2):  # a config error is a contender too
+        raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-2000:]}")
     return {"value": elapsed}
 
 
-def measure(row: Row, repeats: int) -> Measured:
-    """All contenders in turn, each second time backwards: A B B A."""
-    measured = Measured()
+def measure(row: Row, repeats: int) -> dict[str, Any]:
+    """All contenders in turn, each second time backwards: A B B A.
+
+    Returns:
+        ``numbers`` of each repeat by contender, ``peak_mib`` of each contender, how ``busy`` other
+        programs kept the processors meanwhile, and why the numbers do not count (``wrong``).
+    """
     row.prepare()
-    begin = processor_seconds()
+    numbers, wrong, begin = [], "", processor_seconds()
+    peak_mib = dict.fromkeys(row.contenders, 0.0)
     for repeat in range(repeats):
         names = list(row.contenders)
-        results = {}
-        for name in names if repeat % 2 == 0 else reversed(names):
-            results[name] = run(row.contenders[name])
-        measured.numbers.append({name: float(str(results[name]["value"])) for name in names})
+        in_turn = names if repeat % 2 == 0 else names[::-1]
+        results = {name: run(row.contenders[name]) for name in in_turn}
+        numbers.append({name: results[name]["value"] for name in names})
         for name in names:
-            peak = float(str(results[name].get("peak_mib", 0)))
-            measured.peak_mib[name] = max(measured.peak_mib.get(name, 0), peak)
-        measured.wrong = measured.wrong or gate(row, results)
+            peak_mib[name] = max(peak_mib[name], results[name].get("peak_mib", 0.0))
+        wrong = wrong or gate({name: results[name] for name in names})
         print(f"  {row.name} {repeat + 1}/{repeats}", file=sys.stderr, flush=True)
     passed, by_others = (b - a for a, b in zip(begin, processor_seconds(), strict=True))
-    measured.busy = by_others / passed
-    return measured
+    return {"numbers": numbers, "peak_mib": peak_mib, "busy": by_others / passed, "wrong": wrong}
 
 
-def gate(row: Row, results: dict[str, dict[str, object]]) -> str:
-    """Which contender has other losses than the first one of its recipe; empty if none has."""
-    curves = {name: results[name]["curve"] for name in row.same_curve}
+def gate(results: dict[str, dict[str, Any]]) -> str:
+    """Which contender has other losses than the first one; empty if none has.
+
+    Contenders of one recipe give their first losses as ``curve``. The others give none.
+    """
+    curves = {name: result["curve"] for name, result in results.items() if "curve" in result}
+    first = next(iter(curves), "")
+    if len(curves) == 1:
+        return f"{first} has a loss curve, and no other contender has one"
     for name, curve in curves.items():
-        first = curves[row.same_curve[0]]
-        pairs = list(zip(first, curve, strict=False))
         # A nan is near nothing.
-        near = [abs(a - b) <= TOLERANCE for a, b in pairs]
-        if not all(near) or len(first) != len(curve) or not pairs:
-            return f"{name} has another loss curve than {row.same_curve[0]}: {curve} and {first}"
+        near = [abs(a - b) <= TOLERANCE for a, b in zip(curves[first], curve, strict=False)]
+        if not near or not all(near) or len(curve) != len(curves[first]):
+            return f"{name} has another loss curve than {first}: {curve} and {curves[first]}"
     return ""
 
 
@@ -143,27 +132,22 @@ def processor_seconds() -> tuple[float, float]:
     return sum(ticks) / per_second, (sum(ticks) - idle) / per_second - own
 
 
-def lines_of(row: Row, measured: Measured) -> list[list[str]]:
+def lines_of(row: Row, measured: dict[str, Any]) -> list[list[str]]:
     """What the table says of a row, a line for each claim."""
-    peaks = [f"{name} {peak:.0f}" for name, peak in measured.peak_mib.items() if peak]
-    n = str(len(measured.numbers))
-    if measured.busy > BUSY:
-        n += f" (busy: {measured.busy:.0%})"
+    peaks = ", ".join(f"{name} {peak:.0f}" for name, peak in measured["peak_mib"].items() if peak)
+    n = str(len(measured["numbers"]))
+    if measured["busy"] > BUSY:
+        n += f" (busy: {measured['busy']:.0%})"
     lines = []
     for claim in row.claims:
-        values = [value_of(claim, numbers) for numbers in measured.numbers]
-        middle, (low, high) = median(values), interval(values)
+        values, met = judge(claim, measured["numbers"])
+        low, high = interval(values)
         unit = "" if " / " in claim or not row.unit else f" {row.unit}"
-        number, met = f"{middle:.3g}{unit} ({low:.3g} to {high:.3g})", verdict(claim, middle)
-        if measured.wrong:
+        number = f"{median(values):.3g}{unit} ({low:.3g} to {high:.3g})"
+        if measured["wrong"]:
             number, met = "does not count: other losses", "**no**"
-        lines.append([row.title, f"{claim}{unit}", number, n, met, ", ".join(peaks)])
+        lines.append([row.title, f"{claim}{unit}", number, n, met, peaks])
     return lines
-
-
-def started() -> float:
-    """When the harness started this process, in seconds of the clock."""
-    return float(os.environ["BENCH_STARTED"])
 
 
 def say(**result: object) -> None:

@@ -1,139 +1,131 @@
 """Every row of the table: what is measured, and what must hold."""
 
-import shutil
 from pathlib import Path
 
-from tests.bench import commands, sets
+from tests.bench import commands
+from tests.bench.epochs import LEVERS
+from tests.bench.loading import write_photos
 from tests.bench.measure import Row
 
-LEVERS = {
-    "gather": "batches copied image by image", "search": "no search for GPUs in each step",
-    "hooks": "no empty hooks", "names": "hooks named without checks",
-    "profiler": "no sections of a profiler",
-    "guard": "gradients checked by their sum",
-}  # fmt: skip
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
+FUNCTION = "-m tests.bench.contender"
+EPOCHS, LOADING, COMMANDS = (f"{FUNCTION} {name}" for name in ("epochs", "loading", "commands"))
+TWO, FOUR = (f"-m torch.distributed.run --standalone --nproc-per-node={n} " for n in (2, 4))
 
 
 def all_rows(folder: Path) -> list[Row]:
-    """Their images are written into ``folder`` when they are measured."""
+    """Their files are written into ``folder`` when they are measured."""
+    return [*rows_of_epochs(), *rows_of_images(folder), *rows_of_commands(folder)]
 
-    def contender(module: str, function: str, *words: str) -> list[str]:
-        return ["-m", "tests.bench.contender", module, function, *words]
 
-    def epoch(function: str, task: str, *more: str) -> list[str]:
-        return contender("epochs", function, task, str(folder), *more)
-
-    def on_ranks(count: int, function: str) -> list[str]:
-        return [*TORCHRUN, f"--nproc-per-node={count}", *epoch(function, "cifar")]
-
-    def write(*tasks: str) -> list[None]:
-        return [sets.write_tensors(task, folder) for task in tasks]
-
-    def loading(*names: str) -> dict[str, list[str]]:
-        return {name: contender("loading", name, str(folder)) for name in names}
-
-    def start(*names: str) -> dict[str, list[str]]:
-        return {name: contender("commands", "first_step", str(folder), name) for name in names}
-
-    gpu_pair = ("bare", "ours")
+def rows_of_epochs() -> list[Row]:
+    """Contenders of one row that give their losses must have the same ones."""
+    levers = {name: f"{EPOCHS}:ours mnist {name}" for name in LEVERS}
+    what = "; ".join(f"{name}: {how}" for name, (how, *_) in LEVERS.items())
     return [
         Row(
             "step", "step: linear 20 to 10, batch 32",
-            {"bare": epoch("bare", "linear"), "ours": epoch("ours", "linear")},
-            ["ours - bare <= 0.4"], "ms a step", same_curve=("bare", "ours"),
+            {"bare": f"{EPOCHS}:bare_linear", "ours": f"{EPOCHS}:ours linear"},
+            ["ours - bare <= 0.4"], "ms a step",  # of which an epoch has 1,000
         ),
         Row(
             "mnist", "MNIST-format epoch",
-            {"bare": epoch("bare", "mnist"), "plain-lightning": epoch("ours", "mnist", "callbacks"),
-             "ours": epoch("ours", "mnist"),
-             "textbook-lightning": epoch("textbook_lightning", "mnist")},
+            {"bare": f"{EPOCHS}:bare mnist", "plain-lightning": f"{EPOCHS}:plain_lightning mnist",
+             "ours": f"{EPOCHS}:ours mnist",
+             "textbook-lightning": f"{EPOCHS}:textbook_lightning mnist"},
             ["ours / bare <= 1.4", "plain-lightning / bare", "textbook-lightning / ours >= 5"],
-            prepare=lambda: write("mnist"), same_curve=("bare", "plain-lightning", "ours"),
         ),
         Row(
             "cifar", "CIFAR-format epoch",
-            {"bare": epoch("bare", "cifar"), "ours": epoch("ours", "cifar"),
-             "textbook-ddp": epoch("textbook_ddp", "cifar")},
+            {"bare": f"{EPOCHS}:bare cifar", "ours": f"{EPOCHS}:ours cifar",
+             "textbook-ddp": f"{EPOCHS}:textbook_ddp cifar"},
             ["ours / bare <= 1.1", "textbook-ddp / ours >= 1.5"],
-            prepare=lambda: write("cifar"), same_curve=("bare", "ours"),
         ),
         Row(
             "ranks", "CIFAR-format epoch on 1, 2 and 4 ranks of one thread, 2 cores",
-            {"bare-1": epoch("bare", "cifar"), "bare-2": on_ranks(2, "bare"),
-             "ours-1": epoch("ours", "cifar"), "ours-2": on_ranks(2, "ours"),
-             "ours-4": on_ranks(4, "ours")},
+            {"bare-1": f"{EPOCHS}:bare cifar", "bare-2": f"{TWO}{EPOCHS}:bare cifar",
+             "ours-1": f"{EPOCHS}:ours cifar", "ours-2": f"{TWO}{EPOCHS}:ours cifar",
+             "ours-4": f"{FOUR}{EPOCHS}:ours cifar"},
             ["ours-2 / bare-2 <= 1.15", "ours-1 / ours-2 >= 1.7", "bare-1 / bare-2",
              "ours-1 / ours-4"],
-            prepare=lambda: write("cifar"), same_curve=("bare-2", "ours-2"),
         ),
         Row(
             "growth", "memory after 50 epochs / after 10",
-            {"ours": contender("epochs", "growth", str(folder))}, ["ours <= 1.02"],
+            {"ours": f"{EPOCHS}:growth"}, ["ours <= 1.02"],
         ),
         Row(
             "gpu-resnet", "GPU: ResNet-18, bf16, compiled",
-            {name: epoch(name, "gpu-resnet") for name in gpu_pair}, ["bare / ours >= 0.95"],
-            prepare=lambda: write("gpu-resnet"), same_curve=gpu_pair, needs_gpu=True,
+            {"bare": f"{EPOCHS}:bare gpu-resnet", "ours": f"{EPOCHS}:ours gpu-resnet"},
+            ["bare / ours >= 0.95"], needs_gpu=True,
         ),
         Row(
             "gpu-guide", "GPU: net of guide D, an epoch of 50 k images",
-            {name: epoch(name, "gpu-guide") for name in gpu_pair}, ["ours", "bare"], "s",
-            prepare=lambda: write("gpu-guide"), same_curve=gpu_pair, needs_gpu=True,
+            {"bare": f"{EPOCHS}:bare gpu-guide", "ours": f"{EPOCHS}:ours gpu-guide"},
+            ["ours", "bare"], "s", needs_gpu=True,
         ),
         Row(
+            "levers", f"MNIST-format epoch, without: {what}",
+            {"ours": f"{EPOCHS}:ours mnist", **levers}, [f"{name} / ours" for name in LEVERS],
+        ),
+    ]  # fmt: skip
+
+
+def rows_of_images(folder: Path) -> list[Row]:
+    """Images on their way into a batch."""
+    decode = f"{LOADING}:decode {folder}"
+    return [
+        Row(
             "pipeline", "input pipeline: CIFAR crop, flip, normalize, for an image and core",
-            loading("memory"), ["memory <= 20"], "us", prepare=lambda: write("cifar"),
+            {"memory": f"{LOADING}:memory"}, ["memory <= 20"], "us",
         ),
         Row(
             "jpeg", "JPEGs of 500 px to 224 px, for an image: data=folder, and loops over decoders",
-            loading("simplejpeg", "folder", "pillow", "torchvision"),
+            {"simplejpeg": f"{decode} simplejpeg", "folder": f"{LOADING}:folder {folder}",
+             "pillow": f"{decode} pillow", "torchvision": f"{decode} torchvision"},
             ["simplejpeg / folder >= 0.9", "pillow / simplejpeg", "torchvision / simplejpeg"],
-            prepare=lambda: sets.write_photos(folder),
+            prepare=lambda: write_photos(folder),
         ),
+    ]  # fmt: skip
+
+
+def rows_of_commands(folder: Path) -> list[Row]:
+    """What a person waits for."""
+    train, listing = commands.train(folder / "started"), f"scripts/runs.py {folder}"
+    return [
         Row(
             "start", "start: to the first optimizer step",
-            {"import": commands.IMPORT, "ours": commands.train(folder / "started")},
-            ["ours - import <= 0.7"], "s",
+            {"import": commands.IMPORT, "ours": train}, ["ours - import <= 0.7"], "s",
         ),
         Row(
             "answers", "help, config error, render: no torch", commands.ANSWERS,
-            [f"{name} <= 0.8" for name in commands.ANSWERS], "s", commands.without_torch,
+            [f"{name} <= 0.8" for name in commands.ANSWERS], "s",
         ),
         Row(
             "save", "checkpoint of 76 MB, and memcpy, write, fsync",
-            {"save": contender("commands", "save", str(folder)),
-             "copy": contender("commands", "copy", str(folder))},
-            ["save / copy <= 1.2"], prepare=lambda: write("tiny"),
+            {"save": f"{COMMANDS}:save", "copy": f"{COMMANDS}:copy"}, ["save / copy <= 1.2"],
         ),
         Row(
             "logging", "logging, share of an MNIST-format epoch",
-            {"ours": contender("commands", "logging", str(folder))}, ["ours <= 1"], "%",
-            lambda: write("mnist"),
+            {"ours": f"{COMMANDS}:logging"}, ["ours <= 1"], "%",
         ),
         Row(
             "sigkill", "restart after SIGKILL, in place: from the kill to the next step",
             {"import": commands.IMPORT, "ours": commands.killed_once(folder)},
             ["ours - import <= 2"], "s",
-            lambda: shutil.rmtree(folder / "restarted", ignore_errors=True),
         ),
         Row(
             "runs", "start with 1 and with 10,000 runs in runs/",
             {str(count): commands.train(folder / f"runs-{count}") for count in (1, 10_000)},
-            ["10000 / 1"],
-            prepare=lambda: [sets.write_runs(folder, count) for count in (1, 10_000)],
+            ["10000 / 1"], prepare=lambda: commands.write_runs(folder, "runs", 1, 10_000),
+        ),
+        Row(
+            "list", "list 10 and 10,000 runs with scripts/runs.py",
+            {"10": f"{listing}/list-10", "10000": f"{listing}/list-10000"},
+            ["10000 / 10", "10000"], "s",
+            lambda: commands.write_runs(folder, "list", 10, 10_000),
         ),
         Row(
             "data", "start: 6 k, 60 k and 600 k images of 28 px",
-            start("data-1", "data-10", "data-100"), ["data-10 - data-1", "data-100 - data-1"], "s",
-            lambda: [sets.write_images(f"data-{size}", folder) for size in (1, 10, 100)],
-        ),
-        Row(
-            "levers", "MNIST-format epoch, without: "
-            + "; ".join(f"{name}: {what}" for name, what in LEVERS.items()),
-            {"ours": epoch("ours", "mnist")}
-            | {name: epoch("ours", "mnist", name) for name in LEVERS},
-            [f"{name} / ours" for name in LEVERS],
-            prepare=lambda: write("mnist"), same_curve=("ours", *LEVERS),
+            {size: f"{COMMANDS}:first_step_with {size} {folder}" for size in commands.DATA_SIZES},
+            ["data-10 - data-1", "data-100 - data-1"], "s",
         ),
     ]  # fmt: skip

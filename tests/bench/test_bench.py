@@ -3,13 +3,15 @@
 import json
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 
-from tests.bench import epochs, measure, sets
+from tests.bench import epochs, measure
 from tests.bench.__main__ import bench, note
-from tests.bench.measure import Measured, Row
-from tests.bench.rows import all_rows
+from tests.bench.callbacks import CURVE, Timer
+from tests.bench.measure import Row
+from tests.bench.rows import EPOCHS, all_rows
 from tests.conftest import environment
 
 CLAIM = "ours / bare <= 2"
@@ -20,13 +22,12 @@ def test_ours_learns_what_the_bare_loop_learns_and_another_recipe_does_not_count
 ):
     # Without PYTHONWARNINGS, so that the contenders start from the fork server.
     monkeypatch.setattr(measure, "environment", lambda at: environment(BENCH_STARTED=repr(at)))
-    names = ["bare", "ours", "wrong"]
-    row = Row(
-        "tiny", "tiny set",
-        {name: ["-m", "tests.bench.contender", "epochs", name, "tiny", str(tmp_path)]
-         for name in names},
-        [CLAIM], prepare=lambda: sets.write_tensors("tiny", tmp_path), same_curve=tuple(names),
-    )  # fmt: skip
+    contenders = {
+        "bare": f"{EPOCHS}:bare tiny",
+        "ours": f"{EPOCHS}:ours tiny",
+        "wrong": f"{EPOCHS}:bare tiny data.seed=2",  # another order of the images
+    }
+    row = Row("tiny", "tiny set", contenders, [CLAIM])
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- table -->\n<!-- end -->\nafter\n")
     code = bench([row], 1, page, tmp_path / "bench.json", order=[row.title])
@@ -36,25 +37,32 @@ def test_ours_learns_what_the_bare_loop_learns_and_another_recipe_does_not_count
     assert "| tiny set | ours / bare <= 2 | does not count: other losses | 1" in table
     assert "| **no** |" in table
     found = json.loads((tmp_path / "bench.json").read_text())["tiny"]
-    assert found["torch"] == torch.__version__.partition("+")[0]
+    assert found["packages"]["torch"] == torch.__version__.partition("+")[0]
     assert 0 <= found["busy"] <= 1
-    assert found["numbers"][0].keys() == set(names)
-    assert all(found["peak_mib"][name] > 100 for name in names)
+    assert found["numbers"][0].keys() == set(contenders)
+    assert all(found["peak_mib"][name] > 100 for name in contenders)
 
 
-RESULTS = {"bare": {"curve": [2.3, 2.2]}, "ours": {"curve": [2.3, 2.2]}}
+RESULTS = {
+    "bare": {"curve": [2.3, 2.2]}, "ours": {"curve": [2.3, 2.2]}, "textbook": {"value": 1.0},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("curve", [[2.3, 2.21], [2.3], [2.3, float("nan")], []])
 def test_the_gate_wants_the_same_losses(curve: list[float]):
-    row = Row("a", "a", {}, [], same_curve=("bare", "ours"))
-    assert measure.gate(row, RESULTS) == ""
-    assert "ours has another" in measure.gate(row, {**RESULTS, "ours": {"curve": curve}})
+    assert measure.gate(RESULTS) == ""
+    assert "ours has another" in measure.gate({**RESULTS, "ours": {"curve": curve}})
+
+
+def test_the_gate_wants_a_curve_to_compare_with():
+    without = {**RESULTS, "ours": {"value": 1.0}}
+    assert measure.gate(without) == "bare has a loss curve, and no other contender has one"
 
 
 def test_a_line_says_the_median_of_the_pairs_and_whether_the_promise_holds():
     pairs = [(1.0, 1.5), (2.0, 3.0), (1.0, 9.0), (1.0, 1.6), (1.0, 1.4)]
-    measured = Measured([{"bare": bare, "ours": ours} for bare, ours in pairs], busy=0.5)
+    numbers = [{"bare": bare, "ours": ours} for bare, ours in pairs]
+    measured = {"numbers": numbers, "peak_mib": {}, "busy": 0.5, "wrong": ""}
     row = Row("a", "A", {}, [CLAIM, "ours - bare <= 0.5", "ours >= 1", "bare"], "s")
     lines = measure.lines_of(row, measured)
     assert lines[0] == ["A", CLAIM, "1.5 (1.4 to 9)", "5 (busy: 50%)", "yes", ""]
@@ -82,28 +90,19 @@ def test_the_table_of_the_page_has_the_rows_that_there_are():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_step_never_waits_for_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_step_never_waits_for_the_gpu(monkeypatch: pytest.MonkeyPatch):
     """torch raises in the step that reads something from the device."""
-    sets.write_tensors("gpu-guide", tmp_path)
-    monkeypatch.setitem(epochs.EPOCHS, "gpu-guide", 1)
-    make_timer = epochs.make_timer
 
-    def make_strict_timer() -> object:
-        timer = make_timer()
-        count = timer.on_train_batch_end
-
-        def on_train_batch_end(trainer: object, module: object, outputs: object, *_: object):
+    class StrictTimer(Timer):
+        def on_train_batch_end(self, trainer: L.Trainer, *arguments: object) -> None:
             step = trainer.global_step
-            if step < sets.CURVE:
-                count(trainer, module, outputs)
+            if step < CURVE:
+                super().on_train_batch_end(trainer, *arguments)
             # The guard looks at its flags every 50 steps, and the progress every 10 seconds.
             torch.cuda.set_sync_debug_mode("error" if 25 <= step < 45 else "default")
 
-        timer.on_train_batch_end = on_train_batch_end
-        return timer
-
-    monkeypatch.setattr(epochs, "make_timer", make_strict_timer)
+    monkeypatch.setattr(epochs, "Timer", StrictTimer)
     try:
-        epochs.ours("gpu-guide", str(tmp_path))
+        epochs.train_ours("gpu-guide", "trainer.max_epochs=1")
     finally:
         torch.cuda.set_sync_debug_mode("default")
