@@ -182,6 +182,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
     lightning_patches.skip_empty_hooks(lightning_trainer)
     lightning_patches.search_gpus_once()
     lightning_patches.name_hooks_without_checks()
+    lightning_patches.leave_out_empty_batches()
     return lightning_trainer
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.utils.data import DataLoader
@@ -130,6 +131,28 @@ def test_the_name_of_a_hook_is_written_without_torchs_checks(monkeypatch: pytest
     assert names == ["layer"]
     assert module._current_fx_name == "training_step"
     assert "layer.weight" in module.state_dict()
+
+
+class Means(L.LightningModule):
+    """Logs the mean of each batch: nan for an empty one, as every mean of a loss is."""
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("mean", batch.mean())
+
+
+@pytest.mark.parametrize(("is_patched", "mean"), [(False, float("nan")), (True, 3.0)])
+def test_a_batch_without_samples_is_left_out_of_a_mean(monkeypatch, is_patched: bool, mean: float):
+    """Without the patch, it is the canary."""
+    update = inspect.unwrap(_ResultMetric.update)
+    monkeypatch.setattr(_ResultMetric, "update", update)
+    if is_patched:
+        lightning_patches.leave_out_empty_batches()
+    batches = [torch.full((size,), value) for size, value in ((3, 2.0), (1, 6.0), (0, 0.0))]
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False
+    )
+    (metrics,) = trainer.validate(Means(), DataLoader(batches, batch_size=None), verbose=False)
+    assert metrics == pytest.approx({"mean": mean}, nan_ok=True)
 
 
 def test_canary_lightning_still_names_each_hook_by_an_attribute():
