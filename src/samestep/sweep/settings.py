@@ -171,9 +171,7 @@ def refuse_misspelt(key: str, value: Callable[[], Any]) -> None:
 def keep_last(overrides: Sequence[str]) -> list[str]:
     """The overrides without those whose key is set again later: the last value counts."""
     last = {word.partition("=")[0]: number for number, word in enumerate(overrides)}
-    return [
-        word for number, word in enumerate(overrides) if last[word.partition("=")[0]] == number
-    ]
+    return [word for number, word in enumerate(overrides) if last[word.partition("=")[0]] == number]
 
 
 def find_file(choice: str) -> Path:
