@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from samestep.callbacks.run_state import progress_of
 from samestep.errors import ConfigError
-from samestep.ranks import failure
+from samestep.ranks import environment, failure
 from samestep.ranks.stopping import Stopped
 from samestep.report import page
 from samestep.run import artifacts, directory, state
@@ -52,6 +52,8 @@ def record_interruption(cfg: DictConfig, trainer: L.Trainer, error: BaseExceptio
         why = error.name
     elif isinstance(error, Exception):
         ended, why = state.FAILED, failure.message(error).removeprefix(failure.PREFIX)
+    if failure.is_lost_connection(error):
+        why = f"rank {environment.rank()} {failure.LOST}"
     state.record(Path(cfg.run_dir), ended, why, **progress_of(trainer))
     if isinstance(error, ConfigError):
         directory.abandon(cfg)

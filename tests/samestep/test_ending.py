@@ -28,6 +28,11 @@ def config_of(run_dir: Path, *, report: bool) -> DictConfig:
         (KeyboardInterrupt(), state.STOPPED, "KeyboardInterrupt"),
         (RunError("the disk is gone"), state.FAILED, "the disk is gone"),
         (KeyError("x"), state.FAILED, "KeyError: 'x'"),
+        (
+            RuntimeError("gloo/pair.cc:5] Read error [::1]:5: Connection reset by peer. GLHF!"),
+            state.FAILED,
+            "rank 0 has lost its connection to another rank",
+        ),
         (ValueError("http://me:hunter2@host " + 600 * "y"), state.FAILED, "ValueError: http://"),
     ],
     ids=lambda value: type(value).__name__,
