@@ -145,14 +145,15 @@ def command_to_go_on(cfg: DictConfig, run_dir: Path, num_epochs: int | None) -> 
     Args:
         cfg: the configuration of the run.
         run_dir: its directory.
-        num_epochs: of a finished run, which is trained for twice as many; None for a run that was
-            interrupted, to which its own limits apply.
+        num_epochs: of a finished run, which is trained for twice as many, or as configs/ says if it
+            was trained for none; None for a run that was interrupted, to which its own limits apply.
     """
     attempts = read_attempts(run_dir / "logs")
     command = attempts[-1].get("command") if attempts else None
     words = [str(word) for word in command[1:]] if isinstance(command, list) else []
     if num_epochs is not None:
         words = [word for word in words if not word.startswith("trainer.max_")]
+    if num_epochs:
         words.append(f"trainer.max_epochs={2 * num_epochs}")
     cluster = OmegaConf.select(cfg, "cluster.name") or "local"
     # A command such as `python train.py cluster=k8s` may also be typed on a machine of one's own.
