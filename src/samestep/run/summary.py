@@ -145,8 +145,8 @@ def command_to_go_on(cfg: DictConfig, run_dir: Path, num_epochs: int | None) -> 
     Args:
         cfg: the configuration of the run.
         run_dir: its directory.
-        num_epochs: of a finished run, which is trained for twice as many, or as configs/ says if it
-            was trained for none; None for a run that was interrupted, to which its own limits apply.
+        num_epochs: of a finished run, which is trained for twice as many; if there are none, as
+            configs/ says. None for a run that was interrupted, to which its own limits apply.
     """
     attempts = read_attempts(run_dir / "logs")
     command = attempts[-1].get("command") if attempts else None
