@@ -27,6 +27,7 @@ REFUSED_AT_ONCE = [  # by the configuration alone, without torch
     ("rules=no.module", "rules=no.module: No module named 'no'"),
     ("data=null", "data: a run needs one of cifar10, digits, "),
     ("x" * 5000 + "=1", "a key or a choice cannot be used: File name too long"),
+    ("RUN_ID=mine", "RUN_ID=mine: no such key; did you mean run_id=mine?"),
     ("=5", "=5: has no key; write KEY=VALUE or GROUP=CHOICE"),
     ("run_dir=", "), and not empty"),
     ("data=mnist data.mirror=host", "data.mirror=host: must be null or an address such as http://"),
