@@ -105,7 +105,7 @@ def leave_out_empty_batches() -> None:
             value = torch.zeros_like(value)
         update(metric, value, batch_size)
 
-    _ResultMetric.update = update_unless_empty  # type: ignore[method-assign]
+    _ResultMetric.update = update_unless_empty  # type: ignore[method-assign, assignment]
 
 
 @contextmanager
