@@ -16,7 +16,8 @@ from samestep.ranks import process
 def make_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = options.make_parser(__doc__)
-    parser.add_argument("--split", choices=["test", "val"], default="test")
+    text = "default: test, or val if the run has no test"
+    parser.add_argument("--split", choices=["test", "val"], help=text)
     options.add_model_options(parser)
     parser.add_argument("--format", choices=["table", "json"], default="table")
     options.add_data_options(parser)
@@ -27,9 +28,10 @@ def main(arguments: Any) -> int:
     """Print the metrics of one split."""
     # These imports take seconds: wrong usage is reported before.
     from project.evaluate import evaluate, find_unusable, to_json, to_table, unit_of
+    from samestep.build import has_test
 
     model, data = options.load(arguments)
-    split = arguments.split
+    split = arguments.split or ("test" if has_test(model, data) else "val")
     metrics = evaluate(model, data, arguments.run_dir, split, arguments.accelerator)
     if unusable := find_unusable(metrics):
         print(f"warning: nan or infinite: {', '.join(unusable)}", file=sys.stderr)

@@ -41,7 +41,7 @@ if CFG.trainer.devices == "auto" or CFG.trainer.num_nodes > 1:
     )
 GPUS = str(CLUSTER.gpus) if render.uses_gpus(CFG) else None
 SECRETS = [
-    Secret(**secret, mount_requirement=Secret.MountType.ENV_VAR, env_var="WANDB_API_KEY")
+    Secret(**secret, mount_requirement=Secret.MountType.ENV_VAR)
     for secret in [CLUSTER.secret]
     if secret
 ]

@@ -86,5 +86,8 @@ def run(main: Callable[[Any], int], arguments: Any) -> int:
     try:
         return main(arguments)
     except (ConfigError, RunError, OSError) as error:
-        print(f"error: {secrets.redact(str(error))}", file=sys.stderr)
+        text = str(error)
+        if isinstance(error, OSError) and error.filename:
+            text = f"{error.filename}: {error.strerror}"
+        print(f"error: {secrets.redact(text)}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

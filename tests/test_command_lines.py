@@ -27,6 +27,10 @@ REFUSED_AT_ONCE = [  # by the configuration alone, without torch
     ("rules=no.module", "rules=no.module: No module named 'no'"),
     ("data=null", "data: a run needs one of cifar10, digits, "),
     ("x" * 5000 + "=1", "a key or a choice cannot be used: File name too long"),
+    ("RUN_ID=mine", "RUN_ID=mine: no such key; did you mean run_id=mine?"),
+    ("=5", "=5: has no key; write KEY=VALUE or GROUP=CHOICE"),
+    ("run_dir=", "), and not empty"),
+    ("data=mnist data.mirror=host", "data.mirror=host: must be null or an address such as http://"),
     ("-- seed=1", "--: is no flag"),
     ("--shell-completion", "--shell-completion: add install=bash"),
     ("--nonsense", "unrecognized arguments: --nonsense; python train.py --hydra-help lists all"),
@@ -38,6 +42,7 @@ REFUSED_AT_ONCE = [  # by the configuration alone, without torch
     ("cluster.shares=auto trainer=fsdp", "trainer.strategy=fsdp gives every rank the same share"),
 ]
 REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run directory is made
+    ("data=folder data.root=/no data.num_classes=2", "/no/train cannot be read: No such file"),
     ("data.num_val=1437", "data.num_val=1437: must leave some of the 1437 training images"),
     ("data.image_size=9", "the images found have the shape [1, 8, 8]"),
     ("data.global_batch_size=5000", "must not exceed the 1257 training images"),

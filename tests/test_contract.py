@@ -195,6 +195,16 @@ def test_a_plain_model_without_a_test_step_finishes_with_its_metrics(copy: Path)
     done = train(copy, "untested", *PLAIN_RUN, model, "trainer.max_epochs=1")
     assert done.returncode == 0, done.stderr
     assert "nothing is tested" in done.stdout
+    # The summary names what there is.
+    assert "untested/report.html " in done.stdout
+    assert "predict" not in done.stdout
+    (line,) = re.findall(r"^  python (scripts/evaluate\.py) runs/untested$", done.stdout, re.M)
+    for options, exit_code in ([], 0), (["--split", "test"], 2):
+        done = run(
+            str(ROOT / line), "runs/untested", *options, cwd=copy, PYTHONPATH=str(copy / "src")
+        )
+        assert done.returncode == exit_code, done.stderr
+    assert done.stderr.startswith("error: --split test: No `test_step()` method defined")
     assert final_figures(copy / "runs/untested").keys() == {"val_loss"}
 
 

@@ -213,6 +213,11 @@ def test_a_copy_is_changed_and_updated(template: Path, tmp_path: Path):
     replace(data, "global_batch_size: 32", "global_batch_size: 64")
     replace(copy / "configs/trainer/default.yaml", "max_epochs: 20", "max_epochs: 7")
     net.write_text(net.read_text() + "\n\nMINE = 1\n")
+    replace(copy / "pyproject.toml", 'name = "bird-songs"', 'name = "songs"')
+    own, removed = (copy / f"configs/experiment/{name}.yaml" for name in ("mine", "digits_mlp"))
+    own.write_text("seed: 5\n")
+    removed.write_text(removed.read_text() + "seed: 5\n")
+    (copy / "configs/trainer/fsdp.yaml").unlink()
     commit(copy)
     mine = net.read_text()
 
@@ -224,6 +229,9 @@ def test_a_copy_is_changed_and_updated(template: Path, tmp_path: Path):
     replace(template / "configs/train.yaml", "report: true #", "report: false #")
     with (template / "Makefile").open("a") as file:
         file.write("\n# The second version.\n")
+    (template / "configs/experiment/digits_mlp.yaml").unlink()
+    with (template / "configs/trainer/fsdp.yaml").open("a") as file:
+        file.write("# The second version.\n")
     commit(template, "v2.0.0")
     copier.run_update(copy, defaults=True, overwrite=True, quiet=True)
 
@@ -233,6 +241,11 @@ def test_a_copy_is_changed_and_updated(template: Path, tmp_path: Path):
     assert "The second version" in (copy / "Makefile").read_text()
     assert "global_batch_size: 64" in data.read_text()
     assert "real data which needs" in data.read_text()
+    assert 'name = "songs"' in (copy / "pyproject.toml").read_text()
+    assert own.read_text() == "seed: 5\n"
+    assert not (copy / "configs/trainer/fsdp.yaml").exists(), "the user has deleted it"
+    # Git still has what the user wrote into a file that the template has removed.
+    assert " D configs/experiment/digits_mlp.yaml" in git(copy, "status", "--porcelain")
     values = (copy / "configs/train.yaml").read_text()
     assert "seed: 9 #" in values
     assert "report: false #" in values
@@ -261,7 +274,7 @@ ALL = {
         (["language"], ["docker"], ["mlflow"], ["train.py debug=fast model.net.num_layers=1"]),
         (["images"], ["kubernetes"], ["mlflow"], ["scripts/launch.py cluster=jobset"]),
         (["images"], ["runai"], [], ["scripts/launch.py cluster=runai"]),
-        (["images"], ["flyte"], ["wandb"], ["scripts/launch.py cluster=flyte"]),
+        (["images"], ["flyte"], [], ["scripts/launch.py cluster=flyte"]),
     ],
     ids=["skeleton", "language", "kubernetes", "runai", "flyte"],
 )

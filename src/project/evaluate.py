@@ -30,7 +30,7 @@ def evaluate(
         accelerator: auto, cpu or gpu.
 
     Raises:
-        ConfigError: if this machine has no such accelerator.
+        ConfigError: if this machine has no such accelerator, or the run has no such split.
     """
     mute_lightning()
     try:
@@ -46,7 +46,10 @@ def evaluate(
     except MisconfigurationException as error:
         raise ConfigError(f"--accelerator {accelerator}: {error}") from error
     loop = trainer.test if split == "test" else trainer.validate
-    return dict(loop(model, datamodule=data, verbose=False)[0])
+    try:
+        return dict(loop(model, datamodule=data, verbose=False)[0])
+    except MisconfigurationException as error:
+        raise ConfigError(f"--split {split}: {error}") from error
 
 
 def unit_of(run_dir: Path) -> str:

@@ -179,6 +179,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
     lightning_patches.search_gpus_once()
     lightning_patches.call_hooks_directly()
     lightning_patches.look_at_hooks_once()
+    lightning_patches.leave_out_empty_batches()
     return lightning_trainer
 
 

@@ -11,10 +11,11 @@ from omegaconf import DictConfig
 
 from samestep.callbacks.run_state import progress_of
 from samestep.errors import ConfigError
-from samestep.ranks import failure
+from samestep.ranks import environment, failure
 from samestep.ranks.stopping import Stopped
 from samestep.report import page
 from samestep.run import artifacts, directory, state
+from samestep.run.summary import command_to_go_on
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +47,18 @@ def recorded(cfg: DictConfig, trainer: L.Trainer) -> Iterator[None]:
 
 
 def record_interruption(cfg: DictConfig, trainer: L.Trainer, error: BaseException) -> None:
-    """Write why a run has ended before its end."""
+    """Write why a run has ended before its end, and say how a run that was stopped goes on."""
     ended, why = state.STOPPED, type(error).__name__  # a second Ctrl-C
     if isinstance(error, Stopped):
         why = error.name
     elif isinstance(error, Exception):
         ended, why = state.FAILED, failure.message(error).removeprefix(failure.PREFIX)
+    if failure.is_lost_connection(error):
+        why = f"rank {environment.rank()} {failure.LOST}"
     state.record(Path(cfg.run_dir), ended, why, **progress_of(trainer))
+    # A cluster starts the run again by itself.
+    if isinstance(error, Stopped) and environment.variable(environment.ON_CLUSTER) is None:
+        print(f"To continue: {command_to_go_on(cfg, Path(cfg.run_dir), None)}", flush=True)
     if isinstance(error, ConfigError):
         directory.abandon(cfg)
     elif isinstance(error, (Stopped, Exception)):

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import BinaryIO
 
 import torch
@@ -132,19 +134,33 @@ def root_of(node: int, topology: str, run_dir: Path) -> Path:
 @contextmanager
 def in_sessions(commands: list[list[str]], log: BinaryIO, run_id: str) -> Iterator[list[Process]]:
     """The commands as processes here; none outlives the attempt."""
-    processes = [
-        subprocess.Popen(
-            command, cwd=ROOT, env=environment(RUN_ID=run_id), stdin=subprocess.DEVNULL,
-            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-        )
-        for command in commands
-    ]  # fmt: skip
+    processes: list[Process] = []
     try:
+        for command in commands:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment(RUN_ID=run_id), stdin=subprocess.DEVNULL,
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            processes.append(process)
         yield processes
     finally:
         for process in processes:
+            ranks = descendants(process.pid) if process.poll() is None else []
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, 9)
+            for rank in ranks:  # torchrun gives each rank a session of its own
+                with suppress(ProcessLookupError):
+                    os.kill(rank, 9)
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes that a process has started, and those that they have started."""
+    found = [pid]
+    for parent in found:  # grows
+        with suppress(OSError):  # it has ended meanwhile
+            for path in Path(f"/proc/{parent}/task").glob("*/children"):
+                found += map(int, path.read_text().split())
+    return found[1:]
 
 
 @contextmanager
@@ -331,8 +347,16 @@ def cut(name: str, share: float) -> Callable[[Path], None]:
     return damage
 
 
+def end_as_by_ctrl_c(signum: int, frame: FrameType | None) -> None:
+    """Leave all blocks, which end their processes: each has a session of its own."""
+    sys.exit(128 + signum)
+
+
 def main() -> None:
     from tests.faults.experiments import EXPERIMENTS, note
+
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, end_as_by_ctrl_c)
 
     parser = argparse.ArgumentParser(
         prog="python -m tests.faults.lab", description=__doc__,

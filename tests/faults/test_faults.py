@@ -2,12 +2,18 @@
 
 import itertools
 import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
 from tests import etcd_server, pods
+from tests.conftest import environment
 from tests.faults import experiments, lab
 from tests.faults.experiments import EXPERIMENTS, SLOW
 from tests.faults.lab import ETCD, PODS, Experiment, Laboratory, Outcome
@@ -120,6 +126,44 @@ def test_the_command_of_the_laboratory_does_only_what_it_is_told(
     with pytest.raises(SystemExit) as end:
         lab.main()
     assert (end.value.code, done) == (0, names)
+
+
+STAND_IN = """
+import sys
+from samestep.ranks import process
+from tests.faults import lab
+program = "import subprocess; subprocess.run(['sleep', '1000'], start_new_session=True)"
+lab.TOPOLOGIES["1 process"] = 1, lambda: [[sys.executable, "-c", program]]
+sys.argv[1:] = ["SIGKILL while writing"]
+process.run(lab.main)
+"""
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process has a command line: one that has ended has none."""
+    path = Path(f"/proc/{pid}/cmdline")
+    return path.exists() and path.read_bytes() != b""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_laboratory_that_is_stopped_leaves_no_process(tmp_path: Path, signum: int):
+    """An agent and a rank of an own session, as torchrun starts it; both only sleep."""
+    (tmp_path / "lab.py").write_text(STAND_IN)
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "lab.py")], env=environment(TMPDIR=str(tmp_path))
+    ) as laboratory:
+        deadline = time.monotonic() + 60
+        while len(started := lab.descendants(laboratory.pid)) < 2:
+            assert time.monotonic() < deadline
+            assert laboratory.poll() is None
+            time.sleep(0.1)
+        laboratory.send_signal(signum)
+    assert laboratory.returncode == 128 + signum
+    deadline = time.monotonic() + 10
+    while any(map(is_running, started)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert [path.name for path in tmp_path.iterdir()] == ["lab.py"]
 
 
 def test_the_quick_faults_are_in_the_laboratory():

@@ -28,11 +28,18 @@ def config_of(run_dir: Path, *, report: bool) -> DictConfig:
         (KeyboardInterrupt(), state.STOPPED, "KeyboardInterrupt"),
         (RunError("the disk is gone"), state.FAILED, "the disk is gone"),
         (KeyError("x"), state.FAILED, "KeyError: 'x'"),
+        (
+            RuntimeError("gloo/pair.cc:5] Read error [::1]:5: Connection reset by peer. GLHF!"),
+            state.FAILED,
+            "rank 0 has lost its connection to another rank",
+        ),
         (ValueError("http://me:hunter2@host " + 600 * "y"), state.FAILED, "ValueError: http://"),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_the_reason_of_an_end_is_kept(tmp_path: Path, error: BaseException, ended: str, why: str):
+def test_the_reason_of_an_end_is_kept(
+    tmp_path: Path, capsys, error: BaseException, ended: str, why: str
+):
     cfg = config_of(tmp_path, report=True)
     trainer = fit(tmp_path, Tiny([0.25]), RunState(str(tmp_path)), max_epochs=1)
     with pytest.raises(type(error)), ending.recorded(cfg, trainer):
@@ -45,6 +52,8 @@ def test_the_reason_of_an_end_is_kept(tmp_path: Path, error: BaseException, ende
     assert (status.best, status.epoch, status.step) == (0.25, 1, 4)
     (end,) = state.read_ends(tmp_path)
     assert (end["state"], end["why"], end["step"]) == (ended, status.why, 4)
+    to_continue = f"To continue: RUN_ID={tmp_path.name} python train.py\n"
+    assert (to_continue in capsys.readouterr().out) == isinstance(error, Stopped)
     # At a second Ctrl-C nobody waits for a report.
     assert (tmp_path / page.NAME).exists() == (not isinstance(error, KeyboardInterrupt))
 

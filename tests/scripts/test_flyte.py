@@ -98,7 +98,7 @@ def specifications(tmp_path, *words):
 
 def test_a_cluster_is_asked_for_what_the_configuration_says(tmp_path):
     words = ["trainer.devices=4", "cluster.memory=64Gi", "cluster.interruptible=true"]
-    words += ["cluster.secret={group: wandb, key: api_key}"]
+    words += ["cluster.secret={group: wandb, key: api_key, env_var: WANDB_API_KEY}"]
     prepare, fit = specifications(tmp_path, *words)
     assert fit["metadata"]["retries"] == {"retries": 2}
     assert fit["metadata"]["interruptible"] is True

@@ -1,13 +1,19 @@
 """What the values of the keys of images may be; ``project.rules`` adds them. Imports no torch."""
 
+import re
 from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
 from samestep.config.rules import ABOVE_0, BELOW_1, NULL, TEXT, Rule, each, whole
 
+ADDRESS = Rule(
+    "an address such as http://host/path",
+    lambda v: isinstance(v, str) and bool(re.match(r"(https?|ftp|file)://.", v)),
+)
 RULES: dict[str, Rule] = {
     "data.root": TEXT,
+    "data.mirror": NULL | ADDRESS,
     "data.num_channels": whole(1),
     "data.image_size": whole(1),
     "data.num_classes": whole(2),

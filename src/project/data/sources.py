@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import simplejpeg
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 from torchvision.datasets.mnist import read_image_file, read_label_file
@@ -241,7 +241,14 @@ def _reading(path: Path) -> Iterator[Path]:
     try:
         yield path
     except Exception as error:
-        raise DataError(f"{path} cannot be read: {str(error) or type(error).__name__}") from error
+        raise DataError(f"{path} cannot be read: {_reason_of(error)}") from error
+
+
+def _reason_of(error: Exception) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        return "it is no image, or of a format that is not known"
+    # An error of the system would repeat its number and the path.
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def _matching(images: Tensor, labels: Tensor) -> Images:

@@ -132,6 +132,8 @@ def _rewrite(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
     line, group = str(override.input_line), override.key_or_group
     if override.is_delete() or override.is_hydra_override():
         return line
+    if not group:
+        raise ConfigError(f"{line}: has no key; write KEY=VALUE or GROUP=CHOICE")
     if group in NO_GROUPS:
         raise ConfigError(f"{line}: is for another command, python scripts/{group}.py {line} ...")
     # A sweep has no single value yet; it is checked run by run.

@@ -29,7 +29,7 @@ def flags_of(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("--: is no flag; write the overrides without it")
     flags = parser.parse_args(argv)
     if flags.config_path or flags.config_name or flags.config_dir:
-        parser.error("--config-dir and its like: a run is made of configs/train.yaml only")
+        parser.error("--config-...: leave it out; a run is made of configs/train.yaml only")
     if sum(map(bool, (flags.run, flags.multirun, flags.cfg, flags.info))) > 1:
         parser.error("--run, --multirun, --cfg and --info exclude each other")
     if flags.resolve and not (flags.cfg or flags.help):

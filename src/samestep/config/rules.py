@@ -60,7 +60,7 @@ def left_out(reason: str) -> Rule:
 NULL = Rule("null", lambda v: v is None)
 BOOL = Rule("true or false", lambda v: isinstance(v, bool))
 STRING = "a string (to pass 1 as a string: key=\"'1'\")"
-TEXT = Rule(STRING, lambda v: isinstance(v, str) and v.strip() != "")
+TEXT = Rule(f"{STRING}, and not empty", lambda v: isinstance(v, str) and v.strip() != "")
 ABOVE_0 = number("a number above 0", lambda v: v > 0)
 BELOW_1 = number("a number at least 0 and below 1", lambda v: 0 <= v < 1)
 BETWEEN_0_AND_1 = number("a number above 0 and below 1", lambda v: 0 < v < 1)

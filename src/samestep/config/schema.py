@@ -265,6 +265,7 @@ def is_below(key: str, nodes: Container[str]) -> bool:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word or key that was probably meant; the last part of a key counts as much."""
+    word = word.lower()  # RUN_ID is typed as a variable and means run_id
 
     def alike(key: str) -> float:
         last, key_last = (re.split("[./]", text)[-1] for text in (word, key))

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from samestep.ranks.failure import EXIT_CONFIG, EXIT_ERROR, EXIT_SIGTERM, PREFIX
+from samestep.ranks.failure import EXIT_CONFIG, EXIT_ERROR, EXIT_SIGTERM, LOST, PREFIX
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -49,17 +49,20 @@ def first_rank(failures: "Mapping[int, ProcessFailure]") -> int:
 
     The other ranks lose their connection to it a moment later, or are stopped by the agent. torch
     knows the time in seconds only. Within one second the order is: a rank that was killed, a rank
-    that explains itself, the rank that reported first.
+    that explains itself, the rank that reported first. A rank that has only lost another one comes
+    after all of these.
     """
     first = min(failure.timestamp for failure in failures.values())
 
-    def order(rank: int) -> tuple[bool, bool, bool, bool, int]:
+    def order(rank: int) -> tuple[bool, bool, bool, bool, bool, int]:
         failure = failures[rank]
         is_late = failure.timestamp > first + 1
         was_stopped, was_killed = failure.exitcode in STOPPED, failure.exitcode < 0
         explains = message_of(failure).startswith(PREFIX)
+        has_lost = LOST in message_of(failure)
+        time_ns = nanoseconds_of(failure)
         # The smallest comes first, and False is smaller than True.
-        return is_late, was_stopped, not was_killed, not explains, nanoseconds_of(failure)
+        return is_late, was_stopped, has_lost, not was_killed, not explains, time_ns
 
     return min(failures, key=order)
 

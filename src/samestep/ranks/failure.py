@@ -6,6 +6,7 @@ agent learns why the rank failed: ``ChildFailedError.failures[rank].message``. T
 """
 
 import json
+import re
 import signal
 import sys
 import time
@@ -19,6 +20,21 @@ from samestep.ranks.secrets import redact
 EXIT_ERROR, EXIT_CONFIG = 1, 2
 EXIT_SIGTERM = 128 + signal.SIGTERM  # 143: stopped after saving
 PREFIX = "error: "  # begins the message of an error that the user can mend
+LOST = "has lost its connection to another rank"
+
+# What gloo and NCCL say when the process at the other end of a connection has ended.
+LOST_CONNECTION = re.compile(
+    r"gloo.*(closed by peer|reset by peer|Broken pipe)|ncclRemoteError", re.DOTALL
+)
+
+
+class LostOtherRank(Exception):
+    """A connection to another rank broke, and no rank has left an error: one was perhaps killed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"rank {environment.rank()} {LOST}, which has ended without leaving an error"
+        )
 
 
 class OtherRankFailed(Exception):
@@ -29,11 +45,18 @@ class OtherRankFailed(Exception):
         self.exit_code = code
 
 
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether gloo or NCCL has raised this, because the process of another rank has ended."""
+    if isinstance(error, RunError) or not isinstance(error, RuntimeError):
+        return False
+    return bool(LOST_CONNECTION.search(str(error)))
+
+
 def report(error: Exception) -> int:
     """Print an error once, and leave it for torchrun's agent.
 
-    A ``ConfigError`` or ``RunError`` is one message. ``OtherRankFailed`` is printed by the other
-    rank. Any other error is a traceback.
+    A ``ConfigError``, a ``RunError`` or ``LostOtherRank`` is one message. ``OtherRankFailed`` is
+    printed by the other rank. Any other error is a traceback.
 
     Returns:
         The exit code of this process.
@@ -44,7 +67,9 @@ def report(error: Exception) -> int:
     rank_zero_prints = getattr(error, "on_all_ranks", False)
     if environment.rank() == 0 or not rank_zero_prints:
         text = message(error)
-        if not text.startswith(PREFIX):
+        if isinstance(error, LostOtherRank):
+            text = f"{PREFIX}{text}"
+        elif not text.startswith(PREFIX):
             text = "".join(traceback.format_exception(error)).rstrip()
         print(redact(text), file=sys.stderr, flush=True)
     return exit_code(error)
@@ -83,7 +108,7 @@ def record(error: Exception) -> None:
 
 def message(error: Exception) -> str:
     """The error as one message: ``error: ...`` if the user can mend it, otherwise its type too."""
-    if isinstance(error, OtherRankFailed):
+    if isinstance(error, (LostOtherRank, OtherRankFailed)):
         return str(error)
     if isinstance(error, (ConfigError, RunError)):
         return f"{PREFIX}{error}"

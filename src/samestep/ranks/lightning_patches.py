@@ -6,7 +6,7 @@ library has changed; pyproject.toml bounds the versions from above.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -146,6 +146,29 @@ def look_at_hooks_once() -> None:
         return known[name]
 
     kind.get_instance = get_instance
+
+
+def leave_out_empty_batches() -> None:
+    """Keep a batch without samples out of the mean that Lightning 2.6 takes over an epoch.
+
+    The last batch of a validation may have no sample for some rank. The mean over no samples is
+    nan. Lightning multiplies it by the number of samples, and 0 times nan is nan too, so the metric
+    would be nan on every rank.
+    """
+    import torch
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
+
+    update = _ResultMetric.update
+    if hasattr(update, "__wrapped__"):
+        return  # another run of this process has done it
+
+    @wraps(update)
+    def update_unless_empty(metric: _ResultMetric, value: Any, batch_size: int) -> None:
+        if metric.is_tensor and batch_size == 0:
+            value = torch.zeros_like(value)
+        update(metric, value, batch_size)
+
+    _ResultMetric.update = update_unless_empty  # type: ignore[method-assign, assignment]
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """How the ranks of one run meet, and how they decide together."""
 
 import json
+import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -22,6 +23,8 @@ from samestep.ranks import environment, failure, network, stopping
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
 
 
 class TorchrunEnvironment(TorchElasticEnvironment):
@@ -164,11 +167,14 @@ def leave_error(store: Store, error: Exception) -> Exception:
 
     Returns:
         The error to end with. If the connections of this rank broke because another rank has
-        failed, it is ``OtherRankFailed``.
+        failed, it is ``OtherRankFailed``; ``LostOtherRank`` if that rank could leave no error.
     """
     rank = environment.rank()
     # What gloo and NCCL raise has no type of its own.
     has_lost_others = isinstance(error, RuntimeError) and not isinstance(error, RunError)
+    if failure.is_lost_connection(error):
+        log.info("A connection to another rank broke", exc_info=error)  # logs/rank-<n>.log only
+        error = failure.LostOtherRank()
     mine = json.dumps([rank, failure.exit_code(error), failure.message(error)])
     try:
         first_rank, exit_code, message = json.loads(store.compare_set("error", "", mine))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NAME = "report.html"
+NAME = summary.REPORT
 MAX_EPOCHS = 100  # lines of the table of epochs
 MACHINE = (
     "started", "hostname", "platform", "python", "cpu", "cpu_cores", "memory_gib", "gpus",

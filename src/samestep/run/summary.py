@@ -13,11 +13,15 @@ from samestep.ranks import environment
 from samestep.run.changes import read_config
 from samestep.run.records import read_attempts, read_history, read_json
 
+REPORT = "report.html"
+
 Rows = list[dict[str, float]]
 
 
 def summarize(run_dir: Path, seconds: float | None = None) -> str:
     """Metrics, files and commands, as ``summary`` in the configuration says.
+
+    A file that the run has not left is not named. The report is written after this text.
 
     Args:
         run_dir: directory of a finished run.
@@ -33,7 +37,7 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
         facts["time"] = f"{timedelta(seconds=round(seconds))} h:m:s"
     facts |= speeds_in_words(rows)
 
-    look_at = OmegaConf.select(cfg, "summary.look_at") or {}
+    look_at = files_to_look_at(cfg, run_dir)
     paths = {name: f"{run_dir}/{name}" for name in look_at}
     width = max(map(len, paths.values()), default=0)
     return "\n".join(
@@ -43,17 +47,35 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
             *(["Look at"] if look_at else []),
             *(f"  {path:<{width}}     {look_at[name]}" for name, path in paths.items()),
             "Next",
-            *(f"  {command}" for command in next_commands(cfg)),
+            *(f"  {command}" for command in next_commands(cfg, run_dir)),
             f"  {command_to_go_on(cfg, run_dir, num_epochs)}",
         ]
     )
 
 
-def next_commands(cfg: DictConfig) -> list[str]:
-    """The commands of ``summary.next``, with the run directory as a shell needs it."""
-    run_dir = str(cfg.run_dir)
-    commands = OmegaConf.select(cfg, "summary.next") or []
-    return [str(command).replace(run_dir, shlex.quote(run_dir)) for command in commands]
+def files_to_look_at(cfg: DictConfig, run_dir: Path) -> dict[str, str]:
+    """The files of ``summary.look_at`` that the run has left, and what they show."""
+    look_at = OmegaConf.select(cfg, "summary.look_at") or {}
+    is_written = {REPORT: bool(OmegaConf.select(cfg, "report"))}
+    return {
+        str(name): str(text)
+        for name, text in look_at.items()
+        if is_written.get(name, (run_dir / name).exists())
+    }
+
+
+def next_commands(cfg: DictConfig, run_dir: Path) -> list[str]:
+    """The commands of ``summary.next`` and, if the run has left their file, ``summary.next_if``.
+
+    The run directory in them is quoted as a shell needs it.
+    """
+    needed_files = OmegaConf.select(cfg, "summary.next_if") or {}
+    commands = [
+        *(OmegaConf.select(cfg, "summary.next") or []),
+        *(command for name, command in needed_files.items() if (run_dir / name).exists()),
+    ]
+    name = str(cfg.run_dir)
+    return [str(command).replace(name, shlex.quote(name)) for command in commands]
 
 
 def count_epochs(rows: Rows) -> int:
@@ -123,14 +145,15 @@ def command_to_go_on(cfg: DictConfig, run_dir: Path, num_epochs: int | None) -> 
     Args:
         cfg: the configuration of the run.
         run_dir: its directory.
-        num_epochs: of a finished run, which is trained for twice as many; None for a run that was
-            interrupted, to which its own limits apply.
+        num_epochs: of a finished run, which is trained for twice as many; if there are none, as
+            configs/ says. None for a run that was interrupted, to which its own limits apply.
     """
     attempts = read_attempts(run_dir / "logs")
     command = attempts[-1].get("command") if attempts else None
     words = [str(word) for word in command[1:]] if isinstance(command, list) else []
     if num_epochs is not None:
         words = [word for word in words if not word.startswith("trainer.max_")]
+    if num_epochs:
         words.append(f"trainer.max_epochs={2 * num_epochs}")
     cluster = OmegaConf.select(cfg, "cluster.name") or "local"
     # A command such as `python train.py cluster=k8s` may also be typed on a machine of one's own.

@@ -60,7 +60,7 @@ def sweep(settings: Settings, argv: Sequence[str], script: Path) -> int:
         raise
     done, total = len(record.trials(*FINISHED)), settings.values["n_trials"]
     word = f"Continuing, {done} of {total} trials are done" if done else f"{total} trials"
-    print(f"Search: {settings.folder}: {word}, {settings.monitor} is to {settings.direction}")
+    print(f"Search: {settings.folder}: {word}, to {settings.direction} {settings.monitor}")
     exit_code = Search(settings, record, script).run()
     if exit_code:
         done = len(record.trials(*FINISHED))

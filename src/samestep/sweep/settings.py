@@ -113,6 +113,7 @@ def read(words: Sequence[str]) -> Settings:
         cfg = local_settings.compose_for_cluster(local_settings.to_overrides(overrides))
     name = name_search(choice, cfg, values["n_trials"])
     overrides = [word for word in overrides if not word.lstrip("+").startswith("run_id=")]
+    overrides = keep_last(overrides)
     settings = Settings(name, values, parameters, overrides, cfg, corners)
     refuse_impossible(settings)
     return settings
@@ -165,6 +166,12 @@ def refuse_misspelt(key: str, value: Callable[[], Any]) -> None:
     near = nearest(key, RULES)
     if near and key not in choices_of(CONFIGS):
         raise ConfigError(f"{key}: no such key; did you mean {near}={show(value())}?")
+
+
+def keep_last(overrides: Sequence[str]) -> list[str]:
+    """The overrides without those whose key is set again later: the last value counts."""
+    last = {word.partition("=")[0]: number for number, word in enumerate(overrides)}
+    return [word for number, word in enumerate(overrides) if last[word.partition("=")[0]] == number]
 
 
 def find_file(choice: str) -> Path:

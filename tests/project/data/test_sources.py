@@ -194,7 +194,7 @@ def test_worker_process_hands_the_error_on_without_its_traceback(folder, tmp_pat
     )
     with pytest.raises(DataError) as error:
         next(iter(loader))
-    assert str(error.value).startswith(f"{path} cannot be read: cannot identify")
+    assert str(error.value).startswith(f"{path} cannot be read: it is no image")
     assert "\n" not in str(error.value)
 
 

@@ -216,6 +216,11 @@ def test_a_killed_rank_is_named_with_exit_code_137(nodes: Nodes):
     assert nodes.ends(0) == 137
     assert nodes.said(0).endswith("entrypoint: rank 1 was ended by SIGKILL (out of memory?)\n")
     assert nodes.message(0) == "exit code 137: rank 1 was ended by SIGKILL (out of memory?)"
+    # The other rank says one line, and its log has the rest.
+    assert nodes.said(0).count("error: rank 0 has lost its connection to another rank") == 1
+    assert "Traceback" not in nodes.said(0)
+    (log,) = nodes.directory.glob("*/logs/rank-0.log")
+    assert "Traceback" in log.read_text()
 
 
 def test_the_message_holds_the_error_of_the_rank_that_failed_first_without_secrets(nodes: Nodes):

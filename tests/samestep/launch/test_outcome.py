@@ -13,6 +13,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from samestep.launch import outcome
 from samestep.launch.outcome import Outcome
+from samestep.ranks.failure import LOST
 
 
 def failed(ranks: list[tuple[int, int, str, int]]) -> Any:
@@ -40,6 +41,8 @@ def failed(ranks: list[tuple[int, int, str, int]]) -> Any:
         ([(143, 0, "", 0), (1, 0, "ValueError: x", 1)], 1),  # ended by the agent
         ([(1, 0, "ValueError: x", 9), (-9, 30, "", 0)], 0),  # hung until the agent killed it
         ([(143, 0, "error: b", 1), (143, 0, "error: a", 0)], 1),
+        ([(1, 0, f"rank 0 {LOST}", 0), (1, 0, "ValueError: x", 1)], 1),
+        ([(1, 0, f"rank 0 {LOST}", 0), (1, 0, "", 1)], 1),  # ended without a message
     ],
 )
 def test_the_rank_that_failed_first(ranks: list[tuple[int, int, str, int]], first: int):

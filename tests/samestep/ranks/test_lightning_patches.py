@@ -14,6 +14,7 @@ from lightning.pytorch.loops import training_epoch_loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.trainer import call as trainer_call
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.utils.data import DataLoader
@@ -127,6 +128,28 @@ def test_between_steps_no_batch_is_begun():
     with lightning_patches.between_steps(trainer):
         assert (progress.current.ready, progress.total.ready) == (0, 0)
     assert (progress.current.ready, progress.total.ready) == (1, 1)
+
+
+class Means(L.LightningModule):
+    """Logs the mean of each batch: nan for an empty one, as every mean of a loss is."""
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("mean", batch.mean())
+
+
+@pytest.mark.parametrize(("is_patched", "mean"), [(False, float("nan")), (True, 3.0)])
+def test_a_batch_without_samples_is_left_out_of_a_mean(monkeypatch, is_patched: bool, mean: float):
+    """Without the patch, it is the canary."""
+    update = inspect.unwrap(_ResultMetric.update)
+    monkeypatch.setattr(_ResultMetric, "update", update)
+    if is_patched:
+        lightning_patches.leave_out_empty_batches()
+    batches = [torch.full((size,), value) for size, value in ((3, 2.0), (1, 6.0), (0, 0.0))]
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False
+    )
+    (metrics,) = trainer.validate(Means(), DataLoader(batches, batch_size=None), verbose=False)
+    assert metrics == pytest.approx({"mean": mean}, nan_ok=True)
 
 
 class Named(Tiny):

@@ -76,6 +76,22 @@ def test_a_rank_that_loses_its_connections_learns_the_error_of_the_first(
     assert capsys.readouterr() == ("", "")
 
 
+GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:6"
+
+
+def test_a_rank_that_was_killed_leaves_one_line_of_one_rank(monkeypatch, capsys):
+    store = dist.HashStore()
+    codes = []
+    for rank in (1, 2):
+        monkeypatch.setattr(environment, "rank", lambda rank=rank: rank)
+        codes.append(failure.report(distributed.leave_error(store, RuntimeError(GLOO))))
+    assert codes == [1, 1]
+    assert capsys.readouterr().err == (
+        "error: rank 1 has lost its connection to another rank, which has ended without leaving "
+        "an error\n"
+    )
+
+
 def test_a_rank_keeps_an_error_of_its_own(monkeypatch):
     store = dist.HashStore()
     distributed.leave_error(store, RunError("first"))

@@ -158,6 +158,10 @@ def test_a_file_that_is_missing_or_damaged_is_named(tmp_path: Path, name, conten
     elif not (name == "metrics.json" and content == b"{}"):
         assert "What is missing" in text
         assert name in text
+    if name == "metrics.csv":
+        is_damaged = "metrics.csv is damaged: it has no columns epoch and step" in text
+        assert is_damaged == (content in (b"", b"[1, 2]", b"{}"))
+        assert ("metrics.csv is damaged: " in text) == (content is not None)
 
 
 @pytest.mark.parametrize("command", [3, None, ["train.py", None, 4], []])

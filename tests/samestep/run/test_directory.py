@@ -489,6 +489,7 @@ def test_the_summary_of_a_run_on_a_cluster_names_the_launcher(
     cfg = OmegaConf.create({"cluster": {"name": cluster}})
     by_hand = f"RUN_ID={tmp_path.name} python train.py cluster={cluster} trainer.num_nodes=2 "
     assert command_to_go_on(cfg, tmp_path, 3) == f"{by_hand}trainer.max_epochs=6"
+    assert command_to_go_on(cfg, tmp_path, 0) == by_hand.rstrip(), "not for 2 * 0 epochs"
     monkeypatch.setenv("SAMESTEP_ON_CLUSTER", "1")  # by the entry point
     assert command_to_go_on(cfg, tmp_path, 3) == (
         f"RUN_ID={tmp_path.name} python scripts/launch.py cluster={cluster} trainer.num_nodes=2 "

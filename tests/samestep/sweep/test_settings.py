@@ -119,6 +119,12 @@ def test_a_shipped_sweep_is_right(name: str):
     assert f"python scripts/sweep.py sweep={name}" in header
 
 
+def test_a_typed_value_replaces_that_of_the_file():
+    words = ["seed=3", "trainer.max_epochs=4", "~callbacks.predictions"]
+    read = settings.read(["sweep=digits_lr", *words])  # which says trainer.max_epochs=10
+    assert read.overrides == words
+
+
 def test_a_value_is_written_as_an_override():
     nodes = {
         "model": {"type": "choice", "choices": ["mlp", "cnn"]},
