@@ -17,6 +17,9 @@ not seen; ``tests/test_fork_server.py`` proves that they print nothing.
 difference, and starts a fresh interpreter everywhere else. ``SAMESTEP_TESTS_FRESH=1`` switches it
 off.
 
+The processes of pytest-xdist are forked too. Each of them then forks a server of its own, for the
+programs under test, because these must be its children. So the libraries are imported once.
+
 Read in this order: ``Program`` (which commands qualify), ``ForkServer.fork`` (how the caller gets a
 child of its own), ``serve`` and ``become`` (what the forked process sets up before it runs).
 """
@@ -75,6 +78,12 @@ AGENTS = ("torch.distributed.run", "samestep.launch.entrypoint")
 MODULES = (*AGENTS, "tests.bench.contender")
 """All modules that a fork of the server can run with ``python -m``."""
 
+TEST_WORKER = ["-c", "import sys;exec(eval(sys.stdin.readline()))"]
+"""How pytest-xdist starts a process that runs tests; the code of this process comes by its stdin.
+
+It is the only ``python -c`` that a fork of the server can run.
+"""
+
 READ_AT_IMPORT = re.compile(
     "PYTHON(?!PATH$)|LD_|LC_|LANG|MKL_|GOMP_|MPL|CUDA|HOME$|TZ$|TORCH_(LOGS|COMPILE)"
     # The server has one OpenMP thread, which never waits for another.
@@ -91,6 +100,9 @@ PATH_OF_PYTHON: list[str] = []
 
 SET_BY_LIBRARIES: dict[str, str] = {}
 """Variables that the libraries have set in the fork server."""
+
+PRINTED_BY_LIBRARIES = b""
+"""What the libraries have printed in the fork server."""
 
 PR_SET_CHILD_SUBREAPER = 36  # see prctl(2)
 MADV_COLLAPSE = 25  # see madvise(2)
@@ -139,6 +151,11 @@ class Program:
         return self.argv[1] if self.argv[0] == "-m" else ""
 
     @property
+    def is_test_worker(self) -> bool:
+        """Whether it is a process of pytest-xdist."""
+        return self.argv == TEST_WORKER
+
+    @property
     def starts_ranks(self) -> bool:
         """Whether it may be an agent or a search, which start Python programs in turn."""
         if "TORCHELASTIC_RUN_ID" in self.env:
@@ -153,6 +170,8 @@ def is_program(argv: Sequence[str], cwd: str) -> bool:
 
     ``python -c``, and ``python -m`` with other modules, stay fresh.
     """
+    if argv == TEST_WORKER:
+        return True
     if argv[:1] == ["-m"]:
         return argv[1] in MODULES
     return bool(argv) and argv[0].endswith(".py") and Path(cwd, argv[0]).is_file()
@@ -162,6 +181,14 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
     found = {name: value for name, value in env.items() if READ_AT_IMPORT.match(name)}
     # Without a display it is matplotlib's own choice, and train.py sets it for its ranks.
     return {"MPLBACKEND": "agg"} | found
+
+
+def variables_of_torch(program: Program) -> dict[str, str]:
+    """The variables of a program, as torch is to see them in the fork server."""
+    if not program.is_test_worker:
+        return program.env
+    # tests/conftest.py sets the number of threads itself.
+    return program.env | {"OMP_NUM_THREADS": "1"}
 
 
 class ForkServer:
@@ -185,7 +212,7 @@ class ForkServer:
     def accepts(self, program: Program) -> bool:
         """Whether a fork is the same as a fresh interpreter for this program."""
         session_fits = self.same_session or program.new_session
-        variables_fit = read_at_import(program.env) == self.env
+        variables_fit = read_at_import(variables_of_torch(program)) == self.env
         return session_fits and variables_fit and program.parent == self.owner
 
     def fork(self, program: Program, stdio: Sequence[int]) -> int:
@@ -205,8 +232,13 @@ class ForkServer:
             finally:
                 set_subreaper(False)
         if not reply:
-            raise RuntimeError("the fork server of the tests has ended")
+            raise RuntimeError(f"the fork server of the tests has ended. {self.printed.decode()}")
         return int(reply)
+
+    @property
+    def printed(self) -> bytes:
+        """What the libraries printed while the server imported them."""
+        return PRINTED_BY_LIBRARIES
 
 
 def set_subreaper(on: bool) -> None:
@@ -241,7 +273,7 @@ class LazyForkServer(ForkServer):
         ours, self.socket_of_server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(ours, env, same_session=True)
         self.variables = dict(env)
-        self.said = os.memfd_create("said")  # what the server prints
+        self.output = os.memfd_create("output")  # what the server prints
         self.process: subprocess.Popen[bytes] | None = None
 
     def fork(self, program: Program, stdio: Sequence[int]) -> int:
@@ -255,9 +287,14 @@ class LazyForkServer(ForkServer):
         self.process = ORIGINAL_POPEN(
             [sys.executable, __file__, str(descriptor)], env={"MPLBACKEND": "agg"} | self.variables,
             pass_fds=[descriptor], stdin=subprocess.DEVNULL,
-            stdout=self.said, stderr=subprocess.STDOUT,
+            stdout=self.output, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.socket_of_server.close()
+
+    @property
+    def printed(self) -> bytes:
+        """What the server has printed."""
+        return os.pread(self.output, 10_000, 0)
 
     def close(self) -> None:
         """End the server; programs that it has forked are not its children."""
@@ -271,6 +308,8 @@ def install(env: Mapping[str, str]) -> None:
     """Fork the Python programs that this process starts with these variables, where possible."""
     if sys.platform != "linux" or os.environ.get("SAMESTEP_TESTS_FRESH") == "1":
         return
+    if Popen.server is not None:
+        return  # this process is itself a fork, and has got its server before its first line
     server = LazyForkServer(env)
     Popen.server = server
     subprocess.Popen = Popen  # type: ignore[misc]
@@ -319,6 +358,9 @@ def become(program: Program, stdio: Sequence[int], connection: socket.socket) ->
     os.closerange(3, 64)
     if program.pod:
         runpy.run_path(ENTER_POD)["enter"](*program.pod)
+    Popen.server = None
+    if program.is_test_worker and (connection := fork_server_of(program, same_session=True)):
+        return serve(connection)
 
     # Each fresh interpreter has its own seeds; Python's own generator takes a new one at a fork.
     sys.modules["numpy"].random.seed(random.getrandbits(32))
@@ -328,7 +370,6 @@ def become(program: Program, stdio: Sequence[int], connection: socket.socket) ->
             stream = unbuffered(getattr(sys, name), number)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
-    Popen.server = None
     if program.module == "samestep.launch.entrypoint":
         # This process only supervises; the agent is the child that it forks.
         supervisor = os.getpid()
@@ -346,26 +387,36 @@ def unbuffered(stream: io.TextIOWrapper, number: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, stream.encoding, stream.errors, "\n", write_through=True)
 
 
-def start_server_of_agent(program: Program) -> None:
-    """Start a fork server for the ranks that this process may start as the agent of torchrun.
+def fork_server_of(program: Program, *, same_session: bool) -> socket.socket | None:
+    """Fork a server for the programs that this process will start.
 
-    It is a fork too, made before the agent's code has run: before threads, and before state.
+    It must happen before the code of ``program`` runs: before threads, and before state.
+
+    Returns:
+        The connection to serve, in the new process; None in this one.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    Popen.server = ForkServer(ours, program.env, same_session=False)
-    if os.fork() == 0:
-        ours.close()
+    if os.fork() > 0:
+        theirs.close()
+        Popen.server = ForkServer(ours, variables_of_torch(program), same_session=same_session)
+        return None
+    ours.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    os.close(nothing)
+    return theirs
+
+
+def start_server_of_agent(program: Program) -> None:
+    """Start a fork server for the ranks that this process may start as the agent of torchrun."""
+    if connection := fork_server_of(program, same_session=False):
         # A session of its own: signals for the group of the agent are not for the server.
         os.setsid()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         # The supervisor of an entry point forks its agent with blocked signals.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
-            os.dup2(nothing, number)
-        os.close(nothing)
-        run_to_the_end(serve(theirs))
-    theirs.close()
+        run_to_the_end(serve(connection))
 
 
 class Ending:
@@ -440,6 +491,14 @@ def execute(program: Program) -> None:
         return
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
+    if program.is_test_worker:
+        # The tests must find the server that this process has.
+        sys.modules["tests.fork_server"] = sys.modules["__main__"]
+        sys.modules["__main__"] = main
+        sys.argv = ["-c"]
+        sys.path[0] = ""
+        exec(program.argv[1], main.__dict__)
+        return
     sys.modules["__main__"] = main
     sys.argv = list(program.argv)
     script = Path(program.argv[0]).absolute()
@@ -553,4 +612,6 @@ if __name__ == "__main__":
     atexit.register(Ending.at_once)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import_libraries()
+    sys.stdout.flush()
+    PRINTED_BY_LIBRARIES = os.pread(1, 10_000, 0)
     run(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from execnet import gateway_io
 
 from tests import fork_server, pods
 from tests.conftest import environment, run
@@ -233,6 +234,33 @@ def test_ranks_of_torchrun_are_forked(tmp_path: Path):
     assert "exitcode  : 3" in failed.stderr
 
 
+IN_A_TEST_WORKER = """
+import os, subprocess, sys
+from tests import conftest
+conftest.pytest_configure()
+command = [sys.executable, SCRIPT]
+program = subprocess.run(command, env=conftest.environment(), capture_output=True, text=True)
+print("torch" in sys.modules, os.getppid(), os.getpid(), program.stdout, program.stderr)
+"""
+
+
+def test_a_process_of_xdist_is_forked_and_so_are_its_programs(tmp_path: Path):
+    assert gateway_io.popen_bootstrapline == fork_server.TEST_WORKER[1]
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys\nprint('torch' in sys.modules, os.getppid(), os.getsid(0))")
+    code = IN_A_TEST_WORKER.replace("SCRIPT", repr(str(script)))
+    variables = environment()
+    del variables["OMP_NUM_THREADS"]  # most users do not set it
+    worker = subprocess.run(
+        [sys.executable, "-u", *fork_server.TEST_WORKER],
+        input=f"{code!r}\n", env=variables, timeout=60, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    is_forked, parent, pid, *of_program = worker.stdout.split()
+    assert (is_forked, int(parent)) == ("True", os.getpid())
+    assert of_program == ["True", pid, str(os.getsid(0))]
+    assert worker.stderr == ""
+
+
 IN_A_POD = """
 import os, platform, socket, sys
 from pathlib import Path
@@ -274,7 +302,4 @@ def test_the_server_prints_nothing_while_it_imports(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text("print('done')")
     assert run(str(script)).stdout == "done\n"  # so the server has imported everything
-    server = fork_server.Popen.server
-    assert isinstance(server, fork_server.LazyForkServer)
-    assert server.process is not None
-    assert os.pread(server.said, 1000, 0) == b""
+    assert fork_server.Popen.server.printed == b""
