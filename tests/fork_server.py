@@ -542,6 +542,7 @@ def import_libraries() -> None:
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise RuntimeError("an import has started a thread; a fork would not have it")
     compose_once()
+    name_callers_quickly()
     leave_libraries_whole()
     gc.collect()
     gc.freeze()  # forked processes share these pages as long as nobody writes to them
@@ -594,6 +595,20 @@ def remember_yaml() -> None:
         return value
 
     yaml.load = load
+
+
+def name_callers_quickly() -> None:
+    """Give torch a quick way to name the function that has called it, as each agent does often.
+
+    Its own way is ``inspect.stack()``, which looks at every module that is imported. There are so
+    many here that an agent would take a second for it.
+    """
+    rendezvous = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+
+    def get_method_name(depth: int = 2) -> str:
+        return sys._getframe(depth).f_code.co_name
+
+    rendezvous.get_method_name = get_method_name
 
 
 def leave_libraries_whole() -> None:
