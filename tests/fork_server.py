@@ -3,10 +3,10 @@
 ``import lightning`` costs about five seconds of processor time, and the tests start several hundred
 Python processes. A *fork server* is a fresh interpreter that imports the libraries, starts no
 thread, computes nothing, and then forks itself once for each program. The forked process differs
-from a fresh interpreter only in what is already imported, and in what Hydra's parsers have learned
-(see ``compose_once``); it imports the code of this repository itself. It is a true child of the
-process that asked for it: its parent id, its exit code and its signals are those that
-``subprocess`` gives.
+from a fresh interpreter only in what is already imported, and in what Hydra remembers (see
+``compose_once`` and ``remember_compositions``); it imports the code of this repository itself. It
+is a true child of the process that asked for it: its parent id, its exit code and its signals are
+those that ``subprocess`` gives.
 
 Three things do differ. Programs of one server share the seed of Python's hashes, so sets of strings
 have one order in all of them. Python does not take its modules apart at the end (see ``Ending``),
@@ -28,7 +28,9 @@ import atexit
 import builtins
 import contextlib
 import ctypes
+import functools
 import gc
+import hashlib
 import importlib
 import inspect
 import io
@@ -42,12 +44,13 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
 import typing
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -103,6 +106,9 @@ PATH_OF_PYTHON: list[str] = []
 
 SET_BY_LIBRARIES: dict[str, str] = {}
 """Variables that the libraries have set in the fork server."""
+
+COMPOSED = ""
+"""Folder of what programs have composed; see ``remember_compositions``."""
 
 PRINTED_BY_LIBRARIES = b""
 """What the libraries have printed in the fork server."""
@@ -277,6 +283,7 @@ class LazyForkServer(ForkServer):
         super().__init__(ours, env, same_session=True)
         self.variables = dict(env)
         self.output = os.memfd_create("output")  # what the server prints
+        self.composed = tempfile.TemporaryDirectory(prefix="composed-")
         self.process: subprocess.Popen[bytes] | None = None
 
     def fork(self, program: Program, stdio: Sequence[int]) -> int:
@@ -288,9 +295,9 @@ class LazyForkServer(ForkServer):
     def start(self) -> None:
         descriptor = self.socket_of_server.fileno()
         self.process = ORIGINAL_POPEN(
-            [sys.executable, __file__, str(descriptor)], env={"MPLBACKEND": "agg"} | self.variables,
-            pass_fds=[descriptor], stdin=subprocess.DEVNULL,
-            stdout=self.output, stderr=subprocess.STDOUT,
+            [sys.executable, __file__, str(descriptor), self.composed.name],
+            env={"MPLBACKEND": "agg"} | self.variables, pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL, stdout=self.output, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.socket_of_server.close()
 
@@ -305,6 +312,7 @@ class LazyForkServer(ForkServer):
         self.connection.close()
         if self.process:
             self.process.wait(60)
+        self.composed.cleanup()
 
 
 def install(env: Mapping[str, str]) -> None:
@@ -562,6 +570,7 @@ def compose_once() -> None:
 
     singletons, resolvers = dict(Singleton._instances), dict(BaseContainer._resolvers)
     remember_yaml()
+    remember_interpolations()
     OverridesParser.create().parse_overrides(list(OVERRIDES))
     for text in INTERPOLATIONS:
         grammar_parser.parse(text)
@@ -570,8 +579,81 @@ def compose_once() -> None:
         with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
             hydra.compose("train", return_hydra_config=True)
         for path in CONFIGS.rglob("*.yaml"):
-            OmegaConf.load(path)
+            for text in find_interpolations(OmegaConf.to_container(OmegaConf.load(path))):
+                grammar_parser.parse(text)
     Singleton._instances, BaseContainer._resolvers = singletons, resolvers
+    remember_compositions()
+
+
+def find_interpolations(value: Any) -> Iterator[str]:
+    """All texts such as ``${seed}`` in plain containers."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from find_interpolations(item)
+    elif isinstance(value, str) and "${" in value:
+        yield value
+
+
+def remember_interpolations() -> None:
+    """Let OmegaConf remember how it has parsed a text such as ``${run_dir}/checkpoints``."""
+    from omegaconf import _utils, base, grammar_parser
+
+    parse = functools.lru_cache(maxsize=10_000)(grammar_parser.parse)
+    for module in (_utils, base, grammar_parser):
+        module.parse = parse  # type: ignore[attr-defined]
+
+
+def remember_compositions() -> None:
+    """Let ``hydra.compose`` remember, for all programs, what one of them has composed.
+
+    Each run composes twice, and so does each of its ranks, mostly what was composed before.
+    """
+    from omegaconf import OmegaConf
+
+    hydra = sys.modules["hydra"]
+    original = hydra.compose
+
+    @functools.wraps(original)
+    def compose(
+        config_name: str | None = None,
+        overrides: list[str] | None = None,
+        return_hydra_config: bool = False,
+    ) -> Any:
+        path = composed_file(config_name, overrides or [], return_hydra_config)
+        if path is None:
+            return original(config_name, overrides, return_hydra_config)
+        with contextlib.suppress(OSError):
+            cfg = pickle.loads(path.read_bytes())
+            OmegaConf.clear_cache(cfg)  # of the time in that program
+            return cfg
+        cfg = original(config_name, overrides, return_hydra_config)
+        # The disk may be full, as some tests want it.
+        with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=path.parent) as file:
+            file.write(pickle.dumps(cfg))
+            file.flush()
+            os.link(file.name, path)
+        return cfg
+
+    hydra.compose = compose
+
+
+def composed_file(name: str | None, overrides: list[str], with_hydra: bool) -> Path | None:
+    """The file for what Hydra composes of ``configs/``; None if it composes another folder.
+
+    Its name says all that Hydra reads. The lists of defaults in ``configs/`` name no variables.
+    """
+    from hydra.core.global_hydra import GlobalHydra
+
+    if not COMPOSED or not GlobalHydra.instance().is_initialized():
+        return None
+    sources = GlobalHydra.instance().config_loader().get_sources()
+    folders = [source.path for source in sources if source.scheme() == "file"]
+    if folders != [str(CONFIGS)] or any("hydra" in override for override in overrides):
+        return None
+    paths = [Path(parent, file) for parent, _, files in os.walk(CONFIGS) for file in files]
+    states = sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
+    key = repr((name, overrides, with_hydra, Path.cwd(), states))
+    return Path(COMPOSED, hashlib.sha256(key.encode()).hexdigest())
 
 
 def remember_yaml() -> None:
@@ -643,6 +725,7 @@ def use_huge_pages() -> None:
 if __name__ == "__main__":
     atexit.register(Ending.at_once)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    COMPOSED = sys.argv[2]
     import_libraries()
     sys.stdout.flush()
     PRINTED_BY_LIBRARIES = os.pread(1, 10_000, 0)
