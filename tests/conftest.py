@@ -16,7 +16,6 @@ from typing import Any
 
 import hydra
 import pytest
-import torch
 from filelock import FileLock
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.global_hydra import GlobalHydra
@@ -48,8 +47,6 @@ TEXT = [
     "model.net.num_heads=2", "callbacks.samples.length=20",
 ]  # fmt: skip
 """Overrides that make a run of text finish in seconds: about 14 steps an epoch."""
-
-torch.set_num_threads(1)
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -207,6 +204,16 @@ WAITING = (
     "tests/samestep/launch/test_volume.py",
 )
 """Files whose tests wait much longer than they compute."""
+
+
+def pytest_collection_finish() -> None:
+    """Compute with one thread, as the programs under test do.
+
+    The process that hands out the tests to pytest-xdist collects none, and needs no torch.
+    """
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,10 +3,10 @@
 ``import lightning`` costs about five seconds of processor time, and the tests start several hundred
 Python processes. A *fork server* is a fresh interpreter that imports the libraries, starts no
 thread, computes nothing, and then forks itself once for each program. The forked process differs
-from a fresh interpreter only in what is already imported, and in what Hydra's parsers have learned
-(see ``compose_once``); it imports the code of this repository itself. It is a true child of the
-process that asked for it: its parent id, its exit code and its signals are those that
-``subprocess`` gives.
+from a fresh interpreter only in what is already imported, and in what Hydra remembers (see
+``compose_once`` and ``remember_compositions``); it imports the code of this repository itself. It
+is a true child of the process that asked for it: its parent id, its exit code and its signals are
+those that ``subprocess`` gives.
 
 Three things do differ. Programs of one server share the seed of Python's hashes, so sets of strings
 have one order in all of them. Python does not take its modules apart at the end (see ``Ending``),
@@ -17,6 +17,9 @@ not seen; ``tests/test_fork_server.py`` proves that they print nothing.
 difference, and starts a fresh interpreter everywhere else. ``SAMESTEP_TESTS_FRESH=1`` switches it
 off.
 
+The processes of pytest-xdist are forked too. Each of them then forks a server of its own, for the
+programs under test, because these must be its children. So the libraries are imported once.
+
 Read in this order: ``Program`` (which commands qualify), ``ForkServer.fork`` (how the caller gets a
 child of its own), ``serve`` and ``become`` (what the forked process sets up before it runs).
 """
@@ -25,7 +28,9 @@ import atexit
 import builtins
 import contextlib
 import ctypes
+import functools
 import gc
+import hashlib
 import importlib
 import inspect
 import io
@@ -39,18 +44,22 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
-from collections.abc import Mapping, Sequence
+import typing
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 LIBRARIES = (
-    "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "filelock", "fsspec", "hydra",
+    "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "copier", "filelock", "fsspec", "hydra",
     "hydra._internal.core_plugins.basic_launcher", "hydra._internal.core_plugins.basic_sweeper",
-    "hydra._internal.core_plugins.file_config_source", "jinja2", "jsonschema", "lightning",
+    "hydra._internal.core_plugins.file_config_source", "jinja2", "jsonschema",
+    "kubeflow.trainer", "kubernetes", "lightning",
     "matplotlib.backends.backend_agg", "matplotlib.pyplot", "optuna",
     "optuna.visualization.matplotlib", "sklearn.ensemble", "torch", "torch.distributed.run",
     "torch.utils.tensorboard", "torchvision.transforms.v2",
@@ -75,6 +84,12 @@ AGENTS = ("torch.distributed.run", "samestep.launch.entrypoint")
 MODULES = (*AGENTS, "tests.bench.contender")
 """All modules that a fork of the server can run with ``python -m``."""
 
+TEST_WORKER = ["-c", "import sys;exec(eval(sys.stdin.readline()))"]
+"""How pytest-xdist starts a process that runs tests; the code of this process comes by its stdin.
+
+It is the only ``python -c`` that a fork of the server can run.
+"""
+
 READ_AT_IMPORT = re.compile(
     "PYTHON(?!PATH$)|LD_|LC_|LANG|MKL_|GOMP_|MPL|CUDA|HOME$|TZ$|TORCH_(LOGS|COMPILE)"
     # The server has one OpenMP thread, which never waits for another.
@@ -91,6 +106,12 @@ PATH_OF_PYTHON: list[str] = []
 
 SET_BY_LIBRARIES: dict[str, str] = {}
 """Variables that the libraries have set in the fork server."""
+
+COMPOSED = ""
+"""Folder of what programs have composed; see ``remember_compositions``."""
+
+PRINTED_BY_LIBRARIES = b""
+"""What the libraries have printed in the fork server."""
 
 PR_SET_CHILD_SUBREAPER = 36  # see prctl(2)
 MADV_COLLAPSE = 25  # see madvise(2)
@@ -139,6 +160,11 @@ class Program:
         return self.argv[1] if self.argv[0] == "-m" else ""
 
     @property
+    def is_test_worker(self) -> bool:
+        """Whether it is a process of pytest-xdist."""
+        return self.argv == TEST_WORKER
+
+    @property
     def starts_ranks(self) -> bool:
         """Whether it may be an agent or a search, which start Python programs in turn."""
         if "TORCHELASTIC_RUN_ID" in self.env:
@@ -153,6 +179,8 @@ def is_program(argv: Sequence[str], cwd: str) -> bool:
 
     ``python -c``, and ``python -m`` with other modules, stay fresh.
     """
+    if argv == TEST_WORKER:
+        return True
     if argv[:1] == ["-m"]:
         return argv[1] in MODULES
     return bool(argv) and argv[0].endswith(".py") and Path(cwd, argv[0]).is_file()
@@ -162,6 +190,14 @@ def read_at_import(env: Mapping[str, str]) -> dict[str, str]:
     found = {name: value for name, value in env.items() if READ_AT_IMPORT.match(name)}
     # Without a display it is matplotlib's own choice, and train.py sets it for its ranks.
     return {"MPLBACKEND": "agg"} | found
+
+
+def variables_of_torch(program: Program) -> dict[str, str]:
+    """The variables of a program, as torch is to see them in the fork server."""
+    if not program.is_test_worker:
+        return program.env
+    # tests/conftest.py sets the number of threads itself.
+    return program.env | {"OMP_NUM_THREADS": "1"}
 
 
 class ForkServer:
@@ -185,7 +221,7 @@ class ForkServer:
     def accepts(self, program: Program) -> bool:
         """Whether a fork is the same as a fresh interpreter for this program."""
         session_fits = self.same_session or program.new_session
-        variables_fit = read_at_import(program.env) == self.env
+        variables_fit = read_at_import(variables_of_torch(program)) == self.env
         return session_fits and variables_fit and program.parent == self.owner
 
     def fork(self, program: Program, stdio: Sequence[int]) -> int:
@@ -205,8 +241,13 @@ class ForkServer:
             finally:
                 set_subreaper(False)
         if not reply:
-            raise RuntimeError("the fork server of the tests has ended")
+            raise RuntimeError(f"the fork server of the tests has ended. {self.printed.decode()}")
         return int(reply)
+
+    @property
+    def printed(self) -> bytes:
+        """What the libraries printed while the server imported them."""
+        return PRINTED_BY_LIBRARIES
 
 
 def set_subreaper(on: bool) -> None:
@@ -241,7 +282,8 @@ class LazyForkServer(ForkServer):
         ours, self.socket_of_server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         super().__init__(ours, env, same_session=True)
         self.variables = dict(env)
-        self.said = os.memfd_create("said")  # what the server prints
+        self.output = os.memfd_create("output")  # what the server prints
+        self.composed = tempfile.TemporaryDirectory(prefix="composed-")
         self.process: subprocess.Popen[bytes] | None = None
 
     def fork(self, program: Program, stdio: Sequence[int]) -> int:
@@ -253,11 +295,16 @@ class LazyForkServer(ForkServer):
     def start(self) -> None:
         descriptor = self.socket_of_server.fileno()
         self.process = ORIGINAL_POPEN(
-            [sys.executable, __file__, str(descriptor)], env={"MPLBACKEND": "agg"} | self.variables,
-            pass_fds=[descriptor], stdin=subprocess.DEVNULL,
-            stdout=self.said, stderr=subprocess.STDOUT,
+            [sys.executable, __file__, str(descriptor), self.composed.name],
+            env={"MPLBACKEND": "agg"} | self.variables, pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL, stdout=self.output, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.socket_of_server.close()
+
+    @property
+    def printed(self) -> bytes:
+        """What the server has printed."""
+        return os.pread(self.output, 10_000, 0)
 
     def close(self) -> None:
         """End the server; programs that it has forked are not its children."""
@@ -265,12 +312,15 @@ class LazyForkServer(ForkServer):
         self.connection.close()
         if self.process:
             self.process.wait(60)
+        self.composed.cleanup()
 
 
 def install(env: Mapping[str, str]) -> None:
     """Fork the Python programs that this process starts with these variables, where possible."""
     if sys.platform != "linux" or os.environ.get("SAMESTEP_TESTS_FRESH") == "1":
         return
+    if Popen.server is not None:
+        return  # this process is itself a fork, and has got its server before its first line
     server = LazyForkServer(env)
     Popen.server = server
     subprocess.Popen = Popen  # type: ignore[misc]
@@ -319,6 +369,9 @@ def become(program: Program, stdio: Sequence[int], connection: socket.socket) ->
     os.closerange(3, 64)
     if program.pod:
         runpy.run_path(ENTER_POD)["enter"](*program.pod)
+    Popen.server = None
+    if program.is_test_worker and (connection := fork_server_of(program, same_session=True)):
+        return serve(connection)
 
     # Each fresh interpreter has its own seeds; Python's own generator takes a new one at a fork.
     sys.modules["numpy"].random.seed(random.getrandbits(32))
@@ -328,7 +381,6 @@ def become(program: Program, stdio: Sequence[int], connection: socket.socket) ->
             stream = unbuffered(getattr(sys, name), number)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
-    Popen.server = None
     if program.module == "samestep.launch.entrypoint":
         # This process only supervises; the agent is the child that it forks.
         supervisor = os.getpid()
@@ -346,26 +398,36 @@ def unbuffered(stream: io.TextIOWrapper, number: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, stream.encoding, stream.errors, "\n", write_through=True)
 
 
-def start_server_of_agent(program: Program) -> None:
-    """Start a fork server for the ranks that this process may start as the agent of torchrun.
+def fork_server_of(program: Program, *, same_session: bool) -> socket.socket | None:
+    """Fork a server for the programs that this process will start.
 
-    It is a fork too, made before the agent's code has run: before threads, and before state.
+    It must happen before the code of ``program`` runs: before threads, and before state.
+
+    Returns:
+        The connection to serve, in the new process; None in this one.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    Popen.server = ForkServer(ours, program.env, same_session=False)
-    if os.fork() == 0:
-        ours.close()
+    if os.fork() > 0:
+        theirs.close()
+        Popen.server = ForkServer(ours, variables_of_torch(program), same_session=same_session)
+        return None
+    ours.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    os.close(nothing)
+    return theirs
+
+
+def start_server_of_agent(program: Program) -> None:
+    """Start a fork server for the ranks that this process may start as the agent of torchrun."""
+    if connection := fork_server_of(program, same_session=False):
         # A session of its own: signals for the group of the agent are not for the server.
         os.setsid()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         # The supervisor of an entry point forks its agent with blocked signals.
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
-            os.dup2(nothing, number)
-        os.close(nothing)
-        run_to_the_end(serve(theirs))
-    theirs.close()
+        run_to_the_end(serve(connection))
 
 
 class Ending:
@@ -440,6 +502,14 @@ def execute(program: Program) -> None:
         return
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
+    if program.is_test_worker:
+        # The tests must find the server that this process has.
+        sys.modules["tests.fork_server"] = sys.modules["__main__"]
+        sys.modules["__main__"] = main
+        sys.argv = ["-c"]
+        sys.path[0] = ""
+        exec(program.argv[1], main.__dict__)
+        return
     sys.modules["__main__"] = main
     sys.argv = list(program.argv)
     script = Path(program.argv[0]).absolute()
@@ -480,6 +550,8 @@ def import_libraries() -> None:
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise RuntimeError("an import has started a thread; a fork would not have it")
     compose_once()
+    name_callers_quickly()
+    leave_libraries_whole()
     gc.collect()
     gc.freeze()  # forked processes share these pages as long as nobody writes to them
     use_huge_pages()
@@ -498,6 +570,7 @@ def compose_once() -> None:
 
     singletons, resolvers = dict(Singleton._instances), dict(BaseContainer._resolvers)
     remember_yaml()
+    remember_interpolations()
     OverridesParser.create().parse_overrides(list(OVERRIDES))
     for text in INTERPOLATIONS:
         grammar_parser.parse(text)
@@ -506,8 +579,81 @@ def compose_once() -> None:
         with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
             hydra.compose("train", return_hydra_config=True)
         for path in CONFIGS.rglob("*.yaml"):
-            OmegaConf.load(path)
+            for text in find_interpolations(OmegaConf.to_container(OmegaConf.load(path))):
+                grammar_parser.parse(text)
     Singleton._instances, BaseContainer._resolvers = singletons, resolvers
+    remember_compositions()
+
+
+def find_interpolations(value: Any) -> Iterator[str]:
+    """All texts such as ``${seed}`` in plain containers."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from find_interpolations(item)
+    elif isinstance(value, str) and "${" in value:
+        yield value
+
+
+def remember_interpolations() -> None:
+    """Let OmegaConf remember how it has parsed a text such as ``${run_dir}/checkpoints``."""
+    from omegaconf import _utils, base, grammar_parser
+
+    parse = functools.lru_cache(maxsize=10_000)(grammar_parser.parse)
+    for module in (_utils, base, grammar_parser):
+        module.parse = parse  # type: ignore[attr-defined]
+
+
+def remember_compositions() -> None:
+    """Let ``hydra.compose`` remember, for all programs, what one of them has composed.
+
+    Each run composes twice, and so does each of its ranks, mostly what was composed before.
+    """
+    from omegaconf import OmegaConf
+
+    hydra = sys.modules["hydra"]
+    original = hydra.compose
+
+    @functools.wraps(original)
+    def compose(
+        config_name: str | None = None,
+        overrides: list[str] | None = None,
+        return_hydra_config: bool = False,
+    ) -> Any:
+        path = composed_file(config_name, overrides or [], return_hydra_config)
+        if path is None:
+            return original(config_name, overrides, return_hydra_config)
+        with contextlib.suppress(OSError):
+            cfg = pickle.loads(path.read_bytes())
+            OmegaConf.clear_cache(cfg)  # of the time in that program
+            return cfg
+        cfg = original(config_name, overrides, return_hydra_config)
+        # The disk may be full, as some tests want it.
+        with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=path.parent) as file:
+            file.write(pickle.dumps(cfg))
+            file.flush()
+            os.link(file.name, path)
+        return cfg
+
+    hydra.compose = compose
+
+
+def composed_file(name: str | None, overrides: list[str], with_hydra: bool) -> Path | None:
+    """The file for what Hydra composes of ``configs/``; None if it composes another folder.
+
+    Its name says all that Hydra reads. The lists of defaults in ``configs/`` name no variables.
+    """
+    from hydra.core.global_hydra import GlobalHydra
+
+    if not COMPOSED or not GlobalHydra.instance().is_initialized():
+        return None
+    sources = GlobalHydra.instance().config_loader().get_sources()
+    folders = [source.path for source in sources if source.scheme() == "file"]
+    if folders != [str(CONFIGS)] or any("hydra" in override for override in overrides):
+        return None
+    paths = [Path(parent, file) for parent, _, files in os.walk(CONFIGS) for file in files]
+    states = sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
+    key = repr((name, overrides, with_hydra, Path.cwd(), states))
+    return Path(COMPOSED, hashlib.sha256(key.encode()).hexdigest())
 
 
 def remember_yaml() -> None:
@@ -533,6 +679,33 @@ def remember_yaml() -> None:
     yaml.load = load
 
 
+def name_callers_quickly() -> None:
+    """Give torch a quick way to name the function that has called it, as each agent does often.
+
+    Its own way is ``inspect.stack()``, which looks at every module that is imported. There are so
+    many here that an agent would take a second for it.
+    """
+    rendezvous = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+
+    def get_method_name(depth: int = 2) -> str:
+        return sys._getframe(depth).f_code.co_name
+
+    rendezvous.get_method_name = get_method_name
+
+
+def leave_libraries_whole() -> None:
+    """Take out of the end of each program what only frees the memory of the libraries.
+
+    It would write to a sixth of that memory, which a fork must copy for that.
+    """
+    # 200 parts of torch, which it would take back out of its tables.
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    # Triton empties these caches at the end.
+    for empty in typing._cleanups:  # type: ignore[attr-defined]
+        empty()
+
+
 def use_huge_pages() -> None:
     """Join the memory of this process into pages of 2 MiB, where the kernel (from 6.1) can.
 
@@ -552,5 +725,8 @@ def use_huge_pages() -> None:
 if __name__ == "__main__":
     atexit.register(Ending.at_once)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    COMPOSED = sys.argv[2]
     import_libraries()
+    sys.stdout.flush()
+    PRINTED_BY_LIBRARIES = os.pread(1, 10_000, 0)
     run(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -2,13 +2,17 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import hydra
 import pytest
+from execnet import gateway_io
+from hydra.core.global_hydra import GlobalHydra
 
 from tests import fork_server, pods
 from tests.conftest import environment, run
@@ -41,11 +45,13 @@ ENDINGS = {
     "by SIGTERM": ("os.kill(os.getpid(), 15); time.sleep(60)", -signal.SIGTERM),
     "after its threads": ("threading.Timer(0.2, print, ['late']).start(); print('early')", 0),
     "after atexit": ("atexit.register(print, 'bye'); print('hello'); sys.exit(4)", 4),
+    "after its finalizers": ("weakref.finalize(threading.Lock(), print, 'a'); print('b')", 0),
+    "with a finalizer at its end": ("weakref.finalize(os, print, 'late'); print('early')", 0),
     "with a closed stdout": ("print('x', flush=True); sys.stdout.close(); os.close(1)", 0),
     "in a syntax error": ("def", 1),
     "with a warning": ("warnings.warn('careful')", 0),
 }
-IMPORTS = "import atexit, os, sys, threading, time, warnings\n"
+IMPORTS = "import atexit, os, sys, threading, time, warnings, weakref\n"
 
 
 @pytest.mark.parametrize(("code", "expected"), ENDINGS.values(), ids=ENDINGS)
@@ -128,6 +134,71 @@ def test_a_file_that_the_server_has_read_is_what_it_is_in_a_fresh_interpreter(
     assert forked == fresh
     assert forked[1].count("'added': 2") == 1
     assert "copy.yaml" in forked[1]
+
+
+COMPOSES = """
+from omegaconf import OmegaConf
+from samestep.config import compose
+cfg = compose.check(["model=mlp", "seed=5", "run_id=mine"])
+print(OmegaConf.to_yaml(cfg), OmegaConf.to_yaml(cfg, resolve=True))
+print([(node._metadata.object_type, node._metadata.flags) for node in (cfg, cfg.model)])
+print(OmegaConf.get_cache(cfg).get("oc.env"), type(cfg.trainer._get_node("max_epochs")))
+"""
+
+
+def test_what_hydra_remembers_is_what_a_fresh_interpreter_composes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    script = tmp_path / "script.py"
+    script.write_text(COMPOSES)
+    first = outcomes(script, monkeypatch)
+    again = outcomes(script, monkeypatch)
+    assert first[0][0] == 0, first[0][2]
+    assert first[0] == first[1]
+    assert again == first
+
+
+def test_hydra_remembers_only_what_it_has_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    configs = tmp_path / "configs"
+    shutil.copytree(fork_server.CONFIGS, configs)
+    monkeypatch.setattr(fork_server, "COMPOSED", str(tmp_path))
+    monkeypatch.setattr(fork_server, "CONFIGS", configs)
+
+    def file(*overrides: str, folder: Path = configs) -> Path | None:
+        GlobalHydra.instance().clear()
+        with hydra.initialize_config_dir(str(folder), version_base="1.3"):
+            return fork_server.composed_file("train", list(overrides), False)
+
+    before = file("seed=1")
+    assert before is not None
+    assert before == file("seed=1")
+    assert before != file("seed=2")
+    (configs / "train.yaml").write_text((configs / "train.yaml").read_text() + "added: 1\n")
+    changed = file("seed=1")
+    assert changed != before
+    (configs / "model/added.yaml").touch()
+    assert file("seed=1") not in (before, changed)
+    assert file("hydra.searchpath=[file:///tmp]") is None
+    assert file(folder=Path(__file__).parents[1] / "configs") is None
+
+
+NAMES_ITS_CALLER = """
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+def record():
+    return dynamic_rendezvous.get_method_name()
+def caller():
+    return record(), dynamic_rendezvous.get_method_name(1)
+print(caller())
+"""
+
+
+def test_torch_names_its_callers_as_in_a_fresh_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    script = tmp_path / "script.py"
+    script.write_text(NAMES_ITS_CALLER)
+    forked, fresh = outcomes(script, monkeypatch)
+    assert forked == fresh == (0, "('caller', 'caller')\n", "")
 
 
 def test_pythonpath_is_read_as_by_a_fresh_interpreter(
@@ -233,6 +304,33 @@ def test_ranks_of_torchrun_are_forked(tmp_path: Path):
     assert "exitcode  : 3" in failed.stderr
 
 
+IN_A_TEST_WORKER = """
+import os, subprocess, sys
+from tests import conftest
+conftest.pytest_configure()
+command = [sys.executable, SCRIPT]
+program = subprocess.run(command, env=conftest.environment(), capture_output=True, text=True)
+print("torch" in sys.modules, os.getppid(), os.getpid(), program.stdout, program.stderr)
+"""
+
+
+def test_a_process_of_xdist_is_forked_and_so_are_its_programs(tmp_path: Path):
+    assert gateway_io.popen_bootstrapline == fork_server.TEST_WORKER[1]
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys\nprint('torch' in sys.modules, os.getppid(), os.getsid(0))")
+    code = IN_A_TEST_WORKER.replace("SCRIPT", repr(str(script)))
+    variables = environment()
+    del variables["OMP_NUM_THREADS"]  # most users do not set it
+    worker = subprocess.run(
+        [sys.executable, "-u", *fork_server.TEST_WORKER],
+        input=f"{code!r}\n", env=variables, timeout=60, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    is_forked, parent, pid, *of_program = worker.stdout.split()
+    assert (is_forked, int(parent)) == ("True", os.getpid())
+    assert of_program == ["True", pid, str(os.getsid(0))]
+    assert worker.stderr == ""
+
+
 IN_A_POD = """
 import os, platform, socket, sys
 from pathlib import Path
@@ -274,7 +372,4 @@ def test_the_server_prints_nothing_while_it_imports(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text("print('done')")
     assert run(str(script)).stdout == "done\n"  # so the server has imported everything
-    server = fork_server.Popen.server
-    assert isinstance(server, fork_server.LazyForkServer)
-    assert server.process is not None
-    assert os.pread(server.said, 1000, 0) == b""
+    assert fork_server.Popen.server.printed == b""

@@ -7,7 +7,6 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-import wandb
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from PIL import Image
@@ -187,6 +186,8 @@ def test_other_ranks_write_nothing(tmp_path):
 
 
 def test_wandb_gets_a_table(tmp_path, monkeypatch):
+    import wandb  # takes half a second in each process of pytest-xdist
+
     for kind in ("CACHE", "CONFIG", "DATA"):
         monkeypatch.setenv(f"WANDB_{kind}_DIR", str(tmp_path / kind.lower()))
     monkeypatch.setenv("WANDB_SILENT", "true")

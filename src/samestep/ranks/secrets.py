@@ -1,6 +1,7 @@
 """Secrets are never printed or saved: they are found by name, value or form and become ``***``."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from samestep.config.secret_names import HIDDEN, hide_assigned, is_secret_name
@@ -31,13 +32,23 @@ def redact(text: str) -> str:
     Secrets are the values of secret environment variables, logins in addresses
     (``://user:password@host``), and keys in the form of a known service.
     """
+    return _hide(text, _find_secret_values())
+
+
+def _find_secret_values() -> list[str]:
+    """The values of secret environment variables, the longest first."""
     values = {
         value
         for name, value in environment.variables().items()
         if _SECRET_VARIABLE.search(name) and len(value) >= MIN_LENGTH
     }
-    # A secret may be a part of another one, so the longest goes first.
-    for value in sorted(values, key=len, reverse=True):
+    # A secret may be a part of another one, so the longest is replaced first.
+    return sorted(values, key=len, reverse=True)
+
+
+def _hide(text: str, values: Sequence[str]) -> str:
+    """Replace each of the values, and what looks like a secret."""
+    for value in values:
         text = text.replace(value, HIDDEN)
     return _KEY.sub(HIDDEN, _LOGIN.sub(HIDDEN, text))
 
@@ -47,20 +58,23 @@ def redact_argument(argument: str) -> str:
     return redact(hide_assigned(argument))
 
 
-def redact_values(value: Any, *, is_secret: bool = False) -> Any:
+def redact_values(value: Any) -> Any:
     """Copy plain containers with each secret text replaced, also those with a secret key.
 
     Args:
         value: dictionaries, lists, texts, numbers.
-        is_secret: hide every text in ``value``.
     """
+    return _redact_values(value, _find_secret_values(), is_secret=False)
+
+
+def _redact_values(value: Any, values: Sequence[str], *, is_secret: bool) -> Any:
     if isinstance(value, dict):
         return {
-            key: redact_values(item, is_secret=is_secret or is_secret_name(str(key)))
+            key: _redact_values(item, values, is_secret=is_secret or is_secret_name(str(key)))
             for key, item in value.items()
         }
     if isinstance(value, list):
-        return [redact_values(item, is_secret=is_secret) for item in value]
+        return [_redact_values(item, values, is_secret=is_secret) for item in value]
     if isinstance(value, str):
-        return HIDDEN if is_secret else redact(value)
+        return HIDDEN if is_secret else _hide(value, values)
     return value
