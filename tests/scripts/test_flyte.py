@@ -18,6 +18,7 @@ from samestep.errors import RunError
 from samestep.launch import render
 from samestep.run.records import read_history
 from tests.conftest import NO_PICTURES, QUICK, ROOT, run
+from tests.launching import launch
 
 WORKFLOW = ROOT / "scripts" / "flyte_workflow.py"
 PYFLYTE = Path(sys.executable).with_name("pyflyte")
@@ -155,7 +156,7 @@ def test_the_actions_are_commands_of_flyte(tmp_path):
     path = f"{tmp_path}:{os.environ['PATH']}"
     for action in ("submit", "logs", "status", "cancel"):
         words = ["cluster=flyte", "cluster.image=ours:1", f"action={action}"]
-        result = run(str(ROOT / LAUNCH), *words, cwd=tmp_path, RUN_ID="cifar", PATH=path)
+        result = launch(*words, cwd=tmp_path, RUN_ID="cifar", PATH=path)
         assert result.returncode == 0, result.stderr
     submit, logs, status, cancel = (tmp_path / "told").read_text().splitlines()
     assert submit.startswith('pyflyte ["cluster=flyte", "cluster.image=ours:1"] run --remote')

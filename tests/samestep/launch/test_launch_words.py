@@ -11,8 +11,9 @@ import pytest
 from samestep.config.compose import check
 from samestep.launch import cluster_environment
 from tests.apiserver import serve
-from tests.conftest import QUICK, ROOT, environment, run
+from tests.conftest import QUICK, ROOT, environment
 from tests.faults.lab import free_port
+from tests.launching import launch
 from tests.samestep.launch.test_cluster_environment import RUNAI as RUNAI_VARIABLES
 from tests.samestep.launch.test_cluster_environment import TRAINJOB
 from tests.samestep.launch.test_targets import RUNAI, TARGETS, command, document, pod
@@ -89,16 +90,12 @@ def start(directory, name, words):
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
 def test_an_elastic_run_that_failed_starts_again_with_an_empty_etcd(tmp_path: Path):
     """A failed run has closed its rendezvous in etcd, so nobody could join it again."""
-    words = [
-        str(ROOT / "scripts/launch.py"),
-        "cluster=elastic",
-        "cluster.image=ghcr.io/me/project:1.2.3",
-    ]
+    words = ["cluster=elastic", "cluster.image=ghcr.io/me/project:1.2.3"]
     with serve() as server:
         variables = {"KUBECONFIG": server.kubeconfig(tmp_path), "KUBECACHEDIR": str(tmp_path)}
         seen = []
         for _ in range(2):
-            result = run(*words, "action=submit", cwd=tmp_path, RUN_ID="mine", **variables)
+            result = launch(*words, "action=submit", cwd=tmp_path, RUN_ID="mine", **variables)
             assert (result.returncode, result.stderr) == (0, "")
             (etcd,), (job,) = server.of_kind("Deployment"), server.of_kind("Job")
             seen.append(etcd["metadata"]["uid"])
