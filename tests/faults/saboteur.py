@@ -186,6 +186,18 @@ class Slow(L.Callback):
         time.sleep(self.seconds)
 
 
+class SlowUntil(Slow):
+    """Makes each step take at least ``seconds``, until a file exists: the end need not be slow."""
+
+    def __init__(self, seconds: float, path: str) -> None:
+        super().__init__(seconds)
+        self.path = Path(path)
+
+    def on_train_batch_start(self, *_) -> None:
+        if not self.path.exists():
+            time.sleep(self.seconds)
+
+
 class SlowOnceHarmed(Slow):
     """Is slow in an attempt that a ``Saboteur`` harms, from its first fault on."""
 
