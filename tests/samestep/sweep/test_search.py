@@ -3,7 +3,6 @@
 import fcntl
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from optuna.trial import TrialState
 
 from samestep.sweep.search import POLL_S
 from samestep.sweep.trial_process import TrialProcess
-from tests.conftest import ROOT, environment, run
+from tests.conftest import ROOT, environment, run, run_code
 
 SWEEP = str(ROOT / "tests/stand_ins/sweep.py")
 TRIAL = ROOT / "tests/stand_ins/trial.py"
@@ -193,12 +192,9 @@ def test_trials_are_pruned_and_nan_ends_a_trial(tmp_path: Path):
 
 def test_a_full_disk_is_one_message(tmp_path: Path):
     """The journal may have 1,024 bytes, and each trial writes more."""
-    words = [sys.executable, SWEEP, *WORDS, f"run_root={tmp_path}", "n_trials=2"]
-    line = f"ulimit -f 1; exec {shlex.join(words)}"
-    done = subprocess.run(
-        ["bash", "-c", line], cwd=ROOT, env=environment(), timeout=120,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    limit = "import resource, runpy, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))\n"
+    code = f"{limit}sys.argv[0] = {SWEEP!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')"
+    done = run_code(code, *WORDS, f"run_root={tmp_path}", "n_trials=2", timeout=120)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "cannot be written: File too large; make room there" in done.stderr
