@@ -94,6 +94,7 @@ def pytest_configure() -> None:
     # Containers often set this. Hundreds of processes would compile the same files.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    os.environ["GOGC"] = "off"  # kubectl never lives long enough to need its garbage collector
     fork_server.install(environment())
     hydra.compose = compose_once
     ConfigRepository.load_config = load_once
@@ -102,6 +103,8 @@ def pytest_configure() -> None:
 original_compose = hydra.compose
 original_load = ConfigRepository.load_config
 LOADED: dict[object, ConfigResult | None] = {}
+UNREAD = {"PYTEST_CURRENT_TEST", "KUBECONFIG", "KUBECACHEDIR", "SLURM_CONF"}
+"""Variables that no file of ``configs/`` reads, and that differ from test to test."""
 
 
 def compose_once(
@@ -117,9 +120,8 @@ def compose_once(
     paths = [Path(source.path) for source in sources if source.scheme() == "file"]
     files = sorted(file for path in paths for file in path.rglob("*"))
     states = [(file, file.stat().st_mtime_ns, file.stat().st_size) for file in files]
-    # pytest keeps the name of the test there.
-    variables = os.environ.items() - {("PYTEST_CURRENT_TEST", os.getenv("PYTEST_CURRENT_TEST"))}
-    surroundings = (tuple(paths), tuple(states), frozenset(variables))
+    variables = frozenset((name, os.environ[name]) for name in os.environ if name not in UNREAD)
+    surroundings = (tuple(paths), tuple(states), variables)
     composed = compose_in(surroundings, config_name, tuple(overrides), return_hydra_config)
     return copy.deepcopy(composed)
 
@@ -230,7 +232,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def shared_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the whole session, over all processes of pytest-xdist."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    root /= "shared"
+    root.mkdir(exist_ok=True)
+    return root
+
+
+@pytest.fixture(scope="session")
+def shared_run(shared_folder: Path) -> Callable[..., Path]:
     """Make a run once for the whole session, over all processes of pytest-xdist.
 
     ``shared_run("name", *overrides)`` returns its directory. What the run printed lies beside it,
@@ -238,11 +251,7 @@ def shared_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     ``tests/recorder.py`` has written down each batch and the final weights. Tests may read a shared
     run and copy it; they must not write into it.
     """
-    root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent
-    root /= "shared"
-    root.mkdir(exist_ok=True)
+    root = shared_folder
 
     def make(name: str, *overrides: str, is_recorded: bool = False) -> Path:
         if is_recorded:

@@ -17,7 +17,7 @@ from copier._main import Worker
 from packaging.requirements import Requirement
 
 from tests.clone import clone_working_tree, commit, git
-from tests.conftest import ROOT, environment, run
+from tests.conftest import NO_PICTURES, ROOT, run, run_code
 
 NOT_SEARCHED = (
     # What is kept whole, as an installed library and its tests are.
@@ -70,7 +70,10 @@ def quick_copier(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """This working tree, as the first version of a template."""
-    return clone_working_tree(tmp_path_factory.mktemp("versions") / "template", "v1.0.0")
+    folder = clone_working_tree(tmp_path_factory.mktemp("versions") / "template", "v1.0.0")
+    # Copier renders the name of every file, also of those in .git: there are a thousand objects.
+    git(folder, "gc", "--quiet")
+    return folder
 
 
 def make_copy(template: Path, to: Path, **answers: list[str]) -> Path:
@@ -91,16 +94,16 @@ def check_style(copy: Path) -> None:
 def check(copy: Path, *tests: str) -> None:
     """Run the linters, and some tests, within the copy."""
     check_style(copy)
-    env = environment(PYTHONPATH=f"{copy / 'src'}:{copy}")
-    commands = [["pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]]
+    path = f"{copy / 'src'}:{copy}"
+    code = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    # The forked process has imported the libraries before pytest.
+    is_known = "ignore::pytest.PytestAssertRewriteWarning"
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-W", is_known]
+    done = run_code(code, *options, *tests, cwd=copy, PYTHONPATH=path)
+    assert done.returncode == 0, done.stdout + done.stderr
     # Without the cache of `make lint`, which .ci/run has run before, mypy takes 40 s here.
     if (cache := ROOT / ".mypy_cache").exists():
-        commands.append(["mypy", f"--cache-dir={cache}"])
-    for command in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=copy, env=env, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = run("-m", "mypy", f"--cache-dir={cache}", cwd=copy, PYTHONPATH=path)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -164,6 +167,7 @@ def find_undeclared_imports(copy: Path) -> list[str]:
 
 
 DISTRIBUTIONS = importlib.metadata.packages_distributions()
+find_needs = functools.cache(importlib.metadata.requires)
 
 
 def find_distributions(requirements: list[str]) -> set[str]:
@@ -176,7 +180,7 @@ def find_distributions(requirements: list[str]) -> set[str]:
             continue
         seen.add(str(requirement))
         try:
-            needs = importlib.metadata.requires(requirement.name) or []
+            needs = find_needs(requirement.name) or []
         except importlib.metadata.PackageNotFoundError:
             continue
         found.add(importlib.metadata.metadata(requirement.name)["Name"])
@@ -257,7 +261,7 @@ def test_a_copy_is_changed_and_updated(template: Path, tmp_path: Path):
     git(copy, "checkout", "--ours", "configs/trainer/default.yaml")
     commit(copy)
     check_style(copy)
-    call(copy, "train.py", "debug=fast")
+    call(copy, "train.py", "debug=fast", NO_PICTURES)
 
 
 ALL = {
@@ -300,7 +304,7 @@ def test_a_copy_of_all_things_has_every_file(template: Path, tmp_path: Path):
     allowed = re.compile("|".join([of_the_template, skeleton, others]))
     assert [name for name in sorted(missing) if not allowed.match(name)] == []
     check_style(copy)
-    call(copy, "train.py", "debug=fast")
+    call(copy, "train.py", "debug=fast", NO_PICTURES)
     call(copy, "scripts/launch.py", "cluster=swarm")
 
 

@@ -18,7 +18,7 @@ from samestep.launch import check as rules
 from samestep.launch import main, render, volume
 from samestep.run.name import name_run
 from samestep.sweep import settings
-from tests.conftest import QUICK, ROOT, run
+from tests.conftest import NO_PICTURES, ROOT, run
 from tests.printed_commands import PAGES, Command, find_commands
 
 HERE = (
@@ -198,7 +198,8 @@ FEW = (  # each uses another part of the command line
 def test_a_few_runs_train_as_printed_but_not_for_long(line: str, tmp_path: Path):
     printed = {" ".join([command.program, *command.arguments]): command for command in COMMANDS}
     command = printed[line]
-    quick = ["trainer.max_epochs=1", *QUICK[1:2], f"run_root={tmp_path}"]
+    quick = ["trainer.max_epochs=1", "trainer.accelerator=cpu", "report=false"]
+    quick += [f"run_root={tmp_path}", *([] if NO_PICTURES in line else [NO_PICTURES])]
     done = run(command.program, *arguments_of(command), *quick, RUN_ID="mine")
     assert done.returncode == 0, done.stderr
     assert "Finished" in done.stdout

@@ -33,7 +33,7 @@ def killed(name: str, topology: str, *faults: str, **options: Any) -> Experiment
 
 MINUTE = "cluster.timeout_s=8"
 SLOW = [  # an orphan looks for its agent once a second
-    "+callbacks.slow._target_=tests.faults.saboteur.SlowUntilHarmed",
+    "+callbacks.slow._target_=tests.faults.saboteur.SlowOnceHarmed",
     "+callbacks.slow.seconds=0.3",
 ]
 IN_PLACE: dict[str, Any] = {"max_attempts": 1, "exit_codes": (0,)}

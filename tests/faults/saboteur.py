@@ -46,9 +46,9 @@ class Saboteur(L.Callback):
                 done.write_text(json.dumps(time.time()))
                 getattr(self, what)(batch)
 
-    def has_faults_left(self) -> bool:
-        """Whether a fault has not been done yet, by any attempt."""
-        return any(not self.note_of(fault).exists() for fault in self.faults)
+    def num_done(self) -> int:
+        """How many of the faults have been done, by any attempt."""
+        return sum(self.note_of(fault).exists() for fault in self.faults)
 
     def note_of(self, fault: str) -> Path:
         """The file that says that a fault was done."""
@@ -68,6 +68,10 @@ class Saboteur(L.Callback):
         """What the kubelet does to a pod that is evicted."""
         assert b"samestep.launch.entrypoint" in Path("/proc/1/cmdline").read_bytes()
         os.kill(1, signal.SIGTERM)
+
+    def term_group(self, batch: Any) -> None:
+        """What a terminal or an agent does, which signals loader processes too."""
+        os.killpg(0, signal.SIGTERM)
 
     def int_agent(self, batch: Any) -> None:
         os.kill(os.getppid(), signal.SIGINT)
@@ -182,10 +186,26 @@ class Slow(L.Callback):
         time.sleep(self.seconds)
 
 
-class SlowUntilHarmed(Slow):
-    """Is slow in an attempt that a ``Saboteur`` will harm: not in the others, which need not be."""
+class SlowUntil(Slow):
+    """Makes each step take at least ``seconds``, until a file exists: the end need not be slow."""
+
+    def __init__(self, seconds: float, path: str) -> None:
+        super().__init__(seconds)
+        self.path = Path(path)
+
+    def on_train_batch_start(self, *_) -> None:
+        if not self.path.exists():
+            time.sleep(self.seconds)
+
+
+class SlowOnceHarmed(Slow):
+    """Is slow in an attempt that a ``Saboteur`` harms, from its first fault on."""
 
     def setup(self, trainer, pl_module, stage) -> None:
-        for callback in trainer.callbacks:
-            if isinstance(callback, Saboteur) and not callback.has_faults_left():
-                self.seconds = 0
+        (self.saboteur,) = (c for c in trainer.callbacks if isinstance(c, Saboteur))
+        if self.saboteur.num_done() == len(self.saboteur.faults):
+            self.seconds = 0  # the attempts after it need not be slow
+
+    def on_train_batch_start(self, *_) -> None:
+        if self.seconds and self.saboteur.num_done():
+            time.sleep(self.seconds)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,32 +17,21 @@ from tests.conftest import ROOT, environment, final_figures, free_port
 from tests.etcd_server import EtcdServer
 from tests.faults.lab import BASE, TORCHRUN
 
-
-@pytest.fixture(params=["c10d", "etcd-v2"])
-def rendezvous(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
-    """torchrun's options for a store on this machine."""
-    if request.param == "c10d":
-        yield [
-            "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}",
-            "--rdzv-id=elastic", "--local-addr=127.0.0.1",
-        ]  # fmt: skip
-        return
-    if why := etcd_server.why_not():
-        pytest.skip(why)
-    server = EtcdServer(tmp_path)
-    with server.running():
-        yield ["--rdzv-backend=etcd-v2", f"--rdzv-endpoint={server.address}", "--rdzv-id=elastic"]
+EPOCHS = 8
 
 
-def test_a_node_leaves_and_another_joins(tmp_path: Path, rendezvous: list[str]):
-    records = tmp_path / "records"
+def test_a_node_leaves_and_another_joins(tmp_path: Path):
+    """They meet by c10d. By etcd: test_etcd_rendezvous.py in tests/samestep/launch."""
+    records, enough = tmp_path / "records", tmp_path / "enough"
     command = [
-        "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9",
-        "--monitor-interval=0.2", *rendezvous, "train.py", *BASE, "trainer.max_epochs=12",
-        f"run_root={tmp_path}", "callbacks.last.every_s=1",
+        "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9", "--monitor-interval=0.2",
+        "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=elastic",
+        "--local-addr=127.0.0.1", "train.py", *BASE, f"trainer.max_epochs={EPOCHS}",
+        f"run_root={tmp_path}", "report=false", "callbacks.last.every_s=1",
         "+callbacks.recorder._target_=tests.faults.saboteur.Saboteur",
         f"+callbacks.recorder.dirpath={records}", "+callbacks.recorder.faults=[]",
-        "+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=0.1",
+        "+callbacks.slow._target_=tests.faults.saboteur.SlowUntil", "+callbacks.slow.seconds=0.2",
+        f"+callbacks.slow.path={enough}",
     ]  # fmt: skip
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -70,7 +58,7 @@ def test_a_node_leaves_and_another_joins(tmp_path: Path, rendezvous: list[str]):
         while sizes()[after + 4 :].count(world_size) < 5:
             assert time.monotonic() < deadline, (sizes(), said())
             assert any(process.poll() is None for process in processes), said()
-            time.sleep(0.5)
+            time.sleep(0.2)
         return len(sizes())
 
     def said() -> str:
@@ -84,6 +72,7 @@ def test_a_node_leaves_and_another_joins(tmp_path: Path, rendezvous: list[str]):
         steps = wait_for(1, after=steps)
         start()
         wait_for(2, after=steps)
+        enough.touch()
         assert processes[0].wait(300) == 0, said()
         assert processes[2].wait(60) == 0, said()
     finally:
@@ -104,9 +93,9 @@ def test_a_node_leaves_and_another_joins(tmp_path: Path, rendezvous: list[str]):
             seen.setdefault((epoch, batch), parts[0])
             assert all(part == seen[epoch, batch] for part in parts)
     assert {(epoch, batch) for epoch, batch, _ in batches} == {
-        (epoch, batch) for epoch in range(12) for batch in range(20)
+        (epoch, batch) for epoch in range(EPOCHS) for batch in range(20)
     }
-    for epoch in range(12):  # each image once in each epoch, whoever was there
+    for epoch in range(EPOCHS):  # each image once in each epoch, whoever was there
         ids: list[int] = []
         for batch in range(20):
             parts = {tuple(p) for size in (1, 2) for p in batches.get((epoch, batch, size), [])}
@@ -153,7 +142,7 @@ def test_a_node_that_gave_up_waiting_for_etcd_runs_again_when_it_is_made_again(t
         sys.executable, "-m", "samestep.launch.entrypoint", "--nnodes=1", "--nproc-per-node=1",
         "--rdzv-backend=etcd-v2", f"--rdzv-endpoint={server.address}", "--max-restarts=9",
         "--rdzv-conf=timeout=5,last_call_timeout=1",
-        *BASE, "trainer.max_epochs=1", f"run_root={tmp_path}",
+        *BASE, "trainer.max_epochs=1", "report=false", f"run_root={tmp_path}",
         "+callbacks.recorder._target_=tests.faults.saboteur.Saboteur",
         f"+callbacks.recorder.dirpath={tmp_path}",
         # While etcd is away the rank is killed, so the node must meet again.

@@ -15,9 +15,10 @@ from tests.slow_rank import losses, slow_net
 TRAIN = [*REFERENCE, "trainer.max_epochs=1", "data.global_batch_size=33"]
 
 
-@pytest.mark.parametrize("num", [2, 3, 4])
+@pytest.mark.parametrize("num", [3, 4])
 def test_several_ranks_have_the_loss_curve_of_one(reference_run: Path, tmp_path: Path, num: int):
     one, several = reference_run.parent / "records", tmp_path / "records"
+    """Two: test_train.py. Three cannot share a batch equally."""
     result = run(
         "train.py", f"trainer.devices={num}", *REFERENCE, *record(several),
         f"run_root={tmp_path}", RUN_ID="several",
@@ -88,7 +89,7 @@ def test_unequal_nodes_learn_the_digits_and_count_every_image_once(tmp_path: Pat
 
 def test_a_test_set_smaller_than_the_ranks_is_counted_once(tmp_path: Path):
     result = run(
-        "train.py", "trainer.devices=4", *TRAIN, "trainer.limit_train_batches=1",
+        "train.py", "trainer.devices=3", *TRAIN, "trainer.limit_train_batches=1",
         "data.eval_batch_size=3", "data.num_val=2", *record(tmp_path / "r"),
         f"run_root={tmp_path}",
     )  # fmt: skip

@@ -57,6 +57,24 @@ def meet(nodes: list[EtcdRendezvous]) -> None:
     assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
 
 
+def test_a_node_that_is_gone_is_not_waited_for_and_another_may_join(server: EtcdServer):
+    nodes = [EtcdRendezvous(parameters(server, last_call_timeout="1")) for _ in range(2)]
+    meet(nodes)
+    nodes.pop()  # its heartbeats end
+    alone = nodes[0].next_rendezvous()
+    assert (alone.rank, alone.world_size) == (0, 1)
+    another = EtcdRendezvous(parameters(server))
+    with ThreadPoolExecutor() as threads:
+        joins = threads.submit(another.next_rendezvous)
+        deadline = time.monotonic() + 60
+        while nodes[0].num_nodes_waiting() == 0:  # so its agent lets the ranks meet again
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        together = nodes[0].next_rendezvous()
+        assert {together.rank, joins.result(60).rank} == {0, 1}
+        assert together.world_size == 2
+
+
 @pytest.mark.parametrize("data", ["data", "empty"])
 def test_nodes_go_on_without_etcd_and_meet_again_when_it_is_back(
     server: EtcdServer,

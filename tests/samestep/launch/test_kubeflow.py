@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import launching
 from tests.apiserver import Node, Refusal, Server, serve
 from tests.conftest import ROOT, run
 
@@ -42,10 +43,9 @@ def cluster(tmp_path: Path) -> Iterator[Server]:
 
 
 def submit(server, *words):
-    return run(
-        LAUNCH, *WORDS, *words, "action=submit",
-        cwd=server.folder, RUN_ID="mine", **server.variables,
-    )  # fmt: skip
+    return launching.launch(
+        *WORDS, *words, "action=submit", cwd=server.folder, RUN_ID="mine", **server.variables
+    )
 
 
 def train_job(server):
@@ -235,7 +235,9 @@ def make_client(server: Server) -> TrainerClient:
 
 
 def test_a_run_of_the_launcher_is_seen_by_the_sdk(trainer: Server):
-    submit(trainer)
+    words = [LAUNCH, *WORDS, "action=submit"]
+    submitted = run(*words, cwd=trainer.folder, RUN_ID="mine", **trainer.variables)
+    assert (submitted.returncode, submitted.stderr) == (0, "")
     client = make_client(trainer)
     assert {runtime.name for runtime in client.list_runtimes()} == {"mine", "torch-distributed"}
     assert client.get_job("mine").status == "Running"

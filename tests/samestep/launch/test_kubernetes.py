@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from samestep.errors import RunError
 from samestep.launch import follow as follow_module
 from samestep.launch import kubectl, kubectl_errors
+from tests import launching
 from tests.apiserver import Refusal, Server, serve
 from tests.conftest import ROOT, environment, run
 
@@ -49,9 +50,9 @@ def launch(server, action, *words, run_id="mine"):
     return type_in(server, *WORDS, *words, f"action={action}", RUN_ID=run_id)
 
 
-def type_in(server, *words, cwd=None, **variables):
+def type_in(server, *words, **variables):
     """Call ``scripts/launch.py`` with these words only."""
-    return run(LAUNCH, *words, cwd=cwd or server.folder, **variables, **server.variables)
+    return launching.launch(*words, cwd=server.folder, **variables, **server.variables)
 
 
 def submit(server, *words):

@@ -3,7 +3,9 @@
 import os
 import shutil
 import subprocess
-import sys
+import time
+from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,8 @@ import pytest
 from samestep.config.compose import check
 from samestep.launch import cluster_environment
 from tests.apiserver import serve
-from tests.conftest import QUICK, ROOT, environment, run
 from tests.faults.lab import free_port
+from tests.launching import launch
 from tests.samestep.launch.test_cluster_environment import RUNAI as RUNAI_VARIABLES
 from tests.samestep.launch.test_cluster_environment import TRAINJOB
 from tests.samestep.launch.test_targets import RUNAI, TARGETS, command, document, pod
@@ -45,60 +47,51 @@ def test_the_entry_point_understands_arguments_of_pods(name, given, who, endpoin
 
 
 @pytest.mark.skipif(not shutil.which("etcd"), reason="apt-get install etcd-server")
-def test_elastic_nodes_train_with_their_arguments_and_those_of_etcd(tmp_path: Path):
-    """Processes take the place of pods; only ports and directories differ."""
-    pytest.importorskip("etcd", reason="pip install project[elastic]")
-    url, more = f"127.0.0.1:{free_port()}", ["cluster.min_nodes=2", "trainer.devices=1", *QUICK]
-    here = {"0.0.0.0:2379": url, "cifar-etcd:2379": url, "/data/etcd": f"{tmp_path}/etcd"}
-    here["timeout=900"] = "timeout=900,last_call_timeout=3"  # for the others; else 30
-
-    def words(container):
-        found = [*container.get("command", ()), *container["args"]]
-        for there, place in here.items():
-            found = [word.replace(there, place) for word in found]
-        return found
-
+def test_etcd_understands_its_arguments_and_has_the_api_of_the_nodes(tmp_path: Path):
+    """Nodes that train with theirs: test_printed_commands.py, and test_entrypoint.py."""
+    url = f"127.0.0.1:{free_port()}"
     deployment = document("elastic", kind="Deployment")["spec"]["template"]["spec"]
-    node = [sys.executable, "-m", "samestep.launch.entrypoint"]
-    node += [*words(pod("elastic", *more)["spec"]["containers"][0]), f"run_root={tmp_path}"]
-    etcd = words(deployment["containers"][0])
-    etcd.append(f"--listen-peer-urls=http://127.0.0.1:{free_port()}")
-    processes = [start(tmp_path, "etcd", etcd)]
+    (container,) = deployment["containers"]
+    here = {"0.0.0.0:2379": url, "cifar-etcd:2379": url, "/data/etcd": f"{tmp_path}/etcd"}
+    words = [*container.get("command", ()), *container["args"]]
+    for there, place in here.items():
+        words = [word.replace(there, place) for word in words]
+    words.append(f"--listen-peer-urls=http://127.0.0.1:{free_port()}")
+    with (tmp_path / "log").open("wb") as log:
+        etcd = subprocess.Popen(words, stdout=log, stderr=log)
     try:
-        processes += [start(tmp_path, f"node-{number}", node) for number in range(2)]
-        assert [process.wait(240) for process in processes[1:]] == [0, 0]
+        deadline = time.monotonic() + 60
+        while (status := make_key(url)) is None:
+            assert etcd.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        assert status == HTTPStatus.CREATED
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert (tmp_path / "cifar/metrics.json").is_file()
-    assert sorted(path.name for path in (tmp_path / "cifar/logs").glob("rank-*")) == [
-        "rank-0.log",
-        "rank-1.log",
-    ]
+        etcd.kill()
+        etcd.wait()
 
 
-def start(directory, name, words):
-    variables = environment(RUN_ID="cifar", TERMINATION_LOG=f"{directory}/{name}.txt")
-    with (directory / f"{name}.log").open("wb") as log:
-        return subprocess.Popen(
-            words, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
+def make_key(address: str) -> int | None:
+    """The answer to torchrun's client, which makes a key; None as long as nobody answers."""
+    connection = HTTPConnection(address, timeout=5)
+    try:
+        connection.request("PUT", "/v2/keys/torchelastic?value=1")
+        return connection.getresponse().status
+    except ConnectionError:
+        return None
+    finally:
+        connection.close()
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
 def test_an_elastic_run_that_failed_starts_again_with_an_empty_etcd(tmp_path: Path):
     """A failed run has closed its rendezvous in etcd, so nobody could join it again."""
-    words = [
-        str(ROOT / "scripts/launch.py"),
-        "cluster=elastic",
-        "cluster.image=ghcr.io/me/project:1.2.3",
-    ]
+    words = ["cluster=elastic", "cluster.image=ghcr.io/me/project:1.2.3"]
     with serve() as server:
         variables = {"KUBECONFIG": server.kubeconfig(tmp_path), "KUBECACHEDIR": str(tmp_path)}
         seen = []
         for _ in range(2):
-            result = run(*words, "action=submit", cwd=tmp_path, RUN_ID="mine", **variables)
+            result = launch(*words, "action=submit", cwd=tmp_path, RUN_ID="mine", **variables)
             assert (result.returncode, result.stderr) == (0, "")
             (etcd,), (job,) = server.of_kind("Deployment"), server.of_kind("Job")
             seen.append(etcd["metadata"]["uid"])

@@ -6,10 +6,9 @@ import pytest
 
 from samestep.config.compose import check
 from samestep.errors import ConfigError
-from tests.conftest import ROOT, run
+from tests.launching import launch
 from tests.samestep.launch.test_targets import RUNAI, TARGETS, command
 
-LAUNCH = str(ROOT / "scripts/launch.py")
 OURS = "cluster.image=ours:1"
 
 
@@ -32,8 +31,8 @@ def test_runai_gets_options_and_then_the_words_of_the_container(name):
 def test_runai_is_executed_with_these_words(name, action, tmp_path):
     (tmp_path / "runai").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 7\n')
     (tmp_path / "runai").chmod(0o755)
-    result = run(
-        LAUNCH, *TARGETS[name], OURS, f"action={action}",
+    result = launch(
+        *TARGETS[name], OURS, f"action={action}",
         cwd=tmp_path, RUN_ID="cifar", PATH=f"{tmp_path}:{os.environ['PATH']}",
     )  # fmt: skip
     assert (result.returncode, result.stderr) == (7, "")  # what the command says
@@ -47,19 +46,19 @@ def test_a_run_is_found_by_its_name_alone(name, tmp_path):
     (tmp_path / "runai").chmod(0o755)
     variables = {"RUN_ID": "cifar", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     words = [*TARGETS[name], OURS, "cluster.project=my team"]
-    result = run(LAUNCH, *words, "action=submit", cwd=tmp_path, **variables)
+    result = launch(*words, "action=submit", cwd=tmp_path, **variables)
     assert (result.returncode, result.stderr) == (0, "")
     for action in ("logs", "status", "cancel"):
         line = f"python scripts/launch.py action={action}"
         assert f"  RUN_ID=cifar {line}\n" in result.stdout
-        done = run(LAUNCH, f"action={action}", cwd=tmp_path, **variables)
+        done = launch(f"action={action}", cwd=tmp_path, **variables)
         told = ["runai", *done.stdout.splitlines()]
         assert told == command(name, "cluster.project=my team", action=action)
 
 
 def test_a_command_that_is_not_there_is_said_to_be_typed_elsewhere(tmp_path):
     words = [*TARGETS["runai"], OURS, "action=submit"]
-    result = run(LAUNCH, *words, cwd=tmp_path, PATH=str(tmp_path))
+    result = launch(*words, cwd=tmp_path, PATH=str(tmp_path))
     assert result.returncode == 1
     assert "runai: no such command on this machine" in result.stderr
 

@@ -19,9 +19,9 @@ from samestep.config.compose import check
 from samestep.launch import render
 from tests import mirror
 from tests.conftest import ROOT, run
+from tests.launching import launch
 
 UNEQUAL = "cluster.devices_per_node=[1,2]"
-LAUNCH = str(ROOT / "scripts/launch.py")
 GOLDEN = {  # file: the command that writes it
     "swarm.yaml": ["cluster=swarm", UNEQUAL, "cluster.secrets=[netrc]", "data=cifar10"],
     "swarm_docker.sh": ["cluster=docker", UNEQUAL, "data=cifar10"],
@@ -91,7 +91,7 @@ def test_secrets_are_named_and_never_shown():
     assert found["secrets"]["secret-1"] == {"name": "aws", "external": True}
     assert "secrets" not in stack()
     assert "secrets" not in stack()["services"]["node-0"]
-    without = run(LAUNCH, "cluster=docker", WANDB_API_KEY="0123456789abcdef")
+    without = launch("cluster=docker", WANDB_API_KEY="0123456789abcdef")
     assert "--env=WANDB_API_KEY " in without.stdout
     assert "0123456789abcdef" not in without.stdout
 
@@ -163,7 +163,7 @@ def test_the_actions_are_commands_of_docker(fake_docker, tmp_path):
     """Those on a run find it by its name alone."""
     words = ["cluster=swarm", "cluster.image=ours:1", "trainer.max_epochs=2"]
     for action, more in (("submit", words), ("status", []), ("logs", []), ("cancel", [])):
-        result = run(LAUNCH, *more, f"action={action}", cwd=tmp_path, RUN_ID="cifar")
+        result = launch(*more, f"action={action}", cwd=tmp_path, RUN_ID="cifar")
         assert result.returncode == 0, result.stderr
     calls = fake_docker()
     (submit, text), (status, _), *logs, (cancel, _) = calls
@@ -177,7 +177,7 @@ def test_the_actions_are_commands_of_docker(fake_docker, tmp_path):
 
 def test_without_docker_the_command_is_shown(tmp_path):
     words = ["cluster=swarm", "action=status"]
-    result = run(LAUNCH, *words, cwd=tmp_path, RUN_ID="cifar", PATH="/nowhere")
+    result = launch(*words, cwd=tmp_path, RUN_ID="cifar", PATH="/nowhere")
     assert result.returncode == 1
     assert "docker: no such command" in result.stderr
     assert "docker stack ps --no-trunc cifar" in result.stderr
@@ -204,7 +204,7 @@ def test_commands_for_machines_without_swarm_are_typed_as_they_are(fake_docker, 
 def test_nothing_is_submitted_without_swarm(tmp_path):
     for action in ("submit", "logs"):
         words = ["cluster=docker", "cluster.image=ours:1", f"action={action}"]
-        result = run(LAUNCH, *words, cwd=tmp_path, RUN_ID="cifar")
+        result = launch(*words, cwd=tmp_path, RUN_ID="cifar")
         assert (result.returncode, result.stdout) == (2, "")
         assert "action=render prints what to type" in result.stderr
 

@@ -17,12 +17,13 @@ from samestep.launch import volume
 from samestep.launch.check.documents import find_pods
 from tests import mirror
 from tests.apiserver import Server, serve
-from tests.conftest import ROOT, environment, run
+from tests.conftest import ROOT, environment
+from tests.launching import launch
 from tests.samestep.launch.test_kubernetes import variables
 from tests.samestep.launch.test_targets import pod
 from tests.samestep.launch.test_targets import rendered as rendered_target
 
-LAUNCH = ["scripts/launch.py", "cluster=k8s", "cluster.image=ghcr.io/me/project:1.2.3"]
+WORDS = ["cluster=k8s", "cluster.image=ghcr.io/me/project:1.2.3"]
 SIZE = "cluster.volume_size=20Gi"
 needs_kubectl = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
 
@@ -90,7 +91,7 @@ def test_a_claim_is_made_only_if_it_has_a_size():
     ],
 )
 def test_what_cannot_be_filled_is_refused_with_one_line(words, message):
-    result = run(*LAUNCH, *words, "action=data")
+    result = launch(*WORDS, *words, "action=data")
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
@@ -147,8 +148,8 @@ def test_a_new_claim_is_filled_and_what_was_lost_is_filled_again(cluster, tmp_pa
     miniature, root = mirror.mnist(tmp_path / "official"), tmp_path / "volume"
 
     def fill(url: str):
-        line = [*LAUNCH, SIZE, *miniature.overrides(root, url), "action=data"]
-        return run(*line, **cluster.variables)
+        words = [*WORDS, SIZE, *miniature.overrides(root, url), "action=data"]
+        return launch(*words, **cluster.variables)
 
     with mirror.serve(tmp_path / "official") as official:
         first = fill(official.url)
@@ -168,7 +169,7 @@ def test_a_new_claim_is_filled_and_what_was_lost_is_filled_again(cluster, tmp_pa
     failed = fill("http://127.0.0.1:9")  # nobody answers there
     assert failed.returncode == 1
     assert "[x] error: " in failed.stdout
-    cancelled = run(*LAUNCH, "action=cancel", RUN_ID="data-mnist", **cluster.variables)
+    cancelled = launch(*WORDS, "action=cancel", RUN_ID="data-mnist", **cluster.variables)
     assert (cancelled.returncode, cancelled.stderr) == (0, "")
     assert [kind for kind, _, _ in cluster.objects] == ["v1 PersistentVolumeClaim"]
 
@@ -177,7 +178,7 @@ def test_a_new_claim_is_filled_and_what_was_lost_is_filled_again(cluster, tmp_pa
 def test_check_asks_for_a_claim_only_if_there_is_none(cluster):
     for number_of_claims in (1, 0):
         cluster.requests.clear()
-        result = run(*LAUNCH, SIZE, "action=check", RUN_ID="mine", **cluster.variables)
+        result = launch(*WORDS, SIZE, "action=check", RUN_ID="mine", **cluster.variables)
         assert (result.returncode, result.stderr) == (0, "")
         written = [path for method, path in cluster.requests if method in ("POST", "PATCH")]
         assert sum("persistentvolumeclaims" in path for path in written) == number_of_claims

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from optuna.trial import TrialState
 
 from samestep.sweep.search import POLL_S
 from samestep.sweep.trial_process import TrialProcess
-from tests.conftest import ROOT, environment, run
+from tests.conftest import ROOT, environment, run, run_code
 
 SWEEP = str(ROOT / "tests/stand_ins/sweep.py")
 TRIAL = ROOT / "tests/stand_ins/trial.py"
@@ -62,9 +61,9 @@ def starts_of(run_dir: Path) -> list[tuple[int, str]]:
 
 
 def test_a_search_that_is_killed_goes_on_with_the_same_trials(tmp_path: Path):
-    """12 trials, none twice: those that were begun are continued, with their values."""
+    """8 trials, none twice: those that were begun are continued, with their values."""
     folder = tmp_path / "sweeps/digits-lr"
-    words = ["n_trials=12", "trials_at_once=2", KEEP_ALL]
+    words = ["n_trials=8", "trials_at_once=2", KEEP_ALL]
     with begin(tmp_path, *words, FAKE_SLEEP_S="0.15") as first:
         wait_until(lambda: len(list(folder.glob("digits-lr-*/metrics.csv"))) >= 4)
         first.kill()
@@ -77,11 +76,11 @@ def test_a_search_that_is_killed_goes_on_with_the_same_trials(tmp_path: Path):
     done = search(tmp_path, *words, FAKE_SLEEP_S="0.05")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Continuing, " in done.stdout
-    assert states(folder) == ["COMPLETE"] * 12
-    assert len({str(trial.params) for trial in study_of(folder).trials}) == 12
+    assert states(folder) == ["COMPLETE"] * 8
+    assert len({str(trial.params) for trial in study_of(folder).trials}) == 8
     runs = sorted(folder.glob("digits-lr-*"))
-    assert len(runs) == 12
-    for number in range(12):
+    assert len(runs) == 8
+    for number in range(8):
         starts = starts_of(folder / f"digits-lr-{number}")
         assert len({overrides for _, overrides in starts}) == 1
         assert len(starts) <= (2 if number in unfinished else 1)
@@ -91,9 +90,9 @@ def test_a_search_that_is_killed_goes_on_with_the_same_trials(tmp_path: Path):
         ]
         assert epochs == ["0", "1", "2", "3"]
 
-    more = search(tmp_path, "n_trials=13", KEEP_ALL)
+    more = search(tmp_path, "n_trials=9", KEEP_ALL)
     assert more.returncode == 0
-    assert states(folder) == ["COMPLETE"] * 13
+    assert states(folder) == ["COMPLETE"] * 9
 
 
 def test_a_search_waits_for_the_trials_of_a_killed_one(tmp_path: Path):
@@ -172,7 +171,7 @@ def test_trials_that_fail_are_recorded_and_passed_over_in_any_storage(tmp_path: 
 
 def test_trials_are_pruned_and_nan_ends_a_trial(tmp_path: Path):
     words = ["n_trials=6", "pruner={_target_: optuna.pruners.ThresholdPruner, lower: 0.9975}"]
-    done = search(tmp_path, *words, FAKE_FAULT="nan", FAKE_SLEEP_S="0.6")
+    done = search(tmp_path, *words, FAKE_FAULT="nan", FAKE_SLEEP_S="0.3", FAKE_PLOTS="1")
     assert done.returncode == 0, done.stderr
     for trial in study_of(tmp_path / "sweeps/digits-lr").trials:
         lr, reason = trial.params["model.optimizer.lr"], trial.user_attrs.get("reason")
@@ -193,12 +192,9 @@ def test_trials_are_pruned_and_nan_ends_a_trial(tmp_path: Path):
 
 def test_a_full_disk_is_one_message(tmp_path: Path):
     """The journal may have 1,024 bytes, and each trial writes more."""
-    words = [sys.executable, SWEEP, *WORDS, f"run_root={tmp_path}", "n_trials=2"]
-    line = f"ulimit -f 1; exec {shlex.join(words)}"
-    done = subprocess.run(
-        ["bash", "-c", line], cwd=ROOT, env=environment(), timeout=120,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    limit = "import resource, runpy, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))\n"
+    code = f"{limit}sys.argv[0] = {SWEEP!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')"
+    done = run_code(code, *WORDS, f"run_root={tmp_path}", "n_trials=2", timeout=120)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "cannot be written: File too large; make room there" in done.stderr

@@ -1,0 +1,57 @@
+"""Call ``scripts/launch.py`` within the process of the tests.
+
+A process of its own would compose each configuration anew, and import the checks again. Processes
+of their own are in tests/scripts/test_launch.py, tests/scripts/test_pipes.py and in the tests of
+``action=logs``.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from samestep.launch.main import main
+from tests.conftest import ROOT, environment
+
+
+def launch(*words: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    """What ``python scripts/launch.py`` does with these words and variables, in a folder."""
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        before, folder = dict(os.environ), Path.cwd()
+        try:
+            os.chdir(cwd)
+            set_environment(environment(**variables))
+            if sdk := sys.modules.get("kubernetes.config.kube_config"):  # reads it at its import
+                sdk.KUBE_CONFIG_DEFAULT_LOCATION = variables.get("KUBECONFIG", "none")
+            with descriptor_into(1, stdout.fileno()), descriptor_into(2, stderr.fileno()):
+                exit_code = main(words, "the help")
+        finally:
+            set_environment(before)
+            os.chdir(folder)
+        for stream in (stdout, stderr):
+            stream.seek(0)
+        return subprocess.CompletedProcess(words, exit_code, stdout.read(), stderr.read())
+
+
+def set_environment(variables: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+@contextmanager
+def descriptor_into(number: int, target: int) -> Iterator[None]:
+    """Let stdout (1) or stderr (2) be another file, for programs that are started here too."""
+    name = {1: "stdout", 2: "stderr"}[number]
+    stream, copy = getattr(sys, name), os.dup(number)
+    os.dup2(target, number)
+    try:
+        with open(number, "w", buffering=1, closefd=False) as replacement:
+            setattr(sys, name, replacement)
+            yield
+    finally:
+        setattr(sys, name, stream)
+        os.dup2(copy, number)
+        os.close(copy)
