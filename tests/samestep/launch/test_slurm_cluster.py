@@ -10,6 +10,7 @@ import torch
 from samestep.run import state
 from tests import slurm
 from tests.conftest import NO_PICTURES, QUICK, ROOT, environment, run
+from tests.launching import launch
 from tests.samestep.sweep.test_search import states
 
 LAUNCH = str(ROOT / "scripts/launch.py")
@@ -17,7 +18,7 @@ EVENTS = [  # before which step, and what happens
     "7 scancel --signal=TERM $SLURM_JOB_ID",
     "25 sbatch --partition=urgent --nodes=2 --exclusive --output=/dev/null --wrap=true",
 ]
-SLOW = ["+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=1"]
+SLOW = ["+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=0.2"]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,9 @@ class Launcher:
     def __call__(self, action, *more, **variables):
         variables = {**self.variables, **variables}
         words = [*self.words, *more, f"action={action}"]
-        return run(LAUNCH, *words, cwd=self.folder, timeout=900, **variables)
+        if action == "logs":  # may wait for ever
+            return run(LAUNCH, *words, cwd=self.folder, timeout=900, **variables)
+        return launch(*words, cwd=self.folder, **variables)
 
     def follow(self):
         return subprocess.Popen(
@@ -57,6 +60,7 @@ class Launcher:
         deadline = time.monotonic() + 200
         while words not in (said := self("status").stdout):
             assert time.monotonic() < deadline, said
+            time.sleep(0.2)
         return said
 
 
