@@ -18,9 +18,9 @@ help: ## show this list
 train: .venv/train.stamp ## train; ARGS="trainer.max_epochs=5" changes the run
 	.venv/bin/python train.py $(ARGS)
 
-# Four processes for two cores, because many tests wait.
+# Five processes for two cores, because many tests wait.
 test: .venv/dev.stamp ## run all tests; ARGS=tests/test_make.py: some
-	.venv/bin/python -m pytest -n 4 --dist worksteal $(ARGS)
+	.venv/bin/python -m pytest -n 5 --dist worksteal $(ARGS)
 
 .PHONY: faults bench
 faults: .venv/dev.stamp ## run the whole fault laboratory, and write its table into docs/reliability.md

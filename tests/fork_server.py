@@ -373,6 +373,12 @@ def become(program: Program, stdio: Sequence[int], connection: socket.socket) ->
     if program.is_test_worker and (connection := fork_server_of(program, same_session=True)):
         return serve(connection)
 
+    # The client of Kubernetes reads this variable when it is imported.
+    place = os.environ.get("KUBECONFIG", "~/.kube/config")
+    for name in ("kubernetes.config", "kubernetes.config.kube_config"):
+        if name in sys.modules:  # a copy may have left it out
+            sys.modules[name].KUBE_CONFIG_DEFAULT_LOCATION = place
+
     # Each fresh interpreter has its own seeds; Python's own generator takes a new one at a fork.
     sys.modules["numpy"].random.seed(random.getrandbits(32))
     sys.modules["torch"].default_generator.seed()

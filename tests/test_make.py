@@ -55,7 +55,7 @@ def installs(commands: list[str]) -> list[str]:
     return [line.split()[-1] for line in commands if "venv" in line or "pip install" in line]
 
 
-PYTEST = "-m pytest -n 4 --dist worksteal"
+PYTEST = "-m pytest -n 5 --dist worksteal"
 FRESH = [".venv", "/dev/stdin", "requirements.lock", "."]
 
 
