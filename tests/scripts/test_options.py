@@ -130,3 +130,8 @@ def test_help_and_wrong_usage_need_no_torch(script: str) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert f"python scripts/{script}.py runs/" in result.stdout
     assert result.stdout.endswith("False\n")
+
+
+def test_an_error_of_the_system_is_one_line_without_its_number(tmp_path: Path, capsys) -> None:
+    assert options.run(lambda _: len(tmp_path.read_bytes()), None) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path}: Is a directory\n"
