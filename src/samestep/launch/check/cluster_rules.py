@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.config.rules import fault_of_shares, load_project_rules
-from samestep.config.schema import show
+from samestep.config.schema import plain, show
 from samestep.launch.check import images
 from samestep.launch.check.names import LONGEST, NAME, NAME_RULE, NAMESPACE, NAMESPACE_RULE
 from samestep.launch.check.quantities import parse_quantity, parse_size
@@ -37,6 +37,8 @@ def check_cluster(cfg: DictConfig) -> Iterator[str]:
         yield from check_node_range(cfg)
     if cluster.name == "slurm":
         yield from check_slurm(cfg)
+    if cluster.name == "flyte":
+        yield from check_secret(cfg)
     yield from check_fixed_values(cfg)
 
 
@@ -228,6 +230,14 @@ def check_fixed_values(cfg: DictConfig) -> Iterator[str]:
                 f"{key}={show(given)}: stays {show(entry.value)} with "
                 f"cluster={cfg.cluster.name}; {entry.because}"
             )
+
+
+def check_secret(cfg: DictConfig) -> Iterator[str]:
+    """A secret of Flyte needs the variable in which the run looks for it."""
+    secret = plain(cfg.cluster)["secret"]
+    needed = ["group", "key", "env_var"]
+    if secret is not None and (not isinstance(secret, dict) or sorted(secret) != sorted(needed)):
+        yield f"cluster.secret={show(secret)}: must have the keys {', '.join(needed)}"
 
 
 def check_slurm(cfg: DictConfig) -> Iterator[str]:

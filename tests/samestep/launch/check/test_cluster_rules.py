@@ -84,6 +84,19 @@ def test_shares_that_some_number_of_ranks_would_refuse(overrides: list[str], mes
     assert fault.startswith(f"cluster.shares=[1, 2.5]: the run may have {message}; give one number")
 
 
+@pytest.mark.parametrize(
+    ("secret", "num_faults"),
+    [("{group: g, key: k}", 1), ("g", 1), ("{group: g, key: k, env_var: E}", 0), ("null", 0)],
+)
+def test_a_secret_of_flyte_has_a_variable(secret: str, num_faults: int):
+    words = ["cluster=flyte", "cluster.image=ours:1", f"cluster.secret={secret}"]
+    cfg = compose_once(*words, "trainer.devices=1").copy()
+    cfg.run_id = "mine"
+    faults = list(cluster_rules.check_cluster(cfg))
+    assert len(faults) == num_faults
+    assert all("cluster.secret=" in f and "group, key, env_var" in f for f in faults)
+
+
 def test_pods_without_a_volume_have_no_data():
     (fault,) = found("k8s", "data=cifar10", "cluster.volume=null")
     assert fault == (
