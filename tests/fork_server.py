@@ -56,7 +56,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LIBRARIES = (
-    "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "copier", "filelock", "fsspec", "hydra",
+    "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "filelock", "fsspec", "hydra",
     "hydra._internal.core_plugins.basic_launcher", "hydra._internal.core_plugins.basic_sweeper",
     "hydra._internal.core_plugins.file_config_source", "jinja2", "jsonschema",
     "kubeflow.trainer", "kubernetes", "lightning",
@@ -64,7 +64,11 @@ LIBRARIES = (
     "optuna.visualization.matplotlib", "sklearn.ensemble", "torch", "torch.distributed.run",
     "torch.utils.tensorboard", "torchvision.transforms.v2",
 )  # fmt: skip
-"""What the fork server imports. Not wandb and mlflow, which start threads."""
+"""What the fork server imports.
+
+Not wandb and mlflow, which start threads; not flytekit, which handles signals while it is imported;
+not copier, which keeps the variables of that moment. Kubernetes keeps one: see ``become``.
+"""
 
 ENTER_POD = str(Path(__file__).with_name("enter_pod.py"))
 
