@@ -80,6 +80,15 @@ def run_code(code: str, *arguments: str, **options: Any) -> subprocess.Completed
         return run(str(script), *arguments, **options)
 
 
+def run_pytest(root: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+    """Run some tests of a copy of this project in a process of their own, within the copy."""
+    # The forked process has imported the libraries before pytest.
+    is_known = "ignore::pytest.PytestAssertRewriteWarning"
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-W", is_known]
+    code = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    return run_code(code, *options, *tests, cwd=root, PYTHONPATH=f"{root / 'src'}:{root}")
+
+
 def final_figures(run_dir: Path) -> dict[str, float]:
     """What ``metrics.json`` holds, without the seconds, which differ from run to run."""
     figures = json.loads((run_dir / "metrics.json").read_text())

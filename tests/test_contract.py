@@ -123,7 +123,7 @@ def reference(copy: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_the_example_continues_bit_by_bit(copy: Path, reference, signum: signal.Signals):
-    command = ["experiment=diabetes", *EPOCHS, "callbacks.last.every_s=1e-9"]
+    command = ["experiment=diabetes", *EPOCHS, "callbacks.last.every_s=1e-9", "report=false"]
     name = f"stopped-{signum:d}"
     stopped = train(copy, name, *command, fault=f"15 {signum:d} 0 rank")  # within epoch 1
     assert stopped.returncode == (143 if signum == signal.SIGTERM else -9), stopped.stderr
@@ -138,7 +138,7 @@ def test_the_example_continues_bit_by_bit(copy: Path, reference, signum: signal.
 
 def test_two_ranks_learn_what_one_rank_learns(copy: Path, reference):
     # Without dropout, whose numbers are those of each rank.
-    options = ["experiment=diabetes", *EPOCHS]
+    options = ["experiment=diabetes", *EPOCHS, "report=false"]
     source = copy / "src/project/diabetes.py"
     source.write_text(source.read_text().replace("Dropout(0.1)", "Dropout(0.0)"))
     for num in (1, 2):
@@ -177,10 +177,11 @@ def test_plain_lightning_is_shared_out_stops_and_continues(copy: Path):
 
 
 def test_plain_lightning_is_exact_between_epochs(copy: Path):
-    whole = train(copy, "plain-whole", *PLAIN_RUN)
+    whole = train(copy, "plain-whole", *PLAIN_RUN, "report=false")
     assert whole.returncode == 0, whole.stderr
     for epochs in (1, 3):
-        part = train(copy, "plain-parts", *PLAIN_RUN, f"trainer.max_epochs={epochs}")
+        words = ["report=false", f"trainer.max_epochs={epochs}"]
+        part = train(copy, "plain-parts", *PLAIN_RUN, *words)
         assert part.returncode == 0, part.stderr
     ours, expected = weights(copy, "plain-parts"), weights(copy, "plain-whole")
     assert all(torch.equal(ours[key], expected[key]) for key in expected)

@@ -17,7 +17,7 @@ from copier._main import Worker
 from packaging.requirements import Requirement
 
 from tests.clone import clone_working_tree, commit, git
-from tests.conftest import NO_PICTURES, ROOT, run, run_code
+from tests.conftest import NO_PICTURES, ROOT, run, run_pytest
 
 NOT_SEARCHED = (
     # What is kept whole, as an installed library and its tests are.
@@ -94,16 +94,13 @@ def check_style(copy: Path) -> None:
 def check(copy: Path, *tests: str) -> None:
     """Run the linters, and some tests, within the copy."""
     check_style(copy)
-    path = f"{copy / 'src'}:{copy}"
-    code = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    # The forked process has imported the libraries before pytest.
-    is_known = "ignore::pytest.PytestAssertRewriteWarning"
-    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-W", is_known]
-    done = run_code(code, *options, *tests, cwd=copy, PYTHONPATH=path)
+    done = run_pytest(copy, *tests)
     assert done.returncode == 0, done.stdout + done.stderr
     # Without the cache of `make lint`, which .ci/run has run before, mypy takes 40 s here.
     if (cache := ROOT / ".mypy_cache").exists():
-        done = run("-m", "mypy", f"--cache-dir={cache}", cwd=copy, PYTHONPATH=path)
+        done = run(
+            "-m", "mypy", f"--cache-dir={cache}", cwd=copy, PYTHONPATH=f"{copy / 'src'}:{copy}"
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -70,8 +71,9 @@ class Saboteur(L.Callback):
         os.kill(1, signal.SIGTERM)
 
     def term_group(self, batch: Any) -> None:
-        """What a terminal or an agent does, which signals loader processes too."""
-        os.killpg(0, signal.SIGTERM)
+        """What an agent does, which signals loader processes too. They know who sends it."""
+        command = ["kill", "-TERM", "--", f"-{os.getpgid(0)}"]
+        subprocess.run(command, start_new_session=True, check=True)
 
     def int_agent(self, batch: Any) -> None:
         os.kill(os.getppid(), signal.SIGINT)

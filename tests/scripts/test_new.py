@@ -10,7 +10,7 @@ import pytest
 
 from scripts import new
 from scripts.new import copy, find_net, replace_words
-from tests.conftest import ROOT, run
+from tests.conftest import NO_PICTURES, ROOT, run, run_pytest
 
 WRITTEN = [
     "configs/model/squeeze.yaml",
@@ -52,11 +52,11 @@ def test_a_copied_model_trains_and_its_test_passes(repository: Path):
     assert "_target_: project.model.nets.squeeze.Squeeze\n" in config
     assert "from project.model.nets.squeeze import Squeeze\n" in test
 
-    done = in_copy(repository, "train.py", "model=squeeze", "debug=limit", "run_id=first")
+    done = in_copy(
+        repository, "train.py", "model=squeeze", "debug=limit", "run_id=first", NO_PICTURES
+    )
     assert done.returncode == 0, done.stderr
-    # In a fresh interpreter, because this one has imported the project of another folder.
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", WRITTEN[2]]
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    done = run_pytest(repository, WRITTEN[2])
     assert done.returncode == 0, done.stdout
 
 

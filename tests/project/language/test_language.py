@@ -58,7 +58,7 @@ def test_a_stopped_run_continues_bit_by_bit(text_run: Path, tmp_path: Path, sign
     node = "+callbacks.signaller"
     target = f"{node}._target_=tests.signaller.Signaller"
     command = [
-        "train.py", *TEXT, f"run_root={tmp_path}", "callbacks.last.every_s=1e-9",
+        "train.py", *TEXT, f"run_root={tmp_path}", "callbacks.last.every_s=1e-9", "report=false",
         target, f"{node}.dirpath={tmp_path}",
     ]  # fmt: skip
     # 11 steps are within the first epoch.
@@ -75,7 +75,13 @@ def test_a_stopped_run_continues_bit_by_bit(text_run: Path, tmp_path: Path, sign
 def test_two_ranks_see_the_batches_of_one(text_run: Path, tmp_path: Path):
     two, one = tmp_path / "records", text_run.parent / "records"
     done = run(
-        "train.py", *TEXT, "trainer.devices=2", *record(two), f"run_root={tmp_path}", RUN_ID="two"
+        "train.py",
+        *TEXT,
+        "trainer.devices=2",
+        *record(two),
+        f"run_root={tmp_path}",
+        "report=false",
+        RUN_ID="two",
     )
     assert done.returncode == 0, done.stderr
     for stage in ("train", "val", "test"):
@@ -162,7 +168,7 @@ def test_another_text_is_refused_with_one_message(text_run: Path, tmp_path: Path
 
     same = tmp_path / "same.txt"
     same.write_text((ROOT / "docs/contract.md").read_text())
-    command = ["train.py", *TEXT, f"run_root={tmp_path}", "trainer.max_epochs=1"]
+    command = ["train.py", *TEXT, f"run_root={tmp_path}", "trainer.max_epochs=1", "report=false"]
     assert run(*command, f"data.file={same}", RUN_ID="mine").returncode == 0
     before = {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()}
     more = [*command, "trainer.max_epochs=2"]

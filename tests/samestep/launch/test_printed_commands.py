@@ -26,7 +26,7 @@ from tests.printed_commands import Command, find_commands
 ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]
 SMALL = [
     "trainer.accelerator=cpu", "trainer.max_epochs=1", "model=mlp",
-    NO_PICTURES,
+    NO_PICTURES, "report=false",
 ]  # fmt: skip
 ENDLESS = [  # saved each second; it is ended by the test
     "trainer.max_epochs=1000", "callbacks.last.every_s=1",

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from samestep.config.compose import check
 from samestep.launch import render
 from tests import mirror
-from tests.conftest import ROOT, run
+from tests.conftest import NO_PICTURES, ROOT, run
 from tests.launching import launch
 
 UNEQUAL = "cluster.devices_per_node=[1,2]"
@@ -268,7 +268,7 @@ def test_a_run_fetches_from_the_data_server_and_checks_every_byte(data_server, t
     words = [
         *miniature.overrides(tmp_path / "here", url), "cluster=swarm", "data.download=true",
         "data.num_val=20", "data.global_batch_size=60", "trainer.max_epochs=1", "model=mlp",
-        "trainer.accelerator=cpu", f"run_root={tmp_path / 'runs'}",
+        "trainer.accelerator=cpu", f"run_root={tmp_path / 'runs'}", "report=false", NO_PICTURES,
     ]  # fmt: skip
     done = run("train.py", *words, RUN_ID="first", no_proxy="127.0.0.1")
     assert done.returncode == 0, done.stderr

@@ -186,6 +186,18 @@ def test_check_asks_for_a_claim_only_if_there_is_none(cluster):
         cluster.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta})
 
 
+UNSHARE = """
+import ctypes, os, runpy, signal, sys
+assert ctypes.CDLL(None).unshare(0x20000000) == 0  # CLONE_NEWPID: for the next child
+child = os.fork()
+if child == 0:
+    del sys.argv[0]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+"""What ``unshare --pid --fork`` does, as a program that starts from the fork server."""
+
+
 @pytest.mark.skipif(
     subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode != 0,
     reason="needs the right to make process namespaces",
@@ -193,12 +205,12 @@ def test_check_asks_for_a_claim_only_if_there_is_none(cluster):
 def test_sigterm_ends_it_although_it_is_process_1(tmp_path):
     (tmp_path / "official").mkdir()
     miniature, began = mirror.mnist(tmp_path / "official"), threading.Event()
+    (tmp_path / "unshare.py").write_text(UNSHARE)
     with mirror.serve(tmp_path / "official") as official:
         official.go_on.clear()
-        program = [sys.executable, *volume.PROGRAM[1:]]
-        program += miniature.overrides(tmp_path / "volume", official.url)
+        program = [*volume.PROGRAM[1:], *miniature.overrides(tmp_path / "volume", official.url)]
         with subprocess.Popen(
-            ["unshare", "--pid", "--fork", "--kill-child", *program],
+            [sys.executable, str(tmp_path / "unshare.py"), *program],
             cwd=ROOT, env=environment(no_proxy="127.0.0.1"), stderr=subprocess.DEVNULL,
         ) as outside:  # fmt: skip
             while not official.requests:

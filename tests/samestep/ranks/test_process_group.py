@@ -13,7 +13,7 @@ from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, failure
 from samestep.ranks import process_group as distributed
 from samestep.ranks.network import NetworkError
-from tests.conftest import QUICK, run
+from tests.conftest import NO_PICTURES, QUICK, run
 
 
 def meet(rank: int, port: int) -> None:
@@ -134,7 +134,7 @@ def test_several_ranks_train_with_ddp(monkeypatch, strategy: str):
 
 
 def test_an_error_of_rank_zero_is_raised_on_every_rank(tmp_path: Path):
-    words = ["trainer.devices=2", *QUICK, "debug=limit", f"run_root={tmp_path}"]
+    words = ["trainer.devices=2", *QUICK, NO_PICTURES, "debug=limit", f"run_root={tmp_path}"]
     first = run("train.py", *words, RUN_ID="mine")
     assert first.returncode == 0, first.stderr
     # Only rank zero looks into the run directory.

@@ -405,7 +405,7 @@ def test_a_run_killed_elsewhere_ends_here_as_an_undisturbed_one(
     assert "Continuing" in result.stdout
     assert result.stdout.strip().endswith("Uploaded: s3://bucket/runs/mine")
     assert result.stderr == ""
-    whole = run(*command, f"run_root={tmp_path}/whole", RUN_ID="mine")
+    whole = run(*command, NO_PICTURES, f"run_root={tmp_path}/whole", RUN_ID="mine")
     assert whole.returncode == 0, whole.stderr
     assert final_figures(here / "mine") == final_figures(tmp_path / "whole/mine")
     best = [load(root / "mine/checkpoints/best.ckpt") for root in (here, tmp_path / "whole")]
