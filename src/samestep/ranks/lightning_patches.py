@@ -69,7 +69,7 @@ def skip_empty_hooks(trainer: "L.Trainer") -> None:
 def call_hooks_directly() -> None:
     """Keep Lightning 2.6 from announcing each hook to its log and its profiler.
 
-    It makes two texts for each of 24 hooks in a step, which nobody reads, and writes the name of
+    It makes two texts for each of 22 hooks in a step, which nobody reads, and writes the name of
     the hook into an attribute of the module. torch 2.15 then looks whether the name is a parameter.
     Here the name goes where torch would put it in the end. Only a profiler still gets its texts.
     """
