@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
+    RendezvousInfo,
     RendezvousParameters,
     RendezvousTimeoutError,
 )
@@ -50,11 +51,41 @@ def two_nodes(server: EtcdServer) -> list[EtcdRendezvous]:
 
 def meet(nodes: list[EtcdRendezvous]) -> None:
     """All nodes call ``next_rendezvous``, and become the two nodes of one group."""
+    met: dict[EtcdRendezvous, RendezvousInfo] = {}
+
+    def take_part(node: EtcdRendezvous) -> None:
+        met[node] = node.next_rendezvous()
+        deadline = time.monotonic() + 120
+        while len(met) < len(nodes):
+            assert time.monotonic() < deadline
+            # As an agent does: etcd may fail the other node halfway, which then begins anew.
+            if node.num_nodes_waiting():
+                met[node] = node.next_rendezvous()
+            time.sleep(0.1)
+
     with ThreadPoolExecutor() as threads:
-        met = list(threads.map(lambda node: node.next_rendezvous(), nodes))
-    assert sorted((info.rank, info.world_size) for info in met) == [(0, 2), (1, 2)]
-    assert met[0].bootstrap_store_info == met[1].bootstrap_store_info
+        list(threads.map(take_part, nodes))
+    one, other = met.values()
+    assert sorted([(one.rank, one.world_size), (other.rank, other.world_size)]) == [(0, 2), (1, 2)]
+    assert one.bootstrap_store_info == other.bootstrap_store_info
     assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
+
+
+def test_a_node_that_etcd_fails_halfway_meets_the_other_one_again(
+    server: EtcdServer, monkeypatch: pytest.MonkeyPatch
+):
+    nodes = [EtcdRendezvous(parameters(server)) for _ in range(2)]
+    meet_once, errors = nodes[1]._meet, [RendezvousConnectionError("halfway")]
+
+    def fail_once() -> RendezvousInfo:
+        info = meet_once()
+        if errors:
+            raise errors.pop()
+        return info
+
+    monkeypatch.setattr(nodes[1], "_meet", fail_once)
+    meet(nodes)
+    assert errors == []
 
 
 def test_a_node_that_is_gone_is_not_waited_for_and_another_may_join(server: EtcdServer):
