@@ -67,7 +67,7 @@ LIBRARIES = (
 """What the fork server imports.
 
 Not wandb and mlflow, which start threads; not flytekit, which handles signals while it is imported;
-not copier, which keeps the variables of that moment. Kubernetes keeps one: see ``become``.
+not copier, which keeps the variables of that moment. Kubernetes keeps one: see ``tell_kubernetes``.
 """
 
 ENTER_POD = str(Path(__file__).with_name("enter_pod.py"))
@@ -377,11 +377,7 @@ def become(program: Program, stdio: Sequence[int], connection: socket.socket) ->
     if program.is_test_worker and (connection := fork_server_of(program, same_session=True)):
         return serve(connection)
 
-    # The client of Kubernetes reads this variable when it is imported.
-    place = os.environ.get("KUBECONFIG", "~/.kube/config")
-    for name in ("kubernetes.config", "kubernetes.config.kube_config"):
-        if name in sys.modules:  # a copy may have left it out
-            sys.modules[name].KUBE_CONFIG_DEFAULT_LOCATION = place
+    tell_kubernetes(os.environ.get("KUBECONFIG", "~/.kube/config"))
 
     # Each fresh interpreter has its own seeds; Python's own generator takes a new one at a fork.
     sys.modules["numpy"].random.seed(random.getrandbits(32))
@@ -400,6 +396,13 @@ def become(program: Program, stdio: Sequence[int], connection: socket.socket) ->
     elif program.starts_ranks:
         start_server_of_agent(program)
     return program
+
+
+def tell_kubernetes(place: str) -> None:
+    """Tell the client of Kubernetes where its file is; it reads KUBECONFIG when it is imported."""
+    for name in ("kubernetes.config", "kubernetes.config.kube_config"):
+        if name in sys.modules:  # a copy may have left it out
+            sys.modules[name].KUBE_CONFIG_DEFAULT_LOCATION = place
 
 
 def unbuffered(stream: io.TextIOWrapper, number: int) -> io.TextIOWrapper:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from samestep.launch.main import main
+from tests import fork_server
 from tests.conftest import ROOT, environment
 
 
@@ -24,8 +25,7 @@ def launch(*words: str, cwd: Path = ROOT, **variables: str) -> subprocess.Comple
         try:
             os.chdir(cwd)
             set_environment(environment(**variables))
-            if sdk := sys.modules.get("kubernetes.config.kube_config"):  # reads it at its import
-                sdk.KUBE_CONFIG_DEFAULT_LOCATION = variables.get("KUBECONFIG", "none")
+            fork_server.tell_kubernetes(variables.get("KUBECONFIG", "none"))
             with descriptor_into(1, stdout.fileno()), descriptor_into(2, stderr.fileno()):
                 exit_code = main(words, "the help")
         finally:

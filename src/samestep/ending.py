@@ -51,10 +51,10 @@ def record_interruption(cfg: DictConfig, trainer: L.Trainer, error: BaseExceptio
     ended, why = state.STOPPED, type(error).__name__  # a second Ctrl-C
     if isinstance(error, Stopped):
         why = error.name
+    elif failure.is_lost_connection(error):
+        ended, why = state.FAILED, f"rank {environment.rank()} {failure.LOST}"
     elif isinstance(error, Exception):
         ended, why = state.FAILED, failure.message(error).removeprefix(failure.PREFIX)
-    if failure.is_lost_connection(error):
-        why = f"rank {environment.rank()} {failure.LOST}"
     state.record(Path(cfg.run_dir), ended, why, **progress_of(trainer))
     # A cluster starts the run again by itself.
     if isinstance(error, Stopped) and environment.variable(environment.ON_CLUSTER) is None:

@@ -156,7 +156,8 @@ def measure_ranks(cfg: DictConfig, datamodule: L.LightningDataModule) -> list[fl
     process_group.gather(None)  # wait for the last rank
     measured = process_group.on_all_ranks(measure, cfg, datamodule, TIMED_STEPS)
     speeds, seconds = zip(*process_group.gather(measured), strict=True)
-    num_steps = min(int(TIMED_S / (max(seconds) or TIMED_S)), MAX_TIMED_STEPS)
+    slowest = max(seconds)  # 0 if the run has too few steps
+    num_steps = min(int(TIMED_S / slowest), MAX_TIMED_STEPS) if slowest else 0
     if num_steps > TIMED_STEPS:
         measured = process_group.on_all_ranks(measure, cfg, datamodule, num_steps)
         speeds, _ = zip(*process_group.gather(measured), strict=True)

@@ -45,11 +45,14 @@ class OtherRankFailed(Exception):
         self.exit_code = code
 
 
+def may_be_of_connection(error: BaseException) -> bool:
+    """Whether gloo or NCCL may have raised this: their errors have no type of their own."""
+    return isinstance(error, RuntimeError) and not isinstance(error, RunError)
+
+
 def is_lost_connection(error: BaseException) -> bool:
     """Whether gloo or NCCL has raised this, because the process of another rank has ended."""
-    if isinstance(error, RunError) or not isinstance(error, RuntimeError):
-        return False
-    return bool(LOST_CONNECTION.search(str(error)))
+    return may_be_of_connection(error) and bool(LOST_CONNECTION.search(str(error)))
 
 
 def report(error: Exception) -> int:

@@ -76,10 +76,11 @@ def call_hooks_directly() -> None:
     from lightning.pytorch.trainer import call
 
     hooks = (call._call_callback_hooks, call._call_lightning_module_hook, call._call_strategy_hook)
-    if hooks[0].__module__ != __name__:
-        call._call_callback_hooks = _without_texts(hooks[0], _call_callbacks)
-        call._call_lightning_module_hook = _without_texts(hooks[1], _call_module)
-        call._call_strategy_hook = _without_texts(hooks[2], _call_strategy)
+    if hooks[0].__module__ == __name__:
+        return  # another run of this process has done it
+    call._call_callback_hooks = _without_texts(hooks[0], _call_callbacks)
+    call._call_lightning_module_hook = _without_texts(hooks[1], _call_module)
+    call._call_strategy_hook = _without_texts(hooks[2], _call_strategy)
 
 
 def _without_texts(announce: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,7 +137,7 @@ def look_at_hooks_once() -> None:
 
     kind: Any = _DataHookSelector
     if kind.get_instance.__module__ == __name__:
-        return  # this was done before
+        return  # another run of this process has done it
     select = kind.get_instance
 
     def get_instance(selector: Any, name: str) -> Any:

@@ -170,8 +170,7 @@ def leave_error(store: Store, error: Exception) -> Exception:
         failed, it is ``OtherRankFailed``; ``LostOtherRank`` if that rank could leave no error.
     """
     rank = environment.rank()
-    # What gloo and NCCL raise has no type of its own.
-    has_lost_others = isinstance(error, RuntimeError) and not isinstance(error, RunError)
+    has_lost_others = failure.may_be_of_connection(error)
     if failure.is_lost_connection(error):
         log.info("A connection to another rank broke", exc_info=error)  # logs/rank-<n>.log only
         error = failure.LostOtherRank()

@@ -236,7 +236,7 @@ def check_secret(cfg: DictConfig) -> Iterator[str]:
     """A secret of Flyte needs the variable in which the run looks for it."""
     secret = plain(cfg.cluster)["secret"]
     needed = ["group", "key", "env_var"]
-    if secret is not None and (not isinstance(secret, dict) or sorted(secret) != sorted(needed)):
+    if secret is not None and (not isinstance(secret, dict) or set(secret) != set(needed)):
         yield f"cluster.secret={show(secret)}: must have the keys {', '.join(needed)}"
 
 
