@@ -30,6 +30,7 @@ from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.step_log import StepLog
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.watchdog import Watchdog
+from samestep.config.schema import plain
 from samestep.data.download import DownloadError
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, lightning_patches
@@ -186,33 +187,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
 def share_out(cfg: DictConfig) -> list[L.Callback]:
     """The callback for slices of unequal length; none if there can be only one for each step."""
     is_needed = environment.world_size() > 1 or cfg.trainer.accumulate_grad_batches > 1
-    return [ShareOut()] if is_needed else []
-
-
-def lone_trainer(cfg: DictConfig, *callbacks: L.Callback) -> L.Trainer:
-    """A Trainer for this rank alone, with the flags of ``cfg``, that only trains."""
-    is_on_gpu = device_kind(cfg) == "cuda"
-    arguments = {
-        "callbacks": list(callbacks),
-        "logger": False,
-        "plugins": [LightningEnvironment()],
-        "devices": [environment.local_rank()] if is_on_gpu else 1,
-        "num_nodes": 1,
-        "strategy": "auto",
-        "sync_batchnorm": False,
-        "min_epochs": None,
-        "min_steps": None,
-        "max_time": None,
-        "limit_val_batches": 0,
-        "num_sanity_val_steps": 0,
-        "profiler": None,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    lightning_trainer: L.Trainer = build(flags_of_lightning(cfg), "trainer", **arguments)
-    lightning_patches.leave_signals_to_us(lightning_trainer)
-    return lightning_trainer
+    return [ShareOut(plain(cfg.cluster)["shares"])] if is_needed else []
 
 
 def flags_of_lightning(cfg: DictConfig) -> DictConfig:

@@ -8,12 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 import lightning as L
-import torch
 from rich.progress import BarColumn
 from rich.progress import Progress as Bar
 
 from samestep.callbacks.exact import sums_of
-from samestep.callbacks.share_out import weights_of_ranks
+from samestep.callbacks.share_out import now, weights_of_ranks
 from samestep.callbacks.sums import Sums
 from samestep.data.loader import count_samples
 
@@ -97,11 +96,11 @@ class Progress(L.Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the clock of the training."""
-        self._val_start = _now(pl_module)
+        self._val_start = now(pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock of the training again, as if no time had passed."""
-        self._start += _now(pl_module) - self._val_start
+        self._start += now(pl_module) - self._val_start
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log the speed.
@@ -109,7 +108,7 @@ class Progress(L.Callback):
         The epoch is reported later: some of its metrics are logged after this hook, and to read
         them here, on rank zero alone, could start a reduction that the other ranks do not join.
         """
-        self.samples_per_second = speed = self._samples / (_now(pl_module) - self._start)
+        self.samples_per_second = speed = self._samples / (now(pl_module) - self._start)
         if trainer.is_global_zero:
             name = f"train/{self.unit}_per_second"
             # With rank_zero_only, sync_dist reduces nothing: it only keeps Lightning from warning.
@@ -171,10 +170,3 @@ class Progress(L.Callback):
         """Leave a line; rich puts it above the bar."""
         print("  ".join(facts), flush=True)
         self._due = time.perf_counter() + (REDRAW_S if self._bar else self.log_every_s)
-
-
-def _now(pl_module: L.LightningModule) -> float:
-    """Seconds on a clock, once the device has done what it was told."""
-    if pl_module.device.type != "cpu":
-        torch.accelerator.synchronize(pl_module.device)
-    return time.perf_counter()

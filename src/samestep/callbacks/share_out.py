@@ -1,14 +1,23 @@
 """Gives each rank its slice of every batch, and lets the slices count by their length."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lightning as L
+import torch
 from torch import Tensor
 
 from samestep.data.loader import BatchLoader
 from samestep.data.sampler import GlobalBatchSampler
 from samestep.errors import ConfigError
+from samestep.ranks import environment, process_group
+from samestep.run.records import cpu_name
+from samestep.spec import fault_of_shares
+
+WARMUP_BATCHES = 3  # of an epoch; they are not timed
+TIMED_BATCHES = 100  # of an epoch, at most: a GPU is waited for in each of them
+ALIKE = 1.1  # ranks whose speeds differ by this factor at most keep the shares that they have
 
 
 class ShareOut(L.Callback):
@@ -23,13 +32,27 @@ class ShareOut(L.Callback):
     sees only the sum of the step.
 
     If all slices are equal, nothing is multiplied.
+
+    With ``auto`` the first epoch has equal shares. The forward passes of each epoch are timed, and
+    at its end the ranks agree on the shares of the next one. A checkpoint keeps them: a run that
+    continues on as many ranks of the same kind begins with them. Shares change neither the global
+    batches nor the loss curve. They only let a slow rank have less to do, so that the others need
+    not wait for it.
+
+    Args:
+        asked: ``equal``, ``auto``, or numbers in any unit, one for each rank or each node.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, asked: str | Sequence[float] = "equal") -> None:
+        self.asked = asked
         self.shares: tuple[float, ...] | None = None
-        """How much each rank gets, in any unit; None: all the same. ``shares.decide`` sets it."""
+        """How much each rank gets; None: all the same."""
         self._order: GlobalBatchSampler | None = None  # of the training data, if weights are needed
         self._batch = 0  # of this epoch
+        self._saved: dict[str, Any] = {}  # of a checkpoint: the shares, and the kinds of the ranks
+        self._kinds: list[str] = []
+        self._begin: float | None = None  # of a forward pass that is timed
+        self._seconds, self._samples = 0.0, 0  # of the forward passes of this epoch
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Cut the training data, and find out whether weights are needed.
@@ -38,10 +61,29 @@ class ShareOut(L.Callback):
             ConfigError: if a rank would get no sample of some batch, or if shares are unequal and
                 the data come from an ordinary DataLoader, which cannot be cut.
         """
+        self._decide(trainer, pl_module)
+        self._cut(trainer)
+
+    def _decide(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find out the shares of all ranks, which must call this together."""
+        # Each node may have a command of its own; that of rank zero counts.
+        asked = process_group.broadcast(self.asked)
+        if trainer.world_size == 1 or asked == "equal":
+            return
+        if len(list(find_batch_loaders(trainer.train_dataloader))) != 1 or not order_of(trainer):
+            raise ConfigError(NEEDS_BATCH_LOADER, on_all_ranks=True)
+        self.asked = asked
+        if asked != "auto":
+            self.shares = tuple(by_rank([float(share) for share in asked]))
+            return
+        self._kinds = process_group.gather(kind_of_rank(pl_module))
+        if self._saved.get("kinds") == self._kinds:
+            self.shares = tuple(self._saved["shares"])
+
+    def _cut(self, trainer: L.Trainer) -> None:
+        """Cut the training data, and find out whether weights are needed."""
         order = order_of(trainer)
         if order is None:
-            if self.shares and len(set(self.shares)) > 1:
-                raise ConfigError(NEEDS_BATCH_LOADER, on_all_ranks=True)
             return
         self._set_shares(trainer.train_dataloader)
         orders = [loader.order for loader in find_batch_loaders(trainer.train_dataloader)]
@@ -66,18 +108,52 @@ class ShareOut(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Remember which batch this is."""
+        """Remember which batch this is, and when its forward pass began."""
         self._batch = batch_idx
+        if self.asked == "auto" and WARMUP_BATCHES <= batch_idx < WARMUP_BATCHES + TIMED_BATCHES:
+            self._begin = now(pl_module)
 
     def on_before_backward(
         self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
     ) -> None:
         """Weight this slice."""
+        if self._begin is not None and (order := order_of(trainer)):
+            self._seconds += now(pl_module) - self._begin
+            self._samples += order.lengths(self._batch)[order.rank]
+            self._begin = None
         if self._order is None:
             return
         weight = self._order.weight(self._batch)
         if weight != 1:
             loss.register_hook(lambda gradient: gradient * weight)  # type: ignore[no-untyped-call]
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Agree on the shares of the next epoch, if the ranks are measured."""
+        if self.asked != "auto" or trainer.world_size == 1:
+            return
+        speeds = process_group.gather(self._samples / self._seconds if self._seconds else 0.0)
+        self._seconds, self._samples = 0.0, 0
+        before = self.shares or (1.0,) * len(speeds)
+        if min(speeds) <= 0:
+            return  # an epoch of a few batches
+        # What a rank would take for its share, if it had the whole batch: all alike, or not.
+        times = [share / speed for share, speed in zip(before, speeds, strict=True)]
+        if max(times) <= ALIKE * min(times):
+            return
+        self.shares = tuple(round(speed / min(speeds), 2) for speed in speeds)
+        self._cut(trainer)
+        if trainer.is_global_zero:
+            shown = ", ".join(f"{share:g}" for share in self.shares)
+            print(f"Shares of the ranks: {shown} (measured in epoch {trainer.current_epoch + 1})")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The shares that were measured, and on what."""
+        is_measured = self.asked == "auto" and self.shares is not None
+        return {"shares": list(self.shares or ()), "kinds": self._kinds} if is_measured else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Begin with them, if the ranks are of the same kind."""
+        self._saved = state_dict
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Cut the validation data; sums of metrics need no weights."""
@@ -94,9 +170,37 @@ class ShareOut(L.Callback):
 
 
 NEEDS_BATCH_LOADER = (
-    "cluster.shares: an ordinary DataLoader gives every rank the same share; use "
-    "samestep.data.loader.BatchLoader (docs/contract.md), or cluster.shares=equal"
+    "cluster.shares: an ordinary DataLoader, or several loaders, give every rank the same share; "
+    "use one samestep.data.loader.BatchLoader (docs/contract.md), or cluster.shares=equal"
 )
+
+
+def by_rank(shares: Sequence[float]) -> list[float]:
+    """One share for each rank; shares of nodes are those of each of their ranks.
+
+    Raises:
+        ConfigError: if there is one neither for each rank nor for each node.
+    """
+    num_ranks, num_nodes = environment.world_size(), environment.num_nodes()
+    if fault := fault_of_shares(shares, num_nodes, num_ranks):
+        raise ConfigError(fault, on_all_ranks=True)
+    if len(shares) == num_ranks:
+        return list(shares)
+    return [shares[node] for node in process_group.gather(environment.node_rank())]
+
+
+def kind_of_rank(pl_module: L.LightningModule) -> str:
+    """What decides how fast a rank is: its GPU, or the number of its processors."""
+    if pl_module.device.type == "cuda":
+        return torch.cuda.get_device_name(pl_module.device)
+    return f"{cpu_name()}, {environment.cpus_per_rank()} processors"
+
+
+def now(pl_module: L.LightningModule) -> float:
+    """Seconds on a clock, once the device has done what it was told."""
+    if pl_module.device.type != "cpu":
+        torch.accelerator.synchronize(pl_module.device)
+    return time.perf_counter()
 
 
 def order_of(trainer: L.Trainer) -> GlobalBatchSampler | None:

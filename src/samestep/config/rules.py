@@ -208,16 +208,6 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
         )
 
 
-def fault_of_shares(shares: Sequence[float], num_nodes: int, num_ranks: int) -> str | None:
-    """What is wrong with this list as ``cluster.shares``, if there are so many nodes and ranks."""
-    if len(shares) in (num_nodes, num_ranks):
-        return None
-    return (
-        f"cluster.shares={list(shares)}: the run may have {num_ranks} ranks on {num_nodes} nodes; "
-        "give one number for each rank, or one for each node, or say cluster.shares=auto"
-    )
-
-
 METRIC_MODES = {"loss": "min", "error": "min"}  # whether less or more of a metric is better
 
 

@@ -15,6 +15,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from samestep.config import rules
 from samestep.config.rules import STRING, ProjectRules, Rule
 from samestep.config.secret_names import HIDDEN, is_secret_name
+from samestep.spec import leaves
 
 LAID_OVER = ("experiment", "debug", "local")  # groups that change values and bring no own keys
 SHARED = (  # parts of others, not to be chosen
@@ -234,17 +235,6 @@ def flatten(node: DictConfig, whole: Container[str] = (), prefix: str = "") -> d
         else:
             found[key] = Leaf(node, name, text)
     return found
-
-
-def leaves(value: Any, key: str = "") -> dict[str, Any]:
-    """The values below ``key`` by their full keys: ``{"a": {"b": 1}}`` is ``{"a.b": 1}``.
-
-    Lists, and groups without keys, are values.
-    """
-    if not isinstance(value, dict) or not value:
-        return {key: value}
-    prefix = f"{key}." if key else ""
-    return {k: v for name in value for k, v in leaves(value[name], f"{prefix}{name}").items()}
 
 
 def parents_of(key: str) -> list[str]:

@@ -4,30 +4,28 @@ Each check is a function that returns a ``Finding``, or None where it does not a
 lists those that a rank can do by itself; ``compare`` and ``measure_network`` need the other ranks.
 """
 
+import json
 import logging
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import lightning as L
 import torch
-from omegaconf import DictConfig, OmegaConf
 from torch import distributed as dist
 
-from samestep.config.rules import fault_of_shares, load_project_rules
-from samestep.config.schema import leaves, show
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, network, process_group
 from samestep.ranks.process_group import broadcast, device_kind
-from samestep.ranks.secrets import redact_values
+from samestep.spec import RunSpec, fault_of_shares, leaves
 
 SHARED_MEMORY = Path("/dev/shm")  # where loader processes leave their batches
 SOURCE = Path(__file__).parents[2]  # the folder of all packages
@@ -66,8 +64,8 @@ class Finding(NamedTuple):
         return "warning" if self.check == "threads" else "failed"
 
 
-def find_rank_zero(cfg: DictConfig) -> str:
-    """Wait until rank zero's node can be reached, ``cluster.timeout_s`` seconds at most.
+def find_rank_zero(accelerator: str, timeout_s: float) -> str:
+    """Wait until rank zero's node can be reached, ``timeout_s`` seconds at most.
 
     With several nodes, gloo and NCCL are told the interface that leads to rank zero, unless
     ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` is set.
@@ -81,14 +79,14 @@ def find_rank_zero(cfg: DictConfig) -> str:
     """
     # Without a GPU of its own, a rank could not even choose the device of its process group.
     is_alone = not environment.under_torchrun()
-    needs_gpus = cfg.trainer.accelerator == "gpu" if is_alone else torch.cuda.is_available()
-    if needs_gpus and (error := failure([check_accelerator(cfg)])):
+    needs_gpus = accelerator == "gpu" if is_alone else torch.cuda.is_available()
+    if needs_gpus and (error := failure([check_accelerator(accelerator)])):
         raise error
     if is_alone:
         return ""
     name = environment.variable("MASTER_ADDR") or "localhost"
     try:
-        address, own_address = network.wait_for(name, cfg.cluster.timeout_s)
+        address, own_address = network.wait_for(name, timeout_s)
     except network.NetworkError as error:
         raise PreflightError(f"rank {environment.rank()}: MASTER_ADDR={name}: {error}") from error
     if environment.num_nodes() == 1:
@@ -111,13 +109,13 @@ def choose_interface(interface: str) -> None:
             environment.set_variable(variable, value)
 
 
-def run(cfg: DictConfig, model: L.LightningModule, datamodule: L.LightningDataModule) -> None:
+def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModule) -> None:
     """Do all checks on all ranks; every rank must call this at the same point.
 
     Raises:
         ConfigError, PreflightError: on all ranks, if a check of any rank failed.
     """
-    findings = inspect(cfg, model, datamodule)
+    findings = inspect(spec, model, datamodule)
     for finding in findings:
         if environment.rank() == 0 and finding.result == "warning":
             logging.getLogger(__name__).warning("%s: %s; %s", *finding)
@@ -139,7 +137,7 @@ def failure(findings: list[Finding]) -> ConfigError | PreflightError | None:
 
 
 def inspect(
-    cfg: DictConfig,
+    spec: RunSpec,
     model: L.LightningModule,
     datamodule: L.LightningDataModule,
     *more: Finding,
@@ -147,7 +145,7 @@ def inspect(
     """Do all checks, and gather the findings of all ranks.
 
     Args:
-        cfg: the checked configuration.
+        spec: of the run.
         model: what will be trained.
         datamodule: on which data. Its optional method ``shared_memory_bytes()`` says how many bytes
             the loader processes of one rank hold in ``/dev/shm``.
@@ -159,15 +157,15 @@ def inspect(
     Raises:
         PreflightError: if a rank does not answer before the process group gives up.
     """
-    mine = [*check_this_rank(cfg, model, datamodule), *more]
+    mine = [*check_this_rank(spec, model, datamodule), *more]
     try:
-        everyone = gather((mine, identity(cfg)))
+        everyone = process_group.gather((mine, identity(spec)))
         findings = merge(everyone)
         if environment.num_nodes() > 1 and not failure(findings):
-            shared = is_shared(Path(cfg.run_dir))
+            shared = is_shared(spec.run_dir)
             findings.append(Finding("nodes", "run directory is shared" if shared else NOT_SHARED))
         if dist.is_initialized() and not failure(findings):
-            findings.append(measure_network(device_kind(cfg)))
+            findings.append(measure_network(device_kind(spec.accelerator)))
     except RuntimeError as error:  # of a collective
         raise PreflightError(
             f"rank {environment.rank()}: the other ranks do not answer ({error}); see their logs, "
@@ -177,38 +175,37 @@ def inspect(
 
 
 def check_this_rank(
-    cfg: DictConfig, model: L.LightningModule, datamodule: L.LightningDataModule
+    spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModule
 ) -> Iterator[Finding]:
     """What this rank finds out without the others."""
-    yield check_world_size(cfg)
-    yield check_accelerator(cfg)
-    yield from check_shares(cfg)
+    yield check_world_size(spec)
+    yield check_accelerator(spec.accelerator)
+    yield from check_shares(spec.shares)
     yield check_threads()
     shared_memory_bytes = getattr(datamodule, "shared_memory_bytes", lambda: 0)()
     if shared_memory_bytes and SHARED_MEMORY.exists():
         yield check_shared_memory(shared_memory_bytes)
     if environment.rank() == 0:
-        yield check_run_directory(Path(cfg.run_dir), model)
+        yield check_run_directory(spec.run_dir, model)
 
 
-def check_world_size(cfg: DictConfig) -> Finding:
+def check_world_size(spec: RunSpec) -> Finding:
     """Whether torchrun has started as many ranks as the configuration says."""
-    started, devices, nodes = environment.world_size(), cfg.trainer.devices, cfg.trainer.num_nodes
-    if "max_nodes" in cfg.cluster:  # nodes may come and go
-        nodes = environment.num_nodes()
+    started, devices = environment.world_size(), spec.devices
+    nodes = spec.num_nodes or environment.num_nodes()  # nodes may come and go
     fact = f"ranks: {started}, nodes: {environment.num_nodes()}"
     # The defaults, one device on one node, leave the number to torchrun.
-    if devices == "auto" or devices * nodes in (1, started):
+    if not isinstance(devices, int) or devices * nodes in (1, started):
         return Finding("world size", fact)
     remedy = f"trainer.devices={devices} x trainer.num_nodes={nodes} must be that number, or 1"
     return Finding("world size", fact, remedy)
 
 
-def check_accelerator(cfg: DictConfig) -> Finding:
+def check_accelerator(chosen: str) -> Finding:
     """Whether each rank of this node has a GPU of its own, if it should."""
-    chosen, ranks = cfg.trainer.accelerator, environment.local_world_size()
+    ranks = environment.local_world_size()
     gpus = torch.accelerator.device_count()
-    fact = f"{device_kind(cfg)}, {gpus} GPUs and {ranks} ranks here"
+    fact = f"{device_kind(chosen)}, {gpus} GPUs and {ranks} ranks here"
     needs_gpus = chosen == "gpu" or (chosen == "auto" and gpus > 0)
     if gpus >= ranks or not needs_gpus:
         return Finding("accelerator", fact)
@@ -219,9 +216,8 @@ def check_accelerator(cfg: DictConfig) -> Finding:
     return Finding("accelerator", fact, remedy)
 
 
-def check_shares(cfg: DictConfig) -> Iterator[Finding]:
+def check_shares(shares: str | Sequence[float]) -> Iterator[Finding]:
     """Whether ``cluster.shares`` has a number for each rank, or for each node."""
-    shares = cfg.cluster.shares
     if isinstance(shares, str):
         return  # equal, or measured
     fault = fault_of_shares(shares, environment.num_nodes(), environment.world_size())
@@ -304,14 +300,6 @@ def is_shared(run_dir: Path) -> bool:
 Report = tuple[list[Finding], dict[str, str]]  # a rank's findings and its identity
 
 
-def gather(mine: Report) -> list[Report]:
-    """The reports of all ranks, by rank."""
-    everyone: list[Any] = [mine] * environment.world_size()
-    if dist.is_initialized():
-        dist.all_gather_object(everyone, mine)
-    return everyone
-
-
 def merge(everyone: list[Report]) -> list[Finding]:
     """One list for all ranks: rank zero's findings that are well, then each fault with its ranks.
 
@@ -331,15 +319,14 @@ def merge(everyone: list[Report]) -> list[Finding]:
     return [finding for finding in ranks if finding.check not in faulty] + faults
 
 
-def identity(cfg: DictConfig) -> dict[str, str]:
+def identity(spec: RunSpec) -> dict[str, str]:
     """What must be the same on all ranks: configuration, code, torch and kind of device."""
-    values = {"torch": torch.__version__, "device": device_kind(cfg)}
+    values = {"torch": torch.__version__, "device": device_kind(spec.accelerator)}
     # What a continued run may change of the user's own keys does not change what is learned.
-    own_patterns = load_project_rules(cfg.rules).may_change
-    may_differ = re.compile("|".join([*MAY_DIFFER, *own_patterns]))
-    for key, value in leaves(redact_values(OmegaConf.to_container(cfg, resolve=True))).items():
+    may_differ = re.compile("|".join([*MAY_DIFFER, *spec.may_change]))
+    for key, value in leaves(spec.config).items():
         if not may_differ.fullmatch(key):
-            values[key] = show(value)
+            values[key] = value if isinstance(value, str) else json.dumps(value)
     for path in SOURCE.rglob("*.py"):
         values[f"src/{path.relative_to(SOURCE)}"] = sha256(path.read_bytes()).hexdigest()[:8]
     return values

@@ -13,13 +13,13 @@ import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
-from omegaconf import DictConfig
 from torch import distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, failure, network, stopping
+from samestep.spec import RunSpec
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -43,39 +43,71 @@ class UnequalNodesDDP(DDPStrategy):
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
 
+_store: Store | None = None  # of this process's group, if ``join`` has made it
+
+
 @contextmanager
-def process_group(cfg: DictConfig) -> Iterator[None]:
+def process_group(accelerator: str, timeout_s: float) -> Iterator[None]:
+    """Meet the other ranks that torchrun started, for the length of this block; see ``join``."""
+    join(accelerator, timeout_s)
+    try:
+        with shared_errors():
+            yield
+    finally:
+        leave()
+
+
+def join(accelerator: str, timeout_s: float) -> None:
     """Meet the other ranks that torchrun started; gloo on CPUs, NCCL on GPUs.
 
     Lightning uses the group that exists. Without torchrun there is one rank, and no group.
+
+    Args:
+        accelerator: as the Trainer's; ``cpu`` leaves the GPUs of this machine alone.
+        timeout_s: seconds that a rank waits for the others.
+
+    Raises:
+        NetworkError: if the ranks do not meet in this time; it says which ranks are missing.
     """
-    if not environment.under_torchrun():
-        yield
+    global _store
+    if not environment.under_torchrun() or dist.is_initialized():
         return
     backend = "gloo"
-    if device_kind(cfg) == "cuda":
+    if device_kind(accelerator) == "cuda":
         torch.cuda.set_device(environment.local_rank())
         backend = "cpu:gloo,cuda:nccl"
     # Ten seconds more than the watchdog has: it says where each rank hangs, the group does not.
-    timeout = timedelta(seconds=cfg.cluster.timeout_s + 10)
-    store = meet(backend, timeout)
+    _store = meet(backend, timedelta(seconds=timeout_s + 10))
     stopping.defer()
+
+
+def leave() -> None:
+    """Close the connections to the other ranks, if ``join`` has made them."""
+    global _store
+    if _store is not None and dist.is_initialized():
+        dist.destroy_process_group()
+    _store = None
+
+
+@contextmanager
+def shared_errors() -> Iterator[None]:
+    """Let an error within this block end all ranks with one message: the first error counts."""
     try:
         yield
     except Exception as error:
+        if _store is None:
+            raise
         # Left before the connections close. The other ranks fail then, and only follow.
-        first = leave_error(store, error)
+        first = leave_error(_store, error)
         failure.record(first)
         if first is error:
             raise
         raise first from None
-    finally:
-        dist.destroy_process_group()
 
 
-def device_kind(cfg: DictConfig) -> str:
+def device_kind(accelerator: str) -> str:
     """Where the ranks have their tensors: cuda or cpu."""
-    return "cuda" if cfg.trainer.accelerator != "cpu" and torch.cuda.is_available() else "cpu"
+    return "cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu"
 
 
 def meet(backend: str, timeout: timedelta) -> Store:
@@ -252,7 +284,7 @@ def on_all_ranks(
     return result
 
 
-def topology(cfg: DictConfig) -> dict[str, Any]:
+def topology(spec: RunSpec) -> dict[str, Any]:
     """The Trainer's arguments that say where it runs.
 
     Under torchrun its environment counts; the configuration only says what to start without it.

@@ -7,8 +7,7 @@ runs/<run_id>/
     checkpoints/       best.ckpt to test, last.ckpt to continue from, epoch-0002.ckpt and so on
                        to keep, a .sha256 file for each
     predictions/       pictures of test results
-    logs/              environment.json, state.json, finished.json, git.diff, shares.json,
-                       rank-<n>.log
+    logs/              environment.json, state.json, finished.json, git.diff, rank-<n>.log
     report.html        all of this to look at
 """
 
@@ -37,11 +36,10 @@ log = logging.getLogger(__name__)
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 FINISHED = "logs/finished.json"  # of which run metrics.json is, and how long that was
-SHARES = "logs/shares.json"  # how fast the ranks were, with cluster.shares=auto
 
 SIDECAR = "checkpoints/last.ckpt.sha256"  # it changes with each checkpoint
 RECORDS = (
-    "config.yaml", "metrics.csv", "logs/environment.json", "logs/git.diff", SHARES, FINISHED,
+    "config.yaml", "metrics.csv", "logs/environment.json", "logs/git.diff", FINISHED,
     state.STATE, SIDECAR,
 )  # fmt: skip
 LAST_CHECKPOINT = "samestep.callbacks.last_checkpoint.LastCheckpoint"

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from omegaconf import DictConfig
 from torch import distributed as dist
 
 from samestep.errors import ConfigError
@@ -31,9 +30,10 @@ from samestep.run.directory import Start
 from samestep.run.files import open_atomic, sha256_of
 from samestep.run.identity import Identity, read_identity
 from samestep.run.sidecar import Version
+from samestep.spec import RunSpec
 
 BEST = "checkpoints/best.ckpt"
-RECORDS = ("config.yaml", "logs/environment.json", directory.SHARES)
+RECORDS = ("config.yaml", "logs/environment.json")
 BLOCK_BYTES = 16 * 2**20  # of a file in memory, on each node
 
 Group = dist.ProcessGroup
@@ -46,7 +46,7 @@ class File(NamedTuple):
     version: Version
 
 
-def begin(cfg: DictConfig, argv: list[str]) -> Start:
+def begin(spec: RunSpec, argv: list[str]) -> Start:
     """Open the run on rank zero, and give every node the checkpoint from which it continues.
 
     Every rank must call this.
@@ -57,36 +57,36 @@ def begin(cfg: DictConfig, argv: list[str]) -> Start:
     Raises:
         ConfigError, RunError: on every rank; see ``directory.begin``.
     """
-    shared = is_shared(Path(cfg.run_dir))
-    if cfg.trainer.strategy == "fsdp":
-        check_same_path(cfg)
+    shared = is_shared(spec.run_dir)
+    if spec.strategy == "fsdp":
+        check_same_path(spec)
     if not shared:
-        fetch_newest(cfg)
-    start = on_rank_zero(directory.begin, cfg, argv)
+        fetch_newest(spec)
+    start = on_rank_zero(directory.begin, spec, argv)
     if start.ckpt_path is None:
         return start
     name = f"checkpoints/{Path(start.ckpt_path).name}"
     if not shared:
-        send(cfg, [*RECORDS, BEST, name], source=0)
-    return start._replace(ckpt_path=str(Path(cfg.run_dir) / name))
+        send(spec, [*RECORDS, BEST, name], source=0)
+    return start._replace(ckpt_path=str(spec.run_dir / name))
 
 
-def best_checkpoint(cfg: DictConfig) -> str | None:
+def best_checkpoint(spec: RunSpec) -> str | None:
     """The path on this node of the checkpoint to test; every rank must call this.
 
     Raises:
         CheckpointError: on every rank, if the best checkpoint has disappeared.
     """
-    if on_rank_zero(directory.best_checkpoint, cfg) is None:
+    if on_rank_zero(directory.best_checkpoint, spec.run_dir) is None:
         return None
-    if not is_shared(Path(cfg.run_dir)):
-        send(cfg, [BEST], source=0)
-    return str(Path(cfg.run_dir) / BEST)
+    if not is_shared(spec.run_dir):
+        send(spec, [BEST], source=0)
+    return str(spec.run_dir / BEST)
 
 
-def check_same_path(cfg: DictConfig) -> None:
+def check_same_path(spec: RunSpec) -> None:
     """Raise a ConfigError if FSDP would look for a checkpoint where a node does not have it."""
-    paths = gather(str(Path(cfg.run_dir).absolute()))
+    paths = gather(str(spec.run_dir.absolute()))
     other = next((path for path in paths if path != paths[0]), None)
     if other is None:
         return
@@ -97,42 +97,42 @@ def check_same_path(cfg: DictConfig) -> None:
     )
 
 
-def fetch_newest(cfg: DictConfig) -> None:
+def fetch_newest(spec: RunSpec) -> None:
     """Let rank zero have the newest checkpoint of all nodes; every rank must call this.
 
     Raises:
         ConfigError: if a node holds a run of this name with another configuration.
     """
-    found = gather(on_all_ranks(find_here, cfg))
+    found = gather(on_all_ranks(find_here, spec))
     steps = [file.version.global_step if file else -1 for file in found]
     source = steps.index(max(steps))
     newest = found[source]
     if newest is None or steps[source] == steps[0]:
         return
-    on_rank_zero(lock.acquire, Path(cfg.run_dir))
+    on_rank_zero(lock.acquire, spec.run_dir)
     if environment.rank() == 0:
         print(
             f"The newest checkpoint, of step {steps[source]}, is on the node of rank {source}: "
             "rank zero takes it from there",
             flush=True,
         )
-    send(cfg, [*RECORDS, BEST, newest.name], source)
+    send(spec, [*RECORDS, BEST, newest.name], source)
 
 
-def find_here(cfg: DictConfig) -> File | None:
+def find_here(spec: RunSpec) -> File | None:
     """The newest valid checkpoint on this node, which its first rank looks for."""
     if environment.local_rank() != 0:
         return None
-    run_dir = Path(cfg.run_dir)
+    run_dir = spec.run_dir
     try:
-        find_changes(cfg)
+        find_changes(spec)
     except ConfigError as error:
         if environment.rank() == 0:
             raise
         raise ConfigError(f"on the node of rank {environment.rank()}: {error}") from error
     known = read_identity(run_dir)
     try:
-        found = find_valid(run_dir / "checkpoints", Identity(cfg.run_id, known.configs))
+        found = find_valid(run_dir / "checkpoints", Identity(spec.run_id, known.configs))
     except CheckpointError:
         return None  # if no other node has one, rank zero finds this error again
     if found is None:
@@ -141,16 +141,16 @@ def find_here(cfg: DictConfig) -> File | None:
     return File(f"checkpoints/{path.name}", version)
 
 
-def send(cfg: DictConfig, names: list[str], source: int) -> None:
+def send(spec: RunSpec, names: list[str], source: int) -> None:
     """Give the files of rank ``source`` to each node that lacks them; every rank must call this.
 
     Raises:
         CheckpointError: on every rank, if a file cannot be read, sent whole, or written.
     """
-    run_dir = Path(cfg.run_dir)
+    run_dir = spec.run_dir
     is_source = environment.rank() == source
     files = broadcast(on_all_ranks(describe, run_dir, names if is_source else []), source)
-    with first_ranks(cfg) as group:
+    with first_ranks(spec.timeout_s) as group:
         for file in files:
             lacks = on_all_ranks(is_lacking, run_dir, file, group)
             if any(gather(lacks)):
@@ -198,11 +198,11 @@ def has(path: Path, file: File) -> bool:
 
 
 @contextmanager
-def first_ranks(cfg: DictConfig) -> Iterator[Group | None]:
+def first_ranks(timeout_s: float) -> Iterator[Group | None]:
     """A group of the first rank of each node; None on the other ranks."""
     local_ranks = gather(environment.local_rank())
     ranks = [rank for rank, local_rank in enumerate(local_ranks) if local_rank == 0]
-    timeout = timedelta(seconds=cfg.cluster.timeout_s + 10)
+    timeout = timedelta(seconds=timeout_s + 10)
     group = dist.new_group(ranks, timeout=timeout, backend="gloo")
     if not isinstance(group, Group):  # this rank is not in it
         yield None

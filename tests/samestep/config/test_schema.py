@@ -1,7 +1,8 @@
 import pytest
 
 from samestep.config.compose import check
-from samestep.config.schema import leaves, nearest
+from samestep.config.schema import nearest
+from samestep.spec import leaves
 from samestep.errors import ConfigError
 
 

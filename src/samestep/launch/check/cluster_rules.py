@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
-from samestep.config.rules import fault_of_shares, load_project_rules
+from samestep.config.rules import load_project_rules
 from samestep.config.schema import plain, show
 from samestep.launch.check import images
 from samestep.launch.check.names import LONGEST, NAME, NAME_RULE, NAMESPACE, NAMESPACE_RULE
 from samestep.launch.check.quantities import parse_quantity, parse_size
+from samestep.spec import fault_of_shares
 
 EXAMPLE_REGISTRY = "registry.example.com/"
 

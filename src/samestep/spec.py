@@ -1,0 +1,68 @@
+"""What every room below the configuration must know of one run. Imports no torch, no Hydra."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """The facts of one run, made once: from a DictConfig, or from the arguments of a Trainer.
+
+    The rooms ``ranks``, ``run`` and ``callbacks`` take a RunSpec or single values of it, never the
+    configuration of a framework. Nothing in here is found by the name of a YAML node.
+    """
+
+    run_id: str
+    run_dir: Path
+    seed: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """All values, nested, resolved and without secrets: ``config.yaml`` and what is compared."""
+
+    # Where it runs
+    accelerator: str = "auto"
+    devices: int | str = 1
+    """Processes per node; under torchrun only compared with what it has started."""
+    num_nodes: int | None = 1
+    """Machines; None where nodes may come and go."""
+    strategy: str = "auto"
+    sync_batchnorm: bool = False
+    deterministic: bool = False
+    timeout_s: float = 300.0
+    """Seconds that a rank waits for the others."""
+    shares: str | Sequence[float] = "equal"
+    """``equal``, ``auto``, or how much of each batch a rank or node gets."""
+
+    # How it continues
+    allow_changes: Sequence[str] = ()
+    """Keys of ``config`` that this start may change, although they make another run."""
+    may_change: Sequence[str] = ()
+    """Patterns of the user's keys that do not change what is learned."""
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    """Every ``max_*`` of the Trainer: a finished run goes on if one of them is higher."""
+    saves_nothing: bool = False
+    """``fast_dev_run``."""
+    copies: str | None = None
+    """Address of the copies of runs; None: there are none."""
+
+
+def leaves(value: Any, key: str = "") -> dict[str, Any]:
+    """The values below ``key`` by their full keys: ``{"a": {"b": 1}}`` is ``{"a.b": 1}``.
+
+    Lists, and groups without keys, are values.
+    """
+    if not isinstance(value, dict) or not value:
+        return {key: value}
+    prefix = f"{key}." if key else ""
+    return {k: v for name in value for k, v in leaves(value[name], f"{prefix}{name}").items()}
+
+
+def fault_of_shares(shares: Sequence[float], num_nodes: int, num_ranks: int) -> str | None:
+    """What is wrong with this list as ``cluster.shares``, if there are so many nodes and ranks."""
+    if len(shares) in (num_nodes, num_ranks):
+        return None
+    return (
+        f"cluster.shares={list(shares)}: the run may have {num_ranks} ranks on {num_nodes} nodes; "
+        "give one number for each rank, or one for each node, or say cluster.shares=auto"
+    )
