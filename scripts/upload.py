@@ -10,7 +10,6 @@ import sys
 from typing import Any
 
 import options
-from omegaconf import OmegaConf
 
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import process
@@ -40,7 +39,10 @@ def main(arguments: Any) -> int:
 
     url = arguments.url
     if url is None:
-        url = OmegaConf.select(read_saved_config(arguments.run_dir), "callbacks.artifacts.url")
+        callbacks = read_saved_config(arguments.run_dir).get("callbacks") or {}
+        # By its arguments: the run of somebody else may name any class, which is not imported.
+        copies = [node for node in callbacks.values() if {"url", "flush_timeout_s"} <= set(node)]
+        url = next((node.url for node in copies if node.url), None)
     if not url:
         raise ConfigError("the run names no store; name one, such as --url s3://bucket/runs")
     # Every kind of store has exceptions of its own: of ftplib, of botocore, of google.auth ...

@@ -49,8 +49,8 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
 
     from samestep import build, ending, shares
     from samestep.ranks import preflight, process_group, stopping
+    from samestep.run import artifacts, nodes
     from samestep.run import directory as run
-    from samestep.run import nodes
     from samestep.run.records import log_to_files, mute_lightning
 
     started = time.monotonic()
@@ -65,7 +65,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
         # run leaves nothing behind, and changes nothing in a run that exists.
         model, datamodule, trainer, history = build.everything(cfg)
         preflight.run(cfg, model, datamodule)
-        state = nodes.begin(cfg, ["train.py", *overrides])
+        state = nodes.begin(cfg, ["train.py", *overrides], copies=artifacts.url_of(trainer))
         if state.finished:
             return {}
         with (

@@ -5,7 +5,8 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import lightning as L
 import torch
@@ -13,7 +14,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
@@ -41,6 +42,9 @@ from samestep.run.history import History
 # What a constructor raises when it refuses an argument.
 REFUSALS = (ValueError, TypeError, LookupError, ImportError, MisconfigurationException)
 OWN_TRAINER_KEYS = {"save_every_n_epochs"}  # of cfg.trainer; Lightning's Trainer has no such flags
+
+
+Kept = TypeVar("Kept", LastCheckpoint, BestCheckpoint)
 
 
 class Parts(NamedTuple):
@@ -140,8 +144,8 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
                 f"callbacks.{name}: leave it out; callbacks.progress draws a bar, and two of them "
                 "cannot share a terminal"
             )
-    last = next((c for c in chosen.values() if isinstance(c, LastCheckpoint)), None)
-    best = next((c for c in chosen.values() if isinstance(c, BestCheckpoint)), None)
+    last = find_only(LastCheckpoint, chosen, cfg.run_dir)
+    best = find_only(BestCheckpoint, chosen, cfg.run_dir)
     if last:
         last.best = best
     callbacks = [
@@ -156,17 +160,17 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         ChangedValues(),
         StepLog(),
         EpochTimes(),
-        RunState(cfg.run_dir),
         *keep_epochs(last, cfg.trainer.save_every_n_epochs),
         *chosen.values(),
+        RunState(cfg.run_dir),  # last, when the best value is known
     ]
     where = topology(cfg)
     arguments = {
         "callbacks": callbacks,
         "logger": False,
         "plugins": [AtomicCheckpointIO(), *where.pop("plugins", [])],
-        # Without a callback that saves, Lightning would save checkpoints of its own.
-        "enable_checkpointing": any(isinstance(c, Checkpoint) for c in callbacks),
+        # Lightning saves none of its own: ``RunState`` is a Checkpoint to it.
+        "enable_checkpointing": True,
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "default_root_dir": cfg.run_dir,
@@ -182,6 +186,28 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
     lightning_patches.look_at_hooks_once()
     lightning_patches.leave_out_empty_batches()
     return lightning_trainer
+
+
+def find_only(kind: type[Kept], chosen: dict[str, L.Callback], run_dir: str) -> Kept | None:
+    """The callback of this class, under any name; None if there is none.
+
+    Raises:
+        ConfigError: if there are several, or its checkpoints would not be found when the run
+            continues.
+    """
+    found = {name: c for name, c in chosen.items() if isinstance(c, kind)}
+    if len(found) > 1:
+        names = " and ".join(f"callbacks.{name}" for name in found)
+        raise ConfigError(f"{names}: a run has one {kind.__name__}; leave out the others")
+    folder = Path(run_dir, "checkpoints")
+    for name, callback in found.items():
+        if callback.path.parent.resolve() != folder.resolve():
+            raise ConfigError(
+                f"callbacks.{name}.dirpath={callback.path.parent}: a run continues from the "
+                f"checkpoints in {folder}; leave it out, and choose another place for the whole "
+                "run with run_root=..."
+            )
+    return next(iter(found.values()), None)
 
 
 def share_out(cfg: DictConfig) -> list[L.Callback]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import lightning as L
 from omegaconf import DictConfig
 
+from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.run_state import progress_of
 from samestep.errors import ConfigError
 from samestep.ranks import environment, failure
@@ -19,6 +20,10 @@ from samestep.run.summary import command_to_go_on
 
 log = logging.getLogger(__name__)
 
+NO_CHECKPOINT = (
+    "Note: this run keeps no checkpoint, because no callback is a LastCheckpoint. If it is "
+    "interrupted, it begins anew. A file of configs/callbacks gets one by `defaults: - default`."
+)
 REPORT_S = 10.0  # for the report of a run that was stopped: what stopped it waits no longer
 
 
@@ -28,11 +33,16 @@ def recorded(cfg: DictConfig, trainer: L.Trainer) -> Iterator[None]:
 
     Every rank enters it after ``nodes.begin``; rank zero writes. The checkpoint of a run that is
     stopped is saved before. A ConfigError undoes the start of the run, so that nothing is left:
-    only a step shows some mistakes, such as a metric that the model does not log.
+    only a step shows some mistakes, such as a metric that the model does not log. A run that keeps
+    no checkpoint says so when the block begins.
 
     Raises:
         Whatever the block raises.
     """
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    is_kept = any(isinstance(callback, LastCheckpoint) for callback in callbacks)
+    if trainer.is_global_zero and not is_kept and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        print(NO_CHECKPOINT, flush=True)
     try:
         yield
     except BaseException as error:

@@ -30,6 +30,24 @@ def test_a_second_progress_bar_is_refused(compose: Callable[..., object]):
         build.trainer(cfg, History(cfg.run_dir))
 
 
+@pytest.mark.parametrize("name", ["last", "best"])
+def test_checkpoints_elsewhere_are_rejected(compose: Callable[..., object], name: str, tmp_path):
+    """The same command would not find them, and begin anew."""
+    cfg = compose(f"callbacks.{name}.dirpath={tmp_path}/elsewhere")
+    with pytest.raises(ConfigError, match=rf"callbacks.{name}.dirpath=.*/elsewhere: a run contin"):
+        build.trainer(cfg, History(cfg.run_dir))
+    (tmp_path / "link").symlink_to(tmp_path)
+    cfg = compose(f"callbacks.{name}.dirpath={tmp_path}/link/x/../test/checkpoints/")
+    build.trainer(cfg, History(cfg.run_dir))
+
+
+def test_a_second_best_checkpoint_is_rejected(compose: Callable[..., object]):
+    node = "+callbacks.keep={_target_:samestep.callbacks.best_checkpoint.BestCheckpoint,"
+    cfg = compose(node + "dirpath:x,monitor:val/loss,mode:min}")
+    with pytest.raises(ConfigError, match=r"callbacks.best and callbacks.keep: a run has one Best"):
+        build.trainer(cfg, History(cfg.run_dir))
+
+
 def test_parameters_without_a_gradient_are_one_message():
     text = "parameters that were not used in producing the loss returned"
     assert text in inspect.getsource(DDPStrategy)

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from samestep import ending
+from samestep import build, ending
+from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.run_state import RunState
 from samestep.errors import RunError
 from samestep.ranks.stopping import Stopped
 from samestep.report import page
 from samestep.run import state
+from samestep.run.history import History
 from tests.samestep.callbacks.tiny import Tiny, fit
 
 
@@ -56,6 +58,25 @@ def test_the_reason_of_an_end_is_kept(
     assert (to_continue in capsys.readouterr().out) == isinstance(error, Stopped)
     # At a second Ctrl-C nobody waits for a report.
     assert (tmp_path / page.NAME).exists() == (not isinstance(error, KeyboardInterrupt))
+
+
+class KeepLast(LastCheckpoint):
+    """Of a user, who has changed a little."""
+
+
+@pytest.mark.parametrize(
+    ("override", "is_said"),
+    [
+        ("callbacks=default", False),
+        ("callbacks=null", True),
+        ("~callbacks.last", True),
+        ("callbacks.last._target_=tests.samestep.test_ending.KeepLast", False),
+    ],
+)
+def test_a_run_without_checkpoints_says_so(compose, override: str, is_said: bool, capsys):
+    cfg = compose(override)
+    with ending.recorded(cfg, build.trainer(cfg, History(cfg.run_dir))):
+        assert ("Note: this run keeps no checkpoint" in capsys.readouterr().out) == is_said
 
 
 def test_a_stopped_run_does_not_wait_long_for_its_report(tmp_path: Path, monkeypatch, caplog):

@@ -35,7 +35,8 @@ def run_dir(tmp_path: Path) -> Path:
 
 def test_what_is_missing_or_differs_is_copied(tmp_path: Path, run_dir: Path, call: Upload):
     store = tmp_path / "store/mine"
-    (run_dir / "config.yaml").write_text(f"callbacks: {{artifacts: {{url: '{tmp_path}/store'}}}}\n")
+    node = f"{{url: '{tmp_path}/store', flush_timeout_s: 1}}"
+    (run_dir / "config.yaml").write_text(f"callbacks: {{copies: {node}}}\n")
     assert call(run_dir) == (0, f"Uploaded: {store}\n", "")
     assert contents(store) == contents(run_dir)
     untouched = (store / "metrics.csv").stat().st_mtime_ns

@@ -42,9 +42,16 @@ class BestCheckpoint(Checkpoint):
         self.score: float | None = None
         self.step: int | None = None
         """Optimizer steps of the best checkpoint; None: nothing had a score yet."""
+        self.epoch: int | None = None
+        """Its epoch, counted from 1."""
         self.has_improved = False
         """Whether the weights of now are the best ones, and not yet kept."""
         self._has_validated = False
+
+    @property
+    def state_key(self) -> str:
+        """The name of the state in a checkpoint: that of a subclass is found too."""
+        return "BestCheckpoint"
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Refuse validations within an optimizer step: no checkpoint is saved there."""
@@ -87,13 +94,15 @@ class BestCheckpoint(Checkpoint):
         link_checkpoint(last, self.path, version._replace(score=self.score))
 
     def state_dict(self) -> dict[str, Any]:
-        """The best score and its step."""
-        return {"monitor": self.monitor, "score": self.score, "step": self.step}
+        """The best score, its step and its epoch."""
+        known = {"score": self.score, "step": self.step, "epoch": self.epoch}
+        return {"monitor": self.monitor, **known}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there."""
         if state_dict["monitor"] == self.monitor:
             self.score, self.step = state_dict["score"], state_dict["step"]
+            self.epoch = state_dict.get("epoch")  # checkpoints of older versions lack it
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -124,16 +133,16 @@ class BestCheckpoint(Checkpoint):
         found = verify(self.path, read_identity(self.path.parent.parent))
         if isinstance(found, Version) and found.global_step == state["step"]:
             return
-        if checkpoint["global_step"] == state["step"]:
-            # The process was killed after it had saved last.ckpt and before it linked best.ckpt.
-            self._link_again(Path(str(trainer.ckpt_path)), state["score"])
+        # The process was killed after it had saved last.ckpt and before it linked best.ckpt; or
+        # somebody has removed best.ckpt, and its weights are kept as epoch-0002.ckpt too.
+        if self._link_again(state["step"], state["score"]):
             return
         why = found if isinstance(found, str) else f"it is of step {found.global_step}"
         log.warning(
             "%s is not the checkpoint of step %s, which was the best one: %s. The best one from "
             "here on takes its place.", self.path, state["step"], why,
         )  # fmt: skip
-        state.update(score=None, step=None)
+        state.update(score=None, step=None, epoch=None)
 
     def _compare(self, trainer: L.Trainer) -> None:
         """Note whether the weights of now have a better value than the best ones."""
@@ -146,8 +155,16 @@ class BestCheckpoint(Checkpoint):
                 return
         self.has_improved = True
         self.score, self.step = value, trainer.global_step
+        self.epoch = trainer.current_epoch + 1
 
-    def _link_again(self, source: Path, score: float) -> None:
-        found = verify(source, read_identity(source.parent.parent))
-        if isinstance(found, Version) and source != self.path:
-            link_checkpoint(source, self.path, found._replace(score=score))
+    def _link_again(self, step: int, score: float) -> bool:
+        """Link ``best.ckpt`` to another checkpoint of this step; return whether there is one."""
+        for source in sorted(self.path.parent.glob("[!.]*.ckpt")):
+            # There may be many of them. They are hashed only if they could be the one.
+            if source == self.path or step not in [v.global_step for v in sidecar.read(source)]:
+                continue
+            found = verify(source, read_identity(source.parent.parent))
+            if isinstance(found, Version) and found.global_step == step:
+                link_checkpoint(source, self.path, found._replace(score=score))
+                return True
+        return False

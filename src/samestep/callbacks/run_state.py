@@ -4,13 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.run import state
 
 
-class RunState(L.Callback):
-    """Writes ``logs/state.json`` on rank zero after each epoch.
+class RunState(Checkpoint):
+    """Writes ``logs/state.json`` on rank zero when training begins, and after each epoch.
+
+    It saves no checkpoint. Lightning calls the callbacks of this class last, and only when
+    ``LastCheckpoint`` has compared the epoch is its best value known.
 
     ``samestep.run.directory`` writes the beginning of a run and its successful end, and
     ``samestep.ending`` an interruption.
@@ -22,18 +26,25 @@ class RunState(L.Callback):
     def __init__(self, run_dir: str) -> None:
         self.run_dir = Path(run_dir)
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write from where a run continues: its process may have been killed later than that."""
+        self._record(trainer, trainer.current_epoch)
+
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write how far the run is, and its best value."""
+        self._record(trainer, trainer.current_epoch + 1)
+
+    def _record(self, trainer: L.Trainer, num_epochs: int) -> None:
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            facts = progress_of(trainer) | {"epoch": trainer.current_epoch + 1}
+            facts = progress_of(trainer) | {"epoch": num_epochs}
             state.record(self.run_dir, state.RUNNING, **facts)
 
 
 def progress_of(trainer: L.Trainer) -> dict[str, Any]:
-    """The step, and the best value so far where a metric is monitored."""
+    """The step, and what is monitored with its best value so far: None where there is none yet."""
     facts: dict[str, Any] = {"step": trainer.global_step}
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     best = next((c for c in callbacks if isinstance(c, BestCheckpoint)), None)
-    if best and best.score is not None:
-        facts |= {"monitor": best.monitor, "best": best.score}
+    if best:
+        facts |= {"monitor": best.monitor, "best": best.score, "best_epoch": best.epoch}
     return facts

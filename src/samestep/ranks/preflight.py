@@ -38,7 +38,7 @@ CONFIG_CHECKS = {
 MAY_DIFFER = (  # patterns of keys that may have another value on each node
     r"run_root|run_dir|run_id|allow_changes|rules",
     r"(cluster|logger|choices|summary|callbacks\.(artifacts|progress))(\..+)?",
-    r"callbacks\.(\w+\.dirpath|last\.every_s|loss_guard\.max_skipped)",
+    r"callbacks\.(\w+\.(dirpath|run_dir)|last\.every_s|loss_guard\.max_skipped)",
     r"trainer\.(devices|num_nodes|accelerator|profiler)",
 )
 NOT_SHARED = "run directory is not shared: nodes get checkpoints from rank zero"

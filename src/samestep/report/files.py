@@ -29,7 +29,7 @@ class Run(NamedTuple):
     cfg: DictConfig
     """The saved configuration; empty if it cannot be read."""
     figures: dict[str, float | None]
-    """``metrics.json``; empty before the run is finished."""
+    """``metrics.json``; empty until the run is finished, also if it was finished before."""
     rows: list[dict[str, float]]
     """``metrics.csv``."""
     attempts: list[dict[str, Any]]
@@ -102,6 +102,12 @@ def read_run(run_dir: Path) -> Run:
         is_there = (run_dir / "metrics.json").exists()
         what = "is damaged" if is_there else f"is absent: the run is {status.state}"
         problems.append(f"metrics.json {what}, so there are no final figures")
+    elif status.state != state.FINISHED:
+        problems.append(
+            "metrics.json and predictions hold what the run had reached before it was continued: "
+            f"the run is {status.state}, so there are no final figures"
+        )
+        figures = None
     attempts = read_attempts(run_dir / "logs")
     if not attempts:
         problems.append(

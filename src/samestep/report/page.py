@@ -103,8 +103,8 @@ def content_of(run: Run) -> dict[str, Any]:
 def facts_of(run: Run) -> dict[str, str]:
     """The first things that a reader wants to know."""
     facts = {"epochs": str(run.num_epochs)}
-    facts |= summary.final_metrics(run.cfg, run.run_dir)
-    facts |= summary.best_epoch(run.cfg, run.rows)
+    facts |= summary.final_metrics(run.cfg, run.figures)
+    facts |= summary.best_epoch(run.status)
     if seconds := run.figures.get("time/total_s"):
         facts["training time"] = f"{seconds:,.1f} s"
     return facts | summary.speeds_in_words(run.rows)

@@ -97,6 +97,13 @@ class Artifacts(L.Callback):
         return True
 
 
+def url_of(trainer: L.Trainer) -> str | None:
+    """Where the ``Artifacts`` of a Trainer keeps copies of the runs; None if there are none."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    urls = [callback.url for callback in callbacks if isinstance(callback, Artifacts)]
+    return next((url for url in urls if url), None)
+
+
 def flush(trainer: L.Trainer) -> None:
     """Let every ``Artifacts`` of a Trainer copy what is left; call when all files are written."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
     r"run_root|run_dir|run_id|allow_changes",
     r"rules|report|choices(\..+)?|summary(\..+)?",
     r"(cluster|logger|callbacks\.(artifacts|progress))(\..+)?",
-    r"callbacks\.(\w+\.dirpath|last\.every_s|loss_guard\.max_skipped)",
+    r"callbacks\.(\w+\.(dirpath|run_dir)|last\.every_s|loss_guard\.max_skipped)",
     r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy|profiler"
     r"|save_every_n_epochs|enable_\w+|limit_predict_batches|detect_anomaly|benchmark"
     r"|inference_mode|log_every_n_steps)",

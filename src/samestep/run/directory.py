@@ -29,8 +29,8 @@ from samestep.run import lock, state
 from samestep.run.changes import config_digest, find_changes, resolved
 from samestep.run.files import put_back, read_bytes, set_aside, sha256_of, write_text
 from samestep.run.identity import Identity, read_identity
-from samestep.run.records import read_history, read_json, record_attempt, why_damaged
-from samestep.run.summary import find_best, summarize
+from samestep.run.records import read_json, record_attempt, why_damaged
+from samestep.run.summary import summarize
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +42,6 @@ RECORDS = (
     "config.yaml", "metrics.csv", "logs/environment.json", "logs/git.diff", FINISHED,
     state.STATE, SIDECAR,
 )  # fmt: skip
-LAST_CHECKPOINT = "samestep.callbacks.last_checkpoint.LastCheckpoint"
-NO_CHECKPOINT = (
-    "Note: this run keeps no checkpoint, because no callback is a LastCheckpoint. If it is "
-    "interrupted, it begins anew. A file of configs/callbacks gets one by `defaults: - default`."
-)
 
 
 class Start(NamedTuple):
@@ -66,10 +61,11 @@ class Before(NamedTuple):
 _before: dict[Path, Before] = {}  # by run directory, as begin found it
 
 
-def begin(cfg: DictConfig, argv: list[str]) -> Start:
+def begin(cfg: DictConfig, argv: list[str], copies: str | None = None) -> Start:
     """Open the run directory, new or old, of the command line ``argv``; on rank zero only.
 
-    The results of a finished run stay until the run that continues has new ones.
+    The results of a finished run stay until the run that continues has new ones. ``copies`` is the
+    address of the store that has copies of the runs, if there is one.
 
     Raises:
         ConfigError: if the directory holds another run, or cannot be written.
@@ -81,7 +77,8 @@ def begin(cfg: DictConfig, argv: list[str]) -> Start:
         return _say_finished(run_dir)
     try:
         _lock_directory(run_dir)
-        _fetch_copy(cfg, run_dir)
+        if copies:
+            _fetch_copy(copies, run_dir)
         # Another process may have begun or finished the run before this one could lock it.
         changed = find_changes(cfg)
         if is_finished(cfg):
@@ -98,9 +95,6 @@ def begin(cfg: DictConfig, argv: list[str]) -> Start:
         ) from error
     lines = [f"  {key}: {old} -> {new}" for key, (old, new) in changed.items()]
     print(f"{'Continuing' if last else 'Run'}: {run_dir}", *lines, sep="\n", flush=True)
-    targets = [str(node.get("_target_")) for node in (cfg.callbacks or {}).values()]
-    if LAST_CHECKPOINT not in targets and not cfg.trainer.fast_dev_run:
-        print(NO_CHECKPOINT, flush=True)
     return Start(finished=False, ckpt_path=str(last) if last else None)
 
 
@@ -197,7 +191,7 @@ def finish(cfg: DictConfig, metrics: dict[str, float], *, seconds: float) -> dic
         "limits": _limits(cfg),
     }
     write_text(run_dir / FINISHED, json.dumps(finished) + "\n")
-    state.record(run_dir, state.FINISHED, **find_best(cfg, read_history(run_dir)))
+    state.record(run_dir, state.FINISHED)
     if odd := ", ".join(sorted(name for name in finite if finite[name] is None)):
         log.warning("%s: not a number, and null in metrics.json; look for nan in the data", odd)
     print(summarize(run_dir, seconds), flush=True)
@@ -232,7 +226,8 @@ def _open(cfg: DictConfig, argv: list[str]) -> Path | None:
     identity = {"run_id": cfg.run_id, "config": config_digest(cfg)}
     overridden = find_overridden(OmegaConf.select(cfg, "choices") or {}, argv[1:])
     record_attempt(run_dir / "logs", argv, cfg.seed, {**identity, "overridden": overridden})
-    begins_anew: dict[str, Any] = {"monitor": "", "best": None, "epoch": None, "step": None}
+    unknown = dict.fromkeys(("best", "best_epoch", "epoch", "step"))
+    begins_anew: dict[str, Any] = {"monitor": "", **unknown}
     state.record(run_dir, state.RUNNING, **({} if last else begins_anew))
     return last
 
@@ -260,13 +255,10 @@ def set_damaged_aside(run_dir: Path) -> None:
         set_aside(path, "it is not what this run has written")
 
 
-def _fetch_copy(cfg: DictConfig, run_dir: Path) -> None:
+def _fetch_copy(url: str, run_dir: Path) -> None:
     """Continue from the copy in a store, if no checkpoint is here or the copy has a newer one."""
     from samestep.run import store
 
-    url = OmegaConf.select(cfg, "callbacks.artifacts.url")
-    if not url:
-        return
     if list(run_dir.glob("checkpoints/*.ckpt")):
         store.fetch_newer(url, run_dir)
     else:

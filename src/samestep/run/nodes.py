@@ -46,10 +46,10 @@ class File(NamedTuple):
     version: Version
 
 
-def begin(spec: RunSpec, argv: list[str]) -> Start:
+def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
     """Open the run on rank zero, and give every node the checkpoint from which it continues.
 
-    Every rank must call this.
+    Every rank must call this. ``copies`` is the address of the store that has copies of the runs.
 
     Returns:
         How far the run has come, with the path of the checkpoint on this node.
@@ -62,7 +62,7 @@ def begin(spec: RunSpec, argv: list[str]) -> Start:
         check_same_path(spec)
     if not shared:
         fetch_newest(spec)
-    start = on_rank_zero(directory.begin, spec, argv)
+    start = on_rank_zero(directory.begin, spec, argv, copies)
     if start.ckpt_path is None:
         return start
     name = f"checkpoints/{Path(start.ckpt_path).name}"

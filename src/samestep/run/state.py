@@ -29,7 +29,8 @@ class Status(NamedTuple):
     state: str  # running, stopped, failed or finished
     why: str = ""  # why it stopped or failed
     monitor: str = ""  # the metric that chooses the best epoch; empty where none is known
-    best: float | int | None = None  # its best value so far
+    best: float | int | None = None  # its best value so far: that of best.ckpt
+    best_epoch: int | None = None  # the epoch of this value, counted from 1
     epoch: int | None = None  # epochs that were trained to their end
     step: int | None = None  # optimizer steps
     time: str = ""  # when the run was seen last, as ISO 8601 with the time zone

@@ -1,8 +1,8 @@
 """What a finished run prints: its metrics, its files, and what to type next."""
 
-import math
 import shlex
 import statistics
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.ranks import environment
+from samestep.run import state
 from samestep.run.changes import read_config
 from samestep.run.records import read_attempts, read_history, read_json
 
@@ -31,8 +32,8 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
     rows = read_history(run_dir)
     num_epochs = count_epochs(rows)
     facts = {"epochs": str(num_epochs)}
-    facts |= final_metrics(cfg, run_dir)
-    facts |= best_epoch(cfg, rows)
+    facts |= final_metrics(cfg, read_json(run_dir / "metrics.json", dict) or {})
+    facts |= best_epoch(state.read(run_dir))
     if seconds is not None:
         facts["time"] = f"{timedelta(seconds=round(seconds))} h:m:s"
     facts |= speeds_in_words(rows)
@@ -93,32 +94,20 @@ def trained_rows(rows: Rows) -> Rows:
     return [row for row in rows if any(name.startswith("train/") for name in row)]
 
 
-def final_metrics(cfg: DictConfig, run_dir: Path) -> dict[str, str]:
+def final_metrics(cfg: DictConfig, metrics: Mapping[str, Any]) -> dict[str, str]:
     """The metrics of ``metrics.json`` that ``summary.metrics`` names."""
-    metrics = read_json(run_dir / "metrics.json", dict) or {}
     names = OmegaConf.select(cfg, "summary.metrics") or []
     # A damaged file may hold anything.
     return {n: f"{metrics[n]:.4f}" for n in names if isinstance(metrics.get(n), int | float)}
 
 
-def best_epoch(cfg: DictConfig, rows: Rows) -> dict[str, str]:
-    """The best value of the monitored metric, and its epoch, in words."""
-    best = find_best(cfg, rows)
-    if not best:
+def best_epoch(status: state.Status) -> dict[str, str]:
+    """The value of the weights in ``best.ckpt``, and its epoch, in words."""
+    if status.best is None:
         return {}
-    return {best["monitor"]: f"{best['best']:.4f} in epoch {best['best_epoch']}"}
-
-
-def find_best(cfg: DictConfig, rows: Rows) -> dict[str, Any]:
-    """The best value of the monitored metric, as ``monitor``, ``best`` and ``best_epoch``."""
-    monitor: Any = OmegaConf.select(cfg, "callbacks.best.monitor")
-    found = [row for row in rows if not math.isnan(row.get(monitor, math.nan))]
-    if not found:
-        return {}
-    choose = min if OmegaConf.select(cfg, "callbacks.best.mode") == "min" else max
-    best = choose(found, key=lambda row: row[monitor])
-    epoch = int(best.get("epoch", 0)) + 1
-    return {"monitor": monitor, "best": best[monitor], "best_epoch": epoch}
+    # A run of an older version has not written down its epoch.
+    epoch = "" if status.best_epoch is None else f" in epoch {status.best_epoch}"
+    return {status.monitor: f"{status.best:.4f}{epoch}"}
 
 
 def speeds(rows: Rows) -> dict[str, float]:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from samestep.config.compose import CONFIGS, check, check_all, message_of
+from samestep.config.compose import CONFIGS, check, check_all, find_callback, message_of
 from samestep.config.rules import BOOL, NAME, NULL, STRING, TEXT, Rule, whole
 from samestep.config.schema import choices_of, nearest, no_such_choice, show
 from samestep.errors import ConfigError
@@ -45,6 +45,8 @@ DEFAULTS: dict[str, Any] = {
 }
 SUPERVISED = ("k8s", "jobset", "pytorchjob", "kubeflow", "elastic", "elasticjob", "slurm")
 """Clusters that say how a run has ended."""
+BEST = "samestep.callbacks.best_checkpoint.BestCheckpoint"
+ARTIFACTS = "samestep.run.artifacts.Artifacts"
 
 
 @dataclass
@@ -70,12 +72,12 @@ class Settings:
     @property
     def monitor(self) -> str:
         """The metric by which the trials are compared."""
-        return str(self.cfg.callbacks.best.monitor)
+        return metric_of(self.cfg)[0]
 
     @property
     def direction(self) -> Literal["minimize", "maximize"]:
         """Optuna's word for the mode of the metric."""
-        return "minimize" if self.cfg.callbacks.best.mode == "min" else "maximize"
+        return "minimize" if metric_of(self.cfg)[1] == "min" else "maximize"
 
     @property
     def on_cluster(self) -> bool:
@@ -85,7 +87,8 @@ class Settings:
     @property
     def copies(self) -> str | None:
         """The address of the copies from which the metrics are read; None: the run directories."""
-        url = OmegaConf.select(self.cfg, "callbacks.artifacts.url")
+        node = find_callback(self.cfg, ARTIFACTS)
+        url = node.url if node else None
         is_here = self.values["shared_run_root"] or self.cfg.cluster.name in ("local", "slurm")
         return None if is_here else url
 
@@ -246,13 +249,27 @@ def name_search(choice: str, cfg: DictConfig, n_trials: int) -> str:
     return name
 
 
+def metric_of(cfg: DictConfig) -> tuple[str, str]:
+    """The metric by which the best checkpoint is chosen, and its mode.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    node = find_callback(cfg, BEST)
+    if node is None:
+        raise ConfigError(
+            "callbacks.best.monitor: a search needs a BestCheckpoint, by whose metric its trials "
+            "are compared; add `defaults: - default` to the callbacks"
+        )
+    return str(node.monitor), str(node.mode)
+
+
 def refuse_impossible(settings: Settings) -> None:
     """Raise a ConfigError for a search whose trials cannot be compared, or cannot be watched."""
-    if OmegaConf.select(settings.cfg, "callbacks.best.monitor") is None:
-        raise ConfigError(
-            "callbacks.best.monitor: a search needs it to compare its trials; add "
-            "`defaults: - default` to the callbacks"
-        )
+    metrics = {metric_of(cfg) for cfg in [settings.cfg, *settings.corners]}
+    if len(metrics) > 1:
+        text = " and ".join(f"{monitor} ({mode})" for monitor, mode in sorted(metrics))
+        raise ConfigError(f"space: all trials are compared by one metric, and not by {text}")
     cluster = str(settings.cfg.cluster.name)
     if not settings.on_cluster:
         return

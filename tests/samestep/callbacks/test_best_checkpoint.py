@@ -178,7 +178,7 @@ def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path, mo
 def test_a_best_checkpoint_that_is_lost_is_said(
     tmp_path: Path, harm: str, better_comes: bool, caplog: pytest.LogCaptureFixture
 ):
-    fit(tmp_path, Tiny([0.3, 0.2]), max_epochs=2)
+    fit(tmp_path, Tiny([0.3, 0.2, 0.1]), max_epochs=3)
     best = tmp_path / "checkpoints/best.ckpt"
     match harm:
         case "delete":
@@ -193,8 +193,24 @@ def test_a_best_checkpoint_that_is_lost_is_said(
     assert newest is not None
     assert newest.name == "last.ckpt"
     fit(
-        tmp_path, Tiny([0.0, 0.0, 0.1, 0.05]), ckpt="last.ckpt", max_epochs=4 if better_comes else 2
-    )
+        tmp_path, Tiny([0.0, 0.0, 0.0, 0.1, 0.05]), ckpt="last.ckpt",
+        max_epochs=5 if better_comes else 3,
+    )  # fmt: skip
     assert "best.ckpt is not the checkpoint of step 4, which was the best one" in caplog.text
     if better_comes:
-        assert best_step(tmp_path) == 12
+        assert best_step(tmp_path) == 16
+
+
+@pytest.mark.parametrize("kept", ["epoch-0001", "last-previous"])
+def test_a_best_checkpoint_that_is_kept_under_another_name_is_linked_again(
+    tmp_path: Path, kept: str, caplog
+):
+    every_epoch = {"every_n_epochs": 1 if kept == "epoch-0001" else None}
+    num_epochs = 3 if kept == "epoch-0001" else 2
+    fit(tmp_path, Tiny([0.3, 0.2, 0.1]), max_epochs=num_epochs, **every_epoch)
+    best = tmp_path / "checkpoints/best.ckpt"
+    best.unlink()
+    fit(tmp_path, Tiny([0.0]), ckpt="last.ckpt", max_epochs=4, **every_epoch)
+    assert best_step(tmp_path) == 4
+    assert sidecar.read(best)[0].score == pytest.approx(0.3)
+    assert "best.ckpt is not" not in caplog.text

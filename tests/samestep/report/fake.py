@@ -60,5 +60,7 @@ def make_run(
         "overridden": overridden,
     }  # fmt: skip
     (run_dir / "logs/environment.json").write_text(json.dumps([start]))
-    state.record(run_dir, state.FINISHED, monitor="val/score", best=0.7, epoch=3, step=30)
+    state.record(
+        run_dir, state.FINISHED, monitor="val/score", best=0.7, best_epoch=3, epoch=3, step=30
+    )
     return run_dir

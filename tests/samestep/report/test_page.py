@@ -209,11 +209,25 @@ def test_the_timeline_has_every_start_and_end(tmp_path: Path):
     assert events[0]["details"] == "2 rank(s), node: python train.py"
 
 
-@pytest.mark.parametrize("mode", ["min", "max"])
-def test_an_epoch_without_a_number_is_not_the_best_one(mode: str):
-    cfg = OmegaConf.create({"callbacks": {"best": {"monitor": "val/loss", "mode": mode}}})
-    rows = [{"epoch": 0, "val/loss": float("nan")}, {"epoch": 1, "val/loss": 2.0}, {"epoch": 1}]
-    assert summary.best_epoch(cfg, rows) == {"val/loss": "2.0000 in epoch 2"}
+def test_figures_of_before_are_not_final_in_a_run_that_was_continued(tmp_path: Path):
+    run_dir = make_run(tmp_path / "one")
+    state.record(run_dir, state.STOPPED, "SIGTERM", best=0.8, best_epoch=4)
+    run = read_run(run_dir)
+    assert run.figures == {}
+    (problem,) = run.problems
+    assert problem.startswith("metrics.json and predictions hold what the run had reached before")
+    assert page.facts_of(run)["val/score"] == "0.8000 in epoch 4"
+    assert "test/score" not in page.facts_of(run)
+    state.record(run_dir, state.FINISHED)
+    assert page.facts_of(read_run(run_dir))["test/score"] == "0.8750"
+
+
+def test_the_best_value_of_an_older_version_has_no_epoch(tmp_path: Path):
+    run_dir = make_run(tmp_path / "one")
+    state.record(run_dir, state.FINISHED, best_epoch=None)
+    assert summary.best_epoch(state.read(run_dir)) == {"val/score": "0.7000"}
+    state.record(run_dir, state.FINISHED, best=None)
+    assert summary.best_epoch(state.read(run_dir)) == {}
 
 
 def test_a_report_that_fails_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):

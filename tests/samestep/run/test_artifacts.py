@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from samestep.errors import ConfigError
 from samestep.ranks import environment
-from samestep.run import artifacts, store
+from samestep.run import artifacts, state, store
 from samestep.run.artifacts import Artifacts
 from samestep.run.checkpoint import AtomicCheckpointIO, load
 from samestep.run.checkpoint import find_newest as newest
@@ -279,6 +279,23 @@ def test_numbered_checkpoints_are_copied_too(tmp_path: Path):
     for name in mirror.names():
         mirror.upload(name)
     assert load(tmp_path / "store/mine/checkpoints/epoch-0002.ckpt")["global_step"] == 1
+
+
+def test_a_run_whose_callbacks_have_other_names_keeps_its_best_value_and_its_copy(tmp_path: Path):
+    words = [
+        "train.py", "~callbacks.best", "~callbacks.artifacts", *QUICK, NO_PICTURES, "model=mlp",
+        "+callbacks.keep={_target_:tests.samestep.callbacks.test_run_state.KeepBest,"
+        "dirpath:${run_dir}/checkpoints,monitor:val/loss,mode:min}",
+        "+callbacks.copies={_target_:samestep.run.artifacts.Artifacts,"
+        f"url:{tmp_path}/store,run_dir:${{run_dir}},flush_timeout_s:30}}",
+    ]  # fmt: skip
+    done = run(*words, f"run_root={tmp_path}/here", RUN_ID="mine")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^  val/loss       \d\.\d{4} in epoch [12]$", done.stdout, re.MULTILINE)
+    assert state.read(tmp_path / "here/mine").monitor == "val/loss"
+    elsewhere = run(*words, f"run_root={tmp_path}/there", RUN_ID="mine")
+    assert f"Continuing: {tmp_path}/there/mine" in elsewhere.stdout
+    assert final_figures(tmp_path / "there/mine") == final_figures(tmp_path / "here/mine")
 
 
 def test_a_newer_copy_is_fetched_by_a_run_that_went_on_elsewhere(tmp_path: Path, capsys):

@@ -110,15 +110,6 @@ def test_what_was_seen_before_the_lock_is_looked_at_again(
     assert (tmp_path / "test/metrics.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("override", "is_said"),
-    [("callbacks=default", False), ("callbacks=null", True), ("~callbacks.last", True)],
-)
-def test_a_run_without_checkpoints_says_so(compose, override: str, is_said: bool, capsys):
-    run.begin(compose(override), [])
-    assert ("Note: this run keeps no checkpoint" in capsys.readouterr().out) == is_said
-
-
 def test_a_run_takes_the_changes_it_is_told_to(compose):
     begin_and_save(compose())
     changes = ["seed=7", "model.optimizer.lr=0.5"]

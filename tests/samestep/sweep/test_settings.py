@@ -6,8 +6,10 @@ import pytest
 import yaml
 
 from samestep.build import check_arguments
+from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.config.compose import CONFIGS
 from samestep.errors import ConfigError
+from samestep.run.artifacts import Artifacts
 from samestep.sweep import settings, space
 from samestep.sweep.main import main
 from tests.conftest import run
@@ -117,6 +119,39 @@ def test_a_shipped_sweep_is_right(name: str):
     assert read.direction == "maximize"
     header = (CONFIGS / "sweep" / f"{name}.yaml").read_text().partition("n_trials:")[0]
     assert f"python scripts/sweep.py sweep={name}" in header
+
+
+class KeepBest(BestCheckpoint):
+    """Of a user, who has changed a little."""
+
+
+class Copies(Artifacts):
+    """Of a user, who has changed a little."""
+
+
+def test_callbacks_of_other_names_and_classes_are_found(tmp_path: Path):
+    words = [
+        "sweep=digits_lr", "~callbacks.best", "~callbacks.artifacts", "shared_run_root=false",
+        f"+callbacks.keep={{_target_:{__name__}.KeepBest,dirpath:x,monitor:val/loss,mode:min}}",
+        f"+callbacks.copies={{_target_:{__name__}.Copies,url:{tmp_path},run_dir:x,"
+        "flush_timeout_s:1}",
+    ]  # fmt: skip
+    read = settings.read(words)
+    assert (read.monitor, read.direction) == ("val/loss", "minimize")
+    read.cfg.cluster.name = "k8s"
+    assert read.copies == str(tmp_path)
+    with pytest.raises(ConfigError, match="a search needs a BestCheckpoint, by whose metric"):
+        settings.read(["sweep=digits_lr", "~callbacks.best", "~callbacks.artifacts"])
+
+
+def test_a_space_of_metrics_is_rejected(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(settings, "load", lambda path: {
+        "n_trials": 2, "space": {"callbacks.keep.monitor": {
+            "type": "choice", "choices": ["val/loss", "val/other_loss"]}},
+    })  # fmt: skip
+    keep = f"+callbacks.keep={{_target_:{__name__}.KeepBest,dirpath:x,monitor:x,mode:min}}"
+    with pytest.raises(ConfigError, match=r"one metric, and not by val/loss .* and val/other_loss"):
+        settings.read(["sweep=digits_lr", "~callbacks.best", keep])
 
 
 def test_a_typed_value_replaces_that_of_the_file():
