@@ -34,16 +34,18 @@ def main(overrides: list[str]) -> int:
 
 def examine(cfg) -> int:
     """Print on rank zero what all ranks find. Returns the exit code."""
-    from samestep import build, shares
+    from samestep import build
+    from samestep.config.run_spec import spec_of
     from samestep.data.download import DataError
     from samestep.ranks import preflight, process_group
     from samestep.ranks.preflight import Finding
     from samestep.run.records import mute_lightning
 
     mute_lightning()
-    way = preflight.find_rank_zero(cfg)
+    accelerator, timeout_s = cfg.trainer.accelerator, cfg.cluster.timeout_s
+    way = preflight.find_rank_zero(accelerator, timeout_s)
     found = [Finding("rank zero", way)] if way else []
-    with process_group.process_group(cfg):
+    with process_group.process_group(accelerator, timeout_s):
         cfg.run_id = process_group.broadcast(cfg.run_id)
         try:
             model, data, *_ = build.everything(cfg)
@@ -51,9 +53,7 @@ def examine(cfg) -> int:
         except DataError as error:
             model, data = build.model(cfg), build.datamodule(cfg)
             found.append(Finding("data", "missing or damaged", str(error)))
-        findings = preflight.inspect(cfg, model, data, *found)
-        if not preflight.failure(findings):
-            findings += shares.find(cfg, data)
+        findings = preflight.inspect(spec_of(cfg), model, data, *found)
         for finding in findings:  # no rank may leave before rank zero has printed everything
             text = "; ".join(filter(None, finding[1:]))
             line = f"{finding.result:<8} {finding.check:<14} {text}"

@@ -93,7 +93,7 @@ def read_saved_config(run_dir: Path) -> DictConfig:
     Raises:
         ConfigError: if ``run_dir`` is not the directory of a run.
     """
-    cfg = OmegaConf.create(rename_targets(OmegaConf.to_container(read_config(run_dir))))
+    cfg = OmegaConf.create(rename_targets(read_config(run_dir)))
     assert isinstance(cfg, DictConfig)
     return cfg
 

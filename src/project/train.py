@@ -13,7 +13,6 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -26,6 +25,8 @@ from samestep.errors import ConfigError
 from samestep.launch import agent
 from samestep.ranks import environment, failure, process
 from samestep.run.name import name_run
+
+NOTHING_TO_DO = "Nothing to do, the run is finished. RUN_ID=<another name> begins a new one."
 
 
 def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
@@ -47,9 +48,11 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
     """
     import lightning as L
 
-    from samestep import build, ending, shares
+    from samestep import build, ending
+    from samestep.config.run_spec import spec_of
     from samestep.ranks import preflight, process_group, stopping
-    from samestep.run import artifacts, nodes
+    from samestep.report import page
+    from samestep.run import artifacts, nodes, summary
     from samestep.run import directory as run
     from samestep.run.records import log_to_files, mute_lightning
 
@@ -57,29 +60,34 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
     stopping.install()
     mute_lightning()
     L.seed_everything(cfg.seed, workers=True, verbose=False)
-    preflight.find_rank_zero(cfg)
-    with process_group.process_group(cfg):
+    accelerator, timeout_s = cfg.trainer.accelerator, cfg.cluster.timeout_s
+    preflight.find_rank_zero(accelerator, timeout_s)
+    with process_group.process_group(accelerator, timeout_s):
         cfg.run_id = process_group.broadcast(cfg.run_id)  # each rank may have made up its own
 
         # Everything is built before the run directory is opened: a configuration that cannot be
         # run leaves nothing behind, and changes nothing in a run that exists.
         model, datamodule, trainer, history = build.everything(cfg)
-        preflight.run(cfg, model, datamodule)
-        state = nodes.begin(cfg, ["train.py", *overrides], copies=artifacts.url_of(trainer))
+        spec = spec_of(cfg, overrides)
+        preflight.run(spec, model, datamodule)
+        state = nodes.begin(spec, ["train.py", *overrides], copies=artifacts.url_of(trainer))
         if state.finished:
+            if trainer.is_global_zero:
+                print(NOTHING_TO_DO, summary.summarize(spec.run_dir), sep="\n", flush=True)
             return {}
+        again = summary.command_to_go_on(spec.config, spec.run_dir, None)
+        report = page.write_or_warn if cfg.report else None
         with (
-            ending.recorded(cfg, trainer),
+            ending.recorded(spec, trainer, again=again, report=report),
             build.refusals("trainer"),
-            run.full_disk_is_one_message(cfg.run_dir),
+            run.full_disk_is_one_message(spec.run_dir),
         ):
-            log_to_files(Path(cfg.run_dir))
+            log_to_files(spec.run_dir)
             trainer.loggers = [history, *build.loggers(cfg)]
-            shares.decide(cfg, trainer, datamodule)
             trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
             tested: dict[str, float] = {}
             if build.has_test(model, datamodule):
-                best = nodes.best_checkpoint(cfg)
+                best = nodes.best_checkpoint(spec)
                 trainer.test(model, datamodule, ckpt_path=best, verbose=False)
                 tested = {name: v.item() for name, v in trainer.callback_metrics.items()}
             elif trainer.is_global_zero:
@@ -88,7 +96,8 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
             if not trainer.is_global_zero:
                 return {}
             figures = history.last() | tested
-            run.finish(cfg, figures, seconds=time.monotonic() - started)
+            run.finish(spec, figures)
+            print(summary.summarize(spec.run_dir, time.monotonic() - started), flush=True)
             return figures
 
 

@@ -12,7 +12,6 @@ import lightning as L
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
@@ -31,11 +30,12 @@ from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.step_log import StepLog
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.watchdog import Watchdog
+from samestep.config.run_spec import spec_of
 from samestep.config.schema import plain
 from samestep.data.download import DownloadError
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, lightning_patches
-from samestep.ranks.process_group import device_kind, on_all_ranks, topology
+from samestep.ranks.process_group import on_all_ranks, topology
 from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.history import History
 
@@ -164,7 +164,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         *chosen.values(),
         RunState(cfg.run_dir),  # last, when the best value is known
     ]
-    where = topology(cfg)
+    where = topology(spec_of(cfg))
     arguments = {
         "callbacks": callbacks,
         "logger": False,

@@ -43,8 +43,17 @@ class RunSpec:
     """Every ``max_*`` of the Trainer: a finished run goes on if one of them is higher."""
     saves_nothing: bool = False
     """``fast_dev_run``."""
-    copies: str | None = None
-    """Address of the copies of runs; None: there are none."""
+    overridden: Mapping[str, str] = field(default_factory=dict)
+    """What has set each value that is not the default, for the records."""
+    another_run: str = "another run_dir"
+    """How the user asks for a new run, for messages."""
+
+
+def select(config: Any, key: str) -> Any:
+    """The value of a full key such as ``trainer.max_epochs``; None where there is none."""
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, Mapping) else None
+    return config
 
 
 def leaves(value: Any, key: str = "") -> dict[str, Any]:

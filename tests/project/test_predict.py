@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from lightning import Trainer
+from omegaconf import OmegaConf
 from PIL import Image
 
 from project import load_run
@@ -14,7 +15,6 @@ from samestep import build
 from samestep.config.compose import check
 from samestep.errors import ConfigError
 from samestep.run.checkpoint import AtomicCheckpointIO
-from samestep.run.directory import resolved
 
 
 def test_a_directory_stands_for_all_images_in_and_below_it(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_classes_named_by_folders_are_known_without_the_folders(tmp_path: Path) 
         ]
     )
     run_dir.mkdir(parents=True)
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(resolved(cfg)))
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(OmegaConf.to_container(cfg, resolve=True)))
     trainer = Trainer(
         accelerator="cpu", max_epochs=1, logger=False, use_distributed_sampler=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,

@@ -5,22 +5,23 @@ import threading
 from pathlib import Path
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
 
 from samestep import build, ending
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.run_state import RunState
+from samestep.config.run_spec import spec_of
 from samestep.errors import RunError
 from samestep.ranks.stopping import Stopped
 from samestep.report import page
 from samestep.run import state
 from samestep.run.history import History
+from samestep.spec import RunSpec
 from tests.samestep.callbacks.tiny import Tiny, fit
 
 
-def config_of(run_dir: Path, *, report: bool) -> DictConfig:
+def spec_in(run_dir: Path) -> RunSpec:
     (run_dir / "logs").mkdir()
-    return OmegaConf.create({"run_dir": str(run_dir), "report": report})
+    return RunSpec("test", run_dir, 0)
 
 
 @pytest.mark.parametrize(
@@ -42,9 +43,10 @@ def config_of(run_dir: Path, *, report: bool) -> DictConfig:
 def test_the_reason_of_an_end_is_kept(
     tmp_path: Path, capsys, error: BaseException, ended: str, why: str
 ):
-    cfg = config_of(tmp_path, report=True)
+    spec = spec_in(tmp_path)
     trainer = fit(tmp_path, Tiny([0.25]), RunState(str(tmp_path)), max_epochs=1)
-    with pytest.raises(type(error)), ending.recorded(cfg, trainer):
+    how = {"again": "make train", "report": page.write_or_warn}
+    with pytest.raises(type(error)), ending.recorded(spec, trainer, **how):
         raise error
     status = state.read(tmp_path)
     assert status.state == ended
@@ -54,8 +56,7 @@ def test_the_reason_of_an_end_is_kept(
     assert (status.best, status.epoch, status.step) == (0.25, 1, 4)
     (end,) = state.read_ends(tmp_path)
     assert (end["state"], end["why"], end["step"]) == (ended, status.why, 4)
-    to_continue = f"To continue: RUN_ID={tmp_path.name} python train.py\n"
-    assert (to_continue in capsys.readouterr().out) == isinstance(error, Stopped)
+    assert ("To continue: make train\n" in capsys.readouterr().out) == isinstance(error, Stopped)
     # At a second Ctrl-C nobody waits for a report.
     assert (tmp_path / page.NAME).exists() == (not isinstance(error, KeyboardInterrupt))
 
@@ -75,7 +76,7 @@ class KeepLast(LastCheckpoint):
 )
 def test_a_run_without_checkpoints_says_so(compose, override: str, is_said: bool, capsys):
     cfg = compose(override)
-    with ending.recorded(cfg, build.trainer(cfg, History(cfg.run_dir))):
+    with ending.recorded(spec_of(cfg), build.trainer(cfg, History(cfg.run_dir))):
         assert ("Note: this run keeps no checkpoint" in capsys.readouterr().out) == is_said
 
 
@@ -83,7 +84,7 @@ def test_a_stopped_run_does_not_wait_long_for_its_report(tmp_path: Path, monkeyp
     is_over = threading.Event()
     monkeypatch.setattr(page, "write", lambda run_dir: is_over.wait(20))
     monkeypatch.setattr(ending, "REPORT_S", 0.05)
-    ending.write_in_time(config_of(tmp_path, report=True))
+    ending.write_in_time(tmp_path, page.write_or_warn)
     is_over.set()
     (message,) = caplog.messages
     assert f"`python scripts/report.py {tmp_path}` writes it" in message

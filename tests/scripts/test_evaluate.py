@@ -8,11 +8,11 @@ import options
 import pytest
 import torch
 import yaml
+from omegaconf import OmegaConf
 
 from project.evaluate import find_unusable, to_json, to_table
 from samestep.config.compose import check
 from samestep.errors import ConfigError
-from samestep.run.directory import resolved
 from scripts.evaluate import main, make_parser
 from tests.conftest import NO_PICTURES, QUICK, run
 
@@ -84,7 +84,9 @@ def test_data_are_looked_for_where_the_options_say(tmp_path: Path) -> None:
 
     cfg = check(["data=mnist", "model=mlp", f"run_root={tmp_path}", "run_id=mnist"])
     (tmp_path / "mnist" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "mnist" / "config.yaml").write_text(yaml.safe_dump(resolved(cfg)))
+    (tmp_path / "mnist" / "config.yaml").write_text(
+        yaml.safe_dump(OmegaConf.to_container(cfg, resolve=True))
+    )
     parts = {"state_dict": build.model(cfg), "ImageDataModule": build.datamodule(cfg)}
     state = {name: part.state_dict() for name, part in parts.items()}
     AtomicCheckpointIO().save_checkpoint(state, tmp_path / "mnist" / "checkpoints" / "last.ckpt")

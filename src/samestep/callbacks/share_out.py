@@ -68,7 +68,7 @@ class ShareOut(L.Callback):
         """Find out the shares of all ranks, which must call this together."""
         # Each node may have a command of its own; that of rank zero counts.
         asked = process_group.broadcast(self.asked)
-        if trainer.world_size == 1 or asked == "equal":
+        if environment.world_size() == 1 or asked == "equal" or len(set(asked)) == 1:
             return
         if len(list(find_batch_loaders(trainer.train_dataloader))) != 1 or not order_of(trainer):
             raise ConfigError(NEEDS_BATCH_LOADER, on_all_ranks=True)
@@ -129,7 +129,7 @@ class ShareOut(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Agree on the shares of the next epoch, if the ranks are measured."""
-        if self.asked != "auto" or trainer.world_size == 1:
+        if self.asked != "auto" or environment.world_size() == 1:
             return
         speeds = process_group.gather(self._samples / self._seconds if self._seconds else 0.0)
         self._seconds, self._samples = 0.0, 0

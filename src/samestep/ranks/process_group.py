@@ -293,12 +293,13 @@ def topology(spec: RunSpec) -> dict[str, Any]:
     Raises:
         ConfigError: if ``trainer.strategy=fsdp`` or ``trainer.sync_batchnorm`` finds no GPU.
     """
-    if cfg.trainer.strategy == "fsdp" and not torch.cuda.is_available():
+    if spec.strategy == "fsdp" and not torch.cuda.is_available():
         raise ConfigError(
             "trainer.strategy=fsdp: needs GPUs, and this machine has none; trainer.strategy=ddp "
             "trains on CPUs"
         )
-    if cfg.trainer.sync_batchnorm and device_kind(cfg) == "cpu" and environment.world_size() > 1:
+    is_on_cpu = device_kind(spec.accelerator) == "cpu"
+    if spec.sync_batchnorm and is_on_cpu and environment.world_size() > 1:
         raise ConfigError(
             "trainer.sync_batchnorm=true: needs GPUs, and these ranks are on CPUs; leave it out"
         )
@@ -308,17 +309,17 @@ def topology(spec: RunSpec) -> dict[str, Any]:
     return {
         "devices": environment.local_world_size(),
         "num_nodes": environment.num_nodes(),
-        "strategy": build_strategy(cfg),
+        "strategy": build_strategy(spec),
     }
 
 
-def build_strategy(cfg: DictConfig) -> Strategy:
-    """FSDP if ``cfg.trainer.strategy`` says so, otherwise DDP."""
+def build_strategy(spec: RunSpec) -> Strategy:
+    """FSDP if ``spec.strategy`` says so, otherwise DDP."""
     common: dict[str, Any] = {
         "cluster_environment": TorchrunEnvironment(),
-        "timeout": timedelta(seconds=cfg.cluster.timeout_s),
+        "timeout": timedelta(seconds=spec.timeout_s),
     }
-    if cfg.trainer.strategy == "fsdp":
+    if spec.strategy == "fsdp":
         # "full": a checkpoint of whole weights, which any number of ranks can read.
         return FSDPStrategy(state_dict_type="full", **common)
     return UnequalNodesDDP(
@@ -327,7 +328,6 @@ def build_strategy(cfg: DictConfig) -> Strategy:
         gradient_as_bucket_view=True,
         # Without this DDP sorts its gradients anew after its first step, also after a restart.
         # The order in which three ranks or more are summed changes then, and so do the last bits.
-        find_unused_parameters="find_unused" in cfg.trainer.strategy
-        or cfg.trainer.deterministic is True,
+        find_unused_parameters="find_unused" in spec.strategy or spec.deterministic,
         **common,
     )

@@ -9,8 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
-
 from samestep.errors import ConfigError
 from samestep.run import state, summary
 from samestep.run.changes import flatten, read_config
@@ -26,7 +24,7 @@ class Run(NamedTuple):
     """One run, as far as its files can be read."""
 
     run_dir: Path
-    cfg: DictConfig
+    config: dict[str, Any]
     """The saved configuration; empty if it cannot be read."""
     figures: dict[str, float | None]
     """``metrics.json``; empty until the run is finished, also if it was finished before."""
@@ -46,7 +44,7 @@ class Run(NamedTuple):
     @property
     def values(self) -> dict[str, Any]:
         """The configuration with full keys: ``{"trainer.max_epochs": 20}``."""
-        return flatten(OmegaConf.to_container(self.cfg))
+        return flatten(self.config)
 
     @property
     def start(self) -> dict[str, Any]:
@@ -86,9 +84,9 @@ class Shown(NamedTuple):
 def read_run(run_dir: Path) -> Run:
     """Read all that a report shows of a run, except for the predictions."""
     problems: list[str] = []
-    cfg = OmegaConf.create()
+    config: dict[str, Any] = {}
     try:
-        cfg = read_config(run_dir)
+        config = read_config(run_dir)
     except (ConfigError, OSError) as error:
         problems.append(f"config.yaml: {error}")
     status = state.read(run_dir)
@@ -113,7 +111,7 @@ def read_run(run_dir: Path) -> Run:
         problems.append(
             "logs/environment.json is absent or damaged: machine, command and starts are unknown"
         )
-    return Run(run_dir, cfg, numbers(figures or {}), rows, attempts, status, problems)
+    return Run(run_dir, config, numbers(figures or {}), rows, attempts, status, problems)
 
 
 def numbers(figures: dict[str, Any]) -> dict[str, float | None]:

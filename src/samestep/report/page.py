@@ -10,12 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
-
 from samestep.ranks.secrets import redact
 from samestep.report.files import Run, read_predictions, read_run, timeline
 from samestep.run import state, summary
 from samestep.run.files import write_text
+from samestep.spec import select
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -41,14 +40,11 @@ class Node(NamedTuple):
     children: tuple[Node, ...]
 
 
-def write_if_wanted(cfg: DictConfig) -> None:
-    """Write the report at the end of a run, if ``report`` is true; on rank zero only.
+def write_or_warn(run_dir: Path) -> None:
+    """Write the report at the end of a run; on rank zero only.
 
     A report that fails is a warning: the run and its results are whole without it.
     """
-    if not OmegaConf.select(cfg, "report"):
-        return
-    run_dir = Path(cfg.run_dir)
     try:
         write(run_dir)
     except Exception as error:
@@ -91,19 +87,19 @@ def content_of(run: Run) -> dict[str, Any]:
         "charts": [charts.draw(title, points, axis) for title, (axis, points) in curves.items()],
         "epochs": epochs_of(run),
         "predictions": read_predictions(run.run_dir),
-        "choices": OmegaConf.select(run.cfg, "choices") or {},
-        "tree": tree_of(OmegaConf.to_container(run.cfg), overridden_in(run)),
+        "choices": select(run.config, "choices") or {},
+        "tree": tree_of(run.config, overridden_in(run)),
         "machine": machine_of(run),
         "packages": packages_of(run),
         "timeline": timeline(run),
-        "command": summary.command_to_go_on(run.cfg, run.run_dir, epochs),
+        "command": summary.command_to_go_on(run.config, run.run_dir, epochs),
     }
 
 
 def facts_of(run: Run) -> dict[str, str]:
     """The first things that a reader wants to know."""
     facts = {"epochs": str(run.num_epochs)}
-    facts |= summary.final_metrics(run.cfg, run.figures)
+    facts |= summary.final_metrics(run.config, run.figures)
     facts |= summary.best_epoch(run.status)
     if seconds := run.figures.get("time/total_s"):
         facts["training time"] = f"{seconds:,.1f} s"

@@ -1,16 +1,15 @@
 """What a run may change when it continues, and what would make it another run."""
 
-import importlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+import yaml
 
-from samestep.config.schema import leaves
 from samestep.errors import ConfigError
-from samestep.ranks.secrets import redact_values
 from samestep.run.identity import digest_of, read_identity
+from samestep.spec import RunSpec, leaves
 
 MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
     r"run_root|run_dir|run_id|allow_changes",
@@ -24,28 +23,20 @@ MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
 MAX_MISSING = 10  # keys that config.yaml may lack; with more of them it has been cut
 
 
-def pattern_of_changes(cfg: DictConfig) -> re.Pattern[str]:
-    """What the keys that may change look like: ours, and those of the module ``cfg.rules``."""
-    module = OmegaConf.select(cfg, "rules")
-    own = importlib.import_module(module).MAY_CHANGE if module else ()
-    return re.compile("|".join([*MAY_CHANGE, *own]))
+def pattern_of_changes(spec: RunSpec) -> re.Pattern[str]:
+    """What the keys that may change look like: ours and the user's."""
+    return re.compile("|".join([*MAY_CHANGE, *spec.may_change]))
 
 
-def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """``cfg`` as it is saved: plain containers, every reference resolved, without secrets."""
-    plain: dict[str, Any] = redact_values(OmegaConf.to_container(cfg, resolve=True))
-    return plain
-
-
-def config_digest(cfg: DictConfig) -> str:
-    """A digest of all that would make ``cfg`` another run."""
-    may_change = pattern_of_changes(cfg)
-    values = flatten(resolved(cfg))
+def config_digest(spec: RunSpec) -> str:
+    """A digest of all that would make another run."""
+    may_change = pattern_of_changes(spec)
+    values = flatten(spec.config)
     return digest_of({key: v for key, v in values.items() if not may_change.fullmatch(key)})
 
 
-def find_changes(cfg: DictConfig) -> dict[str, tuple[Any, Any]]:
-    """What ``cfg`` changes in the run that its directory holds: ``{key: (old, new)}``.
+def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:
+    """What the configuration changes in the run that its directory holds: ``{key: (old, new)}``.
 
     A directory without a checkpoint and without results holds no run yet: any configuration may
     begin in there.
@@ -54,35 +45,34 @@ def find_changes(cfg: DictConfig) -> dict[str, tuple[Any, Any]]:
         ConfigError: if it changes what would make another run, or the saved configuration cannot
             be read.
     """
-    run_dir = Path(cfg.run_dir)
+    run_dir = spec.run_dir
     if not list(run_dir.glob("checkpoints/*.ckpt")) and not (run_dir / "metrics.json").exists():
         return {}
     if not (run_dir / "config.yaml").exists():
-        _check_digest(cfg, run_dir)
+        _check_digest(spec)
         return {}
-    old = flatten(OmegaConf.to_container(read_config(run_dir)))
-    new = flatten(resolved(cfg))
+    old, new = flatten(read_config(run_dir)), flatten(spec.config)
     pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in {**old, **new}}
     changed = {key: (before, after) for key, (before, after) in pairs.items() if before != after}
     # The choices of files only name where values come from.
     changed = {key: pair for key, pair in changed.items() if not key.startswith("choices")}
-    may_change = pattern_of_changes(cfg)
-    refused = [k for k in changed if not may_change.fullmatch(k) and k not in cfg.allow_changes]
+    may_change = pattern_of_changes(spec)
+    refused = [k for k in changed if not may_change.fullmatch(k) and k not in spec.allow_changes]
     missing = [key for key in refused if key not in old]
     if len(missing) > MAX_MISSING:
         raise _unreadable(run_dir / "config.yaml", f"it lacks {len(missing)} keys")
     if refused:
         lines = "".join(f"\n  {key}: {changed[key][0]} -> {changed[key][1]}" for key in refused)
         raise ConfigError(
-            f"{cfg.run_dir} holds a run with another configuration:{lines}\n"
-            "Use another name (RUN_ID=...) for the new values, or repeat the old ones; or take the "
+            f"{run_dir} holds a run with another configuration:{lines}\n"
+            f"Use {spec.another_run} for the new values, or repeat the old ones; or take the "
             f"new ones into this run: 'allow_changes=[{','.join(refused)}]'"
         )
     return changed
 
 
-def read_config(run_dir: Path) -> DictConfig:
-    """The configuration that a run was started with.
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """The configuration that a run was started with, as plain containers.
 
     Raises:
         ConfigError: if ``run_dir`` holds no run, or its configuration cannot be read.
@@ -91,15 +81,15 @@ def read_config(run_dir: Path) -> DictConfig:
     if not path.exists():
         raise ConfigError(f"{run_dir} is not a run: it holds no config.yaml")
     try:
-        cfg = OmegaConf.load(path)
-    except Exception as error:  # of the YAML parser, the text's encoding or the file
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, OSError) as error:
         raise _unreadable(path, str(error).splitlines()[0]) from error
-    if not isinstance(cfg, DictConfig) or not cfg:
+    if not isinstance(config, dict) or not config:
         raise _unreadable(path, "it holds no keys")
-    return cfg
+    return config
 
 
-def flatten(node: Any) -> dict[str, Any]:
+def flatten(node: Mapping[str, Any]) -> dict[str, Any]:
     """``{"a": {"b": 1}}`` as ``{"a.b": 1}``, without groups that have no keys.
 
     Such a group is no change: ``logger: {} -> absent``.
@@ -107,13 +97,13 @@ def flatten(node: Any) -> dict[str, Any]:
     return {key: value for key, value in leaves(node).items() if value != {}}
 
 
-def _check_digest(cfg: DictConfig, run_dir: Path) -> None:
+def _check_digest(spec: RunSpec) -> None:
     """Without a saved configuration only its digest tells whether this is the same run."""
-    known = read_identity(run_dir).configs
-    if known and config_digest(cfg) not in known:
+    known = read_identity(spec.run_dir).configs
+    if known and config_digest(spec) not in known:
         raise ConfigError(
-            f"{run_dir} has lost its config.yaml, and was begun with another configuration than "
-            "this one; repeat the old values, or use another name (RUN_ID=...)"
+            f"{spec.run_dir} has lost its config.yaml, and was begun with another configuration "
+            f"than this one; repeat the old values, or use {spec.another_run}"
         )
 
 

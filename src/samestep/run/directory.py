@@ -16,21 +16,20 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
+import yaml
 
-from samestep.config.compose import find_overridden
 from samestep.errors import ConfigError
 from samestep.run import lock, state
-from samestep.run.changes import config_digest, find_changes, resolved
+from samestep.run.changes import config_digest, find_changes
 from samestep.run.files import put_back, read_bytes, set_aside, sha256_of, write_text
 from samestep.run.identity import Identity, read_identity
 from samestep.run.records import read_json, record_attempt, why_damaged
-from samestep.run.summary import summarize
+from samestep.spec import RunSpec
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +50,9 @@ class Start(NamedTuple):
     ckpt_path: str | None  # to continue from; None where the run begins
 
 
+FINISHED_START = Start(finished=True, ckpt_path=None)
+
+
 class Before(NamedTuple):
     """What was there before ``begin`` opened a run directory."""
 
@@ -61,7 +63,7 @@ class Before(NamedTuple):
 _before: dict[Path, Before] = {}  # by run directory, as begin found it
 
 
-def begin(cfg: DictConfig, argv: list[str], copies: str | None = None) -> Start:
+def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
     """Open the run directory, new or old, of the command line ``argv``; on rank zero only.
 
     The results of a finished run stay until the run that continues has new ones. ``copies`` is the
@@ -71,24 +73,24 @@ def begin(cfg: DictConfig, argv: list[str], copies: str | None = None) -> Start:
         ConfigError: if the directory holds another run, or cannot be written.
         CheckpointError: if it holds checkpoints, and none of them can be used.
     """
-    run_dir = Path(cfg.run_dir)
-    find_changes(cfg)  # a run that is refused, or finished, is not even locked
-    if is_finished(cfg):
-        return _say_finished(run_dir)
+    run_dir = spec.run_dir
+    find_changes(spec)  # a run that is rejected, or finished, is not even locked
+    if is_finished(spec):
+        return FINISHED_START
     try:
         _lock_directory(run_dir)
         if copies:
             _fetch_copy(copies, run_dir)
         # Another process may have begun or finished the run before this one could lock it.
-        changed = find_changes(cfg)
-        if is_finished(cfg):
-            return _say_finished(run_dir)
-        last = _open(cfg, argv)
+        changed = find_changes(spec)
+        if is_finished(spec):
+            return FINISHED_START
+        last = _open(spec, argv)
     except ConfigError:
-        abandon(cfg)
+        abandon(run_dir)
         raise
     except OSError as error:
-        abandon(cfg)
+        abandon(run_dir)
         raise ConfigError(
             f"run_dir={run_dir} cannot be written: {error.strerror}; make room or get permission "
             "there, or choose another directory with run_root=..."
@@ -99,7 +101,7 @@ def begin(cfg: DictConfig, argv: list[str], copies: str | None = None) -> Start:
 
 
 @contextmanager
-def full_disk_is_one_message(run_dir: str) -> Iterator[None]:
+def full_disk_is_one_message(run_dir: Path) -> Iterator[None]:
     """Turn the errors of a full disk within this block into one message."""
     from samestep.run.checkpoint import cannot_write
 
@@ -111,13 +113,12 @@ def full_disk_is_one_message(run_dir: str) -> Iterator[None]:
         raise cannot_write(Path(error.filename or run_dir), error) from error
 
 
-def abandon(cfg: DictConfig) -> None:
+def abandon(run_dir: Path) -> None:
     """Undo what ``begin`` has written for a run that cannot be run; on rank zero only.
 
     A run directory that ``begin`` has made is removed. In an older one the records become those of
     before. If a checkpoint was saved since, everything stays.
     """
-    run_dir = Path(cfg.run_dir)
     before = _before.pop(run_dir.absolute(), None)
     if before is None:
         return
@@ -137,20 +138,19 @@ def abandon(cfg: DictConfig) -> None:
             return  # another run has begun in there
 
 
-def is_finished(cfg: DictConfig) -> bool:
-    """Whether the run has its results, and ``cfg`` does not ask to train it longer."""
-    run_dir = Path(cfg.run_dir)
-    finished = read_json(run_dir / FINISHED, dict) or {}
-    path = run_dir / "metrics.json"
-    if finished.get("run_id") != cfg.run_id or not path.is_file():
+def is_finished(spec: RunSpec) -> bool:
+    """Whether the run has its results, and ``spec`` does not ask to train it longer."""
+    finished = read_json(spec.run_dir / FINISHED, dict) or {}
+    path = spec.run_dir / "metrics.json"
+    if finished.get("run_id") != spec.run_id or not path.is_file():
         return False
     if sha256_of(path) != finished.get("sha256"):
         return False
     old_limits = finished.get("limits", {})
-    return not any(_is_further(old_limits.get(k), new) for k, new in _limits(cfg).items())
+    return not any(_is_further(old_limits.get(k), new) for k, new in spec.limits.items())
 
 
-def best_checkpoint(cfg: DictConfig) -> str | None:
+def best_checkpoint(run_dir: Path) -> str | None:
     """The checkpoint to test; None where none was the best one, as in ``debug=fast``.
 
     Raises:
@@ -158,7 +158,7 @@ def best_checkpoint(cfg: DictConfig) -> str | None:
     """
     from samestep.run.checkpoint import CheckpointError, load
 
-    folder = Path(cfg.run_dir) / "checkpoints"
+    folder = run_dir / "checkpoints"
     path = folder / "best.ckpt"
     if path.exists():
         return str(path)
@@ -176,26 +176,24 @@ def best_checkpoint(cfg: DictConfig) -> str | None:
     )
 
 
-def finish(cfg: DictConfig, metrics: dict[str, float], *, seconds: float) -> dict[str, float]:
-    """Write ``metrics.json``, which ends the run, and say so; on rank zero only.
+def finish(spec: RunSpec, metrics: Mapping[str, float]) -> None:
+    """Write ``metrics.json``, which ends the run; on rank zero only.
 
     Values that are not numbers are null in the file, and warned about.
     """
-    run_dir = Path(cfg.run_dir)
+    run_dir = spec.run_dir
     finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     text = json.dumps(finite, indent=2, sort_keys=True) + "\n"
     write_text(run_dir / "metrics.json", text)
     finished = {
-        "run_id": cfg.run_id,
+        "run_id": spec.run_id,
         "sha256": sha256_of(run_dir / "metrics.json"),
-        "limits": _limits(cfg),
+        "limits": dict(spec.limits),
     }
     write_text(run_dir / FINISHED, json.dumps(finished) + "\n")
     state.record(run_dir, state.FINISHED)
     if odd := ", ".join(sorted(name for name in finite if finite[name] is None)):
         log.warning("%s: not a number, and null in metrics.json; look for nan in the data", odd)
-    print(summarize(run_dir, seconds), flush=True)
-    return metrics
 
 
 def _lock_directory(run_dir: Path) -> None:
@@ -208,34 +206,29 @@ def _lock_directory(run_dir: Path) -> None:
     _before[run_dir.absolute()] = Before(missing if is_new else [], files)
 
 
-def _open(cfg: DictConfig, argv: list[str]) -> Path | None:
+def _open(spec: RunSpec, argv: list[str]) -> Path | None:
     """Check what is in the directory, and record this start: the newest checkpoint."""
     from samestep.run.checkpoint import find_newest  # torch, which looking at runs does not need
 
-    run_dir = Path(cfg.run_dir)
+    run_dir = spec.run_dir
     set_damaged_aside(run_dir)
     known = read_identity(run_dir)
-    last = find_newest(run_dir / "checkpoints", Identity(cfg.run_id, known.configs))
+    last = find_newest(run_dir / "checkpoints", Identity(spec.run_id, known.configs))
     for name in ("checkpoints", "logs"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)
     # The run has no new results yet. Those of before stay in metrics.json.
     (run_dir / FINISHED).unlink(missing_ok=True)
     if last is None:
         (run_dir / "metrics.csv").unlink(missing_ok=True)
-    write_text(run_dir / "config.yaml", OmegaConf.to_yaml(resolved(cfg)))
-    identity = {"run_id": cfg.run_id, "config": config_digest(cfg)}
-    overridden = find_overridden(OmegaConf.select(cfg, "choices") or {}, argv[1:])
-    record_attempt(run_dir / "logs", argv, cfg.seed, {**identity, "overridden": overridden})
+    text = yaml.safe_dump(dict(spec.config), allow_unicode=True, sort_keys=False)
+    write_text(run_dir / "config.yaml", text)
+    identity = {"run_id": spec.run_id, "config": config_digest(spec)}
+    facts = {**identity, "overridden": dict(spec.overridden)}
+    record_attempt(run_dir / "logs", argv, spec.seed, facts)
     unknown = dict.fromkeys(("best", "best_epoch", "epoch", "step"))
     begins_anew: dict[str, Any] = {"monitor": "", **unknown}
     state.record(run_dir, state.RUNNING, **({} if last else begins_anew))
     return last
-
-
-def _say_finished(run_dir: Path) -> Start:
-    print("Nothing to do, the run is finished. RUN_ID=<another name> begins a new one.")
-    print(summarize(run_dir), flush=True)
-    return Start(finished=True, ckpt_path=None)
 
 
 def set_damaged_aside(run_dir: Path) -> None:
@@ -263,11 +256,6 @@ def _fetch_copy(url: str, run_dir: Path) -> None:
         store.fetch_newer(url, run_dir)
     else:
         store.fetch(url, run_dir)
-
-
-def _limits(cfg: DictConfig) -> dict[str, Any]:
-    """How long the run may be: every ``trainer.max_*``."""
-    return {str(key): cfg.trainer[key] for key in cfg.trainer if str(key).startswith("max_")}
 
 
 def _is_further(old: Any, new: Any) -> bool:

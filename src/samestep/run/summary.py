@@ -7,16 +7,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from samestep.ranks import environment
 from samestep.run import state
 from samestep.run.changes import read_config
 from samestep.run.records import read_attempts, read_history, read_json
+from samestep.spec import select
 
 REPORT = "report.html"
 
 Rows = list[dict[str, float]]
+Config = Mapping[str, Any]
 
 
 def summarize(run_dir: Path, seconds: float | None = None) -> str:
@@ -28,17 +28,17 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
         run_dir: directory of a finished run.
         seconds: how long this process trained; None leaves the line out.
     """
-    cfg = read_config(run_dir)
+    config = read_config(run_dir)
     rows = read_history(run_dir)
     num_epochs = count_epochs(rows)
     facts = {"epochs": str(num_epochs)}
-    facts |= final_metrics(cfg, read_json(run_dir / "metrics.json", dict) or {})
+    facts |= final_metrics(config, read_json(run_dir / "metrics.json", dict) or {})
     facts |= best_epoch(state.read(run_dir))
     if seconds is not None:
         facts["time"] = f"{timedelta(seconds=round(seconds))} h:m:s"
     facts |= speeds_in_words(rows)
 
-    look_at = files_to_look_at(cfg, run_dir)
+    look_at = files_to_look_at(config, run_dir)
     paths = {name: f"{run_dir}/{name}" for name in look_at}
     width = max(map(len, paths.values()), default=0)
     return "\n".join(
@@ -48,16 +48,16 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
             *(["Look at"] if look_at else []),
             *(f"  {path:<{width}}     {look_at[name]}" for name, path in paths.items()),
             "Next",
-            *(f"  {command}" for command in next_commands(cfg, run_dir)),
-            f"  {command_to_go_on(cfg, run_dir, num_epochs)}",
+            *(f"  {command}" for command in next_commands(config, run_dir)),
+            f"  {command_to_go_on(config, run_dir, num_epochs)}",
         ]
     )
 
 
-def files_to_look_at(cfg: DictConfig, run_dir: Path) -> dict[str, str]:
+def files_to_look_at(config: Config, run_dir: Path) -> dict[str, str]:
     """The files of ``summary.look_at`` that the run has left, and what they show."""
-    look_at = OmegaConf.select(cfg, "summary.look_at") or {}
-    is_written = {REPORT: bool(OmegaConf.select(cfg, "report"))}
+    look_at = select(config, "summary.look_at") or {}
+    is_written = {REPORT: bool(select(config, "report"))}
     return {
         str(name): str(text)
         for name, text in look_at.items()
@@ -65,17 +65,17 @@ def files_to_look_at(cfg: DictConfig, run_dir: Path) -> dict[str, str]:
     }
 
 
-def next_commands(cfg: DictConfig, run_dir: Path) -> list[str]:
+def next_commands(config: Config, run_dir: Path) -> list[str]:
     """The commands of ``summary.next`` and, if the run has left their file, ``summary.next_if``.
 
     The run directory in them is quoted as a shell needs it.
     """
-    needed_files = OmegaConf.select(cfg, "summary.next_if") or {}
+    needed_files = select(config, "summary.next_if") or {}
     commands = [
-        *(OmegaConf.select(cfg, "summary.next") or []),
+        *(select(config, "summary.next") or []),
         *(command for name, command in needed_files.items() if (run_dir / name).exists()),
     ]
-    name = str(cfg.run_dir)
+    name = str(config["run_dir"])
     return [str(command).replace(name, shlex.quote(name)) for command in commands]
 
 
@@ -94,9 +94,9 @@ def trained_rows(rows: Rows) -> Rows:
     return [row for row in rows if any(name.startswith("train/") for name in row)]
 
 
-def final_metrics(cfg: DictConfig, metrics: Mapping[str, Any]) -> dict[str, str]:
+def final_metrics(config: Config, metrics: Mapping[str, Any]) -> dict[str, str]:
     """The metrics of ``metrics.json`` that ``summary.metrics`` names."""
-    names = OmegaConf.select(cfg, "summary.metrics") or []
+    names = select(config, "summary.metrics") or []
     # A damaged file may hold anything.
     return {n: f"{metrics[n]:.4f}" for n in names if isinstance(metrics.get(n), int | float)}
 
@@ -128,11 +128,11 @@ def speeds_in_words(rows: Rows) -> dict[str, str]:
     return {name: f"{speed:,.0f}" for name, speed in speeds(rows).items()}
 
 
-def command_to_go_on(cfg: DictConfig, run_dir: Path, num_epochs: int | None) -> str:
+def command_to_go_on(config: Config, run_dir: Path, num_epochs: int | None) -> str:
     """The command that continues the run, where it was started before.
 
     Args:
-        cfg: the configuration of the run.
+        config: the configuration of the run.
         run_dir: its directory.
         num_epochs: of a finished run, which is trained for twice as many; if there are none, as
             configs/ says. None for a run that was interrupted, to which its own limits apply.
@@ -144,7 +144,7 @@ def command_to_go_on(cfg: DictConfig, run_dir: Path, num_epochs: int | None) -> 
         words = [word for word in words if not word.startswith("trainer.max_")]
     if num_epochs:
         words.append(f"trainer.max_epochs={2 * num_epochs}")
-    cluster = OmegaConf.select(cfg, "cluster.name") or "local"
+    cluster = select(config, "cluster.name") or "local"
     # A command such as `python train.py cluster=k8s` may also be typed on a machine of one's own.
     if cluster == "local" or environment.variable(environment.ON_CLUSTER) is None:
         return f"RUN_ID={run_dir.name} {shlex.join(['python', 'train.py', *words])}"

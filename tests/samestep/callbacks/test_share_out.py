@@ -1,15 +1,19 @@
 """The gradient of a step is the mean over its samples, however they are shared out."""
 
+from contextlib import nullcontext
+from typing import Any
+
 import lightning as L
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from samestep.callbacks import share_out
 from samestep.callbacks.share_out import ShareOut, find_batch_loaders
 from samestep.data.loader import BatchLoader
 from samestep.errors import ConfigError
-from samestep.ranks import environment
+from samestep.ranks import environment, preflight, process_group
 
 DATA = TensorDataset(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)))
 QUIET = {
@@ -61,10 +65,9 @@ def gradients(
     monkeypatch.setattr(environment, "rank", lambda: rank)
     monkeypatch.setattr(environment, "world_size", lambda: world_size)
     loader = BatchLoader(DATA, seed=3, shuffle=True, accumulate_grad_batches=parts, **options)
-    model, kept, share_out = Model(), Gradients(), ShareOut()
-    share_out.shares = shares
+    model, kept, slices = Model(), Gradients(), ShareOut(shares or "equal")
     trainer = L.Trainer(
-        max_epochs=1, accumulate_grad_batches=parts, callbacks=[share_out, kept, KeepWeights()],
+        max_epochs=1, accumulate_grad_batches=parts, callbacks=[slices, kept, KeepWeights()],
         **QUIET,
     )  # fmt: skip
     trainer.fit(model, loader)
@@ -116,16 +119,79 @@ def test_a_short_last_batch_that_leaves_a_rank_without_a_sample_is_refused(
     assert len(gradients(monkeypatch, 0, 3, 1, batch_size=19, drop_last=True)[0]) == 2
 
 
-def test_ordinary_loaders_have_equal_shares():
-    for shares, is_refused in (((1.0, 2.0), True), ((1.0, 1.0), False), (None, False)):
-        share_out = ShareOut()
-        share_out.shares = shares
-        trainer = L.Trainer(max_epochs=1, callbacks=[share_out], **QUIET)
-        if not is_refused:
-            trainer.fit(Model(), DataLoader(DATA, batch_size=8))
-            continue
-        with pytest.raises(ConfigError, match="an ordinary DataLoader"):
-            trainer.fit(Model(), DataLoader(DATA, batch_size=8))
+@pytest.mark.parametrize(
+    ("shares", "is_rejected"),
+    [([1.0, 2.0], True), ("auto", True), ([1.0, 1.0], False), ("equal", False)],
+)
+def test_ordinary_loaders_have_equal_shares(monkeypatch, shares, is_rejected: bool):
+    monkeypatch.setattr(environment, "world_size", lambda: 2)
+    trainer = L.Trainer(max_epochs=1, callbacks=[ShareOut(shares)], **QUIET)
+    with (
+        pytest.raises(ConfigError, match="an ordinary DataLoader") if is_rejected else nullcontext()
+    ):
+        trainer.fit(Model(), DataLoader(DATA, batch_size=8))
+
+
+@pytest.fixture
+def three_ranks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """One rank on the first node, two on the second; what the ranks gather can be set."""
+    monkeypatch.setattr(environment, "world_size", lambda: 3)
+    monkeypatch.setattr(environment, "num_nodes", lambda: 2)
+    monkeypatch.setattr(environment, "node_rank", lambda: "this node")
+    monkeypatch.setattr(share_out, "kind_of_rank", lambda pl_module: "this kind")
+    gathered: dict[str, list[Any]] = {"this node": [0, 1, 1], "this kind": ["slow", "fast", "fast"]}
+    gather = lambda value: gathered.get(value, gathered["speeds"])  # noqa: E731
+    monkeypatch.setattr(process_group, "gather", gather)
+    return gathered
+
+
+def test_numbers_are_of_nodes_or_of_ranks(three_ranks, spec):
+    assert share_out.by_rank([1, 2.5]) == [1, 2.5, 2.5]
+    assert share_out.by_rank([1, 2, 3]) == [1, 2, 3]
+    with pytest.raises(ConfigError, match="3 ranks on 2 nodes; give one number for each rank"):
+        share_out.by_rank([1, 2, 3, 4])
+    (finding,) = preflight.check_shares([1, 2, 3, 4])
+    assert isinstance(preflight.failure([finding]), ConfigError)
+    (finding,) = preflight.check_shares([1, 2.5])
+    assert finding.result == "ok"
+    assert list(preflight.check_shares("auto")) == []
+
+
+def fit_measured(three_ranks, *speeds: float, saved: dict[str, Any] | None = None) -> ShareOut:
+    """Train an epoch after which the ranks turn out to be as fast as this."""
+    three_ranks["speeds"] = list(speeds)
+    callback = ShareOut("auto")
+    callback.load_state_dict(saved or {})
+    trainer = L.Trainer(max_epochs=1, callbacks=[callback], **QUIET)
+    trainer.fit(Model(), BatchLoader(DATA, 8))
+    return callback
+
+
+def test_measured_shares_are_in_proportion_to_the_speeds(three_ranks, capsys):
+    callback = fit_measured(three_ranks, 200, 100, 333)
+    assert callback.shares == (2, 1, 3.33)
+    assert "Shares of the ranks: 2, 1, 3.33 (measured in epoch 1)" in capsys.readouterr().out
+    assert fit_measured(three_ranks, 100, 105, 109).shares is None, "they are alike"
+    assert fit_measured(three_ranks, 0, 100, 100).shares is None, "an epoch of a few batches"
+
+
+def test_measured_shares_are_kept_for_ranks_of_the_same_kind(three_ranks):
+    saved = fit_measured(three_ranks, 200, 100, 333).state_dict()
+    again = fit_measured(three_ranks, 201, 99, 333, saved=saved)
+    assert again.shares == (2, 1, 3.33), "these speeds ask for no others"
+    three_ranks["this kind"] = ["fast", "fast", "fast"]
+    assert fit_measured(three_ranks, 100, 100, 100, saved=saved).shares is None
+
+
+def test_each_rank_measures_its_own_speed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(environment, "world_size", lambda: 2)
+    seen: list[Any] = []
+    monkeypatch.setattr(process_group, "gather", lambda value: seen.append(value) or [value, value])
+    clock = iter(range(1000))  # each forward pass of 4 samples takes one second
+    monkeypatch.setattr(share_out, "now", lambda pl_module: float(next(clock)))
+    trainer = L.Trainer(max_epochs=1, callbacks=[ShareOut("auto")], **QUIET)
+    trainer.fit(Model(), BatchLoader(DATA, 8))
+    assert seen[-1] == 4.0
 
 
 def test_several_loaders_must_have_equal_slices(monkeypatch: pytest.MonkeyPatch):

@@ -3,8 +3,8 @@ import pytest
 from samestep.config.compose import check
 from samestep.config.rules import RULES
 from samestep.config.schema import plain
-from samestep.spec import leaves
 from samestep.errors import ConfigError
+from samestep.spec import leaves
 
 
 def fault(*overrides):

@@ -2,8 +2,8 @@ import pytest
 
 from samestep.config.compose import check
 from samestep.config.schema import nearest
-from samestep.spec import leaves
 from samestep.errors import ConfigError
+from samestep.spec import leaves
 
 
 def faults(*overrides):

@@ -8,11 +8,11 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed import PrefixStore, TCPStore
 
-from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, failure
 from samestep.ranks import process_group as distributed
 from samestep.ranks.network import NetworkError
+from samestep.spec import RunSpec
 from tests.conftest import NO_PICTURES, QUICK, run
 
 
@@ -115,8 +115,8 @@ def test_a_rank_whose_store_has_ended_says_so_in_one_line():
 def test_an_ordinary_dataloader_is_shared_out_over_all_ranks_of_unequal_nodes(monkeypatch):
     """Lightning would multiply this node's two devices by two nodes, which have three."""
     monkeypatch.setattr(environment, "under_torchrun", lambda: True)
-    cfg = check(["trainer.strategy=ddp", "trainer.accelerator=cpu", "cluster.timeout_s=7"])
-    strategy = distributed.topology(cfg)["strategy"]
+    spec = RunSpec("test", Path(), 0, strategy="ddp", accelerator="cpu", timeout_s=7)
+    strategy = distributed.topology(spec)["strategy"]
     assert type(strategy) is distributed.UnequalNodesDDP
     assert isinstance(strategy, DDPStrategy)
     monkeypatch.setattr(type(strategy), "world_size", 3)
@@ -127,8 +127,7 @@ def test_an_ordinary_dataloader_is_shared_out_over_all_ranks_of_unequal_nodes(mo
 @pytest.mark.parametrize("strategy", ["auto", "ddp", "ddp_find_unused_parameters_true"])
 def test_several_ranks_train_with_ddp(monkeypatch, strategy: str):
     monkeypatch.setattr(environment, "under_torchrun", lambda: True)
-    cfg = check([f"trainer.strategy={strategy}"])
-    built = distributed.build_strategy(cfg)
+    built = distributed.build_strategy(RunSpec("test", Path(), 0, strategy=strategy))
     assert isinstance(built, DDPStrategy)
     assert built._ddp_kwargs["find_unused_parameters"] == ("find_unused" in strategy)
 

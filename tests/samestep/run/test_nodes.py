@@ -7,36 +7,39 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from omegaconf import DictConfig, OmegaConf
+import yaml
 from torch.distributed import FileStore
 
 from samestep.config.compose import check
+from samestep.config.run_spec import spec_of
 from samestep.errors import ConfigError
 from samestep.ranks import preflight
 from samestep.run import nodes, sidecar
-from samestep.run.changes import config_digest, resolved
+from samestep.run.changes import config_digest
 from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError, find_newest, load
+from samestep.spec import RunSpec
 from tests.conftest import QUICK
 
 NODES = (0, 1, 1)  # the node of each rank
-Scenario = Callable[[DictConfig], None]
+Scenario = Callable[[RunSpec], None]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 
 
-def config(tmp_path: Path, node: int, *overrides: str) -> DictConfig:
+def spec(tmp_path: Path, node: int, *overrides: str) -> RunSpec:
     cfg = check([*QUICK, "run_id=mine", *overrides])
     cfg.run_root = f"{tmp_path}/node-{node}"
-    return cfg
+    return spec_of(cfg)
 
 
-def be_rank(rank: int, tmp_path: Path, scenario: Scenario, cfg: DictConfig) -> None:
+def be_rank(rank: int, tmp_path: Path, scenario: Scenario, spec: RunSpec) -> None:
     """Meet the other ranks, as torchrun would have started them, and play the scenario."""
     node = NODES[rank]
     variables = {"RANK": rank, "WORLD_SIZE": len(NODES), "TORCHELASTIC_RUN_ID": "test"}
@@ -48,17 +51,17 @@ def be_rank(rank: int, tmp_path: Path, scenario: Scenario, cfg: DictConfig) -> N
         world_size=len(NODES), timeout=timedelta(seconds=60),
     )  # fmt: skip
     nodes.BLOCK_BYTES = 1000  # several blocks a file
-    scenario(cfg)
+    scenario(spec)
     dist.destroy_process_group()
 
 
 def play(tmp_path: Path, scenario: Scenario, *overrides: str) -> None:
     """Play a scenario on all ranks; an assertion that fails on one of them fails the test."""
     context = multiprocessing.get_context("fork")
-    configs = [config(tmp_path, node, *overrides) for node in NODES]
+    specs = [spec(tmp_path, node, *overrides) for node in NODES]
     ranks = [
-        context.Process(target=be_rank, args=(rank, tmp_path, scenario, cfg))
-        for rank, cfg in enumerate(configs)
+        context.Process(target=be_rank, args=(rank, tmp_path, scenario, own))
+        for rank, own in enumerate(specs)
     ]
     for rank in ranks:
         rank.start()
@@ -70,11 +73,11 @@ def play(tmp_path: Path, scenario: Scenario, *overrides: str) -> None:
 
 def save(tmp_path: Path, node: int, *steps: int, best: int | None = None) -> Path:
     """A run of that name on a node, whose last checkpoints are of these steps."""
-    cfg = config(tmp_path, node)
-    run_dir = Path(cfg.run_dir)
+    own = spec(tmp_path, node)
+    run_dir = own.run_dir
     (run_dir / "logs").mkdir(parents=True)
-    (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(resolved(cfg)))
-    identity = {"run_id": cfg.run_id, "config": config_digest(cfg)}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(own.config))
+    identity = {"run_id": own.run_id, "config": config_digest(own)}
     (run_dir / "logs/environment.json").write_text(json.dumps([identity]))
     for step in steps:
         content = {"global_step": step, "state_dict": {"weights": torch.full((5000,), step)}}
@@ -97,11 +100,11 @@ def run_dir_of(tmp_path: Path, node: int) -> Path:
     return tmp_path / f"node-{node}/mine"
 
 
-def begin(cfg: DictConfig) -> None:
+def begin(spec: RunSpec) -> None:
     """Begin, and be given a checkpoint on this node."""
-    state = nodes.begin(cfg, ["train.py"])
+    state = nodes.begin(spec, ["train.py"])
     assert state.ckpt_path is not None
-    assert Path(state.ckpt_path).is_relative_to(cfg.run_dir)
+    assert Path(state.ckpt_path).is_relative_to(spec.run_dir)
     load(Path(state.ckpt_path))
 
 
@@ -136,10 +139,10 @@ def test_the_newest_checkpoint_of_all_nodes_counts(tmp_path: Path, capfd):
     for path in save(tmp_path / "damaged", 0, 10, best=10).glob("checkpoints/*.ckpt"):
         path.write_bytes(b"damaged")
 
-    def scenario(cfg: DictConfig) -> None:
+    def scenario(spec: RunSpec) -> None:
         for harm in harms:
-            cfg.run_root = f"{tmp_path}/{harm}/node-{NODES[dist.get_rank()]}"
-            begin(cfg)
+            root = tmp_path / harm / f"node-{NODES[dist.get_rank()]}"
+            begin(replace(spec, run_dir=root / spec.run_id))
 
     play(tmp_path, scenario)
     for harm, node in itertools.product(harms, (0, 1)):
@@ -159,9 +162,9 @@ def test_a_newer_checkpoint_that_is_damaged_does_not_count(tmp_path: Path):
     assert step_of(damaged) == 10
 
 
-def refused(cfg: DictConfig) -> None:
+def refused(spec: RunSpec) -> None:
     with pytest.raises(ConfigError, match=r"on the node of rank 1: .*another configuration") as why:
-        nodes.begin(cfg, ["train.py"])
+        nodes.begin(spec, ["train.py"])
     assert why.value.on_all_ranks
 
 
@@ -174,9 +177,9 @@ def test_another_run_of_this_name_on_a_node_is_refused_and_overwrites_nothing(tm
 
 
 def test_without_any_checkpoint_the_run_begins(tmp_path: Path):
-    def scenario(cfg: DictConfig) -> None:
-        assert nodes.begin(cfg, ["train.py"]).ckpt_path is None
-        assert nodes.best_checkpoint(cfg) is None
+    def scenario(spec: RunSpec) -> None:
+        assert nodes.begin(spec, ["train.py"]).ckpt_path is None
+        assert nodes.best_checkpoint(spec) is None
 
     play(tmp_path, scenario)
     assert not run_dir_of(tmp_path, 1).exists()
@@ -185,15 +188,15 @@ def test_without_any_checkpoint_the_run_begins(tmp_path: Path):
 def test_each_node_tests_the_best_checkpoint_of_rank_zero(tmp_path: Path):
     """Otherwise the other ranks would test their last weights, and the sum be of both."""
 
-    def scenario(cfg: DictConfig) -> None:
-        begin(cfg)
+    def scenario(spec: RunSpec) -> None:
+        begin(spec)
         if dist.get_rank() == 0:
-            best = Path(cfg.run_dir, "checkpoints/best.ckpt")
+            best = Path(spec.run_dir, "checkpoints/best.ckpt")
             content = {"global_step": 30, "state_dict": {}, "loops": {}, "callbacks": {}}
             AtomicCheckpointIO().save_checkpoint(content, best)
-        path = nodes.best_checkpoint(cfg)
+        path = nodes.best_checkpoint(spec)
         assert path is not None
-        assert Path(path).is_relative_to(cfg.run_dir)
+        assert Path(path).is_relative_to(spec.run_dir)
         assert step_of(Path(path)) == 30
 
     save(tmp_path, 0, 20, best=20)
@@ -219,9 +222,9 @@ def flipped_on_the_way() -> Iterator[None]:
 
 
 def test_what_does_not_arrive_whole_is_not_kept_and_ends_all_ranks(tmp_path: Path):
-    def scenario(cfg: DictConfig) -> None:
+    def scenario(spec: RunSpec) -> None:
         with flipped_on_the_way(), pytest.raises(CheckpointError, match="did not arrive whole"):
-            nodes.begin(cfg, ["train.py"])
+            nodes.begin(spec, ["train.py"])
 
     save(tmp_path, 0, 20)
     play(tmp_path, scenario)
@@ -230,9 +233,9 @@ def test_what_does_not_arrive_whole_is_not_kept_and_ends_all_ranks(tmp_path: Pat
 
 
 def test_a_node_that_cannot_write_ends_all_ranks_with_one_message(tmp_path: Path):
-    def scenario(cfg: DictConfig) -> None:
+    def scenario(spec: RunSpec) -> None:
         with pytest.raises(CheckpointError, match=r"rank 1: .* cannot be written: .*this node"):
-            nodes.begin(cfg, ["train.py"])
+            nodes.begin(spec, ["train.py"])
 
     save(tmp_path, 0, 20)
     (tmp_path / "node-1").mkdir()
@@ -243,16 +246,16 @@ def test_a_node_that_cannot_write_ends_all_ranks_with_one_message(tmp_path: Path
 def test_fsdp_needs_one_path_on_all_nodes(tmp_path: Path):
     """Its ranks load the path of rank zero."""
 
-    def scenario(cfg: DictConfig) -> None:
+    def scenario(spec: RunSpec) -> None:
         with pytest.raises(ConfigError, match=r"must have the same run_dir, .*node-0.*node-1"):
-            nodes.begin(cfg, ["train.py"])
+            nodes.begin(spec, ["train.py"])
 
     play(tmp_path, scenario, "trainer.strategy=fsdp", "trainer.accelerator=gpu")
     assert not run_dir_of(tmp_path, 0).exists()
 
 
 def test_the_preflight_finds_out_whether_the_directory_is_shared(tmp_path: Path):
-    def scenario(cfg: DictConfig) -> None:
+    def scenario(spec: RunSpec) -> None:
         own = f"node-{NODES[dist.get_rank()]}/mine"
         for place in (tmp_path, tmp_path / "exists"):
             assert not preflight.is_shared(place / own)
