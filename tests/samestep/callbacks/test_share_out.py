@@ -140,12 +140,12 @@ def three_ranks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     monkeypatch.setattr(environment, "node_rank", lambda: "this node")
     monkeypatch.setattr(share_out, "kind_of_rank", lambda pl_module: "this kind")
     gathered: dict[str, list[Any]] = {"this node": [0, 1, 1], "this kind": ["slow", "fast", "fast"]}
-    gather = lambda value: gathered.get(value, gathered["speeds"])  # noqa: E731
+    gather = lambda value: gathered.get(value, gathered.get("speeds", []))  # noqa: E731
     monkeypatch.setattr(process_group, "gather", gather)
     return gathered
 
 
-def test_numbers_are_of_nodes_or_of_ranks(three_ranks, spec):
+def test_numbers_are_of_nodes_or_of_ranks(three_ranks):
     assert share_out.by_rank([1, 2.5]) == [1, 2.5, 2.5]
     assert share_out.by_rank([1, 2, 3]) == [1, 2, 3]
     with pytest.raises(ConfigError, match="3 ranks on 2 nodes; give one number for each rank"):
