@@ -46,7 +46,7 @@ class Parts(NamedTuple):
     """What a run is made of."""
 
     model: L.LightningModule
-    datamodule: L.LightningDataModule
+    datamodule: L.LightningDataModule | None
     trainer: L.Trainer
     history: History
 
@@ -77,18 +77,22 @@ def build_parts(cfg: DictConfig) -> Parts:
     check_arguments(cfg)
     module = model(cfg)
     check_monitors(cfg, module)
+    data = datamodule(cfg)
+    check_loaders(module, data)
     history = History(cfg.run_dir)
-    return Parts(module, datamodule(cfg), trainer(cfg, history), history)
+    return Parts(module, data, trainer(cfg, history), history)
 
 
 def prepare_data(parts: Parts) -> None:
     """Make the files of the data set present, on one rank of each node."""
-    if environment.local_rank() == 0:
+    if parts.datamodule and environment.local_rank() == 0:
         parts.datamodule.prepare_data()
 
 
 def set_up_data(cfg: DictConfig, parts: Parts) -> None:
     """Open the data. Lightning does so when training begins, which is too late to refuse."""
+    if parts.datamodule is None:
+        return
     parts.datamodule.trainer = parts.trainer
     with refusals("data"):
         parts.datamodule.setup("fit")
@@ -107,21 +111,37 @@ def model(cfg: DictConfig) -> L.LightningModule:
     return module
 
 
-def datamodule(cfg: DictConfig) -> L.LightningDataModule:
-    """The DataModule of ``cfg.data``; nothing is read yet."""
+def datamodule(cfg: DictConfig) -> L.LightningDataModule | None:
+    """The DataModule of ``cfg.data``; nothing is read yet.
+
+    There is none with ``data=null``: Lightning then takes the loaders of the model.
+    """
+    if not cfg.data:
+        return None
     data = build(cfg.data, "data")
     if not isinstance(data, L.LightningDataModule):
         raise ConfigError(f"data._target_={cfg.data._target_}: must be a LightningDataModule")
     return data
 
 
-def has_test(module: L.LightningModule, data: L.LightningDataModule) -> bool:
-    """Whether there is something to test: a ``test_step``, and a ``test_dataloader`` of either.
+def has_test(module: L.LightningModule, data: L.LightningDataModule | None) -> bool:
+    """Whether there is something to test: a ``test_step``, and a ``test_dataloader``.
 
-    Lightning would refuse to test such a model, after it was trained.
+    The loader is the DataModule's, or without one the model's. Lightning would reject a model
+    without these after it was trained.
     """
-    has_data = is_overridden("test_dataloader", data) or is_overridden("test_dataloader", module)
+    has_data = is_overridden("test_dataloader", data or module)
     return bool(is_overridden("test_step", module) and has_data)
+
+
+def check_loaders(module: L.LightningModule, data: L.LightningDataModule | None) -> None:
+    """Raise a ConfigError if there are no data to train on."""
+    owner = data or module  # Lightning does not ask the model where there is a DataModule
+    if not is_overridden("train_dataloader", owner):
+        hint = "" if data is None else ", or data=null for the loaders of the model"
+        raise ConfigError(
+            f"data: {type(owner).__name__} has no train_dataloader; choose data=NAME{hint}"
+        )
 
 
 def trainer(cfg: DictConfig, history: History) -> L.Trainer:

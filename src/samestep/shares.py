@@ -36,7 +36,7 @@ MAX_TIMED_STEPS = 500
 ALIKE = 1.1  # the fastest rank is at most so many times as fast as the slowest: equal shares
 
 
-def decide(cfg: DictConfig, trainer: L.Trainer, datamodule: L.LightningDataModule) -> None:
+def decide(cfg: DictConfig, trainer: L.Trainer, datamodule: L.LightningDataModule | None) -> None:
     """Tell the callback ``ShareOut`` of ``trainer`` the share of each rank.
 
     Every rank must call this, before ``trainer.fit``. With ``auto`` the ranks are measured, and
@@ -82,7 +82,7 @@ def by_rank(shares: Sequence[float]) -> list[float]:
     return [shares[node] for node in process_group.gather(environment.node_rank())]
 
 
-def read_or_measure(cfg: DictConfig, datamodule: L.LightningDataModule) -> list[float]:
+def read_or_measure(cfg: DictConfig, datamodule: L.LightningDataModule | None) -> list[float]:
     """The shares that an earlier start of this run has measured on such ranks, or new ones."""
     path = Path(cfg.run_dir, SHARES)
     ranks = process_group.gather(describe_rank(cfg))
@@ -138,7 +138,7 @@ def show(shares: Sequence[float]) -> str:
     return ", ".join(f"{share:g}" for share in shares)
 
 
-def find(cfg: DictConfig, datamodule: L.LightningDataModule) -> list[Finding]:
+def find(cfg: DictConfig, datamodule: L.LightningDataModule | None) -> list[Finding]:
     """What ``cluster.shares=auto`` would measure now, for the doctor; nothing is written down."""
     if environment.world_size() == 1 or read_key(cfg) != "auto":
         return []
@@ -147,7 +147,7 @@ def find(cfg: DictConfig, datamodule: L.LightningDataModule) -> list[Finding]:
     return [Finding("shares", f"{show(shares_of(speeds))} (samples per second: {rates})")]
 
 
-def measure_ranks(cfg: DictConfig, datamodule: L.LightningDataModule) -> list[float]:
+def measure_ranks(cfg: DictConfig, datamodule: L.LightningDataModule | None) -> list[float]:
     """Samples per second of each rank; all are measured at the same time.
 
     Each rank takes as many steps as the others, because at the end of an epoch a model may wait
@@ -165,7 +165,7 @@ def measure_ranks(cfg: DictConfig, datamodule: L.LightningDataModule) -> list[fl
 
 
 def measure(
-    cfg: DictConfig, datamodule: L.LightningDataModule, num_steps: int
+    cfg: DictConfig, datamodule: L.LightningDataModule | None, num_steps: int
 ) -> tuple[float, float]:
     """How fast this rank takes some training steps with its share, without the others.
 

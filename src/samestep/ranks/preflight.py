@@ -111,7 +111,9 @@ def choose_interface(interface: str) -> None:
             environment.set_variable(variable, value)
 
 
-def run(cfg: DictConfig, model: L.LightningModule, datamodule: L.LightningDataModule) -> None:
+def run(
+    cfg: DictConfig, model: L.LightningModule, datamodule: L.LightningDataModule | None
+) -> None:
     """Do all checks on all ranks; every rank must call this at the same point.
 
     Raises:
@@ -141,7 +143,7 @@ def failure(findings: list[Finding]) -> ConfigError | PreflightError | None:
 def inspect(
     cfg: DictConfig,
     model: L.LightningModule,
-    datamodule: L.LightningDataModule,
+    datamodule: L.LightningDataModule | None,
     *more: Finding,
 ) -> list[Finding]:
     """Do all checks, and gather the findings of all ranks.
@@ -177,7 +179,7 @@ def inspect(
 
 
 def check_this_rank(
-    cfg: DictConfig, model: L.LightningModule, datamodule: L.LightningDataModule
+    cfg: DictConfig, model: L.LightningModule, datamodule: L.LightningDataModule | None
 ) -> Iterator[Finding]:
     """What this rank finds out without the others."""
     yield check_world_size(cfg)
