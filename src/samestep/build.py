@@ -25,6 +25,7 @@ from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.callbacks.epoch_times import EpochTimes
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.lost_state import LostState
 from samestep.callbacks.run_state import RunState
 from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.step_log import StepLog
@@ -178,6 +179,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         RunState(cfg.run_dir),
         *keep_epochs(last, cfg.trainer.save_every_n_epochs),
         *chosen.values(),
+        LostState(),
     ]
     where = topology(cfg)
     arguments = {
