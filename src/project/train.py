@@ -80,6 +80,8 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
             tested: dict[str, float] = {}
             if build.has_test(model, datamodule):
                 best = nodes.best_checkpoint(cfg)
+                if best is None and trainer.is_global_zero and not cfg.trainer.fast_dev_run:
+                    print("Note: no epoch was the best one, so the last weights are tested")
                 trainer.test(model, datamodule, ckpt_path=best, verbose=False)
                 tested = {name: v.item() for name, v in trainer.callback_metrics.items()}
             elif trainer.is_global_zero:

@@ -26,6 +26,7 @@ from samestep.callbacks.epoch_times import EpochTimes
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.lost_state import LostState
+from samestep.callbacks.monitors import Monitors
 from samestep.callbacks.run_state import RunState
 from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.step_log import StepLog
@@ -81,7 +82,10 @@ def build_parts(cfg: DictConfig) -> Parts:
     data = datamodule(cfg)
     check_loaders(module, data)
     history = History(cfg.run_dir)
-    return Parts(module, data, trainer(cfg, history), history)
+    parts = Parts(module, data, trainer(cfg, history), history)
+    if cfg.trainer.num_sanity_val_steps is None and hasattr(module, "metric_names"):
+        parts.trainer.num_sanity_val_steps = 0  # its monitors are known to be right
+    return parts
 
 
 def prepare_data(parts: Parts) -> None:
@@ -177,11 +181,13 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         StepLog(),
         EpochTimes(),
         RunState(cfg.run_dir),
+        Monitors(dict(monitors_of(cfg))),
         *keep_epochs(last, cfg.trainer.save_every_n_epochs),
         *chosen.values(),
         LostState(),
     ]
     where = topology(cfg)
+    num_sanity = cfg.trainer.num_sanity_val_steps
     arguments = {
         "callbacks": callbacks,
         "logger": False,
@@ -190,6 +196,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         "enable_checkpointing": any(isinstance(c, Checkpoint) for c in callbacks),
         "enable_progress_bar": False,
         "enable_model_summary": False,
+        "num_sanity_val_steps": 1 if num_sanity is None else num_sanity,
         "default_root_dir": cfg.run_dir,
         # Lightning leaves our loader alone, and shares the data of ordinary ones out.
         "use_distributed_sampler": True,
@@ -344,15 +351,20 @@ def check_monitors(cfg: DictConfig, module: L.LightningModule) -> None:
     known = getattr(module, "metric_names", None)
     if known is None:
         return
-    for name, node in (cfg.callbacks or {}).items():
-        monitor = node.get("monitor")
-        if monitor is not None and monitor not in known:
+    for key, monitor in monitors_of(cfg):
+        if monitor not in known:
             near = difflib.get_close_matches(monitor, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(
-                f"callbacks.{name}.monitor={monitor}: the model logs no such metric; {hint}"
-                f"It logs {', '.join(known)}"
+                f"{key}={monitor}: the model logs no such metric; {hint}It logs {', '.join(known)}"
             )
+
+
+def monitors_of(cfg: DictConfig) -> Iterator[tuple[str, str]]:
+    """The key and the metric of each callback that monitors one."""
+    for name, node in (cfg.callbacks or {}).items():
+        if node.get("monitor") is not None:
+            yield f"callbacks.{name}.monitor", str(node.monitor)
 
 
 def check_validation_interval(cfg: DictConfig, data: L.LightningDataModule) -> None:
