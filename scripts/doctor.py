@@ -9,6 +9,8 @@ Exit codes: 0 fit to run, 1 something failed, 2 wrong usage or configuration.
 import sys
 from pathlib import Path
 
+import options  # noqa: F401 (puts src on the path)
+
 from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
 from samestep.launch import agent

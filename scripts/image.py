@@ -12,6 +12,8 @@ Exit codes: 0 done, 1 error, 2 wrong usage.
 import argparse
 import sys
 
+import options as _  # noqa: F401 (puts src on the path)
+
 from samestep.errors import ConfigError, RunError
 from samestep.launch import image
 from samestep.ranks import failure, process

@@ -22,6 +22,8 @@ Exit codes: 0 done, 1 error, 2 wrong usage or configuration.
 
 import sys
 
+import options  # noqa: F401 (puts src on the path)
+
 from samestep.launch.main import main
 from samestep.ranks import process
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import options  # noqa: F401 (puts src on the path)
 import yaml
 
 from samestep.ranks import process

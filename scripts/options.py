@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+# As in train.py: a clone needs no installation, and takes no other clone that is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, secrets
 

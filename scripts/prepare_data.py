@@ -9,6 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
+import options  # noqa: F401 (puts src on the path)
+
 from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import process

@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import options  # noqa: F401 (puts src on the path)
+
 from samestep.ranks import process
 
 ROOT = Path(__file__).resolve().parents[1]

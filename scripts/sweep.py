@@ -22,6 +22,8 @@ Exit codes: 0 done, 1 no trial was completed, 2 wrong usage or config, 143 SIGTE
 
 import sys
 
+import options  # noqa: F401 (puts src on the path)
+
 from samestep.ranks import process
 from samestep.sweep.main import main
 

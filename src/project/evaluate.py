@@ -10,6 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
 from project.saved_run import read_saved_config, read_saved_group
+from samestep.callbacks.share_out import find_loaders
 from samestep.errors import ConfigError
 from samestep.run.records import mute_lightning
 
@@ -47,9 +48,20 @@ def evaluate(
         raise ConfigError(f"--accelerator {accelerator}: {error}") from error
     loop = trainer.test if split == "test" else trainer.validate
     try:
-        return dict(loop(model, datamodule=data, verbose=False)[0])
+        of_loaders = loop(model, datamodule=data, verbose=False)
     except MisconfigurationException as error:
         raise ConfigError(f"--split {split}: {error}") from error
+    return {name: value for metrics in of_loaders for name, value in metrics.items()}
+
+
+def count_samples(model: Any, data: Any, split: str) -> int | str:
+    """Samples of one split; ``all`` where its loaders do not know."""
+    name = f"{split}_dataloader"
+    loaders = getattr(data or model, name)()
+    try:
+        return sum(len(loader.dataset) for loader in find_loaders(loaders))
+    except (AttributeError, TypeError):
+        return "all"
 
 
 def unit_of(run_dir: Path) -> str:

@@ -58,7 +58,8 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
     if missing := find_missing_data_keys(cfg):
         yield (
             f"{cfg.model.get('_target_')} needs {', '.join(missing)}, which "
-            f"{cfg.data.get('_target_')} does not have; choose data and a model of one task"
+            f"{cfg.data.get('_target_', 'data=null')} does not have; choose data and a model of "
+            "one task"
         )
     is_endless = cfg.trainer.max_epochs == -1 and cfg.trainer.max_steps == -1
     if is_endless and "lr_scheduler" in cfg.model:

@@ -39,12 +39,13 @@ def load_run(run_dir: Path, ckpt: str) -> tuple[Any, Any]:
         raise ConfigError(f"ckpt={ckpt}: {checkpoints} holds {', '.join(names) or 'no checkpoint'}")
 
     model = build(drop_unknown_arguments(model_cfg), "model")
-    data = build(drop_unknown_arguments(data_cfg), "data")
+    # A run with data=null has the loaders of its model.
+    data = build(drop_unknown_arguments(data_cfg), "data") if data_cfg else None
     state = checkpoint.load(path)
     try:
         model.load_state_dict(state["state_dict"])
         # Lightning saves the state of a DataModule under the name of its class, if it has one.
-        if data_state := state.get(type(data).__qualname__):
+        if data and (data_state := state.get(type(data).__qualname__)):
             data.load_state_dict(data_state)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]

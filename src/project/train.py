@@ -88,6 +88,8 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
             tested: dict[str, float] = {}
             if build.has_test(model, datamodule):
                 best = nodes.best_checkpoint(spec)
+                if best is None and trainer.is_global_zero and not spec.saves_nothing:
+                    print("Note: no epoch was the best one, so the last weights are tested")
                 trainer.test(model, datamodule, ckpt_path=best, verbose=False)
                 tested = {name: v.item() for name, v in trainer.callback_metrics.items()}
             elif trainer.is_global_zero:

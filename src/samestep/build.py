@@ -25,6 +25,8 @@ from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.callbacks.epoch_times import EpochTimes
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.lost_state import LostState
+from samestep.callbacks.monitors import Monitors
 from samestep.callbacks.run_state import RunState
 from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.step_log import StepLog
@@ -51,7 +53,7 @@ class Parts(NamedTuple):
     """What a run is made of."""
 
     model: L.LightningModule
-    datamodule: L.LightningDataModule
+    datamodule: L.LightningDataModule | None
     trainer: L.Trainer
     history: History
 
@@ -82,18 +84,25 @@ def build_parts(cfg: DictConfig) -> Parts:
     check_arguments(cfg)
     module = model(cfg)
     check_monitors(cfg, module)
+    data = datamodule(cfg)
+    check_loaders(module, data)
     history = History(cfg.run_dir)
-    return Parts(module, datamodule(cfg), trainer(cfg, history), history)
+    parts = Parts(module, data, trainer(cfg, history), history)
+    if cfg.trainer.num_sanity_val_steps is None and hasattr(module, "metric_names"):
+        parts.trainer.num_sanity_val_steps = 0  # its monitors are known to be right
+    return parts
 
 
 def prepare_data(parts: Parts) -> None:
     """Make the files of the data set present, on one rank of each node."""
-    if environment.local_rank() == 0:
+    if parts.datamodule and environment.local_rank() == 0:
         parts.datamodule.prepare_data()
 
 
 def set_up_data(cfg: DictConfig, parts: Parts) -> None:
     """Open the data. Lightning does so when training begins, which is too late to refuse."""
+    if parts.datamodule is None:
+        return
     parts.datamodule.trainer = parts.trainer
     with refusals("data"):
         parts.datamodule.setup("fit")
@@ -112,21 +121,37 @@ def model(cfg: DictConfig) -> L.LightningModule:
     return module
 
 
-def datamodule(cfg: DictConfig) -> L.LightningDataModule:
-    """The DataModule of ``cfg.data``; nothing is read yet."""
+def datamodule(cfg: DictConfig) -> L.LightningDataModule | None:
+    """The DataModule of ``cfg.data``; nothing is read yet.
+
+    There is none with ``data=null``: Lightning then takes the loaders of the model.
+    """
+    if not cfg.data:
+        return None
     data = build(cfg.data, "data")
     if not isinstance(data, L.LightningDataModule):
         raise ConfigError(f"data._target_={cfg.data._target_}: must be a LightningDataModule")
     return data
 
 
-def has_test(module: L.LightningModule, data: L.LightningDataModule) -> bool:
-    """Whether there is something to test: a ``test_step``, and a ``test_dataloader`` of either.
+def has_test(module: L.LightningModule, data: L.LightningDataModule | None) -> bool:
+    """Whether there is something to test: a ``test_step``, and a ``test_dataloader``.
 
-    Lightning would refuse to test such a model, after it was trained.
+    The loader is the DataModule's, or without one the model's. Lightning would reject a model
+    without these after it was trained.
     """
-    has_data = is_overridden("test_dataloader", data) or is_overridden("test_dataloader", module)
+    has_data = is_overridden("test_dataloader", data or module)
     return bool(is_overridden("test_step", module) and has_data)
+
+
+def check_loaders(module: L.LightningModule, data: L.LightningDataModule | None) -> None:
+    """Raise a ConfigError if there are no data to train on."""
+    owner = data or module  # Lightning does not ask the model where there is a DataModule
+    if not is_overridden("train_dataloader", owner):
+        hint = "" if data is None else ", or data=null for the loaders of the model"
+        raise ConfigError(
+            f"data: {type(owner).__name__} has no train_dataloader; choose data=NAME{hint}"
+        )
 
 
 def trainer(cfg: DictConfig, history: History) -> L.Trainer:
@@ -160,11 +185,14 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         ChangedValues(),
         StepLog(),
         EpochTimes(),
+        Monitors(dict(monitors_of(cfg))),
         *keep_epochs(last, cfg.trainer.save_every_n_epochs),
         *chosen.values(),
+        LostState(),
         RunState(cfg.run_dir),  # last, when the best value is known
     ]
     where = topology(spec_of(cfg))
+    num_sanity = cfg.trainer.num_sanity_val_steps
     arguments = {
         "callbacks": callbacks,
         "logger": False,
@@ -173,6 +201,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         "enable_checkpointing": True,
         "enable_progress_bar": False,
         "enable_model_summary": False,
+        "num_sanity_val_steps": 1 if num_sanity is None else num_sanity,
         "default_root_dir": cfg.run_dir,
         # Lightning leaves our loader alone, and shares the data of ordinary ones out.
         "use_distributed_sampler": True,
@@ -323,15 +352,20 @@ def check_monitors(cfg: DictConfig, module: L.LightningModule) -> None:
     known = getattr(module, "metric_names", None)
     if known is None:
         return
-    for name, node in (cfg.callbacks or {}).items():
-        monitor = node.get("monitor")
-        if monitor is not None and monitor not in known:
+    for key, monitor in monitors_of(cfg):
+        if monitor not in known:
             near = difflib.get_close_matches(monitor, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(
-                f"callbacks.{name}.monitor={monitor}: the model logs no such metric; {hint}"
-                f"It logs {', '.join(known)}"
+                f"{key}={monitor}: the model logs no such metric; {hint}It logs {', '.join(known)}"
             )
+
+
+def monitors_of(cfg: DictConfig) -> Iterator[tuple[str, str]]:
+    """The key and the metric of each callback that monitors one."""
+    for name, node in (cfg.callbacks or {}).items():
+        if node.get("monitor") is not None:
+            yield f"callbacks.{name}.monitor", str(node.monitor)
 
 
 def check_validation_interval(cfg: DictConfig, data: L.LightningDataModule) -> None:

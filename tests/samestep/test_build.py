@@ -9,6 +9,7 @@ from lightning.pytorch.trainer import call as trainer_call
 
 from samestep import build
 from samestep.callbacks.progress import Progress
+from samestep.config.compose import check
 from samestep.errors import ConfigError
 from samestep.ranks import lightning_patches
 from samestep.ranks.lightning_patches import STEP_HOOKS
@@ -69,3 +70,19 @@ def test_names_of_arguments_may_be_numbers(compose):
     trainer = build.trainer(cfg, History(cfg.run_dir))
     (slower,) = (c for c in trainer.callbacks if isinstance(c, GradientAccumulationScheduler))
     assert slower.scheduling == {0: 1, 1: 3}
+
+
+OWN_LOADERS = ["data=null", "model=skeleton", "callbacks.best.monitor=val/loss"]
+
+
+def test_a_model_may_have_the_loaders():
+    cfg = check([*OWN_LOADERS, "run_id=test"])
+    cfg.model = {"_target_": "pytorch_lightning.demos.boring_classes.BoringModel"}
+    parts = build.build_parts(cfg)
+    assert parts.datamodule is None
+    assert build.has_test(parts.model, None)
+
+
+def test_data_are_missed_before_a_run_begins():
+    with pytest.raises(ConfigError, match="SkeletonModel has no train_dataloader; choose data"):
+        build.build_parts(check([*OWN_LOADERS, "run_id=test"]))

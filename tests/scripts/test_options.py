@@ -1,13 +1,14 @@
 """Command lines of the scripts, read and refused."""
 
 import os
+import shutil
 from pathlib import Path
 
 import options
 import pytest
 
 from scripts import evaluate, export, predict, upload
-from tests.conftest import run
+from tests.conftest import ROOT, run
 
 PARSERS = {
     "evaluate": evaluate.make_parser,
@@ -135,3 +136,21 @@ def test_help_and_wrong_usage_need_no_torch(script: str) -> None:
 def test_an_error_of_the_system_is_one_line_without_its_number(tmp_path: Path, capsys) -> None:
     assert options.run(lambda _: len(tmp_path.read_bytes()), None) == 1
     assert capsys.readouterr().err == f"error: {tmp_path}: Is a directory\n"
+
+
+COMMANDS = sorted(
+    path.name
+    for path in (ROOT / "scripts").glob("*.py")
+    if path.name not in ("options.py", "flyte_workflow.py")
+)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_script_uses_the_source_beside_it(tmp_path: Path, name: str) -> None:
+    """No installation, and not that of another clone."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    package = tmp_path / "src/samestep"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('found the source beside it')")
+    done = run(f"scripts/{name}", cwd=tmp_path, PYTHONPATH="")
+    assert done.stderr == "found the source beside it\n"

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,12 @@ class BestCheckpoint(Checkpoint):
 
     Args:
         dirpath: directory of the checkpoints.
-        monitor: a metric that the model logs, such as ``val/loss``.
+        monitor: a metric that the model logs, such as ``val/loss``. None: the weights of the last
+            epoch are the best ones.
         mode: ``min`` or ``max``.
     """
 
-    def __init__(self, dirpath: str, monitor: str, mode: str) -> None:
+    def __init__(self, dirpath: str, monitor: str | None, mode: str) -> None:
         if mode not in ("min", "max"):
             raise ValueError(f"mode={mode}: must be min or max")
         self.path = Path(dirpath) / "best.ckpt"
@@ -54,7 +56,12 @@ class BestCheckpoint(Checkpoint):
         return "BestCheckpoint"
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuse validations within an optimizer step: no checkpoint is saved there."""
+        """Refuse validations within an optimizer step: no checkpoint is saved there.
+
+        Say so if no validation will come at all.
+        """
+        if trainer.is_global_zero and (why := why_last_is_tested(trainer, self.monitor)):
+            print(f"Note: {why}, so the last weights are tested, not the best ones", flush=True)
         interval, num_batches = trainer.val_check_batch, trainer.num_training_batches
         if interval is None or interval >= num_batches:
             return  # validation comes at the end of an epoch
@@ -80,7 +87,9 @@ class BestCheckpoint(Checkpoint):
             ConfigError: if the run logs no such metric.
         """
         self._compare(trainer)
-        if self._has_validated and self.monitor not in trainer.callback_metrics:
+        if self.monitor is None:
+            self.has_improved, self.step = True, trainer.global_step
+        elif self._has_validated and self.monitor not in trainer.callback_metrics:
             names = ", ".join(sorted(trainer.callback_metrics)) or "no metric at all"
             message = f"callbacks.best.monitor={self.monitor}: the run logs {names}"
             raise ConfigError(message, on_all_ranks=True)
@@ -146,7 +155,7 @@ class BestCheckpoint(Checkpoint):
 
     def _compare(self, trainer: L.Trainer) -> None:
         """Note whether the weights of now have a better value than the best ones."""
-        value = float(trainer.callback_metrics.get(self.monitor, math.nan))
+        value = float(trainer.callback_metrics.get(self.monitor or "", math.nan))
         if math.isnan(value):
             return
         if self.score is not None:
@@ -168,3 +177,20 @@ class BestCheckpoint(Checkpoint):
                 link_checkpoint(source, self.path, found._replace(score=score))
                 return True
         return False
+
+
+def why_last_is_tested(trainer: L.Trainer, monitor: str | None) -> str | None:
+    """Why no weights will be known to be the best ones, as a clause; None if some may be."""
+    if monitor is None:
+        return "callbacks.best.monitor=null chooses no metric"
+    if re.search("val", monitor, re.IGNORECASE) and never_validates(trainer):
+        return f"this run never validates, and nothing logs {monitor}"
+    return None
+
+
+def never_validates(trainer: L.Trainer) -> bool:
+    """Whether a run has no validation data, or ends before its first validation."""
+    every_n, max_epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
+    ends_before = every_n is not None and max_epochs is not None and 0 < max_epochs < every_n
+    has_no_batches = trainer.val_dataloaders is not None and not sum(trainer.num_val_batches)
+    return ends_before or has_no_batches or not trainer.enable_validation

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
+from samestep.errors import ConfigError
 from samestep.ranks import lightning_patches, stopping
 from samestep.ranks.stopping import Stopped
-from samestep.run.checkpoint import AtomicCheckpointIO
+from samestep.run.checkpoint import AtomicCheckpointIO, Trial
 
 
 class LastCheckpoint(Checkpoint):
@@ -52,6 +53,8 @@ class LastCheckpoint(Checkpoint):
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
         trainer.should_stop = trainer.should_stop or self._has_ended
         lightning_patches.uncount_step_before_validation(trainer)
+        if trainer.ckpt_path is None:
+            self._try(trainer)
 
     def between_steps(self, trainer: L.Trainer) -> None:
         """Save or stop if any rank wishes to; every rank calls this before each step."""
@@ -97,6 +100,38 @@ class LastCheckpoint(Checkpoint):
     ) -> None:
         """Remember it."""
         self._has_ended = checkpoint.get("has_ended", False)
+
+    def _try(self, trainer: L.Trainer) -> None:
+        """Make a checkpoint before the first step, to find now what could not be saved or read.
+
+        Raises:
+            ConfigError: on all ranks, naming what the model, a callback or the data would save.
+        """
+        checkpoint_io = trainer.strategy.checkpoint_io
+        if trainer.fast_dev_run or not isinstance(checkpoint_io, AtomicCheckpointIO):  # type: ignore[attr-defined]
+            return
+        checkpoint_io.trial = Trial()
+        # Should the strategy write files itself, this name is not taken for a checkpoint.
+        trainer.save_checkpoint(self.path.with_name(".trial.ckpt"))
+        trial = trainer.strategy.broadcast(checkpoint_io.trial)
+        checkpoint_io.trial = None
+        if not trial.was_called:
+            raise ConfigError(
+                f"trainer.strategy: {type(trainer.strategy).__name__} writes checkpoints of its "
+                "own kind, which cannot be verified; a run needs one file with all weights",
+                on_all_ranks=True,
+            )
+        if trial.problem:
+            raise ConfigError(trial.problem, on_all_ranks=True)
+        if trial.left_out and trainer.is_global_zero:
+            names = ", ".join(trial.left_out)
+            ignored = ", ".join(repr(name.split()[0]) for name in trial.left_out)
+            print(
+                f"Note: checkpoints leave out these hyperparameters, which could not be read "
+                f"again: {names}. load_from_checkpoint needs them as arguments. To leave them out "
+                f"yourself: self.save_hyperparameters(ignore=[{ignored}])",
+                flush=True,
+            )
 
     def _is_due(self) -> bool:
         is_late = time.monotonic() - self._saved_at > self.every_s

@@ -116,7 +116,7 @@ class LossGuard(L.Callback):
         if self.num_skipped > self.max_skipped:
             raise LossError(
                 f"{what}; the step was not taken, and the checkpoints are from before it. "
-                "Lower model.optimizer.lr, clip with trainer.gradient_clip_val=1.0, or skip "
+                "Lower the learning rate, clip with trainer.gradient_clip_val=1.0, or skip "
                 "such steps with callbacks.loss_guard.max_skipped=10"
             )
         if trainer.is_global_zero:

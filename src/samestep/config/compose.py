@@ -42,7 +42,12 @@ from samestep.config.secret_names import hide_assigned
 from samestep.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-NEEDED = ("data", "model", "trainer", "cluster")  # groups of which a run needs a file
+NEEDED = (
+    "data",
+    "model",
+    "trainer",
+    "cluster",
+)  # groups of which a run needs a file; data=null too
 OPTIONAL = ("callbacks", "logger")  # groups that may be empty: logger=null
 
 
@@ -184,6 +189,8 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
         f"{group}: a run needs one of {', '.join(groups[group])}"
         for group in NEEDED
         if choices.get(group) not in groups[group]
+        # The model may have loaders of its own, which `samestep.build` looks for.
+        and not (group == "data" and choices.get(group) == [])
     )
     reference = _compose_reference(choices, configs)
     with open_dict(cfg), open_dict(reference):

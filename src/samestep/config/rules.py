@@ -110,7 +110,7 @@ OF_TRAINER = {
     "trainer.gradient_clip_val": NULL | ABOVE_0,
     "trainer.check_val_every_n_epoch": whole(1),
     "trainer.val_check_interval": NULL | whole(1) | number("up to 1.0", lambda v: 0 < v <= 1),
-    "trainer.num_sanity_val_steps": whole(0) | NO_LIMIT,
+    "trainer.num_sanity_val_steps": NULL | whole(0) | NO_LIMIT,
     "trainer.limit_train_batches": SOME_BATCHES,
     "trainer.limit_val_batches": BATCHES,
     "trainer.limit_test_batches": BATCHES,
@@ -171,6 +171,7 @@ OF_CLUSTER = {
     "cluster.export": each(TEXT),
 }
 OF_CALLBACKS = {
+    "callbacks.best.monitor": NULL | TEXT,
     "callbacks.best.mode": one_of("auto", "min", "max"),
     "callbacks.last.every_s": ABOVE_0,
     "callbacks.artifacts.url": NULL | TEXT,
@@ -226,6 +227,9 @@ def choose_modes(cfg: DictConfig, modes: Mapping[str, str]) -> Iterator[str]:
     """
     for name, node in (cfg.callbacks or {}).items():
         if not (isinstance(node, DictConfig) and "monitor" in node and "mode" in node):
+            continue
+        if node.monitor is None and name == "best":
+            node.mode = "max"  # of no metric: the last weights are the best ones
             continue
         known = mode_of(str(node.monitor), modes)
         if node.mode == "auto" and known:

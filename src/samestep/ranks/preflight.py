@@ -109,7 +109,7 @@ def choose_interface(interface: str) -> None:
             environment.set_variable(variable, value)
 
 
-def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModule) -> None:
+def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModule | None) -> None:
     """Do all checks on all ranks; every rank must call this at the same point.
 
     Raises:
@@ -139,7 +139,7 @@ def failure(findings: list[Finding]) -> ConfigError | PreflightError | None:
 def inspect(
     spec: RunSpec,
     model: L.LightningModule,
-    datamodule: L.LightningDataModule,
+    datamodule: L.LightningDataModule | None,
     *more: Finding,
 ) -> list[Finding]:
     """Do all checks, and gather the findings of all ranks.
@@ -175,7 +175,7 @@ def inspect(
 
 
 def check_this_rank(
-    spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModule
+    spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModule | None
 ) -> Iterator[Finding]:
     """What this rank finds out without the others."""
     yield check_world_size(spec)

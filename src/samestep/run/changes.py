@@ -18,7 +18,7 @@ MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
     r"callbacks\.(\w+\.(dirpath|run_dir)|last\.every_s|loss_guard\.max_skipped)",
     r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy|profiler"
     r"|save_every_n_epochs|enable_\w+|limit_predict_batches|detect_anomaly|benchmark"
-    r"|inference_mode|log_every_n_steps)",
+    r"|inference_mode|log_every_n_steps|num_sanity_val_steps)",
 )
 MAX_MISSING = 10  # keys that config.yaml may lack; with more of them it has been cut
 

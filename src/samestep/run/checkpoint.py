@@ -9,21 +9,28 @@ checkpoints/
 """
 
 import hashlib
+import io
 import logging
 import os
 import pickle
-from collections.abc import Callable, Iterable
+from argparse import Namespace
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
 from typing import IO, Any
 
+import lightning as L
+import numpy as np
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
+from omegaconf import OmegaConf
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from samestep.errors import ConfigError, RunError
 from samestep.run import sidecar
-from samestep.run.files import link_file, open_atomic, partial_of, sha256_of, start_writeback
+from samestep.run.files import link_file, open_atomic, sha256_of, start_writeback
 from samestep.run.identity import Identity, read_identity
 from samestep.run.sidecar import Version
 
@@ -51,7 +58,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         super().__init__()
         self.shapes: dict[str, torch.Size] = {}
         """Shapes of the model's tensors, which a checkpoint must have; empty: not checked."""
-        self._is_read_back = False
+        self.trial: Trial | None = None
+        """If set, a checkpoint is examined and not written."""
 
     def save_checkpoint(
         self,
@@ -62,18 +70,23 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write ``checkpoint`` to ``path``. Lightning calls this on rank zero.
 
         Raises:
-            CheckpointError: if the disk is full or refuses, or if the first checkpoint of this
-                process cannot be read again; the older checkpoints are intact.
+            CheckpointError: if the disk is full or refuses, or if the checkpoint could not be read
+                again; the older checkpoints are intact.
         """
+        checkpoint, left_out = restorable(checkpoint)
+        problem = find_unreadable(checkpoint)
+        if self.trial:
+            self.trial.was_called, self.trial.problem = True, problem
+            self.trial.left_out = left_out
+            return
+        if problem:
+            raise CheckpointError(f"{problem} The checkpoints before it are intact.")
         target = Path(path)
         identity = read_identity(target.parent.parent).content()
         content = {**checkpoint, "samestep": identity}
         sha256 = hashlib.sha256()
 
         def make_way() -> None:
-            if not self._is_read_back:
-                _read_back(partial_of(target), content)
-            self._is_read_back = True
             version = Version(
                 sha256.hexdigest(), target.name, identity["run_id"], content.get("global_step", 0)
             )
@@ -245,17 +258,76 @@ def _save_and_hash(content: dict[str, Any], file: IO[bytes], sha256: Any) -> Non
         set_crc32_options(has_crc32)
 
 
-def _read_back(path: Path, content: dict[str, Any]) -> None:
-    """Raise a CheckpointError if what was just saved could not be loaded when the run continues."""
+@dataclass
+class Trial:
+    """What a trial has found: a checkpoint that was made like any other, and not written."""
+
+    was_called: bool = False
+    problem: str | None = None
+    left_out: list[str] = field(default_factory=list)
+
+
+def find_unreadable(content: dict[str, Any]) -> str | None:
+    """Why a run could not continue from this checkpoint, and what to do; None if it could."""
+    file = io.BytesIO()
     try:
-        torch.load(path, map_location="meta", weights_only=True)
-    except pickle.UnpicklingError as error:
+        torch.save(_without_tensors(content), file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError, RuntimeError) as error:
         what = find_foreign(content, "checkpoint") or str(error).splitlines()[0]
-        raise CheckpointError(
+        return (
             f"the checkpoint could not be read again: {what}. What a callback, the model or the "
             "data saves must be tensors, numbers, strings, lists and dictionaries: convert it in "
-            "its state_dict or on_save_checkpoint. The checkpoints before it are intact."
-        ) from error
+            "its state_dict or on_save_checkpoint."
+        )
+    return None
+
+
+def restorable(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The checkpoint with such hyperparameters only as can be read again, and what was left out.
+
+    A run builds its model from the configuration, not from them, so one that is a net or an encoder
+    need not end it. Lightning's ``load_from_checkpoint`` wants those as arguments.
+    """
+    checkpoint, left_out = dict(checkpoint), []
+    for part in (L.LightningModule, L.LightningDataModule):
+        saved = checkpoint.get(part.CHECKPOINT_HYPER_PARAMS_KEY)
+        if saved is None:
+            continue
+        plain = to_plain(saved)
+        foreign = [name for name, value in plain.items() if find_unreadable({name: value})]
+        left_out += [f"{name} ({type(plain.pop(name)).__qualname__})" for name in foreign]
+        checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = plain
+        checkpoint.pop(part.CHECKPOINT_HYPER_PARAMS_TYPE, None)  # it is a dictionary now
+    return checkpoint, left_out
+
+
+def to_plain(value: Any) -> Any:
+    """The value with plain containers, paths as text, and numbers that are not NumPy's."""
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=True)
+    if isinstance(value, Namespace):
+        return to_plain(vars(value))
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(to_plain, value))
+    if isinstance(value, PurePath):
+        return str(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+NO_TENSOR = torch.empty(0)
+
+
+def _without_tensors(value: Any) -> Any:
+    """The value with empty tensors, which are quick to write."""
+    if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
+        return NO_TENSOR
+    if type(value) in (dict, OrderedDict):
+        return {key: _without_tensors(item) for key, item in value.items()}
+    return type(value)(map(_without_tensors, value)) if type(value) in (list, tuple) else value
 
 
 def find_foreign(value: Any, place: str) -> str | None:

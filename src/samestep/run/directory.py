@@ -167,11 +167,11 @@ def best_checkpoint(run_dir: Path) -> str | None:
     best = load(folder / "last.ckpt").get("callbacks", {}).get("BestCheckpoint", {})
     if best.get("step") is None:
         return None
+    score = "" if best["score"] is None else f", with {best['monitor']}={best['score']:.4f}"
     raise CheckpointError(
-        f"{path} is missing: it was saved after step {best['step']}, with "
-        f"{best['monitor']}={best['score']:.4f}. Restore it together with its .sha256 file: the "
-        "same command then tests it. Or train further with a larger trainer.max_epochs: the best "
-        "checkpoint from there on takes its place.",
+        f"{path} is missing: it was saved after step {best['step']}{score}. Restore it together "
+        "with its .sha256 file: the same command then tests it. Or train further with a larger "
+        "trainer.max_epochs: the best checkpoint from there on takes its place.",
         on_all_ranks=True,
     )
 

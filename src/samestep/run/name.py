@@ -16,7 +16,7 @@ def name_run(cfg: DictConfig) -> str:
     Raises:
         ConfigError: if ``$RUN_ID`` or torchrun's run id cannot be the name of a directory.
     """
-    chosen = [str(cfg.choices.data), str(cfg.choices.model)]
+    chosen = [str(name) for name in (cfg.choices.data, cfg.choices.model) if name]
     name = cfg.run_id or environment.run_id() or environment.new_run_id(*chosen)
     if not NAME.holds(name):
         raise ConfigError(

@@ -64,6 +64,7 @@ def fit(
     mode: str = "max",
     every_s: float = 300,
     every_n_epochs: int | None = None,
+    monitor: str | None = "val/score",
     **options: Any,
 ) -> L.Trainer:
     """Train in the run directory, and continue from one of its checkpoints."""
@@ -71,7 +72,7 @@ def fit(
     batches = DataLoader(torch.ones(8, 2), batch_size=2)
     folder = run_dir / "checkpoints"
     last = LastCheckpoint(str(folder), every_s)
-    last.best = BestCheckpoint(str(folder), "val/score", mode)
+    last.best = BestCheckpoint(str(folder), monitor, mode)
     last.epochs = EpochCheckpoints(str(folder), every_n_epochs)
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=max_epochs, logger=False, enable_progress_bar=False,

@@ -15,6 +15,7 @@ from samestep.config.flags import flags_of
 from samestep.config.rules import RULES
 from samestep.config.schema import choices_of
 from samestep.errors import ConfigError
+from samestep.run.name import name_run
 
 CHOICES = choices_of(CONFIGS)
 FOLDER = ["data.root=images", "data.num_classes=2"]  # what data=folder leaves to the user
@@ -117,6 +118,13 @@ def test_groups_that_may_be_empty(group, override):
     assert cfg.choices[group] == []
 
 
+@pytest.mark.parametrize("override", ["data=null", "data=[]", "~data"])
+def test_a_run_may_have_no_data_but_those_of_its_model(override):
+    cfg = check([override, "model=skeleton", "callbacks.best.monitor=val/loss"])
+    assert cfg.data == {}
+    assert name_run(cfg).startswith("skeleton-")
+
+
 @pytest.mark.parametrize("group", ["experiment", "debug"])
 def test_null_chooses_no_file(group):
     assert group not in check([f"{group}=null"])
@@ -150,7 +158,7 @@ def test_refuses_choices_and_lines(override, message):
     [
         ("data=default", "data: a run needs one of cifar10, digits, "),
         ("~trainer", "trainer: a run needs one of cpu, default, fsdp, gpu"),
-        ("data=null", "data: a run needs one of cifar10, digits, "),
+        ("data=[digits,mnist]", "data: a run needs one of cifar10, digits, "),
     ],
 )
 def test_refuses_groups_without_a_choice(override, message):
