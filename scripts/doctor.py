@@ -7,11 +7,11 @@ Exit codes: 0 fit to run, 1 something failed, 2 wrong usage or configuration.
 """
 
 import sys
-from pathlib import Path
 
 import options  # noqa: F401 (puts src on the path)
 
 from samestep.config.compose import check
+from samestep.config.run_spec import topology_of
 from samestep.errors import ConfigError, RunError
 from samestep.launch import agent
 from samestep.ranks import environment, failure, process
@@ -26,8 +26,8 @@ def main(overrides: list[str]) -> int:
     try:
         cfg = check(overrides)
         cfg.run_id = name_run(cfg)
-        if (num := agent.num_processes(cfg)) > 1:
-            return agent.start(overrides, num, run_id=cfg.run_id, script=Path(__file__).resolve())
+        if (num := agent.num_processes(*topology_of(cfg))) > 1:
+            return agent.start([__file__, *overrides], num, run_id=cfg.run_id)
         environment.limit_threads()
         return examine(cfg)
     except (ConfigError, RunError) as error:

@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 
 from samestep.config.compose import CONFIGS, check, help_text, rewrite_overrides
 from samestep.config.flags import flags_of
+from samestep.config.run_spec import topology_of
 from samestep.errors import ConfigError
 from samestep.launch import agent
 from samestep.ranks import environment, failure, process
@@ -118,9 +119,10 @@ def main() -> int:
             return run_with_hydra(flags)
         cfg = check(flags.overrides)
         cfg.run_id = name_run(cfg)
-        num_processes = agent.num_processes(cfg)
+        num_processes = agent.num_processes(*topology_of(cfg))
         if num_processes > 1:
-            return agent.start(flags.overrides, num_processes, run_id=cfg.run_id)
+            program = [str(agent.TRAIN), *flags.overrides]
+            return agent.start(program, num_processes, run_id=cfg.run_id)
     except ConfigError as error:
         error.on_all_ranks = True  # one command has started all ranks
         return failure.report(error)
@@ -160,7 +162,7 @@ def run_with_hydra(flags: Namespace) -> int:
 
 def refuse_several_processes(cfg: DictConfig, asked: str) -> None:
     """Raise a ConfigError if the run needs several processes, which Hydra does not start."""
-    num_processes = agent.num_processes(cfg)
+    num_processes = agent.num_processes(*topology_of(cfg))
     if num_processes > 1:
         raise ConfigError(
             f"{asked}: trains one process per run; for several, write a loop in your shell: "

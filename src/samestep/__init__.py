@@ -2,10 +2,35 @@
 
 You never edit this package; a newer version of the template replaces it. What you own is in
 ``src/project``. Read in this order: ``lightning_names``, ``errors``, ``config``, ``ranks``,
-``data``, ``run``, ``callbacks``, ``report``, ``build``, ``ending``, ``shares``, ``launch``,
+``data``, ``run``, ``callbacks``, ``ending``, ``trainer``, ``build``, ``report``, ``launch``,
 ``sweep``. Each folder opens with what it promises.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from samestep import lightning_names
 
+if TYPE_CHECKING:
+    from samestep.callbacks.sums import Sums
+    from samestep.data.loader import BatchLoader
+    from samestep.errors import ConfigError, RunError
+    from samestep.trainer import Trainer
+
+__all__ = ["BatchLoader", "ConfigError", "RunError", "Sums", "Trainer"]
+
 lightning_names.install()
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is asked for: help and errors need no torch."""
+    places = {
+        "BatchLoader": "samestep.data.loader",
+        "ConfigError": "samestep.errors",
+        "RunError": "samestep.errors",
+        "Sums": "samestep.callbacks.sums",
+        "Trainer": "samestep.trainer",
+    }
+    if name not in places:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(places[name]), name)

@@ -20,26 +20,16 @@ from omegaconf import DictConfig, OmegaConf
 from torch.overrides import TorchFunctionMode
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
-from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
-from samestep.callbacks.epoch_times import EpochTimes
-from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
-from samestep.callbacks.lost_state import LostState
-from samestep.callbacks.monitors import Monitors
-from samestep.callbacks.run_state import RunState
-from samestep.callbacks.share_out import ShareOut
-from samestep.callbacks.step_log import StepLog
-from samestep.callbacks.stop import StopBetweenSteps
-from samestep.callbacks.watchdog import Watchdog
 from samestep.config.run_spec import spec_of
-from samestep.config.schema import plain
 from samestep.data.download import DownloadError
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import environment, lightning_patches
+from samestep.ranks import environment
 from samestep.ranks.process_group import on_all_ranks, topology
 from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.history import History
+from samestep.trainer import callbacks_of_run, patch
 
 # What a constructor raises when it refuses an argument.
 REFUSALS = (ValueError, TypeError, LookupError, ImportError, MisconfigurationException)
@@ -173,25 +163,12 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
     best = find_only(BestCheckpoint, chosen, cfg.run_dir)
     if last:
         last.best = best
-    callbacks = [
-        StopBetweenSteps(last),  # first, so that no other callback has begun a step
-        history,
-        Watchdog(cfg.cluster.timeout_s, cfg.run_dir),
-        SeedSteps(cfg.seed),
-        ResumeOrder(cfg.seed),
-        AverageBuffers(),
-        *share_out(cfg),
-        KeepSums(),
-        ChangedValues(),
-        StepLog(),
-        EpochTimes(),
-        Monitors(dict(monitors_of(cfg))),
-        *keep_epochs(last, cfg.trainer.save_every_n_epochs),
-        *chosen.values(),
-        LostState(),
-        RunState(cfg.run_dir),  # last, when the best value is known
-    ]
-    where = topology(spec_of(cfg))
+    spec = spec_of(cfg)
+    kept = [*keep_epochs(last, cfg.trainer.save_every_n_epochs), *chosen.values()]
+    accumulates = cfg.trainer.accumulate_grad_batches > 1
+    monitors = dict(monitors_of(cfg))
+    callbacks = callbacks_of_run(spec, history, last, kept, monitors, accumulates)
+    where = topology(spec)
     num_sanity = cfg.trainer.num_sanity_val_steps
     arguments = {
         "callbacks": callbacks,
@@ -208,12 +185,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         **where,
     }
     lightning_trainer: L.Trainer = build(flags_of_lightning(cfg), "trainer", **arguments)
-    lightning_patches.leave_signals_to_us(lightning_trainer)
-    lightning_patches.skip_empty_hooks(lightning_trainer)
-    lightning_patches.search_gpus_once()
-    lightning_patches.call_hooks_directly()
-    lightning_patches.look_at_hooks_once()
-    lightning_patches.leave_out_empty_batches()
+    patch(lightning_trainer)
     return lightning_trainer
 
 
@@ -237,12 +209,6 @@ def find_only(kind: type[Kept], chosen: dict[str, L.Callback], run_dir: str) -> 
                 "run with run_root=..."
             )
     return next(iter(found.values()), None)
-
-
-def share_out(cfg: DictConfig) -> list[L.Callback]:
-    """The callback for slices of unequal length; none if there can be only one for each step."""
-    is_needed = environment.world_size() > 1 or cfg.trainer.accumulate_grad_batches > 1
-    return [ShareOut(plain(cfg.cluster)["shares"])] if is_needed else []
 
 
 def flags_of_lightning(cfg: DictConfig) -> DictConfig:

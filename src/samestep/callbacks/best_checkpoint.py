@@ -49,6 +49,7 @@ class BestCheckpoint(Checkpoint):
         self.has_improved = False
         """Whether the weights of now are the best ones, and not yet kept."""
         self._has_validated = False
+        self._has_trained = False  # in this process
 
     @property
     def state_key(self) -> str:
@@ -60,6 +61,7 @@ class BestCheckpoint(Checkpoint):
 
         Say so if no validation will come at all.
         """
+        self._has_trained = True
         if trainer.is_global_zero and (why := why_last_is_tested(trainer, self.monitor)):
             print(f"Note: {why}, so the last weights are tested, not the best ones", flush=True)
         interval, num_batches = trainer.val_check_batch, trainer.num_training_batches
@@ -127,7 +129,8 @@ class BestCheckpoint(Checkpoint):
     def _check_tested(self, trainer: L.Trainer, step: int) -> None:
         """Raise a CheckpointError if the weights to test are not the best ones of this run."""
         best = trainer.strategy.broadcast(self.step)
-        if step == best:
+        # A process that has not trained knows no best step; the file proves itself.
+        if step == best or not self._has_trained:
             return
         was = "none is known to be" if best is None else f"that of step {best} was"
         error = refused(self.path, f"it is the checkpoint of step {step}, and {was} the best one")

@@ -11,6 +11,11 @@ from samestep.ranks.secrets import redact_values
 from samestep.spec import RunSpec
 
 
+def topology_of(cfg: DictConfig) -> tuple[str, int | str, int]:
+    """Accelerator, devices and nodes, as the Trainer's arguments."""
+    return cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes
+
+
 def spec_of(cfg: DictConfig, overrides: Sequence[str] = ()) -> RunSpec:
     """The run that ``cfg`` describes; its ``run_id`` is set.
 

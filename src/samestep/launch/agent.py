@@ -9,8 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig
-
 from samestep.errors import ConfigError
 from samestep.launch.hung_ranks import HungRanks
 from samestep.launch.outcome import Outcome, is_final, outcome_of, reason_of
@@ -26,28 +24,32 @@ if TYPE_CHECKING:
 TRAIN = Path(__file__).parents[3] / "train.py"
 
 
-def num_processes(cfg: DictConfig) -> int:
+def num_processes(accelerator: str, devices: int | str, num_nodes: int) -> int:
     """How many processes to start here: 1 under torchrun, which has started them all.
+
+    Args:
+        accelerator: as the Trainer's.
+        devices: as the Trainer's: a number, or ``auto`` for all GPUs.
+        num_nodes: as the Trainer's.
 
     Raises:
         ConfigError: if this machine has too few devices, or the run needs other machines.
     """
-    devices, nodes = cfg.trainer.devices, cfg.trainer.num_nodes
     if environment.under_torchrun():
         return 1
-    if nodes > 1:
+    if num_nodes > 1:
         raise ConfigError(
-            f"trainer.num_nodes={nodes}: several nodes are started by torchrun; on each of them:\n"
-            f"  torchrun --nnodes={nodes} --nproc-per-node={devices} --node-rank=N "
-            "--master-addr=NODE_0 train.py ..."
+            f"trainer.num_nodes={num_nodes}: several nodes are started by torchrun; on each of "
+            f"them:\n  torchrun --nnodes={num_nodes} --nproc-per-node={devices} --node-rank=N "
+            f"--master-addr=NODE_0 {Path(sys.argv[0]).name} ..."
         )
     if devices == 1:
         return 1
-    gpus = num_gpus(cfg)
+    gpus = num_gpus(accelerator)
     if devices == "auto":
         return max(1, gpus)
-    needs_gpus = gpus > 0 or cfg.trainer.accelerator == "gpu"
-    if needs_gpus and devices > gpus:
+    needs_gpus = gpus > 0 or accelerator == "gpu"
+    if needs_gpus and int(devices) > gpus:
         raise ConfigError(
             f"trainer.devices={devices}: this machine has {gpus} GPUs; choose fewer, or "
             "trainer.accelerator=cpu"
@@ -55,19 +57,24 @@ def num_processes(cfg: DictConfig) -> int:
     return int(devices)
 
 
-def num_gpus(cfg: DictConfig) -> int:
+def num_gpus(accelerator: str) -> int:
     """How many GPUs of this machine the run may use."""
-    if cfg.trainer.accelerator not in {"auto", "gpu"}:
+    if accelerator not in {"auto", "gpu"}:
         return 0
     import torch  # counts them
 
     return torch.cuda.device_count()
 
 
-def start(arguments: list[str], num_processes: int, *, run_id: str, script: Path = TRAIN) -> int:
-    """Run ``script`` with these arguments in several processes, and wait for them.
+def start(program: Sequence[str], num_processes: int, *, run_id: str) -> int:
+    """Run a program in several processes, and wait for them.
 
     When one process fails the others are stopped.
+
+    Args:
+        program: what Python runs: a script and its arguments, or ``-m``, a module and so on.
+        num_processes: the ranks.
+        run_id: name of the run.
 
     Returns:
         The exit code: that of the process that failed first, 0 if none did.
@@ -87,13 +94,13 @@ def start(arguments: list[str], num_processes: int, *, run_id: str, script: Path
         max_restarts=0,
         monitor_interval=0.1,
     )
-    outcome = launch(config, arguments, script=script)
+    outcome = launch(config, program)
     if outcome.cause and not outcome.is_printed:
         print(f"error: {redact(outcome.cause)}", file=sys.stderr)
     return outcome.exit_code
 
 
-def launch(config: "LaunchConfig", arguments: Sequence[str], script: Path = TRAIN) -> Outcome:
+def launch(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
     """Start the processes of this node, watch them, and start them again if they fail.
 
     They are started again ``config.max_restarts`` times, but not if their configuration is wrong.
@@ -111,7 +118,7 @@ def launch(config: "LaunchConfig", arguments: Sequence[str], script: Path = TRAI
     from torch.distributed.elastic.rendezvous import RendezvousError
 
     try:
-        return run_until_final(config, arguments, script)
+        return run_until_final(config, program)
     except SignalException as error:
         return Outcome(128 + error.sigval)
     except (DistError, RendezvousError) as error:
@@ -121,7 +128,7 @@ def launch(config: "LaunchConfig", arguments: Sequence[str], script: Path = TRAI
         )
 
 
-def run_until_final(config: "LaunchConfig", arguments: Sequence[str], script: Path) -> Outcome:
+def run_until_final(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
     """Run torchrun's agents, one after the other, until the processes succeed or must not go on.
 
     torchrun's agent restarts its processes whatever their exit codes are. So each agent here has no
@@ -133,7 +140,7 @@ def run_until_final(config: "LaunchConfig", arguments: Sequence[str], script: Pa
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     environment.set_variable("TORCHELASTIC_SIGNALS_TO_HANDLE", config.signals_to_handle)
-    spec = worker_spec(config, [str(script), *arguments])
+    spec = worker_spec(config, program)
     keep_meeting_place = False
     heartbeats = tempfile.mkdtemp(prefix="heartbeats-")
     environment.set_variable(heartbeat.FOLDER, heartbeats)
@@ -197,8 +204,8 @@ def run_agent(
     return outcome_of(result.failures)
 
 
-def worker_spec(config: "LaunchConfig", arguments: Sequence[str]) -> "WorkerSpec":
-    """What one agent runs: Python with these arguments, as often as the node has processes."""
+def worker_spec(config: "LaunchConfig", program: Sequence[str]) -> "WorkerSpec":
+    """What one agent runs: Python with this program, as often as the node has processes."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
@@ -220,7 +227,7 @@ def worker_spec(config: "LaunchConfig", arguments: Sequence[str]) -> "WorkerSpec
         role=config.role,
         local_world_size=config.nproc_per_node,
         entrypoint=sys.executable,
-        args=("-u", *arguments),
+        args=("-u", *program),
         rdzv_handler=rendezvous_handler(parameters),
         max_restarts=0,
         monitor_interval=config.monitor_interval,

@@ -195,7 +195,7 @@ def resolve_processes(arguments: Namespace, cfg: DictConfig) -> None:
     if arguments.nproc_per_node == "auto":
         # torchrun itself would start one process for each processor of the host.
         devices = cfg.trainer.devices
-        num = max(1, agent.num_gpus(cfg)) if devices in {1, "auto"} else devices
+        num = max(1, agent.num_gpus(cfg.trainer.accelerator)) if devices in {1, "auto"} else devices
         arguments.nproc_per_node = str(num)
     if not re.fullmatch(r"-?\d+", arguments.nproc_per_node):
         return  # a kind of device, which torchrun counts

@@ -47,7 +47,7 @@ def train_as_node(argv: list[str]) -> Outcome:
         way = find_meeting_place(config)
         print(f"entrypoint: {description}{way}, run {config.run_id}", flush=True)
         environment.set_variable(environment.ON_CLUSTER, "1")  # for the ranks
-        return agent.launch(config, overrides)
+        return agent.launch(config, [str(agent.TRAIN), *overrides])
     except ConfigError as error:
         return Outcome(failure.EXIT_CONFIG, failure.message(error))
     except RunError as error:

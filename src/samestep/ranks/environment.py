@@ -6,6 +6,7 @@ No other file reads or writes environment variables.
 import hashlib
 import os
 import platform
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -50,6 +51,30 @@ def under_torchrun() -> bool:
     A run id alone, left over in a shell, is not enough: no torchrun would be there to answer.
     """
     return {"TORCHELASTIC_RUN_ID", "RANK"} <= os.environ.keys()
+
+
+def adopt_srun() -> None:
+    """Take the ranks that srun has started, one task each, for ranks of torchrun.
+
+    Only where several tasks were started and nothing else has numbered them.
+    """
+    tasks, job = os.environ.get("SLURM_STEP_NUM_TASKS", "1"), os.environ.get("SLURM_JOB_ID", "0")
+    if tasks == "1" or "RANK" in os.environ:
+        return
+    nodes = int(os.environ["SLURM_STEP_NUM_NODES"])
+    # Of gpu[01-04,07],cpu3 the first node is gpu01.
+    first = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", os.environ["SLURM_STEP_NODELIST"]).split(",")[0]
+    os.environ.update(
+        RANK=os.environ["SLURM_PROCID"],
+        LOCAL_RANK=os.environ["SLURM_LOCALID"],
+        WORLD_SIZE=tasks,
+        LOCAL_WORLD_SIZE=str(int(tasks) // nodes),
+        GROUP_RANK=os.environ["SLURM_NODEID"],
+        GROUP_WORLD_SIZE=str(nodes),
+        MASTER_ADDR=os.environ.get("MASTER_ADDR", first),
+        MASTER_PORT=os.environ.get("MASTER_PORT", str(10000 + int(job) % 20000)),
+        TORCHELASTIC_RUN_ID=f"slurm-{job}",
+    )
 
 
 def run_id() -> str | None:

@@ -37,6 +37,7 @@ class Stopped(SystemExit):
 class _State:
     """What this process was told, and where it may stop. One per process, as signals are."""
 
+    installed = False
     signum = 0  # the first signal that came
     deferred = False  # a signal waits for check()
     may_interrupt = False  # the ranks ask check() before the next step, so a wait for data may end
@@ -52,6 +53,7 @@ def handled() -> set[signal.Signals]:
 
 def install() -> None:
     """Remember the signals from now on; end when torchrun's agent has ended."""
+    _State.installed = True
     _State.signum, _State.deferred, _State.may_interrupt = 0, False, False
     for signum in handled():
         signal.signal(signum, _remember)
@@ -59,9 +61,18 @@ def install() -> None:
         threading.Thread(target=_follow_agent, args=(process.parent(),), daemon=True).start()
 
 
-def defer() -> None:
-    """From now on a signal waits for ``check``: no rank may leave the others within a step."""
-    _State.deferred = True
+def is_installed() -> bool:
+    """Whether this process remembers its signals."""
+    return _State.installed
+
+
+def defer(deferred: bool = True) -> None:
+    """From now on a signal waits for ``check``: no rank may leave the others within a step.
+
+    Args:
+        deferred: False ends it: a signal ends the process at once again.
+    """
+    _State.deferred = deferred
 
 
 def allow_interruption(allowed: bool) -> None:

@@ -196,6 +196,12 @@ def finish(spec: RunSpec, metrics: Mapping[str, float]) -> None:
         log.warning("%s: not a number, and null in metrics.json; look for nan in the data", odd)
 
 
+def read_figures(run_dir: Path) -> dict[str, float]:
+    """The figures of ``metrics.json``; null stands for values that are no numbers."""
+    figures = read_json(run_dir / "metrics.json", dict) or {}
+    return {name: math.nan if value is None else value for name, value in figures.items()}
+
+
 def _lock_directory(run_dir: Path) -> None:
     """Own the directory, and remember what was there before."""
     missing = [path for path in (run_dir, *run_dir.parents) if not path.exists()]

@@ -84,6 +84,16 @@ def best_checkpoint(spec: RunSpec) -> str | None:
     return str(spec.run_dir / BEST)
 
 
+def last_checkpoint(spec: RunSpec) -> str | None:
+    """The path on this node of ``last.ckpt``, if there is one; every rank must call this."""
+    last = spec.run_dir / "checkpoints" / "last.ckpt"
+    if not on_rank_zero(last.exists):
+        return None
+    if not is_shared(spec.run_dir):
+        send(spec, ["checkpoints/last.ckpt"], source=0)
+    return str(last)
+
+
 def check_same_path(spec: RunSpec) -> None:
     """Raise a ConfigError if FSDP would look for a checkpoint where a node does not have it."""
     paths = gather(str(spec.run_dir.absolute()))

@@ -192,6 +192,11 @@ def mute_lightning() -> None:
         logger = logging.getLogger(library.__name__)
         logger.handlers.clear()
         logger.propagate = True
+    silence_expected_warnings()
+
+
+def silence_expected_warnings() -> None:
+    """Ignore the warnings that ask nothing of users."""
     for message in EXPECTED:
         warnings.filterwarnings("ignore", message)
 

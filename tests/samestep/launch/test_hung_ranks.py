@@ -39,7 +39,7 @@ for name, ranks_to_stop, max_restarts in runs:
         rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=max_restarts,
         monitor_interval=0.1,
     )
-    outcome = agent.launch(config, [ranks_to_stop, str(directory / name)], script=script)
+    outcome = agent.launch(config, [str(script), ranks_to_stop, str(directory / name)])
     print(json.dumps([name, *outcome]), flush=True)
 """
 
