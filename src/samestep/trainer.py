@@ -269,6 +269,7 @@ class Trainer(L.Trainer):
             if asked in (None, "best", "last") and not self.spec.saves_nothing:
                 path = None if asked == "last" else nodes.best_checkpoint(self.spec)
                 given["ckpt_path"] = path or nodes.last_checkpoint(self.spec)
+                self._history.read()
             return function(**given)
 
     def _describe(self, model: L.LightningModule, data: Any) -> dict[str, Any]:

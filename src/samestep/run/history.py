@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger
 from samestep.ranks import environment
 from samestep.run.checkpoint import CheckpointError, cannot_write
 from samestep.run.files import write_text
-from samestep.run.records import is_result
+from samestep.run.records import is_result, read_history
 
 
 class History(Logger, L.Callback):
@@ -36,6 +36,12 @@ class History(Logger, L.Callback):
         super().__init__()
         self.save_dir = str(run_dir)
         self.rows: dict[int, dict[str, float]] = {}
+
+    def read(self) -> None:
+        """Take the rows of the file, in a process that has not trained."""
+        if not self.rows:
+            rows = read_history(Path(self.save_dir))
+            self.rows = {int(row["step"]): row for row in rows}
 
     def last(self) -> dict[str, float]:
         """The newest value of each learning metric, and the seconds of training; no speeds."""
