@@ -69,6 +69,12 @@ def read(run_dir: Path) -> Status:
     return status
 
 
+def tested_checkpoint(run_dir: Path) -> str:
+    """The checkpoint that a run tests: ``best``, or ``last`` if no metric has ever chosen one."""
+    has_best = (run_dir / "checkpoints/best.ckpt").exists() or read(run_dir).best is not None
+    return "best" if has_best else "last"
+
+
 def read_ends(run_dir: Path) -> list[dict[str, Any]]:
     """Each end of a process of this run that could say so: its time, state, reason and step."""
     ends = _read_file(run_dir).get("ends")
