@@ -108,7 +108,7 @@ def test_accepted(tmp_path: Path, line: str):
     result = run("train.py", *words)
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
-    assert len(list(tmp_path.glob("*/metrics.json"))) == 1
+    assert len(list(tmp_path.glob("*/metrics.csv"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_without_torchrun_it_is_one_process_whatever_the_variables_say(tmp_path:
     assert result.returncode == 0, result.stderr
     (run_dir,) = tmp_path.iterdir()
     assert run_dir.name.startswith("digits-mlp-")
-    assert (run_dir / "metrics.json").exists()
+    assert (run_dir / "metrics.csv").exists()
 
 
 @pytest.mark.parametrize("flag", ["--cfg job", "--cfg job --package model"])
@@ -182,7 +182,7 @@ def test_names_with_spaces_and_other_letters(tmp_path: Path):
     """Also from another directory; the commands that are printed can be pasted."""
     place = tmp_path / "Mein Projekt ä"
     place.mkdir()
-    words = ["debug=fast", "model=mlp", NO_PICTURES, "run_root='Läufe hier'"]
+    words = ["debug=limit", "model=mlp", NO_PICTURES, "run_root='Läufe hier'"]
     result = run(str(ROOT / "train.py"), *words, cwd=place, RUN_ID="mine")
     assert result.returncode == 0, result.stderr
     assert (place / "Läufe hier/mine/metrics.json").exists()

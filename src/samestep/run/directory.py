@@ -181,9 +181,15 @@ def best_checkpoint(cfg: DictConfig) -> str | None:
 def finish(cfg: DictConfig, metrics: dict[str, float], *, seconds: float) -> dict[str, float]:
     """Write ``metrics.json``, which ends the run, and say so; on rank zero only.
 
-    Values that are not numbers are null in the file, and warned about.
+    Values that are not numbers are null in the file, and warned about. ``trainer.fast_dev_run``
+    leaves no such file.
     """
     run_dir = Path(cfg.run_dir)
+    if cfg.trainer.fast_dev_run:
+        # It has saved no weights. With results it would be a run, and keep its name from others.
+        state.record(run_dir, state.FINISHED)
+        print(f"Finished: {run_dir}: trainer.fast_dev_run keeps no results; the name is free")
+        return metrics
     finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     text = json.dumps(finite, indent=2, sort_keys=True) + "\n"
     write_text(run_dir / "metrics.json", text)

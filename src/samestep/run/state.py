@@ -71,8 +71,10 @@ def read(run_dir: Path) -> Status:
 
 def tested_checkpoint(run_dir: Path) -> str:
     """The checkpoint that a run tests: ``best``, or ``last`` if no metric has ever chosen one."""
-    has_best = (run_dir / "checkpoints/best.ckpt").exists() or read(run_dir).best is not None
-    return "best" if has_best else "last"
+    best, last = (run_dir / f"checkpoints/{name}.ckpt" for name in ("best", "last"))
+    # A best checkpoint that is lost is not replaced by other weights.
+    has_none = last.exists() and not best.exists() and read(run_dir).best is None
+    return "last" if has_none else "best"
 
 
 def read_ends(run_dir: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 import project
 from samestep.errors import ConfigError
 from samestep.run import directory as run
-from samestep.run import lock
+from samestep.run import lock, state
 from samestep.run.changes import find_changes
 from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError
 from samestep.run.records import read_history
@@ -84,6 +84,17 @@ def test_what_never_made_a_step_is_no_run_yet(compose, tmp_path: Path, leaves: s
         return
     assert run.begin(compose("seed=7"), []) == (False, None)
     assert yaml.safe_load((tmp_path / "test/config.yaml").read_text())["seed"] == 7
+
+
+def test_a_fast_dev_run_leaves_the_name_free(compose, tmp_path: Path, capsys):
+    fast = compose("debug=fast")
+    for _ in range(2):  # it is done again, and not finished before
+        assert run.begin(fast, []) == (False, None)
+        run.finish(fast, {"a": 1.0}, seconds=1.0)
+    said = capsys.readouterr().out
+    assert f"Finished: {tmp_path}/test: trainer.fast_dev_run keeps no results" in said
+    assert "evaluate.py" not in said
+    assert run.begin(compose("seed=7"), []) == (False, None)
 
 
 @pytest.mark.parametrize("other_seed", [0, 7])
@@ -269,8 +280,8 @@ def test_a_run_in_the_directory_of_another_is_told_its_name(compose, tmp_path: P
     shutil.copytree(tmp_path / "test", tmp_path / "copy")
     with pytest.raises(CheckpointError, match=r"belongs to the run test, .* run is copy.*=test"):
         run.begin(compose("run_id=copy"), [])
-    state = run.begin(compose(f"run_dir={tmp_path}/copy"), [])  # the same run, moved on purpose
-    assert state.ckpt_path == f"{tmp_path}/copy/checkpoints/last.ckpt"
+    started = run.begin(compose(f"run_dir={tmp_path}/copy"), [])  # the same run, moved on purpose
+    assert started.ckpt_path == f"{tmp_path}/copy/checkpoints/last.ckpt"
 
 
 def test_a_configuration_that_was_changed_on_purpose_keeps_its_checkpoints(compose, tmp_path: Path):
@@ -317,8 +328,8 @@ def test_a_best_checkpoint_that_is_missing_is_said(compose, tmp_path: Path):
     assert run.best_checkpoint(cfg) is None  # nothing was saved, as in debug=fast
     folder = tmp_path / "test/checkpoints"
     for step in (None, 40):
-        state = {"monitor": "val/loss", "score": 0.25, "step": step}
-        save(folder / "last.ckpt", 60, callbacks={"BestCheckpoint": state})
+        found = {"monitor": "val/loss", "score": 0.25, "step": step}
+        save(folder / "last.ckpt", 60, callbacks={"BestCheckpoint": found})
         if step is None:
             assert run.best_checkpoint(cfg) is None  # no epoch had a score
     with pytest.raises(CheckpointError, match=r"is missing: .* after step 40, with val/loss=0.25"):
@@ -373,8 +384,8 @@ def test_a_damaged_file_is_said_and_kept_aside(
         cfg = compose("trainer.max_epochs=4")  # finished, it would not be looked at
     if name == "logs/environment.json":
         cfg = compose("trainer.max_epochs=4")
-    state = run.begin(cfg, ["train.py"])
-    assert state == (False, f"{tmp_path}/test/checkpoints/last.ckpt")
+    started = run.begin(cfg, ["train.py"])
+    assert started == (False, f"{tmp_path}/test/checkpoints/last.ckpt")
     if not (name == "metrics.csv" and how == "cut"):  # a shorter number is a number too
         assert f"{path} cannot be read" in caplog.text
         assert path.with_name(f"{path.name}.damaged").exists()
@@ -466,6 +477,23 @@ def test_the_summary_says_what_to_type_next(digits_run: Path):
         f"run_root={digits_run.parent} trainer.max_epochs=4"
     )
     assert "time" not in text
+
+
+def test_commands_that_need_a_checkpoint_are_named_if_there_is_one(compose, tmp_path: Path):
+    cfg = compose()
+    run.begin(cfg, [])
+    assert "evaluate.py" not in summarize(tmp_path / "test")  # of callbacks=null
+    save(tmp_path / "test/checkpoints/last.ckpt", 1)
+    assert "evaluate.py" in summarize(tmp_path / "test")  # without a monitor there is no best one
+    state.record(tmp_path / "test", state.FINISHED, monitor="val/loss", best=0.5)
+    assert "evaluate.py" not in summarize(tmp_path / "test")  # the best one is lost
+
+
+def test_the_command_names_the_run_and_not_its_directory(tmp_path: Path):
+    cfg = OmegaConf.create({"run_id": "mine", "run_dir": f"{tmp_path}/here"})
+    assert command_to_go_on(cfg, tmp_path / "here", None) == "RUN_ID=mine python train.py"
+    moved = command_to_go_on(cfg, tmp_path / "moved", None)
+    assert moved == "RUN_ID=moved python train.py", "it must not begin anew in its old place"
 
 
 @pytest.mark.parametrize(
