@@ -150,6 +150,52 @@ def test_two_processes_do_not_share_a_run_directory(compose, tmp_path: Path, mon
     assert not run.begin(compose(), []).finished  # a dead owner's claim is taken over
 
 
+@pytest.mark.parametrize("comes_third", [True, False])
+def test_a_lock_without_a_name_is_no_lock(tmp_path: Path, monkeypatch, comes_third: bool):
+    flock = lock.fcntl.flock
+    run_dir = tmp_path / "mine"
+
+    def flock_late(file: int, operation: int) -> None:
+        """The owner has removed the directory meanwhile, and a third process may have begun."""
+        monkeypatch.setattr(lock.fcntl, "flock", flock)
+        shutil.rmtree(run_dir)
+        if comes_third:
+            lock.acquire(run_dir)
+            lock.forget(run_dir)  # as if another process held it
+        flock(file, operation)
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock_late)
+    monkeypatch.setattr(lock.time, "sleep", lambda _: None)
+    if comes_third:
+        with pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on .* since"):
+            lock.acquire(run_dir)
+    else:
+        lock.acquire(run_dir)
+        assert lock.is_held(run_dir)
+
+
+def test_a_directory_of_two_names_is_locked_once(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(lock, "TIMEOUT_S", 1)
+    (tmp_path / "link").symlink_to("mine")
+    lock.acquire(tmp_path / "mine")
+    lock.acquire(tmp_path / "link")
+
+
+def test_a_longer_time_is_asked_of_a_finished_run(compose):
+    cfg = compose("trainer.max_time='9:00:00:00'")
+    run.begin(cfg, [])
+    run.finish(cfg, {}, seconds=1.0)
+    for max_time, is_finished in (
+        ("8:23:59:99", False),
+        ("8:23:59:59", True),
+        ("10:00:00:00", False),
+    ):
+        start = run.begin(compose(f"trainer.max_time='{max_time}'"), [])
+        assert start.finished is is_finished, max_time
+        if not is_finished:
+            run.finish(cfg, {}, seconds=1.0)
+
+
 def test_a_run_is_finished_until_more_is_asked_of_it(compose):
     cfg = compose("trainer.max_epochs=2")
     for override, finished in {
