@@ -1,6 +1,7 @@
 """What a run may change when it continues, and what would make it another run."""
 
 import importlib
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from samestep.config.schema import leaves
 from samestep.errors import ConfigError
 from samestep.ranks.secrets import redact_values
+from samestep.run.files import read_text
 from samestep.run.identity import digest_of, read_identity
 
 MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
@@ -91,7 +93,7 @@ def read_config(run_dir: Path) -> DictConfig:
     if not path.exists():
         raise ConfigError(f"{run_dir} is not a run: it holds no config.yaml")
     try:
-        cfg = OmegaConf.load(path)
+        cfg = OmegaConf.load(io.StringIO(read_text(path)))
     except Exception as error:  # of the YAML parser, the text's encoding or the file
         raise _unreadable(path, str(error).splitlines()[0]) from error
     if not isinstance(cfg, DictConfig) or not cfg:

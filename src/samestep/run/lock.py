@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from samestep.errors import ConfigError
+from samestep.run.files import open_regular
 
 FILE = ".claim"  # the file that is locked; it names the process
 TIMEOUT_S = 10
@@ -69,7 +70,7 @@ def forget(run_dir: Path) -> None:
 def is_held(run_dir: Path) -> bool:
     """Whether a process trains in the run directory: it holds the lock until it ends."""
     try:
-        with (run_dir / FILE).open("rb") as file:
+        with open_regular(run_dir / FILE) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from samestep.ranks.secrets import redact
 from samestep.run import lock
-from samestep.run.files import write_text
+from samestep.run.files import read_text, write_text
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def read_ends(run_dir: Path) -> list[dict[str, Any]]:
 def _read_file(run_dir: Path) -> dict[str, Any]:
     """What the file holds; nothing if it is absent or damaged."""
     try:
-        content = json.loads((run_dir / STATE).read_bytes())
+        content = json.loads(read_text(run_dir / STATE))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -393,6 +393,8 @@ def damage(path: Path, how: str) -> None:
             (path / "within").mkdir(parents=True)
         case "null":
             path.write_text("null")
+        case "fifo":  # a reader would wait for ever
+            os.mkfifo(path)
         case "empty":
             path.touch()
         case "cut":
@@ -401,7 +403,7 @@ def damage(path: Path, how: str) -> None:
             path.write_bytes(bytes([content[0] ^ 128]) + content[1:])
 
 
-@pytest.mark.parametrize("how", ["flipped", "cut", "empty", "folder", "null"])
+@pytest.mark.parametrize("how", ["flipped", "cut", "empty", "folder", "null", "fifo"])
 @pytest.mark.parametrize(
     "name",
     ["metrics.csv", "metrics.json", "logs/environment.json", "logs/finished.json", "config.yaml"],
