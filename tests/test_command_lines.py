@@ -51,6 +51,8 @@ REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run direc
     ("trainer.strategy=fsdp", "needs GPUs, and this machine has none"),
     ("trainer.devices=2 trainer.sync_batchnorm=true", "needs GPUs, and these ranks are on CPUs"),
     ("callbacks.best.monitor=vol/loss", "the model logs no such metric; did you mean val/loss?"),
+    ("trainer.limit_test_batches=0.5", "limit_test_batches=0.5: of 1 test batches that is none"),
+    ("model.num_classes=11", "model.num_classes=11: the data have data.num_classes=10; leave"),
     ("callbacks.best.monitor=nope", "correct callbacks.best.monitor, or set "),
     ("trainer.val_check_interval=50", "must be at most the 39 batches of an epoch"),
     ("callbacks.artifacts.url=foo://x", "Protocol not known: foo"),
