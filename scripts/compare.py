@@ -4,8 +4,9 @@ python scripts/compare.py runs/one runs/two
 python scripts/compare.py 'runs/mine-*' --html compare.html
 python scripts/compare.py runs/seeds runs/other-seeds --json
 
-A path may also be a folder of runs, such as one of a sweep. Runs that differ in nothing but the
-seed are repeats: their mean is shown, with its 95 % confidence interval.
+A path may also be a folder of runs, such as one of a sweep. Finished runs that differ in nothing
+but the seed are repeats: their mean is shown, with its 95 % confidence interval. A second run of
+the same seed, or one that is not finished, is shown beside them.
 """
 
 import argparse

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, secrets
+from samestep.run import state
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
@@ -28,8 +29,8 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
 
 def add_ckpt_option(parser: argparse.ArgumentParser) -> None:
     """Let the user choose a checkpoint of the run."""
-    ckpts = "best, last, or one that was kept, such as epoch-0002"
-    parser.add_argument("--ckpt", default="best", metavar="NAME", help=ckpts)
+    ckpts = "best, last, or one that was kept, such as epoch-0002; default: the one that was tested"
+    parser.add_argument("--ckpt", metavar="NAME", help=ckpts)
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +77,7 @@ def load(arguments: Any) -> tuple[Any, Any]:
     """Model and data of the run. The data come from where the options say."""
     from project.saved_run import load_run, set_places  # imports torch
 
+    arguments.ckpt = arguments.ckpt or state.tested_checkpoint(arguments.run_dir)
     model, data = load_run(arguments.run_dir, arguments.ckpt)
     set_places(data, arguments)
     return model, data

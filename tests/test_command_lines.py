@@ -51,6 +51,8 @@ REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run direc
     ("trainer.strategy=fsdp", "needs GPUs, and this machine has none"),
     ("trainer.devices=2 trainer.sync_batchnorm=true", "needs GPUs, and these ranks are on CPUs"),
     ("callbacks.best.monitor=vol/loss", "the model logs no such metric; did you mean val/loss?"),
+    ("trainer.limit_test_batches=0.5", "limit_test_batches=0.5: of 1 test batches that is none"),
+    ("model.num_classes=11", "model.num_classes=11: the data have data.num_classes=10; leave"),
     ("callbacks.best.monitor=nope", "correct callbacks.best.monitor, or set "),
     ("trainer.val_check_interval=50", "must be at most the 39 batches of an epoch"),
     ("callbacks.artifacts.url=foo://x", "Protocol not known: foo"),
@@ -108,7 +110,7 @@ def test_accepted(tmp_path: Path, line: str):
     result = run("train.py", *words)
     assert result.returncode == 0, result.stderr
     assert "Traceback" not in result.stderr
-    assert len(list(tmp_path.glob("*/metrics.json"))) == 1
+    assert len(list(tmp_path.glob("*/metrics.csv"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_without_torchrun_it_is_one_process_whatever_the_variables_say(tmp_path:
     assert result.returncode == 0, result.stderr
     (run_dir,) = tmp_path.iterdir()
     assert run_dir.name.startswith("digits-mlp-")
-    assert (run_dir / "metrics.json").exists()
+    assert (run_dir / "metrics.csv").exists()
 
 
 @pytest.mark.parametrize("flag", ["--cfg job", "--cfg job --package model"])
@@ -182,7 +184,7 @@ def test_names_with_spaces_and_other_letters(tmp_path: Path):
     """Also from another directory; the commands that are printed can be pasted."""
     place = tmp_path / "Mein Projekt ä"
     place.mkdir()
-    words = ["debug=fast", "model=mlp", NO_PICTURES, "run_root='Läufe hier'"]
+    words = ["debug=limit", "model=mlp", NO_PICTURES, "run_root='Läufe hier'"]
     result = run(str(ROOT / "train.py"), *words, cwd=place, RUN_ID="mine")
     assert result.returncode == 0, result.stderr
     assert (place / "Läufe hier/mine/metrics.json").exists()

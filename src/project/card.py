@@ -13,7 +13,11 @@ from omegaconf import DictConfig
 
 from project.saved_run import read_saved_config
 from samestep.ranks.secrets import redact
-from samestep.run.records import read_attempts, read_json
+from samestep.run import state
+from samestep.run.checkpoint import verify
+from samestep.run.identity import read_identity
+from samestep.run.records import read_attempts, read_history, read_json
+from samestep.run.sidecar import Version
 
 HUB_LICENCES = {"MIT": "mit", "Apache-2.0": "apache-2.0", "BSD-3-Clause": "bsd-3-clause"}
 
@@ -53,20 +57,22 @@ def write_card(
 
     Args:
         run_dir: a finished run.
-        ckpt: the checkpoint; only the metrics of ``best`` are known.
+        ckpt: name of the checkpoint whose weights were exported. The card shows their metrics only.
         classes: names of the classes.
         weights: number of parameters.
         licence: of the weights, as in SPDX; None leaves it out.
     """
     cfg = read_saved_config(run_dir)
-    metrics = read_metrics(run_dir) if ckpt == "best" else {}
+    metrics = read_metrics(run_dir, ckpt)
+    is_tested = any(name.startswith("test/") for name in metrics)
+    untested = "" if is_tested else f"The checkpoint `{ckpt}` was not tested."
     attempts = read_attempts(run_dir / "logs")
     last = attempts[-1] if attempts else {}
     return PAGE.format(
         front=front_matter(cfg, metrics, licence),
         name=cfg.run_id,
         classes=", ".join(classes),
-        metrics=to_table(metrics) or f"The checkpoint `{ckpt}` was not tested.",
+        metrics="\n\n".join(filter(None, (to_table(metrics), untested))),
         data=name_data(cfg),
         net=cfg.model.net["_target_"].rpartition(".")[2],
         weights=weights,
@@ -117,13 +123,27 @@ def to_table(metrics: dict[str, float]) -> str:
     return "\n".join(["| metric | value |", "|---|---|", *rows] if rows else [])
 
 
-def read_metrics(run_dir: Path) -> dict[str, float]:
-    """The finite metrics of validation and test; not those of each class."""
-    metrics: dict[str, float] = read_json(run_dir / "metrics.json", dict) or {}
+def read_metrics(run_dir: Path, ckpt: str) -> dict[str, float]:
+    """The finite metrics of these weights in validation and test; not those of each class.
+
+    metrics.json has the newest validation, and after a run was continued the test of older weights.
+    """
+    metrics: dict[str, Any] = {}
+    version = verify(run_dir / "checkpoints" / f"{ckpt}.ckpt", read_identity(run_dir))
+    if isinstance(version, Version):
+        # A validation is logged at the last step before it.
+        rows = [r for r in read_history(run_dir) if r["step"] == version.global_step - 1]
+        metrics |= {n: v for row in rows for n, v in row.items() if n.startswith("val/")}
+    is_finished = state.read(run_dir).state == state.FINISHED
+    if is_finished and ckpt == state.tested_checkpoint(run_dir):
+        final = read_json(run_dir / "metrics.json", dict) or {}
+        metrics |= {name: v for name, v in final.items() if name.startswith("test/")}
     return {
         name: value
-        for name, value in metrics.items()
-        if re.fullmatch(r"(val|test)/[a-z_]*[a-z]", name) and math.isfinite(value)
+        for name, value in sorted(metrics.items())
+        if re.fullmatch(r"(val|test)/[a-z_]*[a-z]", name)
+        and isinstance(value, int | float)  # null stands for nan
+        and math.isfinite(value)
     }
 
 

@@ -27,6 +27,7 @@ from samestep.launch import agent
 from samestep.ranks import environment, failure, process
 from samestep.run.name import name_run
 
+KEEPS_NOTHING = "trainer.fast_dev_run keeps no results; the name is free"
 NOTHING_TO_DO = "Nothing to do, the run is finished. RUN_ID=<another name> begins a new one."
 
 
@@ -100,6 +101,9 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
                 return {}
             figures = history.last() | tested
             run.finish(spec, figures)
+            if spec.saves_nothing:
+                print(f"Finished: {spec.run_dir}: {KEEPS_NOTHING}", flush=True)
+                return figures
             print(summary.summarize(spec.run_dir, time.monotonic() - started), flush=True)
             return figures
 

@@ -97,6 +97,8 @@ def set_up_data(cfg: DictConfig, parts: Parts) -> None:
     with refusals("data"):
         parts.datamodule.setup("fit")
         check_validation_interval(cfg, parts.datamodule)
+        if has_test(parts.model, parts.datamodule):
+            check_share_of_test(cfg, parts)
 
 
 def model(cfg: DictConfig) -> L.LightningModule:
@@ -348,6 +350,32 @@ def check_validation_interval(cfg: DictConfig, data: L.LightningDataModule) -> N
             f"trainer.val_check_interval={interval}: must be at most the {num_batches} batches of "
             "an epoch"
         )
+
+
+def check_share_of_test(cfg: DictConfig, parts: Parts) -> None:
+    """Raise a ConfigError if a share of the test batches is none at all.
+
+    Lightning rejects it too, but after the training. The test data are opened in this case only.
+    """
+    share = cfg.trainer.limit_test_batches
+    if not isinstance(share, float) or not 0 < share < 1:
+        return
+    if parts.datamodule:
+        parts.datamodule.setup("test")
+    loaders = (parts.datamodule or parts.model).test_dataloader()
+    for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
+        try:
+            num_batches = len(loader)
+        except TypeError:
+            raise ConfigError(
+                f"trainer.limit_test_batches={share}: the test data do not say how many batches "
+                "they have; give a whole number"
+            ) from None
+        if int(num_batches * share) == 0:
+            raise ConfigError(
+                f"trainer.limit_test_batches={share}: of {num_batches} test batches that is none; "
+                "give a larger share, or a whole number"
+            )
 
 
 def check_arguments(cfg: DictConfig) -> None:

@@ -7,7 +7,9 @@ import pytest
 from huggingface_hub import ModelCard
 from omegaconf import OmegaConf
 
-from project.card import write_card
+from project.card import read_metrics, write_card
+from samestep.run import state
+from samestep.run.checkpoint import AtomicCheckpointIO
 
 CONFIG = {
     "run_id": "mine",
@@ -15,8 +17,8 @@ CONFIG = {
     "data": {"num_channels": 3, "image_size": 64, "num_classes": 2},
     "model": {"net": {"_target_": "project.model.nets.cnn.CNN"}},
 }
-METRICS = {"test/accuracy": 0.75, "test/accuracy_0": 1.0, "test/loss": float("nan"),
-           "val/accuracy": 0.8, "train/loss": 0.1}  # fmt: skip
+METRICS = {"test/accuracy": 0.75, "test/accuracy_0": 1.0, "test/loss": None,
+           "val/accuracy": 0.7, "train/loss": 0.1}  # fmt: skip
 
 
 @pytest.fixture
@@ -24,6 +26,11 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STORE_TOKEN", "very-secret-value")
     OmegaConf.save(OmegaConf.create(CONFIG), tmp_path / "config.yaml")
     (tmp_path / "metrics.json").write_text(json.dumps(METRICS))
+    for row, name in enumerate(("best", "last"), 1):
+        path = tmp_path / f"checkpoints/{name}.ckpt"
+        AtomicCheckpointIO().save_checkpoint({"global_step": 10 * row}, path)
+    rows = "epoch,step,val/accuracy,val/loss,test/loss\n0,9,0.8,nan,\n1,19,0.7,0.25,\n2,20,,,0.5\n"
+    (tmp_path / "metrics.csv").write_text(rows)
     (tmp_path / "logs").mkdir()
     attempt = {
         "command": ["train.py", "data=folder", "data.root=/home/ada/birds", "seed=1",
@@ -65,6 +72,28 @@ def test_the_page_has_no_secrets_and_no_places(run_dir: Path):
     for private in ("very-secret", "/home", "10.0.0.5", "s3:", "~", "/srv", "ada-desk",
                     str(run_dir)):  # fmt: skip
         assert private not in page, private
+
+
+@pytest.mark.parametrize(
+    ("ckpt", "status", "shown"),
+    [
+        ("best", state.FINISHED, {"test/accuracy": 0.75, "val/accuracy": 0.8}),
+        ("best", state.STOPPED, {"val/accuracy": 0.8}),  # continued since the test, and not tested
+        ("last", state.FINISHED, {"val/accuracy": 0.7, "val/loss": 0.25}),
+        ("epoch-0003", state.FINISHED, {}),
+    ],
+)
+def test_the_metrics_are_those_of_the_exported_weights(run_dir: Path, ckpt, status, shown):
+    state.record(run_dir, status)
+    assert read_metrics(run_dir, ckpt) == shown
+    page = write_card(run_dir, ckpt, ["cat", "dog"], 1, "MIT")
+    assert (f"The checkpoint `{ckpt}` was not tested." in page) == ("test/accuracy" not in shown)
+    assert all(f"| {name} | {value:.4f} |" in page for name, value in shown.items())
+
+
+def test_the_last_weights_were_tested_if_none_were_the_best(run_dir: Path):
+    (run_dir / "checkpoints/best.ckpt").unlink()
+    assert read_metrics(run_dir, "last")["test/accuracy"] == 0.75
 
 
 def test_a_checkpoint_that_was_not_tested_has_no_metrics(run_dir: Path):

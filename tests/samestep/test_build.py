@@ -1,11 +1,13 @@
 import inspect
 from collections.abc import Callable
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call as trainer_call
+from torch.utils.data import DataLoader
 
 from samestep import build
 from samestep.callbacks.progress import Progress
@@ -14,6 +16,7 @@ from samestep.errors import ConfigError
 from samestep.ranks import lightning_patches
 from samestep.ranks.lightning_patches import STEP_HOOKS
 from samestep.run.history import History
+from tests.samestep.callbacks.tiny import Tiny
 
 
 def test_a_step_does_only_what_is_asked_for(compose: Callable[..., object]):
@@ -47,6 +50,36 @@ def test_a_second_best_checkpoint_is_rejected(compose: Callable[..., object]):
     cfg = compose(node + "dirpath:x,monitor:val/loss,mode:min}")
     with pytest.raises(ConfigError, match=r"callbacks.best and callbacks.keep: a run has one Best"):
         build.trainer(cfg, History(cfg.run_dir))
+
+
+class EachStage(L.LightningDataModule):
+    """As in Lightning's examples: each stage has its own data."""
+
+    def __init__(self, num_batches: int) -> None:
+        super().__init__()
+        self.num_batches = num_batches
+
+    def setup(self, stage: str) -> None:
+        if stage == "test":
+            self.test = torch.ones(2 * self.num_batches, 2)
+
+    def test_dataloader(self) -> list[DataLoader]:
+        return [DataLoader(self.test, batch_size=1), DataLoader(self.test, batch_size=2)]
+
+
+@pytest.mark.parametrize(
+    ("share", "is_none"), [(0.5, False), (0.4, True), (0.0, False), (1, False)]
+)
+def test_a_share_of_the_test_that_is_no_batch_is_rejected(compose, share, is_none: bool):
+    cfg = compose(f"trainer.limit_test_batches={share}")
+    parts = build.Parts(Tiny(), EachStage(2), None, None)
+    if not is_none:
+        build.check_share_of_test(cfg, parts)
+        return
+    with pytest.raises(
+        ConfigError, match=r"limit_test_batches=0.4: of 2 test batches that is none"
+    ):
+        build.check_share_of_test(cfg, parts)
 
 
 def test_parameters_without_a_gradient_are_one_message():

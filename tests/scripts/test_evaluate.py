@@ -113,3 +113,15 @@ def test_a_missing_checkpoint_and_a_damaged_one_are_one_line(tmp_path: Path) -> 
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith(f"error: {tmp_path}/checkpoints/best.ckpt is refused")
     assert result.stderr.count("\n") == 1
+
+
+def test_a_run_without_a_best_checkpoint_is_evaluated_by_its_last_one(
+    shared_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The printed command has no --ckpt."""
+    run_dir = shared_run("no-best", *QUICK, NO_PICTURES, "model=mlp", "~callbacks.best")
+    words = f"python scripts/evaluate.py {run_dir}\n"
+    assert words in (run_dir.parent / "stdout.txt").read_text()
+    title, *_ = evaluated(capsys, run_dir).splitlines()
+    assert title == f"{run_dir}, last checkpoint, 360 test images"
+    assert json.loads(evaluated(capsys, run_dir, "--format", "json")) == metrics(run_dir, "test")

@@ -34,12 +34,12 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_values_have_defaults_and_types() -> None:
     arguments = options.parse(predict.make_parser(), ["runs/0", "--top", "12", "a.png"])
     assert vars(arguments) == {
-        "run_dir": Path("runs/0"), "ckpt": "best", "top": 12, "accelerator": "auto",
+        "run_dir": Path("runs/0"), "ckpt": None, "top": 12, "accelerator": "auto",
         "format": "table", "files": ["a.png"],
     }  # fmt: skip
     words = ["runs/0", "--data-root", "a=b", "--no-download"]
     assert vars(options.parse(export.make_parser(), words)) == {
-        "run_dir": Path("runs/0"), "ckpt": "best", "root": Path("a=b"), "file": None,
+        "run_dir": Path("runs/0"), "ckpt": None, "root": Path("a=b"), "file": None,
         "mirror": None,
         "download": False, "licence": None,
     }  # fmt: skip

@@ -77,6 +77,20 @@ class ImageClassifier(L.LightningModule):
         """What is logged each epoch, so that a misspelt ``monitor`` is refused at the start."""
         return [f"{s.stage}/{name}" for s in (self.train_sums, self.val_sums) for name in s.names]
 
+    def setup(self, stage: str) -> None:
+        """Compare the number of classes with that of the data, if they say one.
+
+        Raises:
+            ConfigError: if they differ. The test would fail, after all of the training.
+        """
+        of_data = getattr(self.trainer.datamodule, "num_classes", None)  # type: ignore[attr-defined]
+        if of_data is not None and of_data != self.num_classes:
+            raise ConfigError(
+                f"model.num_classes={self.num_classes}: the data have data.num_classes={of_data}; "
+                "leave model.num_classes out, it follows the data",
+                on_all_ranks=True,
+            )
+
     def forward(self, images: Tensor) -> Tensor:
         """Logits ``[B, num_classes]`` of images ``[B, C, H, W]``."""
         logits: Tensor = self.net(images)
@@ -84,7 +98,7 @@ class ImageClassifier(L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss of one training batch, a scalar to minimize."""
-        logits = self(batch.images)
+        logits = self._logits(batch)
         loss = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing)
         add_batch(self.train_sums, loss, logits, batch.labels)
         return loss
@@ -146,8 +160,24 @@ class ImageClassifier(L.LightningModule):
         )
         return optimizer, self.lr_scheduler(optimizer, total_steps=total_steps)
 
-    def _score(self, batch: Batch, sums: Sums) -> Tensor:
+    def _logits(self, batch: Batch) -> Tensor:
+        """Logits ``[B, num_classes]`` of a batch.
+
+        Raises:
+            ConfigError: at the first batch, before any step, if the net has other outputs.
+        """
         logits: Tensor = self(batch.images)
+        if logits.shape[1:] != (self.num_classes,):
+            raise ConfigError(
+                f"model.net: {type(self.net).__name__} gives logits {list(logits.shape)}, and must "
+                f"give [{len(batch.images)}, {self.num_classes}] for "
+                f"model.num_classes={self.num_classes}",
+                on_all_ranks=True,
+            )
+        return logits
+
+    def _score(self, batch: Batch, sums: Sums) -> Tensor:
+        logits = self._logits(batch)
         if len(batch.labels):  # the last batch may hold no image for this rank
             loss = F.cross_entropy(logits, batch.labels)
             add_batch(sums, loss, logits, batch.labels)

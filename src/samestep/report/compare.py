@@ -1,9 +1,11 @@
 """Several runs side by side: what differs in their configuration, what they reached and cost.
 
-Runs whose configuration differs in nothing but the seed are repeats of each other, and make one
-group. A group has a mean of each figure, and a 95 % confidence interval by Student's t. Two groups
-are compared by the difference of their means; where the same seeds are in both, by the mean of the
-differences of each seed, because equal seeds share their noise.
+Finished runs whose configuration differs in nothing but the seed are repeats of each other, and
+make one group. A second run of one configuration and seed is no repeat, because equal seeds share
+their noise: it is in a group of its own, such as the runs of changed code. An unfinished run is a
+group of its own too. A group has a mean of each figure, and a 95 % confidence interval by Student's
+t. Two groups are compared by the difference of their means; where the same seeds are in both, by
+the mean of the differences of each seed.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import math
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,12 +66,12 @@ class Group(NamedTuple):
     runs: list[Run]
 
     def values(self, figure: str) -> dict[Any, float]:
-        """A figure by the seed of its run, of the runs that have it."""
+        """A figure by the seeds of its run, of the runs that have it."""
         found = {}
-        for number, run in enumerate(self.runs):
+        for run in self.runs:
             value = figures_of(run).get(figure)
             if value is not None:
-                found[str(run.values.get("seed", number))] = value
+                found[seeds_of(run)] = value
         return found
 
 
@@ -90,15 +93,16 @@ def find_runs(patterns: Sequence[str]) -> list[Path]:
     Raises:
         ConfigError: naming the pattern at which there is no run, or if there is only one run.
     """
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}  # by its real path: a link to a run is the same run
     for pattern in patterns:
         runs = [run for path in _matching(pattern) for run in _runs_in(path)]
         if not runs:
             raise ConfigError(f"{pattern}: there is no run; name directories such as runs/<id>")
-        found |= dict.fromkeys(runs)
+        for run in runs:
+            found.setdefault(run.resolve(), run)
     if len(found) < 2:
-        raise ConfigError(f"{next(iter(found))} is one run; name at least two of them")
-    return list(found)
+        raise ConfigError(f"{next(iter(found.values()))} is one run; name at least two of them")
+    return list(found.values())
 
 
 def _matching(pattern: str) -> list[Path]:
@@ -130,16 +134,29 @@ def compare(run_dirs: Sequence[Path]) -> Comparison:
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Put runs together that differ in nothing but the seed, in order of their first run."""
     groups: dict[tuple[Any, ...], list[Run]] = {}
+    seen: Counter[tuple[Any, ...]] = Counter()  # runs of one configuration and the same seeds
     for run in runs:
         same = {k: v for k, v in compared_values(run).items() if not SEED.fullmatch(k)}
-        # Runs without a configuration repeat nothing that is known.
-        key = (repr(sorted(same.items())), num_ranks(run)) if same else (str(run.run_dir),)
-        groups.setdefault(key, []).append(run)
+        key: tuple[Any, ...] = (repr(sorted(same.items())), num_ranks(run))
+        # Runs without a configuration or without final figures repeat nothing that is known.
+        if not same or not run.figures:
+            key = (str(run.run_dir),)
+        repeat = (*key, seeds_of(run))
+        groups.setdefault((*key, seen[repeat]), []).append(run)
+        seen[repeat] += 1
     return [Group(name_of(runs), runs) for runs in groups.values()]
 
 
+def seeds_of(run: Run) -> str:
+    """Every seed of the configuration; the directory of a run that has none."""
+    seeds = {key: value for key, value in run.values.items() if SEED.fullmatch(key)}
+    return repr(sorted(seeds.items())) if seeds else str(run.run_dir)
+
+
 def name_of(runs: list[Run]) -> str:
-    """The name of a run, or those of the repeats in short."""
+    """The name of a run, or those of the repeats in short; of an unfinished one also its state."""
+    if not runs[0].figures:
+        return f"{runs[0].name} ({runs[0].status.state}, newest metrics)"
     return runs[0].name if len(runs) == 1 else f"{runs[0].name} (n = {len(runs)})"
 
 
@@ -295,7 +312,9 @@ def agreement(comparison: Comparison) -> list[str]:
         apart = [name for name, gap in known.items() if abs(gap.mean) > (gap.half_width or 0)]
         text = f"{len(known) - len(apart)} of {len(known)} figures agree with {first} within their "
         text += f"95 % intervals{'; not ' if apart else ''}{', '.join(apart)}"
-        if not known:
+        if not any(gaps.values()):
+            text = f"it has no figure in common with {first}"
+        elif not known:
             text = "the noise of the seed is not known; train several seeds, as -m seed=0,1,2 does"
         sentences.append(f"{group.name}: {text}")
     return sentences

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from samestep.errors import ConfigError
+from samestep.run.files import read_text
 from samestep.run.identity import digest_of, read_identity
 from samestep.spec import RunSpec, leaves
 
@@ -81,7 +82,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     if not path.exists():
         raise ConfigError(f"{run_dir} is not a run: it holds no config.yaml")
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, ValueError, OSError) as error:
         raise _unreadable(path, str(error).splitlines()[0]) from error
     if not isinstance(config, dict) or not config:

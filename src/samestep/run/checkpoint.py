@@ -15,7 +15,7 @@ import os
 import pickle
 from argparse import Namespace
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableSequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -25,7 +25,6 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
-from omegaconf import OmegaConf
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from samestep.errors import ConfigError, RunError
@@ -305,14 +304,14 @@ def restorable(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def to_plain(value: Any) -> Any:
     """The value with plain containers, paths as text, and numbers that are not NumPy's."""
-    if OmegaConf.is_config(value):
-        return OmegaConf.to_container(value, resolve=True)
     if isinstance(value, Namespace):
         return to_plain(vars(value))
     if isinstance(value, Mapping):
         return {key: to_plain(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(to_plain, value))
+    if isinstance(value, MutableSequence):  # OmegaConf's too
+        return list(map(to_plain, value))
+    if type(value) is tuple:
+        return tuple(map(to_plain, value))
     if isinstance(value, PurePath):
         return str(value)
     return value.item() if isinstance(value, np.generic) else value

@@ -15,9 +15,11 @@ import errno
 import json
 import logging
 import math
+import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,7 +131,11 @@ def abandon(run_dir: Path) -> None:
         for path, content in before.files.items():
             put_back(path, content)
         return
-    shutil.rmtree(run_dir, ignore_errors=True)
+    # Under its own name it would be emptied while another process begins in there.
+    removed = run_dir.with_name(f".{run_dir.name}.removed-{os.getpid()}")
+    with suppress(OSError):
+        run_dir.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
     lock.forget(run_dir)
     for folder in before.missing[1:]:
         try:
@@ -179,9 +185,14 @@ def best_checkpoint(run_dir: Path) -> str | None:
 def finish(spec: RunSpec, metrics: Mapping[str, float]) -> None:
     """Write ``metrics.json``, which ends the run; on rank zero only.
 
-    Values that are not numbers are null in the file, and warned about.
+    Values that are not numbers are null in the file, and warned about. ``trainer.fast_dev_run``
+    leaves no such file.
     """
     run_dir = spec.run_dir
+    if spec.saves_nothing:
+        # It has saved no weights. With results it would be a run, and keep its name from others.
+        state.record(run_dir, state.FINISHED)
+        return
     finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
     text = json.dumps(finite, indent=2, sort_keys=True) + "\n"
     write_text(run_dir / "metrics.json", text)
@@ -268,4 +279,12 @@ def _is_further(old: Any, new: Any) -> bool:
     """Whether a limit is higher than before; None and -1 are no limit."""
     if new == old or old in (None, -1):
         return False
-    return new in (None, -1) or new > old
+    return new in (None, -1) or _number_of(new) > _number_of(old)
+
+
+def _number_of(limit: Any) -> float:
+    """A limit as a number: that of ``trainer.max_time`` is text such as 00:12:00:00."""
+    if isinstance(limit, str):
+        days, hours, minutes, seconds = map(int, limit.split(":"))
+        return timedelta(days, seconds, hours=hours, minutes=minutes).total_seconds()
+    return float(limit)

@@ -8,8 +8,10 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
@@ -72,10 +74,30 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file to read.
+
+    Raises:
+        OSError: also if it is a FIFO, a socket or a device, for which a reader would wait.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return os.fdopen(file, "rb")
+
+
+def read_text(path: Path) -> str:
+    """What a regular file holds, as UTF-8; otherwise an OSError or a UnicodeDecodeError."""
+    with open_regular(path) as file:
+        return file.read().decode()
+
+
 def read_bytes(path: Path) -> bytes | None:
     """What a file holds; None if it cannot be read, such as a file that is not there."""
     try:
-        return path.read_bytes()
+        with open_regular(path) as file:
+            return file.read()
     except OSError:
         return None
 
@@ -109,7 +131,7 @@ def link_file(source: Path, target: Path) -> None:
 
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from samestep.run.files import read_text
+
 
 class Identity(NamedTuple):
     """What a run is recognized by."""
@@ -36,7 +38,7 @@ class Identity(NamedTuple):
 def read_identity(run_dir: Path) -> Identity:
     """The identity that the starts of a run have recorded; an empty one where there is none."""
     try:
-        attempts = json.loads((run_dir / "logs" / "environment.json").read_text())
+        attempts = json.loads(read_text(run_dir / "logs" / "environment.json"))
         run_ids = [attempt["run_id"] for attempt in attempts if "run_id" in attempt]
         configs = [attempt["config"] for attempt in attempts if "config" in attempt]
     except (OSError, ValueError, TypeError):

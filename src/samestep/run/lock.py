@@ -4,10 +4,12 @@ import fcntl
 import os
 import platform
 import time
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 from samestep.errors import ConfigError
+from samestep.run.files import open_regular
 
 FILE = ".claim"  # the file that is locked; it names the process
 TIMEOUT_S = 10
@@ -23,39 +25,52 @@ def acquire(run_dir: Path) -> None:
     Raises:
         ConfigError: naming the owner, if another process trains in this directory.
     """
-    if run_dir.absolute() in _held:
+    if run_dir.resolve() in _held:
         return
-    run_dir.mkdir(parents=True, exist_ok=True)
-    # Nobody closes this file: the lock ends with the process.
-    file = os.open(run_dir / FILE, os.O_RDWR | os.O_CREAT)
+    owner = "another process"
     for _ in range(TIMEOUT_S):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # its owner has just removed the directory
+            # Nobody closes the file that is locked: the lock ends with the process.
+            file = os.open(run_dir / FILE, os.O_RDWR | os.O_CREAT)
+            if _lock(file, run_dir / FILE):
+                now = datetime.now().astimezone().isoformat(timespec="seconds")
+                os.ftruncate(file, 0)
+                os.write(file, f"process {os.getpid()} on {platform.node()} since {now}".encode())
+                _held.add(run_dir.resolve())
+                return
+            owner = os.read(file, 200).decode() or owner
+            os.close(file)
             time.sleep(1)
-            continue
-        now = datetime.now().astimezone().isoformat(timespec="seconds")
-        os.ftruncate(file, 0)
-        os.write(file, f"process {os.getpid()} on {platform.node()} since {now}".encode())
-        _held.add(run_dir.absolute())
-        return
-    owner = os.read(file, 200).decode()
-    os.close(file)
     raise ConfigError(
         f"{run_dir} is in use by {owner}; wait for it or stop it, or begin another one with "
         "RUN_ID=<another name>"
     )
 
 
+def _lock(file: int, path: Path) -> bool:
+    """Lock an open file, unless another process holds it, or it has lost its name."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    # An owner that gave up has removed the file while this process waited for it, and a third one
+    # may hold the file that has its name now.
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def forget(run_dir: Path) -> None:
     """Give up the lock of a directory that this process has removed."""
-    _held.discard(run_dir.absolute())
+    _held.discard(run_dir.resolve())
 
 
 def is_held(run_dir: Path) -> bool:
     """Whether a process trains in the run directory: it holds the lock until it ends."""
     try:
-        with (run_dir / FILE).open("rb") as file:
+        with open_regular(run_dir / FILE) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -1,6 +1,7 @@
 """What a run writes down about itself: its code, its machine and its logs."""
 
 import csv
+import io
 import json
 import logging
 import os
@@ -17,7 +18,9 @@ from typing import Any
 from samestep.config.secret_names import hide_assigned, hide_quoted
 from samestep.ranks import environment, secrets
 from samestep.ranks.secrets import redact_values
-from samestep.run.files import write_text
+from samestep.run.files import read_text, set_aside, write_text
+
+log = logging.getLogger(__name__)
 
 NO_RESULT = re.compile(r"epoch|step|(step|time)/.*|lr([-/].*)?|.*_per_second|DeviceStatsMonitor.*")
 
@@ -132,7 +135,7 @@ def read_attempts(logs: Path) -> list[dict[str, Any]]:
 def read_json(path: Path, kind: type) -> Any:
     """What a JSON file holds; None if it is absent, damaged, or not of this kind."""
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(read_text(path))
     except (OSError, ValueError):
         return None
     return value if isinstance(value, kind) else None
@@ -165,16 +168,15 @@ def is_result(name: str) -> bool:
 
 
 def _read_rows(path: Path) -> list[dict[str, float]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        table = csv.DictReader(file)
-        if table.fieldnames is None or list(table.fieldnames[:2]) != ["epoch", "step"]:
-            raise ValueError("it has no columns epoch and step")
-        rows = []
-        for row in table:
-            if None in row or not row["step"]:
-                raise ValueError(f"line {table.line_num} is damaged")
-            rows.append({name: float(value) for name, value in row.items() if value})
-        return rows
+    table = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    if table.fieldnames is None or list(table.fieldnames[:2]) != ["epoch", "step"]:
+        raise ValueError("it has no columns epoch and step")
+    rows = []
+    for row in table:
+        if None in row or not row["step"]:
+            raise ValueError(f"line {table.line_num} is damaged")
+        rows.append({name: float(value) for name, value in row.items() if value})
+    return rows
 
 
 class _Redacted(logging.Formatter):
@@ -213,12 +215,22 @@ def log_to_files(run_dir: Path) -> None:
         old.close()
     path = run_dir / "logs" / f"rank-{environment.rank()}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
-    file, screen = logging.FileHandler(path, encoding="utf-8"), logging.StreamHandler()
-    file.setFormatter(_Redacted("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    screen.setFormatter(_Redacted("%(levelname)s: %(message)s"))
-    screen.setLevel(logging.WARNING)
+    handlers: list[logging.Handler] = []
+    if environment.rank() == 0:
+        screen = logging.StreamHandler()
+        screen.setFormatter(_Redacted("%(levelname)s: %(message)s"))
+        screen.setLevel(logging.WARNING)
+        handlers.append(screen)
     logging.raiseExceptions = False  # a full disk loses lines of the log, not the run
-    for handler in (file, screen) if environment.rank() == 0 else (file,):
+    try:
+        if path.exists() and not path.is_file():
+            set_aside(path, "it is no file")
+        file = logging.FileHandler(path, encoding="utf-8")
+        file.setFormatter(_Redacted("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handlers.append(file)
+    except OSError as error:
+        log.warning("%s cannot be written: %s; the run goes on without it", path, error.strerror)
+    for handler in handlers:
         handler.set_name(__name__)
         root.addHandler(handler)
     root.setLevel(logging.INFO)

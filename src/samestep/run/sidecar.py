@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from samestep.run.files import set_aside, sha256_of, write_text
+from samestep.run.files import read_text, set_aside, sha256_of, write_text
 
 # Of each file: one about to come, the current one, the previous one, and some to spare for
 # processes that were killed one after the other, each just before its file took its name.
@@ -50,7 +50,7 @@ def previous(checkpoint: Path) -> Path:
 def read(checkpoint: Path) -> list[Version]:
     """The known versions of a checkpoint, newest first; none without a sidecar that can be read."""
     try:
-        text = path_of(checkpoint).read_text()
+        text = read_text(path_of(checkpoint))
     except (OSError, UnicodeDecodeError):
         return read_manifest(checkpoint)
     return parse(text)
@@ -96,7 +96,7 @@ def format_versions(versions: list[Version]) -> str:
 def read_manifest(checkpoint: Path) -> list[Version]:
     """The versions of a checkpoint in the ``manifest.json`` of an old run, newest first."""
     try:
-        entries = json.loads((checkpoint.parent / "manifest.json").read_text())
+        entries = json.loads(read_text(checkpoint.parent / "manifest.json"))
         versions = [_version({**entry, "file": entry["name"]}) for entry in entries]
     except (OSError, ValueError, TypeError, KeyError):
         return []

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from samestep.ranks.secrets import redact
 from samestep.run import lock
-from samestep.run.files import write_text
+from samestep.run.files import read_text, write_text
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,14 @@ def read(run_dir: Path) -> Status:
     return status
 
 
+def tested_checkpoint(run_dir: Path) -> str:
+    """The checkpoint that a run tests: ``best``, or ``last`` if no metric has ever chosen one."""
+    best, last = (run_dir / f"checkpoints/{name}.ckpt" for name in ("best", "last"))
+    # A best checkpoint that is lost is not replaced by other weights.
+    has_none = last.exists() and not best.exists() and read(run_dir).best is None
+    return "last" if has_none else "best"
+
+
 def read_ends(run_dir: Path) -> list[dict[str, Any]]:
     """Each end of a process of this run that could say so: its time, state, reason and step."""
     ends = _read_file(run_dir).get("ends")
@@ -78,7 +86,7 @@ def read_ends(run_dir: Path) -> list[dict[str, Any]]:
 def _read_file(run_dir: Path) -> dict[str, Any]:
     """What the file holds; nothing if it is absent or damaged."""
     try:
-        content = json.loads((run_dir / STATE).read_bytes())
+        content = json.loads(read_text(run_dir / STATE))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -68,8 +68,11 @@ def files_to_look_at(config: Config, run_dir: Path) -> dict[str, str]:
 def next_commands(config: Config, run_dir: Path) -> list[str]:
     """The commands of ``summary.next`` and, if the run has left their file, ``summary.next_if``.
 
-    The run directory in them is quoted as a shell needs it.
+    They need a checkpoint, so a run that has left none names none of them. The run directory in
+    them is quoted as a shell needs it.
     """
+    if not (run_dir / "checkpoints" / f"{state.tested_checkpoint(run_dir)}.ckpt").exists():
+        return []
     needed_files = select(config, "summary.next_if") or {}
     commands = [
         *(select(config, "summary.next") or []),
@@ -144,11 +147,15 @@ def command_to_go_on(config: Config, run_dir: Path, num_epochs: int | None) -> s
         words = [word for word in words if not word.startswith("trainer.max_")]
     if num_epochs:
         words.append(f"trainer.max_epochs={2 * num_epochs}")
+    name = run_dir.name
+    if Path(select(config, "run_dir") or "").name == name:
+        # With run_dir=... the name of the directory need not be that of the run.
+        name = select(config, "run_id") or name
     cluster = select(config, "cluster.name") or "local"
     # A command such as `python train.py cluster=k8s` may also be typed on a machine of one's own.
     if cluster == "local" or environment.variable(environment.ON_CLUSTER) is None:
-        return f"RUN_ID={run_dir.name} {shlex.join(['python', 'train.py', *words])}"
+        return f"RUN_ID={name} {shlex.join(['python', 'train.py', *words])}"
     # Each machine has a Docker of its own, so only somebody who sits there can start the run.
     action = "render" if cluster == "docker" else "submit"
     again = shlex.join(["python", "scripts/launch.py", *words, f"action={action}"])
-    return f"RUN_ID={run_dir.name} {again}"
+    return f"RUN_ID={name} {again}"

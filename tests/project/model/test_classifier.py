@@ -49,6 +49,26 @@ def test_figures_are_those_of_the_whole_set(compose):
     assert classifier.confusion.sum(1).tolist() == source.labels.bincount().tolist()
 
 
+@pytest.mark.parametrize("num_classes", [9, 11])
+def test_other_numbers_of_classes_than_the_data_have_are_rejected(compose, num_classes: int):
+    cfg = compose(f"model.num_classes={num_classes}", "model.net.num_classes=10")
+    trainer = L.Trainer(max_epochs=1, **QUIET)
+    message = rf"model.num_classes={num_classes}: the data have data.num_classes=10; leave"
+    with pytest.raises(ConfigError, match=message):
+        trainer.fit(build.model(cfg), build.datamodule(cfg))
+    assert trainer.global_step == 0
+
+
+@pytest.mark.parametrize("num_classes", [9, 11])
+def test_a_net_of_other_outputs_is_rejected_before_the_first_step(compose, num_classes: int):
+    cfg = compose(f"model.net.num_classes={num_classes}")
+    trainer = L.Trainer(max_epochs=1, **QUIET)
+    message = rf"model.net: CNN gives logits \[\d+, {num_classes}\], and must give \[\d+, 10\]"
+    with pytest.raises(ConfigError, match=message):
+        trainer.fit(build.model(cfg), build.datamodule(cfg))
+    assert trainer.global_step == 0
+
+
 def test_top5_accuracy_is_logged_with_more_than_ten_classes(compose):
     cfg = compose("data.num_classes=11", "data.class_names=null", "trainer.max_epochs=1")
     trainer = L.Trainer(max_epochs=1, limit_train_batches=2, **QUIET)

@@ -8,6 +8,7 @@ from scipy import stats
 
 from samestep.errors import ConfigError
 from samestep.report import charts, compare
+from samestep.run import state
 from tests.samestep.report.fake import make_run
 
 
@@ -44,6 +45,46 @@ def test_runs_that_differ_in_the_seed_are_repeats(tmp_path: Path):
         "b0 (n = 3): 0 of 1 figures agree with a0 (n = 3) within their 95 % intervals; "
         "not test/score"
     )
+
+
+def test_runs_of_one_configuration_and_seed_are_shown_side_by_side(tmp_path: Path):
+    """Such as those of changed code: none may take the place of the other."""
+    runs = [make_run(tmp_path / name, score=score) for name, score in (("one", 0.5), ("two", 0.75))]
+    found = compared(*runs)
+    assert [group.name for group in found.groups] == ["one", "two"]
+    (value, _), (other, gap) = found.figures["test/score"]
+    assert (str(value), str(other), str(gap)) == ("0.5", "0.75", "+0.25")
+    more = [make_run(tmp_path / f"{name}1", seed=1, score=0.5 + n) for n, name in enumerate("ab")]
+    found = compared(runs[0], *more, runs[1])
+    assert [[run.name for run in group.runs] for group in found.groups] == [
+        ["one", "a1"], ["b1", "two"],
+    ]  # fmt: skip
+    gap = found.figures["test/score"][1][1]
+    assert gap.is_paired
+    assert (gap.estimate.mean, gap.estimate.num) == (pytest.approx(0.625), 2)
+
+
+def test_seeds_of_parts_are_seeds_too(tmp_path: Path):
+    runs = [make_run(tmp_path / name) for name in ("one", "two")]
+    for number, run in enumerate(runs):
+        with (run / "config.yaml").open("a") as file:
+            file.write(f"data: {{seed: {number}}}\n")
+    (group,) = compared(*runs).groups
+    assert group.name == "one (n = 2)"
+    assert len(group.values("test/score")) == 2
+
+
+def test_an_unfinished_run_is_no_repeat_of_finished_ones(tmp_path: Path):
+    runs = [make_run(tmp_path / f"a{seed}", seed=seed) for seed in range(3)]
+    state.record(runs[1], state.STOPPED, "SIGTERM")
+    found = compared(*runs)
+    assert [group.name for group in found.groups] == [
+        "a0 (n = 2)", "a1 (stopped, newest metrics)",
+    ]  # fmt: skip
+    assert found.figures["test/score"][0][0].num == 2
+    assert found.figures["test/score"][1][0] is None, "of before it was continued"
+    (sentence,) = compare.agreement(found)
+    assert sentence.endswith("it has no figure in common with a0 (n = 2)")
 
 
 def test_repeats_that_agree_are_said_to(tmp_path: Path, capsys):
@@ -149,5 +190,7 @@ def test_runs_are_found_by_path_by_glob_and_by_folder(tmp_path: Path):
     for pattern in (f"{tmp_path}/c", f"{tmp_path}/d*", "", "nowhere/**x"):
         with pytest.raises(ConfigError, match="there is no run"):
             compare.find_runs([f"{tmp_path}/a1", pattern])
-    with pytest.raises(ConfigError, match="is one run; name at least two"):
-        compare.find_runs([f"{tmp_path}/a1"])
+    (tmp_path / "link").symlink_to("a1")
+    for other in ([], [f"{tmp_path}/link"], [f"{tmp_path}/b1/../a1"]):
+        with pytest.raises(ConfigError, match="is one run; name at least two"):
+            compare.find_runs([f"{tmp_path}/a1", *other])

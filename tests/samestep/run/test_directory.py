@@ -15,7 +15,7 @@ import yaml
 import project
 from samestep.errors import ConfigError
 from samestep.run import directory as run
-from samestep.run import lock
+from samestep.run import lock, state
 from samestep.run.changes import find_changes
 from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError
 from samestep.run.records import read_history
@@ -86,6 +86,15 @@ def test_what_never_made_a_step_is_no_run_yet(spec, tmp_path: Path, leaves: str)
     assert yaml.safe_load((tmp_path / "test/config.yaml").read_text())["seed"] == 7
 
 
+def test_a_fast_dev_run_leaves_the_name_free(spec, tmp_path: Path):
+    fast = spec("debug=fast")
+    for _ in range(2):  # it is done again, and not finished before
+        assert run.begin(fast, []) == (False, None)
+        run.finish(fast, {"a": 1.0})
+    assert not (tmp_path / "test/metrics.json").exists()
+    assert run.begin(spec("seed=7"), []) == (False, None)
+
+
 @pytest.mark.parametrize("other_seed", [0, 7])
 def test_what_was_seen_before_the_lock_is_looked_at_again(
     spec, tmp_path: Path, monkeypatch, other_seed: int
@@ -137,6 +146,52 @@ def test_two_processes_do_not_share_a_run_directory(spec, tmp_path: Path, monkey
         owner.kill()
         owner.communicate()
     assert not run.begin(spec(), []).finished  # a dead owner's claim is taken over
+
+
+@pytest.mark.parametrize("comes_third", [True, False])
+def test_a_lock_without_a_name_is_no_lock(tmp_path: Path, monkeypatch, comes_third: bool):
+    flock = lock.fcntl.flock
+    run_dir = tmp_path / "mine"
+
+    def flock_late(file: int, operation: int) -> None:
+        """The owner has removed the directory meanwhile, and a third process may have begun."""
+        monkeypatch.setattr(lock.fcntl, "flock", flock)
+        shutil.rmtree(run_dir)
+        if comes_third:
+            lock.acquire(run_dir)
+            lock.forget(run_dir)  # as if another process held it
+        flock(file, operation)
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock_late)
+    monkeypatch.setattr(lock.time, "sleep", lambda _: None)
+    if comes_third:
+        with pytest.raises(ConfigError, match=f"in use by process {os.getpid()} on .* since"):
+            lock.acquire(run_dir)
+    else:
+        lock.acquire(run_dir)
+        assert lock.is_held(run_dir)
+
+
+def test_a_directory_of_two_names_is_locked_once(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(lock, "TIMEOUT_S", 1)
+    (tmp_path / "link").symlink_to("mine")
+    lock.acquire(tmp_path / "mine")
+    lock.acquire(tmp_path / "link")
+
+
+def test_a_longer_time_is_asked_of_a_finished_run(spec):
+    cfg = spec("trainer.max_time='9:00:00:00'")
+    run.begin(cfg, [])
+    run.finish(cfg, {})
+    for max_time, is_finished in (
+        ("8:23:59:99", False),
+        ("8:23:59:59", True),
+        ("10:00:00:00", False),
+    ):
+        start = run.begin(spec(f"trainer.max_time='{max_time}'"), [])
+        assert start.finished is is_finished, max_time
+        if not is_finished:
+            run.finish(cfg, {})
 
 
 def test_a_run_is_finished_until_more_is_asked_of_it(spec):
@@ -269,8 +324,8 @@ def test_a_run_in_the_directory_of_another_is_told_its_name(spec, tmp_path: Path
     shutil.copytree(tmp_path / "test", tmp_path / "copy")
     with pytest.raises(CheckpointError, match=r"belongs to the run test, .* run is copy.*=test"):
         run.begin(spec("run_id=copy"), [])
-    state = run.begin(spec(f"run_dir={tmp_path}/copy"), [])  # the same run, moved on purpose
-    assert state.ckpt_path == f"{tmp_path}/copy/checkpoints/last.ckpt"
+    started = run.begin(spec(f"run_dir={tmp_path}/copy"), [])  # the same run, moved on purpose
+    assert started.ckpt_path == f"{tmp_path}/copy/checkpoints/last.ckpt"
 
 
 def test_a_configuration_that_was_changed_on_purpose_keeps_its_checkpoints(spec, tmp_path: Path):
@@ -313,8 +368,8 @@ def test_a_best_checkpoint_that_is_missing_is_said(spec, tmp_path: Path):
     assert run.best_checkpoint(cfg.run_dir) is None  # nothing was saved, as in debug=fast
     folder = tmp_path / "test/checkpoints"
     for step in (None, 40):
-        state = {"monitor": "val/loss", "score": 0.25, "step": step}
-        save(folder / "last.ckpt", 60, callbacks={"BestCheckpoint": state})
+        found = {"monitor": "val/loss", "score": 0.25, "step": step}
+        save(folder / "last.ckpt", 60, callbacks={"BestCheckpoint": found})
         if step is None:
             assert run.best_checkpoint(cfg.run_dir) is None  # no epoch had a score
     with pytest.raises(CheckpointError, match=r"is missing: .* after step 40, with val/loss=0.25"):
@@ -332,6 +387,8 @@ def damage(path: Path, how: str) -> None:
             (path / "within").mkdir(parents=True)
         case "null":
             path.write_text("null")
+        case "fifo":  # a reader would wait for ever
+            os.mkfifo(path)
         case "empty":
             path.touch()
         case "cut":
@@ -340,7 +397,7 @@ def damage(path: Path, how: str) -> None:
             path.write_bytes(bytes([content[0] ^ 128]) + content[1:])
 
 
-@pytest.mark.parametrize("how", ["flipped", "cut", "empty", "folder", "null"])
+@pytest.mark.parametrize("how", ["flipped", "cut", "empty", "folder", "null", "fifo"])
 @pytest.mark.parametrize(
     "name",
     ["metrics.csv", "metrics.json", "logs/environment.json", "logs/finished.json", "config.yaml"],
@@ -369,8 +426,8 @@ def test_a_damaged_file_is_said_and_kept_aside(
         cfg = spec("trainer.max_epochs=4")  # finished, it would not be looked at
     if name == "logs/environment.json":
         cfg = spec("trainer.max_epochs=4")
-    state = run.begin(cfg, ["train.py"])
-    assert state == (False, f"{tmp_path}/test/checkpoints/last.ckpt")
+    started = run.begin(cfg, ["train.py"])
+    assert started == (False, f"{tmp_path}/test/checkpoints/last.ckpt")
     if not (name == "metrics.csv" and how == "cut"):  # a shorter number is a number too
         assert f"{path} cannot be read" in caplog.text
         assert path.with_name(f"{path.name}.damaged").exists()
@@ -462,6 +519,23 @@ def test_the_summary_says_what_to_type_next(digits_run: Path):
         f"run_root={digits_run.parent} trainer.max_epochs=4"
     )
     assert "time" not in text
+
+
+def test_commands_that_need_a_checkpoint_are_named_if_there_is_one(spec, tmp_path: Path):
+    cfg = spec()
+    run.begin(cfg, [])
+    assert "evaluate.py" not in summarize(tmp_path / "test")  # of callbacks=null
+    save(tmp_path / "test/checkpoints/last.ckpt", 1)
+    assert "evaluate.py" in summarize(tmp_path / "test")  # without a monitor there is no best one
+    state.record(tmp_path / "test", state.FINISHED, monitor="val/loss", best=0.5)
+    assert "evaluate.py" not in summarize(tmp_path / "test")  # the best one is lost
+
+
+def test_the_command_names_the_run_and_not_its_directory(tmp_path: Path):
+    cfg = {"run_id": "mine", "run_dir": f"{tmp_path}/here"}
+    assert command_to_go_on(cfg, tmp_path / "here", None) == "RUN_ID=mine python train.py"
+    moved = command_to_go_on(cfg, tmp_path / "moved", None)
+    assert moved == "RUN_ID=moved python train.py", "it must not begin anew in its old place"
 
 
 @pytest.mark.parametrize(

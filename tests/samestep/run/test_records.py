@@ -3,6 +3,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -157,23 +158,48 @@ def test_everything_is_logged_and_rank_zero_shows_warnings(tmp_path: Path):
     assert result.stdout == ""
 
 
+@pytest.fixture
+def _same_loggers() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    for handler in set(root.handlers) - set(handlers):
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "dangling link"])
+@pytest.mark.usefixtures("_same_loggers")
+def test_something_in_the_way_of_a_log_does_not_end_the_run(tmp_path: Path, kind: str, caplog):
+    path = tmp_path / "logs/rank-0.log"
+    path.parent.mkdir()
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "fifo":
+            os.mkfifo(path)
+        case _:
+            path.symlink_to("/proc/nowhere")
+    log_to_files(tmp_path)
+    logging.getLogger("x").warning("is said")
+    if kind == "dangling link":
+        assert "rank-0.log cannot be written: No such file" in caplog.text
+        return
+    assert "is said" in path.read_text()
+    assert path.with_name("rank-0.log.damaged").exists()
+
+
+@pytest.mark.usefixtures("_same_loggers")
 def test_each_run_of_a_sweep_and_each_rank_has_a_log_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    try:
-        for name, rank in (("one", 0), ("two", 1)):
-            monkeypatch.setenv("RANK", str(rank))
-            log_to_files(tmp_path / name)
-            logging.getLogger("x").warning("in %s", name)
-    finally:
-        for handler in set(root.handlers) - set(handlers):
-            root.removeHandler(handler)
-            handler.close()
-        root.setLevel(level)
-        logging.captureWarnings(False)
+    for name, rank in (("one", 0), ("two", 1)):
+        monkeypatch.setenv("RANK", str(rank))
+        log_to_files(tmp_path / name)
+        logging.getLogger("x").warning("in %s", name)
     assert "in two" not in (tmp_path / "one/logs/rank-0.log").read_text()
     assert "in two" in (tmp_path / "two/logs/rank-1.log").read_text()
     assert capsys.readouterr().err == "WARNING: in one\n"
