@@ -10,6 +10,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
 from project.saved_run import read_saved_config, read_saved_group
+from samestep.callbacks.exact import SeedSteps
+from samestep.callbacks.loggers import NoTracker
 from samestep.errors import ConfigError
 from samestep.run.records import mute_lightning
 
@@ -20,7 +22,7 @@ def evaluate(
     """The metrics of one split, computed in one process over all its samples.
 
     They equal those of the run to the last bit if the run had one process too, on the same machine
-    and kind of device, and left no samples out.
+    and kind of device, and left no samples out. Random numbers of the model are those of the run.
 
     Args:
         model: of the run, as ``project.load_run`` gives it.
@@ -38,7 +40,8 @@ def evaluate(
             accelerator=accelerator,
             devices=1,
             precision=read_saved_group(run_dir, "trainer").precision,
-            logger=False,
+            callbacks=[SeedSteps(read_saved_config(run_dir).seed)],
+            logger=NoTracker(run_dir),
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -47,9 +50,11 @@ def evaluate(
         raise ConfigError(f"--accelerator {accelerator}: {error}") from error
     loop = trainer.test if split == "test" else trainer.validate
     try:
-        return dict(loop(model, datamodule=data, verbose=False)[0])
+        loop(model, datamodule=data, verbose=False)
     except MisconfigurationException as error:
         raise ConfigError(f"--split {split}: {error}") from error
+    # As in metrics.json: what the loop returns has the figures of each loader apart.
+    return {name: value.item() for name, value in trainer.callback_metrics.items()}
 
 
 def unit_of(run_dir: Path) -> str:
@@ -72,5 +77,5 @@ def to_json(metrics: dict[str, float]) -> str:
 
 def to_table(metrics: dict[str, float]) -> str:
     """The metrics as a table, one to a line."""
-    width = max(map(len, metrics))
+    width = max(map(len, metrics), default=0)
     return "\n".join(f"  {name:<{width}}  {value:.4f}" for name, value in metrics.items())

@@ -74,7 +74,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
             run.full_disk_is_one_message(cfg.run_dir),
         ):
             log_to_files(Path(cfg.run_dir))
-            trainer.loggers = [history, *build.loggers(cfg)]
+            trainer.loggers = [*build.loggers(cfg), history]  # a module sees the first
             shares.decide(cfg, trainer, datamodule)
             trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
             tested: dict[str, float] = {}

@@ -25,6 +25,7 @@ from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.callbacks.epoch_times import EpochTimes
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.run_state import RunState
 from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.step_log import StepLog
@@ -174,12 +175,16 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         **where,
     }
     lightning_trainer: L.Trainer = build(flags_of_lightning(cfg), "trainer", **arguments)
+    # Lightning would ask the first logger for a folder, and a tracker may have none.
+    profiler = lightning_trainer.profiler  # type: ignore[attr-defined]
+    profiler.dirpath = profiler.dirpath or cfg.run_dir
     lightning_patches.leave_signals_to_us(lightning_trainer)
     lightning_patches.skip_empty_hooks(lightning_trainer)
     lightning_patches.search_gpus_once()
     lightning_patches.call_hooks_directly()
     lightning_patches.look_at_hooks_once()
     lightning_patches.leave_out_empty_batches()
+    lightning_patches.reduce_logs_over_ranks()
     return lightning_trainer
 
 
@@ -194,7 +199,7 @@ def lone_trainer(cfg: DictConfig, *callbacks: L.Callback) -> L.Trainer:
     is_on_gpu = device_kind(cfg) == "cuda"
     arguments = {
         "callbacks": list(callbacks),
-        "logger": False,
+        "logger": NoTracker(cfg.run_dir),
         "plugins": [LightningEnvironment()],
         "devices": [environment.local_rank()] if is_on_gpu else 1,
         "num_nodes": 1,
@@ -236,10 +241,13 @@ def keep_epochs(last: LastCheckpoint | None, every_n_epochs: int | None) -> list
 
 
 def loggers(cfg: DictConfig) -> list[Logger]:
-    """The loggers of ``cfg.logger``; on rank zero only."""
-    if environment.rank() > 0 or cfg.trainer.fast_dev_run:
-        return []
-    return [build(cfg.logger[name], f"logger.{name}") for name in cfg.logger or {}]
+    """The loggers of ``cfg.logger``; where there are none, and on other ranks, ``NoTracker``.
+
+    The first of them is the ``self.logger`` of a module.
+    """
+    if environment.rank() > 0 or cfg.trainer.fast_dev_run or not cfg.logger:
+        return [NoTracker(cfg.run_dir)]
+    return [build(cfg.logger[name], f"logger.{name}") for name in cfg.logger]
 
 
 def build(node: DictConfig, key: str, **arguments: Any) -> Any:

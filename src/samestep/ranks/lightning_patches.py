@@ -149,6 +149,78 @@ def look_at_hooks_once() -> None:
     kind.get_instance = get_instance
 
 
+def reduce_logs_over_ranks() -> None:
+    """Let Lightning 2.6 reduce over the ranks what is logged without ``sync_dist``, once per epoch.
+
+    Otherwise each rank has the value of its own samples, and rank zero records and monitors that of
+    its share. Setting ``sync_dist`` instead would hang if only some ranks log a metric, and would
+    reduce in each step too. It happens at the end of an epoch's batches, and again after the hook
+    of the module in which more may be logged, before callbacks read the values.
+    """
+    from lightning.pytorch.trainer import call
+    from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
+        _LoggerConnector,
+    )
+
+    kind: Any = _LoggerConnector
+    hooks: Any = call
+    end_batches, call_hook = kind.epoch_end_reached, hooks._call_lightning_module_hook
+    if hasattr(end_batches, "__wrapped__"):
+        return  # another run of this process has done it
+
+    @wraps(end_batches)
+    def end_batches_and_reduce(connector: Any) -> None:
+        end_batches(connector)
+        _reduce_logs(connector)
+
+    @wraps(call_hook)
+    def call_hook_and_reduce(trainer: Any, name: str, *args: Any, **named: Any) -> Any:
+        result = call_hook(trainer, name, *args, **named)
+        if name in ("on_train_epoch_end", "on_validation_epoch_end", "on_test_epoch_end"):
+            _reduce_logs(trainer._logger_connector)
+        return result
+
+    kind.epoch_end_reached = end_batches_and_reduce
+    hooks._call_lightning_module_hook = call_hook_and_reduce
+
+
+def _reduce_logs(connector: Any) -> None:
+    """Replace the value of each metric by the one over all ranks that have logged it."""
+    import torch
+
+    from samestep.ranks import process_group
+
+    results = connector.trainer._results
+    if connector.trainer.world_size == 1 or results is None:
+        return
+    own = {}
+    for key, metric in results.valid_items():
+        meta = metric.meta
+        # A torchmetrics.Metric reduces itself. Of what is logged per step, callbacks see the last
+        # value of the training, and none of an evaluation.
+        if metric.is_tensor and not meta.sync.should and (meta.on_epoch or results.training):
+            is_mean = meta.on_epoch and meta.is_mean_reduction
+            weight = metric.cumulated_batch_size.item() if is_mean else 1
+            names = results._forked_name(metric, on_step=False)
+            own[key] = names, meta.reduce_fx.__name__, metric.value.item(), weight
+
+    # Names and values together: a metric that only some ranks log must not let them wait.
+    of_ranks = process_group.gather(own)
+    for key in sorted({key for logged in of_ranks for key in logged}):
+        parts = [logged[key] for logged in of_ranks if key in logged]
+        names, reduction, *_ = parts[0]
+        values = torch.tensor([value for _, _, value, _ in parts], dtype=torch.float64)
+        if reduction == "mean":
+            value = values.sum() / sum(weight for *_, weight in parts)
+        else:
+            value = getattr(torch, reduction)(values)
+        metric = results[key] if key in own else None
+        if metric is not None and metric.meta.on_epoch:
+            metric._computed = value.to(metric.value)
+        else:
+            connector._callback_metrics.update(dict.fromkeys(names, value.float()))
+
+
 def leave_out_empty_batches() -> None:
     """Keep a batch without samples out of the mean that Lightning 2.6 takes over an epoch.
 
