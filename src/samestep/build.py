@@ -24,6 +24,7 @@ from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.callbacks.epoch_times import EpochTimes
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
+from samestep.callbacks.keep_logs import KeepLogs
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.run_state import RunState
@@ -153,6 +154,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         AverageBuffers(),
         *share_out(cfg),
         KeepSums(),
+        KeepLogs(),
         ChangedValues(),
         StepLog(),
         EpochTimes(),
@@ -200,6 +202,7 @@ def lone_trainer(cfg: DictConfig, *callbacks: L.Callback) -> L.Trainer:
     arguments = {
         "callbacks": list(callbacks),
         "logger": NoTracker(cfg.run_dir),
+        "log_every_n_steps": 0,
         "plugins": [LightningEnvironment()],
         "devices": [environment.local_rank()] if is_on_gpu else 1,
         "num_nodes": 1,

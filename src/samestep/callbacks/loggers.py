@@ -162,8 +162,8 @@ class Nothing:
 class NoTracker(Logger):
     """The ``self.logger`` of a module in a run without a tracker, and on ranks other than zero.
 
-    ``self.logger.experiment.add_image(...)``, and any other method of the logger or its experiment,
-    does nothing.
+    ``self.logger.experiment.add_histogram(...)`` does nothing, and so does any other method of the
+    logger and its experiment.
     """
 
     name = version = ""
