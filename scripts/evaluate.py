@@ -5,6 +5,7 @@ python scripts/evaluate.py runs/mine --split val --ckpt last --format json
 """
 
 import argparse
+import contextlib
 import sys
 from typing import Any
 
@@ -29,6 +30,7 @@ def main(arguments: Any) -> int:
     # These imports take seconds: wrong usage is reported before.
     from project.evaluate import evaluate, find_unusable, to_json, to_table, unit_of
     from samestep.build import has_test
+    from samestep.callbacks.share_out import find_loaders
 
     model, data = options.load(arguments)
     split = arguments.split or ("test" if has_test(model, data) else "val")
@@ -38,8 +40,10 @@ def main(arguments: Any) -> int:
     if arguments.format == "json":
         print(to_json(metrics))
         return 0
-    loader = data.test_dataloader() if split == "test" else data.val_dataloader()
-    samples = f"{len(loader.dataset)} {split} {unit_of(arguments.run_dir)}"
+    loaders = data.test_dataloader() if split == "test" else data.val_dataloader()
+    samples = f"{split} {unit_of(arguments.run_dir)}"
+    with contextlib.suppress(TypeError):  # a stream has no length
+        samples = f"{sum(len(loader.dataset) for loader in find_loaders(loaders))} {samples}"
     print(f"{arguments.run_dir}, {arguments.ckpt} checkpoint, {samples}")
     print(to_table(metrics))
     return 0

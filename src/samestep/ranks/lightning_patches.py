@@ -223,6 +223,13 @@ def _reduce_logs(connector: Any) -> None:
             connector._callback_metrics.update(dict.fromkeys(names, value.float()))
 
 
+def metrics_of_epoch(trainer: "L.Trainer") -> dict[str, Tensor]:
+    """What Lightning 2.6 will log of the training, after the checkpoint of the epoch's end."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    metrics: dict[str, Tensor] = loop._results.metrics(on_step=False)["log"]
+    return metrics
+
+
 def logs_of_epoch(trainer: "L.Trainer") -> dict[str, dict[str, Any]]:
     """What Lightning 2.6 has summed up of each metric that the training logs for an epoch.
 

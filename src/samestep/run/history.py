@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import Logger
 
-from samestep.ranks import environment
+from samestep.ranks import environment, lightning_patches
 from samestep.run.checkpoint import CheckpointError, cannot_write
 from samestep.run.files import write_text
 from samestep.run.records import is_result
@@ -88,8 +88,10 @@ class History(Logger, L.Callback):
         if epochs.processed > epochs.completed:  # type: ignore[attr-defined]  # an epoch's end
             metrics = trainer.callback_metrics.items()
             late = ("train/", "time/", "lr")
-            figures = {name: value.item() for name, value in metrics if name.startswith(late)}
-            self.log_metrics(figures | {"epoch": trainer.current_epoch}, trainer.global_step - 1)
+            figures = {name: value for name, value in metrics if name.startswith(late)}
+            figures |= lightning_patches.metrics_of_epoch(trainer)
+            numbers = {name: value.item() for name, value in figures.items()}
+            self.log_metrics(numbers | {"epoch": trainer.current_epoch}, trainer.global_step - 1)
         checkpoint["history"] = {step: dict(row) for step, row in self.rows.items()}
         self._write()
 

@@ -14,6 +14,9 @@ from lightning.pytorch.loops import _EvaluationLoop, _FitLoop, training_epoch_lo
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.trainer import call as trainer_call
+from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
+    _LoggerConnector,
+)
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultCollection,
     _ResultMetric,
@@ -90,6 +93,14 @@ def test_values_of_all_ranks_become_one(monkeypatch: pytest.MonkeyPatch):
         {"mean": 2.5, "max": nan, "empty": nan, "synced": 1, "other": 2, "other_epoch": 2},
         nan_ok=True,
     )
+
+
+def test_canary_lightning_still_logs_an_epoch_after_its_checkpoint():
+    source = inspect.getsource(_FitLoop.on_advance_end)
+    last = source.index("update_train_epoch_metrics()")
+    assert source.index("monitoring_callbacks=True") < last
+    source = inspect.getsource(_LoggerConnector.update_train_epoch_metrics)
+    assert 'self.log_metrics(self.metrics["log"])' in source
 
 
 def test_canary_torchmetrics_still_loses_the_number_of_updates():
