@@ -10,6 +10,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
 from project.saved_run import read_saved_config, read_saved_group
+from samestep.callbacks.exact import SeedSteps
+from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.share_out import find_loaders
 from samestep.errors import ConfigError
 from samestep.run.records import mute_lightning
@@ -21,7 +23,7 @@ def evaluate(
     """The metrics of one split, computed in one process over all its samples.
 
     They equal those of the run to the last bit if the run had one process too, on the same machine
-    and kind of device, and left no samples out.
+    and kind of device, and left no samples out. Random numbers of the model are those of the run.
 
     Args:
         model: of the run, as ``project.load_run`` gives it.
@@ -39,7 +41,8 @@ def evaluate(
             accelerator=accelerator,
             devices=1,
             precision=read_saved_group(run_dir, "trainer").precision,
-            logger=False,
+            callbacks=[SeedSteps(read_saved_config(run_dir).seed)],
+            logger=NoTracker(run_dir),
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -48,10 +51,11 @@ def evaluate(
         raise ConfigError(f"--accelerator {accelerator}: {error}") from error
     loop = trainer.test if split == "test" else trainer.validate
     try:
-        of_loaders = loop(model, datamodule=data, verbose=False)
+        loop(model, datamodule=data, verbose=False)
     except MisconfigurationException as error:
         raise ConfigError(f"--split {split}: {error}") from error
-    return {name: value for metrics in of_loaders for name, value in metrics.items()}
+    # As in metrics.json: what the loop returns has the figures of each loader apart.
+    return {name: value.item() for name, value in trainer.callback_metrics.items()}
 
 
 def count_samples(model: Any, data: Any, split: str) -> int | str:
@@ -84,5 +88,5 @@ def to_json(metrics: dict[str, float]) -> str:
 
 def to_table(metrics: dict[str, float]) -> str:
     """The metrics as a table, one to a line."""
-    width = max(map(len, metrics))
+    width = max(map(len, metrics), default=0)
     return "\n".join(f"  {name:<{width}}  {value:.4f}" for name, value in metrics.items())

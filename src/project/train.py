@@ -85,7 +85,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
             run.full_disk_is_one_message(spec.run_dir),
         ):
             log_to_files(spec.run_dir)
-            trainer.loggers = [history, *build.loggers(cfg)]
+            trainer.loggers = [*build.loggers(cfg), history]  # a module sees the first
             trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
             tested: dict[str, float] = {}
             if build.has_test(model, datamodule):

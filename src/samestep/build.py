@@ -187,6 +187,9 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         **where,
     }
     lightning_trainer: L.Trainer = build(flags_of_lightning(cfg), "trainer", **arguments)
+    # Lightning would ask the first logger for a folder, and a tracker may have none.
+    profiler = lightning_trainer.profiler  # type: ignore[attr-defined]
+    profiler.dirpath = profiler.dirpath or cfg.run_dir
     patch(lightning_trainer)
     return lightning_trainer
 
@@ -234,10 +237,13 @@ def keep_epochs(last: LastCheckpoint | None, every_n_epochs: int | None) -> list
 
 
 def loggers(cfg: DictConfig) -> list[Logger]:
-    """The loggers of ``cfg.logger``; on rank zero only."""
-    if environment.rank() > 0 or cfg.trainer.fast_dev_run:
-        return []
-    return [build(cfg.logger[name], f"logger.{name}") for name in cfg.logger or {}]
+    """The loggers of ``cfg.logger``; where there are none, and on other ranks, ``NoTracker``.
+
+    The first of them is the ``self.logger`` of a module.
+    """
+    if environment.rank() > 0 or cfg.trainer.fast_dev_run or not cfg.logger:
+        return [NoTracker(cfg.run_dir)]
+    return [build(cfg.logger[name], f"logger.{name}") for name in cfg.logger]
 
 
 def build(node: DictConfig, key: str, **arguments: Any) -> Any:

@@ -25,7 +25,9 @@ from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.epoch_times import EpochTimes
 from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
+from samestep.callbacks.keep_logs import KeepLogs
 from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.callbacks.lost_state import LostState
 from samestep.callbacks.monitors import Monitors
@@ -168,6 +170,7 @@ class Trainer(L.Trainer):
         monitors = {"monitor": monitor} if monitor else {}
         accumulates = options.get("accumulate_grad_batches", 1) > 1
         trackers = [logger] if isinstance(logger, Logger) else list(loggers_of(logger))
+        trackers = trackers or [NoTracker(str(run_dir))]
         # Under torchrun its ranks count, and not what the script says.
         where = {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
         where |= process_group.topology(self.spec)
@@ -310,6 +313,7 @@ def callbacks_of_run(
         AverageBuffers(),
         *([ShareOut(spec.shares)] if has_slices else []),
         KeepSums(),
+        KeepLogs(),
         ChangedValues(),
         StepLog(),
         EpochTimes(),
@@ -328,6 +332,7 @@ def patch(trainer: L.Trainer) -> None:
     lightning_patches.call_hooks_directly()
     lightning_patches.look_at_hooks_once()
     lightning_patches.leave_out_empty_batches()
+    lightning_patches.reduce_logs_over_ranks()
 
 
 def check_options(options: Mapping[str, Any]) -> None:

@@ -7,11 +7,13 @@ They are part of every run; the user's module has nothing to remember.
 import logging
 import math
 import random
+from contextlib import ExitStack
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch import distributed as dist
 
@@ -35,10 +37,12 @@ NOTE_ON_STREAMS = (
 
 
 class SeedSteps(L.Callback):
-    """Makes the random numbers of a training step a pure function of seed, epoch, batch and rank.
+    """Makes the random numbers of each step a pure function of seed, stage, batch and rank.
 
     Dropout then draws the same numbers in a run that was interrupted, and so does a step that asks
-    NumPy or Python's ``random``, as many recipes of mixup do.
+    NumPy or Python's ``random``, as many recipes of mixup do. Training draws others in each epoch.
+    Validation and test do not, so that their figures can be repeated from a checkpoint alone; the
+    random numbers of training continue after a validation as if there had been none.
 
     Args:
         seed: of the run.
@@ -46,12 +50,62 @@ class SeedSteps(L.Callback):
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
+        self._training_numbers = ExitStack()  # puts them back
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Seed what a validation or test on its own does before its first batch."""
+        if stage in ("validate", "test"):
+            seed_all(mix_seed(self.seed))
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Seed this step."""
-        seed = mix_seed(self.seed, trainer.current_epoch, batch_idx, trainer.global_rank)
+        self._seed(trainer, pl_module, trainer.current_epoch, batch_idx, trainer.global_rank)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keep the random numbers of training, and seed the hooks before the first batch."""
+        self._training_numbers.enter_context(isolate_rng())
+        self._seed_evaluation(trainer, pl_module, -1)
+
+    def on_validation_batch_start(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Seed this batch."""
+        self._seed_evaluation(trainer, pl_module, batch_idx, dataloader_idx)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Put the random numbers of training back."""
+        self._training_numbers.close()
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Seed the hooks before the first batch."""
+        self._seed_evaluation(trainer, pl_module, -1)
+
+    def on_test_batch_start(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Seed this batch."""
+        self._seed_evaluation(trainer, pl_module, batch_idx, dataloader_idx)
+
+    def _seed_evaluation(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: int, loader: int = 0
+    ) -> None:
+        stage = 2 if trainer.testing else 1
+        self._seed(trainer, pl_module, stage, loader, batch, trainer.global_rank)
+
+    def _seed(self, trainer: L.Trainer, pl_module: L.LightningModule, *numbers: int) -> None:
+        seed = mix_seed(self.seed, *numbers)
         # torch.manual_seed would also queue a call, with a stack trace, for GPUs not in use.
         torch.default_generator.manual_seed(seed)
         seed_others(seed)

@@ -9,11 +9,12 @@ import os
 import re
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from samestep.errors import ConfigError
 from samestep.ranks import environment
@@ -73,7 +74,7 @@ def wandb(
             raise ConfigError(str(error)) from error
         run.define_metric("trainer/global_step")
         run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-        logger = WandbRun(experiment=run)
+        logger = WandbRun(experiment=run, save_dir=run_dir)
         logger.watches = watch
         return logger
 
@@ -126,6 +127,62 @@ def mlflow(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None)
     if uri.startswith("file:"):  # logging made it the address of every later run
         variable.unset()
     return logger
+
+
+class Nothing:
+    """Has every attribute and method, takes every argument, and does nothing."""
+
+    def __getattr__(self, name: str) -> "Nothing":
+        if name.startswith("__"):
+            raise AttributeError(name)  # what copy and pickle ask for
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> "Nothing":  # noqa: D102
+        return self
+
+    def __getitem__(self, key: Any) -> "Nothing":
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __enter__(self) -> "Nothing":
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+
+class NoTracker(Logger):
+    """The ``self.logger`` of a module in a run without a tracker, and on ranks other than zero.
+
+    ``self.logger.experiment.add_histogram(...)`` does nothing, and so does any other method of the
+    logger and its experiment.
+    """
+
+    name = version = ""
+    save_dir = root_dir = log_dir = ""  # the run directory
+    experiment = Nothing()
+
+    def __init__(self, run_dir: str | Path) -> None:
+        super().__init__()
+        self.save_dir = self.root_dir = self.log_dir = str(run_dir)
+
+    def __getattr__(self, name: str) -> Nothing:
+        value: Nothing = getattr(self.experiment, name)
+        return value
+
+    def log_metrics(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: ``metrics.csv`` has them."""
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: ``config.yaml`` has them."""
 
 
 def _config(run_dir: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Each has a canary test in tests/samestep/ranks/test_lightning_patches.py, which 
 library has changed; pyproject.toml bounds the versions from above.
 """
 
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, wraps
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import lightning as L  # takes seconds to import, and the agent needs none of it
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torchmetrics import Metric
 
 
 STEP_HOOKS = (
@@ -147,6 +149,187 @@ def look_at_hooks_once() -> None:
         return known[name]
 
     kind.get_instance = get_instance
+
+
+def reduce_logs_over_ranks() -> None:
+    """Let Lightning 2.6 reduce over the ranks what is logged without ``sync_dist``, once per epoch.
+
+    Otherwise each rank has the value of its own samples, and rank zero records and monitors that of
+    its share. Setting ``sync_dist`` instead would hang if only some ranks log a metric, and would
+    reduce in each step too. It happens at the end of an epoch's batches, and again after the hook
+    of the module in which more may be logged, before callbacks read the values.
+    """
+    from lightning.pytorch.trainer import call
+    from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
+        _LoggerConnector,
+    )
+
+    kind: Any = _LoggerConnector
+    hooks: Any = call
+    end_batches, call_hook = kind.epoch_end_reached, hooks._call_lightning_module_hook
+    if hasattr(end_batches, "__wrapped__"):
+        return  # another run of this process has done it
+
+    @wraps(end_batches)
+    def end_batches_and_reduce(connector: Any) -> None:
+        end_batches(connector)
+        if connector.trainer.training:
+            add_logs_before(connector.trainer, is_end=True)
+        _reduce_logs(connector)
+
+    @wraps(call_hook)
+    def call_hook_and_reduce(trainer: Any, name: str, *args: Any, **named: Any) -> Any:
+        result = call_hook(trainer, name, *args, **named)
+        if name in ("on_train_epoch_end", "on_validation_epoch_end", "on_test_epoch_end"):
+            _reduce_logs(trainer._logger_connector)
+        return result
+
+    kind.epoch_end_reached = end_batches_and_reduce
+    hooks._call_lightning_module_hook = call_hook_and_reduce
+
+
+def _reduce_logs(connector: Any) -> None:
+    """Replace the value of each metric by the one over all ranks that have logged it."""
+    import torch
+
+    from samestep.ranks import process_group
+
+    results = connector.trainer._results
+    if connector.trainer.world_size == 1 or results is None:
+        return
+    own = {}
+    for key, metric in results.valid_items():
+        meta = metric.meta
+        # A torchmetrics.Metric reduces itself. Of what is logged per step, callbacks see the last
+        # value of the training, and none of an evaluation.
+        if metric.is_tensor and not meta.sync.should and (meta.on_epoch or results.training):
+            names = results._forked_name(metric, on_step=False)
+            own[key] = names, meta.reduce_fx.__name__, metric.value.item(), _weight(metric)
+
+    # Names and values together: a metric that only some ranks log must not let them wait.
+    of_ranks = process_group.gather(own)
+    for key in sorted({key for logged in of_ranks for key in logged}):
+        parts = [logged[key] for logged in of_ranks if key in logged]
+        names, reduction, *_ = parts[0]
+        values = torch.tensor([value for _, _, value, _ in parts], dtype=torch.float64)
+        if reduction == "mean":
+            value = values.sum() / sum(weight for *_, weight in parts)
+        else:
+            value = getattr(torch, reduction)(values)
+        metric = results[key] if key in own else None
+        if metric is not None and metric.meta.on_epoch:
+            metric._computed = value.to(metric.value)
+        else:
+            connector._callback_metrics.update(dict.fromkeys(names, value.float()))
+
+
+def metrics_of_epoch(trainer: "L.Trainer") -> dict[str, Tensor]:
+    """What Lightning 2.6 will log of the training, after the checkpoint of the epoch's end."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    metrics: dict[str, Tensor] = loop._results.metrics(on_step=False)["log"]
+    return metrics
+
+
+def logs_of_epoch(trainer: "L.Trainer") -> dict[str, dict[str, Any]]:
+    """What Lightning 2.6 has summed up of each metric that the training logs for an epoch.
+
+    Its checkpoints have nothing of it.
+    """
+    add_logs_before(trainer)
+    loop: Any = trainer.fit_loop.epoch_loop
+    flags = ("fx", "name", "prog_bar", "logger", "on_step", "enable_graph", "add_dataloader_idx")
+    logs: dict[str, dict[str, Any]] = {
+        key: {
+            "value": metric.value.item(),
+            "weight": _weight(metric),
+            "reduction": metric.meta.reduce_fx.__name__,
+            "flags": {name: getattr(metric.meta, name) for name in flags},
+        }
+        for key, metric in loop._results.items()
+        if metric.is_tensor and metric.meta.on_epoch and not metric.has_reset
+    }
+    before: dict[str, dict[str, Any]] = loop.__dict__.get("logs_before", {})
+    return logs | before
+
+
+def continue_logs(trainer: "L.Trainer", saved: list[dict[str, dict[str, Any]]]) -> None:
+    """Let the metrics of this epoch continue from what ``logs_of_epoch`` gave on some ranks."""
+    before: dict[str, dict[str, Any]] = {}
+    for key, entry in (item for logs in saved for item in logs.items()):
+        if other := before.get(key):
+            add = {"max": max, "min": min}.get(entry["reduction"], operator.add)
+            other["value"] = add(other["value"], entry["value"])
+            other["weight"] += entry["weight"]
+        else:
+            before[key] = dict(entry)
+    loop: Any = trainer.fit_loop.epoch_loop
+    loop.logs_before = before
+
+
+def add_logs_before(trainer: "L.Trainer", is_end: bool = False) -> None:
+    """Add what ``continue_logs`` got to the metrics that have been logged since.
+
+    Lightning 2.6 makes a metric when it is logged first. Right after that batch, numbers are still
+    added in the same order as without an interruption. At the end of the epoch the others follow.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    before = loop.__dict__.get("logs_before")
+    if not before:
+        return
+    import torch
+    from lightning.pytorch.trainer.connectors.logger_connector import result
+
+    for key in list(before) if is_end else before.keys() & loop._results.keys():
+        entry = before.pop(key)
+        reduction = getattr(torch, entry["reduction"])
+        if key not in loop._results:
+            meta = result._Metadata(**entry["flags"], on_epoch=True, reduce_fx=reduction)
+            meta.sync = result._Sync()  # perhaps not on all ranks, so ``_reduce_logs`` does it
+            new = result._ResultMetric(meta, is_tensor=True).to(trainer.strategy.root_device)
+            new._update_count = 1
+            loop._results[key] = new
+        metric = loop._results[key]
+        if entry["reduction"] in ("max", "min"):
+            metric.value = reduction(metric.value, metric.value.new_tensor(entry["value"]))
+        else:
+            metric.value = metric.value + entry["value"]
+        if entry["reduction"] == "mean":
+            metric.cumulated_batch_size = metric.cumulated_batch_size + entry["weight"]
+
+
+def _weight(metric: Any) -> int:
+    """Samples behind the mean of a metric of Lightning 2.6; otherwise 1."""
+    is_mean = metric.meta.on_epoch and metric.meta.is_mean_reduction
+    return int(metric.cumulated_batch_size) if is_mean else 1
+
+
+def state_of_metric(metric: "Metric") -> dict[str, Any]:
+    """What a metric of torchmetrics 1.9 has counted, and in how many updates."""
+    states = {name: _move(state, "cpu") for name, state in metric.metric_state.items()}
+    return {"count": metric.update_count, "states": states}
+
+
+def _move(state: Any, device: Any) -> Any:
+    """A state of torchmetrics: a tensor, or a list of them."""
+    return [x.to(device) for x in state] if isinstance(state, list) else state.to(device)
+
+
+def continue_metric(metric: "Metric", saved: list[dict[str, Any]]) -> None:
+    """Continue from what ``state_of_metric`` gave on some ranks.
+
+    torchmetrics 1.9 would save the states of rank zero alone, and not the number of updates.
+
+    Raises:
+        RuntimeError: if it cannot merge the states of several ranks; then the metric is empty.
+    """
+    for state in saved:
+        states = {name: _move(value, metric.device) for name, value in state["states"].items()}
+        if metric._update_count == 0:
+            for name, value in states.items():
+                setattr(metric, name, value)
+        else:
+            metric.merge_state(states)
+        metric._update_count += state["count"]
 
 
 def leave_out_empty_batches() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import Logger
 
-from samestep.ranks import environment
+from samestep.ranks import environment, lightning_patches
 from samestep.run.checkpoint import CheckpointError, cannot_write
 from samestep.run.files import write_text
 from samestep.run.records import is_result, read_history
@@ -25,17 +25,37 @@ class History(Logger, L.Callback):
     them from there, because later steps are trained again, and because a checkpoint is verified
     and the file is not. So the file of an interrupted run equals that of an undisturbed one.
 
+    What a validation or test logs for each batch is left to the trackers: Lightning counts those
+    batches, and the rows are optimizer steps.
+
     Give it to the Trainer as a callback too: Lightning logs an epoch's training metrics after it
     has saved the checkpoint, and a process that is killed in between would lose them.
     """
 
     name = version = ""  # of Lightning's own folders: the file has its place in the run directory
-    save_dir = ""  # the run directory, where Lightning's profiler writes too
+    save_dir = ""  # the run directory
 
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__()
         self.save_dir = str(run_dir)
         self.rows: dict[int, dict[str, float]] = {}
+        self._evaluates_batches = False
+
+    def on_validation_epoch_start(self, *_: Any) -> None:
+        """Leave out what is logged from here on; so does the next one."""
+        self._evaluates_batches = True
+
+    def on_test_epoch_start(self, *_: Any) -> None:
+        """See ``on_validation_epoch_start``."""
+        self._evaluates_batches = True
+
+    def on_validation_epoch_end(self, *_: Any) -> None:
+        """The batches are over, and their means follow; so does the next one."""
+        self._evaluates_batches = False
+
+    def on_test_epoch_end(self, *_: Any) -> None:
+        """See ``on_validation_epoch_end``."""
+        self._evaluates_batches = False
 
     def read(self) -> None:
         """Take the rows of the file, in a process that has not trained."""
@@ -52,6 +72,8 @@ class History(Logger, L.Callback):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Add ``metrics`` to the row of ``step``."""
+        if self._evaluates_batches:
+            return
         row = self.rows.setdefault(step or 0, {"step": step or 0})
         row.update((name, float(value)) for name, value in metrics.items())
 
@@ -72,8 +94,10 @@ class History(Logger, L.Callback):
         if epochs.processed > epochs.completed:  # type: ignore[attr-defined]  # an epoch's end
             metrics = trainer.callback_metrics.items()
             late = ("train/", "time/", "lr")
-            figures = {name: value.item() for name, value in metrics if name.startswith(late)}
-            self.log_metrics(figures | {"epoch": trainer.current_epoch}, trainer.global_step - 1)
+            figures = {name: value for name, value in metrics if name.startswith(late)}
+            figures |= lightning_patches.metrics_of_epoch(trainer)
+            numbers = {name: value.item() for name, value in figures.items()}
+            self.log_metrics(numbers | {"epoch": trainer.current_epoch}, trainer.global_step - 1)
         checkpoint["history"] = {step: dict(row) for step, row in self.rows.items()}
         self._write()
 

@@ -10,16 +10,23 @@ import lightning.fabric
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.loops import training_epoch_loop
+from lightning.pytorch.loops import _EvaluationLoop, _FitLoop, training_epoch_loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.trainer import call as trainer_call
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
+from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
+    _LoggerConnector,
+)
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _ResultCollection,
+    _ResultMetric,
+)
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.utils.data import DataLoader
+from torchmetrics import MeanSquaredError
 
-from samestep.ranks import lightning_patches
+from samestep.ranks import lightning_patches, process_group
 from tests.samestep.callbacks.tiny import Tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`.*")
@@ -39,6 +46,83 @@ def test_canary_lightning_still_broadcasts_every_step():
 def test_canary_lightning_still_counts_the_step_before_a_validation_again():
     source = inspect.getsource(_TrainingEpochLoop.advance)
     assert "self._skip_next_val = True\n                return" in source
+
+
+def test_canary_lightning_still_ends_an_epoch_in_this_order():
+    """Where ``reduce_logs_over_ranks`` reduces: before anybody reads the values."""
+    source = inspect.getsource(_FitLoop.on_advance_end)
+    batches, module = source.index("epoch_end_reached()"), source.index("_call_lightning_module")
+    assert batches < source.index("monitoring_callbacks=False") < module
+    assert module < source.index("monitoring_callbacks=True") < source.index(".on_epoch_end()")
+    source = inspect.getsource(_EvaluationLoop._store_dataloader_outputs)
+    assert source.index("epoch_end_reached()") < source.index("update_eval_epoch_metrics()")
+    source = inspect.getsource(_EvaluationLoop._on_evaluation_epoch_end)
+    assert source.index("_call_lightning_module_hook(trainer, hook_name)") < source.index(
+        "on_epoch_end()"
+    )
+
+
+def test_canary_lightning_still_takes_a_computed_value_as_it_is():
+    source = inspect.getsource(_ResultCollection._get_cache)
+    assert "if result_metric._computed is None:" in source
+    assert "It is recommended to use" in source
+
+
+def test_values_of_all_ranks_become_one(monkeypatch: pytest.MonkeyPatch):
+    """The means by their samples; a value that a rank lacks is that of the others."""
+    lightning_patches.reduce_logs_over_ranks()
+    trainer = tiny_trainer(devices=1)
+    loop = trainer.fit_loop.epoch_loop
+    monkeypatch.setattr(L.Trainer, "world_size", 2)
+    monkeypatch.setattr(L.Trainer, "_results", loop._results)
+    nan = float("nan")
+    others = {
+        "f.mean": (("mean", "mean"), "mean", 9.0, 3),
+        "f.max": (("max", "max"), "max", nan, 1),
+        "f.other": (("other", "other_epoch"), "mean", 4.0, 2),
+        "f.empty": (("empty", "empty"), "mean", 0.0, 0),
+    }
+    monkeypatch.setattr(process_group, "gather", lambda own: [own, others])
+    for name, reduction in (("mean", torch.mean), ("max", torch.max), ("empty", torch.mean)):
+        size = 0 if name == "empty" else 1
+        loop._results.log("f", name, torch.tensor(1.0), reduce_fx=reduction, batch_size=size)
+    loop._results.log("f", "synced", torch.tensor(1.0), sync_dist=True)
+    trainer._logger_connector.epoch_end_reached()
+    figures = {name: value.item() for name, value in trainer.callback_metrics.items()}
+    assert figures == pytest.approx(
+        {"mean": 2.5, "max": nan, "empty": nan, "synced": 1, "other": 2, "other_epoch": 2},
+        nan_ok=True,
+    )
+
+
+def test_canary_lightning_still_logs_an_epoch_after_its_checkpoint():
+    source = inspect.getsource(_FitLoop.on_advance_end)
+    last = source.index("update_train_epoch_metrics()")
+    assert source.index("monitoring_callbacks=True") < last
+    source = inspect.getsource(_LoggerConnector.update_train_epoch_metrics)
+    assert 'self.log_metrics(self.metrics["log"])' in source
+
+
+def test_canary_torchmetrics_still_loses_the_number_of_updates():
+    metric, other = MeanSquaredError(), MeanSquaredError()
+    metric.persistent(True)
+    metric(torch.ones(2), torch.zeros(2))
+    other.persistent(True)
+    other.load_state_dict(metric.state_dict())
+    assert (metric.update_count, other.update_count) == (1, 0)
+
+
+def test_metrics_of_two_ranks_continue_in_one():
+    states = []
+    whole = MeanSquaredError()
+    for value in (1.0, 3.0):
+        metric = MeanSquaredError()
+        for each in (metric, whole):
+            each.update(torch.full((2,), value), torch.zeros(2))
+        states.append(lightning_patches.state_of_metric(metric))
+    merged = MeanSquaredError()
+    lightning_patches.continue_metric(merged, states)
+    assert (merged.update_count, merged.compute()) == (2, whole.compute())
 
 
 def test_canary_torchruns_agent_still_asks_how_its_ranks_are():

@@ -26,10 +26,12 @@ class Tiny(L.LightningModule):
         self.layer = torch.nn.Linear(2, 1)
 
     def training_step(self, batch, batch_idx):
-        return self.layer(batch).square().mean()
+        loss = self.layer(batch).square().mean()
+        self.log("fit_loss", loss, on_step=False, on_epoch=True)
+        return loss
 
     def validation_step(self, batch, batch_idx):
-        pass
+        self.log("of_each_batch", 1.0, on_step=True, on_epoch=False)
 
     test_step = validation_step
 
@@ -119,6 +121,7 @@ def test_final_metrics_are_the_newest_of_each_and_no_speeds(undisturbed: Path):
     history = History(undisturbed)
     history.rows = {int(row["step"]): row for row in read_history(undisturbed)}
     assert history.last() == {
+        "fit_loss": float(table[2]["fit_loss"]),
         "test/loss": float(table[3]["test/loss"]),
         "train/loss": float(table[2]["train/loss"]),
         "val/loss": float(table[2]["val/loss"]),
