@@ -92,14 +92,15 @@ class BatchLoader:
         # Lightning makes the iterator earlier, before it has restored the state of the run.
         first = self.order.first_batch
         slices = iter(self.workers or map(_Slices(self.dataset).__getitem__, self.order))
-        for number in range(first, len(self)):
-            batch, place = self._wait_for(slices, number)
+        for _ in range(first, len(self)):
+            batch, place = self._wait_for(slices)
             yield (batch, place) if self.with_slice else batch
 
-    def _wait_for(self, slices: Iterator[tuple[Any, Slice]], number: int) -> tuple[Any, Slice]:
-        """The next batch; a signal ends the wait for it, and then the run."""
-        if number % self.order.batches_per_step:
-            return next(slices)  # within an optimizer step no rank may leave the others
+    def _wait_for(self, slices: Iterator[tuple[Any, Slice]]) -> tuple[Any, Slice]:
+        """The next batch; between two optimizer steps, a signal ends the wait for it and the run.
+
+        ``StopBetweenSteps`` says when that is, because it has the ranks ask each other.
+        """
         try:
             with stopping.interruptible():
                 return next(slices)
