@@ -23,7 +23,7 @@ from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.callbacks.epoch_times import EpochTimes
-from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
+from samestep.callbacks.exact import AverageBuffers, KeepGradients, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.run_state import RunState
 from samestep.callbacks.share_out import ShareOut
@@ -152,6 +152,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         AverageBuffers(),
         *share_out(cfg),
         KeepSums(),
+        KeepGradients(),
         ChangedValues(),
         StepLog(),
         EpochTimes(),

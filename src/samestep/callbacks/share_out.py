@@ -7,8 +7,9 @@ import lightning as L
 from torch import Tensor
 
 from samestep.data.loader import BatchLoader
-from samestep.data.sampler import GlobalBatchSampler
+from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler
 from samestep.errors import ConfigError
+from samestep.ranks import environment, lightning_patches
 
 
 class ShareOut(L.Callback):
@@ -30,6 +31,13 @@ class ShareOut(L.Callback):
         """How much each rank gets, in any unit; None: all the same. ``shares.decide`` sets it."""
         self._order: GlobalBatchSampler | None = None  # of the training data, if weights are needed
         self._batch = 0  # of this epoch
+        self._has_patched = False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Let batch samplers give each rank a part of their batches."""
+        if trainer.world_size > 1 and not self._has_patched:
+            lightning_patches.share_out_batch_samplers(trainer, share_batches)
+            self._has_patched = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Cut the training data, and find out whether weights are needed.
@@ -97,6 +105,14 @@ NEEDS_BATCH_LOADER = (
     "cluster.shares: an ordinary DataLoader gives every rank the same share; use "
     "samestep.data.loader.BatchLoader (docs/contract.md), or cluster.shares=equal"
 )
+
+
+def share_batches(batch_sampler: Any) -> Any:
+    """This rank's part of a batch sampler; one that knows of the ranks gives it already."""
+    parts = [batch_sampler, getattr(batch_sampler, "sampler", None)]
+    if any(hasattr(part, "num_replicas") or hasattr(part, "world_size") for part in parts):
+        return batch_sampler
+    return BatchesOfRank(batch_sampler, environment.rank(), environment.world_size())
 
 
 def order_of(trainer: L.Trainer) -> GlobalBatchSampler | None:
