@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from samestep.callbacks.exact import KeepGradients
 from samestep.data.loader import BatchLoader
-from tests.samestep.callbacks.interrupted import Learner, check_exact
+from tests.samestep.callbacks.interrupted import Learner, check_exact, fit
 
 pytestmark = pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended")
 
@@ -37,16 +37,21 @@ def test_accumulated_gradients_survive_a_stop(tmp_path: Path):
         return [KeepGradients()]
 
     # Each is one batch or two after an optimizer step.
-    stops = [(0, 3), (0, 6), (1, 0), (1, 5)]
+    stops = [(0, 3), (0, 6), (1, 2), (1, 5)]
     options = {"model": Manual, "limit_val_batches": 0}
-    check_exact(tmp_path, batches, *stops, callbacks=callbacks, **options)
+    whole, _ = check_exact(tmp_path, batches, *stops, callbacks=callbacks, **options)
+    # The checkpoint of the first epoch's end comes one batch after a step, too.
+    for epochs in (1, 2):
+        options["max_epochs"] = epochs
+        (part,) = fit(tmp_path / "parts", batches, callbacks=callbacks, **options)
+    assert torch.equal(part.layer.weight, whole.layer.weight)
 
 
 def test_on_another_number_of_ranks_the_mean_goes_on():
     module, keep = Manual(), KeepGradients()
 
     class Trainer:
-        class state:  # noqa: N801
+        class state:
             fn = "fit"
 
         world_size, global_rank = 1, 0
