@@ -14,10 +14,12 @@ from lightning.pytorch.loops import fit_loop, training_epoch_loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.trainer import call as trainer_call
+from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from lightning.pytorch.utilities.data import _update_dataloader
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from samestep.ranks import lightning_patches
 from tests.samestep.callbacks.tiny import Tiny
@@ -242,3 +244,10 @@ def test_canary_lightning_still_saves_the_states_of_its_loaders_as_they_are():
     assert "loader_states := self._combined_loader._state_dicts()" in source
     assert "self._load_combined_loader_states()\n\n        self._data_fetcher = " in source
     assert "if not self.restarting or not self._combined_loader_states_to_load" in source
+
+
+def test_canary_lightning_still_replaces_batch_samplers():
+    source = inspect.getsource(_DataConnector._prepare_dataloader)
+    assert "return _update_dataloader(dataloader, sampler, mode=mode)" in source
+    loader = DataLoader(torch.ones(8, 2), batch_sampler=BatchSampler(range(8), 4, False))
+    assert _update_dataloader(loader, SequentialSampler(loader.dataset)).batch_size == 1
