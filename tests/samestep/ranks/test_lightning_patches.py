@@ -17,9 +17,9 @@ from lightning.pytorch.trainer import call as trainer_call
 from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
-from lightning.pytorch.utilities.data import _update_dataloader
+from lightning.pytorch.utilities.data import _dataloader_init_kwargs_resolve_sampler
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
 
 from samestep.ranks import lightning_patches
 from tests.samestep.callbacks.tiny import Tiny
@@ -249,5 +249,5 @@ def test_canary_lightning_still_saves_the_states_of_its_loaders_as_they_are():
 def test_canary_lightning_still_replaces_batch_samplers():
     source = inspect.getsource(_DataConnector._prepare_dataloader)
     assert "return _update_dataloader(dataloader, sampler, mode=mode)" in source
-    loader = DataLoader(torch.ones(8, 2), batch_sampler=BatchSampler(range(8), 4, False))
-    assert _update_dataloader(loader, SequentialSampler(loader.dataset)).batch_size == 1
+    source = inspect.getsource(_dataloader_init_kwargs_resolve_sampler)
+    assert 'return {"sampler": sampler, "shuffle": False, "batch_sampler": None}' in source
