@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.loggers import NoTracker
 from samestep.config.run_spec import spec_of
 from samestep.data.download import DownloadError
 from samestep.errors import ConfigError, RunError

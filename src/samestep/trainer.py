@@ -24,7 +24,7 @@ from samestep import ending
 from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.epoch_times import EpochTimes
-from samestep.callbacks.exact import AverageBuffers, KeepSums, ResumeOrder, SeedSteps
+from samestep.callbacks.exact import AverageBuffers, KeepGradients, KeepSums, ResumeOrder, SeedSteps
 from samestep.callbacks.keep_logs import KeepLogs
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.loggers import NoTracker
@@ -313,6 +313,7 @@ def callbacks_of_run(
         AverageBuffers(),
         *([ShareOut(spec.shares)] if has_slices else []),
         KeepSums(),
+        KeepGradients(),
         KeepLogs(),
         ChangedValues(),
         StepLog(),

@@ -6,12 +6,10 @@ They are part of every run; the user's module has nothing to remember.
 
 import logging
 import math
-import random
 from contextlib import ExitStack
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
@@ -20,7 +18,8 @@ from torch import distributed as dist
 from samestep.callbacks.share_out import find_batch_loaders, find_loaders, weights_of_ranks
 from samestep.callbacks.sums import Sums
 from samestep.data.loader import BatchLoader
-from samestep.data.sampler import mix_seed
+from samestep.data.sampler import mix_seed, seed_others
+from samestep.ranks import lightning_patches
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +32,15 @@ NOTE_ON_STREAMS = (
     "Note: the training data come from an ordinary DataLoader of unknown length. If an epoch is "
     "interrupted, it begins again with the first samples, and takes more steps. Each of several "
     "ranks sees all samples, unless your data set shares them out. BatchLoader is exact:"
+)
+NOTE_ON_STATES = (
+    "Note: the training data come from a loader with a state of its own (state_dict), and continue "
+    "with it on the same number of ranks. Random transforms draw other numbers after an "
+    "interruption. BatchLoader is exact:"
+)
+NOTE_ON_RANKS = (
+    "Note: the checkpoint has the states of the training loaders of {} ranks, and {} ranks cannot "
+    "continue with them. The loaders begin with their first samples."
 )
 
 
@@ -118,7 +126,8 @@ class ResumeOrder(L.Callback):
 
     A ``BatchLoader`` goes on with the batch after the last step. An ordinary DataLoader cannot
     begin within an epoch; its user is told so once. The order that it draws for an epoch is a pure
-    function of the seed and the epoch, because the random numbers are seeded before it draws.
+    function of the seed and the epoch, because the random numbers are seeded before it draws. A
+    loader with ``state_dict`` and ``load_state_dict`` goes on with it, each rank with its own.
 
     Args:
         seed: of the run.
@@ -129,26 +138,45 @@ class ResumeOrder(L.Callback):
         self.epoch = 0
         self.batch = 0  # batches of this epoch that were trained on
         self._is_first_epoch = True  # of this process
+        # From a checkpoint: the states of this rank's loaders, and whether it is of an epoch's end.
+        self._loader_states: list[dict[str, Any]] = []
+        self._saved_epoch_is_over = False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Place the data before their first iterator is made."""
+
+        def begin() -> None:
+            states, self._loader_states = self._loader_states, []
+            lightning_patches.load_loader_states(
+                trainer, states, epoch_is_over=self._saved_epoch_is_over
+            )
+            self._place(trainer)
+            self._seed_order()
+
+        if stage == "fit":
+            lightning_patches.before_first_iterator(trainer, begin)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Seed the order of the first epoch: Lightning makes its iterator before it starts."""
-        seed_all(mix_seed(self.seed, self.epoch))
+        """Let a ``train_dataloader`` that draws numbers draw the same ones in every process."""
+        seed_all(mix_seed(self.seed, 0))
         self._is_first_epoch = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Place the data; an interrupted epoch has no ``on_train_epoch_start``."""
+        """Say once what the training data cannot give."""
         self.epoch = trainer.current_epoch
-        self._place(trainer)
         loaders = find_loaders(trainer.train_dataloader)
-        if trainer.is_global_zero and not all(isinstance(each, BatchLoader) for each in loaders):
-            is_endless = trainer.num_training_batches == math.inf
-            print(f"{NOTE_ON_STREAMS if is_endless else NOTE} docs/contract.md", flush=True)
+        others = [loader for loader in loaders if not isinstance(loader, BatchLoader)]
+        have_states = {hasattr(loader, "load_state_dict") for loader in others}
+        is_endless = trainer.num_training_batches == math.inf
+        note = NOTE_ON_STREAMS if is_endless else NOTE
+        for has_state in sorted(have_states) if trainer.is_global_zero else []:
+            print(f"{NOTE_ON_STATES if has_state else note} docs/contract.md", flush=True)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Place the data at the start of a new epoch, and seed its order."""
         self._place(trainer)
         if not self._is_first_epoch:
-            seed_all(mix_seed(self.seed, self.epoch))
+            self._seed_order()
         self._is_first_epoch = False
 
     def on_train_batch_end(
@@ -174,6 +202,36 @@ class ResumeOrder(L.Callback):
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Go on from there."""
         self.epoch, self.batch = state_dict["epoch"], state_dict["batch"]
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the states of the loaders of each rank; Lightning keeps those of rank zero."""
+        own = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader")
+        if own and trainer.world_size > 1:
+            ranks = [None] * trainer.world_size
+            dist.all_gather_object(ranks, own)
+            checkpoint["loaders_of_ranks"] = ranks
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Remember the states of this rank's loaders; they are loaded when the loaders exist."""
+        if trainer.state.fn != "fit":
+            return
+        loop = checkpoint["loops"]["fit_loop"]
+        progress = loop["epoch_progress"]["current"]
+        self._saved_epoch_is_over = progress["processed"] == progress["ready"]
+        # Lightning finds none then.
+        own = loop["state_dict"].pop("combined_loader", [])
+        ranks = checkpoint.get("loaders_of_ranks", [own])
+        if own and len(ranks) == trainer.world_size:
+            self._loader_states = ranks[trainer.global_rank]
+        elif own and trainer.is_global_zero:
+            print(NOTE_ON_RANKS.format(len(ranks), trainer.world_size), flush=True)
+
+    def _seed_order(self) -> None:
+        seed_all(mix_seed(self.seed, self.epoch))
 
     def _place(self, trainer: L.Trainer) -> None:
         for loader in find_batch_loaders(trainer.train_dataloader):
@@ -248,6 +306,52 @@ class AverageBuffers(L.Callback):
                 buffer.copy_(trainer.strategy.reduce(weight * buffer, reduce_op="mean"))
 
 
+class KeepGradients(L.Callback):
+    """Saves the gradients that a module with manual optimization has accumulated, on each rank.
+
+    Only the module knows when it takes a step, so a run may stop between two batches of one.
+    """
+
+    def __init__(self) -> None:
+        # From a checkpoint: of each parameter that had one, the gradients of all ranks.
+        self._saved: dict[str, Tensor] = {}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Put back this rank's gradients, or their mean if the number of ranks has changed."""
+        saved, self._saved = self._saved, {}
+        for name, parameter in pl_module.named_parameters():
+            if name in saved:
+                ranks = saved[name]
+                is_same = len(ranks) == trainer.world_size
+                gradient = ranks[trainer.global_rank] if is_same else ranks.mean(0)
+                parameter.grad = gradient.to(parameter.device)
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the gradients of all ranks, ``[ranks, ...]`` for each parameter that has one."""
+        if pl_module.automatic_optimization:
+            return
+        parameters = dict(pl_module.named_parameters())
+        has_gradient = torch.tensor(
+            [p.grad is not None for p in parameters.values()], device=pl_module.device
+        )
+        # On another rank a parameter may have none yet.
+        on_any_rank = gather(has_gradient.int()).sum(0).tolist()
+        checkpoint["gradients_of_ranks"] = {
+            name: gather(torch.zeros_like(p) if p.grad is None else p.grad).cpu()
+            for (name, p), count in zip(parameters.items(), on_any_rank, strict=True)
+            if count
+        }
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Remember them until training starts, when the model is on its device."""
+        if trainer.state.fn == "fit":
+            self._saved = checkpoint.get("gradients_of_ranks", {})
+
+
 class KeepSums(L.Callback):
     """Saves the ``Sums`` of an unfinished epoch with a checkpoint, those of each rank."""
 
@@ -280,12 +384,6 @@ def seed_all(seed: int) -> None:
     """Seed torch, NumPy and Python's ``random``."""
     torch.manual_seed(seed)
     seed_others(seed)
-
-
-def seed_others(seed: int) -> None:
-    """Seed NumPy and Python's ``random``."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
 
 
 def sums_of(module: nn.Module) -> dict[str, Sums]:

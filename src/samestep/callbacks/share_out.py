@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from samestep.data.loader import BatchLoader
-from samestep.data.sampler import GlobalBatchSampler
+from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler
 from samestep.errors import ConfigError
-from samestep.ranks import environment, process_group
+from samestep.ranks import environment, lightning_patches, process_group
 from samestep.run.records import cpu_name
 from samestep.spec import fault_of_shares
 
@@ -53,6 +53,13 @@ class ShareOut(L.Callback):
         self._kinds: list[str] = []
         self._begin: float | None = None  # of a forward pass that is timed
         self._seconds, self._samples = 0.0, 0  # of the forward passes of this epoch
+        self._has_patched = False
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Let batch samplers give each rank a part of their batches."""
+        if trainer.world_size > 1 and not self._has_patched:
+            lightning_patches.share_out_batch_samplers(trainer, share_batches)
+            self._has_patched = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Cut the training data, and find out whether weights are needed.
@@ -201,6 +208,14 @@ def now(pl_module: L.LightningModule) -> float:
     if pl_module.device.type != "cpu":
         torch.accelerator.synchronize(pl_module.device)
     return time.perf_counter()
+
+
+def share_batches(batch_sampler: Any) -> Any:
+    """This rank's part of a batch sampler; one that knows of the ranks gives it already."""
+    parts = [batch_sampler, getattr(batch_sampler, "sampler", None)]
+    if any(hasattr(part, "num_replicas") or hasattr(part, "world_size") for part in parts):
+        return batch_sampler
+    return BatchesOfRank(batch_sampler, environment.rank(), environment.world_size())
 
 
 def order_of(trainer: L.Trainer) -> GlobalBatchSampler | None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.ranks import stopping
@@ -20,30 +21,57 @@ class StopBetweenSteps(L.Callback):
 
     def __init__(self, last: LastCheckpoint | None) -> None:
         self.last = last
+        # Whether no gradients are accumulated, so that the ranks ask each other before the next
+        # batch. A wait for this batch may be interrupted then, and only then.
+        self._asks_before_batch = True
+        self._is_first_batch = True  # of this process
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Defer signals from here on."""
         stopping.defer()
-        stopping.allow_interruption(True)
+        self._is_first_batch = True
+        # A checkpoint is saved between two optimizer steps, so a run continues between two too.
+        self._set_asking(True)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Allow a stop: an optimizer step never reaches from one epoch into the next."""
+        self._set_asking(True)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Save or stop, if any rank wishes to; within an optimizer step do nothing."""
-        if batch_idx % trainer.accumulate_grad_batches:
+        if self._is_first_batch:
+            self._is_first_batch = False
+            # Lightning calls `on_train_epoch_start` of no callback when it continues an epoch.
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, GradientAccumulationScheduler):
+                    callback.on_train_epoch_start(trainer)
+        if not self._asks_before_batch:
             return
         if self.last is None:
             stopping.check()
         else:
             self.last.between_steps(trainer)
 
+    def on_train_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Find out whether the next batch begins an optimizer step."""
+        self._set_asking((batch_idx + 1) % trainer.accumulate_grad_batches == 0)
+
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let validation run to its end."""
         stopping.allow_interruption(False)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Let a wait for training data be interrupted again."""
-        stopping.allow_interruption(True)
+        """Let a wait for training data be interrupted as before."""
+        stopping.allow_interruption(self._asks_before_batch)
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let a wait for test data be interrupted."""
@@ -52,3 +80,7 @@ class StopBetweenSteps(L.Callback):
     def on_test_batch_start(self, *args: Any) -> None:
         """Stop if any rank was told to; the next attempt tests again."""
         stopping.check()
+
+    def _set_asking(self, asks: bool) -> None:
+        self._asks_before_batch = asks
+        stopping.allow_interruption(asks)

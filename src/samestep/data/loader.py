@@ -1,13 +1,20 @@
 """Batches of any data set in an exact order, shared out over the ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from samestep.data.sampler import GlobalBatchSampler, Slice
+from samestep.data.sampler import (
+    GlobalBatchSampler,
+    Slice,
+    generator,
+    random_numbers_kept,
+    seed_sample,
+)
 from samestep.ranks import environment, stopping
 
 
@@ -29,22 +36,30 @@ class BatchLoader:
     Each optimizer step sees the same samples on any number of ranks, and a run that continues goes
     on with the batch after its last step. Under a Trainer, ``ResumeOrder`` says where to begin.
 
+    A data set may draw random numbers from torch, NumPy and Python's ``random``. With
+    ``collate_fn`` they depend on the seed, the epoch and the sample only, otherwise on the seed,
+    the epoch, the batch and where the rank's slice begins in it. They never depend on interruptions
+    or on ``num_workers``. Generators of the data set's own are not seeded.
+
     Args:
         dataset: answers ``dataset[ids]`` for a tensor of positions; ``TensorDataset`` does.
+            With ``collate_fn``, it answers ``dataset[id]`` for one position, as most data sets do.
         batch_size: samples per optimizer step, over all ranks. It need not divide by their number.
         shuffle: draw a new order each epoch; otherwise keep that of the data set.
         drop_last: leave out samples that do not fill an optimizer step.
-        seed: of the order.
+        seed: of the order, and of the random numbers that the data set draws.
         accumulate_grad_batches: batches into which an optimizer step is cut, as the Trainer
             accumulates them.
         num_workers: processes that read ahead; 0 reads in this process.
         with_slice: give ``(batch, slice)`` instead of ``batch``. Augmentations need the slice if
             they shall not depend on the number of ranks.
+        collate_fn: makes a batch of a list of samples, such as
+            ``torch.utils.data.default_collate``. None: the data set gives batches.
     """
 
     def __init__(
         self,
-        dataset: BatchDataset,
+        dataset: Any,
         batch_size: int,
         *,
         shuffle: bool = False,
@@ -53,8 +68,10 @@ class BatchLoader:
         accumulate_grad_batches: int = 1,
         num_workers: int = 0,
         with_slice: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self.dataset = dataset
+        self.slices = _Slices(dataset, seed, collate_fn)
         self.with_slice = with_slice
         # An attribute called `sampler` would make Lightning take this for a DataLoader.
         self.order = GlobalBatchSampler(
@@ -70,13 +87,14 @@ class BatchLoader:
         self.workers: DataLoader[Any] | None = None
         if num_workers:
             self.workers = DataLoader(
-                _Slices(dataset),
+                self.slices,
                 sampler=self.order,
                 batch_size=None,
                 num_workers=num_workers,
                 persistent_workers=True,
                 pin_memory=torch.cuda.is_available(),
-                generator=torch.Generator(),  # leaves the global random state alone
+                # The global random state is left alone; torch's own default is the same everywhere.
+                generator=generator(seed),
             )
 
     def __len__(self) -> int:
@@ -91,15 +109,16 @@ class BatchLoader:
         # This is a generator, so the order is looked up when the first batch is asked for.
         # Lightning makes the iterator earlier, before it has restored the state of the run.
         first = self.order.first_batch
-        slices = iter(self.workers or map(_Slices(self.dataset).__getitem__, self.order))
-        for number in range(first, len(self)):
-            batch, place = self._wait_for(slices, number)
+        slices = iter(self.workers or map(self.slices.__getitem__, self.order))
+        for _ in range(first, len(self)):
+            batch, place = self._wait_for(slices)
             yield (batch, place) if self.with_slice else batch
 
-    def _wait_for(self, slices: Iterator[tuple[Any, Slice]], number: int) -> tuple[Any, Slice]:
-        """The next batch; a signal ends the wait for it, and then the run."""
-        if number % self.order.batches_per_step:
-            return next(slices)  # within an optimizer step no rank may leave the others
+    def _wait_for(self, slices: Iterator[tuple[Any, Slice]]) -> tuple[Any, Slice]:
+        """The next batch; between two optimizer steps, a signal ends the wait for it and the run.
+
+        ``StopBetweenSteps`` says when that is, because it has the ranks ask each other.
+        """
         try:
             with stopping.interruptible():
                 return next(slices)
@@ -112,11 +131,41 @@ class BatchLoader:
 class _Slices(Dataset[tuple[Any, Slice]]):
     """The samples of a slice, and the slice itself."""
 
-    def __init__(self, dataset: BatchDataset) -> None:
+    def __init__(
+        self, dataset: Any, seed: int, collate_fn: Callable[[list[Any]], Any] | None
+    ) -> None:
         self.dataset = dataset
+        self.seed = seed
+        self.collate_fn = collate_fn
 
     def __getitem__(self, place: Slice) -> tuple[Any, Slice]:
-        return self.dataset[place.ids], place
+        # A TensorDataset draws nothing, and its steps can be so short that seeds would be felt.
+        if type(self.dataset) is TensorDataset and self.collate_fn is None:
+            return self.dataset[place.ids], place
+        with random_numbers_kept():
+            if self.collate_fn is None:
+                return self._read_batch(place), place
+            # An empty slice is that of a rank that has no sample of a short batch in evaluation.
+            samples = [self._read_sample(id, place.epoch) for id in place.ids.tolist() or [0]]
+            batch = self.collate_fn(samples)
+        if not len(place.ids):
+            batch = apply_to_collection(batch, Tensor, lambda tensor: tensor[:0])
+        return batch, place
+
+    def _read_batch(self, place: Slice) -> Any:
+        seed_sample(self.seed, place.epoch, place.number, place.start)
+        try:
+            return self.dataset[place.ids]
+        except (TypeError, ValueError, LookupError, RuntimeError) as error:
+            error.add_note(
+                "BatchLoader asked for dataset[ids] with a tensor of positions. If the data set "
+                "answers one position at a time, write BatchLoader(..., collate_fn=default_collate)"
+            )
+            raise
+
+    def _read_sample(self, id: int, epoch: int) -> Any:
+        seed_sample(self.seed, epoch, id)
+        return self.dataset[id]
 
 
 def count_samples(batch: Any) -> int:

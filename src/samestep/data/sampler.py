@@ -1,10 +1,15 @@
 """Which samples each step sees, on which rank."""
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
+from itertools import cycle, islice
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.random.mtrand as numpy_random
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
@@ -143,6 +148,40 @@ class GlobalBatchSampler(Sampler[Slice]):
         return step * self.batch_size + begin, end - begin
 
 
+class BatchesOfRank(Sampler[Any]):
+    """Shares the batches of a batch sampler out: a rank gets every ``world_size``-th one.
+
+    Some batches are repeated, so that every rank gets as many.
+
+    Args:
+        batches: the batch sampler; it must give the same batches on every rank.
+        rank: of this process.
+        world_size: number of ranks.
+    """
+
+    def __init__(self, batches: Any, rank: int, world_size: int) -> None:
+        self.batches = batches
+        self.rank = rank
+        self.world_size = world_size
+
+    def __len__(self) -> int:
+        return -(-len(self.batches) // self.world_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        # All at once where that ends: the random numbers of later steps are those of each rank.
+        batches = iter(list(self.batches) if hasattr(self.batches, "__len__") else self.batches)
+        first: Sequence[Any] = ()
+        while group := list(islice(batches, self.world_size)):
+            first = first or group
+            yield [*group, *islice(cycle(first), self.world_size)][self.rank]
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the batch sampler has, such as ``sampler`` and ``batch_size``."""
+        if name == "batches":  # a copy asks for it before it is there
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+
 @lru_cache
 def split(size: int, shares: tuple[float, ...]) -> tuple[int, ...]:
     """Cut ``size`` samples into slices whose lengths are in proportion to ``shares``.
@@ -182,3 +221,34 @@ def mix_seed(*numbers: int) -> int:
 def generator(*numbers: int) -> torch.Generator:
     """A random generator on the CPU that is a pure function of some whole numbers."""
     return torch.Generator().manual_seed(mix_seed(*numbers))
+
+
+def seed_others(seed: int) -> None:
+    """Seed NumPy and Python's ``random``."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def seed_sample(*numbers: int) -> None:
+    """Make the random numbers of a transform on the CPU a pure function of some whole numbers."""
+    seed = mix_seed(*numbers)
+    torch.default_generator.manual_seed(seed)
+    seed_others(seed)
+
+
+BITS_OF_SAMPLES = np.random.MT19937()
+
+
+@contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Leave the random numbers of torch, NumPy and ``random`` after this block as they were."""
+    # To save NumPy's state takes 0.1 ms; another source of its random bits takes nothing.
+    bits = numpy_random.get_bit_generator()
+    state, torch_state = random.getstate(), torch.get_rng_state()
+    numpy_random.set_bit_generator(BITS_OF_SAMPLES)
+    try:
+        yield
+    finally:
+        numpy_random.set_bit_generator(bits)
+        random.setstate(state)
+        torch.set_rng_state(torch_state)

@@ -4,6 +4,7 @@ Each has a canary test in tests/samestep/ranks/test_lightning_patches.py, which 
 library has changed; pyproject.toml bounds the versions from above.
 """
 
+import copy
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -370,12 +371,125 @@ def between_steps(trainer: "L.Trainer") -> Iterator[None]:
     progress.total.ready -= begun
     if begun:
         progress.is_last_batch = False
+    loaders = trainer.fit_loop._combined_loader
+    states = _states_before_batch(trainer, begun)
+    if states:
+        loaders._state_dicts = lambda: states  # type: ignore[method-assign, union-attr]
     try:
         yield
     finally:
+        if states:
+            del loaders._state_dicts  # type: ignore[union-attr]
         progress.current.ready += begun
         progress.total.ready += begun
         progress.is_last_batch = is_last_batch
+
+
+def share_out_batch_samplers(trainer: "L.Trainer", share: Callable[[Any], Any]) -> None:
+    """Let DataLoaders that were given a ``batch_sampler`` work on several ranks.
+
+    Lightning 2.6 replaces a ``BatchSampler`` of torch by samples one at a time, without a word. It
+    rejects other batch samplers, with the advice of a flag that shares nothing out. ``share`` makes
+    this rank's part of a batch sampler.
+    """
+    from torch.utils.data import DataLoader
+
+    connector = trainer._data_connector
+    prepare: Callable[..., Any] = connector._prepare_dataloader
+
+    def prepare_dataloader(dataloader: Any, *args: Any, **named: Any) -> Any:
+        is_loader = isinstance(dataloader, DataLoader)
+        # Otherwise torch has made the batch sampler itself.
+        if not is_loader or dataloader.batch_size is not None or dataloader.batch_sampler is None:
+            return prepare(dataloader, *args, **named)
+        # DataLoader raises where this attribute is assigned.
+        vars(dataloader)["batch_sampler"] = share(dataloader.batch_sampler)
+        return dataloader
+
+    connector._prepare_dataloader = prepare_dataloader  # type: ignore[method-assign]
+
+
+def before_first_iterator(trainer: "L.Trainer", begin: Callable[[], None]) -> None:
+    """Call ``begin`` when the training data are there, before Lightning 2.6 makes their iterator.
+
+    The iterator may read a batch at once, and no hook is called in between. Nor need the loops be
+    restored: ``trainer.estimated_stepping_batches`` in ``configure_optimizers`` makes it too.
+    """
+    trainer.fit_loop._load_combined_loader_states = begin  # type: ignore[method-assign]
+
+
+def load_loader_states(
+    trainer: "L.Trainer", states: list[dict[str, Any]], *, epoch_is_over: bool
+) -> None:
+    """Let training data with a state of their own continue with the batch after the last step.
+
+    Lightning 2.6 asks such a loader (torchdata's StatefulDataLoader, litdata's) for its state when
+    it saves. ``between_steps`` saves when the loader has given the next batch already, and without
+    a known length one more. So the states are kept that the loaders had before these batches.
+    Lightning does not load the states of an epoch's end, nor those of loaders that
+    ``configure_optimizers`` has asked for.
+    """
+    loaders: Any = trainer.fit_loop._combined_loader
+    loaders.keeps_states = bool(loaders._state_dicts())
+    _remember_states_before_batches()
+    if not states:
+        return
+    loaders._load_state_dicts(states)
+    if epoch_is_over:
+        # As in a run that was not interrupted, an iterator of the old epoch exists when that of
+        # the next epoch is made.
+        iter(loaders)
+        loaders.may_be_exhausted = True
+
+
+def _remember_states_before_batches() -> None:
+    from lightning.pytorch.utilities import CombinedLoader
+
+    get_next: Callable[[CombinedLoader], Any] = CombinedLoader.__next__
+    if hasattr(get_next, "__wrapped__"):
+        return  # another run of this process has done it
+
+    @wraps(get_next)
+    def remember_and_get_next(loaders: Any) -> Any:
+        attributes = loaders.__dict__
+        if not attributes.get("keeps_states"):
+            return get_next(loaders)
+        iterator = loaders._iterator
+        # A loader may change the state that it has given, so this is a copy.
+        states = copy.deepcopy(loaders._state_dicts())
+        iterator.states = [*getattr(iterator, "states", []), states][-3:]
+        iterator.is_fetching = True
+        try:
+            batch = get_next(loaders)
+        except StopIteration:
+            iterator.states.pop()
+            iterator.is_fetching = False
+            if not attributes.pop("may_be_exhausted", False):
+                raise
+            # The state was that of the end of an epoch; this is the first batch of the next one.
+            iter(loaders)
+            return remember_and_get_next(loaders)
+        attributes.pop("may_be_exhausted", None)
+        iterator.is_fetching = False
+        return batch
+
+    CombinedLoader.__next__ = remember_and_get_next  # type: ignore[method-assign, assignment]
+
+
+def _states_before_batch(trainer: "L.Trainer", begun: int) -> list[dict[str, Any]]:
+    """The states of the loaders before the batch that comes next; empty: those of now."""
+    from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
+
+    fetcher = trainer.fit_loop._data_fetcher
+    loaders = trainer.fit_loop._combined_loader
+    states: list[Any] = getattr(getattr(loaders, "_iterator", None), "states", [])
+    if not states or isinstance(fetcher, _DataLoaderIterDataFetcher):
+        return []  # there the training step gets its batch itself, later
+    ahead = begun + len(getattr(fetcher, "batches", []))
+    if loaders._iterator.is_fetching:  # type: ignore[union-attr]
+        # A signal ended the wait for a batch. Without a known length, another one was given before.
+        ahead += 1 if fetcher.length is not None else 2  # type: ignore[union-attr]
+    return states[-min(ahead, len(states))] if ahead else []
 
 
 def uncount_step_before_validation(trainer: "L.Trainer") -> None:

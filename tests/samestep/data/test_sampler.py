@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from samestep.data.sampler import GlobalBatchSampler, generator, split
+from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, generator, split
 
 
 def global_batches(world_size: int, *, num_samples=23, size=6, epoch=0, train=True, **options):
@@ -155,3 +155,11 @@ def test_neighbouring_seeds_give_unrelated_streams():
         for epoch in range(20)
     }
     assert len(draws) == 400
+
+
+@pytest.mark.parametrize(("num", "shares"), [(5, [[0, 2, 4], [1, 3, 0]]), (1, [[0], [0]])])
+def test_batches_are_shared_out_over_the_ranks(num: int, shares: list[list[int]]):
+    batches = [[number] for number in range(num)]
+    ranks = [BatchesOfRank(batches, rank, 2) for rank in (0, 1)]
+    assert [[number for (number,) in rank] for rank in ranks] == shares
+    assert [len(rank) for rank in ranks] == [len(share) for share in shares]

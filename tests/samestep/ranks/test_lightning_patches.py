@@ -10,10 +10,11 @@ import lightning.fabric
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.loops import _EvaluationLoop, _FitLoop, training_epoch_loop
+from lightning.pytorch.loops import _EvaluationLoop, _FitLoop, fit_loop, training_epoch_loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.trainer import call as trainer_call
+from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
     _LoggerConnector,
 )
@@ -22,6 +23,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultMetric,
 )
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from lightning.pytorch.utilities.data import _dataloader_init_kwargs_resolve_sampler
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.utils.data import DataLoader
 from torchmetrics import MeanSquaredError
@@ -319,3 +321,17 @@ def test_canary_lightning_still_looks_at_its_hooks_in_each_step():
     source = inspect.getsource(training_epoch_loop._TrainingEpochLoop._build_kwargs)
     assert "is_param_in_hook_signature(training_step_fx," in source
     assert "get_instance(hook_name)" in inspect.getsource(L.LightningModule._call_batch_hook)
+
+
+def test_canary_lightning_still_saves_the_states_of_its_loaders_as_they_are():
+    source = inspect.getsource(fit_loop._FitLoop)
+    assert "loader_states := self._combined_loader._state_dicts()" in source
+    assert "self._load_combined_loader_states()\n\n        self._data_fetcher = " in source
+    assert "if not self.restarting or not self._combined_loader_states_to_load" in source
+
+
+def test_canary_lightning_still_replaces_batch_samplers():
+    source = inspect.getsource(_DataConnector._prepare_dataloader)
+    assert "return _update_dataloader(dataloader, sampler, mode=mode)" in source
+    source = inspect.getsource(_dataloader_init_kwargs_resolve_sampler)
+    assert 'return {"sampler": sampler, "shuffle": False, "batch_sampler": None}' in source

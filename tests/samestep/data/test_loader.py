@@ -1,0 +1,87 @@
+"""Random transforms in a data set are the same on any number of ranks and loader processes."""
+
+import random
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from samestep.callbacks.exact import seed_all
+from samestep.data.loader import BatchLoader
+from samestep.ranks import environment
+
+
+def draw() -> list[float]:
+    return [torch.rand(1).item(), float(np.random.rand()), random.random()]
+
+
+class Photos(Dataset):
+    """Answers one position at a time, and transforms the sample at random."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Tensor:
+        assert isinstance(index, int)
+        return torch.tensor([float(index), *draw()], dtype=torch.float64)
+
+
+class Noise(Photos):
+    """Answers several positions at once, each batch with a noise of its own."""
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        return torch.tensor([[float(i), *draw()] for i in index], dtype=torch.float64)
+
+
+def read(kind: type, epoch: int = 0, first: int = 0, **options) -> list[list[list[float]]]:
+    if kind is Photos:
+        options["collate_fn"] = default_collate
+    loader = BatchLoader(kind(), 5, **{"shuffle": True} | options)
+    loader.start_at(epoch, first)
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("kind", [Photos, Noise])
+def test_transforms_depend_on_seed_and_epoch_only(kind: type):
+    seed_all(1)
+    expected = draw()
+    seed_all(1)
+    whole = read(kind)
+    assert draw() == expected, "the numbers of a step are left alone"
+    assert read(kind, first=1) == whole[1:]
+    assert read(kind, num_workers=2) == whole
+    assert read(kind, first=1, num_workers=1) == whole[1:]
+    for other in (read(kind, epoch=1), read(kind, seed=1), read(kind, seed=1, num_workers=1)):
+        numbers, others = (
+            {number for batch in batches for sample in batch for number in sample[1:]}
+            for batches in (whole, other)
+        )
+        assert len(numbers) == 36, "no two samples have the same numbers"
+        assert not numbers & others
+
+
+@pytest.mark.parametrize("num", [2, 7])
+def test_a_sample_has_the_same_transform_on_each_rank(monkeypatch: pytest.MonkeyPatch, num: int):
+    whole = read(Photos)
+    ranks = []
+    for rank in range(num):
+        monkeypatch.setattr(environment, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(environment, "world_size", lambda: num)
+        ranks.append(read(Photos))
+    assert [list(chain(*parts)) for parts in zip(*ranks, strict=True)] == whole
+
+
+def test_an_error_of_a_data_set_that_answers_single_positions_names_the_argument():
+    with pytest.raises(AssertionError):
+        list(BatchLoader(Photos(), 4))
+
+    class Lists(Photos):
+        def __getitem__(self, index: int) -> str:
+            return ["a", "b"][index]
+
+    with pytest.raises((TypeError, ValueError)) as error:
+        list(BatchLoader(Lists(), 4))
+    assert "collate_fn=default_collate" in error.value.__notes__[0]
