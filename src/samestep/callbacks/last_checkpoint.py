@@ -37,6 +37,7 @@ class LastCheckpoint(Checkpoint):
         self._saved_at = time.monotonic()
         self._saved_step = 0
         self._has_ended = False
+        self._metrics: dict[str, Tensor] = {}  # of the checkpoint from which the run continues
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Tell the reader of checkpoints which shapes to expect."""
@@ -51,7 +52,9 @@ class LastCheckpoint(Checkpoint):
         """End at once if early stopping had ended this run before."""
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
         trainer.should_stop = trainer.should_stop or self._has_ended
-        lightning_patches.uncount_step_before_validation(trainer)
+        # Not every epoch logs each metric anew, but early stopping or a plateau schedule may ask
+        # for it at the end of each.
+        trainer.callback_metrics.update(self._metrics)
 
     def between_steps(self, trainer: L.Trainer) -> None:
         """Save or stop if any rank wishes to; every rank calls this before each step."""
@@ -66,6 +69,7 @@ class LastCheckpoint(Checkpoint):
         """Save, after early stopping has had its turn."""
         for keeper in self._keepers():
             keeper.update(trainer)
+        lightning_patches.step_plateau_schedules(trainer)
         self._save(trainer)
         # All ranks wait, whether the epoch was the best one or not: the test that comes after the
         # last epoch looks for best.ckpt on each of them.
@@ -91,12 +95,15 @@ class LastCheckpoint(Checkpoint):
         """Keep whether early stopping has ended the run, which Lightning forgets."""
         # A run that is out of time goes on with a larger trainer.max_time.
         checkpoint["has_ended"] = trainer.should_stop and not is_out_of_time(trainer)
+        metrics = trainer.callback_metrics
+        checkpoint["metrics"] = {name: value.cpu().clone() for name, value in metrics.items()}
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Remember it."""
         self._has_ended = checkpoint.get("has_ended", False)
+        self._metrics = checkpoint.get("metrics", {})
 
     def _is_due(self) -> bool:
         is_late = time.monotonic() - self._saved_at > self.every_s

@@ -5,7 +5,7 @@ from typing import Any
 import lightning as L
 
 from samestep.callbacks.last_checkpoint import LastCheckpoint
-from samestep.ranks import stopping
+from samestep.ranks import lightning_patches, stopping
 
 
 class StopBetweenSteps(L.Callback):
@@ -22,7 +22,9 @@ class StopBetweenSteps(L.Callback):
         self.last = last
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Defer signals from here on."""
+        """Defer signals from here on, and begin where the checkpoint was saved."""
+        # The first callback does it: the others ask for the epoch.
+        lightning_patches.continue_as_undisturbed(trainer)
         stopping.defer()
         stopping.allow_interruption(True)
 
