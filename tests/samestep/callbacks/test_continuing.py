@@ -11,7 +11,8 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from torch.optim import SGD
+from lightning.pytorch.callbacks import BackboneFinetuning, BaseFinetuning
+from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
     CosineAnnealingLR,
@@ -222,3 +223,49 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_limits(tmp_path: Path, options: dict[str, Any], how: str):
     assert_same(tmp_path, lambda: (Net(SCHEDULES["plateau"]), ()), how, **options)
+
+
+class Unfreezes(Net):
+    """Adds its body to the optimizer in the second epoch, with batch norm that was frozen."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda module: Adam(module.head.parameters(), lr=0.1))
+        self.body = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        self.body.eval().requires_grad_(False)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.body.train().requires_grad_(True)
+            self.optimizers().add_param_group({"params": self.body.parameters(), "lr": 0.01})
+
+
+class Stages(BaseFinetuning):
+    """Unfreezes the body in the second epoch, and its bias before it."""
+
+    def freeze_before_training(self, pl_module) -> None:
+        self.freeze(pl_module.body)
+
+    def finetune_function(self, pl_module, epoch, optimizer) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.body, optimizer)
+
+
+def with_backbone() -> Net:
+    """As BackboneFinetuning needs it."""
+    net = Net(lambda module: SGD(module.head.parameters(), lr=0.1, momentum=0.9))
+    net.backbone = net.body
+    return net
+
+
+FINE_TUNING = {
+    "add_param_group": lambda: (Unfreezes(), ()),
+    "BaseFinetuning": lambda: (with_backbone(), [Stages()]),
+    "BackboneFinetuning": lambda: (with_backbone(), [BackboneFinetuning(1)]),
+}
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", SAVED])
+@pytest.mark.parametrize("make", FINE_TUNING.values(), ids=FINE_TUNING)
+@pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode")
+def test_fine_tuning(tmp_path: Path, make: Any, how: str):
+    assert_same(tmp_path, make, how)
