@@ -29,6 +29,7 @@ from samestep.callbacks.run_state import RunState
 from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.step_log import StepLog
 from samestep.callbacks.stop import StopBetweenSteps
+from samestep.callbacks.supported import check_supported
 from samestep.callbacks.watchdog import Watchdog
 from samestep.data.download import DownloadError
 from samestep.errors import ConfigError, RunError
@@ -134,6 +135,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         if not isinstance(callback, L.Callback):
             target = cfg.callbacks[name].get("_target_")
             raise ConfigError(f"callbacks.{name}._target_={target}: must be a Lightning Callback")
+        check_supported(callback, f"callbacks.{name}")
         if isinstance(callback, ProgressBar):
             raise ConfigError(
                 f"callbacks.{name}: leave it out; callbacks.progress draws a bar, and two of them "

@@ -5,5 +5,6 @@ Promise: any LightningModule continues exactly after an interruption, without a 
 Read in this order: ``stop`` (between two steps), ``exact`` with ``sums`` (random numbers, order,
 buffers, sums), ``share_out`` (slices of unequal length), ``last_checkpoint``, ``best_checkpoint``
 and ``epoch_checkpoints``, ``changed_values``, ``loss_guard``, ``watchdog``, ``epoch_times``,
-``run_state``, ``progress``, ``loggers`` and ``step_log``.
+``run_state``, ``progress``, ``loggers`` and ``step_log``. ``supported`` names the callbacks of
+Lightning that are rejected, because a run with them cannot be continued.
 """

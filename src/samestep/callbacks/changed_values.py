@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torch.optim import Optimizer
 
+from samestep.callbacks.supported import check_supported
 from samestep.errors import ConfigError
 
 Values = dict[str, Any]
@@ -44,6 +45,11 @@ class ChangedValues(L.Callback):
         self._added: list[list[list[str]]] = []
         """The groups that each optimizer got before that checkpoint: the names of parameters."""
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Check the callbacks that the module itself has brought."""
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            check_supported(callback, f"{type(pl_module).__name__}.configure_callbacks")
+
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note the values before Lightning restores those of the checkpoint."""
         self._begin = values_of(trainer) | {"modes": modes_of(pl_module)}
@@ -57,11 +63,11 @@ class ChangedValues(L.Callback):
         checkpoint["begin"] = self._begin
         checkpoint["modes"] = modes_of(pl_module)
         names = {parameter: name for name, parameter in pl_module.named_parameters()}
+        # Another callback may save before training begins, when nothing was added.
+        known = self._begin.get("num_groups", [])
         checkpoint["added_groups"] = [
             [[names[p] for p in group["params"]] for group in optimizer.param_groups[num_groups:]]
-            for optimizer, num_groups in zip(
-                trainer.optimizers, self._begin["num_groups"], strict=True
-            )
+            for optimizer, num_groups in zip(trainer.optimizers, known, strict=False)
         ]
 
     def on_load_checkpoint(

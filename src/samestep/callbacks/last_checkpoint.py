@@ -37,6 +37,8 @@ class LastCheckpoint(Checkpoint):
         self._saved_at = time.monotonic()
         self._saved_step = 0
         self._has_ended = False
+        self._accumulated = 0  # batches of an optimizer step, by the configuration
+        self._resumed_accumulated = 0  # by that checkpoint, if a callback had changed it
         self._metrics: dict[str, Tensor] = {}  # of the checkpoint from which the run continues
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -52,6 +54,9 @@ class LastCheckpoint(Checkpoint):
         """End at once if early stopping had ended this run before."""
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
         trainer.should_stop = trainer.should_stop or self._has_ended
+        # GradientAccumulationScheduler sets it only where an epoch begins.
+        self._accumulated = trainer.accumulate_grad_batches
+        trainer.accumulate_grad_batches = self._resumed_accumulated or self._accumulated
         # Not every epoch logs each metric anew, but early stopping or a plateau schedule may ask
         # for it at the end of each.
         trainer.callback_metrics.update(self._metrics)
@@ -95,6 +100,8 @@ class LastCheckpoint(Checkpoint):
         """Keep whether early stopping has ended the run, which Lightning forgets."""
         # A run that is out of time goes on with a larger trainer.max_time.
         checkpoint["has_ended"] = trainer.should_stop and not is_out_of_time(trainer)
+        if trainer.accumulate_grad_batches != self._accumulated:
+            checkpoint["accumulate_grad_batches"] = trainer.accumulate_grad_batches
         metrics = trainer.callback_metrics
         checkpoint["metrics"] = {name: value.cpu().clone() for name, value in metrics.items()}
 
@@ -103,6 +110,7 @@ class LastCheckpoint(Checkpoint):
     ) -> None:
         """Remember it."""
         self._has_ended = checkpoint.get("has_ended", False)
+        self._resumed_accumulated = checkpoint.get("accumulate_grad_batches", 0)
         self._metrics = checkpoint.get("metrics", {})
 
     def _is_due(self) -> bool:

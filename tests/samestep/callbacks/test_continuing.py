@@ -11,7 +11,17 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import BackboneFinetuning, BaseFinetuning
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BaseFinetuning,
+    EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    LearningRateMonitor,
+    Timer,
+    WeightAveraging,
+)
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
@@ -269,3 +279,45 @@ FINE_TUNING = {
 @pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode")
 def test_fine_tuning(tmp_path: Path, make: Any, how: str):
     assert_same(tmp_path, make, how)
+
+
+class EveryOtherEpoch(WeightAveraging):
+    def should_update(self, step_idx=None, epoch_idx=None) -> bool:
+        return epoch_idx is not None and epoch_idx % 2 == 1
+
+
+class Scales(L.Callback):
+    """Multiplies the rate of learning by a number that it keeps itself."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def on_train_batch_start(self, trainer, *args) -> None:
+        self.factor *= 0.9
+        trainer.optimizers[0].param_groups[0]["lr"] = 0.1 * self.factor
+
+    def state_dict(self) -> dict[str, float]:
+        return {"factor": self.factor}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        self.factor = state_dict["factor"]
+
+
+CALLBACKS = {
+    "average of steps": lambda: [EMAWeightAveraging(decay=0.5)],
+    "average of epochs": lambda: [EveryOtherEpoch()],
+    "accumulation": lambda: [GradientAccumulationScheduler({1: 2, 3: 4})],
+    "early stopping": lambda: [EarlyStopping("val_loss", patience=1, min_delta=0.5)],
+    "watching": lambda: [
+        LearningRateMonitor(),
+        Timer(interval="epoch"),
+        LambdaCallback(),
+    ],
+    "state of its own": lambda: [Scales()],
+}
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", SAVED])
+@pytest.mark.parametrize("make", CALLBACKS.values(), ids=CALLBACKS)
+def test_callbacks(tmp_path: Path, make: Any, how: str):
+    assert_same(tmp_path, lambda: (Net(), make()), how)
