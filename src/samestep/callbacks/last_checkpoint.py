@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint, Timer
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
@@ -13,6 +14,8 @@ from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.ranks import lightning_patches, stopping
 from samestep.ranks.stopping import Stopped
 from samestep.run.checkpoint import AtomicCheckpointIO
+
+Settings = dict[str, Any]
 
 
 class LastCheckpoint(Checkpoint):
@@ -100,6 +103,11 @@ class LastCheckpoint(Checkpoint):
         """Keep whether early stopping has ended the run, which Lightning forgets."""
         # A run that is out of time goes on with a larger trainer.max_time.
         checkpoint["has_ended"] = trainer.should_stop and not is_out_of_time(trainer)
+        checkpoint["ended_by"] = {
+            callback.state_key: settings_of(callback)
+            for callback in early_stoppings(trainer)
+            if callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED
+        }
         if trainer.accumulate_grad_batches != self._accumulated:
             checkpoint["accumulate_grad_batches"] = trainer.accumulate_grad_batches
         metrics = trainer.callback_metrics
@@ -108,8 +116,11 @@ class LastCheckpoint(Checkpoint):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Remember it."""
-        self._has_ended = checkpoint.get("has_ended", False)
+        """Remember it, unless the new configuration lets the run go on."""
+        now = {callback.state_key: settings_of(callback) for callback in early_stoppings(trainer)}
+        ended_by: dict[str, Settings] = checkpoint.get("ended_by", {})
+        is_longer = any(lets_go_on(old, now.get(key)) for key, old in ended_by.items())
+        self._has_ended = checkpoint.get("has_ended", False) and not is_longer
         self._resumed_accumulated = checkpoint.get("accumulate_grad_batches", 0)
         self._metrics = checkpoint.get("metrics", {})
 
@@ -129,6 +140,28 @@ class LastCheckpoint(Checkpoint):
     def _keepers(self) -> list[BestCheckpoint | EpochCheckpoints]:
         """Those that keep some of the saved checkpoints under a second name."""
         return [keeper for keeper in (self.best, self.epochs) if keeper]
+
+
+def early_stoppings(trainer: L.Trainer) -> list[EarlyStopping]:
+    """The callbacks of the run that may end it early."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, EarlyStopping)]
+
+
+def settings_of(stopping: EarlyStopping) -> Settings:
+    """What decides when it ends the run; the metric is part of its state's key."""
+    names = ("patience", "min_delta", "check_finite", "stopping_threshold", "divergence_threshold")
+    return {name: getattr(stopping, name) for name in names}
+
+
+def lets_go_on(old: Settings, new: Settings | None) -> bool:
+    """Whether a run that ended by the old settings of early stopping goes on with the new ones.
+
+    With less patience it would have ended earlier.
+    """
+    if new is None or new["patience"] > old["patience"]:
+        return True
+    return new | {"patience": None} != old | {"patience": None}
 
 
 def is_out_of_time(trainer: L.Trainer) -> bool:

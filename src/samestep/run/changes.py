@@ -16,11 +16,12 @@ MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
     r"run_root|run_dir|run_id|allow_changes",
     r"rules|report|choices(\..+)?|summary(\..+)?",
     r"(cluster|logger|callbacks\.(artifacts|progress))(\..+)?",
-    r"callbacks\.(\w+\.dirpath|last\.every_s|loss_guard\.max_skipped)",
+    r"callbacks\.(\w+\.dirpath|last\.every_s|loss_guard\.max_skipped|early_stopping\.patience)",
     r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy|profiler"
     r"|save_every_n_epochs|enable_\w+|limit_predict_batches|detect_anomaly|benchmark"
     r"|inference_mode|log_every_n_steps)",
 )
+LIGHTNINGS_PATIENCE = 3  # of EarlyStopping, where the configuration has none
 MAX_MISSING = 10  # keys that config.yaml may lack; with more of them it has been cut
 
 
@@ -29,6 +30,15 @@ def pattern_of_changes(cfg: DictConfig) -> re.Pattern[str]:
     module = OmegaConf.select(cfg, "rules")
     own = importlib.import_module(module).MAY_CHANGE if module else ()
     return re.compile("|".join([*MAY_CHANGE, *own]))
+
+
+def find_patience(cfg: DictConfig) -> dict[str, int]:
+    """The patience of each early stopping of ``cfg``, by its key."""
+    return {
+        f"callbacks.{name}.patience": node.get("patience", LIGHTNINGS_PATIENCE)
+        for name, node in (OmegaConf.select(cfg, "callbacks") or {}).items()
+        if str(node.get("_target_")).endswith("EarlyStopping")
+    }
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:

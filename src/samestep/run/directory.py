@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from samestep.config.compose import find_overridden
 from samestep.errors import ConfigError
 from samestep.run import lock, state
-from samestep.run.changes import config_digest, find_changes, resolved
+from samestep.run.changes import config_digest, find_changes, find_patience, resolved
 from samestep.run.files import put_back, read_bytes, set_aside, sha256_of, write_text
 from samestep.run.identity import Identity, read_identity
 from samestep.run.records import read_history, read_json, record_attempt, why_damaged
@@ -154,8 +154,8 @@ def is_finished(cfg: DictConfig) -> bool:
         return False
     if sha256_of(path) != finished.get("sha256"):
         return False
-    old_limits = finished.get("limits", {})
-    return not any(_is_further(old_limits.get(k), new) for k, new in _limits(cfg).items())
+    old, new = finished.get("limits", {}), _limits(cfg)
+    return not any(_is_further(old.get(key), new.get(key)) for key in old | new)
 
 
 def best_checkpoint(cfg: DictConfig) -> str | None:
@@ -276,8 +276,9 @@ def _fetch_copy(cfg: DictConfig, run_dir: Path) -> None:
 
 
 def _limits(cfg: DictConfig) -> dict[str, Any]:
-    """How long the run may be: every ``trainer.max_*``."""
-    return {str(key): cfg.trainer[key] for key in cfg.trainer if str(key).startswith("max_")}
+    """How long the run may be: every ``trainer.max_*``, and the patience of early stopping."""
+    limits = {str(key): cfg.trainer[key] for key in cfg.trainer if str(key).startswith("max_")}
+    return limits | find_patience(cfg)
 
 
 def _is_further(old: Any, new: Any) -> bool:

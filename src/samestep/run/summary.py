@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.ranks import environment
-from samestep.run.changes import read_config
+from samestep.run.changes import find_patience, pattern_of_changes, read_config
 from samestep.run.records import read_attempts, read_history, read_json
 
 REPORT = "report.html"
@@ -90,7 +90,9 @@ def count_steps(rows: Rows) -> int:
 
 def trained_rows(rows: Rows) -> Rows:
     """The rows that were written while training, not by a validation or a test."""
-    return [row for row in rows if any(name.startswith("train/") for name in row)]
+    # A module may name its metrics as it likes; `time/epoch_s` is that of each epoch.
+    own = ("train/", "time/")
+    return [row for row in rows if any(name.startswith(own) for name in row)]
 
 
 def final_metrics(cfg: DictConfig, run_dir: Path) -> dict[str, str]:
@@ -139,6 +141,27 @@ def speeds_in_words(rows: Rows) -> dict[str, str]:
     return {name: f"{speed:,.0f}" for name, speed in speeds(rows).items()}
 
 
+def words_for_longer(cfg: DictConfig, num_epochs: int) -> list[str]:
+    """The arguments that train a finished run of so many epochs for twice as many."""
+    max_epochs = OmegaConf.select(cfg, "trainer.max_epochs") or 0
+    max_steps = OmegaConf.select(cfg, "trainer.max_steps") or -1
+    if num_epochs >= max_epochs:
+        return [f"trainer.max_epochs={2 * num_epochs}"]
+    # Something else has ended it before. Without a limit of steps it still has epochs left.
+    limit = max(2 * num_epochs, max_epochs) if max_steps == -1 else 2 * num_epochs
+    words = [f"trainer.max_epochs={limit}"]
+    changed = {
+        key: 2 * max(1, patience)
+        for key, patience in find_patience(cfg).items()
+        if OmegaConf.select(cfg, key) is not None
+    }
+    words += [f"{key}={patience}" for key, patience in changed.items()]
+    may_change = pattern_of_changes(cfg)
+    if others := [key for key in changed if not may_change.fullmatch(key)]:
+        words.append(f"allow_changes=[{','.join(others)}]")
+    return words
+
+
 def command_to_go_on(cfg: DictConfig, run_dir: Path, num_epochs: int | None) -> str:
     """The command that continues the run, where it was started before.
 
@@ -146,15 +169,20 @@ def command_to_go_on(cfg: DictConfig, run_dir: Path, num_epochs: int | None) -> 
         cfg: the configuration of the run.
         run_dir: its directory.
         num_epochs: of a finished run, which is trained for twice as many; if there are none, as
-            configs/ says. None for a run that was interrupted, to which its own limits apply.
+            configs/ says. If early stopping ended it, its patience is doubled. None for a run that
+            was interrupted, to which its own limits apply.
     """
     attempts = read_attempts(run_dir / "logs")
     command = attempts[-1].get("command") if attempts else None
     words = [str(word) for word in command[1:]] if isinstance(command, list) else []
     if num_epochs is not None:
-        words = [word for word in words if not word.startswith("trainer.max_")]
-    if num_epochs:
-        words.append(f"trainer.max_epochs={2 * num_epochs}")
+        longer = words_for_longer(cfg, num_epochs) if num_epochs else []
+        given = {word.split("=")[0] for word in longer}
+        words = [
+            word
+            for word in words
+            if not word.startswith("trainer.max_") and word.split("=")[0] not in given
+        ] + longer
     cluster = OmegaConf.select(cfg, "cluster.name") or "local"
     # A command such as `python train.py cluster=k8s` may also be typed on a machine of one's own.
     if cluster == "local" or environment.variable(environment.ON_CLUSTER) is None:
