@@ -321,3 +321,33 @@ CALLBACKS = {
 @pytest.mark.parametrize("make", CALLBACKS.values(), ids=CALLBACKS)
 def test_callbacks(tmp_path: Path, make: Any, how: str):
     assert_same(tmp_path, lambda: (Net(), make()), how)
+
+
+class Gan(Net):
+    """Two optimizers, stepped by hand, and a schedule for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self):
+        body, head = Adam(self.body.parameters(), lr=0.1), SGD(self.head.parameters(), lr=0.1)
+        return [body, head], [StepLR(body, 1), ReduceLROnPlateau(head, patience=0)]
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            self.toggle_optimizer(optimizer)
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+
+    def on_train_epoch_end(self):
+        steps, plateau = self.lr_schedulers()
+        steps.step()
+        plateau.step(self.trainer.callback_metrics["val_loss"])
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", SAVED])
+def test_optimizers_stepped_by_hand(tmp_path: Path, how: str):
+    assert_same(tmp_path, lambda: (Gan(), ()), how)
