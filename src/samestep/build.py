@@ -23,6 +23,7 @@ from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.loggers import NoTracker
+from samestep.callbacks.supported import check_supported
 from samestep.config.run_spec import spec_of
 from samestep.data.download import DownloadError
 from samestep.errors import ConfigError, RunError
@@ -157,6 +158,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         if not isinstance(callback, L.Callback):
             target = cfg.callbacks[name].get("_target_")
             raise ConfigError(f"callbacks.{name}._target_={target}: must be a Lightning Callback")
+        check_supported(callback, f"callbacks.{name}")
         if isinstance(callback, ProgressBar):
             raise ConfigError(
                 f"callbacks.{name}: leave it out; callbacks.progress draws a bar, and two of them "

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 
 from samestep import ending
@@ -35,6 +35,7 @@ from samestep.callbacks.run_state import RunState
 from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.step_log import StepLog
 from samestep.callbacks.stop import StopBetweenSteps
+from samestep.callbacks.supported import check_supported
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError, RunError
 from samestep.launch import agent
@@ -131,6 +132,8 @@ class Trainer(L.Trainer):
         check_options(options)
         environment.adopt_srun()
         run_dir = Path(run_dir)
+        own = [callbacks] if isinstance(callbacks, L.Callback) else list(callbacks or [])
+        check_callbacks(own, run_dir)
         self.spec = RunSpec(
             run_id=run_id or run_dir.absolute().name,
             run_dir=run_dir,
@@ -144,7 +147,7 @@ class Trainer(L.Trainer):
             timeout_s=timeout_s,
             shares=shares,
             allow_changes=tuple(allow_changes),
-            limits={name: value for name, value in options.items() if name.startswith("max_")},
+            limits=limits_of(options, own),
             saves_nothing=bool(options.get("fast_dev_run")),
         )
         """The facts of this run."""
@@ -160,9 +163,6 @@ class Trainer(L.Trainer):
         self._model: L.LightningModule | None = None
         self._history = History(run_dir)
         folder = str(run_dir / "checkpoints")
-        own: list[L.Callback] = [callbacks] if isinstance(callbacks, L.Callback) else []
-        own = own or list(callbacks or [])  # type: ignore[arg-type]
-        check_callbacks(own, run_dir)
         best = [BestCheckpoint(folder, monitor, mode)] if monitor else []
         last = LastCheckpoint(folder, save_every_s)
         last.best = next(iter(best), None)
@@ -346,6 +346,13 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise ConfigError("default_root_dir: is not supported: a run writes to run_dir")
 
 
+def limits_of(options: Mapping[str, Any], callbacks: Iterable[L.Callback]) -> dict[str, Any]:
+    """What may end a run: every ``max_*``, and the patience of early stopping."""
+    limits = {name: value for name, value in options.items() if name.startswith("max_")}
+    stoppers = [callback for callback in callbacks if isinstance(callback, EarlyStopping)]
+    return limits | {f"patience of {one.monitor}": one.patience for one in stoppers}
+
+
 def check_callbacks(callbacks: Iterable[L.Callback], run_dir: Path) -> None:
     """Give checkpoints and files of the user's callbacks a place beside those of the run.
 
@@ -353,6 +360,7 @@ def check_callbacks(callbacks: Iterable[L.Callback], run_dir: Path) -> None:
         ConfigError: if they would take the places of the run's own.
     """
     for callback in callbacks:
+        check_supported(callback, "callbacks")
         if isinstance(callback, (BestCheckpoint, LastCheckpoint)):
             raise ConfigError(f"callbacks: the Trainer has its own {type(callback).__name__}")
         if isinstance(callback, ModelCheckpoint):

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from project import load_run
 from project.evaluate import evaluate
 from project.train import train
 from samestep.config.compose import CONFIGS, check
+from samestep.run.summary import summarize
 from tests.conftest import NO_PICTURES, QUICK
 
 
@@ -105,6 +107,14 @@ def test_a_run_that_no_longer_improves_stops_early(tmp_path: Path):
     run_dir = run(tmp_path, *overrides, "trainer.max_epochs=30", "model.optimizer.lr=1e-9")
     last = torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)
     assert last["epoch"] < 10
+    # The printed command lets it go on: it has epochs left, and needs more patience.
+    words = shlex.split(summarize(run_dir).splitlines()[-1])
+    longer = ["callbacks.early_stopping.patience=2", "trainer.max_epochs=30"]
+    assert sorted(words[-2:]) == longer
+    assert "trainer.max_epochs=30" not in words[:-2]
+    run(tmp_path, "callbacks=early_stopping", "model.optimizer.lr=1e-9", *longer)
+    again = torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)
+    assert again["epoch"] == last["epoch"] + 1
 
 
 def test_a_finished_run_goes_on_when_given_more_epochs(tmp_path: Path):

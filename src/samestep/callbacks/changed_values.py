@@ -5,11 +5,15 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
+from torch import nn
 from torch.optim import Optimizer
 
+from samestep.callbacks.supported import check_supported
 from samestep.errors import ConfigError
 
 Values = dict[str, Any]
+
+TRACKS = "track_running_stats"  # of batch norm; BaseFinetuning sets it
 
 
 class ChangedValues(L.Callback):
@@ -22,6 +26,9 @@ class ChangedValues(L.Callback):
     configuration has changed it, and the new one counts. All other values are restored: momentum,
     the position of a schedule.
 
+    Parameters may be frozen, unfrozen or given to an optimizer in a group of their own while the
+    run trains, as callbacks for fine-tuning do. A checkpoint keeps that too.
+
     A changed learning rate is scaled to the position of the schedule. The first step still takes
     the position of the checkpoint, and the schedule sets the rate of the second one.
     """
@@ -33,17 +40,35 @@ class ChangedValues(L.Callback):
         """The same in the checkpoint from which the run continues."""
         self._schedules: list[Values] = []
         """The states of the schedules in that checkpoint."""
+        self._modes: Values = {}
+        """Which parameters were frozen in that checkpoint."""
+        self._added: list[list[list[str]]] = []
+        """The groups that each optimizer got before that checkpoint: the names of parameters."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Check the callbacks that the module itself has brought."""
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            check_supported(callback, f"{type(pl_module).__name__}.configure_callbacks")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note the values before Lightning restores those of the checkpoint."""
-        self._begin = values_of(trainer)
+        self._begin = values_of(trainer) | {"modes": modes_of(pl_module)}
         self._check_kinds()
+        self._add_groups(trainer, pl_module)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Values
     ) -> None:
-        """Keep the values with which the run began."""
+        """Keep the values with which the run began, and what was frozen or added since."""
         checkpoint["begin"] = self._begin
+        checkpoint["modes"] = modes_of(pl_module)
+        names = {parameter: name for name, parameter in pl_module.named_parameters()}
+        # Another callback may save before training begins, when nothing was added.
+        known = self._begin.get("num_groups", [])
+        checkpoint["added_groups"] = [
+            [[names[p] for p in group["params"]] for group in optimizer.param_groups[num_groups:]]
+            for optimizer, num_groups in zip(trainer.optimizers, known, strict=False)
+        ]
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Values
@@ -53,7 +78,11 @@ class ChangedValues(L.Callback):
             return
         self._saved_begin = checkpoint.get("begin", {})
         self._schedules, checkpoint["lr_schedulers"] = checkpoint["lr_schedulers"], []
+        self._modes = checkpoint.get("modes", {})
+        self._added = checkpoint.get("added_groups", [])
         self._check_kinds()
+        if self._begin:  # some strategies load the checkpoint late
+            self._add_groups(trainer, pl_module)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             state = checkpoint["callbacks"].get(callback.state_key)
             if state and isinstance(callback, EarlyStopping):
@@ -63,7 +92,11 @@ class ChangedValues(L.Callback):
         """Restore the schedules, and give both what has changed."""
         old, new = self._saved_begin, self._begin
         if old:
-            groups = [g for optimizer in trainer.optimizers for g in optimizer.param_groups]
+            groups = [
+                group
+                for optimizer, num_groups in zip(trainer.optimizers, new["num_groups"], strict=True)
+                for group in optimizer.param_groups[:num_groups]
+            ]
             for group, before, after in zip(groups, old["groups"], new["groups"], strict=True):
                 group.update(merge(group, before, after), lr=scaled_lr(group, before, after))
         for index, config in enumerate(trainer.lr_scheduler_configs[: len(self._schedules)]):
@@ -72,6 +105,16 @@ class ChangedValues(L.Callback):
                 state = merge(state, old["schedules"][index], new["schedules"][index])
             config.scheduler.load_state_dict(state)
         self._schedules = []
+        if self._modes and old.get("modes") == new["modes"]:
+            set_modes(pl_module, self._modes)
+
+    def _add_groups(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Give the optimizers the groups that they got before, so that their state fits."""
+        parameters = dict(pl_module.named_parameters())
+        for optimizer, groups in zip(trainer.optimizers, self._added, strict=False):
+            for names in groups:
+                optimizer.add_param_group({"params": [parameters[name] for name in names]})
+        self._added = []
 
     def _check_kinds(self) -> None:
         """Refuse the state of another kind of optimizer or schedule, before it is restored."""
@@ -92,9 +135,31 @@ def values_of(trainer: L.Trainer) -> Values:
     return {
         "kinds": [kind_of(optimizer) for optimizer in trainer.optimizers]
         + [type(schedule).__name__ for schedule in schedules],
+        "num_groups": [len(optimizer.param_groups) for optimizer in trainer.optimizers],
         "groups": [deepcopy({k: v for k, v in g.items() if k != "params"}) for g in groups],
         "schedules": [deepcopy(schedule.state_dict()) for schedule in schedules],
     }
+
+
+def modes_of(module: nn.Module) -> Values:
+    """What is frozen: parameters, modules that are not in training mode, statistics."""
+    modules = dict(module.named_modules())
+    return {
+        "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
+        "evaluating": [name for name, part in modules.items() if not part.training],
+        "untracked": [name for name, part in modules.items() if not getattr(part, TRACKS, True)],
+    }
+
+
+def set_modes(module: nn.Module, modes: Values) -> None:
+    """Freeze what ``modes_of`` has found, and nothing else."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad == (name in modes["frozen"]):
+            parameter.requires_grad_(name not in modes["frozen"])
+    for name, part in module.named_modules():
+        part.training = name not in modes["evaluating"]
+        if hasattr(part, TRACKS):
+            setattr(part, TRACKS, name not in modes["untracked"])
 
 
 def kind_of(optimizer: Optimizer) -> str:

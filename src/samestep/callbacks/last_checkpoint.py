@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint, Timer
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
@@ -14,6 +15,8 @@ from samestep.errors import ConfigError
 from samestep.ranks import lightning_patches, stopping
 from samestep.ranks.stopping import Stopped
 from samestep.run.checkpoint import AtomicCheckpointIO, Trial
+
+Settings = dict[str, Any]
 
 
 class LastCheckpoint(Checkpoint):
@@ -38,6 +41,9 @@ class LastCheckpoint(Checkpoint):
         self._saved_at = time.monotonic()
         self._saved_step = 0
         self._has_ended = False
+        self._accumulated = 0  # batches of an optimizer step, by the configuration
+        self._resumed_accumulated = 0  # by that checkpoint, if a callback had changed it
+        self._metrics: dict[str, Tensor] = {}  # of the checkpoint from which the run continues
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Tell the reader of checkpoints which shapes to expect."""
@@ -52,9 +58,14 @@ class LastCheckpoint(Checkpoint):
         """End at once if early stopping had ended this run before."""
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
         trainer.should_stop = trainer.should_stop or self._has_ended
-        lightning_patches.uncount_step_before_validation(trainer)
         if trainer.ckpt_path is None:
             self._try(trainer)
+        # GradientAccumulationScheduler sets it only where an epoch begins.
+        self._accumulated = trainer.accumulate_grad_batches
+        trainer.accumulate_grad_batches = self._resumed_accumulated or self._accumulated
+        # Not every epoch logs each metric anew, but early stopping or a plateau schedule may ask
+        # for it at the end of each.
+        trainer.callback_metrics.update(self._metrics)
 
     def between_steps(self, trainer: L.Trainer) -> None:
         """Save or stop if any rank wishes to; every rank calls this before each step."""
@@ -69,6 +80,7 @@ class LastCheckpoint(Checkpoint):
         """Save, after early stopping has had its turn."""
         for keeper in self._keepers():
             keeper.update(trainer)
+        lightning_patches.step_plateau_schedules(trainer)
         self._save(trainer)
         # All ranks wait, whether the epoch was the best one or not: the test that comes after the
         # last epoch looks for best.ckpt on each of them.
@@ -94,12 +106,26 @@ class LastCheckpoint(Checkpoint):
         """Keep whether early stopping has ended the run, which Lightning forgets."""
         # A run that is out of time goes on with a larger trainer.max_time.
         checkpoint["has_ended"] = trainer.should_stop and not is_out_of_time(trainer)
+        checkpoint["ended_by"] = {
+            callback.state_key: settings_of(callback)
+            for callback in early_stoppings(trainer)
+            if callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED
+        }
+        if trainer.accumulate_grad_batches != self._accumulated:
+            checkpoint["accumulate_grad_batches"] = trainer.accumulate_grad_batches
+        metrics = trainer.callback_metrics
+        checkpoint["metrics"] = {name: value.cpu().clone() for name, value in metrics.items()}
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Remember it."""
-        self._has_ended = checkpoint.get("has_ended", False)
+        """Remember it, unless the new configuration lets the run go on."""
+        now = {callback.state_key: settings_of(callback) for callback in early_stoppings(trainer)}
+        ended_by: dict[str, Settings] = checkpoint.get("ended_by", {})
+        is_longer = any(lets_go_on(old, now.get(key)) for key, old in ended_by.items())
+        self._has_ended = checkpoint.get("has_ended", False) and not is_longer
+        self._resumed_accumulated = checkpoint.get("accumulate_grad_batches", 0)
+        self._metrics = checkpoint.get("metrics", {})
 
     def _try(self, trainer: L.Trainer) -> None:
         """Make a checkpoint before the first step, to find now what could not be saved or read.
@@ -149,6 +175,28 @@ class LastCheckpoint(Checkpoint):
     def _keepers(self) -> list[BestCheckpoint | EpochCheckpoints]:
         """Those that keep some of the saved checkpoints under a second name."""
         return [keeper for keeper in (self.best, self.epochs) if keeper]
+
+
+def early_stoppings(trainer: L.Trainer) -> list[EarlyStopping]:
+    """The callbacks of the run that may end it early."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, EarlyStopping)]
+
+
+def settings_of(stopping: EarlyStopping) -> Settings:
+    """What decides when it ends the run; the metric is part of its state's key."""
+    names = ("patience", "min_delta", "check_finite", "stopping_threshold", "divergence_threshold")
+    return {name: getattr(stopping, name) for name in names}
+
+
+def lets_go_on(old: Settings, new: Settings | None) -> bool:
+    """Whether a run that ended by the old settings of early stopping goes on with the new ones.
+
+    With less patience it would have ended earlier.
+    """
+    if new is None or new["patience"] > old["patience"]:
+        return True
+    return new | {"patience": None} != old | {"patience": None}
 
 
 def is_out_of_time(trainer: L.Trainer) -> bool:

@@ -6,7 +6,7 @@ import lightning as L
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from samestep.callbacks.last_checkpoint import LastCheckpoint
-from samestep.ranks import stopping
+from samestep.ranks import lightning_patches, stopping
 
 
 class StopBetweenSteps(L.Callback):
@@ -27,7 +27,9 @@ class StopBetweenSteps(L.Callback):
         self._is_first_batch = True  # of this process
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Defer signals from here on."""
+        """Defer signals from here on, and begin where the checkpoint was saved."""
+        # The first callback does it: the others ask for the epoch.
+        lightning_patches.continue_as_undisturbed(trainer)
         stopping.defer()
         self._is_first_batch = True
         # A checkpoint is saved between two optimizer steps, so a run continues between two too.

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from samestep.config.compose import find_overridden
 from samestep.config.rules import load_project_rules
 from samestep.ranks.secrets import redact_values
+from samestep.run.changes import find_patience
 from samestep.spec import RunSpec
 
 
@@ -40,7 +41,8 @@ def spec_of(cfg: DictConfig, overrides: Sequence[str] = ()) -> RunSpec:
         shares=cluster["shares"],
         allow_changes=list(cfg.allow_changes),
         may_change=load_project_rules(cfg.rules).may_change,
-        limits={k: v for k, v in config["trainer"].items() if k.startswith("max_")},
+        limits={k: v for k, v in config["trainer"].items() if k.startswith("max_")}
+        | find_patience(config),
         saves_nothing=bool(trainer.fast_dev_run),
         overridden=find_overridden(cfg.choices or {}, list(overrides)),
         another_run="another name (RUN_ID=...)",

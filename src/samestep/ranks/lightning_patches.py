@@ -492,17 +492,67 @@ def _states_before_batch(trainer: "L.Trainer", begun: int) -> list[dict[str, Any
     return states[-min(ahead, len(states))] if ahead else []
 
 
-def uncount_step_before_validation(trainer: "L.Trainer") -> None:
-    """Undo one count of a run that continues right after a validation within an epoch.
+def continue_as_undisturbed(trainer: "L.Trainer") -> None:
+    """Put the loop of a run that continues where the loop of an undisturbed run would be.
 
-    Lightning 2.6 then skips the training of one turn of its loop, and counts a step in it that
-    was counted before the checkpoint. The numbers of the steps in the history depend on it.
+    A checkpoint is saved between two steps, or at the end of an epoch, and holds all counters.
+    Still Lightning 2.6 repeats or leaves out something while its loops call themselves restarting:
+
+    - With ``trainer.max_steps`` it runs the end of the epoch again. One more step is part of the
+      epoch, and the metrics are empty the second time.
+    - It steps no plateau schedule at the end of an epoch that was continued.
+    - Where a validation would be due it skips the training of one turn, but counts a step and
+      steps the plateau schedules. Before the first batch of an epoch this is always so.
+    - It counts ``trainer.reload_dataloaders_every_n_epochs`` from the epoch that continues.
+
+    Call it when training starts, before anything asks for the epoch.
     """
-    loop = trainer.fit_loop.epoch_loop
-    fetcher = trainer.fit_loop._data_fetcher
-    within_epoch = 0 < loop.batch_progress.current.ready < trainer.num_training_batches
-    if loop.restarting and within_epoch and fetcher and loop._should_check_val_fx(fetcher):
-        loop._batches_that_stepped -= 1
+    loop, epochs = trainer.fit_loop, trainer.fit_loop.epoch_progress
+    if not loop.is_resuming:
+        return
+    is_within_epoch = epochs.current.started > epochs.current.processed  # type: ignore[attr-defined]
+    if epochs.current.completed < epochs.current.processed:  # type: ignore[attr-defined]
+        epochs.increment_completed()
+    if not is_within_epoch:
+        loop.reset_restart_stage()
+    # Not by its setter, which says that a run with max_steps always restarts.
+    loop._restarting = False
+    _begin_between_steps(loop.epoch_loop, is_within_epoch)
+    if every := trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
+        # The data of the next epoch are loaded when it begins, if they are due then.
+        epoch = trainer.current_epoch if is_within_epoch else trainer.current_epoch - 1
+        loop._last_train_dl_reload_epoch = epoch - epoch % every
+        loop.epoch_loop.val_loop._last_val_dl_reload_epoch = epoch - epoch % every
+
+
+def _begin_between_steps(loop: Any, is_within_epoch: bool) -> None:
+    if not is_within_epoch:
+        loop.restarting = False  # also of the loops in it
+        return
+    reset = loop.reset
+
+    def reset_once() -> None:
+        del loop.reset
+        num_steps = loop._batches_that_stepped
+        # Keeps the counters of the epoch, as long as the loop calls itself restarting.
+        reset()
+        loop._batches_that_stepped = num_steps
+        loop.restarting = False
+
+    loop.reset = reset_once
+
+
+def step_plateau_schedules(trainer: "L.Trainer") -> None:
+    """Step the plateau schedules of an epoch that ends now.
+
+    Lightning 2.6 does so after ``on_train_epoch_end``, where the checkpoint of the epoch is saved.
+    A run that is killed then would lose the step.
+    """
+    loop = trainer.fit_loop
+    if loop.epoch_loop._num_ready_batches_reached():
+        loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
+    # Lightning steps none in an epoch that was restarted, and forgets that when the epoch is over.
+    loop._restarting = True
 
 
 def skip_fused_step(optimizer: Optimizer, skip: Tensor) -> None:

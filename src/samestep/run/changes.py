@@ -16,11 +16,13 @@ MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
     r"run_root|run_dir|run_id|allow_changes",
     r"rules|report|choices(\..+)?|summary(\..+)?",
     r"(cluster|logger|callbacks\.(artifacts|progress))(\..+)?",
-    r"callbacks\.(\w+\.(dirpath|run_dir)|last\.every_s|loss_guard\.max_skipped)",
-    r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy|profiler"
-    r"|save_every_n_epochs|enable_\w+|limit_predict_batches|detect_anomaly|benchmark"
-    r"|inference_mode|log_every_n_steps|num_sanity_val_steps)",
+    r"callbacks\.(\w+\.(dirpath|run_dir)|last\.every_s|loss_guard\.max_skipped"
+    r"|early_stopping\.patience)",
+    r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy(\..+)?"
+    r"|profiler(\..+)?|save_every_n_epochs|enable_\w+|limit_predict_batches|detect_anomaly"
+    r"|benchmark|inference_mode|log_every_n_steps|num_sanity_val_steps)",
 )
+LIGHTNINGS_PATIENCE = 3  # of EarlyStopping, where the configuration has none
 MAX_MISSING = 10  # keys that config.yaml may lack; with more of them it has been cut
 
 
@@ -34,6 +36,15 @@ def config_digest(spec: RunSpec) -> str:
     may_change = pattern_of_changes(spec)
     values = flatten(spec.config)
     return digest_of({key: v for key, v in values.items() if not may_change.fullmatch(key)})
+
+
+def find_patience(config: Mapping[str, Any]) -> dict[str, int]:
+    """The patience of each early stopping in ``config``, by its key."""
+    return {
+        f"callbacks.{name}.patience": node.get("patience", LIGHTNINGS_PATIENCE)
+        for name, node in (config.get("callbacks") or {}).items()
+        if str(node.get("_target_")).endswith("EarlyStopping")
+    }
 
 
 def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:

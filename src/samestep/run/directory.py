@@ -152,8 +152,8 @@ def is_finished(spec: RunSpec) -> bool:
         return False
     if sha256_of(path) != finished.get("sha256"):
         return False
-    old_limits = finished.get("limits", {})
-    return not any(_is_further(old_limits.get(k), new) for k, new in spec.limits.items())
+    old, new = finished.get("limits", {}), spec.limits
+    return not any(_is_further(old.get(key), new.get(key)) for key in old | new)
 
 
 def best_checkpoint(run_dir: Path) -> str | None:

@@ -1,5 +1,6 @@
 """What a finished run prints: its metrics, its files, and what to type next."""
 
+import re
 import shlex
 import statistics
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Any
 
 from samestep.ranks import environment
 from samestep.run import state
-from samestep.run.changes import read_config
+from samestep.run.changes import MAY_CHANGE, find_patience, read_config
 from samestep.run.records import read_attempts, read_history, read_json
 from samestep.spec import select
 
@@ -94,7 +95,9 @@ def count_steps(rows: Rows) -> int:
 
 def trained_rows(rows: Rows) -> Rows:
     """The rows that were written while training, not by a validation or a test."""
-    return [row for row in rows if any(name.startswith("train/") for name in row)]
+    # A module may name its metrics as it likes; `time/epoch_s` is that of each epoch.
+    own = ("train/", "time/")
+    return [row for row in rows if any(name.startswith(own) for name in row)]
 
 
 def final_metrics(config: Config, metrics: Mapping[str, Any]) -> dict[str, str]:
@@ -131,6 +134,26 @@ def speeds_in_words(rows: Rows) -> dict[str, str]:
     return {name: f"{speed:,.0f}" for name, speed in speeds(rows).items()}
 
 
+def words_for_longer(config: Config, num_epochs: int) -> list[str]:
+    """The arguments that train a finished run of so many epochs for twice as many."""
+    max_epochs = select(config, "trainer.max_epochs") or 0
+    max_steps = select(config, "trainer.max_steps") or -1
+    if num_epochs >= max_epochs:
+        return [f"trainer.max_epochs={2 * num_epochs}"]
+    # Something else has ended it before. Without a limit of steps it still has epochs left.
+    limit = max(2 * num_epochs, max_epochs) if max_steps == -1 else 2 * num_epochs
+    words = [f"trainer.max_epochs={limit}"]
+    changed = {
+        key: 2 * max(1, patience)
+        for key, patience in find_patience(config).items()
+        if select(config, key) is not None
+    }
+    words += [f"{key}={patience}" for key, patience in changed.items()]
+    if others := [key for key in changed if not re.fullmatch("|".join(MAY_CHANGE), key)]:
+        words.append(f"allow_changes=[{','.join(others)}]")
+    return words
+
+
 def command_to_go_on(config: Config, run_dir: Path, num_epochs: int | None) -> str:
     """The command that continues the run, where it was started before.
 
@@ -138,15 +161,20 @@ def command_to_go_on(config: Config, run_dir: Path, num_epochs: int | None) -> s
         config: the configuration of the run.
         run_dir: its directory.
         num_epochs: of a finished run, which is trained for twice as many; if there are none, as
-            configs/ says. None for a run that was interrupted, to which its own limits apply.
+            configs/ says. If early stopping ended it, its patience is doubled. None for a run that
+            was interrupted, to which its own limits apply.
     """
     attempts = read_attempts(run_dir / "logs")
     command = attempts[-1].get("command") if attempts else None
     words = [str(word) for word in command[1:]] if isinstance(command, list) else []
     if num_epochs is not None:
-        words = [word for word in words if not word.startswith("trainer.max_")]
-    if num_epochs:
-        words.append(f"trainer.max_epochs={2 * num_epochs}")
+        longer = words_for_longer(config, num_epochs) if num_epochs else []
+        given = {word.split("=")[0] for word in longer}
+        words = [
+            word
+            for word in words
+            if not word.startswith("trainer.max_") and word.split("=")[0] not in given
+        ] + longer
     name = run_dir.name
     if Path(select(config, "run_dir") or "").name == name:
         # With run_dir=... the name of the directory need not be that of the run.

@@ -6,6 +6,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.errors import ConfigError
@@ -17,6 +18,7 @@ from tests.samestep.callbacks.tiny import Tiny, fit
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers",
     "ignore:.*treespec, LeafSpec",
+    "ignore:Be aware that when using `ckpt_path`",
     "ignore:You're resuming from a checkpoint that ended before",
 )
 
@@ -112,3 +114,35 @@ def test_the_next_line_of_a_finished_run_trains_it_further(tmp_path: Path):
     rows = (tmp_path / "mine/metrics.csv").read_text().splitlines()
     assert len(rows) == 4  # a header, two epochs and the test
     assert json.loads((tmp_path / "mine/metrics.json").read_text())["test/accuracy"] > 0
+
+
+def stopping(patience: int, **settings: float) -> EarlyStopping:
+    return EarlyStopping("val/score", patience=patience, mode="max", **settings)
+
+
+@pytest.mark.parametrize(
+    ("changed", "epochs"),
+    [
+        ([stopping(1)], 2),
+        ([stopping(0)], 2),
+        ([stopping(3)], 4),
+        ([stopping(1, min_delta=-0.1)], 6),
+        ([], 6),
+    ],
+    ids=["the same", "less patience", "more patience", "another threshold", "removed"],
+)
+def test_a_run_that_ended_early_goes_on_where_its_new_settings_let_it(
+    tmp_path: Path, changed: list[L.Callback], epochs: int
+):
+    assert fit(tmp_path, Tiny([0.5]), stopping(1), max_epochs=6).current_epoch == 2
+    again = fit(tmp_path, Tiny([0.5]), *changed, max_epochs=6, ckpt="last.ckpt")
+    assert again.current_epoch == epochs
+
+
+def test_a_run_that_ended_itself_has_ended(tmp_path: Path):
+    class Ends(L.Callback):
+        def on_train_batch_end(self, trainer, *args) -> None:
+            trainer.should_stop = trainer.global_step == 4
+
+    assert fit(tmp_path, Tiny([0.5]), Ends()).current_epoch == 1
+    assert fit(tmp_path, Tiny([0.5]), Ends(), ckpt="last.ckpt").current_epoch == 1

@@ -45,9 +45,17 @@ def test_canary_lightning_still_broadcasts_every_step():
     assert "self._broadcast_sigterm_tensor()" in inspect.getsource(_TrainingEpochLoop.advance)
 
 
-def test_canary_lightning_still_counts_the_step_before_a_validation_again():
-    source = inspect.getsource(_TrainingEpochLoop.advance)
-    assert "self._skip_next_val = True\n                return" in source
+def test_canary_lightning_still_repeats_and_leaves_out_when_it_restarts():
+    advance = inspect.getsource(_TrainingEpochLoop.advance)
+    assert "self._skip_next_val = True\n                return" in advance
+    fit_loop = inspect.getsource(_FitLoop)
+    assert "restarting and epoch_unfinished or self._iteration_based_training()" in fit_loop
+    assert "if not self.restarting and self.epoch_loop._num_ready_batches_reached()" in fit_loop
+    # The plateau schedules are stepped after the hook in which checkpoints are saved.
+    end = inspect.getsource(_FitLoop.on_advance_end)
+    assert end.index('"on_train_epoch_end"') < end.index("update_plateau_schedulers")
+    assert "self.epoch_loop.run(self._data_fetcher)" in inspect.getsource(_FitLoop.advance)
+    assert "self.reset()" in inspect.getsource(_TrainingEpochLoop.run)
 
 
 def test_canary_lightning_still_ends_an_epoch_in_this_order():

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from samestep.run import lock, state
 from samestep.run.changes import find_changes
 from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError
 from samestep.run.records import read_history
-from samestep.run.summary import command_to_go_on, summarize
+from samestep.run.summary import command_to_go_on, count_epochs, count_steps, summarize
 from samestep.spec import RunSpec
 from tests.conftest import environment
 
@@ -556,3 +557,56 @@ def test_the_summary_of_a_run_on_a_cluster_names_the_launcher(
         f"RUN_ID={tmp_path.name} python scripts/launch.py cluster={cluster} trainer.num_nodes=2 "
         f"trainer.max_epochs=6 action={action}"
     )
+
+
+@pytest.mark.parametrize(
+    ("trainer", "callbacks", "words"),
+    [
+        ({"max_epochs": 3}, {}, ["trainer.max_epochs=6"]),
+        # Early stopping, a limit of time, or of steps has ended these.
+        (
+            {"max_epochs": 20},
+            {"patience": 5},
+            [
+                "trainer.max_epochs=20",
+                "callbacks.mine.patience=10",
+                "allow_changes=[callbacks.mine.patience]",
+            ],
+        ),
+        ({"max_epochs": 4, "max_time": "00:00:10:00"}, {}, ["trainer.max_epochs=6"]),
+        ({"max_epochs": 1000, "max_steps": 50}, {}, ["trainer.max_epochs=6"]),
+        ({"max_epochs": -1, "max_steps": 50}, {}, ["trainer.max_epochs=6"]),
+    ],
+    ids=["epochs", "early stopping", "time", "steps", "steps only"],
+)
+def test_the_command_for_longer_names_what_had_ended_the_run(tmp_path, trainer, callbacks, words):
+    command = ["train.py", "model=mlp", "trainer.max_steps=50", "callbacks.mine.patience=5"]
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/environment.json").write_text(json.dumps([{"command": command}]))
+    node = {"_target_": "lightning.pytorch.callbacks.EarlyStopping"} | callbacks
+    cfg = {"trainer": trainer, "callbacks": {"mine": node} if callbacks else {}}
+    kept = ["model=mlp"] if callbacks else ["model=mlp", "callbacks.mine.patience=5"]
+    again = shlex.split(command_to_go_on(cfg, tmp_path, 3))
+    assert again[3:] == [*kept, *words]
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_finished"),
+    [
+        ([], True),
+        (["callbacks.early_stopping.patience=2"], True),
+        (["callbacks.early_stopping.patience=9"], False),
+        (["~callbacks.early_stopping"], False),
+    ],
+)
+def test_a_finished_run_goes_on_with_more_patience(spec, changed: list[str], is_finished: bool):
+    early = "callbacks=early_stopping"
+    run.begin(spec(early), [])
+    run.finish(spec(early), {"test/loss": 0.5})
+    assert run.is_finished(spec(early, *changed)) is is_finished
+
+
+def test_epochs_of_a_module_with_names_of_its_own_are_counted():
+    rows = [{"step": 3.0, "epoch": 0.0, "train_loss": 1.0, "time/epoch_s": 2.0}]
+    rows.append({"step": 4.0, "epoch": 1.0, "test_loss": 1.0})
+    assert (count_epochs(rows), count_steps(rows)) == (1, 4)

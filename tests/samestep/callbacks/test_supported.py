@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import lightning as L
+import pytest
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelPruning,
+    OnExceptionCheckpoint,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.callbacks.spike import SpikeDetection
+
+from samestep.callbacks.supported import UNSUPPORTED, check_supported
+from samestep.errors import ConfigError
+from tests.conftest import QUICK, run
+from tests.samestep.callbacks.tiny import Tiny, fit
+
+
+class FindsAtSomeEpochs(LearningRateFinder):
+    """As in Lightning's documentation: a child is not supported either."""
+
+
+@pytest.mark.parametrize(
+    ("callback", "remedy"),
+    [
+        (FindsAtSomeEpochs(), "set it in the configuration of the model"),
+        (BatchSizeFinder(), "set it in the configuration of the data"),
+        (StochasticWeightAveraging(swa_lrs=0.1), "use .*EMAWeightAveraging"),
+        (ModelPruning("l1_unstructured"), "prune the weights of a finished run"),
+        (OnExceptionCheckpoint("."), "callbacks.last saves"),
+        (SpikeDetection(), "callbacks.loss_guard"),
+    ],
+    ids=[kind.__name__ for kind in UNSUPPORTED],
+)
+def test_callbacks_that_cannot_continue_are_rejected(callback: L.Callback, remedy: str):
+    with pytest.raises(ConfigError, match=f"callbacks.mine: .*is not supported: .*{remedy}"):
+        check_supported(callback, "callbacks.mine")
+
+
+def test_those_of_the_module_are_rejected_before_the_first_step(tmp_path: Path):
+    model = Tiny([0.5])
+    model.configure_callbacks = lambda: [OnExceptionCheckpoint(tmp_path)]
+    with pytest.raises(ConfigError, match=r"Tiny\.configure_callbacks: OnExceptionCheckpoint is"):
+        fit(tmp_path, model)
+    assert not model.lrs
+
+
+def test_a_callback_that_cannot_continue_leaves_nothing_behind(tmp_path: Path):
+    find = "+callbacks.find._target_=lightning.pytorch.callbacks.LearningRateFinder"
+    result = run("train.py", *QUICK[1:], f"run_root={tmp_path}", find)
+    assert result.returncode == 2, result.stderr
+    assert "callbacks.find: LearningRateFinder is not supported" in result.stderr
+    assert not list(tmp_path.iterdir())
