@@ -15,8 +15,17 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    ParallelStrategy,
+    Strategy,
+)
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
@@ -35,7 +44,14 @@ from samestep.callbacks.watchdog import Watchdog
 from samestep.data.download import DownloadError
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, lightning_patches
-from samestep.ranks.process_group import device_kind, on_all_ranks, topology
+from samestep.ranks.process_group import (
+    UnequalNodesDDP,
+    device_kind,
+    on_all_ranks,
+    options_of_any,
+    options_of_ddp,
+    topology,
+)
 from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.history import History
 
@@ -187,6 +203,8 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         LostState(),
     ]
     where = topology(cfg)
+    if isinstance(cfg.trainer.strategy, DictConfig):
+        where["strategy"] = strategy(cfg)
     num_sanity = cfg.trainer.num_sanity_val_steps
     arguments = {
         "callbacks": callbacks,
@@ -210,6 +228,40 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
     lightning_patches.look_at_hooks_once()
     lightning_patches.leave_out_empty_batches()
     return lightning_trainer
+
+
+def strategy(cfg: DictConfig) -> Strategy:
+    """The strategy that ``cfg.trainer.strategy`` names by ``_target_``, with our options of DDP.
+
+    Raises:
+        ConfigError: if it does not save all weights in one file, or is for one rank only. Other
+            strategies that write files of their own are found by ``LastCheckpoint``.
+    """
+    node, key = cfg.trainer.strategy, f"trainer.strategy._target_={cfg.trainer.strategy._target_}"
+    kind = get_object(node._target_)
+    if not (isinstance(kind, type) and issubclass(kind, Strategy)):
+        raise ConfigError(f"{key}: must be a Lightning Strategy")
+    in_parts = f"{key}: a checkpoint in parts cannot be verified, or read on other ranks; "
+    if issubclass(kind, DeepSpeedStrategy):
+        raise ConfigError(f"{in_parts}use FSDP, which saves whole weights")
+    if issubclass(kind, FSDPStrategy) and node.get("state_dict_type", "full") != "full":
+        raise ConfigError(f"{in_parts}set state_dict_type=full")
+    if issubclass(kind, ModelParallelStrategy) and node.get("save_distributed_checkpoint", True):
+        raise ConfigError(f"{in_parts}set save_distributed_checkpoint=false")
+    if environment.world_size() > 1 and not issubclass(kind, ParallelStrategy):
+        raise ConfigError(f"{key}: is for one rank, and there are {environment.world_size()}")
+
+    names = set(inspect.signature(kind).parameters)
+    options = options_of_any(cfg) if environment.under_torchrun() else {}
+    if issubclass(kind, DDPStrategy):
+        options |= options_of_ddp(cfg)
+        names |= set(inspect.signature(DistributedDataParallel).parameters)
+        check_names([name for name in node if name[0] != "_"], sorted(names), key, node._target_)
+    options = {name: value for name, value in options.items() if name in names and name not in node}
+    if kind is DDPStrategy:
+        node = {**node, "_target_": f"{UnequalNodesDDP.__module__}.UnequalNodesDDP"}
+    made: Strategy = build(OmegaConf.create(node), "trainer.strategy", **options)
+    return made
 
 
 def share_out(cfg: DictConfig) -> list[L.Callback]:
@@ -248,6 +300,8 @@ def flags_of_lightning(cfg: DictConfig) -> DictConfig:
     """``cfg.trainer`` without the keys that ``lightning.Trainer`` does not have."""
     flags = OmegaConf.to_container(cfg.trainer, resolve=True)
     assert isinstance(flags, dict)
+    if isinstance(flags["strategy"], dict):
+        flags["strategy"] = "auto"  # ``strategy`` makes it
     return OmegaConf.create({key: flags[key] for key in flags if key not in OWN_TRAINER_KEYS})
 
 
@@ -392,6 +446,8 @@ def check_arguments(cfg: DictConfig) -> None:
     for group in ("model", "data", "callbacks", "logger"):
         check_signatures(cfg[group], group)
     check_signatures(flags_of_lightning(cfg), "trainer")
+    if isinstance(cfg.trainer.strategy, DictConfig):
+        check_signatures(cfg.trainer.strategy, "trainer.strategy")
 
 
 def check_signatures(node: DictConfig, key: str) -> None:

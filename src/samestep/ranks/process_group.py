@@ -18,6 +18,7 @@ from torch import distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from samestep.config.rules import is_fsdp
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, failure, network, stopping
 
@@ -261,7 +262,7 @@ def topology(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         ConfigError: if ``trainer.strategy=fsdp`` or ``trainer.sync_batchnorm`` finds no GPU.
     """
-    if cfg.trainer.strategy == "fsdp" and not torch.cuda.is_available():
+    if is_fsdp(cfg) and not torch.cuda.is_available():
         raise ConfigError(
             "trainer.strategy=fsdp: needs GPUs, and this machine has none; trainer.strategy=ddp "
             "trains on CPUs"
@@ -273,29 +274,36 @@ def topology(cfg: DictConfig) -> dict[str, Any]:
     if not environment.under_torchrun():
         # One process. Lightning would take the variables of a Slurm allocation for ranks.
         return {"plugins": [LightningEnvironment()]}
-    return {
-        "devices": environment.local_world_size(),
-        "num_nodes": environment.num_nodes(),
-        "strategy": build_strategy(cfg),
-    }
+    where = {"devices": environment.local_world_size(), "num_nodes": environment.num_nodes()}
+    # `samestep.build` calls a _target_.
+    is_node = isinstance(cfg.trainer.strategy, DictConfig)
+    return where if is_node else {**where, "strategy": build_strategy(cfg)}
 
 
 def build_strategy(cfg: DictConfig) -> Strategy:
     """FSDP if ``cfg.trainer.strategy`` says so, otherwise DDP."""
-    common: dict[str, Any] = {
+    if is_fsdp(cfg):
+        # "full": a checkpoint of whole weights, which any number of ranks can read.
+        return FSDPStrategy(state_dict_type="full", **options_of_any(cfg))
+    return UnequalNodesDDP(**options_of_any(cfg), **options_of_ddp(cfg))
+
+
+def options_of_any(cfg: DictConfig) -> dict[str, Any]:
+    """What each strategy of several ranks gets, if it takes it."""
+    return {
         "cluster_environment": TorchrunEnvironment(),
         "timeout": timedelta(seconds=cfg.cluster.timeout_s),
     }
-    if cfg.trainer.strategy == "fsdp":
-        # "full": a checkpoint of whole weights, which any number of ranks can read.
-        return FSDPStrategy(state_dict_type="full", **common)
-    return UnequalNodesDDP(
+
+
+def options_of_ddp(cfg: DictConfig) -> dict[str, Any]:
+    """What DDP gets besides."""
+    return {
         # AverageBuffers gives every rank the same buffers, once per epoch.
-        forward_sync_buffers=False,
-        gradient_as_bucket_view=True,
+        "forward_sync_buffers": False,
+        "gradient_as_bucket_view": True,
         # Without this DDP sorts its gradients anew after its first step, also after a restart.
         # The order in which three ranks or more are summed changes then, and so do the last bits.
-        find_unused_parameters="find_unused" in cfg.trainer.strategy
+        "find_unused_parameters": "find_unused" in str(cfg.trainer.strategy)
         or cfg.trainer.deterministic is True,
-        **common,
-    )
+    }

@@ -17,7 +17,8 @@ MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
     r"rules|report|choices(\..+)?|summary(\..+)?",
     r"(cluster|logger|callbacks\.(artifacts|progress))(\..+)?",
     r"callbacks\.(\w+\.dirpath|last\.every_s|loss_guard\.max_skipped)",
-    r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy|profiler"
+    r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator"
+    r"|(strategy|profiler)(\..+)?"
     r"|save_every_n_epochs|enable_\w+|limit_predict_batches|detect_anomaly|benchmark"
     r"|inference_mode|log_every_n_steps|num_sanity_val_steps)",
 )

@@ -20,6 +20,7 @@ import torch
 from omegaconf import DictConfig
 from torch import distributed as dist
 
+from samestep.config.rules import is_sharded
 from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.ranks.preflight import is_shared
@@ -58,7 +59,7 @@ def begin(cfg: DictConfig, argv: list[str]) -> Start:
         ConfigError, RunError: on every rank; see ``directory.begin``.
     """
     shared = is_shared(Path(cfg.run_dir))
-    if cfg.trainer.strategy == "fsdp":
+    if is_sharded(cfg):
         check_same_path(cfg)
     if not shared:
         fetch_newest(cfg)
