@@ -25,7 +25,7 @@ REFUSED_AT_ONCE = [  # by the configuration alone, without torch
     ("trainer=3", "trainer=3: no such choice"),
     ("choices.data=mnist", "choices.data=mnist: no such key"),
     ("rules=no.module", "rules=no.module: No module named 'no'"),
-    ("data=null", "data: a run needs one of cifar10, digits, "),
+    ("data=null", "ImageClassifier needs data.num_classes, data.num_channels, "),
     ("x" * 5000 + "=1", "a key or a choice cannot be used: File name too long"),
     ("RUN_ID=mine", "RUN_ID=mine: no such key; did you mean run_id=mine?"),
     ("=5", "=5: has no key; write KEY=VALUE or GROUP=CHOICE"),

@@ -31,6 +31,11 @@ class Prediction(NamedTuple):
     pixels: NDArray[np.uint8]  # [H, W], or [H, W, 3] in colour
 
 
+def has_pictures(trainer: Any, pl_module: Any) -> bool:
+    """Whether images were classified; other models may have a ``confusion`` of their own."""
+    return hasattr(pl_module, "confusion") and hasattr(trainer.datamodule, "class_names")
+
+
 class Predictions(L.Callback):
     """Leaves test predictions to look at, on rank zero.
 
@@ -68,7 +73,7 @@ class Predictions(L.Callback):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Batch, batch_idx: int, *_: Any
     ) -> None:
         """Keep what the tables and the pictures will show."""
-        if not hasattr(pl_module, "confusion"):
+        if not has_pictures(trainer, pl_module):
             return
         scores = outputs.float().softmax(1)
         guesses = outputs.argmax(1)
@@ -100,7 +105,7 @@ class Predictions(L.Callback):
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the pictures and tables, and log the table; every rank must call this."""
-        if not hasattr(pl_module, "confusion"):
+        if not has_pictures(trainer, pl_module):
             return
         parts = gather(torch.cat(self.guesses) if self.guesses else torch.empty(0, 4))
         if not trainer.is_global_zero:

@@ -15,8 +15,17 @@ from hydra.utils import get_object, instantiate
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    ParallelStrategy,
+    Strategy,
+)
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
@@ -28,9 +37,16 @@ from samestep.config.run_spec import spec_of
 from samestep.data.download import DownloadError
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment
-from samestep.ranks.process_group import on_all_ranks, topology
+from samestep.ranks.process_group import (
+    UnequalNodesDDP,
+    on_all_ranks,
+    options_of_any,
+    options_of_ddp,
+    topology,
+)
 from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.history import History
+from samestep.spec import RunSpec
 from samestep.trainer import callbacks_of_run, patch
 
 # What a constructor raises when it refuses an argument.
@@ -174,6 +190,8 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
     monitors = dict(monitors_of(cfg))
     callbacks = callbacks_of_run(spec, history, last, kept, monitors, accumulates)
     where = topology(spec)
+    if isinstance(cfg.trainer.strategy, DictConfig):
+        where["strategy"] = strategy(cfg, spec)
     num_sanity = cfg.trainer.num_sanity_val_steps
     arguments = {
         "callbacks": callbacks,
@@ -195,6 +213,40 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
     profiler.dirpath = profiler.dirpath or cfg.run_dir
     patch(lightning_trainer)
     return lightning_trainer
+
+
+def strategy(cfg: DictConfig, spec: RunSpec) -> Strategy:
+    """The strategy that ``cfg.trainer.strategy`` names by ``_target_``, with our options of DDP.
+
+    Raises:
+        ConfigError: if it does not save all weights in one file, or is for one rank only. Other
+            strategies that write files of their own are found by ``LastCheckpoint``.
+    """
+    node, key = cfg.trainer.strategy, f"trainer.strategy._target_={cfg.trainer.strategy._target_}"
+    kind = get_object(node._target_)
+    if not (isinstance(kind, type) and issubclass(kind, Strategy)):
+        raise ConfigError(f"{key}: must be a Lightning Strategy")
+    in_parts = f"{key}: a checkpoint in parts cannot be verified, or read on other ranks; "
+    if issubclass(kind, DeepSpeedStrategy):
+        raise ConfigError(f"{in_parts}use FSDP, which saves whole weights")
+    if issubclass(kind, FSDPStrategy) and node.get("state_dict_type", "full") != "full":
+        raise ConfigError(f"{in_parts}set state_dict_type=full")
+    if issubclass(kind, ModelParallelStrategy) and node.get("save_distributed_checkpoint", True):
+        raise ConfigError(f"{in_parts}set save_distributed_checkpoint=false")
+    if environment.world_size() > 1 and not issubclass(kind, ParallelStrategy):
+        raise ConfigError(f"{key}: is for one rank, and there are {environment.world_size()}")
+
+    names = set(inspect.signature(kind).parameters)
+    options = options_of_any(spec) if environment.under_torchrun() else {}
+    if issubclass(kind, DDPStrategy):
+        options |= options_of_ddp(spec)
+        names |= set(inspect.signature(DistributedDataParallel).parameters)
+        check_names([name for name in node if name[0] != "_"], sorted(names), key, node._target_)
+    options = {name: value for name, value in options.items() if name in names and name not in node}
+    if kind is DDPStrategy:
+        node = {**node, "_target_": f"{UnequalNodesDDP.__module__}.UnequalNodesDDP"}
+    made: Strategy = build(OmegaConf.create(node), "trainer.strategy", **options)
+    return made
 
 
 def find_only(kind: type[Kept], chosen: dict[str, L.Callback], run_dir: str) -> Kept | None:
@@ -223,6 +275,8 @@ def flags_of_lightning(cfg: DictConfig) -> DictConfig:
     """``cfg.trainer`` without the keys that ``lightning.Trainer`` does not have."""
     flags = OmegaConf.to_container(cfg.trainer, resolve=True)
     assert isinstance(flags, dict)
+    if isinstance(flags["strategy"], dict):
+        flags["strategy"] = "auto"  # ``strategy`` makes it
     return OmegaConf.create({key: flags[key] for key in flags if key not in OWN_TRAINER_KEYS})
 
 
@@ -396,6 +450,8 @@ def check_arguments(cfg: DictConfig) -> None:
     for group in ("model", "data", "callbacks", "logger"):
         check_signatures(cfg[group], group)
     check_signatures(flags_of_lightning(cfg), "trainer")
+    if isinstance(cfg.trainer.strategy, DictConfig):
+        check_signatures(cfg.trainer.strategy, "trainer.strategy")
 
 
 def check_signatures(node: DictConfig, key: str) -> None:

@@ -27,6 +27,7 @@ class RunSpec:
     num_nodes: int | None = 1
     """Machines; None where nodes may come and go."""
     strategy: str = "auto"
+    """Its name, or the full name of the class of an object."""
     sync_batchnorm: bool = False
     deterministic: bool = False
     timeout_s: float = 300.0
@@ -47,6 +48,16 @@ class RunSpec:
     """What has set each value that is not the default, for the records."""
     another_run: str = "another run_dir"
     """How the user asks for a new run, for messages."""
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Whether the strategy is Lightning's FSDP."""
+        return self.strategy == "fsdp" or self.strategy.endswith(".FSDPStrategy")
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank has a part of the model only."""
+        return self.is_fsdp or ("." in self.strategy and "DDP" not in self.strategy)
 
 
 def select(config: Any, key: str) -> Any:

@@ -141,7 +141,7 @@ class Trainer(L.Trainer):
             accelerator=accelerator,
             devices=devices,
             num_nodes=num_nodes,
-            strategy=strategy,
+            strategy=strategy if isinstance(strategy, str) else name_of_class(strategy),
             sync_batchnorm=bool(options.get("sync_batchnorm")),
             deterministic=options.get("deterministic") is True,
             timeout_s=timeout_s,
@@ -381,10 +381,14 @@ def loggers_of(logger: Iterable[Logger] | bool | None) -> Iterable[Logger]:
     return () if logger is None or isinstance(logger, bool) else logger
 
 
+def name_of_class(thing: object) -> str:
+    """The full name of the class of an object."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
 def describe(part: Any) -> dict[str, Any]:
     """The class of a model or of data, and the hyperparameters that it has saved."""
-    kind = type(part)
-    facts: dict[str, Any] = {"class": f"{kind.__module__}.{kind.__qualname__}"}
+    facts: dict[str, Any] = {"class": name_of_class(part)}
     if isinstance(getattr(part, "batch_size", None), int):  # of a DataLoader
         facts["batch_size"] = part.batch_size
     hyperparameters: dict[str, Any] = plain(dict(getattr(part, "hparams", {})))

@@ -44,13 +44,18 @@ def test_several_ranks_have_the_loss_curve_of_one(reference_run: Path, tmp_path:
         assert all(torch.allclose(ours[k], weights[k], atol=1e-4) for k in weights)
 
 
+STATIC_GRAPH = (
+    "trainer.strategy={_target_:lightning.pytorch.strategies.DDPStrategy,static_graph:true}"
+)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         ["trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.5", "callbacks=ema"],
-        ["trainer.precision=bf16-mixed"],
+        ["trainer.precision=bf16-mixed", STATIC_GRAPH],
     ],
-    ids=["accumulation-clipping-ema", "bf16"],
+    ids=["accumulation-clipping-ema", "bf16-static-graph"],
 )
 def test_options_agree_on_one_and_two_ranks(tmp_path: Path, options: list[str]):
     for num in (1, 2):

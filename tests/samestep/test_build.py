@@ -5,7 +5,11 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+)
 from lightning.pytorch.trainer import call as trainer_call
 from torch.utils.data import DataLoader
 
@@ -13,8 +17,9 @@ from samestep import build
 from samestep.callbacks.progress import Progress
 from samestep.config.compose import check
 from samestep.errors import ConfigError
-from samestep.ranks import lightning_patches
+from samestep.ranks import environment, lightning_patches
 from samestep.ranks.lightning_patches import STEP_HOOKS
+from samestep.ranks.process_group import UnequalNodesDDP
 from samestep.run.history import History
 from tests.samestep.callbacks.tiny import Tiny
 
@@ -119,3 +124,43 @@ def test_a_model_may_have_the_loaders():
 def test_data_are_missed_before_a_run_begins():
     with pytest.raises(ConfigError, match="SkeletonModel has no train_dataloader; choose data"):
         build.build_parts(check([*OWN_LOADERS, "run_id=test"]))
+
+
+STRATEGIES = "lightning.pytorch.strategies"
+
+
+def strategy_of(compose: Callable[..., object], name: str, *options: str):
+    words = ",".join([f"_target_:{STRATEGIES}.{name}", *options])
+    # FSDP is rejected on CPUs before.
+    return build.strategy(compose(f"trainer.strategy={{{words}}}", "trainer.accelerator=auto"))
+
+
+def test_a_strategy_may_have_options(compose):
+    made = strategy_of(compose, "DDPStrategy", "static_graph:true", "gradient_as_bucket_view:false")
+    assert type(made) is UnequalNodesDDP
+    single = strategy_of(compose, "SingleDeviceStrategy")
+    assert type(single) is SingleDeviceStrategy
+    parallel = strategy_of(compose, "ModelParallelStrategy", "save_distributed_checkpoint:false")
+    assert type(parallel) is ModelParallelStrategy
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("FSDPStrategy", ["state_dict_type:sharded"], "set state_dict_type=full"),
+        ("ModelParallelStrategy", [], "set save_distributed_checkpoint=false"),
+        ("DeepSpeedStrategy", [], "use FSDP, which saves whole weights"),
+        ("DDPStrategy", ["static_grph:true"], "did you mean static_graph?"),
+        ("ddp.timedelta", [], "must be a Lightning Strategy"),
+    ],
+)
+def test_strategies_whose_checkpoints_are_in_parts_are_rejected(compose, name, options, message):
+    with pytest.raises(ConfigError) as caught:
+        strategy_of(compose, name, *options)
+    assert message in str(caught.value)
+
+
+def test_a_strategy_for_one_rank_is_rejected_on_two(compose, monkeypatch):
+    monkeypatch.setattr(environment, "world_size", lambda: 2)
+    with pytest.raises(ConfigError, match="is for one rank, and there are 2"):
+        strategy_of(compose, "SingleDeviceStrategy")

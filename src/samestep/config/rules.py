@@ -99,7 +99,7 @@ OF_TRAINER = {
     "trainer.accelerator": one_of("auto", "cpu", "gpu", "mps", "tpu"),
     "trainer.devices": one_of("auto") | whole(1),
     "trainer.num_nodes": whole(1),
-    "trainer.strategy": one_of("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp"),
+    "trainer.strategy": one_of("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp") | NODE,
     "trainer.precision": one_of(*PRECISIONS),
     "trainer.max_epochs": whole(1) | NO_LIMIT,
     "trainer.min_epochs": NULL | whole(1),
@@ -185,18 +185,35 @@ OF_CALLBACKS = {
 RULES: dict[str, Rule] = OF_RUN | OF_TRAINER | OF_CLUSTER | OF_CALLBACKS
 
 
+def is_fsdp(cfg: DictConfig) -> bool:
+    """Whether the strategy is Lightning's FSDP, by name or with options."""
+    target = cfg.trainer.strategy
+    if isinstance(target, DictConfig):
+        target = target.get("_target_")
+    return target == "fsdp" or str(target).endswith(".FSDPStrategy")
+
+
+def is_sharded(cfg: DictConfig) -> bool:
+    """Whether each rank has a part of the model only, so that all of them must take equal steps."""
+    strategy = cfg.trainer.strategy
+    is_node = isinstance(strategy, DictConfig)
+    return is_fsdp(cfg) or (is_node and "DDP" not in str(strategy.get("_target_")))
+
+
 def contradictions(cfg: DictConfig) -> Iterator[str]:
     """What is wrong with ``cfg`` although each value alone is fine, one line each."""
     entrypoints = cfg.cluster.get("entrypoint", {})  # only Slurm has several
     if entrypoints and cfg.cluster.container not in entrypoints:
         yield f"cluster.container={cfg.cluster.container}: must be one of {', '.join(entrypoints)}"
-    if cfg.trainer.strategy != "fsdp":
+    if not is_sharded(cfg):
         return
     if cfg.cluster.shares != "equal":
         yield (
             f"cluster.shares={cfg.cluster.shares}: trainer.strategy=fsdp gives every rank the same "
             "share; use cluster.shares=equal, or trainer.strategy=ddp"
         )
+    if not is_fsdp(cfg):
+        return
     if cfg.trainer.accelerator not in {"gpu", "auto"}:
         yield (
             f"trainer.strategy=fsdp: needs GPUs, and trainer.accelerator="

@@ -26,6 +26,7 @@ def spec_of(cfg: DictConfig, overrides: Sequence[str] = ()) -> RunSpec:
     """
     config = redact_values(OmegaConf.to_container(cfg, resolve=True))
     trainer, cluster = cfg.trainer, config["cluster"]
+    strategy = config["trainer"]["strategy"]
     return RunSpec(
         run_id=str(cfg.run_id),
         run_dir=Path(cfg.run_dir),
@@ -34,7 +35,7 @@ def spec_of(cfg: DictConfig, overrides: Sequence[str] = ()) -> RunSpec:
         accelerator=trainer.accelerator,
         devices=trainer.devices,
         num_nodes=None if "max_nodes" in cluster else trainer.num_nodes,
-        strategy=trainer.strategy,
+        strategy=strategy if isinstance(strategy, str) else strategy["_target_"],
         sync_batchnorm=trainer.sync_batchnorm,
         deterministic=trainer.deterministic is True,
         timeout_s=cluster["timeout_s"],

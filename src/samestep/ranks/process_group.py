@@ -293,7 +293,7 @@ def topology(spec: RunSpec) -> dict[str, Any]:
     Raises:
         ConfigError: if ``trainer.strategy=fsdp`` or ``trainer.sync_batchnorm`` finds no GPU.
     """
-    if spec.strategy == "fsdp" and not torch.cuda.is_available():
+    if spec.is_fsdp and not torch.cuda.is_available():
         raise ConfigError(
             "trainer.strategy=fsdp: needs GPUs, and this machine has none; trainer.strategy=ddp "
             "trains on CPUs"
@@ -306,28 +306,34 @@ def topology(spec: RunSpec) -> dict[str, Any]:
     if not environment.under_torchrun():
         # One process. Lightning would take the variables of a Slurm allocation for ranks.
         return {"plugins": [LightningEnvironment()]}
-    return {
-        "devices": environment.local_world_size(),
-        "num_nodes": environment.num_nodes(),
-        "strategy": build_strategy(spec),
-    }
+    where = {"devices": environment.local_world_size(), "num_nodes": environment.num_nodes()}
+    is_object = "." in spec.strategy  # which somebody else has made
+    return where if is_object else {**where, "strategy": build_strategy(spec)}
 
 
 def build_strategy(spec: RunSpec) -> Strategy:
     """FSDP if ``spec.strategy`` says so, otherwise DDP."""
-    common: dict[str, Any] = {
+    if spec.is_fsdp:
+        # "full": a checkpoint of whole weights, which any number of ranks can read.
+        return FSDPStrategy(state_dict_type="full", **options_of_any(spec))
+    return UnequalNodesDDP(**options_of_any(spec), **options_of_ddp(spec))
+
+
+def options_of_any(spec: RunSpec) -> dict[str, Any]:
+    """What each strategy of several ranks gets, if it takes it."""
+    return {
         "cluster_environment": TorchrunEnvironment(),
         "timeout": timedelta(seconds=spec.timeout_s),
     }
-    if spec.strategy == "fsdp":
-        # "full": a checkpoint of whole weights, which any number of ranks can read.
-        return FSDPStrategy(state_dict_type="full", **common)
-    return UnequalNodesDDP(
+
+
+def options_of_ddp(spec: RunSpec) -> dict[str, Any]:
+    """What DDP gets besides."""
+    return {
         # AverageBuffers gives every rank the same buffers, once per epoch.
-        forward_sync_buffers=False,
-        gradient_as_bucket_view=True,
+        "forward_sync_buffers": False,
+        "gradient_as_bucket_view": True,
         # Without this DDP sorts its gradients anew after its first step, also after a restart.
         # The order in which three ranks or more are summed changes then, and so do the last bits.
-        find_unused_parameters="find_unused" in spec.strategy or spec.deterministic,
-        **common,
-    )
+        "find_unused_parameters": "find_unused" in spec.strategy or spec.deterministic,
+    }

@@ -58,7 +58,7 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
         ConfigError, RunError: on every rank; see ``directory.begin``.
     """
     shared = is_shared(spec.run_dir)
-    if spec.strategy == "fsdp":
+    if spec.is_sharded:
         check_same_path(spec)
     if not shared:
         fetch_newest(spec)
