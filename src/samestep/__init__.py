@@ -2,6 +2,6 @@
 
 You never edit this package; a newer version of the template replaces it. What you own is in
 ``src/project``. Read in this order: ``errors``, ``config``, ``ranks``, ``data``, ``run``,
-``callbacks``, ``report``, ``build``, ``ending``, ``shares``, ``launch``, ``sweep``. Each folder
-opens with what it promises.
+``callbacks``, ``report``, ``build``, ``targets``, ``ending``, ``shares``, ``launch``, ``sweep``.
+Each folder opens with what it promises.
 """

@@ -30,6 +30,7 @@ from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.step_log import StepLog
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.watchdog import Watchdog
+from samestep.config.schema import escape
 from samestep.data.download import DownloadError
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, lightning_patches
@@ -244,8 +245,11 @@ def loggers(cfg: DictConfig) -> list[Logger]:
 
 def build(node: DictConfig, key: str, **arguments: Any) -> Any:
     """Call the ``_target_`` of ``node``; what its constructor refuses is the user's to change."""
+    # Hydra resolves every text twice, so that a literal ${...} becomes a reference after all. It
+    # may not exist, and in the run of somebody else it could even be a node with a _target_.
+    plain = OmegaConf.to_container(node, resolve=True)
     try:
-        return instantiate(node, _convert_="all", **arguments)
+        return instantiate(escape(escape(plain)), _convert_="all", **arguments)
     except InstantiationException as error:
         cause = error.__cause__ or error
         if isinstance(cause, ConfigError):

@@ -46,7 +46,7 @@ class Run(NamedTuple):
     @property
     def values(self) -> dict[str, Any]:
         """The configuration with full keys: ``{"trainer.max_epochs": 20}``."""
-        return flatten(OmegaConf.to_container(self.cfg))
+        return flatten(OmegaConf.to_container(self.cfg, resolve=True))
 
     @property
     def start(self) -> dict[str, Any]:

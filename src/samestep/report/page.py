@@ -92,7 +92,7 @@ def content_of(run: Run) -> dict[str, Any]:
         "epochs": epochs_of(run),
         "predictions": read_predictions(run.run_dir),
         "choices": OmegaConf.select(run.cfg, "choices") or {},
-        "tree": tree_of(OmegaConf.to_container(run.cfg), overridden_in(run)),
+        "tree": tree_of(OmegaConf.to_container(run.cfg, resolve=True), overridden_in(run)),
         "machine": machine_of(run),
         "packages": packages_of(run),
         "timeline": timeline(run),

@@ -5,9 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from samestep.config.schema import leaves
+from samestep.config.schema import escape, leaves
 from samestep.errors import ConfigError
 from samestep.ranks.secrets import redact_values
 from samestep.run.identity import digest_of, read_identity
@@ -60,7 +61,7 @@ def find_changes(cfg: DictConfig) -> dict[str, tuple[Any, Any]]:
     if not (run_dir / "config.yaml").exists():
         _check_digest(cfg, run_dir)
         return {}
-    old = flatten(OmegaConf.to_container(read_config(run_dir)))
+    old = flatten(OmegaConf.to_container(read_config(run_dir), resolve=True))
     new = flatten(resolved(cfg))
     pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in {**old, **new}}
     changed = {key: (before, after) for key, (before, after) in pairs.items() if before != after}
@@ -91,7 +92,9 @@ def read_config(run_dir: Path) -> DictConfig:
     if not path.exists():
         raise ConfigError(f"{run_dir} is not a run: it holds no config.yaml")
     try:
-        cfg = OmegaConf.load(path)
+        # Plain YAML: OmegaConf would take a text with ${...} for a reference, which may not exist,
+        # or read a variable of the environment. What a run has saved is resolved.
+        cfg = OmegaConf.create(escape(yaml.safe_load(path.read_text("utf-8"))))
     except Exception as error:  # of the YAML parser, the text's encoding or the file
         raise _unreadable(path, str(error).splitlines()[0]) from error
     if not isinstance(cfg, DictConfig) or not cfg:
