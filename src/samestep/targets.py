@@ -62,7 +62,7 @@ def check_targets(node: DictConfig, key: str, kind: str, package: str) -> None:
             raise ConfigError(f"{path}._target_={target}: there is no such object") from error
         if not is_named and not builds_parts(found, package):
             raise untrusted(path, target)
-        # By name: lightning and pytorch_lightning have classes of their own.
+        # By name: lightning and pytorch_lightning each have types of their own.
         bases = found.__mro__ if isinstance(found, type) else ()
         if path == key and kind not in {base.__name__ for base in bases}:
             raise ConfigError(f"{path}._target_={target}: must be a {kind}")
