@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,6 +41,8 @@ from samestep.run.history import History
 
 # What a constructor raises when it refuses an argument.
 REFUSALS = (ValueError, TypeError, LookupError, ImportError, MisconfigurationException)
+# It logs what it also raises, and we print one line for that.
+logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
 OWN_TRAINER_KEYS = {"save_every_n_epochs"}  # of cfg.trainer; Lightning's Trainer has no such flags
 
 

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
@@ -193,6 +194,12 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
     if entrypoints and cfg.cluster.container not in entrypoints:
         yield f"cluster.container={cfg.cluster.container}: must be one of {', '.join(entrypoints)}"
     yield from find_unprintable(cfg)
+    if Path.cwd().is_relative_to(Path(cfg.run_dir).resolve()):
+        yield (
+            f"run_dir={cfg.run_dir}: must be a directory of its own, and not one that the current "
+            "directory is in, because a run may empty it; choose the name by RUN_ID and the place "
+            "by run_root"
+        )
     if cfg.trainer.strategy != "fsdp":
         return
     if cfg.cluster.shares != "equal":

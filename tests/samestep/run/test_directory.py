@@ -17,7 +17,7 @@ import project
 from samestep.errors import ConfigError
 from samestep.run import directory as run
 from samestep.run import lock
-from samestep.run.changes import find_changes
+from samestep.run.changes import find_changes, read_config
 from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError
 from samestep.run.records import read_history
 from samestep.run.summary import command_to_go_on, summarize
@@ -495,3 +495,14 @@ def test_the_summary_of_a_run_on_a_cluster_names_the_launcher(
         f"RUN_ID={tmp_path.name} python scripts/launch.py cluster={cluster} trainer.num_nodes=2 "
         f"trainer.max_epochs=6 action={action}"
     )
+
+
+def test_a_text_that_looks_like_a_reference_is_saved_and_read_as_it_is(compose, tmp_path: Path):
+    words = ["callbacks.progress.unit='\\${nope}'", "data.class_names=['\\${run_id}',a]"]
+    cfg = compose(*words, "data.num_classes=2")
+    begin_and_save(cfg)
+    assert find_changes(compose(*words, "data.num_classes=2")) == {}
+    read = read_config(tmp_path / "test")
+    assert read.callbacks.progress.unit == "${nope}"
+    assert read.data.class_names[0] == "${run_id}"
+    run.finish(cfg, {"test/accuracy": 0.5}, seconds=1.0)
