@@ -7,6 +7,7 @@ Copier reads. Images, volumes and the Python distribution keep the name `project
 """
 
 import argparse
+import contextlib
 import importlib.util
 import keyword
 import re
@@ -81,10 +82,8 @@ def main() -> int:
         is_text = path.suffix in {".py", ".yaml", ".yml", ".md", ".toml"} or "." not in path.name
         if not is_text or path.is_symlink() or not path.is_file():  # a link, or a submodule
             continue
-        try:
+        with contextlib.suppress(UnicodeDecodeError):  # of data without a suffix
             path.write_bytes(rename(path.read_bytes().decode("utf-8"), name).encode("utf-8"))
-        except UnicodeDecodeError:
-            continue  # data without a suffix
     print(f"src/project is src/{name} now. Next: make format lint, then commit")
     return 0
 

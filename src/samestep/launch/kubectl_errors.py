@@ -130,7 +130,7 @@ def explain_exit(pod: Document) -> str:
     """
     for container in _list_statuses(pod.get("status", {})):
         states = [container.get(key, {}).get("terminated") for key in ("state", "lastState")]
-        terminated = next(filter(None, states), {})
+        terminated: Document = next(filter(None, states), {})
         if terminated.get("exitCode"):
             return _describe_exit(terminated)
     return ""

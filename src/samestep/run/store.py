@@ -171,7 +171,7 @@ def check_url(url: str) -> None:
         rest = almost[2].rpartition("@")[2]
         raise ConfigError(
             f"url={almost[1]}:...{rest}: a store is named by two slashes, such as "
-            f"{almost[1].lower()}://{rest or 'bucket/runs'}; a folder of this name is ./{almost[1]}:"
+            f"{almost[1].lower()}://{rest or 'bucket/runs'}; a folder with a colon begins with ./"
         )
     login, _, host = place.rpartition("@")
     if kind.rpartition("::")[2] in OBJECT_STORES and ":" in login:
