@@ -31,6 +31,8 @@ def add_ckpt_option(parser: argparse.ArgumentParser) -> None:
     """Let the user choose a checkpoint of the run."""
     ckpts = "best, last, or one that was kept, such as epoch-0002; default: the one that was tested"
     parser.add_argument("--ckpt", metavar="NAME", help=ckpts)
+    trust = "call whatever config.yaml of this run names: it is yours, or of somebody you trust"
+    parser.add_argument("--trust", action="store_true", help=trust)
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +80,7 @@ def load(arguments: Any) -> tuple[Any, Any]:
     from project.saved_run import load_run, set_places  # imports torch
 
     arguments.ckpt = arguments.ckpt or state.tested_checkpoint(arguments.run_dir)
-    model, data = load_run(arguments.run_dir, arguments.ckpt)
+    model, data = load_run(arguments.run_dir, arguments.ckpt, trust=arguments.trust)
     set_places(data, arguments)
     return model, data
 

@@ -7,6 +7,8 @@ Copier reads. Images, volumes and the Python distribution keep the name `project
 """
 
 import argparse
+import contextlib
+import importlib.util
 import keyword
 import re
 import subprocess
@@ -41,6 +43,15 @@ def git(*words: str) -> str:
     return done.stdout
 
 
+def is_library(name: str) -> bool:
+    """Whether this name is imported from elsewhere already, or the project depends on it."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.origin is not None:  # a folder such as data/ has no origin
+        return True
+    listed = re.findall(r"^([a-z0-9_-]+)==", (ROOT / "requirements.lock").read_text(), re.M)
+    return name in {distribution.replace("-", "_") for distribution in listed}
+
+
 def rename(text: str, name: str) -> str:
     """``text`` with the package's new name, and without the list items about copies."""
     for old, new in RULES:
@@ -57,6 +68,10 @@ def main() -> int:
     taken = {"project", "samestep", "scripts", "tests", "train", *sys.stdlib_module_names}
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or name in taken:
         parser.error(f"{name!r} is no name for a package: use lower-case letters, as in 'pets'")
+    if is_library(name):
+        parser.error(
+            f"{name!r} is a library, which a package of this name would hide: as in 'pets'"
+        )
     if not (ROOT / "src/project").is_dir():
         parser.error("there is no src/project: the package has another name already")
     if git("status", "--porcelain"):
@@ -66,8 +81,11 @@ def main() -> int:
         git("mv", f"{folder}/project", f"{folder}/{name}")
     for file in git("ls-files", "-z", ":!src/samestep", ":!tests/golden").split("\0")[:-1]:
         path = ROOT / file
-        if path.suffix in {".py", ".yaml", ".yml", ".md", ".toml"} or "." not in path.name:
-            path.write_text(rename(path.read_text("utf-8"), name), "utf-8")
+        is_text = path.suffix in {".py", ".yaml", ".yml", ".md", ".toml"} or "." not in path.name
+        if not is_text or path.is_symlink() or not path.is_file():  # a link, or a submodule
+            continue
+        with contextlib.suppress(UnicodeDecodeError):  # of data without a suffix
+            path.write_bytes(rename(path.read_bytes().decode("utf-8"), name).encode("utf-8"))
     print(f"src/project is src/{name} now. Next: make format lint, then commit")
     return 0
 

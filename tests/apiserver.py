@@ -55,6 +55,7 @@ class Server(ThreadingHTTPServer):
         self.grace_s = 0.0
         self.cuts = 0
         self.requests: list[tuple[str, str]] = []
+        self.policies: list[str | None] = []  # of each deletion: who goes first
         self.version = 0
         self.lock = threading.RLock()
 

@@ -114,6 +114,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send(200, there) if there else self.list(kind, match[3], query)
         elif self.command == "DELETE":
             if not dry:
+                self.server.policies.append((body or {}).get("propagationPolicy"))
                 self.server.remove(key)
             self.send(200, there or {})
         else:

@@ -53,7 +53,7 @@ LEVELS = [
     ["data", "run"],
     ["callbacks", "report"],
     ["build", "ending", "launch"],
-    ["shares", "sweep"],
+    ["shares", "sweep", "targets"],
 ]
 """Parts of samestep. Each part may import from itself and from the levels before its own."""
 

@@ -20,6 +20,9 @@ PLACES = (
 )  # fmt: skip
 
 
+BINARY = b"\x80from project import \xff"
+
+
 def rename(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return run("scripts/rename.py", *words, cwd=copy, PYTHONPATH=f"{copy / 'src'}:{copy}")
 
@@ -32,10 +35,19 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         refused = rename(root, name)
         assert refused.returncode == 2
         assert f"{name!r} is no name for a package" in refused.stderr
+    for name in ("torch", "yaml", "safetensors"):
+        refused = rename(root, name)
+        assert refused.returncode == 2
+        assert f"{name!r} is a library" in refused.stderr
     (root / "notes.txt").write_text("mine")
     assert "uncommitted changes" in rename(root, "pets").stderr
     (root / "notes.txt").unlink()
     assert git(root, "status", "--porcelain") == ""
+    # A data set, as somebody may keep it: binary, and without a suffix.
+    (root / "pixels").write_bytes(BINARY)
+    (root / "link").symlink_to("pixels")
+    git(root, "add", "pixels", "link")
+    git(root, "commit", "--quiet", "--message=data")
     done = rename(root, "pets")
     assert done.returncode == 0, done.stderr
     return root
@@ -49,6 +61,7 @@ def test_no_file_names_the_old_package(copy: Path):
     )  # fmt: skip
     assert found.stdout.splitlines() == []
     assert not (copy / "src/project").exists()
+    assert (copy / "pixels").read_bytes() == BINARY
 
 
 def test_nothing_is_left_of_copier(copy: Path):

@@ -4,21 +4,24 @@ from pathlib import Path
 from typing import Any
 
 
-def load_run(run_dir: str | Path, ckpt: str = "best") -> tuple[Any, Any]:
+def load_run(run_dir: str | Path, ckpt: str = "best", *, trust: bool = False) -> tuple[Any, Any]:
     """Rebuild the model and the data of a run from its directory alone.
 
     Args:
         run_dir: directory of the run, such as ``"runs/mine"``.
         ckpt: ``"best"`` by the monitored metric, or ``"last"``.
+        trust: call whatever the configuration of the run names, and download what it names. By
+            default only what ``samestep.targets`` lists is called, and nothing is downloaded.
 
     Returns:
         The model, in evaluation mode and on the CPU, and its DataModule, not yet set up. They are
         of the classes that the configuration of the run names.
 
     Raises:
-        ConfigError: if ``run_dir`` is not the directory of a run, or has no such checkpoint.
+        ConfigError: if ``run_dir`` is not the directory of a run, has no such checkpoint, or
+            names what must not be called.
         CheckpointError: if the checkpoint is damaged, or belongs to another model.
     """
     from project import saved_run  # imports torch, which takes seconds
 
-    return saved_run.load_run(Path(run_dir), ckpt)
+    return saved_run.load_run(Path(run_dir), ckpt, trust=trust)

@@ -57,6 +57,9 @@ def export_run(
             f"{run_dir}: only nets of images are exported, and this run has {type(data).__name__}; "
             "in Python, project.load_run gives its model"
         )
+    target = run_dir / "export"
+    if target.is_symlink():  # it may have come with the run, and lead anywhere
+        raise ExportError(f"{target}: is a link; remove it, and nothing was written")
     images = read_test_images(data)
     expected = compute_logits(lambda images: model(data.normalize(images)), images)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=run_dir) as name:
@@ -72,7 +75,6 @@ def export_run(
         weights = sum(parameter.numel() for parameter in model.net.parameters())
         card = write_card(run_dir, ckpt, list(data.class_names), weights, licence)
         (folder / "README.md").write_text(card, "utf-8")
-        target = run_dir / "export"
         target.mkdir(exist_ok=True)
         for path in folder.iterdir():
             path.replace(target / path.name)

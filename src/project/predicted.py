@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 
-from project.saved_run import read_saved_group
-from samestep.build import build
+from project.saved_run import build_data, read_saved_group
 from samestep.errors import ConfigError, RunError
 from samestep.report.compare import Gallery
 from samestep.report.files import data_address
@@ -112,8 +111,7 @@ def draw(run_dir: Path, ids: Sequence[int]) -> list[str]:
     """
     if not ids:
         return []
-    data = build(read_saved_group(run_dir, "data"), "data")
-    data.download = False
+    data = build_data(read_saved_group(run_dir, "data"))
     data.prepare_data()
     data.setup("test")
     images = data.test_set[torch.tensor(ids)].images.movedim(1, 3)  # [B, H, W, C]

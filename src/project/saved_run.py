@@ -9,10 +9,12 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.build import build
+from samestep.config.schema import escape
 from samestep.errors import ConfigError
 from samestep.run import checkpoint
 from samestep.run.changes import read_config
 from samestep.run.checkpoint import CheckpointError
+from samestep.targets import check_targets
 
 # Older versions had these classes elsewhere, and their runs name the old place in config.yaml.
 MOVED: dict[str, str] = {
@@ -29,7 +31,7 @@ MOVED: dict[str, str] = {
 }
 
 
-def load_run(run_dir: Path, ckpt: str) -> tuple[Any, Any]:
+def load_run(run_dir: Path, ckpt: str, *, trust: bool = False) -> tuple[Any, Any]:
     """See ``project.load_run``."""
     model_cfg, data_cfg = read_saved_group(run_dir, "model"), read_saved_group(run_dir, "data")
     checkpoints = run_dir / "checkpoints"
@@ -38,10 +40,11 @@ def load_run(run_dir: Path, ckpt: str) -> tuple[Any, Any]:
         names = [file.stem for file in sorted(checkpoints.glob("*.ckpt"))]
         raise ConfigError(f"ckpt={ckpt}: {checkpoints} holds {', '.join(names) or 'no checkpoint'}")
 
-    model = build(drop_unknown_arguments(model_cfg), "model")
-    # A run with data=null has the loaders of its model.
-    data = build(drop_unknown_arguments(data_cfg), "data") if data_cfg else None
+    # A directory that is no run fails here, before anything is called that it names.
     state = checkpoint.load(path)
+    # A run with data=null has the loaders of its model.
+    data = build_data(data_cfg, trust=trust) if data_cfg else None
+    model = build_saved(model_cfg, "model", "LightningModule", trust=trust)
     try:
         model.load_state_dict(state["state_dict"])
         # Lightning saves the state of a DataModule under the name of its class, if it has one.
@@ -54,6 +57,24 @@ def load_run(run_dir: Path, ckpt: str) -> tuple[Any, Any]:
             "checkpoint of this run, or use the other one with --ckpt"
         ) from error
     return model.eval(), data
+
+
+def build_data(node: DictConfig, *, trust: bool = False) -> Any:
+    """The DataModule of a saved configuration; it downloads only for runs that are trusted.
+
+    The run names the address, the files and the folder: it could write anything anywhere.
+    """
+    data = build_saved(node, "data", "LightningDataModule", trust=trust)
+    if not trust and hasattr(data, "download"):
+        data.download = False
+    return data
+
+
+def build_saved(node: DictConfig, key: str, kind: str, *, trust: bool) -> Any:
+    """What a group of a saved configuration describes, if that may be called."""
+    if not trust:
+        check_targets(node, key, kind, __package__)
+    return build(drop_unknown_arguments(node), key)
 
 
 def move_to(accelerator: str, model: torch.nn.Module) -> None:
@@ -76,8 +97,15 @@ def set_places(data: Any, arguments: Any) -> None:
     """Say where the data of a run are now: ``arguments`` may have root, file, mirror and download.
 
     Raises:
-        ConfigError: if the DataModule of the run has no such setting.
+        ConfigError: if the DataModule of the run has no such setting, or would download to a folder
+            that only the run names.
     """
+    given = vars(arguments)
+    if given.get("download") and given.get("root") is None and not given.get("trust"):
+        raise ConfigError(
+            "--download: needs --data-root DIR, the folder to download to; the run directory may "
+            "be somebody else's, and then its folder is too"
+        )
     for name in ("root", "file", "mirror", "download"):
         value = getattr(arguments, name, None)
         if value is None:
@@ -94,7 +122,7 @@ def read_saved_config(run_dir: Path) -> DictConfig:
     Raises:
         ConfigError: if ``run_dir`` is not the directory of a run.
     """
-    cfg = OmegaConf.create(rename_targets(read_config(run_dir)))
+    cfg = OmegaConf.create(escape(rename_targets(read_config(run_dir))))
     assert isinstance(cfg, DictConfig)
     return cfg
 

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.supported import check_supported
 from samestep.config.run_spec import spec_of
+from samestep.config.schema import escape
 from samestep.data.download import DownloadError
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment
@@ -51,6 +53,8 @@ from samestep.trainer import callbacks_of_run, patch
 
 # What a constructor raises when it refuses an argument.
 REFUSALS = (ValueError, TypeError, LookupError, ImportError, MisconfigurationException)
+# It logs what it also raises, and we print one line for that.
+logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
 OWN_TRAINER_KEYS = {"save_every_n_epochs"}  # of cfg.trainer; Lightning's Trainer has no such flags
 
 
@@ -305,8 +309,11 @@ def loggers(cfg: DictConfig) -> list[Logger]:
 
 def build(node: DictConfig, key: str, **arguments: Any) -> Any:
     """Call the ``_target_`` of ``node``; what its constructor refuses is the user's to change."""
+    # Hydra resolves every text twice, so that a literal ${...} becomes a reference after all. It
+    # may not exist, and in the run of somebody else it could even be a node with a _target_.
+    plain = OmegaConf.to_container(node, resolve=True)
     try:
-        return instantiate(node, _convert_="all", **arguments)
+        return instantiate(escape(escape(plain)), _convert_="all", **arguments)
     except InstantiationException as error:
         cause = error.__cause__ or error
         if isinstance(cause, ConfigError):

@@ -35,13 +35,13 @@ def test_values_have_defaults_and_types() -> None:
     arguments = options.parse(predict.make_parser(), ["runs/0", "--top", "12", "a.png"])
     assert vars(arguments) == {
         "run_dir": Path("runs/0"), "ckpt": None, "top": 12, "accelerator": "auto",
-        "format": "table", "files": ["a.png"],
+        "format": "table", "files": ["a.png"], "trust": False,
     }  # fmt: skip
     words = ["runs/0", "--data-root", "a=b", "--no-download"]
     assert vars(options.parse(export.make_parser(), words)) == {
         "run_dir": Path("runs/0"), "ckpt": None, "root": Path("a=b"), "file": None,
         "mirror": None,
-        "download": False, "licence": None,
+        "download": False, "licence": None, "trust": False,
     }  # fmt: skip
 
 

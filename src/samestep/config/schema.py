@@ -271,6 +271,17 @@ def show(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def escape(value: Any) -> Any:
+    """Copy plain containers so that OmegaConf gives every text back as it is."""
+    if isinstance(value, dict):
+        return {key: escape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [escape(item) for item in value]
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda match: rf"{match[1] * 2}\${{", value)
+    return value
+
+
 def resolve(leaf: Leaf) -> Any:
     """The value as a run gets it, or the error that this raises."""
     try:

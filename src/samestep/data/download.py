@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from torchvision.datasets.utils import calculate_md5, download_url, extract_archive
 
 from samestep.errors import RunError
+from samestep.ranks import environment
 from samestep.ranks.secrets import redact
 
 
@@ -69,11 +70,21 @@ def fetch(
     Raises:
         DataError: if a file is missing or damaged, and cannot or must not be repaired.
     """
+    for file in (name, *archives, *files):
+        # With --download these names may come from the run directory of somebody else.
+        if Path(file).is_absolute() or ".." in Path(file).parts:
+            raise DataError(f"{file}: the files of a data set must lie below data.root")
     try:
         fault = _find_fault(root, files)
         if fault and not download:
             where = shlex.quote(f"data.root={root.parent}")
             remedy = f"python scripts/prepare_data.py data={name} {where}"
+            # kubelet sets it in every container. A pod has no shell to type that in.
+            if environment.variable("KUBERNETES_SERVICE_HOST"):
+                remedy = (
+                    f"python scripts/launch.py cluster=k8s data={name} action=data, where you "
+                    "submit runs, with the other cluster.* overrides of the run"
+                )
             raise DataError(f"{fault}, and data.download is false; get it with: {remedy}")
         if fault:
             root.mkdir(parents=True, exist_ok=True)

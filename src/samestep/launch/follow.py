@@ -227,8 +227,16 @@ def explain_missing_pods(
     cfg: DictConfig, run: Document, warnings: Sequence[Document]
 ) -> Iterator[str]:
     """Explain why there are no pods, or fewer than there should be; each reason once."""
-    if run.get("spec", {}).get("suspend"):
+    spec = run.get("spec", {})
+    if spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"):  # of a PyTorchJob
         yield f"{cfg.run_id}: waits in the queue"
+    if run.get("kind") == "PyTorchJob" and kubectl.find_outcome(run) is False:
+        # Whatever its cleanPodPolicy says: the operator only looks at it when the job has failed
+        # already, and it removes the pods of too many restarts before.
+        yield (
+            f"{cfg.run_id}: the training operator removes the pods of a failed run, with their "
+            f"logs; the run has left its own in {cfg.run_root}/{cfg.run_id}/logs on the volume"
+        )
     # The run itself, the Job in a JobSet, and the ReplicaSet of etcd.
     owner = re.compile(rf"{re.escape(cfg.run_id)}(-node-\d+|-etcd-\w+)?")
     lines: dict[str, None] = {}  # in order, each once

@@ -124,12 +124,15 @@ def explain_waiting(pod: Document, warnings: Sequence[str] = ()) -> str:
 
 
 def explain_exit(pod: Document) -> str:
-    """Explain how a pod's container failed the last time; nothing if it did not fail."""
+    """Explain how a pod's container failed the last time; nothing if it did not fail.
+
+    A container that has succeeded since, after a restart, has not failed.
+    """
     for container in _list_statuses(pod.get("status", {})):
-        for state in (container.get("state", {}), container.get("lastState", {})):
-            terminated = state.get("terminated")
-            if terminated and terminated.get("exitCode"):
-                return _describe_exit(terminated)
+        states = [container.get(key, {}).get("terminated") for key in ("state", "lastState")]
+        terminated: Document = next(filter(None, states), {})
+        if terminated.get("exitCode"):
+            return _describe_exit(terminated)
     return ""
 
 

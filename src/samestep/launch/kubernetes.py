@@ -41,6 +41,7 @@ def check(cfg: DictConfig, documents: Sequence[Document]) -> int:
         # A dry run creates nothing, so a later document may refer to an object that is missing.
         if "is not in the cluster yet" not in str(error):
             raise
+        refuse_missing_claim(cfg, documents)
         kind = documents[-1]["kind"]
         print(f"{cfg.run_id}: the cluster can judge the {kind} only when it is submitted")
         return 0
@@ -171,7 +172,13 @@ def remove_all(cfg: DictConfig, documents: Sequence[Document]) -> bool:
             cfg, "delete", "--filename=-", "--ignore-not-found", "--wait=false", documents=rest
         )
         existed = existed or bool(answer.strip())
-    wait_until_none(cfg, lambda: len(get_pods(cfg)))
+    # A TrainJob that is submitted again must not find the old runtime, which is about to go.
+    runtimes = [build_address(item) for item in rest if item["kind"] == "TrainingRuntime"]
+
+    def count_remaining() -> int:
+        return len(get_pods(cfg)) or sum(kubectl.get(cfg, name) is not None for name in runtimes)
+
+    wait_until_none(cfg, count_remaining)
     return existed
 
 
@@ -187,8 +194,11 @@ def remove_run(cfg: DictConfig, document: Document) -> bool:
 
     if any(pod["status"].get("phase") == "Running" for pod in get_pods(cfg)):
         print(f"{cfg.run_id}: its pods have {cfg.cluster.grace_s} seconds to save", flush=True)
+    # In the foreground the cluster removes what a TrainJob owns before the TrainJob itself. Without
+    # its TrainingRuntime Trainer's webhook then denies every change of it, also its removal.
+    cascade = "background" if document["kind"] == "TrainJob" else "foreground"
     kubectl.call(
-        cfg, "delete", address, "--cascade=foreground", "--ignore-not-found", "--wait=false"
+        cfg, "delete", address, f"--cascade={cascade}", "--ignore-not-found", "--wait=false"
     )
     wait_until_none(cfg, count_remaining)
     return True

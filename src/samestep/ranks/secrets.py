@@ -8,6 +8,7 @@ from samestep.config.secret_names import HIDDEN, hide_assigned, is_secret_name
 from samestep.ranks import environment
 
 MIN_LENGTH = 8  # a shorter value of a variable would also hide ordinary words
+RANDOM_LENGTH = 12  # with numerals or mixed case it is no word, and hidden within words too
 
 # For variables any part of a word counts (PGPASSWORD): hiding one value too many does no harm.
 _SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL", re.IGNORECASE)
@@ -47,9 +48,18 @@ def _find_secret_values() -> list[str]:
 
 
 def _hide(text: str, values: Sequence[str]) -> str:
-    """Replace each of the values, and what looks like a secret."""
+    """Replace each of the values, and what looks like a secret.
+
+    MY_TOKEN=validation hides ``validation``, but not a part of ``validation/loss``.
+    """
     for value in values:
-        text = text.replace(value, HIDDEN)
+        if value not in text:
+            continue
+        is_mixed = value != value.lower() and value != value.upper()
+        if len(value) >= RANDOM_LENGTH and (is_mixed or re.search(r"\d", value)):
+            text = text.replace(value, HIDDEN)
+        else:
+            text = re.sub(rf"(?<![\w/.-]){re.escape(value)}(?![\w/-]|\.\w)", HIDDEN, text)
     return _KEY.sub(HIDDEN, _LOGIN.sub(HIDDEN, text))
 
 

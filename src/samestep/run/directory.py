@@ -271,8 +271,12 @@ def _fetch_copy(url: str, run_dir: Path) -> None:
 
     if list(run_dir.glob("checkpoints/*.ckpt")):
         store.fetch_newer(url, run_dir)
-    else:
-        store.fetch(url, run_dir)
+        return
+    store.fetch(url, run_dir)
+    before = _before[run_dir.absolute()]
+    if before.missing:
+        # What was fetched is still in the store, so `abandon` removes it with the directory.
+        before.files[run_dir / SIDECAR] = read_bytes(run_dir / SIDECAR)
 
 
 def _is_further(old: Any, new: Any) -> bool:

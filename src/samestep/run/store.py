@@ -164,8 +164,22 @@ def open_copy(url: str, run_dir: Path) -> RunCopy:
 
 
 def check_url(url: str) -> None:
-    """Raise a ConfigError if a URL names no place: no kind of store, no bucket, no folder."""
+    """Raise a ConfigError if a URL names no place, or holds the credentials of a bucket."""
     kind, separator, place = url.rpartition("://")
+    if not separator and (almost := re.match(r"([A-Za-z][\w+.-]*):/*(.*)", url)):
+        # fsspec would make a folder of this name here. Such a text may hold a password too.
+        rest = almost[2].rpartition("@")[2]
+        raise ConfigError(
+            f"url={almost[1]}:...{rest}: a store is named by two slashes, such as "
+            f"{almost[1].lower()}://{rest or 'bucket/runs'}; a folder with a colon begins with ./"
+        )
+    login, _, host = place.rpartition("@")
+    if kind.rpartition("::")[2] in OBJECT_STORES and ":" in login:
+        # Its library would take them for the name of the bucket, and print that.
+        raise ConfigError(
+            f"url={kind}://***@{host}: holds credentials; write {kind}://{host}, and give them by "
+            "the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
     is_kind = re.fullmatch(r"[a-z][a-z0-9+.-]*(::[a-z0-9+.-]+)*", kind) is not None
     if separator and not is_kind:
         raise ConfigError(f"url={redact(url)}: names no kind of store; s3:// and file:// are")
@@ -180,16 +194,23 @@ def fetch(url: str, run_dir: Path) -> bool:
     name once all are there. ``metrics.json``, which ends a run, is left.
 
     Raises:
-        ConfigError: if the store cannot be asked. To begin anew then would overwrite a run.
+        ConfigError: if the store cannot be asked, or has checkpoints without their configuration.
+            To begin anew then would overwrite a run.
     """
     copy = open_copy(url, run_dir)
     try:
-        try:
-            copy.fs.info(f"{copy.root}/{RECORDS[0]}")
-        except FileNotFoundError:
-            return False
+        if not copy.fs.exists(f"{copy.root}/{RECORDS[0]}"):
+            left = [name for name in (LAST, BEST) if copy.fs.exists(f"{copy.root}/{name}")]
+            if not left:
+                return False
+            raise ConfigError(
+                f"{redact(copy.url)} has {left[0]} and no {RECORDS[0]}: this run would overwrite "
+                f"it. Restore {RECORDS[0]} there, or use another name (RUN_ID=...)"
+            )
         for partial, target in _download_all(copy).items():
             partial.replace(target)
+    except ConfigError:
+        raise
     except Exception as error:
         why = redact(f"callbacks.artifacts.url={url} cannot be read: {error}")
         raise ConfigError(f"{why}. Repeat it later, or go without: url=null") from error
@@ -199,11 +220,12 @@ def fetch(url: str, run_dir: Path) -> bool:
 def fetch_newer(url: str, run_dir: Path) -> None:
     """Download the run if its copy has a later checkpoint than the directory: it ran elsewhere.
 
-    A store that cannot be read is a warning: the run can continue from what is here.
+    Of the checkpoints here only valid ones count: a copy also repairs what is damaged. A store that
+    cannot be read is a warning: the run can continue from what is here.
     """
     try:
         copy = RunCopy(url, run_dir)
-        here = _newest_step(sidecar.read(run_dir / LAST))
+        here = _newest_valid_step(run_dir)
         if _newest_step(copy.read_sidecar(LAST)) <= here or not _is_same_run(copy):
             return
         partials = _download_all(copy)
@@ -229,6 +251,17 @@ def _is_same_run(copy: RunCopy) -> bool:
     there = {attempt["config"] for attempt in attempts if "config" in attempt}
     here = set(read_identity(copy.run_dir).configs)
     return not (here and there) or bool(here & there)
+
+
+def _newest_valid_step(run_dir: Path) -> int:
+    """The step of the newest checkpoint here that can be continued from; -1 if there is none."""
+    from samestep.run import checkpoint  # torch, which uploading does not need
+
+    try:
+        found = checkpoint.find_valid(run_dir / "checkpoints")
+    except checkpoint.CheckpointError:
+        return -1  # all are damaged
+    return found[1].global_step if found else -1
 
 
 def _newest_step(versions: list[sidecar.Version]) -> int:

@@ -1,5 +1,6 @@
 """Search good values for some keys of the configuration: what ``scripts/sweep.py`` does."""
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -114,7 +115,15 @@ def refuse_on_cluster(settings: Settings) -> None:
     words = local_settings.to_overrides(settings.overrides)
     last = f"{settings.name}-{settings.values['n_trials'] - 1}"
     with environment.exported({"RUN_ID": last}):
-        cluster_job.prepare(words)
+        cfg, _ = cluster_job.prepare(words)
+    user = cfg.cluster.get("user")  # Slurm's jobs have the user who submits them
+    if settings.values["shared_run_root"] and user not in (None, os.getuid()):
+        raise ConfigError(
+            f"shared_run_root=true: the search makes folders in {cfg.run_root} as user "
+            f"{os.getuid()}, in which the pods, as cluster.user={user}, cannot write; start the "
+            "search as that user, set cluster.user to yours, or let it read copies: "
+            "callbacks.artifacts.url=s3://bucket/runs"
+        )
 
 
 def format_command(settings: Settings, argv: Sequence[str]) -> str:

@@ -297,3 +297,20 @@ def test_the_password_of_a_mirror_with_wrong_archives_is_not_printed(tmp_path):
             name="set",
         )
     assert "sesame99" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["/etc/cron.d/evil", "../.bashrc", "a/../../.ssh/authorized_keys"])
+@pytest.mark.parametrize("kind", ["archives", "files"])
+def test_no_file_is_written_outside_of_the_folder(tmp_path, arguments, name, kind):
+    root = tmp_path / "data" / "mnist"
+    with pytest.raises(DataError, match=r"must lie below data\.root"):
+        fetch(root, **{**arguments, kind: {name: "0" * 32}})
+    assert not root.exists()
+
+
+def test_in_a_pod_the_volume_is_what_can_be_filled(tmp_path, arguments, monkeypatch):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    with pytest.raises(DataError) as caught:
+        fetch(tmp_path / "mnist", **{**arguments, "download": False})
+    assert "python scripts/launch.py cluster=k8s data=mnist action=data" in str(caught.value)
+    assert "prepare_data" not in str(caught.value)

@@ -125,6 +125,11 @@ def test_check_forgives_a_dry_run_that_needs_the_objects_before_it(cluster):
 
     cluster.refuse = refuse
     result = launch(cluster, "check", "cluster=kubeflow")
+    assert result.returncode == 1
+    assert "cluster.volume=project: there is no such claim in the namespace" in result.stderr
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "project"}}
+    cluster.put(claim)
+    result = launch(cluster, "check", "cluster=kubeflow")
     assert (result.returncode, result.stderr) == (0, "")
     assert "the cluster can judge the TrainJob only when it is submitted" in result.stdout
 
@@ -218,6 +223,15 @@ def test_what_a_run_needs_goes_when_the_run_goes(cluster, words):
         assert "blockOwnerDeletion" not in reference  # the pods need their Service while they save
     cluster.expire(run)
     assert [key[2] for key in cluster.objects] == ["project"]
+
+
+@pytest.mark.parametrize(("target", "policy"), [("kubeflow", "Background"), ("k8s", "Foreground")])
+def test_how_the_object_of_a_run_is_deleted(cluster, target, policy):
+    """In the foreground a TrainJob would lose its TrainingRuntime first, and never go."""
+    submit(cluster, f"cluster={target}", "trainer.num_nodes=1")
+    result = type_in(cluster, "action=cancel", RUN_ID="mine")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert cluster.policies[0] == policy
 
 
 def test_a_run_starts_where_its_user_may_not_change_objects(cluster):
@@ -701,3 +715,26 @@ def test_how_a_container_ended():
     assert kubectl_errors.explain_exit(pod) == "Error, exit code 2: error: no such key"
     over["exitCode"] = 0
     assert kubectl_errors.explain_exit(pod) == ""
+
+
+def test_a_container_that_has_succeeded_since_has_not_failed():
+    before = {"terminated": {"exitCode": 143, "reason": "Error"}}
+    container = {"state": {"terminated": {"exitCode": 0}}, "lastState": before}
+    pod = {"status": {"phase": "Succeeded", "containerStatuses": [container]}}
+    assert kubectl_errors.explain_exit(pod) == ""
+    container["state"] = {"running": {}}  # while it runs again, its last end is worth knowing
+    assert kubectl_errors.explain_exit(pod) == "saved and stopped (143)"
+
+
+def test_a_suspended_pytorchjob_waits_in_the_queue():
+    cfg = OmegaConf.create({"run_id": "mine", "run_root": "runs"})
+    run = {"kind": "PyTorchJob", "spec": {"runPolicy": {"suspend": True}}}
+    assert [*follow_module.explain_missing_pods(cfg, run, [])] == ["mine: waits in the queue"]
+
+
+def test_a_failed_pytorchjob_says_where_its_logs_are():
+    """Its operator removes the pods, whatever the cleanPodPolicy is."""
+    cfg = OmegaConf.create({"run_id": "mine", "run_root": "runs"})
+    run = {"kind": "PyTorchJob", "status": {"conditions": [FAILED]}}
+    (line,) = follow_module.explain_missing_pods(cfg, run, [])
+    assert line.endswith("the run has left its own in runs/mine/logs on the volume")

@@ -68,3 +68,14 @@ def test_containers_are_hidden_by_key_and_by_value():
     assert secrets.redact_values(values) == {
         "aws_secret": ["***"], "url": "ftp://***@c", "n": 1, "x": None,
     }  # fmt: skip
+
+
+def test_an_ordinary_word_is_hidden_as_a_whole_only(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MY_TOKEN", "accuracy")
+    monkeypatch.setenv("A_PASSWORD", "correct-horse")
+    values = {"monitor": "val/accuracy", "a": "accuracy", "b": ["test/accuracy_top5"]}
+    assert secrets.redact_values(values) == values | {"a": "***"}
+    for text in ("a correct-horse.", "'correct-horse'", "pw=correct-horse,", "correct-horse"):
+        assert secrets.redact(text) == text.replace("correct-horse", "***")
+    monkeypatch.setenv("A_PASSWORD", "correct-horse-7")
+    assert secrets.redact("http://host/xcorrect-horse-7y") == "http://host/x***y"

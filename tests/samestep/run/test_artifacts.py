@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from samestep.errors import ConfigError
 from samestep.ranks import environment
-from samestep.run import artifacts, state, store
+from samestep.run import artifacts, directory, state, store
 from samestep.run.artifacts import Artifacts
 from samestep.run.checkpoint import AtomicCheckpointIO, load
 from samestep.run.checkpoint import find_newest as newest
@@ -312,6 +313,47 @@ def test_a_newer_copy_is_fetched_by_a_run_that_went_on_elsewhere(tmp_path: Path,
     assert not list(here.rglob(".*.partial"))
 
 
+def test_a_copy_replaces_checkpoints_that_are_all_damaged(tmp_path: Path):
+    here, there = tmp_path / "mine", tmp_path / "store/mine"
+    save(here, 3)
+    save(there, 2)  # older, and better than nothing
+    for path in here.glob("checkpoints/*.ckpt"):
+        path.write_bytes(path.read_bytes()[:-9])
+    store.fetch_newer(f"file://{tmp_path}/store", here)
+    assert load(newest(here / "checkpoints"))["global_step"] == 2
+
+
+@pytest.mark.parametrize("name", ["last", "best"])
+def test_a_copy_that_has_lost_its_configuration_is_not_overwritten(tmp_path: Path, name):
+    there = tmp_path / "store/mine"
+    save(there, 2)
+    (there / "config.yaml").unlink()
+    other = {"last": "best", "best": "last"}[name]
+    (there / f"checkpoints/{other}.ckpt").unlink()
+    with pytest.raises(ConfigError, match=rf"has checkpoints/{name}\.ckpt and no config\.yaml"):
+        store.fetch(f"file://{tmp_path}/store", tmp_path / "mine")
+    assert contents(tmp_path / "mine") == {}
+
+
+def test_a_run_that_is_refused_leaves_nothing_of_what_was_fetched(compose, tmp_path: Path):
+    url = f"{NODE}={{_target_: samestep.run.artifacts.Artifacts, url: file://{tmp_path}/store}}"
+    first = compose("model=mlp", f"run_root={tmp_path}/first")
+    directory.begin(first, [])
+    state = {"global_step": 1, "state_dict": {}, "loops": {}}
+    AtomicCheckpointIO().save_checkpoint(state, Path(first.run_dir) / "checkpoints/last.ckpt")
+    shutil.copytree(first.run_dir, tmp_path / "store" / Path(first.run_dir).name)
+    other = compose("model=cnn", f"run_root={tmp_path}/here/runs", url)
+    with pytest.raises(ConfigError, match="holds a run with another configuration"):
+        directory.begin(other, [])
+    assert not (tmp_path / "here").exists()
+    # A directory that was there before is the user's.
+    (tmp_path / "here/runs" / Path(other.run_dir).name).mkdir(parents=True)
+    (tmp_path / "here/runs" / Path(other.run_dir).name / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="holds a run with another configuration"):
+        directory.begin(other, [])
+    assert (tmp_path / "here/runs" / Path(other.run_dir).name / "notes.txt").exists()
+
+
 def test_a_copy_whose_upload_was_cut_is_not_newer(tmp_path: Path):
     here, there = tmp_path / "mine", tmp_path / "store/mine"
     save(here, 2)
@@ -356,6 +398,13 @@ def test_a_store_that_cannot_be_asked_stops_no_run_that_has_checkpoints(
         ("s3://", "names no bucket or folder"),
         ("file:///", "names no bucket or folder"),
         ("ftp://me:hunter2@127.0.0.1:1/runs", r"url=ftp://.*@127.0.0.1:1/runs: .*refused"),
+        ("s3:/bucket/runs", r"such as s3://bucket/runs"),
+        ("s3:bucket", r"such as s3://bucket"),
+        ("S3:/bucket", r"such as s3://bucket"),
+        ("gs:/me:hunter2@bucket", r"such as gs://bucket"),
+        ("s3://me:hunter2@bucket/runs", r"url=s3://\*\*\*@bucket/runs: .*AWS_ACCESS_KEY_ID"),
+        ("s3://me:hunter2/@x@bucket", r"url=s3://\*\*\*@bucket: holds credentials"),
+        ("simplecache::s3://me:hunter2@b", r"\*\*\*@b: holds credentials"),
         ("https://me:hunter2@host/runs", r"url=https://\*\*\*@host/runs: cannot be written"),
     ],
 )

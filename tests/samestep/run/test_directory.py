@@ -17,11 +17,11 @@ import project
 from samestep.errors import ConfigError
 from samestep.run import directory as run
 from samestep.run import lock, state
-from samestep.run.changes import find_changes
+from samestep.run.changes import find_changes, read_config
 from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError
 from samestep.run.records import read_history
 from samestep.run.summary import command_to_go_on, count_epochs, count_steps, summarize
-from samestep.spec import RunSpec
+from samestep.spec import RunSpec, select
 from tests.conftest import environment
 
 
@@ -610,3 +610,14 @@ def test_epochs_of_a_module_with_names_of_its_own_are_counted():
     rows = [{"step": 3.0, "epoch": 0.0, "train_loss": 1.0, "time/epoch_s": 2.0}]
     rows.append({"step": 4.0, "epoch": 1.0, "test_loss": 1.0})
     assert (count_epochs(rows), count_steps(rows)) == (1, 4)
+
+
+def test_a_text_that_looks_like_a_reference_is_saved_and_read_as_it_is(spec, tmp_path: Path):
+    words = ["callbacks.progress.unit='\\${nope}'", "data.class_names=['\\${run_id}',a]"]
+    cfg = spec(*words, "data.num_classes=2")
+    begin_and_save(cfg)
+    assert find_changes(spec(*words, "data.num_classes=2")) == {}
+    read = read_config(tmp_path / "test")
+    assert select(read, "callbacks.progress.unit") == "${nope}"
+    assert read["data"]["class_names"][0] == "${run_id}"
+    run.finish(cfg, {"test/accuracy": 0.5})
