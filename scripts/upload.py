@@ -34,13 +34,13 @@ def main(arguments: Any) -> int:
     Returns:
         0, or 1 if a file could not be copied.
     """
-    # Both import torch, which takes seconds: wrong usage is reported before.
-    from project.saved_run import read_saved_config
+    # It imports torch, which takes seconds: wrong usage is reported before.
+    from samestep.run.changes import read_config
     from samestep.run.store import RunCopy
 
     url = arguments.url
     if url is None:
-        url = OmegaConf.select(read_saved_config(arguments.run_dir), "callbacks.artifacts.url")
+        url = OmegaConf.select(read_config(arguments.run_dir), "callbacks.artifacts.url")
     if not url:
         raise ConfigError("the run names no store; name one, such as --url s3://bucket/runs")
     # Every kind of store has exceptions of its own: of ftplib, of botocore, of google.auth ...

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from project.saved_run import read_saved_config
 from samestep.ranks.secrets import redact
+from samestep.run.changes import read_config
 from samestep.run.records import read_attempts, read_json
 
 HUB_LICENCES = {"MIT": "mit", "Apache-2.0": "apache-2.0", "BSD-3-Clause": "bsd-3-clause"}
@@ -58,7 +58,7 @@ def write_card(
         weights: number of parameters.
         licence: of the weights, as in SPDX; None leaves it out.
     """
-    cfg = read_saved_config(run_dir)
+    cfg = read_config(run_dir)
     metrics = read_metrics(run_dir) if ckpt == "best" else {}
     attempts = read_attempts(run_dir / "logs")
     last = attempts[-1] if attempts else {}
@@ -67,7 +67,7 @@ def write_card(
         name=cfg.run_id,
         classes=", ".join(classes),
         metrics=to_table(metrics) or f"The checkpoint `{ckpt}` was not tested.",
-        data=name_data(cfg),
+        data=cfg.choices.data,
         net=cfg.model.net["_target_"].rpartition(".")[2],
         weights=weights,
         command=hide_places(["python", *last.get("command", ["train.py"])]),
@@ -89,7 +89,7 @@ def front_matter(cfg: DictConfig, metrics: dict[str, float], licence: str | None
         for name, value in metrics.items()
         if name.startswith("test/")
     ]
-    data = name_data(cfg)
+    data = str(cfg.choices.data)
     metadata: dict[str, Any] = {
         "library_name": "pytorch",
         "pipeline_tag": "image-classification",
@@ -104,11 +104,6 @@ def front_matter(cfg: DictConfig, metrics: dict[str, float], licence: str | None
         result = {"task": task, "dataset": dataset, "metrics": results}
         metadata["model-index"] = [{"name": str(cfg.run_id), "results": [result]}]
     return yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
-
-
-def name_data(cfg: DictConfig) -> str:
-    """The chosen file of ``configs/data``; runs of older versions do not say which."""
-    return str((cfg.get("choices") or {}).get("data", "unknown"))
 
 
 def to_table(metrics: dict[str, float]) -> str:

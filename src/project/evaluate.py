@@ -9,8 +9,9 @@ import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
-from project.saved_run import read_saved_config, read_saved_group
+from project.saved_run import read_saved_group
 from samestep.errors import ConfigError
+from samestep.run.changes import read_config
 from samestep.run.records import mute_lightning
 
 
@@ -54,7 +55,7 @@ def evaluate(
 
 def unit_of(run_dir: Path) -> str:
     """What the samples of a run are called, such as images."""
-    unit = OmegaConf.select(read_saved_config(run_dir), "callbacks.progress.unit")
+    unit = OmegaConf.select(read_config(run_dir), "callbacks.progress.unit")
     return str(unit or "samples")
 
 
