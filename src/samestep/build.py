@@ -175,7 +175,6 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
     }
     lightning_trainer: L.Trainer = build(flags_of_lightning(cfg), "trainer", **arguments)
     lightning_patches.leave_signals_to_us(lightning_trainer)
-    lightning_patches.skip_empty_hooks(lightning_trainer)
     lightning_patches.search_gpus_once()
     lightning_patches.call_hooks_directly()
     lightning_patches.look_at_hooks_once()
