@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import shlex
 import shutil
 import sys
 import tempfile
@@ -13,7 +12,6 @@ import pooch
 from filelock import FileLock, Timeout
 
 from samestep.errors import RunError
-from samestep.ranks import environment
 from samestep.ranks.secrets import redact
 
 # Pooch would print the address with its password. `_download` prints a line of its own.
@@ -70,14 +68,9 @@ def fetch(
     try:
         fault = _find_fault(root, files)
         if fault and not download:
-            where = shlex.quote(f"data.root={root.parent}")
-            remedy = f"python scripts/prepare_data.py data={name} {where}"
-            # kubelet sets it in every container. A pod has no shell to type that in.
-            if environment.variable("KUBERNETES_SERVICE_HOST"):
-                remedy = (
-                    f"python scripts/launch.py cluster=k8s data={name} action=data, where you "
-                    "submit runs; with the cluster.image and cluster.volume of the run"
-                )
+            from samestep.launch.volume import command_to_fill  # needed here only
+
+            remedy = command_to_fill(name, root.parent)
             raise DataError(f"{fault}, and data.download is false; get it with: {remedy}")
         if fault:
             root.mkdir(parents=True, exist_ok=True)
