@@ -38,7 +38,6 @@ def examine(cfg) -> int:
     """Print on rank zero what all ranks find. Returns the exit code."""
     from samestep import build
     from samestep.config.run_spec import spec_of
-    from samestep.data.download import DataError
     from samestep.ranks import preflight, process_group
     from samestep.ranks.preflight import Finding
     from samestep.run.records import mute_lightning
@@ -52,7 +51,7 @@ def examine(cfg) -> int:
         try:
             model, data, *_ = build.everything(cfg)
             found.append(Finding("data", "complete, intact and as configured"))
-        except DataError as error:
+        except RunError as error:
             model, data = build.model(cfg), build.datamodule(cfg)
             found.append(Finding("data", "missing or damaged", str(error)))
         findings = preflight.inspect(spec_of(cfg), model, data, *found)

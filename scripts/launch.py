@@ -16,7 +16,7 @@ action  render  print what the cluster would get; the default
 
 IMAGE is what `python scripts/image.py NAME --push` prints. RUN_ID names the run; without it, it
 gets a new name. logs, status and cancel need no more than it: submit remembers the overrides in
-runs/<run_id>/launch.yaml. The pods run train.py with the same overrides.
+<run_root>/<run_id>/launch.yaml. The pods run train.py with the same overrides.
 Exit codes: 0 done, 1 error, 2 wrong usage or configuration.
 """
 

@@ -13,9 +13,7 @@ import options  # noqa: F401 (puts src on the path)
 
 from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import process
-from samestep.ranks.failure import EXIT_SIGTERM
-from samestep.ranks.secrets import redact
+from samestep.ranks import failure, process
 
 
 def main() -> int:
@@ -39,13 +37,12 @@ def main() -> int:
         source.prepare(root, download=True, mirror=data.mirror)
         train, test = (len(source.load(root, train=train).labels) for train in (True, False))
     except (ConfigError, RunError) as error:
-        print(f"error: {redact(str(error))}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        return failure.report(error)
     print(f"{train} training and {test} test samples are ready, data.root={root.resolve()}")
     return 0
 
 
 if __name__ == "__main__":
     # In a container this is process 1, for which SIGTERM does nothing unless there is a handler.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(failure.EXIT_SIGTERM))
     process.run(main)

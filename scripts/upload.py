@@ -33,16 +33,16 @@ def main(arguments: Any) -> int:
     Returns:
         0, or 1 if a file could not be copied.
     """
-    # Both import torch, which takes seconds: wrong usage is reported before.
-    from project.saved_run import read_saved_config
+    # It imports torch, which takes seconds: wrong usage is reported before.
+    from samestep.run.changes import read_config
     from samestep.run.store import RunCopy
 
     url = arguments.url
     if url is None:
-        callbacks = read_saved_config(arguments.run_dir).get("callbacks") or {}
+        callbacks = read_config(arguments.run_dir).get("callbacks") or {}
         # By its arguments: the run of somebody else may name any class, which is not imported.
         copies = [node for node in callbacks.values() if {"url", "flush_timeout_s"} <= set(node)]
-        url = next((node.url for node in copies if node.url), None)
+        url = next((node["url"] for node in copies if node["url"]), None)
     if not url:
         raise ConfigError("the run names no store; name one, such as --url s3://bucket/runs")
     # Every kind of store has exceptions of its own: of ftplib, of botocore, of google.auth ...

@@ -73,7 +73,7 @@ def write_card(
         name=cfg.run_id,
         classes=", ".join(classes),
         metrics="\n\n".join(filter(None, (to_table(metrics), untested))),
-        data=name_data(cfg),
+        data=cfg.choices.data,
         net=cfg.model.net["_target_"].rpartition(".")[2],
         weights=weights,
         command=hide_places(["python", *last.get("command", ["train.py"])]),
@@ -95,7 +95,7 @@ def front_matter(cfg: DictConfig, metrics: dict[str, float], licence: str | None
         for name, value in metrics.items()
         if name.startswith("test/")
     ]
-    data = name_data(cfg)
+    data = str(cfg.choices.data)
     metadata: dict[str, Any] = {
         "library_name": "pytorch",
         "pipeline_tag": "image-classification",
@@ -110,11 +110,6 @@ def front_matter(cfg: DictConfig, metrics: dict[str, float], licence: str | None
         result = {"task": task, "dataset": dataset, "metrics": results}
         metadata["model-index"] = [{"name": str(cfg.run_id), "results": [result]}]
     return yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
-
-
-def name_data(cfg: DictConfig) -> str:
-    """The chosen file of ``configs/data``; runs of older versions do not say which."""
-    return str((cfg.get("choices") or {}).get("data", "unknown"))
 
 
 def to_table(metrics: dict[str, float]) -> str:

@@ -9,7 +9,8 @@ import torch
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from project.data.datamodule import ImageDataModule
-from project.data.sources import DataError, read_image
+from project.data.download import DataError
+from project.data.sources import read_image
 from project.model.classifier import ImageClassifier
 from samestep.errors import ConfigError
 

@@ -1,11 +1,9 @@
 """Rebuild the model and the data of a run from its directory."""
 
-import inspect
 from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.build import build
@@ -15,20 +13,6 @@ from samestep.run import checkpoint
 from samestep.run.changes import read_config
 from samestep.run.checkpoint import CheckpointError
 from samestep.targets import check_targets
-
-# Older versions had these classes elsewhere, and their runs name the old place in config.yaml.
-MOVED: dict[str, str] = {
-    "project.classifier": "project.model.classifier",
-    "project.schedules": "project.model.schedules",
-    "project.nets": "project.model.nets",
-    "project.data.ImageDataModule": "project.data.datamodule.ImageDataModule",
-    "project.datasets": "project.data.sources",
-    "project.checkpoint.LastCheckpoint": "samestep.callbacks.last_checkpoint.LastCheckpoint",
-    "project.artifacts": "samestep.run.artifacts",
-    "project.loss_guard": "samestep.callbacks.loss_guard",
-    "project.progress": "samestep.callbacks.progress",
-    "project.loggers": "samestep.callbacks.loggers",
-}
 
 
 def load_run(run_dir: Path, ckpt: str, *, trust: bool = False) -> tuple[Any, Any]:
@@ -74,7 +58,7 @@ def build_saved(node: DictConfig, key: str, kind: str, *, trust: bool) -> Any:
     """What a group of a saved configuration describes, if that may be called."""
     if not trust:
         check_targets(node, key, kind, __package__)
-    return build(drop_unknown_arguments(node), key)
+    return build(node, key)
 
 
 def move_to(accelerator: str, model: torch.nn.Module) -> None:
@@ -117,12 +101,12 @@ def set_places(data: Any, arguments: Any) -> None:
 
 
 def read_saved_config(run_dir: Path) -> DictConfig:
-    """The configuration of a run, with the present places of all classes.
+    """The configuration of a run, with every text as it is.
 
     Raises:
         ConfigError: if ``run_dir`` is not the directory of a run.
     """
-    cfg = OmegaConf.create(escape(rename_targets(read_config(run_dir))))
+    cfg = OmegaConf.create(escape(read_config(run_dir)))
     assert isinstance(cfg, DictConfig)
     return cfg
 
@@ -137,35 +121,3 @@ def read_saved_group(run_dir: Path, key: str) -> DictConfig:
     if not isinstance(group, DictConfig):
         raise ConfigError(f"{run_dir}/config.yaml is damaged: {key} must be a group of keys")
     return group
-
-
-def rename_targets(node: Any) -> Any:
-    """``node`` with the new place in each ``_target_`` that names an old one."""
-    if isinstance(node, dict):
-        return {
-            key: new_place(value) if key == "_target_" else rename_targets(value)
-            for key, value in node.items()
-        }
-    if isinstance(node, list):
-        return [rename_targets(item) for item in node]
-    return node
-
-
-def new_place(target: str) -> str:
-    """The present place of a class; other names are returned."""
-    for old, new in MOVED.items():
-        if f"{target}.".startswith(f"{old}."):
-            return new + target.removeprefix(old)
-    return target
-
-
-def drop_unknown_arguments(node: DictConfig) -> DictConfig:
-    """``node`` without arguments that its class no longer takes: older versions saved them."""
-    try:
-        parameters = inspect.signature(get_object(node._target_)).parameters
-    except (ImportError, TypeError, ValueError):
-        return node  # `build` tells the user that there is no such class
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return node
-    known = [key for key in map(str, node) if key.startswith("_") or key in parameters]
-    return OmegaConf.masked_copy(node, known)

@@ -36,7 +36,6 @@ from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.supported import check_supported
 from samestep.config.run_spec import spec_of
 from samestep.config.schema import escape
-from samestep.data.download import DownloadError
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment
 from samestep.ranks.process_group import (
@@ -77,7 +76,7 @@ def everything(cfg: DictConfig) -> Parts:
 
     Raises:
         ConfigError: if the configuration cannot be run.
-        RunError: if the data are missing or damaged: exit code 2, but 1 for a failed download.
+        RunError: if the data are missing or damaged: exit code 2, unless the error says otherwise.
     """
     parts = on_all_ranks(build_parts, cfg)
     try:
@@ -85,8 +84,9 @@ def everything(cfg: DictConfig) -> Parts:
         on_all_ranks(prepare_data, parts)
         on_all_ranks(set_up_data, cfg, parts)
     except RunError as error:
-        # Data that are missing now would be missing at the next try too.
-        error.is_final = not isinstance(error, DownloadError)
+        if error.is_final is None:
+            # Data that are missing now would be missing at the next try too.
+            error.is_final = True
         raise
     return parts
 

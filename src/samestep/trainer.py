@@ -328,7 +328,6 @@ def callbacks_of_run(
 def patch(trainer: L.Trainer) -> None:
     """Change what Lightning has no switch for; see ``samestep.ranks.lightning_patches``."""
     lightning_patches.leave_signals_to_us(trainer)
-    lightning_patches.skip_empty_hooks(trainer)
     lightning_patches.search_gpus_once()
     lightning_patches.call_hooks_directly()
     lightning_patches.look_at_hooks_once()

@@ -44,7 +44,6 @@ LEVERS = {  # what makes our steps cheap: how, and what is put where to undo it
     "gather": ("batches copied image by image", "project.data.images.ImageSet.__getitem__",
                index_pixel_by_pixel),
     "search": ("no search for GPUs in each step", f"{PATCHES}.search_gpus_once", lambda: None),
-    "hooks": ("no empty hooks", f"{PATCHES}.skip_empty_hooks", lambda trainer: None),
     "calls": ("hooks called directly", f"{PATCHES}.call_hooks_directly", lambda: None),
     "looks": ("hooks looked at once", f"{PATCHES}.look_at_hooks_once", lambda: None),
     "guard": ("gradients checked by their sum", "samestep.callbacks.loss_guard.are_finite",

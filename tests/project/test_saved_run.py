@@ -1,6 +1,5 @@
-"""Runs read back from their directories, also those of older versions."""
+"""Runs read back from their directories."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -9,73 +8,30 @@ import torch
 from omegaconf import OmegaConf
 
 from project import load_run
-from project.saved_run import MOVED, drop_unknown_arguments, new_place, read_saved_config
 from samestep.errors import ConfigError, RunError
 from samestep.run.checkpoint import AtomicCheckpointIO
 from tests.conftest import run
 
-# Trained by the version before there were two packages (d6c206e), with
-# python train.py model=mlp model.net.hidden_size=8 trainer.max_epochs=2 run_id=old
-OLD_RUN = Path(__file__).with_name("old_run")
-
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    """A copy of the old run, to damage."""
-    return shutil.copytree(OLD_RUN, tmp_path / "old")
+def run_dir(digits_run: Path, tmp_path: Path) -> Path:
+    """A copy of the shared run, to damage."""
+    return shutil.copytree(digits_run, tmp_path / "digits")
 
 
 @pytest.mark.parametrize("ckpt", ["best", "last"])
-def test_an_old_run_is_loaded_from_its_directory_alone(ckpt: str) -> None:
-    model, data = load_run(str(OLD_RUN), ckpt)
+def test_a_run_is_loaded_from_its_directory_alone(digits_run: Path, ckpt: str) -> None:
+    model, data = load_run(str(digits_run), ckpt)
     assert not model.training
-    assert type(model.net).__name__ == "MLP"
+    assert type(model.net).__name__ == "CNN"
     assert data.class_names == [str(digit) for digit in range(10)]
     assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
-
-
-def test_an_old_run_has_the_metrics_that_it_had() -> None:
-    result = run("scripts/evaluate.py", str(OLD_RUN), "--format", "json")
-    assert (result.returncode, result.stderr) == (0, "")
-    saved = json.loads((OLD_RUN / "metrics.json").read_text())
-    expected = {name: value for name, value in saved.items() if name.startswith("test/")}
-    assert json.loads(result.stdout) == pytest.approx(expected, rel=1e-5)
-
-
-def test_an_old_run_can_be_exported_under_the_new_names(run_dir: Path) -> None:
-    result = run("scripts/export.py", str(run_dir))
-    assert (result.returncode, result.stderr) == (0, "")
-    config = OmegaConf.load(run_dir / "export" / "config.yaml")
-    assert config.net._target_ == "project.model.nets.mlp.MLP"
-
-
-def test_every_old_place_in_a_configuration_becomes_a_new_one() -> None:
-    assert "project.nets.mlp.MLP" in (OLD_RUN / "config.yaml").read_text()
-    text = OmegaConf.to_yaml(read_saved_config(OLD_RUN))
-    for old in MOVED:
-        assert f"_target_: {old}." not in text
-    assert "_target_: project.data.sources.Digits" in text
-    assert "_target_: samestep.callbacks.last_checkpoint.LastCheckpoint" in text
-
-
-def test_only_whole_names_are_old_places() -> None:
-    assert new_place("project.nets.mine.Net") == "project.model.nets.mine.Net"
-    for present in ("project.nets_of_mine.Net", "project.data.datamodule.ImageDataModule", "torch"):
-        assert new_place(present) == present
-
-
-def test_arguments_that_a_class_no_longer_takes_are_left_out() -> None:
-    node = OmegaConf.create({"_target_": "torch.nn.Linear", "in_features": 1, "gone": 2})
-    assert drop_unknown_arguments(node) == {"_target_": "torch.nn.Linear", "in_features": 1}
-    for takes_any in ("builtins.dict", "tests.conftest.environment"):
-        node = OmegaConf.create({"_target_": takes_any, "mine": 1})
-        assert drop_unknown_arguments(node) == node
 
 
 def test_a_class_that_is_gone_is_named(run_dir: Path) -> None:
     text = (run_dir / "config.yaml").read_text()
     (run_dir / "config.yaml").write_text(text.replace("classifier.ImageClassifier", "gone.Gone"))
-    with pytest.raises(ConfigError, match=r"project\.gone\.Gone"):
+    with pytest.raises(ConfigError, match=r"project\.model\.gone\.Gone"):
         load_run(run_dir)
 
 
@@ -172,7 +128,7 @@ def test_the_run_of_somebody_else_downloads_nothing(run_dir: Path, tmp_path: Pat
     files = {"authorized_keys": "0" * 32}
     source = {"url": "http://127.0.0.1:9/x", "archives": files, "files": files, "name": ".ssh"}
     change_config(
-        run_dir, data__source={"_target_": "project.datasets.MNIST", **source},
+        run_dir, data__source={"_target_": "project.data.sources.MNIST", **source},
         data__root=str(tmp_path / "home"), data__download=True,
     )  # fmt: skip
     result = run("scripts/evaluate.py", str(run_dir), "--accelerator", "cpu")

@@ -99,10 +99,11 @@ def test_data_are_looked_for_where_the_options_say(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_missing_checkpoint_and_a_damaged_one_are_one_line(tmp_path: Path) -> None:
-    old_run = Path(__file__).parents[1] / "project" / "old_run"
+def test_a_missing_checkpoint_and_a_damaged_one_are_one_line(
+    digits_run: Path, tmp_path: Path
+) -> None:
     (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "config.yaml").write_text((old_run / "config.yaml").read_text())
+    (tmp_path / "config.yaml").write_text((digits_run / "config.yaml").read_text())
     result = run("scripts/evaluate.py", str(tmp_path))
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ckpt=best: ")

@@ -1,1 +1,1 @@
-"""Images and labels, from disk to batches on the device: datamodule, sources, augment, rules."""
+"""Images from disk to batches on the device: datamodule, sources, download, augment, rules."""

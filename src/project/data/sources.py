@@ -17,8 +17,7 @@ from torch import Tensor
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
-from samestep.data.download import DataError as DataError  # sources raise it
-from samestep.data.download import fetch
+from project.data.download import DataError, fetch
 
 
 class Images(NamedTuple):

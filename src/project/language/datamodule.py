@@ -31,7 +31,7 @@ class TextDataModule(L.LightningDataModule):
         seed: of the order of the training windows.
 
     Raises:
-        DataError: at ``setup``, if the file cannot be read.
+        RunError: at ``setup``, if the file cannot be read.
         ConfigError: at ``setup``, if ``global_batch_size`` is less than a window for each rank, the
             text is too short, or it is not the text of the checkpoint.
     """

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep.data.download import DataError
+from samestep.errors import RunError
 
 OTHER = 0  # the id of all characters that are not in the vocabulary
 NO_TARGET = -100  # behind the end of the text: cross_entropy ignores it
@@ -31,7 +31,7 @@ def read_text(file: str | None) -> str:
     """The text of a file in UTF-8; without a file, the help texts that this Python ships.
 
     Raises:
-        DataError: if the file cannot be read, or is not in UTF-8.
+        RunError: if the file cannot be read, or is not in UTF-8.
     """
     if file is None:
         from pydoc_data.topics import topics
@@ -40,9 +40,9 @@ def read_text(file: str | None) -> str:
     try:
         return Path(file).read_text("utf-8")
     except OSError as error:
-        raise DataError(f"data.file={file}: cannot be read: {error.strerror}") from error
+        raise RunError(f"data.file={file}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"data.file={file}: must be text in UTF-8: {error}") from error
+        raise RunError(f"data.file={file}: must be text in UTF-8: {error}") from error
 
 
 def digest_of(text: str) -> str:

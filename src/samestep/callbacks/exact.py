@@ -296,8 +296,7 @@ class AverageBuffers(L.Callback):
         """Remember them until training starts: the strategy still moves the model until then."""
         if trainer.state.fn == "fit":
             self._saved = checkpoint.get("buffers_of_ranks", [])
-            equal = [1.0] * len(self._saved)  # in a checkpoint of an older version
-            self._saved_weights = checkpoint.get("weights_of_ranks", equal)
+            self._saved_weights = checkpoint.get("weights_of_ranks", [])
 
     def _average(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.world_size > 1:

@@ -1,7 +1,7 @@
-"""Data in an exact order on any number of ranks, and files that are complete or absent.
+"""Data in an exact order on any number of ranks.
 
 Promise: step ``s`` of an epoch sees the same samples on any number of ranks, before and after any
 interruption, for every data set that answers ``dataset[ids]``.
 
-Read in this order: ``sampler`` (which samples), ``loader`` (batches of them), ``download``.
+Read in this order: ``sampler`` (which samples), ``loader`` (batches of them).
 """

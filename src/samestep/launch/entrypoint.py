@@ -48,10 +48,8 @@ def train_as_node(argv: list[str]) -> Outcome:
         print(f"entrypoint: {description}{way}, run {config.run_id}", flush=True)
         environment.set_variable(environment.ON_CLUSTER, "1")  # for the ranks
         return agent.launch(config, [str(agent.TRAIN), *overrides])
-    except ConfigError as error:
-        return Outcome(failure.EXIT_CONFIG, failure.message(error))
-    except RunError as error:
-        return Outcome(failure.EXIT_ERROR, failure.message(error))
+    except (ConfigError, RunError) as error:
+        return Outcome(failure.exit_code(error), failure.message(error))
     except KeyboardInterrupt:
         return Outcome(process.EXIT_INTERRUPTED)
     except Exception as error:

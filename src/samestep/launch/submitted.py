@@ -1,6 +1,6 @@
 """The overrides of each run that was submitted: ``action=logs`` needs only the name of the run.
 
-This machine remembers it in ``runs/<run_id>/launch.yaml``. Kubernetes remembers it too, as an
+This machine remembers it in ``<run_root>/<run_id>/launch.yaml``. Kubernetes remembers it too, as an
 annotation of the run's NetworkPolicy (k8s/network.yaml), which serves other people and machines.
 Both hold the overrides. No secret is among them, because ``check`` refuses to submit one.
 """
@@ -57,8 +57,9 @@ def recall(run_id: str, typed: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: if the run is unknown and ``typed`` names no cluster, or another cluster.
     """
-    source, reason = str(path_of(run_id)), ""
-    submitted = read_file(run_id)
+    path = path_of(run_id)
+    source, reason = str(path), ""
+    submitted = read_file(path)
     if submitted is None:
         source = f"the annotation {ANNOTATION}"
         submitted, reason = ask_cluster(run_id, typed)
@@ -66,7 +67,7 @@ def recall(run_id: str, typed: Sequence[str]) -> list[str]:
         overrides = local_settings.to_overrides(typed)
         if cluster_of(overrides) in (None, "local"):
             raise ConfigError(
-                f"RUN_ID={run_id}: {path_of(run_id)} does not exist, and {reason}; if it was "
+                f"RUN_ID={run_id}: {path} does not exist, and {reason}; if it was "
                 "submitted, name its cluster: cluster=NAME"
             )
         return overrides
@@ -80,8 +81,16 @@ def recall(run_id: str, typed: Sequence[str]) -> list[str]:
 
 
 def path_of(run_id: str) -> Path:
-    """Return the file that remembers a run on this machine."""
-    return Path("runs", run_id, "launch.yaml")
+    """Return the file that remembers a run on this machine.
+
+    It is in the ``run_root`` of the YAML files. One that is typed may be a folder of the pods, and
+    the name alone must find the file again.
+    """
+    try:
+        run_root = str(compose([]).run_root)
+    except ConfigError:  # this project needs arguments
+        run_root = "runs"
+    return Path(run_root, run_id, "launch.yaml")
 
 
 def cluster_of(overrides: Sequence[str]) -> str | None:
@@ -90,13 +99,12 @@ def cluster_of(overrides: Sequence[str]) -> str | None:
     return chosen[-1] if chosen else None
 
 
-def read_file(run_id: str) -> list[str] | None:
+def read_file(path: Path) -> list[str] | None:
     """Read what this machine remembers of a run; None if it was not submitted here.
 
     Raises:
         ConfigError: if the file is damaged.
     """
-    path = path_of(run_id)
     try:
         content = yaml.safe_load(path.read_text())
     except FileNotFoundError:

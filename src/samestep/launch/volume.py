@@ -1,6 +1,8 @@
 """The volume of the runs in a Kubernetes cluster: its claim, and a Job that puts data into it."""
 
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -40,6 +42,17 @@ def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Document]:
     (container,) = documents[-1]["spec"]["template"]["spec"]["containers"]
     container["command"] = PROGRAM
     return documents
+
+
+def command_to_fill(data: str, root: Path) -> str:
+    """What to type to get a data set into ``root``; of a pod, into its volume."""
+    # kubelet sets it in every container. A pod has no shell to type the other command in.
+    if environment.variable("KUBERNETES_SERVICE_HOST"):
+        return (
+            f"python scripts/launch.py cluster=k8s data={data} action=data, where you submit runs; "
+            "with the cluster.image and cluster.volume of the run"
+        )
+    return f"python scripts/prepare_data.py data={data} {shlex.quote(f'data.root={root}')}"
 
 
 def leave_existing_claim(cfg: DictConfig, documents: Sequence[Document]) -> list[Document]:

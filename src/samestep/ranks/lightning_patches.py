@@ -23,12 +23,6 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 
-STEP_HOOKS = (
-    "on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
-    "on_before_optimizer_step", "on_train_batch_end",
-)  # fmt: skip
-
-
 def leave_signals_to_us(trainer: "L.Trainer") -> None:
     """Keep Lightning 2.6 from handling SIGTERM, and from broadcasting a flag in each step.
 
@@ -51,22 +45,6 @@ def search_gpus_once() -> None:
 
     if not torch.cuda.is_available():
         environment.unset_variables(["PYTORCH_NVML_BASED_CUDA_CHECK"])
-
-
-def skip_empty_hooks(trainer: "L.Trainer") -> None:
-    """Keep Lightning 2.6 from calling, in each step, the hooks that a callback does not define.
-
-    For each callback and hook it opens a section of its profiler, also for the empty methods of the
-    base class: 90 of them in a step, which takes 0.1 ms. It leaves out what cannot be called.
-    """
-    from lightning import Callback
-
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        for hook in STEP_HOOKS:
-            # Not of the class: a LambdaCallback has its hooks as attributes of the object.
-            method = getattr(callback, hook)
-            if getattr(method, "__func__", None) is getattr(Callback, hook):
-                setattr(callback, hook, None)
 
 
 def call_hooks_directly() -> None:
@@ -106,7 +84,7 @@ def _without_texts(announce: Callable[..., Any], call: Callable[..., Any]) -> Ca
 def _call_callbacks(trainer: Any, module: "L.LightningModule", name: str, args: Any) -> None:
     for callback in trainer.callbacks:
         hook = getattr(callback, name)
-        if hook is not None:
+        if callable(hook):
             hook(trainer, module, *args)
 
 

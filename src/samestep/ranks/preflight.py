@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,6 @@ from samestep.ranks.process_group import broadcast, device_kind
 from samestep.spec import RunSpec, fault_of_shares, leaves
 
 SHARED_MEMORY = Path("/dev/shm")  # where loader processes leave their batches
-SOURCE = Path(__file__).parents[2]  # the folder of all packages
 CONFIG_CHECKS = {
     "world size",
     "accelerator",
@@ -159,7 +159,7 @@ def inspect(
     """
     mine = [*check_this_rank(spec, model, datamodule), *more]
     try:
-        everyone = process_group.gather((mine, identity(spec)))
+        everyone = process_group.gather((mine, identity(spec) | hash_code(model, datamodule)))
         findings = merge(everyone)
         if environment.num_nodes() > 1 and not failure(findings):
             shared = is_shared(spec.run_dir)
@@ -320,15 +320,32 @@ def merge(everyone: list[Report]) -> list[Finding]:
 
 
 def identity(spec: RunSpec) -> dict[str, str]:
-    """What must be the same on all ranks: configuration, code, torch and kind of device."""
+    """What must be the same on all ranks, beside the code."""
     values = {"torch": torch.__version__, "device": device_kind(spec.accelerator)}
     # What a continued run may change of the user's own keys does not change what is learned.
     may_differ = re.compile("|".join([*MAY_DIFFER, *spec.may_change]))
     for key, value in leaves(spec.config).items():
         if not may_differ.fullmatch(key):
             values[key] = value if isinstance(value, str) else json.dumps(value)
-    for path in SOURCE.rglob("*.py"):
-        values[f"src/{path.relative_to(SOURCE)}"] = sha256(path.read_bytes()).hexdigest()[:8]
+    return values
+
+
+def hash_code(*parts: object) -> dict[str, str]:
+    """A digest of each file of samestep, and of the packages that define ``parts``.
+
+    Other installed packages are left out: they may be all of torch.
+    """
+    values = {}
+    for name in {"samestep", *(type(part).__module__.partition(".")[0] for part in parts)}:
+        module = sys.modules[name]
+        # A script is one file: its folder may hold anything. What was typed has no file.
+        places = getattr(module, "__path__", [getattr(module, "__file__", None)])
+        for place in map(Path, filter(None, places)):
+            if name != "samestep" and {"site-packages", "dist-packages"} & {*place.parts}:
+                continue
+            for path in place.rglob("*.py") if place.is_dir() else [place]:
+                key = str(path.relative_to(place.parent))
+                values[key] = sha256(path.read_bytes()).hexdigest()[:8]
     return values
 
 

@@ -31,7 +31,7 @@ def list_runs(folder: Path) -> list[Listed]:
         for entry in entries:
             path = Path(entry.path)
             status = state.read(path)
-            # A run of an older version has no such file, and only its configuration tells.
+            # A run whose file of its state is lost or damaged still has its configuration.
             if not status.time and not (path / "config.yaml").exists():
                 continue
             found.append(Listed(entry.name, status, _seen(status, entry)))

@@ -46,7 +46,7 @@ def record_attempt(
     """
     path = logs / "environment.json"
     attempts = read_attempts(logs)
-    commit, diff = code_state(Path(__file__).parent)
+    commit, diff = code_state(Path.cwd())
     command = [secrets.redact_argument(argument) for argument in argv]
     git = {"commit": commit, "dirty": bool(diff)}
     attempt = {"command": command, **(facts or {}), "git": git, "seed": seed, **surroundings()}

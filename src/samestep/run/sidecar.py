@@ -6,8 +6,6 @@ the file as JSON, the newest first:
 - the version that is there, or that is just about to replace it: a sidecar is written before its
   checkpoint takes its name, so the older version must stay valid until then;
 - the versions before it. ``last-previous.ckpt`` is one of them, and has no sidecar of its own.
-
-Runs of older versions of the template have one ``manifest.json`` instead, which is still read.
 """
 
 import json
@@ -52,7 +50,7 @@ def read(checkpoint: Path) -> list[Version]:
     try:
         text = read_text(path_of(checkpoint))
     except (OSError, UnicodeDecodeError):
-        return read_manifest(checkpoint)
+        return []
     return parse(text)
 
 
@@ -91,16 +89,6 @@ def format_versions(versions: list[Version]) -> str:
         known = {name: value for name, value in version._asdict().items() if value is not None}
         lines.append(f"# {json.dumps(known)}")
     return "\n".join(lines) + "\n"
-
-
-def read_manifest(checkpoint: Path) -> list[Version]:
-    """The versions of a checkpoint in the ``manifest.json`` of an old run, newest first."""
-    try:
-        entries = json.loads(read_text(checkpoint.parent / "manifest.json"))
-        versions = [_version({**entry, "file": entry["name"]}) for entry in entries]
-    except (OSError, ValueError, TypeError, KeyError):
-        return []
-    return [version for version in versions[::-1] if version.file == role_of(checkpoint)]
 
 
 def _version(entry: dict[str, Any]) -> Version:

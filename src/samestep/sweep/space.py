@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 
 from optuna.trial import Trial
 
-from samestep.config.rules import BOOL, Rule, number, one_of, whole
+from samestep.config.rules import ABOVE_0, BOOL, Rule, number, one_of, whole
 from samestep.config.schema import nearest, show
 from samestep.errors import ConfigError
 from samestep.launch.local_settings import write
 
 TYPES = ("float", "int", "choice")
 NUMBER = number("a finite number", lambda v: True)
-ABOVE_0 = number("a number above 0", lambda v: v > 0)
 CHOICES = Rule("a list of at least one value", lambda v: isinstance(v, list) and bool(v))
 FIELDS: dict[str, dict[str, Rule]] = {
     "float": {"low": NUMBER, "high": NUMBER, "log": BOOL, "step": ABOVE_0},

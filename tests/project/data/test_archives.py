@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from project.data.download import DataError
 from project.data.sources import CIFAR10
-from samestep.data.download import DataError
 from tests import mirror
 
 

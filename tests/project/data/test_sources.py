@@ -13,7 +13,8 @@ from PIL import ExifTags, Image
 from torch.utils.data import DataLoader
 
 from project.data import sources
-from project.data.sources import CIFAR10, MNIST, DataError, Digits, ImageFolder, Images, read_image
+from project.data.download import DataError
+from project.data.sources import CIFAR10, MNIST, Digits, ImageFolder, Images, read_image
 from tests import mirror
 from tests.conftest import environment
 

@@ -7,8 +7,7 @@ import torch
 
 from project.language.datamodule import TextDataModule
 from project.language.text import NO_TARGET
-from samestep.data.download import DataError
-from samestep.errors import ConfigError
+from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, process_group
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 30  # 1320 characters
@@ -105,5 +104,5 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused(make, monkeypatch):
 def test_a_file_that_is_not_there_is_one_message():
     options = {"val_share": 0.1, "test_share": 0.1, "vocabulary_size": 9, "context": 2}
     sizes = {"stride": 1, "global_batch_size": 1, "eval_batch_size": 1, "seed": 0}
-    with pytest.raises(DataError, match=r"data.file=none.txt: cannot be read"):
+    with pytest.raises(RunError, match=r"data.file=none.txt: cannot be read"):
         TextDataModule(file="none.txt", **options, **sizes).setup("fit")

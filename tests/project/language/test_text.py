@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from project.language.text import NO_TARGET, OTHER, Vocabulary, Windows, read_text, split
-from samestep.data.download import DataError
+from samestep.errors import RunError
 
 
 def test_python_ships_the_text():
@@ -23,7 +23,7 @@ def test_a_file_is_read_as_utf_8(tmp_path: Path):
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
     (tmp_path / "latin.txt").write_bytes("naïve".encode("latin-1"))
     for name, why in {"latin.txt": "UTF-8", "none.txt": "No such file", ".": "directory"}.items():
-        with pytest.raises(DataError, match=why) as error:
+        with pytest.raises(RunError, match=why) as error:
             read_text(str(tmp_path / name))
         assert f"data.file={tmp_path / name}" in str(error.value)
 

@@ -44,6 +44,27 @@ def test_overrides_are_remembered_as_they_were_typed(here, first):
     assert submitted.recall("mine", [first, "seed=1"]) == [first, *ODD, first, "seed=1"]
 
 
+def test_they_are_where_the_runs_of_this_machine_are(here, monkeypatch):
+    compose = submitted.compose
+
+    def compose_with_a_place(words):
+        """As if configs/train.yaml or configs/local said it."""
+        return compose([f"run_root={here / 'elsewhere'}", *words])
+
+    monkeypatch.setattr(submitted, "compose", compose_with_a_place)
+    assert submitted.remember("mine", ["cluster=swarm", "run_root=/volume/of/the/pods"])
+    assert [path.name for path in here.iterdir()] == ["elsewhere"]
+    assert submitted.recall("mine", [])[0] == "cluster=swarm"
+
+
+def test_a_project_that_needs_arguments_has_a_place_too(here, monkeypatch):
+    def refuse(words):
+        raise ConfigError("data.root: needs a value")
+
+    monkeypatch.setattr(submitted, "compose", refuse)
+    assert submitted.path_of("mine") == Path("runs/mine/launch.yaml")
+
+
 def test_a_run_on_another_cluster_is_not_taken_for_this_one(here):
     submitted.remember("mine", ["cluster=elasticjob"])
     with pytest.raises(ConfigError, match="mine was submitted with cluster=elasticjob"):

@@ -1,6 +1,7 @@
 """Each check, with the fault that it should find."""
 
 import errno
+import importlib
 import logging
 import os
 import shutil
@@ -218,10 +219,25 @@ def test_what_differs_between_ranks_is_named(spec):
     finding = compare(identity(spec("trainer.max_epochs=3")), first)
     assert finding.fact == "1 differences: trainer.max_epochs=3, rank 0 has 2"
     assert "device=cuda, rank 0 has cpu" in compare(first | {"device": "cuda"}, first).fact
-    assert "src/project/model/nets/cnn.py" in first
     absent = compare({"torch": first["torch"]}, first)
     assert absent.fact.count("rank 0 has") == 5
     assert absent.fact.startswith(f"{len(first) - 1} differences: ")
+
+
+def test_the_compared_code_is_that_of_the_user_and_of_samestep(model):
+    values = preflight.hash_code(model, DATA)
+    files = {*values}
+    assert {"project/model/nets/cnn.py", "samestep/ranks/preflight.py"} < files
+    # Also where samestep is installed: DATA is Lightning's, which lies beside it then.
+    assert {file.partition("/")[0] for file in files} == {"project", "samestep"}
+
+
+def test_of_a_script_only_its_own_file_is_compared(tmp_path: Path, monkeypatch):
+    (tmp_path / "script.py").write_text("class Net: ...\n")
+    (tmp_path / "other.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    values = preflight.hash_code(importlib.import_module("script").Net(), 3)
+    assert {file.partition("/")[0] for file in values} == {"samestep", "script.py"}
 
 
 def test_ranks_that_do_not_answer(spec, model, monkeypatch):
@@ -279,7 +295,7 @@ def test_two_ranks_with_other_configuration_and_code(tmp_path: Path):
     assert len(failed) == 2, result.stdout + result.stderr
     assert "rank 0, 1: ranks: 2, nodes: 1; trainer.devices=3 x" in failed[0]
     assert "rank 1: 2 differences: model.net.channels=[32, 65], rank 0 has [32, 64]" in failed[1]
-    assert "; src/project/model/nets/cnn.py=" in failed[1]
+    assert "; project/model/nets/cnn.py=" in failed[1]
     assert 'doctor.py", line' not in result.stderr  # torchrun's own traceback is there
 
 

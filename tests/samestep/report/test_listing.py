@@ -41,9 +41,9 @@ def test_the_newest_runs_come_first(tmp_path: Path):
         run_dir = make_run(tmp_path / name)
         text = f'{{"state": "finished", "time": "2026-11-22T0{hour}:00:00+00:00"}}'
         (run_dir / state.STATE).write_text(text)
-    (make_run(tmp_path / "very-old") / state.STATE).unlink()  # of an older version: now
+    (make_run(tmp_path / "lost") / state.STATE).unlink()  # counts as seen now
     runs = listing.list_runs(tmp_path)
-    assert [run.name for run in runs] == ["very-old", "new", "middle", "old"]
+    assert [run.name for run in runs] == ["lost", "new", "middle", "old"]
     assert runs[0].status.state == "finished"
     assert [listing.age(s) for s in (-1, 59, 60, 7200, 86400 * 8)] == [
         "0 s", "59 s", "1 min", "2 h", "8 days",

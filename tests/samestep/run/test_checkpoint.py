@@ -286,35 +286,6 @@ def test_a_damaged_sidecar_proves_nothing(tmp_path: Path, damage: str):
     assert load(newest(tmp_path)) == 3
 
 
-def old_run(directory: Path) -> None:
-    """Checkpoints as older versions of the template left them: with one manifest.json."""
-    entries = []
-    for number, name in enumerate(("best.ckpt", "last.ckpt"), start=1):
-        save(directory / name, number)
-        (version, *_) = sidecar.read(directory / name)
-        entries.append({"name": name, "sha256": version.sha256, "global_step": number})
-        sidecar.path_of(directory / name).unlink()
-    (directory / "manifest.json").write_text(json.dumps(entries))
-
-
-def test_checkpoints_of_old_runs_are_read(tmp_path: Path):
-    old_run(tmp_path)
-    assert (load(tmp_path / "best.ckpt"), load(newest(tmp_path))) == (1, 2)
-    save(tmp_path / "last.ckpt", 3)
-    assert (load(newest(tmp_path)), load(tmp_path / "last-previous.ckpt")) == (3, 2)
-    shutil.copy(tmp_path / "last.ckpt", tmp_path / "best.ckpt")
-    with pytest.raises(CheckpointError, match="refused"):
-        load(tmp_path / "best.ckpt")
-
-
-@pytest.mark.parametrize("text", ["", "null", "{}", "[{}]", '[{"name": "last.ckpt"}]', "[[]]", "7"])
-def test_a_damaged_manifest_of_an_old_run_proves_nothing(tmp_path: Path, text: str):
-    old_run(tmp_path)
-    (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"no checkpoint of this run can be used"):
-        newest(tmp_path)
-
-
 class Evil:
     """Pickles itself as a command."""
 

@@ -101,7 +101,7 @@ def test_code_without_git_has_no_commit(tmp_path: Path, monkeypatch: pytest.Monk
 def test_each_start_is_recorded_with_the_newest_code(
     tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("samestep.run.records.__file__", str(checkout / "records.py"))
+    monkeypatch.chdir(checkout)
     for text in ("one", "two"):
         (checkout / "a.py").write_text(text)
         record_attempt(tmp_path, ["train.py", "logger.wandb.api_key=abc", "seed=5"], seed=5)

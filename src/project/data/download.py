@@ -1,40 +1,31 @@
 """Download the files of a data set once for all processes, and verify them at every start."""
 
 import contextlib
-import http.client
-import io
-import shlex
+import gzip
 import shutil
-import socket
 import sys
-import tarfile
 import tempfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+import pooch
 from filelock import FileLock, Timeout
-from torchvision.datasets.utils import calculate_md5, download_url, extract_archive
 
 from samestep.errors import RunError
-from samestep.ranks import environment
 from samestep.ranks.secrets import redact
+
+# Pooch would print the address with its password. `_download` prints a line of its own.
+pooch.get_logger().setLevel("ERROR")
 
 
 class DataError(RunError):
-    """Data files are missing or damaged: one message.
-
-    The exit code is 2 before the run begins (``samestep.build``), and 1 later: a disk that fails
-    in the middle of a run may work at the next try.
-    """
-
-    def __str__(self) -> str:
-        """The message alone: a loader's worker process puts its traceback before it."""
-        return super().__str__().rpartition("DataError: ")[2].strip()
+    """Data files are missing or damaged, and another try would find them so again."""
 
 
 class DownloadError(DataError):
     """A server does not answer, or gives other files. The next try may succeed: exit code 1."""
+
+    is_final = False
 
 
 def fetch(
@@ -59,8 +50,8 @@ def fetch(
 
     Args:
         root: directory of this data set.
-        url: address of the folder with the archives.
-        archives: name of each archive, and its md5 in hexadecimal.
+        url: address of the folder with the archives, http or https.
+        archives: name of each archive, ``.gz``, ``.tar.*`` or ``.zip``, and its md5 in hexadecimal.
         files: path below ``root`` of each extracted file that will be read, and its md5.
         mirror: address to use instead of ``url``.
         download: repair what is missing or damaged; if false, it is an error.
@@ -77,14 +68,9 @@ def fetch(
     try:
         fault = _find_fault(root, files)
         if fault and not download:
-            where = shlex.quote(f"data.root={root.parent}")
-            remedy = f"python scripts/prepare_data.py data={name} {where}"
-            # kubelet sets it in every container. A pod has no shell to type that in.
-            if environment.variable("KUBERNETES_SERVICE_HOST"):
-                remedy = (
-                    f"python scripts/launch.py cluster=k8s data={name} action=data, where you "
-                    "submit runs, with the other cluster.* overrides of the run"
-                )
+            from samestep.launch.volume import command_to_fill  # needed here only
+
+            remedy = command_to_fill(name, root.parent)
             raise DataError(f"{fault}, and data.download is false; get it with: {remedy}")
         if fault:
             root.mkdir(parents=True, exist_ok=True)
@@ -102,7 +88,7 @@ def _find_fault(root: Path, files: Mapping[str, str]) -> str:
         path = root / file
         if not path.is_file():
             return f"{path} is missing"
-        if (found := calculate_md5(path)) != md5:
+        if (found := pooch.file_hash(path, alg="md5")) != md5:
             return f"{path} is damaged: md5 {found}, expected {md5}"
     return ""
 
@@ -131,10 +117,14 @@ def _repair(
             if _find_fault(root, {archive: md5}):
                 _download(f"{url}/{archive}", Path(folder, archive), md5, timeout_s)
                 Path(folder, archive).replace(root / archive)
-            _extract(root / archive, extracted)
+            try:
+                _extract(root / archive, extracted)
+            except Exception as error:  # each format has errors of its own
+                raise DataError(f"{root / archive} cannot be extracted: {error}") from error
         if fault := _find_fault(extracted, files):
-            address = _hide_password(url, url)
-            raise DataError(f"the archives of {address} do not hold the expected files: {fault}")
+            raise DataError(
+                f"the archives of {redact(url)} do not hold the expected files: {fault}"
+            )
         for file in files:
             (root / file).parent.mkdir(exist_ok=True)
             (extracted / file).replace(root / file)
@@ -142,37 +132,29 @@ def _repair(
 
 def _extract(archive: Path, folder: Path) -> None:
     """Extract an archive; a member that would be written outside of ``folder`` is an error."""
-    try:
-        extract_archive(archive, folder)
-    except (tarfile.TarError, zlib.error, EOFError, RuntimeError) as error:
-        raise DataError(f"{archive} cannot be extracted: {error}") from error
+    if archive.suffix == ".gz" and ".tar" not in archive.suffixes:
+        with gzip.open(archive) as packed, (folder / archive.stem).open("wb") as file:
+            shutil.copyfileobj(packed, file)
+    elif archive.suffix == ".zip":
+        shutil.unpack_archive(archive, folder)
+    else:
+        # Not `pooch.Untar`: before Python 3.12 it lets members and links out of the folder.
+        shutil.unpack_archive(archive, folder, filter="data")
 
 
 def _download(address: str, target: Path, md5: str, timeout_s: float) -> None:
     """Download one file and verify it."""
-    print(_hide_password(f"downloading {address}", address), file=sys.stderr)
-    # `download_url` has no timeout of its own.
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(timeout_s)
+    print(redact(f"downloading {address}"), file=sys.stderr)
+    # Without a terminal, a progress bar would print thousands of lines.
+    downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=timeout_s)
     try:
-        # Without a terminal, a progress bar would print thousands of lines.
-        bar = sys.stderr if sys.stderr.isatty() else io.StringIO()
-        with contextlib.redirect_stderr(bar):
-            download_url(address, target.parent, target.name)
-        if (found := calculate_md5(target)) != md5:
-            raise ValueError(f"md5 {found}, expected {md5}; nothing was kept")
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        message = _hide_password(f"cannot download {address}: {error}", address)
-        remedy = "data.mirror=http://host/path fetches from another server"
-        raise DownloadError(f"{message}; {remedy}") from error
-    finally:
-        socket.setdefaulttimeout(before)
-
-
-def _hide_password(text: str, address: str) -> str:
-    """``text`` with ``***`` for the user and the password in ``address``."""
-    login = address.partition("://")[2].partition("/")[0].rpartition("@")[0]
-    password = login.partition(":")[2]
-    hidden = redact(text)
-    # Python's HTTP client quotes the rest of an address: "nonnumeric port: 'password@host'".
-    return hidden.replace(f"{password}@", "***@") if password else hidden
+        pooch.retrieve(address, f"md5:{md5}", target.name, target.parent, downloader=downloader)
+    except (OSError, ValueError) as error:
+        # The first of several errors, each raised while another library handled the one before.
+        reason: BaseException = error
+        while reason.__context__:
+            reason = reason.__context__
+        raise DownloadError(
+            redact(f"cannot download {address}: {reason}").rstrip(".")
+            + "; nothing was kept; data.mirror=http://host/path fetches from another server"
+        ) from error

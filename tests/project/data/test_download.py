@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -10,12 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from samestep.data.download import DataError, fetch
+from project.data.download import DataError, fetch
 from tests import mirror
 from tests.conftest import run
-from tests.mirror import REQUESTS_PER_FILE
 
 SRC = Path(__file__).parents[3] / "src"
+
+# Pooch leaves the connection of a download that failed to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")
+
+
+@pytest.fixture(autouse=True)
+def closed_connections():
+    """Collect the garbage of a test before the next one, which does not expect that warning."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +66,13 @@ def test_downloads_once_and_then_needs_no_network(tmp_path, served, server, argu
     fetch(root, **arguments)
     assert names(root) == sorted([".lock", *mnist.archives, *mnist.files])
     assert {name: mirror.md5((root / name).read_bytes()) for name in mnist.files} == mnist.files
-    assert sorted(server.requests) == sorted(
-        f"/{name}" for name in list(mnist.archives) * REQUESTS_PER_FILE
-    )
+    assert sorted(server.requests) == sorted(f"/{name}" for name in mnist.archives)
     output = capfd.readouterr().err  # no progress bar outside a terminal
     assert output.splitlines() == [f"downloading {server.url}/{name}" for name in mnist.archives]
 
     fetch(root, **arguments)
     fetch(root, **{**arguments, "download": False})
-    assert len(server.requests) == len(mnist.archives) * REQUESTS_PER_FILE
+    assert len(server.requests) == len(mnist.archives)
     assert socket.getdefaulttimeout() is None
 
 
@@ -122,13 +130,13 @@ def test_wrong_bytes_from_the_server_are_not_kept(tmp_path, arguments):
     with mirror.serve(served) as server, pytest.raises(DataError) as error:
         fetch(tmp_path / "mnist", **{**arguments, "mirror": server.url, "timeout_s": 1.0})
     assert f"{server.url}/{name}" in str(error.value)
-    assert f"md5 {mirror.md5(content)}, expected {mnist.archives[name]}" in str(error.value)
+    assert f"expected md5:{mnist.archives[name]} but got {mirror.md5(content)}" in str(error.value)
     assert names(tmp_path / "mnist") == [".lock"]
 
 
 def test_truncated_download_is_not_kept(tmp_path, server, arguments):
-    server.cuts.release(REQUESTS_PER_FILE)
-    with pytest.raises(DataError, match=r"md5 .* nothing was kept"):
+    server.cuts.release(1)
+    with pytest.raises(DataError, match=r"IncompleteRead.* nothing was kept"):
         fetch(tmp_path, **{**arguments, "timeout_s": 1.0})
     assert names(tmp_path) == [".lock"]
     fetch(tmp_path, **arguments)
@@ -147,8 +155,8 @@ def test_silent_server_is_given_up(tmp_path, arguments):
     ("address", "reason"),
     [
         (None, "Connection refused"),  # url, where nobody listens, since there is no mirror
-        ("{url}/elsewhere", "HTTP Error 404"),
-        ("not an address", "unknown url type"),
+        ("{url}/elsewhere", "404 Client Error"),
+        ("not an address", "Failed to parse"),
     ],
 )
 def test_unreachable_address_is_named(tmp_path, server, arguments, address, reason):
@@ -204,7 +212,7 @@ def test_archive_without_the_expected_files(tmp_path, arguments):
 
 START_THREE = """
 import json, os, pathlib, sys
-from samestep.data.download import fetch  # imported once: torch takes seconds
+from project.data.download import fetch  # imported once
 for number in range(3):
     pid = os.fork()
     if not pid:
@@ -249,7 +257,7 @@ def test_killed_process_leaves_nothing_to_trust_and_the_others_fetch_once(
             "waiting",
             "waiting",
         ]
-        while not list(root.glob(".download-*/*.gz")):
+        while not list(root.glob(".download-*/tmp*")):
             time.sleep(0.01)
         os.kill(lines["downloading"], signal.SIGKILL)
         assert processes.stdout.readline() == f"{signal.SIGKILL:d}\n"
@@ -258,8 +266,8 @@ def test_killed_process_leaves_nothing_to_trust_and_the_others_fetch_once(
         assert processes.communicate()[0] == "0\n0\n", [log.read_text() for log in logs]
     archives = list(served[1].archives)
     for name in archives:
-        killed = REQUESTS_PER_FILE if name == archives[0] else 0
-        assert server.requests.count(f"/{name}") == REQUESTS_PER_FILE + killed
+        killed = name == archives[0]
+        assert server.requests.count(f"/{name}") == 1 + killed
     assert names(root) == sorted([".lock", *archives, *served[1].files])
 
 
@@ -279,6 +287,14 @@ def test_the_password_of_a_mirror_is_never_printed(tmp_path, arguments, capfd, m
     assert "downloading " in output.err
     for text in (str(error.value), output.out, output.err):
         assert "sesame99" not in text
+
+
+def test_a_mirror_with_a_login(tmp_path, server, arguments, capfd):
+    address = server.url.replace("http://", "http://user:sesame99@")
+    fetch(tmp_path, **{**arguments, "mirror": address})
+    assert len(server.requests) == len(arguments["archives"])
+    assert "http://***@127.0.0.1" in (printed := "".join(capfd.readouterr()))
+    assert "sesame99" not in printed
 
 
 def test_the_password_of_a_mirror_with_wrong_archives_is_not_printed(tmp_path):
@@ -303,7 +319,7 @@ def test_the_password_of_a_mirror_with_wrong_archives_is_not_printed(tmp_path):
 @pytest.mark.parametrize("kind", ["archives", "files"])
 def test_no_file_is_written_outside_of_the_folder(tmp_path, arguments, name, kind):
     root = tmp_path / "data" / "mnist"
-    with pytest.raises(DataError, match=r"must lie below data\.root"):
+    with pytest.raises(DataError, match=r"must lie below data.root"):
         fetch(root, **{**arguments, kind: {name: "0" * 32}})
     assert not root.exists()
 
