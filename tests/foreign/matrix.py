@@ -64,10 +64,8 @@ class Attempt(NamedTuple):
 
     @property
     def is_rejection(self) -> bool:
-        lines = [line for line in self.before.splitlines() if line.startswith("error: ")]
-        return (
-            self.code == 2 and not self.after and "Traceback" not in self.before and len(lines) > 0
-        )
+        says = re.search("^error: ", self.before, re.M) and "Traceback" not in self.before
+        return self.code == 2 and bool(says) and not self.after
 
     @property
     def last_line(self) -> str:
@@ -198,8 +196,8 @@ class Matrix:
         if column == "2 ranks":
             ours, theirs = samples(records), samples(other_records)
             if ours != theirs:
-                # A DataLoader has batches of a rank, and twice as many samples in a step.
-                is_like = 2 * len(theirs[0, 0]) == len(ours[0, 0])
+                # A DataLoader has batches for each rank; those of a BatchLoader are shared out.
+                is_like = len(ours[0, 0]) in (len(theirs[0, 0]), 2 * len(theirs[0, 0]))
                 return "other samples in a step" if is_like else OTHER_LENGTH
             if style.is_per_rank:
                 return ""
@@ -209,9 +207,8 @@ class Matrix:
             return "other weights"
         figures, expected = final_figures(run_dir), final_figures(other_dir)
         if column == "2 ranks":
-            odd = {
-                k for k in expected if not close(*torch.tensor([figures.get(k, 0), expected[k]]))
-            }
+            pairs = {k: torch.tensor([figures.get(k, 0), expected[k]]) for k in expected}
+            odd = {name for name, (a, b) in pairs.items() if not close(a, b)}
         else:
             odd = {k for k in figures | expected if figures.get(k) != expected.get(k)}
         if odd:

@@ -273,7 +273,9 @@ STYLES = [
     Style("autoencoder, random transforms, 1 worker", Autoencoder, NoisyPlain, told=LOADER),
     Style("random transforms behind BatchLoader", Autoencoder, NoisyExact, told=RANDOM),
     Style("the same with 2 workers", Autoencoder, NoisyWorkers, told=RANDOM),
-    Style("DQN: a stream over a replay buffer", DQN, None, ("callbacks.best.monitor=loss",), STREAM),
+    Style("DQN: a stream over a replay buffer", DQN, None, (
+        "callbacks.best.monitor=loss",
+    ), STREAM),
     Style("loader with a state (torchdata)", Regressor, StatefulData, told=RANKS),
     Style("stream with a state (litdata)", Regressor, StreamingData, told=RANKS),
     Style("stream that counts its passes", Regressor, SizedStream, told=PASSES),

@@ -1,6 +1,6 @@
 """Learning rates that change, and the length of a run."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch.optim import lr_scheduler as lrs
@@ -11,7 +11,7 @@ BY_STEP = {"interval": "step"}
 
 
 class Scheduled(Regressor):
-    config: ClassVar[dict[str, Any]] = {}
+    config: ClassVar = {}
 
     def schedule(self, optimizer):
         raise NotImplementedError
@@ -25,14 +25,14 @@ class Scheduled(Regressor):
 class Plateau(Scheduled):
     """Never satisfied, so that each of its steps counts."""
 
-    config = {"monitor": "val_loss"}
+    config: ClassVar = {"monitor": "val_loss"}
 
     def schedule(self, optimizer):
         return lrs.ReduceLROnPlateau(optimizer, patience=0, factor=0.5, threshold=0.9)
 
 
 class PlateauByStep(Plateau):
-    config = {"monitor": "train_loss", "interval": "step", "frequency": 2}
+    config: ClassVar = {"monitor": "train_loss", "interval": "step", "frequency": 2}
 
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -41,11 +41,11 @@ class PlateauByStep(Plateau):
 
 
 class EveryOtherEpoch(Plateau):
-    config = {"monitor": "val_loss", "frequency": 2}
+    config: ClassVar = {"monitor": "val_loss", "frequency": 2}
 
 
 class OneCycle(Scheduled):
-    config = BY_STEP
+    config: ClassVar = BY_STEP
 
     def schedule(self, optimizer):
         total = self.trainer.estimated_stepping_batches
@@ -53,7 +53,7 @@ class OneCycle(Scheduled):
 
 
 class Sequential(Scheduled):
-    config = BY_STEP
+    config: ClassVar = BY_STEP
 
     def schedule(self, optimizer):
         warmup = lrs.LinearLR(optimizer, 0.1, total_iters=5)
