@@ -26,12 +26,25 @@ PAGE = ROOT / "docs" / "contract.md"
 MARKERS = ("<!-- python -m tests.foreign writes this table -->", "<!-- end of the table -->")
 
 
+ABOVE = """## What foreign code does here
+
+`python -m tests.foreign` runs code in the styles of other people's examples, which knows nothing of Samestep, and writes this table.
+Each run has 3 epochs. It is left alone, stopped by SIGTERM within epoch 1, or killed within epoch 2, and then continued.
+
+- *identical*: the weights and all figures are equal to the last bit; two ranks see the samples of one rank in each step, and learn the
+  same up to rounding. An undisturbed run is compared with `scripts/evaluate.py`.
+- *announced*: they are not, and the run says why before its first step, or before its first step after the interruption.
+- *rejected*: the run ends before its first step, with one line and exit code 2.
+"""
+
+
 def render(rows: Mapping[str, Mapping[str, Cell]]) -> str:
-    """The table, and below it what was rejected."""
-    lines = [f"| style | {' | '.join(COLUMNS)} | what the run says |", "|---" * 7 + "|"]
+    """The section of the page."""
+    lines = [ABOVE, f"| style | {' | '.join(COLUMNS)} | what the run says |", "|---" * 7 + "|"]
     for style in STYLES:
         words = [rows[style.name][column].word for column in COLUMNS]
-        says = style.told.meaning if style.told and set(words) != {"identical"} else ""
+        is_said = "announced" in words
+        says = "; ".join(told.meaning for told in style.told) if is_said else ""
         lines.append(f"| {style.name} | {' | '.join(words)} | {says} |")
     return "\n".join(lines)
 

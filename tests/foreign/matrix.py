@@ -176,10 +176,10 @@ class Matrix:
     def announced(self, style: Style, column: str, attempts: list[Attempt], why: str) -> Cell:
         """A cell that is not identical: what was said before the first steps?"""
         said = "\n".join(attempt.before for attempt in attempts)
-        told = style.told
-        if not told or column not in told.columns or why in INEXCUSABLE:
-            return Cell("silent", why)
-        is_said = re.search(told.pattern, notes_in(said), re.I)
+        is_said = why not in INEXCUSABLE and any(
+            column in told.columns and re.search(told.pattern, notes_in(said), re.I)
+            for told in style.told
+        )
         return Cell("announced" if is_said else "silent", why)
 
     def differences(self, style: Style, column: str) -> str:

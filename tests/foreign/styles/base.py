@@ -25,14 +25,9 @@ class Told(NamedTuple):
 
 
 WITHIN_EPOCH = ("SIGTERM", "2 ranks", "2 ranks, SIGTERM")
-LOADER = Told(
-    "ordinary DataLoader",
-    "an interrupted epoch sees other samples, ranks repeat some",
-    WITHIN_EPOCH,
-)
-STREAM = Told(
-    "unknown length|iterable", "an interrupted epoch begins again, ranks see all", WITHIN_EPOCH
-)
+LOADER = (Told("ordinary DataLoader", "an interrupted epoch sees other samples", WITHIN_EPOCH),)
+STREAM = (Told("unknown length", "an interrupted epoch begins again", WITHIN_EPOCH),)
+LOST = (Told("no checkpoint holds", "what no checkpoint holds is lost"),)
 
 
 class Style(NamedTuple):
@@ -40,7 +35,7 @@ class Style(NamedTuple):
 
     model, data: classes of this package; no data: the module has the loaders.
     overrides: what a user would type besides.
-    told: what the run must say if a cell is not identical; None: each cell must be.
+    told: what the run must say of cells that are not identical; otherwise each must be.
     is_per_rank: whether a step draws random numbers, or normalizes what a rank has: two ranks then
         see the same samples as one, and compute something else.
     """
@@ -49,7 +44,7 @@ class Style(NamedTuple):
     model: type
     data: type | None
     overrides: tuple[str, ...] = ()
-    told: Told | None = None
+    told: tuple[Told, ...] = ()
     is_per_rank: bool = False
 
 

@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch.callbacks import BaseFinetuning
 from torch import nn
 
-from .base import Exact, Regressor, Style, Told
+from .base import LOST, Exact, Regressor, Style, Told
 
 HERE = __name__
 
@@ -111,11 +111,14 @@ class FromCheckpoint(Annealing):
         self.factor, self.before = checkpoint["annealing"]
 
 
-FINDER = Told("LearningRateFinder|BatchSizeFinder|lr_find|tuner", "a tuner runs steps of its own")
-SWA = Told("StochasticWeightAveraging", "its averages are in no checkpoint")
-STATE = Told("state|attribute|forgot", "a state that no state_dict has is lost")
-CHECKPOINT = Told("ModelCheckpoint", "the run saves its own checkpoints")
-FINETUNING = Told("Finetuning|param_group|unfree", "the optimizer has other groups after a restart")
+FINDER = (
+    Told("LearningRateFinder|BatchSizeFinder|lr_find|tuner", "a tuner runs steps of its own"),
+)
+SWA = (Told("StochasticWeightAveraging", "its averages are in no checkpoint"),)
+CHECKPOINT = (Told("ModelCheckpoint", "the run saves its own checkpoints"),)
+FINETUNING = (
+    Told("Finetuning|param_group|unfree", "the optimizer has other groups after a restart"),
+)
 STYLES = [
     Style("EMAWeightAveraging", Regressor, Exact, ("callbacks=ema",)),
     Style("WeightAveraging", Regressor, Exact, lightning("WeightAveraging")),
@@ -150,5 +153,5 @@ STYLES = [
     )),
     Style("callback that forgets its state", Regressor, Exact, added(
         "own", f"{HERE}.Forgetful",
-    ), STATE),
+    ), LOST),
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from samestep.data.loader import BatchLoader
 
-from .base import LOADER, STREAM, Exact, Plain, Regressor, Style, Told, table
+from .base import LOADER, LOST, STREAM, Exact, Plain, Regressor, Style, Told, table
 
 
 class Boring(Regressor):
@@ -262,10 +262,10 @@ class OwnGenerator(Plain):
         return DataLoader(self.train, batch_size=4, shuffle=True, generator=generator)
 
 
-RANKS = Told("ranks|DataLoader", "ranks see what the loader gives them", ("2 ranks",))
-GENERATOR = Told("generator", "other orders after a restart")
-PASSES = Told("state|generator|passes", "what the data set counts itself is lost")
-RANDOM = Told("transform|random", "transforms draw the numbers of each rank", ("2 ranks",))
+RANKS = (Told("ranks|DataLoader", "ranks see what the loader gives them", ("2 ranks",)),)
+GENERATOR = (Told("generator", "other orders after a restart"),)
+PASSES = (Told("state|generator|passes", "what the data set counts itself is lost"),)
+RANDOM = (Told("transform|random", "transforms draw the numbers of each rank", ("2 ranks",)),)
 STYLES = [
     Style("DataLoader", Regressor, Plain, told=LOADER),
     Style("BatchLoader in a foreign DataModule", Regressor, Exact),
@@ -274,11 +274,11 @@ STYLES = [
     Style("random transforms behind BatchLoader", Autoencoder, NoisyExact, told=RANDOM),
     Style("the same with 2 workers", Autoencoder, NoisyWorkers, told=RANDOM),
     Style("DQN: a stream over a replay buffer", DQN, None, (
-        "callbacks.best.monitor=loss",
-    ), STREAM),
+        "callbacks.best.monitor=loss", "trainer.strategy=ddp_find_unused_parameters_true",
+    ), STREAM + LOST),
     Style("loader with a state (torchdata)", Regressor, StatefulData, told=RANKS),
     Style("stream with a state (litdata)", Regressor, StreamingData, told=RANKS),
-    Style("stream that counts its passes", Regressor, SizedStream, told=PASSES),
+    Style("stream that counts its passes", Regressor, SizedStream, told=PASSES + LOADER),
     Style("IterableDataset without a length", Regressor, Stream, told=STREAM),
     Style("dictionary of BatchLoaders", FromSeveral, Several),
     Style("CombinedLoader min_size of BatchLoaders", FromSeveral, Shortest),
@@ -289,7 +289,7 @@ STYLES = [
     Style("custom batch sampler", Regressor, BucketData, told=LOADER),
     Style("torch BatchSampler", Regressor, TorchBatchSampler, told=LOADER),
     Style("WeightedRandomSampler", Regressor, Weighted, told=LOADER),
-    Style("DataLoader with a generator", Regressor, OwnGenerator, told=GENERATOR),
+    Style("DataLoader with a generator", Regressor, OwnGenerator, told=GENERATOR + LOADER),
     Style("accumulate_grad_batches, DataLoader", Regressor, Plain, (
         "trainer.accumulate_grad_batches=3",
     ), LOADER),

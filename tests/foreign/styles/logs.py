@@ -118,8 +118,8 @@ class Reduced(Regressor):
         return loss
 
 
-RANKS = Told("sync_dist", "a metric is that of rank zero", ("2 ranks", "2 ranks, SIGTERM"))
-EPOCH = Told("mean|on_epoch", "a mean has the steps since the last start only", WITHIN_EPOCH)
+RANKS = (Told("sync_dist", "a metric is that of rank zero", ("2 ranks", "2 ranks, SIGTERM")),)
+EPOCH = (Told("mean|on_epoch", "a mean has the steps since the last start only", WITHIN_EPOCH),)
 STYLES = [
     Style("self.log(on_epoch=True), sync_dist", OnEpoch, Exact, told=EPOCH),
     Style("torchmetrics, logged as objects", Torchmetrics, Exact, told=EPOCH),

@@ -220,7 +220,7 @@ class Predicts(Regressor):
 
 
 TWICE = "trainer.strategy=ddp_find_unused_parameters_true"
-SAVE = Told("save_hyperparameters|ignore=", "what cannot be restored is named with ignore=[...]")
+SAVE = (Told("save_hyperparameters|ignore=", "what cannot be restored is named with ignore=[...]"),)
 STYLES = [
     Style("GAN: manual, two optimizers, add_image", GAN, Exact, (
         "callbacks.best.monitor=g_loss", TWICE,

@@ -95,7 +95,7 @@ class Penalty(Regressor):
         self.log("grad_norm", torch.stack([p.grad.norm() for p in self.parameters()]).norm())
 
 
-GRADIENTS = Told("grad", "gradients that wait for a step are lost")
+GRADIENTS = (Told("grad", "gradients that wait for a step are lost"),)
 STYLES = [
     Style("manual optimization that accumulates", ManuallyAccumulated, Exact, told=GRADIENTS),
     Style("two optimizers that alternate", Alternating, Exact, (

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .base import Exact, Regressor, Style, Told
+from .base import LOST, Exact, Regressor, Style
 
 
 class Truncated(Regressor):
@@ -120,7 +120,6 @@ class OwnGenerator(Regressor):
         return self.loss((x + 0.1 * torch.randn(x.shape, generator=self.generator), y))
 
 
-LOST = Told("state|attribute|forgot", "a state that no state_dict has is lost")
 STYLES = [
     Style("hidden state of an RNN as an attribute", Truncated, Exact, told=LOST, is_per_rank=True),
     Style("running mean as a float", MomentumAsFloat, Exact, told=LOST, is_per_rank=True),
