@@ -36,8 +36,8 @@ class Style(NamedTuple):
     model, data: classes of this package; no data: the module has the loaders.
     overrides: what a user would type besides.
     told: what the run must say of cells that are not identical; otherwise each must be.
-    is_per_rank: whether a step draws random numbers, or normalizes what a rank has: two ranks then
-        see the same samples as one, and compute something else.
+    is_per_rank: whether two ranks see the same samples as one, and compute something else: a step
+        draws random numbers, normalizes what a rank has, or makes roundings grow.
     """
 
     name: str

@@ -79,7 +79,7 @@ class Annealing(L.Callback):
         self.factor, self.before = 1.0, float("inf")
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        loss = float(outputs["loss"])
+        loss = float(trainer.callback_metrics["train_loss"])
         self.factor *= 0.97 if loss > self.before else 1.0
         self.before = loss
         trainer.optimizers[0].param_groups[0]["lr"] = 0.02 * self.factor

@@ -239,6 +239,6 @@ STYLES = [
     Style("no test", Untested, Exact),
     Style("no validation", Unvalidated, Exact, ("callbacks.best.monitor=train_loss",)),
     Style("predict_step", Predicts, Exact),
-    Style("bf16-mixed", Regressor, Exact, ("trainer.precision=bf16-mixed",)),
+    Style("bf16-mixed", Regressor, Exact, ("trainer.precision=bf16-mixed",), is_per_rank=True),
     Style("64-true", Regressor, Exact, ("trainer.precision=64-true",)),
 ]  # fmt: skip
