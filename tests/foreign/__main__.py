@@ -28,12 +28,15 @@ MARKERS = ("<!-- python -m tests.foreign writes this table -->", "<!-- end of th
 
 ABOVE = """## What foreign code does here
 
-`python -m tests.foreign` runs code in the styles of other people's examples, which knows nothing of Samestep, and writes this table.
-Each run has 3 epochs. It is left alone, stopped by SIGTERM within epoch 1, or killed within epoch 2, and then continued.
+`python -m tests.foreign` runs code in the styles of other people's examples, which knows nothing
+of Samestep, and writes this table. Each run has 3 epochs. It is left alone, stopped by SIGTERM
+within epoch 1, or killed within epoch 2, and then continued.
 
-- *identical*: the weights and all figures are equal to the last bit; two ranks see the samples of one rank in each step, and learn the
-  same up to rounding. An undisturbed run is compared with `scripts/evaluate.py`.
-- *announced*: they are not, and the run says why before its first step, or before its first step after the interruption.
+- *identical*: the weights and all figures are equal to the last bit. Two ranks see the samples of
+  one rank in each step, and learn the same up to rounding. An undisturbed run is compared with
+  `scripts/evaluate.py`.
+- *announced*: they are not, and the run says why before its first step, or before its first step
+  after the interruption.
 - *rejected*: the run ends before its first step, with one line and exit code 2.
 """
 
