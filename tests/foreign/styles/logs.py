@@ -129,5 +129,5 @@ STYLES = [
     Style("on_step=True in validation and test", EachStep, Exact, (
         "callbacks.best.monitor=val_loss_epoch",
     ), EPOCH),
-    Style("reduce_fx", Reduced, Exact, told=EPOCH),
+    Style("reduce_fx", Reduced, Exact, told=EPOCH, is_per_rank=True),
 ]  # fmt: skip
