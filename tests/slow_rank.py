@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from project.model.nets.mlp import MLP
@@ -103,10 +104,10 @@ def main() -> None:
                 name = f"slow-{factor}-{shares.strip('[]').replace(',', '-')}"
                 words = ["trainer.devices=2", slow_net(1, factor), f"cluster.shares={shares}"]
                 ours = train(directory, name, *words)
-                record = directory / name / "logs/shares.json"
-                used = {"equal": [1, 1], "auto": []}.get(shares, [factor, 1])
-                if record.exists():
-                    used = json.loads(record.read_text())[0]["shares"]
+                used = {"equal": [1, 1]}.get(shares, [factor, 1])
+                if shares == "auto":
+                    path = directory / name / "checkpoints/last.ckpt"
+                    used = torch.load(path, weights_only=True)["callbacks"]["ShareOut"]["shares"]
                 ratio = seconds_per_epoch(directory / name) / fastest
                 worst = max(abs(a - b) for a, b in zip(ours, curve, strict=True))
                 shown = ", ".join(f"{share:g}" for share in used)

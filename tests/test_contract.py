@@ -79,7 +79,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with the files of the page, and a plain module beside them."""
     root = tmp_path_factory.mktemp("contract") / "project"
     root.mkdir()
-    for name in ("src", "configs"):
+    for name in ("src", "configs", "scripts"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "train.py", root)
     for name, text in re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", PAGE, re.M | re.S):
@@ -201,9 +201,7 @@ def test_a_plain_model_without_a_test_step_finishes_with_its_metrics(copy: Path)
     assert "predict" not in done.stdout
     (line,) = re.findall(r"^  python (scripts/evaluate\.py) runs/untested$", done.stdout, re.M)
     for options, exit_code in ([], 0), (["--split", "test"], 2):
-        done = run(
-            str(ROOT / line), "runs/untested", *options, cwd=copy, PYTHONPATH=str(copy / "src")
-        )
+        done = run(line, "runs/untested", *options, cwd=copy)
         assert done.returncode == exit_code, done.stderr
     assert done.stderr.startswith("error: --split test: No `test_step()` method defined")
     assert final_figures(copy / "runs/untested").keys() == {"val_loss"}

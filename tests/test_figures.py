@@ -121,7 +121,7 @@ def command(model: type[L.LightningModule], root: Path, *overrides: str) -> list
 
 
 def evaluated(run_dir: Path, *words: str) -> dict[str, float]:
-    result = run("scripts/evaluate.py", str(run_dir), "--format", "json", *words)
+    result = run("scripts/evaluate.py", str(run_dir), "--format", "json", "--trust", *words)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 

@@ -47,13 +47,15 @@ def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
 # -- Imports go one way ----------------------------------------------------------------------------
 
 LEVELS = [
-    ["errors", "lightning_names"],
+    ["errors", "lightning_names", "spec"],
     ["config"],
     ["ranks"],
     ["data", "run"],
     ["callbacks", "report"],
-    ["build", "ending", "launch"],
-    ["shares", "sweep", "targets"],
+    ["ending", "launch"],
+    ["trainer"],
+    ["build"],
+    ["sweep", "targets"],
 ]
 """Parts of samestep. Each part may import from itself and from the levels before its own."""
 

@@ -267,7 +267,7 @@ def train_ours(task: str, *more: str) -> Timer:
     """Train with our parts; returns what the timer has seen."""
     with tempfile.TemporaryDirectory() as root:
         cfg = configure(task, f"run_root={root}", *more)
-        with process_group.process_group(cfg):
+        with process_group.process_group(cfg.trainer.accelerator, cfg.cluster.timeout_s):
             model, data = parts(cfg)
             Path(cfg.run_dir).mkdir(parents=True, exist_ok=True)
             history, timer = History(cfg.run_dir), Timer()

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from samestep import build
 from samestep.config.compose import check
+from samestep.config.run_spec import spec_of
 from samestep.errors import ConfigError
 from samestep.ranks import environment, lightning_patches
 from samestep.ranks.process_group import UnequalNodesDDP
@@ -127,7 +128,8 @@ STRATEGIES = "lightning.pytorch.strategies"
 def strategy_of(compose: Callable[..., object], name: str, *options: str):
     words = ",".join([f"_target_:{STRATEGIES}.{name}", *options])
     # FSDP is rejected on CPUs before.
-    return build.strategy(compose(f"trainer.strategy={{{words}}}", "trainer.accelerator=auto"))
+    cfg = compose(f"trainer.strategy={{{words}}}", "trainer.accelerator=auto")
+    return build.strategy(cfg, spec_of(cfg))
 
 
 def test_a_strategy_may_have_options(compose):

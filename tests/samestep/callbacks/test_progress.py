@@ -95,7 +95,9 @@ def new_trainer(tmp_path, progress, **flags):
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("samestep.callbacks.progress.time", SimpleNamespace(perf_counter=clock))
+    for module in ("progress", "share_out"):
+        time = SimpleNamespace(perf_counter=clock)
+        monkeypatch.setattr(f"samestep.callbacks.{module}.time", time)
     return clock
 
 

@@ -74,7 +74,7 @@ class KeepLast(LastCheckpoint):
     """Of a user, who has changed a little."""
 
 
-def test_subclasses_are_found_as_their_parents_are(run_dir: Path, compose, monkeypatch):
+def test_subclasses_are_found_as_their_parents_are(run_dir: Path, monkeypatch):
     monkeypatch.setattr(tiny, "BestCheckpoint", KeepBest)
     monkeypatch.setattr(tiny, "LastCheckpoint", KeepLast)
     fit(run_dir, Tiny([0.25, 0.75, 0.5]), RunState(str(run_dir)))
@@ -82,4 +82,4 @@ def test_subclasses_are_found_as_their_parents_are(run_dir: Path, compose, monke
     lose_best(run_dir)
     # Its last weights must not be tested in place of the best ones.
     with pytest.raises(CheckpointError, match=r"best.ckpt is missing: it was saved after step 8"):
-        directory.best_checkpoint(compose(f"run_dir={run_dir}"))
+        directory.best_checkpoint(run_dir)

@@ -98,7 +98,7 @@ def test_a_value_without_a_home_is_an_error():
 
 def test_rendering_needs_no_torch_and_no_network():
     code = (
-        "import runpy, sys\n"
+        "import runpy, sys\nsys.path.insert(0, 'scripts')\n"
         "sys.argv[1:] = ['cluster=k8s']\n"
         "try: runpy.run_path('scripts/launch.py', run_name='__main__')\n"
         "except SystemExit as end: print([end.code, 'torch' in sys.modules])"

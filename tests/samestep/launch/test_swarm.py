@@ -284,5 +284,5 @@ def test_a_run_fetches_from_the_data_server_and_checks_every_byte(data_server, t
     refused = run("train.py", *words, RUN_ID="second", no_proxy="127.0.0.1")
     assert refused.returncode == 1
     assert name in refused.stderr
-    assert f"expected {miniature.archives[name]}" in refused.stderr
+    assert f"md5:{miniature.archives[name]}" in refused.stderr
     assert not (tmp_path / "runs" / "second" / "metrics.json").exists()

@@ -192,6 +192,7 @@ assert ctypes.CDLL(None).unshare(0x20000000) == 0  # CLONE_NEWPID: for the next 
 child = os.fork()
 if child == 0:
     del sys.argv[0]
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")
 os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """

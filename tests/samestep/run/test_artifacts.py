@@ -335,22 +335,22 @@ def test_a_copy_that_has_lost_its_configuration_is_not_overwritten(tmp_path: Pat
     assert contents(tmp_path / "mine") == {}
 
 
-def test_a_run_that_is_refused_leaves_nothing_of_what_was_fetched(compose, tmp_path: Path):
-    url = f"{NODE}={{_target_: samestep.run.artifacts.Artifacts, url: file://{tmp_path}/store}}"
-    first = compose("model=mlp", f"run_root={tmp_path}/first")
+def test_a_run_that_is_refused_leaves_nothing_of_what_was_fetched(spec, tmp_path: Path):
+    url = f"file://{tmp_path}/store"
+    first = spec("model=mlp", f"run_root={tmp_path}/first")
     directory.begin(first, [])
     state = {"global_step": 1, "state_dict": {}, "loops": {}}
     AtomicCheckpointIO().save_checkpoint(state, Path(first.run_dir) / "checkpoints/last.ckpt")
     shutil.copytree(first.run_dir, tmp_path / "store" / Path(first.run_dir).name)
-    other = compose("model=cnn", f"run_root={tmp_path}/here/runs", url)
+    other = spec("model=cnn", f"run_root={tmp_path}/here/runs")
     with pytest.raises(ConfigError, match="holds a run with another configuration"):
-        directory.begin(other, [])
+        directory.begin(other, [], url)
     assert not (tmp_path / "here").exists()
     # A directory that was there before is the user's.
     (tmp_path / "here/runs" / Path(other.run_dir).name).mkdir(parents=True)
     (tmp_path / "here/runs" / Path(other.run_dir).name / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="holds a run with another configuration"):
-        directory.begin(other, [])
+        directory.begin(other, [], url)
     assert (tmp_path / "here/runs" / Path(other.run_dir).name / "notes.txt").exists()
 
 

@@ -37,10 +37,10 @@ def test_a_secret_is_not_rendered_either(cluster: str, capsys: pytest.CaptureFix
 
 
 def test_a_secret_of_this_machine_is_recognised_by_its_value(monkeypatch):
-    monkeypatch.setenv("MY_API_KEY", "correct-horse")
-    (fault,) = found("k8s", "run_root=runs/correct-horse")
+    monkeypatch.setenv("MY_API_KEY", "Correct-Horse-9")
+    (fault,) = found("k8s", "run_root=runs/Correct-Horse-9")
     assert fault.startswith("run_root: is a secret")
-    assert "correct-horse" not in fault
+    assert "Correct-Horse" not in fault
 
 
 @pytest.mark.parametrize(
