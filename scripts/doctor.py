@@ -10,8 +10,8 @@ import sys
 
 import options  # noqa: F401 (puts src on the path)
 
+from samestep.adapter import topology_of
 from samestep.config.compose import check
-from samestep.config.run_spec import topology_of
 from samestep.errors import ConfigError, RunError
 from samestep.launch import agent
 from samestep.ranks import environment, failure, process
@@ -37,7 +37,7 @@ def main(overrides: list[str]) -> int:
 def examine(cfg) -> int:
     """Print on rank zero what all ranks find. Returns the exit code."""
     from samestep import build
-    from samestep.config.run_spec import spec_of
+    from samestep.adapter import spec_of
     from samestep.ranks import preflight, process_group
     from samestep.ranks.preflight import Finding
     from samestep.run.records import mute_lightning

@@ -321,6 +321,6 @@ def compose(tmp_path: Path) -> Callable[..., object]:
 @pytest.fixture
 def spec(compose: Callable[..., Any]) -> Callable[..., Any]:
     """The RunSpec of a composed configuration."""
-    from samestep.config.run_spec import spec_of
+    from samestep.adapter import spec_of
 
     return lambda *overrides: spec_of(compose(*overrides))

@@ -54,6 +54,7 @@ LEVELS = [
     ["callbacks", "report"],
     ["ending", "launch"],
     ["trainer"],
+    ["adapter"],
     ["build"],
     ["sweep", "targets"],
 ]

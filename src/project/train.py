@@ -19,9 +19,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from samestep.adapter import topology_of
 from samestep.config.compose import CONFIGS, check, help_text, rewrite_overrides
 from samestep.config.flags import flags_of
-from samestep.config.run_spec import topology_of
 from samestep.errors import ConfigError
 from samestep.launch import agent
 from samestep.ranks import environment, failure, process
@@ -51,7 +51,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
     import lightning as L
 
     from samestep import build, ending
-    from samestep.config.run_spec import spec_of
+    from samestep.adapter import spec_of
     from samestep.ranks import preflight, process_group, stopping
     from samestep.report import page
     from samestep.run import artifacts, nodes, summary

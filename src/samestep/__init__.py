@@ -2,7 +2,8 @@
 
 You never edit this package; a newer version of the template replaces it. What you own is in
 ``src/project``. Read in this order: ``lightning_names``, ``errors``, ``spec``, ``config``,
-``ranks``, ``data``, ``run``, ``callbacks``, ``ending``, ``trainer``, ``build``, ``targets``,
+``ranks``, ``data``, ``run``, ``callbacks``, ``ending``, ``trainer``, ``adapter``, ``build``,
+``targets``,
 ``report``, ``launch``, ``sweep``. Each folder opens with what it promises.
 """
 

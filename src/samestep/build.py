@@ -29,12 +29,12 @@ from omegaconf import DictConfig, OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
+from samestep.adapter import spec_of
 from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.supported import check_supported
-from samestep.config.run_spec import spec_of
 from samestep.config.schema import escape
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment

@@ -14,8 +14,8 @@ from lightning.pytorch.trainer import call as trainer_call
 from torch.utils.data import DataLoader
 
 from samestep import build
+from samestep.adapter import spec_of
 from samestep.config.compose import check
-from samestep.config.run_spec import spec_of
 from samestep.errors import ConfigError
 from samestep.ranks import environment, lightning_patches
 from samestep.ranks.process_group import UnequalNodesDDP

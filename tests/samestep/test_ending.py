@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from samestep import build, ending
+from samestep.adapter import spec_of
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.run_state import RunState
-from samestep.config.run_spec import spec_of
 from samestep.errors import RunError
 from samestep.ranks.stopping import Stopped
 from samestep.report import page

@@ -5,5 +5,5 @@ nothing behind.
 
 Read in this order: ``flags`` (what is no override), ``compose`` (files and overrides become one
 configuration), ``schema`` (keys and types, compared with the files), ``rules`` (ranges, choices),
-``secret_names`` (values that no message shows), ``run_spec`` (what the rooms below it read).
+``secret_names`` (values that no message shows).
 """

@@ -17,8 +17,8 @@ import torch.distributed as dist
 import yaml
 from torch.distributed import FileStore
 
+from samestep.adapter import spec_of
 from samestep.config.compose import check
-from samestep.config.run_spec import spec_of
 from samestep.errors import ConfigError
 from samestep.ranks import preflight
 from samestep.run import nodes, sidecar
