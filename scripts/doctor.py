@@ -12,10 +12,10 @@ import options  # noqa: F401 (puts src on the path)
 
 from samestep.adapter import topology_of
 from samestep.config.compose import check
+from samestep.config.name import name_run
 from samestep.errors import ConfigError, RunError
-from samestep.launch import agent
+from samestep.node import agent
 from samestep.ranks import environment, failure, process
-from samestep.run.name import name_run
 
 
 def main(overrides: list[str]) -> int:

@@ -132,7 +132,7 @@ def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
 def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
     """Train and test. Each process calls this; Flyte takes the result of rank zero."""
     from project.train import train
-    from samestep.run.name import name_run
+    from samestep.config.name import name_run
     from samestep.run.records import read_history
 
     # Without a cluster, Flyte calls every execution "local"; each needs a name of its own.

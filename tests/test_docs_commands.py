@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from samestep.config.compose import check
+from samestep.config.name import name_run
 from samestep.launch import check as rules
 from samestep.launch import main, render, volume
-from samestep.run.name import name_run
 from samestep.sweep import settings
 from tests.conftest import NO_PICTURES, ROOT, run
 from tests.printed_commands import PAGES, Command, find_commands

@@ -48,13 +48,13 @@ def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
 
 LEVELS = [
     ["errors", "lightning_names", "spec"],
-    ["config"],
     ["ranks"],
-    ["data", "run"],
+    ["data", "run", "node"],
     ["callbacks", "report"],
-    ["ending", "launch"],
+    ["ending"],
     ["trainer"],
-    ["adapter"],
+    ["config"],
+    ["adapter", "launch"],
     ["build"],
     ["sweep", "targets"],
 ]
@@ -67,6 +67,21 @@ def test_samestep_imports_nothing_of_the_project():
         for path in SAMESTEP
         for name, node in imports(path)
         if name.split(".")[0] in ("project", "scripts", "train", "tests")
+    )
+
+
+CORE = {"errors", "spec", "ranks", "data", "run", "node", "callbacks", "ending", "trainer"}
+"""What any Lightning project can use: it must not need the framework of a template."""
+
+
+def test_the_core_needs_neither_hydra_nor_images():
+    banned = {"hydra", "omegaconf", "torchvision", "jinja2", "matplotlib", "optuna"}
+    check_none(
+        f"{place(path, node)} imports {name}"
+        for path in SAMESTEP
+        if path.relative_to(SRC / "samestep").parts[0].removesuffix(".py") in CORE
+        for name, node in imports(path)
+        if name.split(".")[0] in banned
     )
 
 

@@ -22,10 +22,10 @@ from omegaconf import DictConfig
 from samestep.adapter import topology_of
 from samestep.config.compose import CONFIGS, check, help_text, rewrite_overrides
 from samestep.config.flags import flags_of
+from samestep.config.name import name_run
 from samestep.errors import ConfigError
-from samestep.launch import agent
+from samestep.node import agent
 from samestep.ranks import environment, failure, process
-from samestep.run.name import name_run
 
 KEEPS_NOTHING = "trainer.fast_dev_run keeps no results; the name is free"
 NOTHING_TO_DO = "Nothing to do, the run is finished. RUN_ID=<another name> begins a new one."

@@ -1,10 +1,10 @@
 """Samestep: the same steps on any number of ranks, before and after any interruption.
 
 You never edit this package; a newer version of the template replaces it. What you own is in
-``src/project``. Read in this order: ``lightning_names``, ``errors``, ``spec``, ``config``,
-``ranks``, ``data``, ``run``, ``callbacks``, ``ending``, ``trainer``, ``adapter``, ``build``,
-``targets``,
-``report``, ``launch``, ``sweep``. Each folder opens with what it promises.
+``src/project``. Read in this order: ``lightning_names``, ``errors``, ``spec``, ``ranks``,
+``data``, ``run``, ``node``, ``callbacks``, ``ending`` and ``trainer``, which need no Hydra; then
+``config``, ``adapter``, ``build``, ``targets``, ``report``, ``launch`` and ``sweep``. Each folder
+opens with what it promises.
 """
 
 from importlib import import_module

@@ -38,7 +38,7 @@ from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.supported import check_supported
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError, RunError
-from samestep.launch import agent
+from samestep.node import agent
 from samestep.ranks import (
     environment,
     failure,

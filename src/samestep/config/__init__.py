@@ -5,5 +5,6 @@ nothing behind.
 
 Read in this order: ``flags`` (what is no override), ``compose`` (files and overrides become one
 configuration), ``schema`` (keys and types, compared with the files), ``rules`` (ranges, choices),
+``name`` (of a run),
 ``secret_names`` (values that no message shows).
 """

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
+from samestep.config.name import name_run
 from samestep.errors import ConfigError
-from samestep.launch import agent
+from samestep.node import agent
 from samestep.ranks import environment
-from samestep.run.name import name_run
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig

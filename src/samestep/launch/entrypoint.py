@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
-from samestep.launch import agent, pid1
 from samestep.launch.cluster_environment import plan, split_arguments
-from samestep.launch.outcome import Outcome
+from samestep.node import agent, pid1
+from samestep.node.outcome import Outcome
 from samestep.ranks import environment, failure, network, process
 from samestep.ranks.secrets import redact
 

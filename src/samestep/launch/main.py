@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 
 from samestep.config.compose import CONFIGS
+from samestep.config.name import name_run
 from samestep.config.schema import choices_of, nearest
 from samestep.errors import ConfigError, RunError
 from samestep.launch import local_settings, render, submitted
 from samestep.launch.render import Document
 from samestep.ranks import failure
-from samestep.run.name import name_run
 
 ACTIONS_ON_EXISTING_RUN = ("logs", "status", "cancel")
 ACTIONS = ("render", "check", "data", "submit", *ACTIONS_ON_EXISTING_RUN)

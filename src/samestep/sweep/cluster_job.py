@@ -12,12 +12,12 @@ from types import FrameType
 
 from omegaconf import DictConfig
 
+from samestep.config.name import name_run
 from samestep.errors import ConfigError, RunError
 from samestep.launch import check, kubectl, kubernetes, local_settings, render, slurm, submitted
 from samestep.launch.follow import describe_run, explain_pods
 from samestep.ranks import failure, process
 from samestep.ranks.failure import EXIT_SIGTERM
-from samestep.run.name import name_run
 
 POLL_S = 2.0
 ANSWER_S = 600  # seconds for which a cluster may not answer before the trial has failed

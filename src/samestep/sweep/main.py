@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.errors import ConfigError, RunError
-from samestep.launch.agent import TRAIN
+from samestep.node.agent import TRAIN
 from samestep.ranks import environment, failure
 from samestep.run import lock
 from samestep.sweep.settings import Settings, read

@@ -15,7 +15,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from samestep.errors import ConfigError
-from samestep.launch.agent import TRAIN
+from samestep.node.agent import TRAIN
 from samestep.ranks import environment
 from samestep.ranks.failure import EXIT_SIGTERM
 from samestep.sweep.settings import Settings

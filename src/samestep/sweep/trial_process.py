@@ -17,7 +17,7 @@ from pathlib import Path
 
 import fsspec  # type: ignore[import-untyped]
 
-from samestep.launch.agent import TRAIN
+from samestep.node.agent import TRAIN
 from samestep.ranks import environment
 from samestep.ranks.failure import PREFIX
 from samestep.run.records import read_history

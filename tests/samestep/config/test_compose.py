@@ -12,10 +12,10 @@ from omegaconf import OmegaConf
 
 from samestep.config.compose import CONFIGS, check, find_overridden, help_text
 from samestep.config.flags import flags_of
+from samestep.config.name import name_run
 from samestep.config.rules import RULES
 from samestep.config.schema import choices_of
 from samestep.errors import ConfigError
-from samestep.run.name import name_run
 
 CHOICES = choices_of(CONFIGS)
 FOLDER = ["data.root=images", "data.num_classes=2"]  # what data=folder leaves to the user

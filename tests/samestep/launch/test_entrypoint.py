@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.launch import pid1
+from samestep.node import pid1
 from tests import etcd_server, pods
 from tests.conftest import NO_PICTURES, ROOT, environment, final_figures, free_port
 from tests.etcd_server import EtcdServer

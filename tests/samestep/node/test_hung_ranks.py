@@ -27,7 +27,7 @@ AGENT = """
 import json, sys
 from pathlib import Path
 from torch.distributed.launcher.api import LaunchConfig
-from samestep.launch import agent, hung_ranks
+from samestep.node import agent, hung_ranks
 
 hung_ranks.MARGIN_S = 0.5
 script, directory = Path(sys.argv[1]), Path(sys.argv[2])

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samestep.errors import ConfigError
-from samestep.launch.hung_ranks import HungRanks
-from samestep.launch.outcome import Outcome, is_final, outcome_of, reason_of
+from samestep.node.hung_ranks import HungRanks
+from samestep.node.outcome import Outcome, is_final, outcome_of, reason_of
 from samestep.ranks import environment, heartbeat
 from samestep.ranks.failure import EXIT_ERROR
 from samestep.ranks.secrets import redact
@@ -248,7 +248,7 @@ def rendezvous_handler(parameters: "RendezvousParameters") -> "RendezvousHandler
 
     if parameters.backend != "etcd-v2":
         return get_rendezvous_handler(parameters)
-    from samestep.launch.etcd_rendezvous import EtcdRendezvous
+    from samestep.node.etcd_rendezvous import EtcdRendezvous
 
     return EtcdRendezvous(parameters)
 
@@ -257,6 +257,6 @@ def has_lost_etcd(error: Exception, config: "LaunchConfig") -> bool:
     """Whether an agent ended because etcd was lost while the nodes told each other their ranks."""
     if config.rdzv_backend != "etcd-v2":
         return False
-    from samestep.launch.etcd_rendezvous import is_loss
+    from samestep.node.etcd_rendezvous import is_loss
 
     return is_loss(error)

@@ -1,8 +1,8 @@
 import pytest
 
 from samestep.config.compose import check
+from samestep.config.name import name_run
 from samestep.errors import ConfigError
-from samestep.run.name import name_run
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher.api import LaunchConfig
 
-from samestep.launch import agent
-from samestep.launch.outcome import Outcome
+from samestep.node import agent
+from samestep.node.outcome import Outcome
 
 
 def test_an_etcd_that_is_lost_while_ranks_are_assigned_is_one_restart(

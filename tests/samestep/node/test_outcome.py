@@ -11,8 +11,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from samestep.launch import outcome
-from samestep.launch.outcome import Outcome
+from samestep.node import outcome
+from samestep.node.outcome import Outcome
 from samestep.ranks.failure import LOST
 
 

@@ -18,7 +18,7 @@ from tests import etcd_server
 from tests.etcd_server import EtcdServer
 
 pytest.importorskip("etcd", reason="pip install project[elastic]")
-from samestep.launch.etcd_rendezvous import EtcdRendezvous, is_loss
+from samestep.node.etcd_rendezvous import EtcdRendezvous, is_loss
 
 
 @pytest.fixture

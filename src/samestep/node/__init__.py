@@ -1,0 +1,9 @@
+"""One node of a run: its agent, and how the ranks of the node end.
+
+Promise: the exit code of a node is that of the rank that failed first, and no rank outlives its
+agent.
+
+Read in this order: ``agent`` (starts the ranks and watches them), ``outcome`` (how they ended),
+``hung_ranks`` (ends those that are stopped), ``etcd_rendezvous`` (where nodes meet that come and
+go), ``pid1`` (the first process of a container).
+"""
