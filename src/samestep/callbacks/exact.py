@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -22,6 +23,9 @@ from samestep.data.sampler import mix_seed, seed_others
 from samestep.ranks import lightning_patches
 
 log = logging.getLogger(__name__)
+
+TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+"""The hooks of a module or DataModule that may change a batch."""
 
 NOTE = (
     "Note: the training data come from an ordinary DataLoader. If an epoch is interrupted, the "
@@ -52,6 +56,9 @@ class SeedSteps(L.Callback):
     Validation and test do not, so that their figures can be repeated from a checkpoint alone; the
     random numbers of training continue after a validation as if there had been none.
 
+    If the module or the DataModule has hooks for the transfer of a batch, which may hold random
+    transforms on the device, they are seeded too, with a seed of their own.
+
     Args:
         seed: of the run.
     """
@@ -64,6 +71,16 @@ class SeedSteps(L.Callback):
         """Seed what a validation or test on its own does before its first batch."""
         if stage in ("validate", "test"):
             seed_all(mix_seed(self.seed))
+
+        def seed(batch_idx: int) -> None:
+            numbers = trainer.current_epoch, batch_idx, trainer.global_rank, 1
+            self._seed(trainer, pl_module, *numbers)
+
+        owners = [pl_module, trainer.datamodule]  # type: ignore[attr-defined]
+        if stage == "fit" and any(
+            is_overridden(hook, owner) for hook in TRANSFERS for owner in owners if owner
+        ):
+            lightning_patches.before_transfers(trainer, seed)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -155,6 +172,7 @@ class ResumeOrder(L.Callback):
 
         if stage == "fit":
             lightning_patches.before_first_iterator(trainer, begin)
+            lightning_patches.remember_state_of_data(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let a ``train_dataloader`` that draws numbers draw the same ones in every process."""
