@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from samestep.callbacks.step_log import StepLog
 from samestep.run.checkpoint import CheckpointError
 from samestep.run.history import History
 from samestep.run.records import read_history
@@ -202,7 +201,7 @@ class TwoSteps(Tiny):
         self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
-        self.log("fit_loss", float(batch_idx), on_step=True, on_epoch=True)
+        self.log("fit_loss", float(batch_idx), on_step=False, on_epoch=True)
         for optimizer in self.optimizers() if batch_idx % 2 else ():
             optimizer.zero_grad()
             self.manual_backward(self.layer(batch).square().mean())
@@ -216,8 +215,8 @@ def test_rows_count_batches_where_a_batch_has_other_numbers_of_steps(tmp_path: P
     monkeypatch.setitem(globals(), "Tiny", TwoSteps)
     for folder, epochs in (("whole", [3]), ("parts", [1, 3])):
         for max_epochs in epochs:
-            fit(tmp_path / folder, StepLog(), max_epochs=max_epochs)
-    whole, parts = (read_history(tmp_path / folder) for folder in ("whole", "parts"))
-    assert whole == parts
-    assert [row["step"] for row in whole] == [0, *range(1, 12)][-len(whole):]
-    assert whole[-1]["step"] == 11
+            (tmp_path / folder).mkdir(exist_ok=True)
+            fit(tmp_path / folder, max_epochs=max_epochs)
+    whole, parts = (rows(tmp_path / folder) for folder in ("whole", "parts"))
+    assert [row["step"] for row in whole] == ["3", "7", "11", "12"]
+    assert whole == [row for row in parts if row in whole]
