@@ -213,7 +213,7 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
     from lightning.pytorch.strategies import DDPStrategy
 
     strategy: Any = trainer.strategy
-    if not isinstance(strategy, DDPStrategy):
+    if DDPStrategy not in type(strategy).__mro__:
         return
     configure, step = strategy.configure_ddp, strategy.training_step
     parameters: list[Any] = []

@@ -20,10 +20,11 @@ from samestep.run.records import is_result, read_history
 class History(Logger, L.Callback):
     """Everything that is logged, in ``metrics.csv``: one row per step at which something was.
 
-    ``step`` counts optimizer steps from 0, and with manual optimization batches. Rank zero writes the file, whole, before each checkpoint
-    and at the end of each stage. The rows are in the checkpoint too. A run that continues takes
-    them from there, because later steps are trained again, and because a checkpoint is verified
-    and the file is not. So the file of an interrupted run equals that of an undisturbed one.
+    ``step`` counts optimizer steps from 0, and with manual optimization batches. Rank zero writes
+    the file, whole, before each checkpoint and at the end of each stage. The rows are in the
+    checkpoint too. A run that continues takes them from there, because later steps are trained
+    again, and because a checkpoint is verified and the file is not. So the file of an interrupted
+    run equals that of an undisturbed one.
 
     What a validation or test logs for each batch is left to the trackers: Lightning counts those
     batches, and the rows are optimizer steps.
