@@ -60,6 +60,7 @@ def export_run(
     target = run_dir / "export"
     if target.is_symlink():  # it may have come with the run, and lead anywhere
         raise ExportError(f"{target}: is a link; remove it, and nothing was written")
+    model.float()  # other programs give images of 32 bits
     images = read_test_images(data)
     expected = compute_logits(lambda images: model(data.normalize(images)), images)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=run_dir) as name:

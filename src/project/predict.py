@@ -89,7 +89,9 @@ def predict(model: ImageClassifier, data: ImageDataModule, images: torch.Tensor)
     """Guesses for each image of a batch, uint8 ``[B, C, H, W]``."""
     with torch.inference_mode():
         normalized = data.normalize.to(model.device)(images.to(model.device))
-        sorted_probabilities = model(normalized).softmax(1).cpu().sort(dim=1, descending=True)
+        # A run may have been trained in 64 bits.
+        probabilities = model(normalized.to(model.dtype)).softmax(1).cpu()
+    sorted_probabilities = probabilities.sort(dim=1, descending=True)
     guesses = []
     for values, ids in zip(*sorted_probabilities, strict=True):
         names = [data.class_names[index] for index in ids.tolist()]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from samestep.build import build
+from samestep.build import build, set_precision
 from samestep.config.schema import escape
 from samestep.errors import ConfigError
 from samestep.run import checkpoint
@@ -29,6 +29,7 @@ def load_run(run_dir: Path, ckpt: str, *, trust: bool = False) -> tuple[Any, Any
     # A run with data=null has the loaders of its model.
     data = build_data(data_cfg, trust=trust) if data_cfg else None
     model = build_saved(model_cfg, "model", "LightningModule", trust=trust)
+    set_precision(model, read_saved_group(run_dir, "trainer").precision)
     try:
         model.load_state_dict(state["state_dict"])
         # Lightning saves the state of a DataModule under the name of its class, if it has one.

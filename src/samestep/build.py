@@ -129,10 +129,17 @@ def model(cfg: DictConfig) -> L.LightningModule:
         module = build(cfg.model, "model")
     if not isinstance(module, L.LightningModule):
         raise ConfigError(f"model._target_={cfg.model._target_}: must be a LightningModule")
-    if cfg.trainer.precision == "64-true":
-        # Lightning 2.6 would load a checkpoint into 32 bits, and make them 64 bits afterwards.
-        module.double()
+    set_precision(module, cfg.trainer.precision)
     return module
+
+
+def set_precision(module: L.LightningModule, precision: Any) -> None:
+    """Make the weights those of ``trainer.precision=64-true`` before a checkpoint is loaded.
+
+    Lightning 2.6 would load it into 32 bits, and make them 64 bits afterwards.
+    """
+    if precision == "64-true":
+        module.double()
 
 
 def datamodule(cfg: DictConfig) -> L.LightningDataModule | None:

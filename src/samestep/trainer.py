@@ -32,6 +32,7 @@ from samestep.callbacks.loss_guard import LossGuard
 from samestep.callbacks.lost_state import LostState
 from samestep.callbacks.monitors import Monitors
 from samestep.callbacks.run_state import RunState
+from samestep.callbacks.same_weights import SameWeights
 from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.step_log import StepLog
 from samestep.callbacks.stop import StopBetweenSteps
@@ -318,6 +319,7 @@ def callbacks_of_run(
         ChangedValues(),
         StepLog(),
         EpochTimes(),
+        SameWeights(),
         Monitors(monitors),
         *chosen,
         LostState(),
@@ -333,6 +335,7 @@ def patch(trainer: L.Trainer) -> None:
     lightning_patches.look_at_hooks_once()
     lightning_patches.leave_out_empty_batches()
     lightning_patches.reduce_logs_over_ranks()
+    lightning_patches.wrap_again_when_unfrozen(trainer)
 
 
 def check_options(options: Mapping[str, Any]) -> None:

@@ -85,6 +85,7 @@ EVERY_CHOICE = [
     *(f"experiment={name}" for name in choices("experiment") if name != "language"),
     *(f"callbacks={name}" for name in choices("callbacks")),
     "callbacks=[early_stopping,ema]",
+    "trainer.precision=64-true",
 ]
 
 

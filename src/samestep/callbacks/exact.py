@@ -11,17 +11,27 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.utils.data import DataLoader
 
-from samestep.callbacks.share_out import find_batch_loaders, find_loaders, weights_of_ranks
+from samestep.callbacks.share_out import (
+    check_accumulation,
+    find_batch_loaders,
+    find_loaders,
+    weights_of_ranks,
+)
 from samestep.callbacks.sums import Sums
 from samestep.data.loader import BatchLoader
 from samestep.data.sampler import mix_seed, seed_others
 from samestep.ranks import lightning_patches
 
 log = logging.getLogger(__name__)
+
+TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+"""The hooks of a module or DataModule that may change a batch."""
 
 NOTE = (
     "Note: the training data come from an ordinary DataLoader. If an epoch is interrupted, the "
@@ -52,6 +62,9 @@ class SeedSteps(L.Callback):
     Validation and test do not, so that their figures can be repeated from a checkpoint alone; the
     random numbers of training continue after a validation as if there had been none.
 
+    If the module or the DataModule has hooks for the transfer of a batch, which may hold random
+    transforms on the device, they are seeded too, with a seed of their own.
+
     Args:
         seed: of the run.
     """
@@ -64,6 +77,16 @@ class SeedSteps(L.Callback):
         """Seed what a validation or test on its own does before its first batch."""
         if stage in ("validate", "test"):
             seed_all(mix_seed(self.seed))
+
+        def seed(batch_idx: int) -> None:
+            numbers = trainer.current_epoch, batch_idx, trainer.global_rank, 1
+            self._seed(trainer, pl_module, *numbers)
+
+        owners = [pl_module, trainer.datamodule]  # type: ignore[attr-defined]
+        if stage == "fit" and any(
+            is_overridden(hook, owner) for hook in TRANSFERS for owner in owners if owner
+        ):
+            lightning_patches.before_transfers(trainer, seed)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -127,7 +150,8 @@ class ResumeOrder(L.Callback):
     A ``BatchLoader`` goes on with the batch after the last step. An ordinary DataLoader cannot
     begin within an epoch; its user is told so once. The order that it draws for an epoch is a pure
     function of the seed and the epoch, because the random numbers are seeded before it draws. A
-    loader with ``state_dict`` and ``load_state_dict`` goes on with it, each rank with its own.
+    loader with ``state_dict`` and ``load_state_dict`` goes on with it, each rank with its own. A
+    ``generator`` of a DataLoader or of its sampler continues as it was before the epoch's order.
 
     Args:
         seed: of the run.
@@ -140,6 +164,8 @@ class ResumeOrder(L.Callback):
         self._is_first_epoch = True  # of this process
         # From a checkpoint: the states of this rank's loaders, and whether it is of an epoch's end.
         self._loader_states: list[dict[str, Any]] = []
+        self._generators: list[Tensor] = []  # the states of generators before this epoch's order
+        self._saved_generators: list[Tensor] = []  # the same, from a checkpoint
         self._saved_epoch_is_over = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -152,9 +178,15 @@ class ResumeOrder(L.Callback):
             )
             self._place(trainer)
             self._seed_order()
+            generators = generators_of(trainer.train_dataloader)
+            if len(self._saved_generators) == len(generators):
+                for generator, state in zip(generators, self._saved_generators, strict=True):
+                    generator.set_state(state)
+            self._note_generators(trainer)
 
         if stage == "fit":
             lightning_patches.before_first_iterator(trainer, begin)
+            lightning_patches.remember_state_of_data(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let a ``train_dataloader`` that draws numbers draw the same ones in every process."""
@@ -162,7 +194,12 @@ class ResumeOrder(L.Callback):
         self._is_first_epoch = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say once what the training data cannot give."""
+        """Say once what the training data cannot give.
+
+        Raises:
+            ConfigError: if a BatchLoader cuts steps into other parts than the Trainer accumulates.
+        """
+        check_accumulation(trainer, pl_module)
         self.epoch = trainer.current_epoch
         loaders = find_loaders(trainer.train_dataloader)
         others = [loader for loader in loaders if not isinstance(loader, BatchLoader)]
@@ -177,6 +214,7 @@ class ResumeOrder(L.Callback):
         self._place(trainer)
         if not self._is_first_epoch:
             self._seed_order()
+            self._note_generators(trainer)
         self._is_first_epoch = False
 
     def on_train_batch_end(
@@ -194,14 +232,16 @@ class ResumeOrder(L.Callback):
         """Begin to count anew."""
         self.epoch, self.batch = trainer.current_epoch + 1, 0
         self._is_first_epoch = False
+        self._note_generators(trainer)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """How far the epoch has come."""
-        return {"epoch": self.epoch, "batch": self.batch}
+        return {"epoch": self.epoch, "batch": self.batch, "generators": self._generators}
 
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there."""
         self.epoch, self.batch = state_dict["epoch"], state_dict["batch"]
+        self._saved_generators = state_dict.get("generators", [])
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -232,6 +272,10 @@ class ResumeOrder(L.Callback):
 
     def _seed_order(self) -> None:
         seed_all(mix_seed(self.seed, self.epoch))
+
+    def _note_generators(self, trainer: L.Trainer) -> None:
+        generators = generators_of(trainer.train_dataloader)
+        self._generators = [generator.get_state() for generator in generators]
 
     def _place(self, trainer: L.Trainer) -> None:
         for loader in find_batch_loaders(trainer.train_dataloader):
@@ -383,6 +427,20 @@ def seed_all(seed: int) -> None:
     """Seed torch, NumPy and Python's ``random``."""
     torch.manual_seed(seed)
     seed_others(seed)
+
+
+def generators_of(loaders: Any) -> list[torch.Generator]:
+    """The generators of ordinary DataLoaders and of their samplers, each once."""
+    found: dict[int, torch.Generator] = {}
+    for loader in find_loaders(loaders):
+        if not isinstance(loader, DataLoader):
+            continue
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        parts = [loader, loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
+        for part in parts:
+            if isinstance(generator := getattr(part, "generator", None), torch.Generator):
+                found[id(generator)] = generator
+    return list(found.values())
 
 
 def sums_of(module: nn.Module) -> dict[str, Sums]:

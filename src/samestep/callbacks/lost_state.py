@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
+from samestep.callbacks.share_out import find_loaders
 from samestep.callbacks.sums import Sums
 
 Leaves = list[object]  # the numbers of an attribute, in an order that does not change
@@ -32,12 +34,13 @@ NAMED = 8  # attributes that a note names
 class LostState(L.Callback):
     """Names once what a run that continues would lose: attributes in no checkpoint.
 
-    It compares the attributes of the module, of its parts, of the DataModule and of the callbacks
-    that are not Lightning's: numbers, tensors, arrays, generators of random numbers, and lists,
-    dictionaries and objects of these. It looks at them before the first step, after it, and when
-    the second epoch begins: an attribute that has another value then, and that no ``state_dict``
-    holds, is state. A list that is empty between two epochs is lost within an epoch only; it is
-    named if training fills it. A class with its own ``on_save_checkpoint`` is trusted.
+    It compares the attributes of the module, of its parts, of the DataModule, of the data sets and
+    samplers of its DataLoaders, and of the callbacks that are not Lightning's: numbers, tensors,
+    arrays, generators of random numbers, and lists, dictionaries and objects of these. It looks at
+    them before the first step, after it, and when the second epoch begins: an attribute that has
+    another value then, and that no ``state_dict`` holds, is state. A list that is empty between two
+    epochs is lost within an epoch only; it is named if training fills it. A class with its own
+    ``on_save_checkpoint`` is trusted.
 
     A checkpoint keeps the names, and a run that continues repeats them before its first step.
 
@@ -121,6 +124,10 @@ class LostState(L.Callback):
         for owner in others:
             if owner is not None and not is_of_library(owner):
                 found.update(reader.read_owner(owner))
+        for loader in find_loaders(trainer.train_dataloader):
+            # A loader with a state of its own says what it needs.
+            if isinstance(loader, DataLoader) and not hasattr(loader, "load_state_dict"):
+                found.update(reader.read_loader(loader, trainer.datamodule))  # type: ignore[attr-defined]
         return found
 
 
@@ -175,6 +182,22 @@ class Reader:
             leaves = self.read(value)
             if not saved.issuperset(leaves):
                 yield f"{type(owner).__name__}.{attribute}", leaves
+
+    def read_loader(self, loader: DataLoader[Any], data: Any) -> Iterator[tuple[str, Leaves]]:
+        """The attributes of what a DataLoader reads, such as the passes that a data set counts.
+
+        The DataModule may hold them in its ``state_dict``.
+        """
+        saved = set(self.read(data.state_dict())) if data is not None else set()
+        batch_sampler = loader.batch_sampler
+        sampler = getattr(batch_sampler, "sampler", None)
+        for part in (loader.dataset, loader.sampler, batch_sampler, sampler):
+            # Lightning tells a sampler that has ``set_epoch`` the epoch, also after a restart.
+            if part is not None and not is_of_library(part) and not hasattr(part, "set_epoch"):
+                for attribute, value in getattr(part, "__dict__", {}).items():
+                    leaves = self.read(value)
+                    if not saved.issuperset(leaves):
+                        yield f"{type(part).__name__}.{attribute}", leaves
 
     def read(self, value: Any) -> Leaves:
         """The numbers in a value; none for what is no state, such as text."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor
 
 from samestep.data.loader import BatchLoader
@@ -180,6 +181,32 @@ NEEDS_BATCH_LOADER = (
     "cluster.shares: an ordinary DataLoader, or several loaders, give every rank the same share; "
     "use one samestep.data.loader.BatchLoader (docs/contract.md), or cluster.shares=equal"
 )
+
+
+def check_accumulation(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    """Reject a BatchLoader that cuts steps into other parts than the Trainer accumulates.
+
+    With manual optimization only the module knows when it takes a step. A loader that does not cut
+    steps gives ``batch_size`` samples in each accumulated batch.
+
+    Raises:
+        ConfigError: naming both numbers.
+    """
+    if not pl_module.automatic_optimization:
+        return
+    numbers = {trainer.accumulate_grad_batches}
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, GradientAccumulationScheduler):
+            numbers |= set(callback.scheduling.values())
+    for loader in find_batch_loaders(trainer.train_dataloader):
+        cut = loader.order.batches_per_step
+        if cut > 1 and numbers != {cut}:
+            raise ConfigError(
+                f"the training data: BatchLoader(accumulate_grad_batches={cut}) must be that of "
+                f"the Trainer, which accumulates {', '.join(map(str, sorted(numbers)))}: "
+                "BatchLoader(accumulate_grad_batches=self.trainer.accumulate_grad_batches)",
+                on_all_ranks=True,
+            )
 
 
 def by_rank(shares: Sequence[float]) -> list[float]:

@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch.loggers import WandbLogger
 
 from samestep.callbacks.loggers import WandbRun
+from samestep.ranks import lightning_patches
 
 
 class StepLog(L.Callback):
@@ -55,9 +56,10 @@ class StepLog(L.Callback):
             values["step/loss"] = float(trainer.strategy.reduce(loss, reduce_op="mean"))
         if self._lr is not None:
             values["step/lr"] = float(self._lr)
-        # Steps count from 0 in the records, as those of an epoch's metrics do.
+        # The row of this batch, in which Lightning logs too.
+        row = lightning_patches.num_logged_steps(trainer)
         for logger in trainer.loggers:
-            logger.log_metrics(values, step=step - 1)
+            logger.log_metrics(values, step=row)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The test has no gradients."""

@@ -202,11 +202,53 @@ def _reduce_logs(connector: Any) -> None:
             connector._callback_metrics.update(dict.fromkeys(names, value.float()))
 
 
+def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
+    """Let DDP of torch 2.15 follow a model whose parameters are frozen or unfrozen while it trains.
+
+    DDP sums the gradients of those parameters that needed one when it was made. Each rank would
+    train a parameter that is unfrozen later by its own samples, and the ranks would end with
+    different weights; for one that is frozen later, DDP waits in vain. Callbacks for fine-tuning
+    do both. So the model is wrapped again before the step.
+    """
+    from lightning.pytorch.strategies import DDPStrategy
+
+    strategy: Any = trainer.strategy
+    if DDPStrategy not in type(strategy).__mro__:
+        return
+    configure, step = strategy.configure_ddp, strategy.training_step
+    parameters: list[Any] = []
+    registered: list[bool] = []  # which of them have their gradients summed
+
+    def note_and_configure() -> None:
+        parameters[:] = strategy.model.parameters()
+        registered[:] = [parameter.requires_grad for parameter in parameters]
+        configure()
+
+    def wrap_and_step(*args: Any, **named: Any) -> Any:
+        if [parameter.requires_grad for parameter in parameters] != registered:
+            strategy.model._remove_autograd_hooks()
+            strategy.model = strategy.lightning_module
+            # The ranks have equal weights already; their buffers differ within an epoch.
+            strategy._ddp_kwargs["init_sync"] = False
+            strategy.configure_ddp()
+        return step(*args, **named)
+
+    strategy.configure_ddp, strategy.training_step = note_and_configure, wrap_and_step
+
+
 def metrics_of_epoch(trainer: "L.Trainer") -> dict[str, Tensor]:
     """What Lightning 2.6 will log of the training, after the checkpoint of the epoch's end."""
     loop: Any = trainer.fit_loop.epoch_loop
     metrics: dict[str, Tensor] = loop._results.metrics(on_step=False)["log"]
     return metrics
+
+
+def num_logged_steps(trainer: "L.Trainer") -> int:
+    """The steps by which Lightning 2.6 counts what it logs.
+
+    These are optimizer steps, but with manual optimization batches: one may have no step, or two.
+    """
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
 def logs_of_epoch(trainer: "L.Trainer") -> dict[str, dict[str, Any]]:
@@ -353,14 +395,62 @@ def between_steps(trainer: "L.Trainer") -> Iterator[None]:
     states = _states_before_batch(trainer, begun)
     if states:
         loaders._state_dicts = lambda: states  # type: ignore[method-assign, union-attr]
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    of_data = trainer.fit_loop.epoch_loop.__dict__.get("state_of_data")
+    if of_data is not None:
+        data.state_dict = lambda: of_data
     try:
         yield
     finally:
         if states:
             del loaders._state_dicts  # type: ignore[union-attr]
+        if of_data is not None:
+            del data.state_dict
         progress.current.ready += begun
         progress.total.ready += begun
         progress.is_last_batch = is_last_batch
+
+
+def remember_state_of_data(trainer: "L.Trainer") -> None:
+    """Keep the state that the DataModule had before the next batch, for ``between_steps``.
+
+    A DataModule may count the batches that it reads or moves to the device. Lightning 2.6 does
+    both before ``on_train_batch_start``, where the ranks agree to stop or save.
+    """
+    from lightning.pytorch import LightningDataModule
+
+    loop: Any = trainer.fit_loop.epoch_loop
+    advance = loop.advance
+
+    def remember_and_advance(fetcher: Any) -> None:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if data is not None and type(data).state_dict is not LightningDataModule.state_dict:
+            loop.state_of_data = copy.deepcopy(data.state_dict())
+        try:
+            advance(fetcher)
+        except StopIteration:  # the epoch is over
+            loop.__dict__.pop("state_of_data", None)
+            raise
+        # Not after any other error: a signal may have ended the wait for the batch.
+        loop.__dict__.pop("state_of_data", None)
+
+    loop.advance = remember_and_advance
+
+
+def before_transfers(trainer: "L.Trainer", begin: Callable[[int], None]) -> None:
+    """Call ``begin`` with the number of each batch of the training before its hooks of transfer.
+
+    Lightning 2.6 calls no other hook between the loader and ``on_before_batch_transfer``.
+    """
+    plugin: Any = trainer.precision_plugin
+    convert = plugin.convert_input
+
+    def begin_and_convert(batch: Any) -> Any:
+        if trainer.training:
+            begin(trainer.fit_loop.epoch_loop.batch_idx + 1)
+        return convert(batch)
+
+    plugin.convert_input = begin_and_convert
 
 
 def share_out_batch_samplers(trainer: "L.Trainer", share: Callable[[Any], Any]) -> None:

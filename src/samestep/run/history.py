@@ -20,10 +20,11 @@ from samestep.run.records import is_result, read_history
 class History(Logger, L.Callback):
     """Everything that is logged, in ``metrics.csv``: one row per step at which something was.
 
-    ``step`` counts optimizer steps from 0. Rank zero writes the file, whole, before each checkpoint
-    and at the end of each stage. The rows are in the checkpoint too. A run that continues takes
-    them from there, because later steps are trained again, and because a checkpoint is verified
-    and the file is not. So the file of an interrupted run equals that of an undisturbed one.
+    ``step`` counts optimizer steps from 0, and with manual optimization batches. Rank zero writes
+    the file, whole, before each checkpoint and at the end of each stage. The rows are in the
+    checkpoint too. A run that continues takes them from there, because later steps are trained
+    again, and because a checkpoint is verified and the file is not. So the file of an interrupted
+    run equals that of an undisturbed one.
 
     What a validation or test logs for each batch is left to the trackers: Lightning counts those
     batches, and the rows are optimizer steps.
@@ -83,7 +84,9 @@ class History(Logger, L.Callback):
         """Take the rows of the checkpoint from which a run continues."""
         if trainer.state.fn != "fit":
             return  # a test loads the best checkpoint, and changes no history
-        rows, num_steps = checkpoint["history"], checkpoint["global_step"]
+        # Not the global step: a batch may have no step of an optimizer, or two.
+        loop = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
+        rows, num_steps = checkpoint["history"], loop["_batches_that_stepped"]
         self.rows = {step: dict(row) for step, row in rows.items() if step < num_steps}
 
     def on_save_checkpoint(
@@ -97,7 +100,8 @@ class History(Logger, L.Callback):
             figures = {name: value for name, value in metrics if name.startswith(late)}
             figures |= lightning_patches.metrics_of_epoch(trainer)
             numbers = {name: value.item() for name, value in figures.items()}
-            self.log_metrics(numbers | {"epoch": trainer.current_epoch}, trainer.global_step - 1)
+            last = lightning_patches.num_logged_steps(trainer) - 1
+            self.log_metrics(numbers | {"epoch": trainer.current_epoch}, last)
         checkpoint["history"] = {step: dict(row) for step, row in self.rows.items()}
         self._write()
 

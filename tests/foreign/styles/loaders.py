@@ -263,8 +263,7 @@ class OwnGenerator(Plain):
 
 
 RANKS = (Told("ranks|DataLoader", "ranks see what the loader gives them", ("2 ranks",)),)
-GENERATOR = (Told("generator", "other orders after a restart"),)
-PASSES = (Told("state|generator|passes", "what the data set counts itself is lost"),)
+PASSES = (Told("no checkpoint holds", "what the data set counts itself is lost"),)
 RANDOM = (Told("transform|random", "transforms draw the numbers of each rank", ("2 ranks",)),)
 STYLES = [
     Style("DataLoader", Regressor, Plain, told=LOADER),
@@ -289,7 +288,7 @@ STYLES = [
     Style("custom batch sampler", Regressor, BucketData, told=LOADER),
     Style("torch BatchSampler", Regressor, TorchBatchSampler, told=LOADER),
     Style("WeightedRandomSampler", Regressor, Weighted, told=LOADER),
-    Style("DataLoader with a generator", Regressor, OwnGenerator, told=GENERATOR + LOADER),
+    Style("DataLoader with a generator", Regressor, OwnGenerator, told=LOADER),
     Style("accumulate_grad_batches, DataLoader", Regressor, Plain, (
         "trainer.accumulate_grad_batches=3",
     ), LOADER),

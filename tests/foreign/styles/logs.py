@@ -120,12 +120,13 @@ class Reduced(Regressor):
 
 RANKS = (Told("sync_dist", "a metric is that of rank zero", ("2 ranks", "2 ranks, SIGTERM")),)
 EPOCH = (Told("mean|on_epoch", "a mean has the steps since the last start only", WITHIN_EPOCH),)
+LIST = (Told("no checkpoint holds", "a list has the steps since the last start", WITHIN_EPOCH),)
 STYLES = [
     Style("self.log(on_epoch=True), sync_dist", OnEpoch, Exact, told=EPOCH),
     Style("torchmetrics, logged as objects", Torchmetrics, Exact, told=EPOCH),
     Style("torchmetrics, computed by hand", Collected, Exact, told=EPOCH),
     Style("no sync_dist", NotReduced, Exact, told=RANKS),
-    Style("outputs kept in a list", Collects, Exact, told=EPOCH),
+    Style("outputs kept in a list", Collects, Exact, told=LIST),
     Style("on_step=True in validation and test", EachStep, Exact, (
         "callbacks.best.monitor=val_loss_epoch",
     ), EPOCH),

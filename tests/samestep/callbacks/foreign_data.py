@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from project.skeleton import SkeletonData
+from project.skeleton import SkeletonData, SkeletonModel
 from samestep.ranks import environment
 
 
@@ -74,3 +74,23 @@ class StatefulLoader:
 class Stateful(SkeletonData):
     def train_dataloader(self) -> Any:
         return StatefulLoader(self.train)
+
+
+Plain = SkeletonData
+
+
+class Thaws(SkeletonModel):
+    """Trains its first layer from epoch 1 on, or until then."""
+
+    def __init__(self, freezes: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self.freezes = freezes
+        self.set_first(freezes)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.set_first(not self.freezes)
+
+    def set_first(self, is_trained: bool) -> None:
+        for parameter in next(self.net.children()).parameters():
+            parameter.requires_grad_(is_trained)

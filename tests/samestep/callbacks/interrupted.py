@@ -100,13 +100,16 @@ def fit(
         lightning_patches.leave_signals_to_us(trainer)
         models.append(model())
         with handling_signals():
-            arguments = (models[-1], make_loaders(), torch.ones(1, 1, 1))
+            loaders = make_loaders()
+            data: dict[str, Any] = {"datamodule": loaders}
+            if not isinstance(loaders, L.LightningDataModule):
+                data = {"train_dataloaders": loaders, "val_dataloaders": torch.ones(1, 1, 1)}
             path = last.path if last.path.exists() else None
             if stop is None:
-                trainer.fit(*arguments, ckpt_path=path)
+                trainer.fit(models[-1], **data, ckpt_path=path)
             else:
                 with pytest.raises(stopping.Stopped):
-                    trainer.fit(*arguments, ckpt_path=path)
+                    trainer.fit(models[-1], **data, ckpt_path=path)
     return models
 
 

@@ -4,11 +4,13 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from samestep.callbacks.exact import (
@@ -20,11 +22,14 @@ from samestep.callbacks.exact import (
     sums_of,
 )
 from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.lost_state import LostState
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.sums import Sums
 from samestep.data.loader import BatchLoader
+from samestep.errors import ConfigError
 from samestep.run.checkpoint import AtomicCheckpointIO
 from tests.conftest import NO_PICTURES, QUICK, final_figures, run
+from tests.samestep.callbacks import interrupted
 
 # Batch norm keeps statistics of each rank's own images; dropout would hide nothing.
 NORM = [
@@ -172,3 +177,65 @@ def test_of_a_stream_it_is_said_that_an_interrupted_epoch_begins_again(tmp_path:
     assert len(read(tmp_path, stream, (0, 3))) == 3
     assert len(read(tmp_path, stream, ckpt=str(tmp_path / "last.ckpt"))) == 4 + 4
     assert capsys.readouterr().out.count("it begins again with the first samples") == 2
+
+
+class Passes(IterableDataset[Any]):
+    """As litdata's: an order of its own for each pass."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Any:
+        self.passes += 1
+        yield from torch.full((8, 1), float(self.passes))
+
+
+def own_generator() -> Any:
+    generator = torch.Generator().manual_seed(3)
+    return DataLoader(torch.arange(8.0)[:, None], 2, shuffle=True, generator=generator)
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended")
+def test_the_generator_of_a_loader_continues_after_an_epoch(tmp_path: Path):
+    """As after SIGKILL; and after SIGTERM, once the interrupted epoch is over."""
+    (whole,) = interrupted.fit(tmp_path / "whole", own_generator)
+    parts = [interrupted.fit(tmp_path / "parts", own_generator, max_epochs=n)[0] for n in (1, 2)]
+    assert [batch for part in parts for batch in part.seen] == whole.seen
+    stopped = interrupted.fit(tmp_path / "stopped", own_generator, [(0, 1)])
+    assert stopped[-1].seen[-4:] == whole.seen[-4:]
+
+
+@pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")
+def test_passes_that_a_data_set_counts_are_named(tmp_path: Path, capsys):
+    def lost() -> list[L.Callback]:
+        return [LostState()]
+
+    for epochs in (1, 2):
+        interrupted.fit(
+            tmp_path, lambda: DataLoader(Passes(), 2), callbacks=lost, max_epochs=epochs
+        )
+        said = capsys.readouterr().out
+    assert "no checkpoint holds them: " in said
+    assert "Passes.passes" in said
+
+
+@pytest.mark.parametrize(("cut", "of_trainer"), [(3, 1), (2, 3), (2, {0: 2, 1: 3})])
+def test_steps_that_are_cut_otherwise_than_accumulated_are_rejected(tmp_path, cut, of_trainer):
+    def loader() -> BatchLoader:
+        data = TensorDataset(torch.ones(12, 1))
+        return BatchLoader(data, 6, drop_last=True, accumulate_grad_batches=cut)
+
+    def scheduler() -> list[L.Callback]:
+        return [GradientAccumulationScheduler(of_trainer)]
+
+    options: dict[str, Any] = {"accumulate_grad_batches": of_trainer}
+    if isinstance(of_trainer, dict):
+        options = {"callbacks": scheduler}
+    with pytest.raises(
+        ConfigError,
+        match=rf"accumulate_grad_batches={cut}\) must be that of the",
+    ):
+        interrupted.fit(tmp_path, loader, **options)

@@ -62,3 +62,15 @@ def test_each_rank_continues_with_the_state_of_its_loader(tmp_path: Path):
         assert all(torch.equal(whole[key], ours[key]) for key in whole)
     one = train(tmp_path, "stopped", "Stateful", "trainer.max_epochs=3", num=1)
     assert "of the training loaders of 2 ranks, and 1 ranks cannot" in one.stdout
+
+
+@pytest.mark.parametrize("freezes", ["true", "false"])
+def test_parameters_are_frozen_and_unfrozen_on_all_ranks(tmp_path: Path, freezes: str):
+    """DDP would wait for a gradient that does not come, or leave one out."""
+    done = train(
+        tmp_path, "whole", "Plain", "model._target_=tests.samestep.callbacks.foreign_data.Thaws",
+        f"+model.freezes={freezes}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ours, other = (torch.load(tmp_path / "whole" / f"weights-{rank}.pt") for rank in (0, 1))
+    assert all(torch.equal(ours[key], other[key]) for key in ours)

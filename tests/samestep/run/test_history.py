@@ -191,3 +191,32 @@ def test_other_ranks_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     history.log_metrics({"train/loss": 1.0}, step=0)
     history.finalize("success")
     assert list(tmp_path.iterdir()) == []
+
+
+class TwoSteps(Tiny):
+    """Two optimizers, as a GAN has them: two steps for each batch, or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        self.log("fit_loss", float(batch_idx), on_step=False, on_epoch=True)
+        for optimizer in self.optimizers() if batch_idx % 2 else ():
+            optimizer.zero_grad()
+            self.manual_backward(self.layer(batch).square().mean())
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(3)]
+
+
+def test_rows_count_batches_where_a_batch_has_other_numbers_of_steps(tmp_path: Path, monkeypatch):
+    monkeypatch.setitem(globals(), "Tiny", TwoSteps)
+    for folder, epochs in (("whole", [3]), ("parts", [1, 3])):
+        for max_epochs in epochs:
+            (tmp_path / folder).mkdir(exist_ok=True)
+            fit(tmp_path / folder, max_epochs=max_epochs)
+    whole, parts = (rows(tmp_path / folder) for folder in ("whole", "parts"))
+    assert [row["step"] for row in whole] == ["3", "7", "11", "12"]
+    assert whole == [row for row in parts if row in whole]
