@@ -38,8 +38,8 @@ from samestep.config.schema import (
     flatten,
     no_such_choice,
 )
-from samestep.config.secret_names import hide_assigned
 from samestep.errors import ConfigError
+from samestep.ranks.secret_names import hide_assigned
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 NEEDED = (

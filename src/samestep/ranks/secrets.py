@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from samestep.config.secret_names import HIDDEN, hide_assigned, is_secret_name
 from samestep.ranks import environment
+from samestep.ranks.secret_names import HIDDEN, hide_assigned, is_secret_name
 
 MIN_LENGTH = 8  # a shorter value of a variable would also hide ordinary words
 RANDOM_LENGTH = 12  # with numerals or mixed case it is no word, and hidden within words too

@@ -15,8 +15,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from samestep.config.secret_names import hide_assigned, hide_quoted
 from samestep.ranks import environment, secrets
+from samestep.ranks.secret_names import hide_assigned, hide_quoted
 from samestep.ranks.secrets import redact_values
 from samestep.run.files import read_text, set_aside, write_text
 

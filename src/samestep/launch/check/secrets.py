@@ -6,9 +6,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from samestep.config.secret_names import is_secret_name
 from samestep.launch.check.documents import walk
 from samestep.launch.render import Document
+from samestep.ranks.secret_names import is_secret_name
 from samestep.ranks.secrets import looks_secret
 
 RULE = (  # a message never shows the value

@@ -1,8 +1,8 @@
 import pytest
 
 from samestep.config.compose import check
-from samestep.config.secret_names import is_secret_name
 from samestep.errors import ConfigError
+from samestep.ranks.secret_names import is_secret_name
 
 
 def test_names_of_secrets():
