@@ -267,10 +267,13 @@ class Trainer(L.Trainer):
         try:
             with process_group.shared_errors():
                 yield
+                # The script goes on alone: from here on a signal ends it at once.
+                stopping.defer(False)
         finally:
-            # The script goes on alone, also after an error that it handles: from here on a signal
-            # means what it meant before.
-            stopping.uninstall()
+            # Also after an error, which a notebook survives. A rank keeps its handlers: its agent
+            # stops all ranks when the first fails, and this one may have to print why.
+            if not environment.under_torchrun():
+                stopping.uninstall()
 
     def _evaluate(self, function: Callable[..., Any], args: Any, options: Any) -> Any:
         """Call a function of Lightning's Trainer with the checkpoint of this run."""
