@@ -82,7 +82,7 @@ OVERRIDES = (
 
 INTERPOLATIONS = ("${run_dir}/checkpoints", "${hydra:run.dir}", "${oc.env:HOME,null}", "a ${b.c}")
 
-AGENTS = ("torch.distributed.run", "samestep.launch.entrypoint")
+AGENTS = ("torch.distributed.run", "samestep.launch.entrypoint", "samestep")
 """Modules that are run with ``python -m`` and start ranks."""
 
 MODULES = (*AGENTS, "tests.bench.contender")
@@ -173,7 +173,8 @@ class Program:
         """Whether it may be an agent or a search, which start Python programs in turn."""
         if "TORCHELASTIC_RUN_ID" in self.env:
             return False  # it is a rank itself
-        is_local_agent = any(word.startswith("trainer.devices=") for word in self.argv)
+        # Overrides, options of LightningCLI, and JSON.
+        is_local_agent = any(re.search(r"\bdevices\W+([2-9]|auto)", word) for word in self.argv)
         is_search = Path(self.argv[0]).name == "sweep.py"
         return is_local_agent or is_search or self.module in AGENTS
 
@@ -477,6 +478,7 @@ def run(program: Program) -> None:
         raise
     except Exception:
         Ending.code = 1
+        sys.excepthook = functools.partial(note_exit_code, sys.excepthook)
         raise
 
 
@@ -495,7 +497,8 @@ def run_to_the_end(program: Program) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
     except Exception:
-        sys.excepthook(*sys.exc_info())
+        with contextlib.suppress(SystemExit):
+            sys.excepthook(*sys.exc_info())
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     atexit._run_exitfuncs()  # Ending.at_once is the last of them
     os._exit(1)
@@ -549,6 +552,15 @@ def excepthook(kind: Any, error: BaseException, trace: types.TracebackType | Non
     while trace and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)
+
+
+def note_exit_code(hook: Any, *error: Any) -> None:
+    """Call a program's hook; Python takes the exit code from a SystemExit that it raises."""
+    try:
+        hook(*error)
+    except SystemExit as leaving:
+        Ending.code = int(leaving.code or 0)
+        raise
 
 
 def import_libraries() -> None:

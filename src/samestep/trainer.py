@@ -7,6 +7,7 @@ the end the final metrics are written. ``samestep.build`` makes the same run fro
 """
 
 import inspect
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,7 +50,7 @@ from samestep.ranks import (
     stopping,
 )
 from samestep.ranks.secrets import redact_values
-from samestep.run import directory, nodes
+from samestep.run import directory, nodes, state
 from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.history import History
 from samestep.run.records import log_to_files, silence_expected_warnings
@@ -63,6 +64,10 @@ CONTRADICTIONS: dict[str, tuple[Any, str]] = {
 }
 """Arguments of Lightning's Trainer that a run cannot have, as long as they have this value (None:
 any but zero), and why."""
+STRATEGY = re.compile(
+    r"auto|ddp(_find_unused_parameters_(true|false))?|fsdp|.*\.\w*(?<!DeepSpeed)Strategy"
+)
+"""Names of strategies, and of the classes of objects, whose checkpoints are whole."""
 
 
 class Trainer(L.Trainer):
@@ -129,8 +134,9 @@ class Trainer(L.Trainer):
         plugins: Any = None,
         **options: Any,
     ) -> None:
-        sys.excepthook = report_and_exit
-        check_options(options)
+        if not isinstance(sys.excepthook, ErrorHook):
+            sys.excepthook = ErrorHook(sys.excepthook)
+        check_options({**options, "strategy": strategy})
         environment.adopt_srun()
         run_dir = Path(run_dir)
         own = [callbacks] if isinstance(callbacks, L.Callback) else list(callbacks or [])
@@ -160,7 +166,7 @@ class Trainer(L.Trainer):
         L.seed_everything(seed, workers=True, verbose=False)
 
         self._config = config
-        self._options = {"monitor": monitor, "mode": mode, **options}
+        self._options = {"monitor": monitor, "mode": mode, **chosen_options(options)}
         self._model: L.LightningModule | None = None
         self._history = History(run_dir)
         folder = str(run_dir / "checkpoints")
@@ -259,10 +265,16 @@ class Trainer(L.Trainer):
             stopping.install()
         preflight.find_rank_zero(self.spec.accelerator, self.spec.timeout_s)
         process_group.join(self.spec.accelerator, self.spec.timeout_s)
-        with process_group.shared_errors():
-            yield
-            # The script goes on alone: from here on a signal ends it at once.
-            stopping.defer(False)
+        try:
+            with process_group.shared_errors():
+                yield
+                # The script goes on alone: from here on a signal ends it at once.
+                stopping.defer(False)
+        finally:
+            # Also after an error, which a notebook survives. A rank keeps its handlers: its agent
+            # stops all ranks when the first fails, and this one may have to print why.
+            if not environment.under_torchrun():
+                stopping.uninstall()
 
     def _evaluate(self, function: Callable[..., Any], args: Any, options: Any) -> Any:
         """Call a function of Lightning's Trainer with the checkpoint of this run."""
@@ -273,7 +285,7 @@ class Trainer(L.Trainer):
             if asked in (None, "best", "last") and not self.spec.saves_nothing:
                 path = None if asked == "last" else nodes.best_checkpoint(self.spec)
                 given["ckpt_path"] = path or nodes.last_checkpoint(self.spec)
-                self._history.read()
+                self._history.read(state.read(self.spec.run_dir))
             return function(**given)
 
     def _describe(self, model: L.LightningModule, data: Any) -> dict[str, Any]:
@@ -343,9 +355,25 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name, (wrong, why) in CONTRADICTIONS.items():
         value = options.get(name)
         if value is not None and (value == wrong or (wrong is None and value)):
-            raise ConfigError(f"{name}={value}: is not supported: {why}")
+            raise ConfigError(f"{name}={value}: is not supported: {why}", on_all_ranks=True)
+    strategy = options["strategy"]
+    if not STRATEGY.fullmatch(strategy if isinstance(strategy, str) else name_of_class(strategy)):
+        raise ConfigError(
+            f"strategy={strategy}: is not supported: the checkpoints of a run are whole, and its "
+            "ranks are started by samestep; use auto, ddp, ddp_find_unused_parameters_true or fsdp",
+            on_all_ranks=True,
+        )
     if options.get("default_root_dir") is not None:
-        raise ConfigError("default_root_dir: is not supported: a run writes to run_dir")
+        raise ConfigError(
+            "default_root_dir: is not supported: a run writes to run_dir", on_all_ranks=True
+        )
+
+
+def chosen_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that differ from Lightning's defaults: LightningCLI passes all of them."""
+    parameters = inspect.signature(L.Trainer).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    return {name: value for name, value in options.items() if value != defaults.get(name)}
 
 
 def limits_of(options: Mapping[str, Any], callbacks: Iterable[L.Callback]) -> dict[str, Any]:
@@ -364,13 +392,16 @@ def check_callbacks(callbacks: Iterable[L.Callback], run_dir: Path) -> None:
     for callback in callbacks:
         check_supported(callback, "callbacks")
         if isinstance(callback, (BestCheckpoint, LastCheckpoint)):
-            raise ConfigError(f"callbacks: the Trainer has its own {type(callback).__name__}")
+            raise ConfigError(
+                f"callbacks: the Trainer has its own {type(callback).__name__}", on_all_ranks=True
+            )
         if isinstance(callback, ModelCheckpoint):
             folder = Path(callback.dirpath or run_dir / "model_checkpoints")
             if folder.absolute() == (run_dir / "checkpoints").absolute():
                 raise ConfigError(
                     f"callbacks: ModelCheckpoint(dirpath={callback.dirpath}): is not supported: "
-                    "the checkpoints of the run are there; leave dirpath out"
+                    "the checkpoints of the run are there; leave dirpath out",
+                    on_all_ranks=True,
                 )
             callback.dirpath = str(folder)
         if type(callback).__name__ == "SaveConfigCallback":  # of LightningCLI
@@ -394,7 +425,8 @@ def describe(part: Any) -> dict[str, Any]:
     if isinstance(getattr(part, "batch_size", None), int):  # of a DataLoader
         facts["batch_size"] = part.batch_size
     hyperparameters: dict[str, Any] = plain(dict(getattr(part, "hparams", {})))
-    return facts | hyperparameters
+    # LightningCLI adds a key of its own.
+    return facts | {k: v for k, v in hyperparameters.items() if not k.startswith("_")}
 
 
 def plain(value: Any) -> Any:
@@ -424,13 +456,23 @@ def this_program() -> list[str]:
     return [str(Path(file).absolute()), *sys.argv[1:]]
 
 
-def report_and_exit(
-    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-) -> None:
-    """Print an error that the user can mend as one line, and end with its exit code."""
-    known = (ConfigError, RunError, failure.LostOtherRank, failure.OtherRankFailed)
-    if isinstance(error, known):
-        raise SystemExit(failure.report(error))  # Python takes the exit code from here
-    if isinstance(error, Exception):
-        failure.record(error)
-    sys.__excepthook__(kind, error, traceback)
+class ErrorHook:
+    """A ``sys.excepthook``: an error that the user can mend is one line, and has its exit code.
+
+    Args:
+        before: the hook of the program, which shows all other errors.
+    """
+
+    def __init__(self, before: Callable[..., object]) -> None:
+        self.before = before
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        """Report the error that ends this process."""
+        known = (ConfigError, RunError, failure.LostOtherRank, failure.OtherRankFailed)
+        if isinstance(error, known):
+            raise SystemExit(failure.report(error))  # Python takes the exit code from here
+        if isinstance(error, Exception):
+            failure.record(error)
+        self.before(kind, error, traceback)

@@ -94,7 +94,11 @@ def start(program: Sequence[str], num_processes: int, *, run_id: str) -> int:
         max_restarts=0,
         monitor_interval=0.1,
     )
-    outcome = launch(config, program)
+    return report(launch(config, program))
+
+
+def report(outcome: Outcome) -> int:
+    """Print why the processes failed, unless a rank has; return the exit code."""
     if outcome.cause and not outcome.is_printed:
         print(f"error: {redact(outcome.cause)}", file=sys.stderr)
     return outcome.exit_code

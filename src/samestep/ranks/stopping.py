@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, ClassVar
 
 import torch
 from torch import distributed as dist
@@ -41,6 +42,7 @@ class _State:
     signum = 0  # the first signal that came
     deferred = False  # a signal waits for check()
     may_interrupt = False  # the ranks ask check() before the next step, so a wait for data may end
+    before: ClassVar[dict[int, Any]] = {}  # the handlers that the program had
 
 
 def handled() -> set[signal.Signals]:
@@ -55,10 +57,17 @@ def install() -> None:
     """Remember the signals from now on; end when torchrun's agent has ended."""
     _State.installed = True
     _State.signum, _State.deferred, _State.may_interrupt = 0, False, False
-    for signum in handled():
-        signal.signal(signum, _remember)
+    _State.before = {signum: signal.signal(signum, _remember) for signum in handled()}
     if environment.under_torchrun():
         threading.Thread(target=_follow_agent, args=(process.parent(),), daemon=True).start()
+
+
+def uninstall() -> None:
+    """Give the signals back to the program, for instance to a notebook."""
+    _State.installed, _State.deferred = False, False
+    if threading.current_thread() is threading.main_thread():
+        for signum, handler in _State.before.items():
+            signal.signal(signum, handler)
 
 
 def is_installed() -> bool:

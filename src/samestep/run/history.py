@@ -15,6 +15,7 @@ from samestep.ranks import environment, lightning_patches
 from samestep.run.checkpoint import CheckpointError, cannot_write
 from samestep.run.files import write_text
 from samestep.run.records import is_result, read_history
+from samestep.run.state import Status
 
 
 class History(Logger, L.Callback):
@@ -41,6 +42,7 @@ class History(Logger, L.Callback):
         self.save_dir = str(run_dir)
         self.rows: dict[int, dict[str, float]] = {}
         self._evaluates_batches = False
+        self._place: dict[str, int] = {}  # of an evaluation in a process that has not trained
 
     def on_validation_epoch_start(self, *_: Any) -> None:
         """Leave out what is logged from here on; so does the next one."""
@@ -58,11 +60,15 @@ class History(Logger, L.Callback):
         """See ``on_validation_epoch_end``."""
         self._evaluates_batches = False
 
-    def read(self) -> None:
-        """Take the rows of the file, in a process that has not trained."""
+    def read(self, status: Status) -> None:
+        """Take the rows of the file, in a process that has not trained.
+
+        Lightning counts from zero there. ``status`` says after which step the run is.
+        """
         if not self.rows:
             rows = read_history(Path(self.save_dir))
             self.rows = {int(row["step"]): row for row in rows}
+            self._place = {"epoch": status.epoch or 0, "step": status.step or 0}
 
     def last(self) -> dict[str, float]:
         """The newest value of each learning metric, and the seconds of training; no speeds."""
@@ -75,6 +81,8 @@ class History(Logger, L.Callback):
         """Add ``metrics`` to the row of ``step``."""
         if self._evaluates_batches:
             return
+        if self._place:
+            metrics, step = {**metrics, **self._place}, self._place["step"]
         row = self.rows.setdefault(step or 0, {"step": step or 0})
         row.update((name, float(value)) for name, value in metrics.items())
 
@@ -84,6 +92,7 @@ class History(Logger, L.Callback):
         """Take the rows of the checkpoint from which a run continues."""
         if trainer.state.fn != "fit":
             return  # a test loads the best checkpoint, and changes no history
+        self._place = {}
         # Not the global step: a batch may have no step of an optimizer, or two.
         loop = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
         rows, num_steps = checkpoint["history"], loop["_batches_that_stepped"]

@@ -1,0 +1,304 @@
+"""``samestep.Trainer`` in scripts as Lightning's tutorials have them, on one and two ranks."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import environment, free_port, run, run_code
+
+SCRIPT = """
+import json
+import os
+import signal
+import sys
+
+import lightning as L
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from samestep import BatchLoader, Trainer
+
+
+class LitNet(L.LightningModule):
+    def __init__(self, lr=0.01, dropout=0.2):
+        super().__init__()
+        self.save_hyperparameters()
+        layers = nn.Linear(8, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1)
+        self.net = nn.Sequential(*layers)
+
+    def training_step(self, batch, batch_idx):
+        if f"{self.global_step} {self.global_rank}" == os.environ.get("AT"):
+            os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+        x, y = batch
+        loss = nn.functional.mse_loss(self.net(x), y)
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val_loss", nn.functional.mse_loss(self.net(x), y))
+
+    def test_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("test_loss", nn.functional.mse_loss(self.net(x), y))
+
+    def predict_step(self, batch, batch_idx):
+        return self.net(batch[0])
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=self.hparams.lr)
+
+
+class LitData(L.LightningDataModule):
+    def setup(self, stage):
+        x = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
+        self.set = TensorDataset(x, x.sum(1, keepdim=True))
+
+    def train_dataloader(self):
+        return BatchLoader(self.set, 16, shuffle=True, drop_last=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.set, 16)
+
+    test_dataloader = predict_dataloader = val_dataloader
+"""
+MAIN = """
+
+if __name__ == "__main__":
+    trainer_options, model_options = map(json.loads, sys.argv[1:])
+    trainer = Trainer(accelerator="cpu", enable_progress_bar=False, **trainer_options)
+    model = LitNet(**model_options)
+    trainer.fit(model, datamodule=LitData())
+    result = trainer.test(model, datamodule=LitData())
+    if trainer.is_global_zero:
+        print("tested", result[0]["test_loss"])
+"""
+BASE = {"seed": 1, "max_epochs": 2, "monitor": "val_loss"}  # 6 steps an epoch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trainer")
+    (folder / "script.py").write_text(SCRIPT + MAIN)
+    return folder
+
+
+def train(
+    folder: Path,
+    name: str,
+    launcher: tuple[str, ...] = (),
+    model: dict[str, Any] | None = None,
+    variables: dict[str, str] | None = None,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run the script with these arguments of the Trainer, as ``python script.py`` or otherwise."""
+    arguments = {**BASE, "run_dir": name, "devices": 1, **options}
+    arguments = {key: value for key, value in arguments.items() if value != "left out"}
+    words = [*launcher, "script.py", json.dumps(arguments), json.dumps(model or {})]
+    return run(*words, cwd=folder, **(variables or {}))
+
+
+def rows(run_dir: Path) -> list[dict[str, str]]:
+    """The history of a run without its seconds."""
+    with (run_dir / "metrics.csv").open() as file:
+        return [
+            {name: value for name, value in row.items() if not name.startswith("time/")}
+            for row in csv.DictReader(file)
+        ]
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    return torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+
+
+def check_same(run_dir: Path, reference: Path) -> None:
+    torch.testing.assert_close(weights(run_dir), weights(reference), rtol=0, atol=0)
+    assert rows(run_dir) == rows(reference)
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path) -> Path:
+    """A run of one process that nothing has disturbed."""
+    done = train(folder, "one")
+    assert done.returncode == 0, done.stderr
+    return folder / "one"
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Path:
+    """A run of two ranks, started by ``devices=2``, that nothing has disturbed."""
+    done = train(folder, "two", devices=2)
+    assert done.returncode == 0, done.stderr
+    return folder / "two"
+
+
+@pytest.mark.parametrize("reference", ["one", "two"])
+def test_a_run_that_is_stopped_and_killed_ends_like_an_undisturbed_one(
+    folder: Path, reference: str, request: pytest.FixtureRequest
+):
+    undisturbed = request.getfixturevalue(reference)
+    name, devices = f"disturbed-{reference}", int(reference == "two") + 1
+    last = devices - 1  # the rank that gets the signals
+
+    def disturb(step: int, signum: int, **options: Any) -> subprocess.CompletedProcess[str]:
+        variables = {"AT": f"{step} {last}", "SIGNAL": str(int(signum))}
+        return train(folder, name, devices=devices, variables=variables, **options)
+
+    stopped = disturb(2, signal.SIGTERM)
+    assert stopped.returncode == 143, stopped.stderr
+    assert "To continue: the same command" in stopped.stdout
+    killed = disturb(8, signal.SIGKILL, save_every_s=1e-9)
+    assert killed.returncode == (137 if devices == 2 else -9), killed.stderr
+    done = train(folder, name, devices=devices)
+    assert done.returncode == 0, done.stderr
+    assert f"Continuing: {name}" in done.stdout
+    check_same(folder / name, undisturbed)
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        ("-m", "samestep", "run", "--nproc-per-node=2"),
+    ],
+    ids=["torchrun", "samestep-run"],
+)
+def test_any_launcher_starts_the_same_run(
+    folder: Path, two: Path, launcher: tuple[str, ...], request: pytest.FixtureRequest
+):
+    name = request.node.callspec.id
+    done = train(folder, name, launcher, devices="left out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("tested") == 1
+    check_same(folder / name, two)
+
+
+def test_samestep_run_ends_with_the_exit_codes_of_the_ranks(folder: Path):
+    launcher = ("-m", "samestep", "run", "--nproc-per-node=2")
+    stopped = train(
+        folder, "codes", launcher, variables={"AT": "2 1", "SIGNAL": str(int(signal.SIGTERM))}
+    )
+    assert stopped.returncode == 143, stopped.stderr
+    rejected = train(folder, "codes", launcher, model={"lr": 0.5})
+    assert rejected.returncode == 2, rejected.stderr
+    assert rejected.stderr.count("error: ") == 1
+    assert "Traceback" not in rejected.stderr
+
+
+def test_two_tasks_of_srun_are_two_ranks(folder: Path, two: Path):
+    words = [json.dumps({**BASE, "run_dir": "srun"}), "{}"]
+    port = str(free_port())
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "script.py", *words], cwd=folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            env=environment(
+                SLURM_JOB_ID="7", SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NUM_NODES="1",
+                SLURM_STEP_NODELIST="localhost", SLURM_PROCID=str(rank),
+                SLURM_LOCALID=str(rank), SLURM_NODEID="0", SLURM_NTASKS="2", MASTER_PORT=port,
+            ),
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [task.communicate(timeout=120)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], said
+    check_same(folder / "srun", two)
+
+
+def test_two_ranks_learn_what_one_rank_learns(folder: Path):
+    for devices in (1, 2):
+        done = train(folder, f"plain-{devices}", devices=devices, model={"dropout": 0.0})
+        assert done.returncode == 0, done.stderr
+    first, second = weights(folder / "plain-1"), weights(folder / "plain-2")
+    torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)
+
+
+def test_a_finished_run_is_tested_again_and_trained_on_only_if_a_limit_is_higher(
+    folder: Path, one: Path
+):
+    before, figures = rows(one), json.loads((one / "metrics.json").read_text())
+    assert "test_loss" in figures
+    again = train(folder, "one")
+    assert again.returncode == 0, again.stderr
+    assert "Nothing to do" in again.stdout
+    assert f"tested {figures['test_loss']}" in again.stdout
+    assert rows(one) == before
+    assert json.loads((one / "metrics.json").read_text()) == figures
+    assert train(folder, "trained-on", max_epochs=1).returncode == 0
+    on = train(folder, "trained-on")
+    assert on.returncode == 0, on.stderr
+    assert "trainer.max_epochs: 1 -> 2" in on.stdout
+    check_same(folder / "trained-on", one)
+
+
+def test_other_hyperparameters_are_another_run(folder: Path):
+    assert train(folder, "other", max_epochs=1).returncode == 0
+    rejected = train(folder, "other", model={"lr": 0.5})
+    assert rejected.returncode == 2
+    assert "model.lr: 0.01 -> 0.5" in rejected.stderr
+    assert "Traceback" not in rejected.stderr
+    accepted = train(folder, "other", model={"lr": 0.5}, allow_changes=["model.lr"])
+    assert accepted.returncode == 0, accepted.stderr
+
+
+CONTRADICTIONS = {
+    "Trainer(run_dir='r', enable_checkpointing=False)": "enable_checkpointing=False",
+    "Trainer(run_dir='r', default_root_dir='x')": "default_root_dir",
+    "Trainer(run_dir='r', overfit_batches=1)": "overfit_batches=1",
+    "Trainer(run_dir='r', barebones=True)": "barebones=True",
+    "Trainer(run_dir='r', reload_dataloaders_every_n_epochs=1)": "reload_dataloaders_every",
+    "Trainer(run_dir='r', strategy='deepspeed')": "strategy=deepspeed",
+    "Trainer(run_dir='r', strategy='ddp_spawn')": "strategy=ddp_spawn",
+    "Trainer(run_dir='r', callbacks=[LearningRateFinder()])": "LearningRateFinder",
+    "Trainer(run_dir='r', callbacks=ModelCheckpoint('r/checkpoints'))": "ModelCheckpoint",
+    "Trainer(run_dir='r').fit(LitNet(), LitData(), ckpt_path='other.ckpt')": "ckpt_path=other",
+}
+EACH = """
+import traceback
+from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
+from samestep import ConfigError
+for code in sys.argv[1:]:
+    try:
+        eval(code)
+    except ConfigError as error:
+        print(str(error).replace(chr(10), " "))
+    else:
+        print("accepted")
+"""
+
+
+def test_arguments_that_contradict_a_run_are_one_line_each(tmp_path: Path):
+    done = run_code(SCRIPT + EACH, *CONTRADICTIONS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for line, (code, part) in zip(lines, CONTRADICTIONS.items(), strict=True):
+        assert line.startswith((part, "callbacks: " + part)), (code, line)
+    assert not (tmp_path / "r").exists()
+    ended = run_code(SCRIPT + "Trainer(run_dir='r', barebones=True)", cwd=tmp_path)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: barebones=True: is not supported: ")
+
+
+def test_an_error_of_the_script_is_an_ordinary_traceback(tmp_path: Path):
+    broken = (
+        SCRIPT
+        + """
+class Broken(LitNet):
+    def training_step(self, batch, batch_idx):
+        raise LookupError("of my own")
+Trainer(run_dir="r", accelerator="cpu", devices=int(sys.argv[1])).fit(Broken(), LitData())
+"""
+    )
+    done = run_code(broken, "1", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback") or "\nTraceback" in done.stderr
+    assert done.stderr.rstrip().endswith("LookupError: of my own")
