@@ -56,7 +56,8 @@ LEVELS = [
     ["config"],
     ["adapter", "launch"],
     ["build"],
-    ["sweep", "targets"],
+    ["sweep", "targets", "cli"],
+    ["__main__"],
 ]
 """Parts of samestep. Each part may import from itself and from the levels before its own."""
 

@@ -3,8 +3,8 @@
 You never edit this package; a newer version of the template replaces it. What you own is in
 ``src/project``. Read in this order: ``lightning_names``, ``errors``, ``spec``, ``ranks``,
 ``data``, ``run``, ``node``, ``callbacks``, ``ending`` and ``trainer``, which need no Hydra; then
-``config``, ``adapter``, ``build``, ``targets``, ``report``, ``launch`` and ``sweep``. Each folder
-opens with what it promises.
+``config``, ``adapter``, ``build``, ``targets``, ``report``, ``launch``, ``sweep`` and ``cli``. Each
+folder opens with what it promises.
 """
 
 from importlib import import_module
