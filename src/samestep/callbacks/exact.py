@@ -52,6 +52,10 @@ NOTE_ON_RANKS = (
     "Note: the checkpoint has the states of the training loaders of {} ranks, and {} ranks cannot "
     "continue with them. The loaders begin with their first samples."
 )
+NOTE_ON_SLICES = (
+    "Note: the data set draws random numbers for whole batches, so they depend on the number of "
+    "ranks. BatchLoader(..., collate_fn=default_collate) draws them for each sample:"
+)
 
 
 class SeedSteps(L.Callback):
@@ -208,6 +212,10 @@ class ResumeOrder(L.Callback):
         note = NOTE_ON_STREAMS if is_endless else NOTE
         for has_state in sorted(have_states) if trainer.is_global_zero else []:
             print(f"{NOTE_ON_STATES if has_state else note} docs/contract.md", flush=True)
+        exact = find_batch_loaders(trainer.train_dataloader)
+        several = trainer.world_size > 1 and trainer.is_global_zero
+        if several and any(loader.draws_by_slice() for loader in exact):
+            print(f"{NOTE_ON_SLICES} docs/contract.md", flush=True)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Place the data at the start of a new epoch, and seed its order."""

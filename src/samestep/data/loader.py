@@ -1,8 +1,12 @@
 """Batches of any data set in an exact order, shared out over the ranks."""
 
+import copy
+import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
@@ -104,6 +108,26 @@ class BatchLoader:
         """Begin the next pass with this batch of this epoch."""
         self.order.epoch = epoch
         self.order.first_batch = batch
+
+    def draws_by_slice(self) -> bool:
+        """Whether a batch of the data set has random numbers, which depend on the rank's slice.
+
+        It reads one sample of a shallow copy, so that nothing is counted.
+        """
+        if self.with_slice or self.slices.collate_fn or type(self.dataset) is TensorDataset:
+            return False
+
+        def draw() -> tuple[float, ...]:
+            return torch.rand(()).item(), np.random.rand(), random.random()
+
+        with random_numbers_kept():
+            seed_sample(0)
+            untouched = draw()
+            seed_sample(0)
+            # What is wrong with the data set is said when its first batch is read.
+            with suppress(Exception):
+                copy.copy(self.dataset)[torch.tensor([0])]
+            return draw() != untouched
 
     def __iter__(self) -> Iterator[Any]:
         # This is a generator, so the order is looked up when the first batch is asked for.

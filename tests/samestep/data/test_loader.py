@@ -2,6 +2,7 @@
 
 import random
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,3 +86,31 @@ def test_an_error_of_a_data_set_that_answers_single_positions_names_the_argument
     with pytest.raises((TypeError, ValueError)) as error:
         list(BatchLoader(Lists(), 4))
     assert "collate_fn=default_collate" in error.value.__notes__[0]
+
+
+class Draws:
+    """Counts what it gives, and draws from one source of random numbers."""
+
+    def __init__(self, draw: Any) -> None:
+        self.draw, self.count = draw, 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, ids: Tensor) -> Tensor:
+        self.count += 1
+        return ids + float(self.draw())
+
+
+@pytest.mark.parametrize(
+    ("draw", "draws"),
+    [(lambda: torch.rand(()), True), (np.random.rand, True), (random.random, True), (int, False)],
+)
+def test_a_data_set_that_draws_for_whole_batches_is_recognized(draw: Any, draws: bool):
+    data = Draws(draw)
+    before = torch.get_rng_state(), random.getstate()
+    assert BatchLoader(data, 2).draws_by_slice() == draws
+    assert not BatchLoader(data, 2, collate_fn=torch.stack).draws_by_slice()
+    assert data.count == 0
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
