@@ -48,12 +48,15 @@ def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
 
 LEVELS = [
     ["errors", "lightning_names"],
+    ["spec"],
     ["config"],
     ["ranks"],
     ["data", "run"],
     ["callbacks", "report"],
     ["build", "ending", "launch"],
-    ["shares", "sweep", "targets"],
+    ["shares", "sweep", "targets", "trainer"],
+    ["cli"],
+    ["__main__"],
 ]
 """Parts of samestep. Each part may import from itself and from the levels before its own."""
 

@@ -66,7 +66,7 @@ any but zero), and why."""
 STRATEGY = re.compile(
     r"auto|ddp(_find_unused_parameters_(true|false))?|fsdp|.*\.\w*(?<!DeepSpeed)Strategy"
 )
-"""Names of strategies, and of the classes of objects, whose checkpoints are whole."""
+"""Names of strategies, and of the types of objects, whose checkpoints are whole."""
 
 
 class Trainer(L.Trainer):

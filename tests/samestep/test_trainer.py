@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import re
 import signal
 import subprocess
@@ -68,7 +67,7 @@ class LitData(L.LightningDataModule):
         return BatchLoader(self.set, 16, shuffle=True, drop_last=True)
 
     def val_dataloader(self):
-        return DataLoader(self.set, 16)
+        return DataLoader(self.set, batch_size=16)
 
     test_dataloader = predict_dataloader = val_dataloader
 """
@@ -363,7 +362,7 @@ def test_a_run_needs_lightning_only(tmp_path: Path):
     fits = 'Trainer(run_dir="r", accelerator="cpu", max_epochs=1).fit(LitNet(), LitData())'
     script = tmp_path / "script.py"
     script.write_text(BLOCKED + SCRIPT + fits)
-    # SAMESTEP_TESTS_FRESH is read by the process of pytest only; other variables are read by Python.
+    # A variable that Python reads when it starts: so this is a fresh interpreter.
     done = run("script.py", cwd=tmp_path, PYTHONNODEBUGRANGES="1")
     assert done.returncode == 0, done.stderr
     assert "Finished: r" in done.stdout
@@ -390,7 +389,8 @@ def test_hydra_takes_the_class_and_the_program_keeps_its_hook(tmp_path: Path):
 
 
 def test_lightning_cli(tmp_path: Path):
-    pytest.importorskip("jsonargparse", reason='pip install "jsonargparse[signatures]"')
+    library = pytest.importorskip("jsonargparse", reason='pip install "jsonargparse[signatures]"')
+    path = f"{ROOT / 'src'}:{Path(library.__file__).parents[1]}"
     cli = """
 from lightning.pytorch.cli import LightningCLI
 if __name__ == "__main__":
@@ -401,7 +401,7 @@ if __name__ == "__main__":
 
     def fit(name: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         fixed = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", f"--trainer.run_dir={name}"]
-        return run("cli.py", "fit", *fixed, *words, cwd=tmp_path, **variables)
+        return run("cli.py", "fit", *fixed, *words, cwd=tmp_path, PYTHONPATH=path, **variables)
 
     said = fit("help", "--help").stdout
     assert all(f"--trainer.{name} " in said for name in ("run_dir", "monitor", "max_steps")), said
