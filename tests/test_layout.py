@@ -49,13 +49,14 @@ def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
 LEVELS = [
     ["errors", "lightning_names"],
     ["spec"],
-    ["config"],
     ["ranks"],
     ["data", "run"],
+    ["config"],
     ["callbacks", "report"],
-    ["build", "ending", "launch"],
-    ["shares", "sweep", "targets", "trainer"],
-    ["cli"],
+    ["ending", "launch"],
+    ["trainer"],
+    ["build"],
+    ["cli", "sweep", "targets"],
     ["__main__"],
 ]
 """Parts of samestep. Each part may import from itself and from the levels before its own."""

@@ -1,9 +1,9 @@
 """Samestep: the same steps on any number of ranks, before and after any interruption.
 
 You never edit this package; a newer version of the template replaces it. What you own is in
-``src/project``. Read in this order: ``lightning_names``, ``errors``, ``config``, ``ranks``,
-``data``, ``run``, ``callbacks``, ``ending``, ``trainer``, ``build``, ``report``, ``launch``,
-``sweep``. Each folder opens with what it promises.
+``src/project``. Read in this order: ``lightning_names``, ``errors``, ``spec``, ``ranks``,
+``data``, ``run``, ``callbacks``, ``ending``, ``trainer``, ``config``, ``build``, ``targets``,
+``report``, ``launch``, ``sweep``, ``cli``. Each folder opens with what it promises.
 """
 
 from importlib import import_module

@@ -4,5 +4,6 @@ Promise: a wrong command line ends with exit code 2 and one message within a sec
 nothing behind.
 
 Read in this order: ``flags`` (what is no override), ``compose`` (files and overrides become one
-configuration), ``schema`` (keys and types, compared with the files), ``rules`` (ranges, choices).
+configuration), ``schema`` (keys and types, compared with the files), ``rules`` (ranges, choices),
+``run_spec`` (the facts of a run for all other parts).
 """
