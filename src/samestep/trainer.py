@@ -134,8 +134,7 @@ class Trainer(L.Trainer):
         plugins: Any = None,
         **options: Any,
     ) -> None:
-        if not isinstance(sys.excepthook, ErrorHook):
-            sys.excepthook = ErrorHook(sys.excepthook)
+        ErrorHook.install()
         check_options({**options, "strategy": strategy})
         environment.adopt_srun()
         run_dir = Path(run_dir)
@@ -265,6 +264,8 @@ class Trainer(L.Trainer):
             stopping.install()
         preflight.find_rank_zero(self.spec.accelerator, self.spec.timeout_s)
         process_group.join(self.spec.accelerator, self.spec.timeout_s)
+        # torch has just put a hook around ours: it would swallow the line before the exit code.
+        ErrorHook.install()
         try:
             with process_group.shared_errors():
                 yield
@@ -465,6 +466,12 @@ class ErrorHook:
 
     def __init__(self, before: Callable[..., object]) -> None:
         self.before = before
+
+    @classmethod
+    def install(cls) -> None:
+        """Be the first hook that Python calls."""
+        if not isinstance(sys.excepthook, cls):
+            sys.excepthook = cls(sys.excepthook)
 
     def __call__(
         self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -66,7 +67,7 @@ class LitData(L.LightningDataModule):
         return BatchLoader(self.set, 16, shuffle=True, drop_last=True)
 
     def val_dataloader(self):
-        return DataLoader(self.set, 16)
+        return DataLoader(self.set, batch_size=16)
 
     test_dataloader = predict_dataloader = val_dataloader
 """
@@ -302,3 +303,127 @@ Trainer(run_dir="r", accelerator="cpu", devices=int(sys.argv[1])).fit(Broken(), 
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback") or "\nTraceback" in done.stderr
     assert done.stderr.rstrip().endswith("LookupError: of my own")
+
+
+def test_callbacks_loggers_and_stages_of_lightning_work(tmp_path: Path):
+    code = (
+        SCRIPT
+        + """
+from pathlib import Path
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+options = {"accelerator": "cpu", "enable_progress_bar": False, "max_epochs": 1}
+tracker = TensorBoardLogger("boards")
+class Logs(LitNet):
+    def on_fit_start(self):
+        assert self.logger is tracker
+    def train_dataloader(self):
+        return self.loaders.train_dataloader()
+    def val_dataloader(self):
+        return self.loaders.val_dataloader()
+model = Logs()
+model.loaders = LitData()
+model.loaders.setup("fit")
+own = ModelCheckpoint(monitor="val_loss", save_last=True)
+config = {"lr": 1, "api_key": "abcdefgh1234"}
+trainer = Trainer(run_dir="r", logger=tracker, callbacks=own, config=config, **options)
+trainer.fit(model)
+assert own.best_model_path and own.last_model_path
+assert Path(own.last_model_path).parent.absolute() == Path("r/model_checkpoints").absolute()
+assert (text := Path("r/config.yaml").read_text()) and "abcdefgh" not in text and "lr: 1" in text
+assert trainer.validate(datamodule=LitData())[0]["val_loss"] > 0
+assert len(trainer.predict(datamodule=LitData())) == 6
+trainer = Trainer(run_dir="fast", fast_dev_run=True, **options)
+trainer.fit(LitNet(), LitData())
+"""
+    )
+    done = run_code(code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+BLOCKED = """
+import importlib.metadata
+import sys
+names = "hydra omegaconf torchvision optuna wandb jinja2 matplotlib".split()
+for name in [name for name in sys.modules if name.split(".")[0] in names]:
+    del sys.modules[name]
+sys.modules.update(dict.fromkeys(names))
+original = importlib.metadata.version
+def version(name):  # torchmetrics asks for it
+    if name in names:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return original(name)
+importlib.metadata.version = version
+"""
+
+
+def test_a_run_needs_lightning_only(tmp_path: Path):
+    fits = 'Trainer(run_dir="r", accelerator="cpu", max_epochs=1).fit(LitNet(), LitData())'
+    script = tmp_path / "script.py"
+    script.write_text(BLOCKED + SCRIPT + fits)
+    # A variable that Python reads when it starts: so this is a fresh interpreter.
+    done = run("script.py", cwd=tmp_path, PYTHONNODEBUGRANGES="1")
+    assert done.returncode == 0, done.stderr
+    assert "Finished: r" in done.stdout
+
+
+def test_hydra_takes_the_class_and_the_program_keeps_its_hook(tmp_path: Path):
+    from hydra.utils import instantiate
+
+    from samestep import Trainer
+
+    before = sys.excepthook
+    try:
+        options = {"run_dir": str(tmp_path), "accelerator": "cpu", "logger": False}
+        for _ in range(2):
+            trainer = instantiate({"_target_": "samestep.Trainer", **options})
+            assert isinstance(trainer, Trainer)
+        assert sys.excepthook.before is before  # type: ignore[attr-defined]
+        seen = []
+        sys.excepthook.before = lambda *error: seen.append(error[0])  # type: ignore[attr-defined]
+        sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+        assert seen == [KeyboardInterrupt]
+    finally:
+        sys.excepthook = before
+
+
+def test_lightning_cli(tmp_path: Path):
+    library = pytest.importorskip("jsonargparse", reason='pip install "jsonargparse[signatures]"')
+    path = f"{ROOT / 'src'}:{Path(library.__file__).parents[1]}"
+    cli = """
+from lightning.pytorch.cli import LightningCLI
+if __name__ == "__main__":
+    LightningCLI(LitNet, LitData, trainer_class=Trainer)
+"""
+    code = SCRIPT.replace("lr=0.01, dropout=0.2", "lr: float = 0.01, dropout: float = 0.2") + cli
+    (tmp_path / "cli.py").write_text(code)
+
+    def fit(name: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        fixed = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", f"--trainer.run_dir={name}"]
+        return run("cli.py", "fit", *fixed, *words, cwd=tmp_path, PYTHONPATH=path, **variables)
+
+    said = fit("help", "--help").stdout
+    assert all(f"--trainer.{name} " in said for name in ("run_dir", "monitor", "max_steps")), said
+    assert fit("one").returncode == 0
+    stopped = fit("two", AT="8 0", SIGNAL=str(int(signal.SIGTERM)))
+    assert stopped.returncode == 143, stopped.stderr
+    done = fit("two")
+    assert done.returncode == 0, done.stderr
+    check_same(tmp_path / "two", tmp_path / "one")
+    both = fit("both", "--trainer.devices=2")
+    assert both.returncode == 0, both.stderr
+    rejected = fit("one", "--model.lr=0.5")
+    assert rejected.returncode == 2
+    assert "Traceback" not in rejected.stderr
+
+
+def test_the_page_does_what_it_says(tmp_path: Path):
+    page = (ROOT / "docs/trainer.md").read_text()
+    assert len(page.splitlines()) <= 70
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    block = block.replace("max_epochs=20", "max_epochs=1, accelerator='cpu'")
+    (tmp_path / "script.py").write_text(SCRIPT + block)
+    done = run("script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = {path.name for path in (tmp_path / "runs/mine").iterdir()}
+    assert names >= {"config.yaml", "metrics.csv", "metrics.json", "checkpoints", "logs"}
