@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import environment, free_port, run, run_code
+from tests.conftest import ROOT, environment, free_port, run, run_code
 
 SCRIPT = """
 import json

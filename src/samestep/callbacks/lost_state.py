@@ -11,6 +11,7 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -64,6 +65,12 @@ class LostState(L.Callback):
         """Keep the first values, and repeat what an earlier start has found."""
         if not trainer.is_global_zero:
             return
+        if trainer.world_size > 1 and (own := find_own_state(pl_module)):
+            print(
+                f"Note: checkpoints keep what {briefly(own)} saves on rank zero only. State that "
+                "differs between ranks is lost when the run continues: keep it as a buffer",
+                flush=True,
+            )
         if self.names:
             print(
                 "Note: this run continues with the first values of these attributes, because no "
@@ -267,6 +274,20 @@ def place_of(tensor: Tensor) -> int:
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
         return 0
     return tensor.untyped_storage().data_ptr()
+
+
+def find_own_state(module: nn.Module) -> list[str]:
+    """The methods with which a model and its parts write state of their own into a checkpoint."""
+    extra = {
+        f"{type(part).__name__}.get_extra_state"
+        for part in module.modules()
+        # LightningModules and metrics have their own, which is not state of the training.
+        if type(part).get_extra_state is not nn.Module.get_extra_state
+        and type(part).__module__.partition(".")[0] not in LIBRARIES
+    }
+    if is_overridden("on_save_checkpoint", module):
+        extra.add(f"{type(module).__name__}.on_save_checkpoint")
+    return sorted(extra)
 
 
 def briefly(names: list[str]) -> str:

@@ -13,7 +13,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 from torchmetrics import MaxMetric, MeanMetric
 
-from samestep.callbacks.lost_state import LostState
+from samestep.callbacks.lost_state import LostState, find_own_state
 from tests.samestep.callbacks.tiny import Tiny, fit
 
 
@@ -171,3 +171,26 @@ def test_a_datamodule_has_state_too(tmp_path: Path):
     model.validation_step = None
     trainer.fit(model, datamodule=Data())
     assert lost.names == ["Data.drawn"]
+
+
+class Extra(torch.nn.Linear):
+    """Counts in a way of its own."""
+
+    def get_extra_state(self):
+        return {"count": 3}
+
+
+def test_methods_that_save_for_rank_zero_only_are_found():
+    model = Tiny()
+    assert find_own_state(model) == []
+    model.layer = Extra(2, 1)
+    assert find_own_state(model) == ["Extra.get_extra_state"]
+
+
+def test_several_ranks_are_told_what_only_rank_zero_saves(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(L.Trainer, "world_size", 2)
+    model = Tiny()
+    model.layer = Extra(2, 1)
+    trainer = L.Trainer(logger=False, accelerator="cpu")
+    LostState().on_train_start(trainer, model)
+    assert "keep what Extra.get_extra_state saves on rank zero only" in capsys.readouterr().out
