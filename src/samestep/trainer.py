@@ -321,7 +321,7 @@ def callbacks_of_run(
     return [
         StopBetweenSteps(last),  # first, so that no other callback has begun a step
         history,
-        Watchdog(spec.timeout_s, run_dir),
+        *([] if spec.saves_nothing else [Watchdog(spec.timeout_s, run_dir)]),  # it writes a log
         SeedSteps(spec.seed),
         ResumeOrder(spec.seed),
         AverageBuffers(),

@@ -335,6 +335,7 @@ assert trainer.validate(datamodule=LitData())[0]["val_loss"] > 0
 assert len(trainer.predict(datamodule=LitData())) == 6
 trainer = Trainer(run_dir="fast", fast_dev_run=True, **options)
 trainer.fit(LitNet(), LitData())
+assert not Path("fast").exists()
 """
     )
     done = run_code(code, cwd=tmp_path)
