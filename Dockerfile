@@ -35,7 +35,8 @@ RUN --mount=type=secret,id=pip.conf \
 
 # Readable for every user, written by none; a new volume takes over the modes of runs and data.
 COPY . ./
-RUN chmod -R a+rX . && python -m compileall -q src && install -d -m 1777 runs data
+RUN pip install --no-build-isolation --no-deps -r samestep.txt && \
+    chmod -R a+rX . && python -m compileall -q src library && install -d -m 1777 runs data
 
 # A user without a name or a home, and a root file system that is read-only.
 ENV PYTHONPATH=/workspace/src PYTHONUNBUFFERED=1 HOME=/tmp USER=project

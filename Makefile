@@ -44,7 +44,7 @@ lock: .venv/dev.stamp ## write the lock files after a change in pyproject.toml, 
 	$(LOCK) --output-file requirements-dev.lock --all-extras --constraint requirements.lock
 
 LOCK = .venv/bin/python -m uv pip compile pyproject.toml --group build --quiet $(ARGS) --universal \
-	--python-version 3.11 --fork-strategy fewest --generate-hashes --no-emit-index-url \
+	--python-version 3.11 --fork-strategy fewest --generate-hashes --no-emit-index-url --no-emit-package samestep \
 	--annotation-style line --custom-compile-command 'make lock'
 
 # The stamp holds the path of this folder: a .venv that was copied or moved still points at its old
@@ -63,7 +63,7 @@ endif
 	@$(PYTHON) -m venv --clear .venv
 	@sed -n '/^setuptools==/,/# via/p' $< | $(PIP) --require-hashes -r /dev/stdin
 	@$(PIP) --no-build-isolation --require-hashes -r $<
-	@$(PIP) --no-build-isolation --no-deps -e .
+	@$(PIP) --no-build-isolation --no-deps -r samestep.txt -e .
 	@echo '$(CURDIR)' > $@
 
 .venv/dev.stamp: requirements-dev.lock .venv/train.stamp

@@ -14,21 +14,22 @@ if not (3, 11) <= sys.version_info[:2] < (3, 14):
     sys.exit(2)
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
-from samestep.ranks import process  # src is on the path only now
-
 
 def main() -> int:
     """Import the program and run it: the import takes long enough for a Ctrl-C."""
-    try:
-        from project.train import main as train
-    except ModuleNotFoundError as error:
-        if str(error.name).split(".")[0] in ("project", "samestep"):
-            raise
-        text = f"error: {sys.executable} has no package {error.name}; use .venv/bin/python"
-        print(f"{text}, which `make train` installs", file=sys.stderr)
-        return 2
+    from project.train import main as train
+
     return train()
 
 
 if __name__ == "__main__":
-    process.run(main, interrupt_at_once=True)
+    try:
+        from samestep.ranks import process
+
+        process.run(main, interrupt_at_once=True)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("project"):
+            raise
+        text = f"error: {sys.executable} has no package {error.name}; use .venv/bin/python"
+        print(f"{text}, which `make train` installs", file=sys.stderr)
+        sys.exit(2)

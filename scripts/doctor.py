@@ -10,10 +10,10 @@ import sys
 
 import options  # noqa: F401 (puts src on the path)
 
-from samestep.adapter import topology_of
-from samestep.config.compose import check
-from samestep.config.name import name_run
 from samestep.errors import ConfigError, RunError
+from samestep.hydra.adapter import topology_of
+from samestep.hydra.compose import check
+from samestep.hydra.name import name_run
 from samestep.node import agent
 from samestep.ranks import environment, failure, process
 
@@ -36,8 +36,8 @@ def main(overrides: list[str]) -> int:
 
 def examine(cfg) -> int:
     """Print on rank zero what all ranks find. Returns the exit code."""
-    from samestep import build
-    from samestep.adapter import spec_of
+    from samestep.hydra import build
+    from samestep.hydra.adapter import spec_of
     from samestep.ranks import preflight, process_group
     from samestep.ranks.preflight import Finding
     from samestep.run.records import mute_lightning

@@ -28,7 +28,7 @@ def main(arguments: Any) -> int:
     """Print the metrics of one split."""
     # These imports take seconds: wrong usage is reported before.
     from project.evaluate import count_samples, evaluate, find_unusable, to_json, to_table, unit_of
-    from samestep.build import has_test
+    from samestep.hydra.build import has_test
 
     model, data = options.load(arguments)
     split = arguments.split or ("test" if has_test(model, data) else "val")

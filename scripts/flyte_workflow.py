@@ -25,8 +25,8 @@ from flytekit.types.file import FlyteFile
 from flytekitplugins.kfpytorch import Elastic
 from omegaconf import DictConfig
 
-from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
+from samestep.hydra.compose import check
 from samestep.launch import render
 from samestep.ranks import environment
 
@@ -93,7 +93,7 @@ class Result(NamedTuple):
 )
 def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
     """Download and verify the images before any process trains."""
-    from samestep.build import build  # torch, which takes seconds
+    from samestep.hydra.build import build  # torch, which takes seconds
 
     data = check(hyperparameters.words()).data
     folder = Path(current_context().working_directory, "data")
@@ -132,7 +132,7 @@ def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
 def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
     """Train and test. Each process calls this; Flyte takes the result of rank zero."""
     from project.train import train
-    from samestep.config.name import name_run
+    from samestep.hydra.name import name_run
     from samestep.run.records import read_history
 
     # Without a cluster, Flyte calls every execution "local"; each needs a name of its own.

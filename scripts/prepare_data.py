@@ -11,8 +11,8 @@ from pathlib import Path
 
 import options  # noqa: F401 (puts src on the path)
 
-from samestep.config.compose import check
 from samestep.errors import ConfigError, RunError
+from samestep.hydra.compose import check
 from samestep.ranks import failure, process
 
 
@@ -31,7 +31,7 @@ def main() -> int:
                 f"data={cfg.choices.data}: has no data.source, so this script cannot prepare it; "
                 "its DataModule does, by prepare_data()"
             )
-        from samestep.build import build  # imports torch, which takes seconds
+        from samestep.hydra.build import build  # imports torch, which takes seconds
 
         source, root = build(data.source, "data.source"), Path(data.root)
         source.prepare(root, download=True, mirror=data.mirror)

@@ -79,7 +79,7 @@ def main() -> int:
     git("rm", "-r", "--quiet", "--ignore-unmatch", *OF_COPIER)
     for folder in ("src", "tests"):
         git("mv", f"{folder}/project", f"{folder}/{name}")
-    for file in git("ls-files", "-z", ":!src/samestep", ":!tests/golden").split("\0")[:-1]:
+    for file in git("ls-files", "-z", ":!library/src/samestep", ":!tests/golden").split("\0")[:-1]:
         path = ROOT / file
         is_text = path.suffix in {".py", ".yaml", ".yml", ".md", ".toml"} or "." not in path.name
         if not is_text or path.is_symlink() or not path.is_file():  # a link, or a submodule

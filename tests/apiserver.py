@@ -1,6 +1,6 @@
 """A stand-in for a Kubernetes API server: enough of one for kubectl and the Python client.
 
-It knows the kinds in k8s/schemas.json.xz. It checks what it is sent by these schemas, and by the
+It knows the kinds in schemas.json.xz. It checks what it is sent by these schemas, and by the
 rules that real servers and webhooks add in code. Nothing runs in it: a test says what pods there
 are, how they fare and what they print. Objects whose owners are gone are collected as garbage.
 """

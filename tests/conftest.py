@@ -25,6 +25,7 @@ from omegaconf import DictConfig
 from tests import fork_server
 
 ROOT = Path(__file__).parents[1]
+CONFIGS = ROOT / "configs"
 QUICK = [
     "trainer.max_epochs=2", "trainer.accelerator=cpu", "data.global_batch_size=60", "report=false",
 ]  # fmt: skip
@@ -52,7 +53,9 @@ TEXT = [
 def environment(**variables: str) -> dict[str, str]:
     """The environment of a subprocess: this one, less what names a run or reaches a service."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RUN_ID", "WANDB", "MLFLOW"))}
-    return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"} | variables
+    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"} | variables
+    # The library of the tree the tests are in, not the one that was installed.
+    return kept | ours | {"PYTHONPATH": f"{ours['PYTHONPATH']}:{ROOT / 'library/src'}"}
 
 
 def free_port() -> int:
@@ -306,7 +309,7 @@ def text_run(shared_run: Callable[..., Path]) -> Path:
 @pytest.fixture
 def compose(tmp_path: Path) -> Callable[..., object]:
     """Compose and check a configuration whose run lives in ``tmp_path``."""
-    from samestep.config.compose import check
+    from samestep.hydra.compose import check
 
     def build(*overrides: str) -> object:
         # As an override, the folder would make each composition a new one.
@@ -321,6 +324,6 @@ def compose(tmp_path: Path) -> Callable[..., object]:
 @pytest.fixture
 def spec(compose: Callable[..., Any]) -> Callable[..., Any]:
     """The RunSpec of a composed configuration."""
-    from samestep.adapter import spec_of
+    from samestep.hydra.adapter import spec_of
 
     return lambda *overrides: spec_of(compose(*overrides))

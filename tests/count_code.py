@@ -19,7 +19,7 @@ from pathlib import Path
 from samestep.ranks import process
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("train.py", "src/project", "src/samestep", "scripts", "tests")
+PACKAGES = ("train.py", "src/project", "library/src/samestep", "scripts", "tests")
 MOST_COMPLEX = 8  # ruff's C901: the most branches that a function may have
 
 PATH_TO_FIRST_STEP = (
@@ -133,7 +133,8 @@ def report(root: Path) -> str:
         for row in (heads, *rows(root))
         for columns in [zip(heads[1:], map(str, row[1:]), strict=True)]
     ]
-    path = PATH_TO_FIRST_STEP if (root / "src/samestep").exists() else PATH_WITH_ONE_PACKAGE
+    is_old = (root / "src/project/build.py").exists()
+    path = PATH_WITH_ONE_PACKAGE if is_old else PATH_TO_FIRST_STEP
     length = sum(len((root / name).read_text().splitlines()) for name in path)
     return "\n".join([*lines, "", f"From the command to the first step: {length} lines", *path])
 

@@ -1,4 +1,4 @@
-"""Make k8s/schemas.json.xz: what the API servers accept, small enough to be kept in git.
+"""Make launch/check/schemas.json.xz: what the API servers accept, small enough to be kept in git.
 
 python -m tests.make_schemas NAME=FILE...
 python -m tests.make_schemas kubernetes-1.36=swagger.json jobset-0.12=jobsets.yaml

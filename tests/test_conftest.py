@@ -3,8 +3,8 @@
 import shutil
 from pathlib import Path
 
-from samestep.config.compose import CONFIGS, check
-from tests.conftest import compose_in
+from samestep.hydra.compose import check
+from tests.conftest import CONFIGS, compose_in
 
 
 def test_a_composition_is_remembered_only_while_nothing_changes(tmp_path: Path):

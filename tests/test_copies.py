@@ -21,7 +21,7 @@ from tests.conftest import NO_PICTURES, ROOT, run, run_pytest
 
 NOT_SEARCHED = (
     # What is kept whole, as an installed library and its tests are.
-    "src/samestep/", "tests/", "requirements", ".copier-answers.yml",
+    "library/src/samestep/", "tests/", "requirements", ".copier-answers.yml",
     # They also log to trackers, if there is one.
     "src/project/predictions.py", "src/project/language/predictions.py",
     "k8s/commands/flyte.yaml",  # kubectl reads the logs of Flyte's pods
@@ -223,7 +223,7 @@ def test_a_copy_is_changed_and_updated(template: Path, tmp_path: Path):
     mine = net.read_text()
 
     # A new version of the template. One of its changes is where the user has changed a line.
-    errors = template / "src/samestep/errors.py"
+    errors = template / "library/src/samestep/errors.py"
     errors.write_text(errors.read_text() + "\n\nVERSION = 2\n")
     replace(template / "configs/data/digits.yaml", "real data that needs", "real data which needs")
     replace(template / "configs/trainer/default.yaml", "max_epochs: 20", "max_epochs: 30")
@@ -238,7 +238,7 @@ def test_a_copy_is_changed_and_updated(template: Path, tmp_path: Path):
 
     assert net.read_text() == mine
     assert (copy / "README.md").read_text().startswith("# Songs of birds\n")
-    assert (copy / "src/samestep/errors.py").read_text() == errors.read_text()
+    assert (copy / "library/src/samestep/errors.py").read_text() == errors.read_text()
     assert "The second version" in (copy / "Makefile").read_text()
     assert "global_batch_size: 64" in data.read_text()
     assert "real data which needs" in data.read_text()

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from project import train
-from samestep import build
-from samestep.config.compose import CONFIGS, check, help_text
-from samestep.config.flags import flags_of
 from samestep.errors import ConfigError
-from tests.conftest import ROOT
+from samestep.hydra import build
+from samestep.hydra.compose import check, help_text
+from samestep.hydra.flags import flags_of
+from tests.conftest import CONFIGS, ROOT
 
 CONTRACT = ROOT / "docs" / "contract.md"  # tests/test_contract.py executes its commands
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -91,9 +91,7 @@ def test_a_command_does_what_is_said(words: str, error: str):
 def test_commands_are_found_where_there_are_some():
     silent = SOURCES.keys() - {source for source, *_ in COMMANDS}
     clusters = {f"docs/clusters/{name}.md" for name in ("e2e", "entrypoint", "image")}
-    assert (
-        silent == {"CONTRIBUTING.md", "docs/copies.md", "docs/trainer.md", "docs/use.md"} | clusters
-    )
+    assert silent == {"CONTRIBUTING.md", "docs/copies.md", "docs/use.md"} | clusters
     assert [source for source, *_ in COMMANDS].count("--help") == 6  # usage and five examples
 
 
@@ -117,7 +115,7 @@ def test_links_and_paths_lead_somewhere(page: Path):
 @only_in_the_template
 def test_every_cluster_says_what_it_was_seen_on():
     """The table claims no more than there is: tests that exist, and a date for what was real."""
-    from samestep.config.schema import choices_of
+    from samestep.hydra.schema import choices_of
 
     page = (ROOT / "docs/clusters/README.md").read_text()
     _, _, section = page.partition("## What was seen\n")
@@ -138,8 +136,9 @@ def test_the_tour_passes_every_place():
     yours = [
         path for path in (ROOT / "src/project").rglob("[!_]*.py") if path.parent.name != "nets"
     ]
-    kept = (ROOT / "src/samestep").glob("[!_]*[!E]")  # not its LICENSE
-    names = [path.relative_to(ROOT / "src").as_posix() for path in [*yours, *kept]]
+    kept = (ROOT / "library/src/samestep").glob("[!_]*[!d]")  # not py.typed
+    names = [path.relative_to(ROOT / "src").as_posix() for path in yours]
+    names += [path.relative_to(ROOT / "library/src").as_posix() for path in kept]
     assert [name for name in names if name not in tour] == []
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from samestep.config.compose import check
-from samestep.config.name import name_run
+from samestep.hydra.compose import check
+from samestep.hydra.name import name_run
 from samestep.launch import check as rules
 from samestep.launch import main, render, volume
 from samestep.sweep import settings

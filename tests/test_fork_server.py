@@ -138,7 +138,7 @@ def test_a_file_that_the_server_has_read_is_what_it_is_in_a_fresh_interpreter(
 
 COMPOSES = """
 from omegaconf import OmegaConf
-from samestep.config import compose
+from samestep.hydra import compose
 cfg = compose.check(["model=mlp", "seed=5", "run_id=mine"])
 print(OmegaConf.to_yaml(cfg), OmegaConf.to_yaml(cfg, resolve=True))
 print([(node._metadata.object_type, node._metadata.flags) for node in (cfg, cfg.model)])

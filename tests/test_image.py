@@ -88,8 +88,8 @@ PRIVATE = (
     ".git/config", ".venv/bin/python", "src/project/__pycache__/run.pyc", "dist/a.whl",
     "src/project.egg-info/PKG-INFO",
 )  # fmt: skip
-FOLDERS = ("src", "configs", "k8s", "scripts")
-FILES = ("train.py", "requirements.lock", "requirements-dev.lock", "LICENSE")
+FOLDERS = ("src", "library", "configs", "k8s", "scripts")
+FILES = ("train.py", "requirements.lock", "requirements-dev.lock", "samestep.txt", "LICENSE")
 
 
 def test_the_context_is_the_code_and_nothing_private(checkout: Path):
@@ -104,6 +104,8 @@ def test_the_context_is_the_code_and_nothing_private(checkout: Path):
 
 def test_every_package_comes_by_its_hash():
     installs = re.findall(r"pip install .*?(?=&&|$)", " && ".join(all_of("RUN")))
+    *installs, library = installs
+    assert "--no-deps -r samestep.txt" in library  # a folder, or one commit of a repository
     assert len(installs) == 3
     for command in installs:
         assert "--require-hashes" in command
@@ -114,7 +116,7 @@ def test_every_package_comes_by_its_hash():
 def test_a_change_of_the_code_installs_no_package_again():
     names = [f"{name} {rest}" for name, rest in instructions()]
     copies = names.index("COPY . ./")
-    assert max(index for index, line in enumerate(names) if "pip install" in line) < copies
+    assert max(index for index, line in enumerate(names) if "-hashes" in line) < copies
     # The number of the commit is in a later layer, so that another commit keeps the packages.
     assert min(index for index, line in enumerate(names) if "REVISION" in line) > copies
 
@@ -123,7 +125,7 @@ def test_the_image_holds_no_secret_and_no_address():
     assert [rest for _, rest in instructions() if "://" in rest] == []
     assert [name for name in settings("ENV") | settings("ARG") if SECRET.search(name)] == []
     for line in all_of("RUN"):
-        if "pip install" in line:
+        if "--require-hashes" in line:
             assert line.startswith("--mount=type=secret,id=pip.conf ")
     assert settings("ARG")["PIP_NO_CACHE_DIR"] == "1"
 

@@ -72,7 +72,7 @@ def test_nothing_is_installed_without_a_hash_but_the_repository_itself(clone: Cl
     pip = [line for line in clone.make("test")[1] if "pip install" in line]
     assert len(pip) == 4
     for line in pip:
-        assert "--require-hashes" in line or "--no-deps -e ." in line
+        assert "--require-hashes" in line or "--no-deps -r samestep.txt -e ." in line
         assert "--no-build-isolation" in line or "/dev/stdin" in line
 
 
@@ -157,11 +157,18 @@ def pins(name: str) -> dict[str, str]:
     return dict(found)
 
 
+INSTALLED_PARTS = ("hydra", "report", "launch", "sweep")
+
+
 def test_locks_are_hashed_and_agree_with_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     runtime, everything = pins("requirements.lock"), pins("requirements-dev.lock")
     assert runtime.items() <= everything.items()
-    needed = project["project"]["dependencies"] + project["dependency-groups"]["build"]
+    library = tomllib.loads((ROOT / "library/pyproject.toml").read_text())
+    parts = [library["project"]["dependencies"]]
+    parts += [library["project"]["optional-dependencies"][name] for name in INSTALLED_PARTS]
+    needed = [line for part in parts for line in part if not line.startswith("samestep")]
+    needed += project["project"]["dependencies"][1:] + project["dependency-groups"]["build"]
     assert {re.split(r"[<>=!\[]", line)[0] for line in needed} <= runtime.keys()
     assert runtime["lightning"] not in ("2.6.2", "2.6.3")
     assert {"!=2.6.2", "!=2.6.3"} <= set(re.findall("!=[0-9.]+", " ".join(needed)))

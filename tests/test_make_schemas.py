@@ -1,4 +1,4 @@
-"""How k8s/schemas.json.xz is made."""
+"""How launch/check/schemas.json.xz is made."""
 
 import json
 

@@ -56,7 +56,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_no_file_names_the_old_package(copy: Path):
     git(copy, "add", "--all")
     found = subprocess.run(
-        ["git", "grep", "-nP", LEFTOVER, "--", *PLACES, ":!src/samestep"],
+        ["git", "grep", "-nP", LEFTOVER, "--", *PLACES, ":!library/src/samestep"],
         cwd=copy, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert found.stdout.splitlines() == []
@@ -70,7 +70,7 @@ def test_nothing_is_left_of_copier(copy: Path):
 
 
 def test_what_is_kept_does_not_change(copy: Path):
-    kept = ("src/samestep", "k8s/*.sh", "requirements.lock", "tests/golden")
+    kept = ("library/src/samestep", "k8s/*.sh", "requirements.lock", "tests/golden")
     assert git(copy, "diff", "HEAD", "--stat", "--", *kept) == ""
     assert 'name = "project"' in (copy / "pyproject.toml").read_text()
 

@@ -11,7 +11,7 @@ def load_run(run_dir: str | Path, ckpt: str = "best", *, trust: bool = False) ->
         run_dir: directory of the run, such as ``"runs/mine"``.
         ckpt: ``"best"`` by the monitored metric, or ``"last"``.
         trust: call whatever the configuration of the run names, and download what it names. By
-            default only what ``samestep.targets`` lists is called, and nothing is downloaded.
+            default only what ``samestep.hydra.targets`` lists is called, and nothing is downloaded.
 
     Returns:
         The model, in evaluation mode and on the CPU, and its DataModule, not yet set up. They are

@@ -18,8 +18,8 @@ from types import ModuleType
 
 from omegaconf import DictConfig
 
-from samestep.config.rules import ABOVE_0, NULL, Rule, whole
-from samestep.config.schema import flatten
+from samestep.hydra.rules import ABOVE_0, NULL, Rule, whole
+from samestep.hydra.schema import flatten
 
 
 def import_task_rules() -> list[ModuleType]:

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from samestep.build import build, set_precision
-from samestep.config.schema import escape
 from samestep.errors import ConfigError
+from samestep.hydra.build import build, set_precision
+from samestep.hydra.schema import escape
+from samestep.hydra.targets import check_targets
 from samestep.run import checkpoint
 from samestep.run.changes import read_config
 from samestep.run.checkpoint import CheckpointError
-from samestep.targets import check_targets
 
 
 def load_run(run_dir: Path, ckpt: str, *, trust: bool = False) -> tuple[Any, Any]:

@@ -19,11 +19,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from samestep.adapter import topology_of
-from samestep.config.compose import CONFIGS, check, help_text, rewrite_overrides
-from samestep.config.flags import flags_of
-from samestep.config.name import name_run
 from samestep.errors import ConfigError
+from samestep.hydra.adapter import topology_of
+from samestep.hydra.compose import check, help_text, rewrite_overrides
+from samestep.hydra.flags import flags_of
+from samestep.hydra.folder import configs_folder, project_folder
+from samestep.hydra.name import name_run
 from samestep.node import agent
 from samestep.ranks import environment, failure, process
 
@@ -50,8 +51,9 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
     """
     import lightning as L
 
-    from samestep import build, ending
-    from samestep.adapter import spec_of
+    from samestep import ending
+    from samestep.hydra import build
+    from samestep.hydra.adapter import spec_of
     from samestep.ranks import preflight, process_group, stopping
     from samestep.report import page
     from samestep.run import artifacts, nodes, summary
@@ -125,7 +127,7 @@ def main() -> int:
         cfg.run_id = name_run(cfg)
         num_processes = agent.num_processes(*topology_of(cfg))
         if num_processes > 1:
-            program = [str(agent.TRAIN), *flags.overrides]
+            program = [str(project_folder() / "train.py"), *flags.overrides]
             return agent.start(program, num_processes, run_id=cfg.run_id)
     except ConfigError as error:
         error.on_all_ranks = True  # one command has started all ranks
@@ -159,7 +161,9 @@ def run_with_hydra(flags: Namespace) -> int:
         # Hydra must compose what has been checked.
         words = [word for word in sys.argv[1:] if word not in flags.overrides]
         sys.argv[1:] = [*words, *rewrite_overrides(flags.overrides)]
-    main_of_hydra = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name="train")
+    main_of_hydra = hydra.main(
+        version_base="1.3", config_path=str(configs_folder()), config_name="train"
+    )
     main_of_hydra(train_for_hydra)()
     return 0
 

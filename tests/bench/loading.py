@@ -29,7 +29,7 @@ def per_image(one_pass: Callable[[], int]) -> dict[str, float]:
 
 def memory() -> dict[str, float]:
     """Gather, crop, flip, normalize: what a training step waits for, in us."""
-    from samestep import build
+    from samestep.hydra import build
 
     data = build.datamodule(configure("cifar"))
     data.setup("fit")
@@ -57,8 +57,8 @@ def write_photos(folder: Path) -> None:
 
 def folder(folder: str) -> dict[str, float]:
     """data=folder with one loader process, as training reads it."""
-    from samestep import build
-    from samestep.config.compose import check
+    from samestep.hydra import build
+    from samestep.hydra.compose import check
 
     words = [
         "data=folder", f"data.root={folder}/photos", "data.num_classes=2", "data.num_val=4",

@@ -15,10 +15,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
 from project.data.sources import Images
-from samestep import build
 from samestep.callbacks.sums import Sums
-from samestep.config.compose import check
 from samestep.data.loader import BatchLoader
+from samestep.hydra import build
+from samestep.hydra.compose import check
 
 
 class Task(NamedTuple):

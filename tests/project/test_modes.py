@@ -15,9 +15,9 @@ import yaml
 from project import load_run
 from project.evaluate import evaluate
 from project.train import train
-from samestep.config.compose import CONFIGS, check
+from samestep.hydra.compose import check
 from samestep.run.summary import summarize
-from tests.conftest import NO_PICTURES, QUICK
+from tests.conftest import CONFIGS, NO_PICTURES, QUICK
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from PIL import Image
 
 from project import load_run
 from project.predict import find_images, predict_files
-from samestep import build
-from samestep.config.compose import check
 from samestep.errors import ConfigError
+from samestep.hydra import build
+from samestep.hydra.compose import check
 from samestep.run.checkpoint import AtomicCheckpointIO
 
 

@@ -3,9 +3,10 @@ import re
 import pytest
 
 from project.rules import MAY_CHANGE, RULES, needed_files
-from samestep.config.compose import CONFIGS, check
-from samestep.config.schema import choices_of, leaves, plain
 from samestep.errors import ConfigError
+from samestep.hydra.compose import check
+from samestep.hydra.schema import choices_of, leaves, plain
+from tests.conftest import CONFIGS
 
 
 def fault(*overrides):

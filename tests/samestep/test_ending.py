@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from samestep import build, ending
-from samestep.adapter import spec_of
+from samestep import ending
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.run_state import RunState
 from samestep.errors import RunError
+from samestep.hydra import build
+from samestep.hydra.adapter import spec_of
 from samestep.ranks.stopping import Stopped
 from samestep.report import page
 from samestep.run import state

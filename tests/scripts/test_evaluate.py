@@ -11,8 +11,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from project.evaluate import find_unusable, to_json, to_table
-from samestep.config.compose import check
 from samestep.errors import ConfigError
+from samestep.hydra.compose import check
 from scripts.evaluate import main, make_parser
 from tests.conftest import NO_PICTURES, QUICK, run
 
@@ -79,7 +79,7 @@ def test_an_accelerator_that_is_not_there_is_refused(
 
 
 def test_data_are_looked_for_where_the_options_say(tmp_path: Path) -> None:
-    from samestep import build
+    from samestep.hydra import build
     from samestep.run.checkpoint import AtomicCheckpointIO
 
     cfg = check(["data=mnist", "model=mlp", f"run_root={tmp_path}", "run_id=mnist"])

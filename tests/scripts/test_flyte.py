@@ -11,8 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from project import load_run
-from samestep.config.compose import check
 from samestep.errors import RunError
+from samestep.hydra.compose import check
 from samestep.launch import render
 from samestep.run.records import read_history
 from tests.conftest import NO_PICTURES, QUICK, ROOT, run

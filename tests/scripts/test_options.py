@@ -151,7 +151,7 @@ def test_every_script_uses_the_source_beside_it() -> None:
 def test_a_script_needs_no_installation(tmp_path: Path, name: str) -> None:
     """Not even that of another clone."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    package = tmp_path / "src/samestep"
+    package = tmp_path / "library/src/samestep"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise SystemExit('found the source beside it')")
     done = run(f"scripts/{name}", cwd=tmp_path, PYTHONPATH="")

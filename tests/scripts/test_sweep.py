@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from samestep.config.compose import CONFIGS, check
+from samestep.hydra.compose import check
 from samestep.run.changes import read_config
-from tests.conftest import ROOT, environment, run
+from tests.conftest import CONFIGS, ROOT, environment, run
 
 SWEEP = "scripts/sweep.py"
 WORDS = [

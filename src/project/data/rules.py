@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
-from samestep.config.rules import ABOVE_0, BELOW_1, NULL, TEXT, Rule, each, whole
+from samestep.hydra.rules import ABOVE_0, BELOW_1, NULL, TEXT, Rule, each, whole
 
 ADDRESS = Rule(
     "an address such as http://host/path",

@@ -78,8 +78,8 @@ def look_up(keys: Ints, values: Ints, wanted: Ints) -> Ints:
 def main(overrides: Sequence[str]) -> None:
     """Print the baselines for the text of a configuration."""
     from project.language.datamodule import TextDataModule
-    from samestep import build
-    from samestep.config.compose import check
+    from samestep.hydra import build
+    from samestep.hydra.compose import check
 
     data = build.datamodule(check(["experiment=language", *overrides]))
     assert isinstance(data, TextDataModule)

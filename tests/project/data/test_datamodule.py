@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from project.data.sources import ImageFiles, Images
-from samestep import build
-from samestep.config.compose import check
 from samestep.data.sampler import Slice
 from samestep.errors import ConfigError
+from samestep.hydra import build
+from samestep.hydra.compose import check
 from samestep.ranks import environment
 from tests import mirror
 

@@ -9,8 +9,9 @@ import torch
 
 from project.language.baselines import bits_per_character
 from project.language.datamodule import TextDataModule
-from samestep import build
-from samestep.config.compose import CONFIGS, check
+from samestep.hydra import build
+from samestep.hydra.compose import check
+from tests.conftest import CONFIGS
 
 HEADER = (CONFIGS / "experiment/language.yaml").read_text().partition("defaults:")[0]
 

@@ -11,8 +11,8 @@ import torch
 
 from project import load_run
 from project.rules import needed_files
-from samestep.config.compose import check
 from samestep.errors import ConfigError
+from samestep.hydra.compose import check
 from scripts import evaluate, export, predict, write_text
 from tests.conftest import ROOT, TEXT, final_figures, run
 from tests.project.test_train import record, recorded

@@ -7,8 +7,8 @@ from project.model.nets.cnn import CNN
 from project.model.nets.mlp import MLP
 from project.model.nets.resnet18 import ResNet18
 from project.model.schedules import warmup_cosine
-from samestep import build
 from samestep.errors import ConfigError
+from samestep.hydra import build
 
 IMAGES = {"num_channels": 1, "image_size": 8, "num_classes": 10}
 

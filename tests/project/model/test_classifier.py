@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from samestep import build
 from samestep.callbacks.exact import SeedSteps
 from samestep.errors import ConfigError
+from samestep.hydra import build
 from tests.project.data.test_datamodule import QUIET
 
 

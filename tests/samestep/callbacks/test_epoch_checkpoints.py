@@ -3,9 +3,9 @@ from pathlib import Path
 import lightning as L
 import pytest
 
-from samestep import build
 from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
 from samestep.errors import ConfigError
+from samestep.hydra import build
 from samestep.run import sidecar
 from samestep.run.checkpoint import find_newest, load
 from tests.samestep.callbacks.tiny import STEPS_PER_EPOCH, Tiny, fit

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from samestep import build
 from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.monitors import Monitors
-from samestep.config.compose import check
 from samestep.errors import ConfigError
+from samestep.hydra import build
+from samestep.hydra.compose import check
 from samestep.run.checkpoint import load
 from tests.samestep.callbacks.tiny import Tiny, fit
 

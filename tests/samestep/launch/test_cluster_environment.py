@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from samestep.config.compose import check
 from samestep.errors import ConfigError
+from samestep.hydra.compose import check
 from samestep.launch import cluster_environment
 
 

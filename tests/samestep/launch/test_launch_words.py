@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.config.compose import check
+from samestep.hydra.compose import check
 from samestep.launch import cluster_environment
 from tests.apiserver import serve
 from tests.faults.lab import free_port

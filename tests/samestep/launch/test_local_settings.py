@@ -8,8 +8,8 @@ import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from samestep.config.compose import check
 from samestep.errors import ConfigError
+from samestep.hydra.compose import check
 from samestep.launch.local_settings import write
 from tests.conftest import ROOT, run
 

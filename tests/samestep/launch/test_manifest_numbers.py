@@ -12,10 +12,10 @@ from copy import deepcopy
 import pytest
 import yaml
 
-from samestep.config.compose import CONFIGS
 from samestep.launch import render
 from samestep.launch.check.documents import find_pods, walk_mappings
 from samestep.launch.check.quantities import parse_quantity
+from tests.conftest import CONFIGS
 from tests.samestep.launch.check.planting import (
     CONTAINER,
     POD,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from samestep.config.compose import check
+from samestep.hydra.compose import check
 from samestep.launch import render
 from samestep.launch.check.documents import find_pods
 from tests import pods

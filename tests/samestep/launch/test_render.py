@@ -7,7 +7,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from samestep.config.compose import check
+from samestep.hydra.compose import check
 from samestep.launch import render
 from tests.conftest import ROOT
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from samestep.config.compose import check
 from samestep.errors import ConfigError
+from samestep.hydra.compose import check
 from tests.launching import launch
 from tests.samestep.launch.test_targets import RUNAI, TARGETS, command
 

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from samestep.config.compose import check
 from samestep.errors import ConfigError
+from samestep.hydra.compose import check
 from samestep.launch import check as rules
 from samestep.launch import render, slurm_errors
 from tests.launching import launch

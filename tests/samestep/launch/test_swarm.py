@@ -15,7 +15,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from samestep.config.compose import check
+from samestep.hydra.compose import check
 from samestep.launch import render
 from tests import mirror
 from tests.conftest import NO_PICTURES, ROOT, run

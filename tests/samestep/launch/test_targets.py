@@ -12,7 +12,7 @@ import shlex
 import pytest
 import yaml
 
-from samestep.config.compose import check
+from samestep.hydra.compose import check
 from samestep.launch import check as rules
 from samestep.launch import render
 from tests.conftest import ROOT, run

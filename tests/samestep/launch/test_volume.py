@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from samestep.config.compose import check
 from samestep.errors import ConfigError
+from samestep.hydra.compose import check
 from samestep.launch import check as rules
 from samestep.launch import volume
 from samestep.launch.check.documents import find_pods

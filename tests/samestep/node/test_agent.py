@@ -25,7 +25,7 @@ def test_an_etcd_that_is_lost_while_ranks_are_assigned_is_one_restart(
         return RunResult(WorkerState.SUCCEEDED)
 
     monkeypatch.setattr(LocalElasticAgent, "run", run)
-    assert agent.launch(config, [str(agent.TRAIN)]) == Outcome(0)
+    assert agent.launch(config, ["train.py"]) == Outcome(0)
     errors = [etcd.EtcdException("lost")] * 3
     with pytest.raises(etcd.EtcdException):
-        agent.launch(config, [str(agent.TRAIN)])
+        agent.launch(config, ["train.py"])

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 from project.model.classifier import ImageClassifier
-from samestep import build
-from samestep.config.compose import check as compose_and_check
 from samestep.errors import ConfigError
+from samestep.hydra import build
+from samestep.hydra.compose import check as compose_and_check
 from samestep.ranks import environment, network, preflight
 from samestep.ranks.preflight import PreflightError, compare, identity, inspect
 from tests import pods

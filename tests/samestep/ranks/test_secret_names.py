@@ -1,7 +1,7 @@
 import pytest
 
-from samestep.config.compose import check
 from samestep.errors import ConfigError
+from samestep.hydra.compose import check
 from samestep.ranks.secret_names import is_secret_name
 
 

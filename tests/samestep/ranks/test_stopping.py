@@ -145,7 +145,9 @@ def test_a_loader_process_ends_when_its_rank_says_so():
 
 def test_nothing_else_listens_to_signals():
     users = {
-        path.name for path in (ROOT / "src").rglob("*.py") if "signal.signal(" in path.read_text()
+        path.name
+        for path in (ROOT / "library/src").rglob("*.py")
+        if "signal.signal(" in path.read_text()
     }
     searches = {"search.py", "cluster_job.py"}  # processes that train nothing
     assert users == {"stopping.py", "process.py"} | searches

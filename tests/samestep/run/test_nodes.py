@@ -17,9 +17,9 @@ import torch.distributed as dist
 import yaml
 from torch.distributed import FileStore
 
-from samestep.adapter import spec_of
-from samestep.config.compose import check
 from samestep.errors import ConfigError
+from samestep.hydra.adapter import spec_of
+from samestep.hydra.compose import check
 from samestep.ranks import preflight
 from samestep.run import nodes, sidecar
 from samestep.run.changes import config_digest

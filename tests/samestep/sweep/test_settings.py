@@ -5,14 +5,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from samestep.build import check_arguments
 from samestep.callbacks.best_checkpoint import BestCheckpoint
-from samestep.config.compose import CONFIGS
 from samestep.errors import ConfigError
+from samestep.hydra.build import check_arguments
 from samestep.run.artifacts import Artifacts
 from samestep.sweep import settings, space
 from samestep.sweep.main import main
-from tests.conftest import run
+from tests.conftest import CONFIGS, run
 
 SWEEPS = sorted(path.stem for path in (CONFIGS / "sweep").glob("*.yaml"))
 FLOAT = "{type: float, low: 0.001, high: 0.1}"

@@ -6,7 +6,7 @@ from functools import cache
 
 from omegaconf import DictConfig
 
-from samestep.config.compose import check as compose
+from samestep.hydra.compose import check as compose
 from samestep.launch import check, render
 from samestep.launch.check.api_rules import check_api_rules
 from samestep.launch.check.manifests import check_made_objects

@@ -1,0 +1,10 @@
+"""The configuration: composed, checked, rejected with one clear message, and made into objects.
+
+Promise: a wrong command line ends with exit code 2 and one message within a second, and leaves
+nothing behind.
+
+Read in this order: ``flags`` (what is no override), ``compose`` (files and overrides become one
+configuration), ``schema`` (keys and types, compared with the files), ``rules`` (ranges, choices),
+``name`` (of a run) and ``folder`` (of the project), which need no torch; then ``adapter`` (the
+facts of the run), ``build`` (models, data, callbacks) and ``targets`` (what a saved run may call).
+"""

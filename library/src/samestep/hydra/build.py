@@ -1,0 +1,526 @@
+"""From the configuration to objects: the only place where Hydra's ``_target_`` is called."""
+
+import difflib
+import inspect
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import lightning as L
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    ParallelStrategy,
+    Strategy,
+)
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from omegaconf import DictConfig, OmegaConf
+from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+
+from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
+from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.loggers import NoTracker
+from samestep.callbacks.supported import check_supported
+from samestep.errors import ConfigError, RunError
+from samestep.hydra.adapter import spec_of
+from samestep.hydra.schema import escape
+from samestep.ranks import environment
+from samestep.ranks.process_group import (
+    UnequalNodesDDP,
+    on_all_ranks,
+    options_of_any,
+    options_of_ddp,
+    topology,
+)
+from samestep.run.checkpoint import AtomicCheckpointIO
+from samestep.run.history import History
+from samestep.spec import RunSpec
+from samestep.trainer import callbacks_of_run, patch
+
+# What a constructor raises when it refuses an argument.
+REFUSALS = (ValueError, TypeError, LookupError, ImportError, MisconfigurationException)
+# It logs what it also raises, and we print one line for that.
+logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
+OWN_TRAINER_KEYS = {"save_every_n_epochs"}  # of cfg.trainer; Lightning's Trainer has no such flags
+
+
+Kept = TypeVar("Kept", LastCheckpoint, BestCheckpoint)
+
+
+class Parts(NamedTuple):
+    """What a run is made of."""
+
+    model: L.LightningModule
+    datamodule: L.LightningDataModule | None
+    trainer: L.Trainer
+    history: History
+
+
+def everything(cfg: DictConfig) -> Parts:
+    """Build all that ``cfg`` describes, and set up its data. No file of the run is written.
+
+    Every rank must call this. What fails on one rank fails on all of them.
+
+    Raises:
+        ConfigError: if the configuration cannot be run.
+        RunError: if the data are missing or damaged: exit code 2, unless the error says otherwise.
+    """
+    parts = on_all_ranks(build_parts, cfg)
+    try:
+        # No rank opens the data before all nodes have them.
+        on_all_ranks(prepare_data, parts)
+        on_all_ranks(set_up_data, cfg, parts)
+    except RunError as error:
+        if error.is_final is None:
+            # Data that are missing now would be missing at the next try too.
+            error.is_final = True
+        raise
+    return parts
+
+
+def build_parts(cfg: DictConfig) -> Parts:
+    """The objects; nothing is read yet."""
+    check_arguments(cfg)
+    module = model(cfg)
+    check_monitors(cfg, module)
+    data = datamodule(cfg)
+    check_loaders(module, data)
+    history = History(cfg.run_dir)
+    parts = Parts(module, data, trainer(cfg, history), history)
+    if cfg.trainer.num_sanity_val_steps is None and hasattr(module, "metric_names"):
+        parts.trainer.num_sanity_val_steps = 0  # its monitors are known to be right
+    return parts
+
+
+def prepare_data(parts: Parts) -> None:
+    """Make the files of the data set present, on one rank of each node."""
+    if parts.datamodule and environment.local_rank() == 0:
+        parts.datamodule.prepare_data()
+
+
+def set_up_data(cfg: DictConfig, parts: Parts) -> None:
+    """Open the data. Lightning does so when training begins, which is too late to refuse."""
+    if parts.datamodule is None:
+        return
+    parts.datamodule.trainer = parts.trainer
+    with refusals("data"):
+        parts.datamodule.setup("fit")
+        check_validation_interval(cfg, parts.datamodule)
+        if has_test(parts.model, parts.datamodule):
+            check_share_of_test(cfg, parts)
+
+
+def model(cfg: DictConfig) -> L.LightningModule:
+    """The LightningModule of ``cfg.model``."""
+    with MemoryLimit("model"):
+        module = build(cfg.model, "model")
+    if not isinstance(module, L.LightningModule):
+        raise ConfigError(f"model._target_={cfg.model._target_}: must be a LightningModule")
+    set_precision(module, cfg.trainer.precision)
+    return module
+
+
+def set_precision(module: L.LightningModule, precision: Any) -> None:
+    """Make the weights those of ``trainer.precision=64-true`` before a checkpoint is loaded.
+
+    Lightning 2.6 would load it into 32 bits, and make them 64 bits afterwards.
+    """
+    if precision == "64-true":
+        module.double()
+
+
+def datamodule(cfg: DictConfig) -> L.LightningDataModule | None:
+    """The DataModule of ``cfg.data``; nothing is read yet.
+
+    There is none with ``data=null``: Lightning then takes the loaders of the model.
+    """
+    if not cfg.data:
+        return None
+    data = build(cfg.data, "data")
+    if not isinstance(data, L.LightningDataModule):
+        raise ConfigError(f"data._target_={cfg.data._target_}: must be a LightningDataModule")
+    return data
+
+
+def has_test(module: L.LightningModule, data: L.LightningDataModule | None) -> bool:
+    """Whether there is something to test: a ``test_step``, and a ``test_dataloader``.
+
+    The loader is the DataModule's, or without one the model's. Lightning would reject a model
+    without these after it was trained.
+    """
+    has_data = is_overridden("test_dataloader", data or module)
+    return bool(is_overridden("test_step", module) and has_data)
+
+
+def check_loaders(module: L.LightningModule, data: L.LightningDataModule | None) -> None:
+    """Raise a ConfigError if there are no data to train on."""
+    owner = data or module  # Lightning does not ask the model where there is a DataModule
+    if not is_overridden("train_dataloader", owner):
+        hint = "" if data is None else ", or data=null for the loaders of the model"
+        raise ConfigError(
+            f"data: {type(owner).__name__} has no train_dataloader; choose data=NAME{hint}"
+        )
+
+
+def trainer(cfg: DictConfig, history: History) -> L.Trainer:
+    """The Trainer of ``cfg.trainer``, with the callbacks of every run and those of ``cfg``.
+
+    Its loggers come later (``loggers``): they write files.
+    """
+    chosen = {name: build(cfg.callbacks[name], f"callbacks.{name}") for name in cfg.callbacks or {}}
+    for name, callback in chosen.items():
+        if not isinstance(callback, L.Callback):
+            target = cfg.callbacks[name].get("_target_")
+            raise ConfigError(f"callbacks.{name}._target_={target}: must be a Lightning Callback")
+        check_supported(callback, f"callbacks.{name}")
+        if isinstance(callback, ProgressBar):
+            raise ConfigError(
+                f"callbacks.{name}: leave it out; callbacks.progress draws a bar, and two of them "
+                "cannot share a terminal"
+            )
+    last = find_only(LastCheckpoint, chosen, cfg.run_dir)
+    best = find_only(BestCheckpoint, chosen, cfg.run_dir)
+    if last:
+        last.best = best
+    spec = spec_of(cfg)
+    kept = [*keep_epochs(last, cfg.trainer.save_every_n_epochs), *chosen.values()]
+    accumulates = cfg.trainer.accumulate_grad_batches > 1
+    monitors = dict(monitors_of(cfg))
+    callbacks = callbacks_of_run(spec, history, last, kept, monitors, accumulates)
+    where = topology(spec)
+    if isinstance(cfg.trainer.strategy, DictConfig):
+        where["strategy"] = strategy(cfg, spec)
+    num_sanity = cfg.trainer.num_sanity_val_steps
+    arguments = {
+        "callbacks": callbacks,
+        "logger": False,
+        "plugins": [AtomicCheckpointIO(), *where.pop("plugins", [])],
+        # Lightning saves none of its own: ``RunState`` is a Checkpoint to it.
+        "enable_checkpointing": True,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 1 if num_sanity is None else num_sanity,
+        "default_root_dir": cfg.run_dir,
+        # Lightning leaves our loader alone, and shares the data of ordinary ones out.
+        "use_distributed_sampler": True,
+        **where,
+    }
+    lightning_trainer: L.Trainer = build(flags_of_lightning(cfg), "trainer", **arguments)
+    # Lightning would ask the first logger for a folder, and a tracker may have none.
+    profiler = lightning_trainer.profiler  # type: ignore[attr-defined]
+    profiler.dirpath = profiler.dirpath or cfg.run_dir
+    patch(lightning_trainer)
+    return lightning_trainer
+
+
+def strategy(cfg: DictConfig, spec: RunSpec) -> Strategy:
+    """The strategy that ``cfg.trainer.strategy`` names by ``_target_``, with our options of DDP.
+
+    Raises:
+        ConfigError: if it does not save all weights in one file, or is for one rank only. Other
+            strategies that write files of their own are found by ``LastCheckpoint``.
+    """
+    node, key = cfg.trainer.strategy, f"trainer.strategy._target_={cfg.trainer.strategy._target_}"
+    kind = get_object(node._target_)
+    if not (isinstance(kind, type) and issubclass(kind, Strategy)):
+        raise ConfigError(f"{key}: must be a Lightning Strategy")
+    in_parts = f"{key}: a checkpoint in parts cannot be verified, or read on other ranks; "
+    if issubclass(kind, DeepSpeedStrategy):
+        raise ConfigError(f"{in_parts}use FSDP, which saves whole weights")
+    if issubclass(kind, FSDPStrategy) and node.get("state_dict_type", "full") != "full":
+        raise ConfigError(f"{in_parts}set state_dict_type=full")
+    if issubclass(kind, ModelParallelStrategy) and node.get("save_distributed_checkpoint", True):
+        raise ConfigError(f"{in_parts}set save_distributed_checkpoint=false")
+    if environment.world_size() > 1 and not issubclass(kind, ParallelStrategy):
+        raise ConfigError(f"{key}: is for one rank, and there are {environment.world_size()}")
+
+    names = set(inspect.signature(kind).parameters)
+    options = options_of_any(spec) if environment.under_torchrun() else {}
+    if issubclass(kind, DDPStrategy):
+        options |= options_of_ddp(spec)
+        names |= set(inspect.signature(DistributedDataParallel).parameters)
+        check_names([name for name in node if name[0] != "_"], sorted(names), key, node._target_)
+    options = {name: value for name, value in options.items() if name in names and name not in node}
+    if kind is DDPStrategy:
+        node = {**node, "_target_": f"{UnequalNodesDDP.__module__}.UnequalNodesDDP"}
+    made: Strategy = build(OmegaConf.create(node), "trainer.strategy", **options)
+    return made
+
+
+def find_only(kind: type[Kept], chosen: dict[str, L.Callback], run_dir: str) -> Kept | None:
+    """The callback of this class, under any name; None if there is none.
+
+    Raises:
+        ConfigError: if there are several, or its checkpoints would not be found when the run
+            continues.
+    """
+    found = {name: c for name, c in chosen.items() if isinstance(c, kind)}
+    if len(found) > 1:
+        names = " and ".join(f"callbacks.{name}" for name in found)
+        raise ConfigError(f"{names}: a run has one {kind.__name__}; leave out the others")
+    folder = Path(run_dir, "checkpoints")
+    for name, callback in found.items():
+        if callback.path.parent.resolve() != folder.resolve():
+            raise ConfigError(
+                f"callbacks.{name}.dirpath={callback.path.parent}: a run continues from the "
+                f"checkpoints in {folder}; leave it out, and choose another place for the whole "
+                "run with run_root=..."
+            )
+    return next(iter(found.values()), None)
+
+
+def flags_of_lightning(cfg: DictConfig) -> DictConfig:
+    """``cfg.trainer`` without the keys that ``lightning.Trainer`` does not have."""
+    flags = OmegaConf.to_container(cfg.trainer, resolve=True)
+    assert isinstance(flags, dict)
+    if isinstance(flags["strategy"], dict):
+        flags["strategy"] = "auto"  # ``strategy`` makes it
+    return OmegaConf.create({key: flags[key] for key in flags if key not in OWN_TRAINER_KEYS})
+
+
+def keep_epochs(last: LastCheckpoint | None, every_n_epochs: int | None) -> list[L.Callback]:
+    """The callback for ``trainer.save_every_n_epochs``; none where no checkpoints are saved."""
+    if last is not None:
+        last.epochs = EpochCheckpoints(str(last.path.parent), every_n_epochs)
+        return [last.epochs]
+    if every_n_epochs is None:
+        return []
+    raise ConfigError(
+        f"trainer.save_every_n_epochs={every_n_epochs}: keeps copies of last.ckpt, and no callback "
+        "saves it; add `defaults: - default` to the callbacks, or set it to null"
+    )
+
+
+def loggers(cfg: DictConfig) -> list[Logger]:
+    """The loggers of ``cfg.logger``; where there are none, and on other ranks, ``NoTracker``.
+
+    The first of them is the ``self.logger`` of a module.
+    """
+    if environment.rank() > 0 or cfg.trainer.fast_dev_run or not cfg.logger:
+        return [NoTracker(cfg.run_dir)]
+    return [build(cfg.logger[name], f"logger.{name}") for name in cfg.logger]
+
+
+def build(node: DictConfig, key: str, **arguments: Any) -> Any:
+    """Call the ``_target_`` of ``node``; what its constructor refuses is the user's to change."""
+    # Hydra resolves every text twice, so that a literal ${...} becomes a reference after all. It
+    # may not exist, and in the run of somebody else it could even be a node with a _target_.
+    plain = OmegaConf.to_container(node, resolve=True)
+    try:
+        return instantiate(escape(escape(plain)), _convert_="all", **arguments)
+    except InstantiationException as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, ConfigError):
+            raise cause from error
+        # Hydra itself refuses targets that could run any program, such as os.system.
+        if isinstance(cause, (*REFUSALS, InstantiationException)):
+            raise ConfigError(f"{key}: {node.get('_target_')} refuses: {cause}") from error
+        raise cause from error
+
+
+@contextmanager
+def refusals(key: str) -> Iterator[None]:
+    """Turn what Lightning raises for a wrong setting into a ConfigError that names ``key``."""
+    try:
+        yield
+    except MisconfigurationException as error:
+        raise ConfigError(f"{key}: {error}") from error
+    except RuntimeError as error:
+        refusal = refusal_of(error)
+        if refusal is None:
+            raise
+        raise refusal from error
+
+
+def refusal_of(error: RuntimeError) -> ConfigError | None:
+    """What the user can set, if this is an error of Lightning or DDP that all ranks raise."""
+    text = str(error)
+    # EarlyStopping raises this when the model does not log its metric.
+    if text.startswith("Early stopping conditioned on metric"):
+        return ConfigError(f"callbacks.early_stopping.monitor: {text}", on_all_ranks=True)
+    if "parameters that were not used in producing" in text:
+        return ConfigError(
+            "trainer.strategy: a step leaves some parameters of the model without a gradient, and "
+            "DDP waits for them; use trainer.strategy=ddp_find_unused_parameters_true",
+            on_all_ranks=True,
+        )
+    return None
+
+
+class MemoryLimit(TorchFunctionMode):
+    """Refuses a model that cannot fit into memory before its first huge tensor is made.
+
+    Without it a mistyped width fills the memory for minutes, and then the kernel ends the process.
+    """
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key = key
+        self.wanted = 0
+        self.limit = environment.memory_bytes()
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Count what ``torch.empty`` is asked for: layers make their weights with it."""
+        kwargs = kwargs or {}
+        if function is torch.empty:
+            shape = kwargs.get("size", args[0] if args and not isinstance(args[0], int) else args)
+            self.wanted += 4 * math.prod(shape)
+        if self.wanted > self.limit:
+            raise ConfigError(
+                f"{self.key}: its weights would take {self.wanted / 2**30:,.0f} GiB, and this "
+                f"machine has {self.limit / 2**30:,.0f} GiB of memory; choose smaller layers"
+            )
+        return function(*args, **kwargs)
+
+
+def check_monitors(cfg: DictConfig, module: L.LightningModule) -> None:
+    """Compare each ``monitor`` with ``module.metric_names``, where the model says those.
+
+    Raises:
+        ConfigError: naming the metric and its nearest neighbour.
+    """
+    known = getattr(module, "metric_names", None)
+    if known is None:
+        return
+    for key, monitor in monitors_of(cfg):
+        if monitor not in known:
+            near = difflib.get_close_matches(monitor, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(
+                f"{key}={monitor}: the model logs no such metric; {hint}It logs {', '.join(known)}"
+            )
+
+
+def monitors_of(cfg: DictConfig) -> Iterator[tuple[str, str]]:
+    """The key and the metric of each callback that monitors one."""
+    for name, node in (cfg.callbacks or {}).items():
+        if node.get("monitor") is not None:
+            yield f"callbacks.{name}.monitor", str(node.monitor)
+
+
+def check_validation_interval(cfg: DictConfig, data: L.LightningDataModule) -> None:
+    """Raise a ConfigError if validation would come after more batches than an epoch has."""
+    interval = cfg.trainer.val_check_interval
+    if not isinstance(interval, int) or cfg.trainer.check_val_every_n_epoch is None:
+        return
+    try:
+        num_batches = len(data.train_dataloader())
+    except TypeError:
+        return  # a stream, or several loaders: their length is not known
+    if interval > num_batches:
+        raise ConfigError(
+            f"trainer.val_check_interval={interval}: must be at most the {num_batches} batches of "
+            "an epoch"
+        )
+
+
+def check_share_of_test(cfg: DictConfig, parts: Parts) -> None:
+    """Raise a ConfigError if a share of the test batches is none at all.
+
+    Lightning rejects it too, but after the training. The test data are opened in this case only.
+    """
+    share = cfg.trainer.limit_test_batches
+    if not isinstance(share, float) or not 0 < share < 1:
+        return
+    if parts.datamodule:
+        parts.datamodule.setup("test")
+    loaders = (parts.datamodule or parts.model).test_dataloader()
+    for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
+        try:
+            num_batches = len(loader)
+        except TypeError:
+            raise ConfigError(
+                f"trainer.limit_test_batches={share}: the test data do not say how many batches "
+                "they have; give a whole number"
+            ) from None
+        if int(num_batches * share) == 0:
+            raise ConfigError(
+                f"trainer.limit_test_batches={share}: of {num_batches} test batches that is none; "
+                "give a larger share, or a whole number"
+            )
+
+
+def check_arguments(cfg: DictConfig) -> None:
+    """Compare every argument in ``cfg`` with what its constructor takes.
+
+    Raises:
+        ConfigError: naming the argument, the constructor and its nearest parameter.
+    """
+    for group in ("model", "data", "callbacks", "logger"):
+        check_signatures(cfg[group], group)
+    check_signatures(flags_of_lightning(cfg), "trainer")
+    if isinstance(cfg.trainer.strategy, DictConfig):
+        check_signatures(cfg.trainer.strategy, "trainer.strategy")
+
+
+def check_signatures(node: DictConfig, key: str) -> None:
+    """Compare the arguments below ``node`` with what their constructors take."""
+    for path, target_node in find_targets(node, key):
+        target = str(target_node._target_)
+        parameters = parameters_of(target, path)
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            continue
+        given = [str(name) for name in target_node if not str(name).startswith("_")]
+        check_names(given, [parameter.name for parameter in parameters], path, target)
+        missing = [
+            parameter.name
+            for parameter in parameters
+            if parameter.default is parameter.empty and parameter.name not in given
+        ]
+        if missing and not target_node.get("_partial_"):
+            raise ConfigError(f"{path}: {target} needs a value for {', '.join(missing)}")
+
+
+def parameters_of(target: str, path: str) -> list[inspect.Parameter]:
+    """The parameters of the function or class ``target``."""
+    try:
+        function = get_object(target)
+    except Exception as error:
+        raise ConfigError(f"{path}._target_={target}: there is no such object") from error
+    if not callable(function):
+        raise ConfigError(f"{path}._target_={target}: must be a class or a function")
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError as error:
+        raise ConfigError(f"{path}._target_={target}: does not say its arguments") from error
+    return [parameter for parameter in parameters if parameter.name != "self"]
+
+
+def check_names(given: list[str], names: list[str], path: str, target: str) -> None:
+    """Raise a ConfigError for the first given argument that ``target`` does not take."""
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(
+                f"{path}.{name}: {target} takes no argument {name!r}; {hint}"
+                f"It takes {', '.join(names)}"
+            )
+
+
+def find_targets(node: Any, key: str) -> Iterator[tuple[str, DictConfig]]:
+    """Every node below ``node`` that names a ``_target_``, and its key."""
+    if OmegaConf.is_dict(node):
+        if "_target_" in node:
+            yield key, node
+        for name in node:
+            if not OmegaConf.is_interpolation(node, name):
+                yield from find_targets(node[name], f"{key}.{name}")
+    elif OmegaConf.is_list(node):
+        for index, item in enumerate(node):
+            yield from find_targets(item, f"{key}[{index}]")

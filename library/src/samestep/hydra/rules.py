@@ -1,0 +1,356 @@
+"""What the values of configs/ may be, where their default cannot say it. Imports no torch.
+
+Here are the kinds of rules, and the rules of the keys that ``samestep`` brings: those of the run,
+the trainer, the cluster and the shipped callbacks. A project has a module with the rules of its own
+keys, which ``rules:`` in configs/train.yaml names. A rule names one full key; a key without a rule
+takes values of its default's type.
+"""
+
+import importlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+from samestep.errors import ConfigError
+
+
+class Rule(NamedTuple):
+    """What a value must be: in words, as a test, and its choices where it has some."""
+
+    text: str
+    holds: Callable[[Any], bool]
+    choices: tuple[str, ...] = ()
+
+    def __or__(self, other: "Rule") -> "Rule":
+        either = f"{self.text} or {other.text}"
+        return Rule(either, lambda v: self.holds(v) or other.holds(v), self.choices + other.choices)
+
+
+def whole(low: int, high: float = math.inf) -> Rule:
+    """An int, but not a bool, from ``low`` to ``high``."""
+    text = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+    return Rule(f"a whole number {text}", lambda v: type(v) is int and low <= v <= high)
+
+
+def number(text: str, holds: Callable[[float], bool]) -> Rule:
+    """A finite int or float, but not a bool, for which ``holds``."""
+    return Rule(text, lambda v: type(v) in (int, float) and math.isfinite(v) and holds(v))
+
+
+def one_of(*choices: str) -> Rule:
+    """One of these words."""
+    text = "one of " * (len(choices) > 1) + ", ".join(choices)
+    return Rule(text, lambda v: v in choices, choices)
+
+
+def each(rule: Rule) -> Rule:
+    """A list of values that keep ``rule``."""
+    text, holds = f"a list, each {rule.text}", rule.holds
+    return Rule(text, lambda v: isinstance(v, list) and all(map(holds, v)))
+
+
+def left_out(reason: str) -> Rule:
+    """No value at all: the key exists in Lightning, and ``samestep`` has set it."""
+    return Rule(f"left out: {reason}", lambda v: False)
+
+
+NULL = Rule("null", lambda v: v is None)
+BOOL = Rule("true or false", lambda v: isinstance(v, bool))
+STRING = "a string (to pass 1 as a string: key=\"'1'\")"
+TEXT = Rule(f"{STRING}, and not empty", lambda v: isinstance(v, str) and v.strip() != "")
+ABOVE_0 = number("a number above 0", lambda v: v > 0)
+BELOW_1 = number("a number at least 0 and below 1", lambda v: 0 <= v < 1)
+BETWEEN_0_AND_1 = number("a number above 0 and below 1", lambda v: 0 < v < 1)
+SHARE = number("a share from 0.0 to 1.0", lambda v: 0 <= v <= 1)
+BATCHES = NULL | whole(0) | SHARE
+SOME_BATCHES = NULL | whole(1) | number("a share above 0.0, up to 1.0", lambda v: 0 < v <= 1)
+NAME = Rule(
+    f"at most 63 of A-Z a-z 0-9 . _ -, the first a letter or digit, and {STRING}",
+    lambda v: isinstance(v, str) and bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", v)),
+)
+COUNTS = Rule(
+    "a list of whole numbers, each at least 1", lambda v: v != [] and each(whole(1)).holds(v)
+)
+SHARES = Rule(
+    "a list of numbers above 0",
+    lambda v: isinstance(v, list) and v != [] and all(map(ABOVE_0.holds, v)),
+)
+CPUS = Rule("text such as 500m", lambda v: bool(re.fullmatch(r"[1-9]\d*m?", str(v))))
+NO_LIMIT = Rule("-1 (no limit)", lambda v: type(v) is int and v == -1)
+NODE = Rule("a group with a _target_", lambda v: isinstance(v, dict) and "_target_" in v)
+DURATION = Rule(
+    "text such as 00:12:00:00, which is days:hours:minutes:seconds",
+    lambda v: isinstance(v, str) and bool(re.fullmatch(r"\d+:\d\d:\d\d:\d\d", v)),
+)
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true", "16-true")
+
+OF_RUN = {
+    "seed": whole(0, 2**32 - 1),
+    "run_id": NULL | NAME,
+    "run_root": TEXT,
+    "run_dir": TEXT,
+    "allow_changes": each(TEXT),
+    "rules": NULL | TEXT,
+}
+OF_TRAINER = {
+    "trainer.accelerator": one_of("auto", "cpu", "gpu", "mps", "tpu"),
+    "trainer.devices": one_of("auto") | whole(1),
+    "trainer.num_nodes": whole(1),
+    "trainer.strategy": one_of("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp") | NODE,
+    "trainer.precision": one_of(*PRECISIONS),
+    "trainer.max_epochs": whole(1) | NO_LIMIT,
+    "trainer.min_epochs": NULL | whole(1),
+    "trainer.max_steps": whole(1) | NO_LIMIT,
+    "trainer.max_time": NULL | DURATION,
+    "trainer.save_every_n_epochs": NULL | whole(1),
+    "trainer.accumulate_grad_batches": whole(1),
+    "trainer.gradient_clip_val": NULL | ABOVE_0,
+    "trainer.check_val_every_n_epoch": whole(1),
+    "trainer.val_check_interval": NULL | whole(1) | number("up to 1.0", lambda v: 0 < v <= 1),
+    "trainer.num_sanity_val_steps": NULL | whole(0) | NO_LIMIT,
+    "trainer.limit_train_batches": SOME_BATCHES,
+    "trainer.limit_val_batches": BATCHES,
+    "trainer.limit_test_batches": BATCHES,
+    "trainer.fast_dev_run": BOOL | whole(1),
+    "trainer.log_every_n_steps": whole(1),
+    "trainer.profiler": NULL | one_of("simple", "advanced", "pytorch") | NODE,
+    "trainer.deterministic": NULL | BOOL | one_of("warn"),
+    # Lightning's other flags: not in configs/trainer, because hardly anybody needs them.
+    "trainer.min_steps": NULL | whole(1),
+    "trainer.gradient_clip_algorithm": NULL | one_of("norm", "value"),
+    "trainer.limit_predict_batches": BATCHES,
+    "trainer.detect_anomaly": BOOL,
+    "trainer.benchmark": NULL | BOOL,
+    "trainer.inference_mode": BOOL,
+    "trainer.enable_autolog_hparams": BOOL,
+    # Those that samestep.hydra.build sets, or that would break what a run promises.
+    "trainer.callbacks": left_out("add a callback with +callbacks.NAME._target_=CLASS"),
+    "trainer.logger": left_out("choose trackers with logger=NAME"),
+    "trainer.plugins": left_out("samestep brings its own, for checkpoints and ranks"),
+    "trainer.default_root_dir": left_out("a run writes to run_dir"),
+    "trainer.enable_checkpointing": Rule("true; callbacks=null saves none", lambda v: v is True),
+    "trainer.enable_progress_bar": left_out("callbacks.progress shows how far a run has come"),
+    "trainer.enable_model_summary": left_out("samestep has switched it off"),
+    "trainer.use_distributed_sampler": left_out("each rank always gets its share of the data"),
+    "trainer.overfit_batches": left_out("it replaces the order of the data; use debug=overfit"),
+    "trainer.reload_dataloaders_every_n_epochs": left_out("an interrupted epoch needs its loader"),
+    "trainer.barebones": left_out("a run needs its callbacks and its history"),
+    "trainer.model_registry": left_out("it is for Lightning's own platform"),
+}
+OF_CLUSTER = {
+    "cluster.timeout_s": ABOVE_0,
+    "cluster.shares": one_of("equal", "auto") | SHARES,
+    "cluster.join_timeout_s": whole(1),
+    "cluster.shutdown_s": whole(1),
+    "cluster.grace_s": whole(1),
+    "cluster.ttl_s": whole(1),
+    "cluster.max_restarts": whole(0),
+    "cluster.backoff_limit": whole(0),
+    "cluster.min_nodes": whole(1),
+    "cluster.max_nodes": whole(1),
+    "cluster.devices_per_node": COUNTS,
+    "cluster.cpus": whole(1) | CPUS,
+    "cluster.user": NULL | whole(1),
+    "cluster.namespace": NULL | TEXT,
+    "cluster.queue": NULL | TEXT,
+    "cluster.queue_priority": NULL | TEXT,
+    "cluster.priority_class": NULL | TEXT,
+    "cluster.volume": NULL | TEXT,
+    "cluster.volume_size": NULL | TEXT,
+    "cluster.storage_class": NULL | TEXT,
+    "cluster.access_mode": one_of("ReadWriteMany", "ReadWriteOnce"),
+    "cluster.pull_secret": NULL | TEXT,
+    "cluster.image_pull_policy": one_of("IfNotPresent", "Always", "Never"),
+    "cluster.cli": one_of("v2", "v1"),
+    "cluster.restarts": whole(0),
+    "cluster.time": NULL | TEXT | whole(1),
+    "cluster.partition": NULL | TEXT,
+    "cluster.account": NULL | TEXT,
+    "cluster.trials": each(TEXT),
+    "cluster.export": each(TEXT),
+}
+OF_CALLBACKS = {
+    "callbacks.best.monitor": NULL | TEXT,
+    "callbacks.best.mode": one_of("auto", "min", "max"),
+    "callbacks.last.every_s": ABOVE_0,
+    "callbacks.artifacts.url": NULL | TEXT,
+    "callbacks.artifacts.flush_timeout_s": ABOVE_0,
+    "callbacks.loss_guard.max_skipped": whole(0),
+    "callbacks.progress.log_every_s": ABOVE_0,
+    "callbacks.early_stopping.mode": one_of("auto", "min", "max"),
+    "callbacks.early_stopping.patience": whole(0),
+    "callbacks.ema.decay": BETWEEN_0_AND_1,
+}
+RULES: dict[str, Rule] = OF_RUN | OF_TRAINER | OF_CLUSTER | OF_CALLBACKS
+
+
+def is_fsdp(cfg: DictConfig) -> bool:
+    """Whether the strategy is Lightning's FSDP, by name or with options."""
+    target = cfg.trainer.strategy
+    if isinstance(target, DictConfig):
+        target = target.get("_target_")
+    return target == "fsdp" or str(target).endswith(".FSDPStrategy")
+
+
+def is_sharded(cfg: DictConfig) -> bool:
+    """Whether each rank has a part of the model only, so that all of them must take equal steps."""
+    strategy = cfg.trainer.strategy
+    is_node = isinstance(strategy, DictConfig)
+    return is_fsdp(cfg) or (is_node and "DDP" not in str(strategy.get("_target_")))
+
+
+def contradictions(cfg: DictConfig) -> Iterator[str]:
+    """What is wrong with ``cfg`` although each value alone is fine, one line each."""
+    entrypoints = cfg.cluster.get("entrypoint", {})  # only Slurm has several
+    if entrypoints and cfg.cluster.container not in entrypoints:
+        yield f"cluster.container={cfg.cluster.container}: must be one of {', '.join(entrypoints)}"
+    yield from find_unprintable(cfg)
+    if Path.cwd().is_relative_to(Path(cfg.run_dir).resolve()):
+        yield (
+            f"run_dir={cfg.run_dir}: must be a directory of its own, and not one that the current "
+            "directory is in, because a run may empty it; choose the name by RUN_ID and the place "
+            "by run_root"
+        )
+    if not is_sharded(cfg):
+        return
+    if cfg.cluster.shares != "equal":
+        yield (
+            f"cluster.shares={cfg.cluster.shares}: trainer.strategy=fsdp gives every rank the same "
+            "share; use cluster.shares=equal, or trainer.strategy=ddp"
+        )
+    if not is_fsdp(cfg):
+        return
+    if cfg.trainer.accelerator not in {"gpu", "auto"}:
+        yield (
+            f"trainer.strategy=fsdp: needs GPUs, and trainer.accelerator="
+            f"{cfg.trainer.accelerator}; on CPUs use trainer.strategy=ddp"
+        )
+    if cfg.trainer.gradient_clip_val and cfg.trainer.get("gradient_clip_algorithm") != "value":
+        yield (
+            f"trainer.gradient_clip_val={cfg.trainer.gradient_clip_val}: fsdp clips only by value; "
+            "add trainer.gradient_clip_algorithm=value"
+        )
+
+
+def find_unprintable(cfg: DictConfig) -> Iterator[str]:
+    """A line for each text of a cluster, and each path of a run, that is more than one line.
+
+    They become lines of batch scripts. After a newline a shell would execute the rest, and a
+    comment with Slurm's options ends there.
+    """
+    places = {key: cfg[key] for key in ("run_root", "run_dir") if key in cfg}
+    parts = [("cluster", OmegaConf.to_container(cfg.cluster, resolve=True)), *places.items()]
+    for key, value in parts:
+        for path, text in find_texts(key, value):
+            if not text.isprintable():
+                yield (
+                    f"{path}={json.dumps(text)}: must be one line without control characters; in "
+                    "a YAML file write it beside its key, without | or >"
+                )
+
+
+def find_texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Each text in plain containers, also the keys, and where it is."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from find_texts(f"{key}[{index}]", item)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield key, str(name)
+            yield from find_texts(f"{key}.{name}", item)
+
+
+METRIC_MODES = {"loss": "min", "error": "min"}  # whether less or more of a metric is better
+
+
+def mode_of(metric: str, modes: Mapping[str, str]) -> str | None:
+    """Whether less (``min``) or more (``max``) of a metric is better, by the words of its name."""
+    found = {modes[word] for word in re.findall("[a-z]+", metric.lower()) if word in modes}
+    return found.pop() if len(found) == 1 else None
+
+
+def choose_modes(cfg: DictConfig, modes: Mapping[str, str]) -> Iterator[str]:
+    """Replace ``mode: auto`` of each callback by min or max; yield what is wrong, one line each.
+
+    Args:
+        cfg: the configuration, which is changed.
+        modes: the mode of each word that the name of a metric may have.
+    """
+    for name, node in (cfg.callbacks or {}).items():
+        if not (isinstance(node, DictConfig) and "monitor" in node and "mode" in node):
+            continue
+        if node.monitor is None and name == "best":
+            node.mode = "max"  # of no metric: the last weights are the best ones
+            continue
+        known = mode_of(str(node.monitor), modes)
+        if node.mode == "auto" and known:
+            node.mode = known
+        elif node.mode == "auto":
+            yield (
+                f"callbacks.{name}.mode=auto: it is not known whether less or more of "
+                f"{node.monitor} is better; correct callbacks.{name}.monitor, or set "
+                f"callbacks.{name}.mode=min or max"
+            )
+        elif known and node.mode != known:
+            yield (
+                f"callbacks.{name}.mode={node.mode}: but of {node.monitor} "
+                f"{'less' if known == 'min' else 'more'} is better; set callbacks.{name}.mode=auto"
+            )
+
+
+class ProjectRules(NamedTuple):
+    """The rules of the user's own keys, as their module holds them.
+
+    targets: how the ``_target_`` of the user's own code begins, such as ``project.``.
+    may_change: patterns of keys that may have another value when a run continues.
+    metric_modes: min or max, for words in the names of metrics, such as ``{"loss": "min"}``.
+    check_ranks: what a run refuses if it may get these numbers of ranks, one line each.
+    needed_files: files that must be there before a run starts, because it does not fetch them.
+    """
+
+    rules: Mapping[str, Rule] = {}
+    contradictions: Callable[[DictConfig], Iterable[str]] = lambda cfg: ()
+    may_change: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    metric_modes: Mapping[str, str] = {}
+    check_ranks: Callable[[DictConfig, Sequence[int]], Iterable[str]] = lambda cfg, ranks: ()
+    needed_files: Callable[[DictConfig], Sequence[str]] = lambda cfg: ()
+
+
+def load_project_rules(module_name: str | None) -> ProjectRules:
+    """The rules of the module that ``rules:`` in train.yaml names; none without a name.
+
+    Raises:
+        ConfigError: if there is no such module, or it lacks one of the three names.
+    """
+    if module_name is None:
+        return ProjectRules()
+    if not isinstance(module_name, str):
+        raise ConfigError(f"rules={module_name}: must be the name of a module, or null")
+    try:
+        module = importlib.import_module(module_name)
+        package = module_name.partition(".")[0]
+        optional = {
+            name.lower(): getattr(module, name)
+            for name in ("METRIC_MODES", "check_ranks", "needed_files")
+            if hasattr(module, name)
+        }
+        return ProjectRules(
+            module.RULES,
+            module.contradictions,
+            tuple(module.MAY_CHANGE),
+            (f"{package}.",),
+            **optional,
+        )
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"rules={module_name}: {error}; it must be a module with RULES, contradictions and "
+            "MAY_CHANGE, such as project.rules"
+        ) from error

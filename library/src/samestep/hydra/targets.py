@@ -1,0 +1,124 @@
+"""What the config.yaml of a run may call when its model and its data are built again.
+
+A run directory may come from somebody else, and its configuration names functions and their
+arguments. So only this is called, unless the user trusts the run:
+
+- a LightningModule as the model, a LightningDataModule as the data;
+- networks, optimizers, schedules and data sets of the project itself, and functions whose
+  annotation says that they return one;
+- the same from torch.nn, torch.optim, torchvision and torchmetrics, in which no constructor runs
+  or writes what its arguments name;
+- what the project's own files name: a ``_target_`` of the model or the data in configs/.
+
+Nothing else is even imported. The arguments are always those of the run.
+"""
+
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.utils import get_object
+from omegaconf import DictConfig
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, Sampler
+
+from samestep.errors import ConfigError
+from samestep.hydra.build import find_targets
+from samestep.hydra.folder import configs_folder
+
+LIBRARIES = (
+    "torch.nn.", "torch.optim.", "torchvision.models.", "torchvision.transforms.",
+    "torchvision.ops.", "torchmetrics.aggregation.", "torchmetrics.classification.",
+    "torchmetrics.regression.",
+)  # fmt: skip
+# Not Dataset: those of libraries read pickles from a folder that the run could bring with it.
+KINDS = (nn.Module, Optimizer, LRScheduler)
+OWN_KINDS = (*KINDS, Dataset, Sampler)
+
+
+def check_targets(node: DictConfig, key: str, kind: str, package: str) -> None:
+    """Raise a ConfigError for the first ``_target_`` that must not be called.
+
+    Args:
+        node: ``model`` or ``data`` of a saved configuration.
+        key: its name.
+        kind: what it must be: LightningModule or LightningDataModule.
+        package: of the project, such as ``project``.
+    """
+    configured = find_configured()
+    for path, target_node in find_targets(node, key):
+        target = str(target_node["_target_"])
+        is_named = target in configured
+        # Importing a module runs it, so this comes before the object is looked up.
+        if not is_named and not target.startswith((f"{package}.", *LIBRARIES)):
+            raise untrusted(path, target)
+        try:
+            found = get_object(target)
+        except Exception as error:
+            raise ConfigError(f"{path}._target_={target}: there is no such object") from error
+        if not is_named and not builds_parts(found, package):
+            raise untrusted(path, target)
+        # By name: lightning and pytorch_lightning each have types of their own.
+        bases = found.__mro__ if isinstance(found, type) else ()
+        if path == key and kind not in {base.__name__ for base in bases}:
+            raise ConfigError(f"{path}._target_={target}: must be a {kind}")
+
+
+def builds_parts(found: Any, package: str) -> bool:
+    """Whether it is a part of models and data, or a function that makes one."""
+    # Where it is defined counts: `project.train.sys.exit` is not of the project.
+    place = f"{getattr(found, '__module__', '')}."
+    is_own = place.startswith(f"{package}.")
+    if not is_own and not place.startswith(LIBRARIES):
+        return False
+    if not isinstance(found, type):
+        try:
+            found = typing.get_type_hints(found).get("return")
+        except (NameError, TypeError):
+            return False
+    if not isinstance(found, type):
+        return False
+    return issubclass(found, OWN_KINDS if is_own else KINDS) or (
+        place.startswith("torchvision.transforms.")
+        or "LightningDataModule" in {base.__name__ for base in found.__mro__}
+    )
+
+
+def untrusted(path: str, target: str) -> ConfigError:
+    """The error for a target that only the configuration of the run names."""
+    return ConfigError(
+        f"{path}._target_={target}: the run would call it, and neither is it a network, optimizer, "
+        "schedule or data set of the project, nor do configs/model and configs/data name it. If "
+        "you trust whoever made this run directory, add --trust (in Python, trust=True)"
+    )
+
+
+def find_configured() -> set[str]:
+    """Each ``_target_`` that the files of configs/ have for the model or the data."""
+    configs = configs_folder()
+    return {t for file in configs.rglob("*.yaml") for t in _targets_of(file, configs)}
+
+
+def _targets_of(file: Path, configs: Path) -> Iterator[str]:
+    try:
+        content = yaml.safe_load(file.read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return  # such as the half of a file that somebody is writing
+    if file.relative_to(configs).parts[0] not in ("model", "data"):
+        # An experiment, or the settings of this machine; loggers and callbacks may write files.
+        content = (
+            [content.get(key) for key in ("model", "data")] if isinstance(content, dict) else []
+        )
+    stack = [content]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, list):
+            stack += node
+        elif isinstance(node, dict):
+            stack += node.values()
+            if isinstance(target := node.get("_target_"), str):
+                yield target

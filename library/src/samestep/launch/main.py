@@ -1,0 +1,174 @@
+"""Send a run to a cluster, or ask about one: what ``scripts/launch.py`` does. Imports no torch."""
+
+import shlex
+import subprocess
+from collections.abc import Sequence
+
+from omegaconf import DictConfig
+
+from samestep.errors import ConfigError, RunError
+from samestep.hydra.folder import configs_folder
+from samestep.hydra.name import name_run
+from samestep.hydra.schema import choices_of, nearest
+from samestep.launch import local_settings, render, submitted
+from samestep.launch.render import Document
+from samestep.ranks import failure
+
+ACTIONS_ON_EXISTING_RUN = ("logs", "status", "cancel")
+ACTIONS = ("render", "check", "data", "submit", *ACTIONS_ON_EXISTING_RUN)
+
+
+def main(argv: Sequence[str], help_text: str) -> int:
+    """Do what ``action=`` in ``argv`` says with the run that the other words describe.
+
+    Returns:
+        0 done, 1 error, 2 wrong usage or configuration; or the exit code of the cluster's own
+        command.
+    """
+    if {"-h", "--help"} & set(argv):
+        print(help_text.strip())
+        return 0
+    try:
+        action = parse_action(argv)
+        words = [word for word in argv if not word.startswith("action=")]
+        return fill_volume(words) if action == "data" else launch(action, words)
+    except (ConfigError, RunError) as error:
+        return failure.report(error)
+
+
+def parse_action(argv: Sequence[str]) -> str:
+    """Find the last ``action=``; without one it is ``render``.
+
+    Raises:
+        ConfigError: if there is no such action.
+    """
+    given = [word.removeprefix("action=") for word in argv if word.startswith("action=")]
+    action = given[-1] if given else "render"
+    if action not in ACTIONS:
+        near = nearest(action, ACTIONS)
+        hint = f"did you mean action={near}? " if near else ""
+        raise ConfigError(f"action={action}: no such action; {hint}there is {', '.join(ACTIONS)}")
+    return action
+
+
+def launch(action: str, typed: Sequence[str]) -> int:
+    """Do ``action`` with the run that ``typed`` describes; return the exit code."""
+    if action in ACTIONS_ON_EXISTING_RUN:
+        overrides = submitted.recall(submitted.name_of(typed, action), typed)
+    else:
+        overrides = local_settings.to_overrides(typed)
+    cfg = compose_run(overrides)
+    documents = render.render(cfg, overrides) if cfg.cluster.manifest else []
+    if action == "render":
+        print_documents(cfg, overrides, documents)
+        return 0
+    if action in ("check", "submit"):
+        check_run(action, cfg, documents, typed)
+    exit_code = call_cluster(action, cfg, overrides, documents)
+    if action == "submit" and exit_code == 0:
+        print_next_commands(cfg, overrides)
+    return exit_code
+
+
+def compose_run(overrides: Sequence[str]) -> DictConfig:
+    """Compose a run for its cluster, and name it; of a sweep of Slurm each trial is composed.
+
+    Raises:
+        ConfigError: if the configuration of the run or of a trial is wrong, or needs no cluster.
+    """
+    cfg = local_settings.compose_for_cluster(overrides)
+    cfg.run_id = name_run(cfg)
+    if "manifest" not in cfg.cluster:
+        others = [
+            name for name in choices_of(configs_folder())["cluster"] if name != cfg.cluster.name
+        ]
+        raise ConfigError(
+            f"cluster={cfg.cluster.name}: needs no launching, python train.py runs it; "
+            f"clusters are {', '.join(others)}"
+        )
+    for trial in cfg.cluster.get("trials", ()):
+        local_settings.compose_for_cluster([*overrides, trial])
+    return cfg
+
+
+def print_documents(
+    cfg: DictConfig, overrides: Sequence[str], documents: Sequence[Document]
+) -> None:
+    """Print the documents, or the command that submits the run, if they hold no secret."""
+    from samestep.launch.check import refuse, secrets
+
+    # What is printed is kept in files and in the history of terminals.
+    refuse(secrets.check_secrets_of_configuration(cfg))
+    if documents:
+        print(render.text(documents), end="")
+    else:
+        print(shlex.join(render.command(cfg, overrides, "submit")))
+
+
+def check_run(
+    action: str, cfg: DictConfig, documents: Sequence[Document], typed: Sequence[str]
+) -> None:
+    """Refuse a run with mistakes; print what its user should know before it starts."""
+    from samestep.launch import check  # takes a third of a second, which wrong usage does not need
+
+    check.refuse(check.faults(cfg, documents))
+    for note in (*check.notes(cfg), *local_settings.describe_kept(typed)):
+        print(f"{cfg.run_id}: {note}")
+    if action == "submit":
+        check.refuse(check.check_examples(cfg))
+
+
+def call_cluster(
+    action: str, cfg: DictConfig, overrides: Sequence[str], documents: Sequence[Document]
+) -> int:
+    """Do ``action`` by the cluster's command, Slurm's or kubectl; return the exit code."""
+    if "commands" in cfg.cluster:
+        return run_command(cfg, overrides, action, documents)
+    from samestep.launch import kubernetes, slurm
+
+    actions = slurm.ACTIONS if cfg.cluster.name == "slurm" else kubernetes.ACTIONS
+    return actions[action](cfg, documents)
+
+
+def print_next_commands(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Remember a run that was submitted; print the commands that follow, describe and cancel it."""
+    words = [] if submitted.remember(cfg.run_id, overrides) else list(overrides)
+    print("\nNext:")
+    for action in ACTIONS_ON_EXISTING_RUN:
+        line = shlex.join(["python", "scripts/launch.py", *words, f"action={action}"])
+        print(f"  RUN_ID={cfg.run_id} {line}", flush=True)
+
+
+def fill_volume(typed: Sequence[str]) -> int:
+    """Download the data set into the volume of the runs, in the cluster; return the exit code."""
+    from samestep.launch import check, kubernetes, volume
+
+    overrides = local_settings.to_overrides(typed)
+    cfg = local_settings.compose_for_cluster(overrides)
+    cfg.run_id = volume.name_job(cfg)
+    documents = volume.render_job(cfg, overrides)
+    check.refuse([*check.faults(cfg, documents), *check.check_examples(cfg)])
+    return kubernetes.fill_volume(cfg, documents)
+
+
+def run_command(
+    cfg: DictConfig, overrides: Sequence[str], action: str, documents: Sequence[Document]
+) -> int:
+    """Run the cluster's own command, which reads the documents; return its exit code."""
+    if action == "check":
+        print(f"{cfg.run_id}: no mistakes found")
+        return 0
+    command = render.command(cfg, overrides, action)
+    if not command:
+        raise ConfigError(
+            f"cluster={cfg.cluster.name} action={action}: nothing on this machine does that; "
+            "action=render prints what to type elsewhere"
+        )
+    try:
+        done = subprocess.run(command, input=render.text(documents), text=True, check=False)
+    except FileNotFoundError:
+        raise RunError(
+            f"{command[0]}: no such command on this machine; install it, or type elsewhere:\n"
+            f"  {shlex.join(command)}"
+        ) from None
+    return done.returncode

@@ -1,0 +1,264 @@
+"""Several processes on this machine, started and watched by torchrun's own agent."""
+
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samestep.errors import ConfigError
+from samestep.node.hung_ranks import HungRanks
+from samestep.node.outcome import Outcome, is_final, outcome_of, reason_of
+from samestep.ranks import environment, heartbeat
+from samestep.ranks.failure import EXIT_ERROR
+from samestep.ranks.secrets import redact
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+    from torch.distributed.launcher.api import LaunchConfig
+
+
+def num_processes(accelerator: str, devices: int | str, num_nodes: int) -> int:
+    """How many processes to start here: 1 under torchrun, which has started them all.
+
+    Args:
+        accelerator: as the Trainer's.
+        devices: as the Trainer's: a number, or ``auto`` for all GPUs.
+        num_nodes: as the Trainer's.
+
+    Raises:
+        ConfigError: if this machine has too few devices, or the run needs other machines.
+    """
+    if environment.under_torchrun():
+        return 1
+    if num_nodes > 1:
+        raise ConfigError(
+            f"trainer.num_nodes={num_nodes}: several nodes are started by torchrun; on each of "
+            f"them:\n  torchrun --nnodes={num_nodes} --nproc-per-node={devices} --node-rank=N "
+            f"--master-addr=NODE_0 {Path(sys.argv[0]).name} ..."
+        )
+    if devices == 1:
+        return 1
+    gpus = num_gpus(accelerator)
+    if devices == "auto":
+        return max(1, gpus)
+    needs_gpus = gpus > 0 or accelerator == "gpu"
+    if needs_gpus and int(devices) > gpus:
+        raise ConfigError(
+            f"trainer.devices={devices}: this machine has {gpus} GPUs; choose fewer, or "
+            "trainer.accelerator=cpu"
+        )
+    return int(devices)
+
+
+def num_gpus(accelerator: str) -> int:
+    """How many GPUs of this machine the run may use."""
+    if accelerator not in {"auto", "gpu"}:
+        return 0
+    import torch  # counts them
+
+    return torch.cuda.device_count()
+
+
+def start(program: Sequence[str], num_processes: int, *, run_id: str) -> int:
+    """Run a program in several processes, and wait for them.
+
+    When one process fails the others are stopped.
+
+    Args:
+        program: what Python runs: a script and its arguments, or ``-m``, a module and so on.
+        num_processes: the ranks.
+        run_id: name of the run.
+
+    Returns:
+        The exit code: that of the process that failed first, 0 if none did.
+    """
+    environment.limit_threads(num_processes)
+    environment.set_variable("RUN_ID", run_id)
+    from torch.distributed.launcher.api import LaunchConfig
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_processes,
+        run_id=run_id,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+    return report(launch(config, program))
+
+
+def report(outcome: Outcome) -> int:
+    """Print why the processes failed, unless a rank has; return the exit code."""
+    if outcome.cause and not outcome.is_printed:
+        print(f"error: {redact(outcome.cause)}", file=sys.stderr)
+    return outcome.exit_code
+
+
+def launch(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
+    """Start the processes of this node, watch them, and start them again if they fail.
+
+    They are started again ``config.max_restarts`` times, but not if their configuration is wrong.
+    Processes that SIGTERM stopped are started again only where nodes may come and go.
+
+    Returns:
+        Exit code 0, or that of the process that failed first: 137 for SIGKILL, 143 for SIGTERM.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we report it
+    if not environment.variable("TORCH_CPP_LOG_LEVEL"):
+        # Otherwise torch prints frames of C++ when a rank loses another one.
+        environment.set_variable("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    try:
+        return run_until_final(config, program)
+    except SignalException as error:
+        return Outcome(128 + error.sigval)
+    except (DistError, RendezvousError) as error:
+        reason = reason_of(error, config)
+        return Outcome(
+            EXIT_ERROR, f"{config.rdzv_endpoint}: the nodes cannot meet, or no more ({reason})"
+        )
+
+
+def run_until_final(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
+    """Run torchrun's agents, one after the other, until the processes succeed or must not go on.
+
+    torchrun's agent restarts its processes whatever their exit codes are. So each agent here has no
+    restarts, and the next one meets the other nodes again at the same place.
+
+    Returns:
+        How the processes of the last attempt ended.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    environment.set_variable("TORCHELASTIC_SIGNALS_TO_HANDLE", config.signals_to_handle)
+    spec = worker_spec(config, program)
+    keep_meeting_place = False
+    heartbeats = tempfile.mkdtemp(prefix="heartbeats-")
+    environment.set_variable(heartbeat.FOLDER, heartbeats)
+    hung_ranks = HungRanks(Path(heartbeats))
+    restarts_left = config.max_restarts
+    try:
+        while True:
+            outcome = run_agent(config, spec, hung_ranks, may_restart=restarts_left > 0)
+            if outcome is not None:
+                return outcome
+            restarts_left -= 1
+    except SignalException:
+        # Other nodes may go on without this one, so the meeting place stays open.
+        keep_meeting_place = True
+        raise
+    finally:
+        shutil.rmtree(heartbeats, ignore_errors=True)
+        if not keep_meeting_place:
+            # The store may have ended with another node; the cause is known already.
+            with suppress(Exception):
+                spec.rdzv_handler.shutdown()
+
+
+def run_agent(
+    config: "LaunchConfig", spec: "WorkerSpec", hung_ranks: HungRanks, *, may_restart: bool
+) -> Outcome | None:
+    """Run one of torchrun's agents until its processes have ended.
+
+    Returns:
+        How they ended; None if another agent must start them again.
+    """
+    from torch.distributed.elastic.agent.server.api import WorkerState
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+    from samestep.ranks.lightning_patches import look_while_monitoring
+
+    assert config.logs_specs is not None  # LaunchConfig has set both
+    assert config.shutdown_timeout is not None
+    agent = LocalElasticAgent(
+        spec,
+        config.logs_specs,
+        start_method=config.start_method,
+        log_line_prefix_template=config.log_line_prefix_template,
+        shutdown_timeout=config.shutdown_timeout,
+    )
+    look_while_monitoring(agent, hung_ranks.end)
+    try:
+        result = agent.run()
+    except Exception as error:
+        if may_restart and has_lost_etcd(error, config):
+            return None
+        raise
+    if result is None:
+        raise RendezvousClosedError("the other nodes have finished without this one")
+    if result.state is WorkerState.SUCCEEDED:
+        return Outcome(0)
+    hung_ranks.explain(result.failures)
+    if may_restart and not is_final(result.failures, config):
+        return None
+    return outcome_of(result.failures)
+
+
+def worker_spec(config: "LaunchConfig", program: Sequence[str]) -> "WorkerSpec":
+    """What one agent runs: Python with this program, as often as the node has processes."""
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+    # Other backends find out the address of rank zero when the nodes meet.
+    master_addr, master_port = None, None
+    if config.rdzv_backend == "static":
+        master_addr, master_port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
+    return WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=sys.executable,
+        args=("-u", *program),
+        rdzv_handler=rendezvous_handler(parameters),
+        max_restarts=0,
+        monitor_interval=config.monitor_interval,
+        master_addr=master_addr,
+        master_port=master_port,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )
+
+
+def rendezvous_handler(parameters: "RendezvousParameters") -> "RendezvousHandler":
+    """How this node meets the others: through an etcd that may be lost, or as torch does it."""
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    if parameters.backend != "etcd-v2":
+        return get_rendezvous_handler(parameters)
+    from samestep.node.etcd_rendezvous import EtcdRendezvous
+
+    return EtcdRendezvous(parameters)
+
+
+def has_lost_etcd(error: Exception, config: "LaunchConfig") -> bool:
+    """Whether an agent ended because etcd was lost while the nodes told each other their ranks."""
+    if config.rdzv_backend != "etcd-v2":
+        return False
+    from samestep.node.etcd_rendezvous import is_loss
+
+    return is_loss(error)

@@ -1,0 +1,486 @@
+"""``samestep.Trainer``: a ``lightning.Trainer`` that can be killed at any moment and continued.
+
+What happens, from ``fit`` to the end: the ranks meet; the machine is examined; the run directory is
+opened, and the newest valid checkpoint found; Lightning trains, with the callbacks of
+``callbacks_of_run`` beside the user's own; between two steps all ranks save or stop together; at
+the end the final metrics are written. ``samestep.hydra.build`` makes the same run from a
+DictConfig.
+"""
+
+import inspect
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import Logger
+
+from samestep import ending
+from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.changed_values import ChangedValues
+from samestep.callbacks.epoch_times import EpochTimes
+from samestep.callbacks.exact import AverageBuffers, KeepGradients, KeepSums, ResumeOrder, SeedSteps
+from samestep.callbacks.keep_logs import KeepLogs
+from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.loggers import NoTracker
+from samestep.callbacks.loss_guard import LossGuard
+from samestep.callbacks.lost_state import LostState
+from samestep.callbacks.monitors import Monitors
+from samestep.callbacks.run_state import RunState
+from samestep.callbacks.same_weights import SameWeights
+from samestep.callbacks.share_out import ShareOut
+from samestep.callbacks.step_log import StepLog
+from samestep.callbacks.stop import StopBetweenSteps
+from samestep.callbacks.supported import check_supported
+from samestep.callbacks.watchdog import Watchdog
+from samestep.errors import ConfigError, RunError
+from samestep.node import agent
+from samestep.ranks import (
+    environment,
+    failure,
+    lightning_patches,
+    preflight,
+    process_group,
+    stopping,
+)
+from samestep.ranks.secrets import redact_values
+from samestep.run import directory, nodes, state
+from samestep.run.checkpoint import AtomicCheckpointIO
+from samestep.run.history import History
+from samestep.run.records import log_to_files, silence_expected_warnings
+from samestep.spec import RunSpec
+
+CONTRADICTIONS: dict[str, tuple[Any, str]] = {
+    "enable_checkpointing": (False, "a run continues from its checkpoints"),
+    "barebones": (True, "a run needs its callbacks and its history"),
+    "overfit_batches": (None, "it replaces the order of the data; use limit_train_batches"),
+    "reload_dataloaders_every_n_epochs": (None, "an interrupted epoch needs its own loader"),
+}
+"""Arguments of Lightning's Trainer that a run cannot have, as long as they have this value (None:
+any but zero), and why."""
+STRATEGY = re.compile(
+    r"auto|ddp(_find_unused_parameters_(true|false))?|fsdp|.*\.\w*(?<!DeepSpeed)Strategy"
+)
+"""Names of strategies, and of the types of objects, whose checkpoints are whole."""
+
+
+class Trainer(L.Trainer):
+    """A ``lightning.Trainer`` that takes the same steps on any number of ranks, interrupted or not.
+
+    ``fit`` begins the run in ``run_dir``, or continues it where it was. A finished run is not
+    trained again, unless a limit such as ``max_epochs`` is higher now. At SIGTERM, SIGINT or SIGHUP
+    all ranks stop together between two steps and save; the process ends with the exit code of a
+    signal, such as 143. ``test``, ``validate`` and ``predict`` take the best checkpoint. Everything
+    is in ``run_dir``: ``config.yaml``, metrics, ``checkpoints`` and ``logs``.
+
+    With several devices under plain ``python``, this process becomes the agent that starts the
+    script once for each rank. Under ``samestep run``, torchrun or srun the ranks are there already.
+
+    Build it before the model: the constructor seeds torch, NumPy and Python's ``random``.
+
+    Args:
+        run_dir: directory of the run; the same directory continues the same run.
+        run_id: name of the run; None is the name of the directory.
+        seed: of weights, order and random numbers.
+        monitor: a metric that the model logs, which chooses ``best.ckpt``; None: the last weights
+            are tested.
+        mode: whether less (``min``) or more (``max``) of ``monitor`` is better.
+        config: values that are saved, and compared when the run continues; None takes the arguments
+            of this Trainer, and the hyperparameters of model and data.
+        allow_changes: full keys of ``config`` that may have changed when the run continues.
+        timeout_s: seconds that a step may take, and that a rank waits for the others.
+        save_every_s: seconds of training that a killed run repeats at most.
+        max_skipped: steps with a nan or infinite gradient that are skipped; one more ends the run.
+        shares: how much of each batch a rank gets: ``equal``, ``auto``, or numbers.
+        accelerator: as in Lightning; so are the next ones, and ``options``.
+        strategy: ``auto``, ``ddp``, a variant of it, or an object whose checkpoints are whole.
+        devices: processes on each node.
+        num_nodes: machines.
+        callbacks: yours, beside those of every run.
+        logger: trackers beside ``metrics.csv``; None, True and False mean none.
+        plugins: of Lightning, but no environment of a cluster.
+        options: all other arguments of ``lightning.Trainer``.
+
+    Raises:
+        ConfigError: if an argument contradicts what a run is.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_dir: str | Path,
+        run_id: str | None = None,
+        seed: int = 0,
+        monitor: str | None = None,
+        mode: str = "min",
+        config: Mapping[str, Any] | None = None,
+        allow_changes: Sequence[str] = (),
+        timeout_s: float = 300.0,
+        save_every_s: float = 300.0,
+        max_skipped: int = 0,
+        shares: str | Sequence[float] = "equal",
+        accelerator: str = "auto",
+        strategy: Any = "auto",
+        devices: int | str = "auto",
+        num_nodes: int = 1,
+        callbacks: list[L.Callback] | L.Callback | None = None,
+        logger: Logger | Iterable[Logger] | bool | None = None,
+        plugins: Any = None,
+        **options: Any,
+    ) -> None:
+        ErrorHook.install()
+        check_options({**options, "strategy": strategy})
+        environment.adopt_srun()
+        run_dir = Path(run_dir)
+        own = [callbacks] if isinstance(callbacks, L.Callback) else list(callbacks or [])
+        check_callbacks(own, run_dir)
+        self.spec = RunSpec(
+            run_id=run_id or run_dir.absolute().name,
+            run_dir=run_dir,
+            seed=seed,
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=num_nodes,
+            strategy=strategy if isinstance(strategy, str) else name_of_class(strategy),
+            sync_batchnorm=bool(options.get("sync_batchnorm")),
+            deterministic=options.get("deterministic") is True,
+            timeout_s=timeout_s,
+            shares=shares,
+            allow_changes=tuple(allow_changes),
+            limits=limits_of(options, own),
+            saves_nothing=bool(options.get("fast_dev_run")),
+        )
+        """The facts of this run."""
+        if (num_processes := agent.num_processes(accelerator, devices, num_nodes)) > 1:
+            # This process becomes the agent, and the script begins again in each rank.
+            sys.exit(agent.start(this_program(), num_processes, run_id=self.spec.run_id))
+        environment.limit_threads()
+        silence_expected_warnings()
+        L.seed_everything(seed, workers=True, verbose=False)
+
+        self._config = config
+        self._options = {"monitor": monitor, "mode": mode, **chosen_options(options)}
+        self._model: L.LightningModule | None = None
+        self._history = History(run_dir)
+        folder = str(run_dir / "checkpoints")
+        best = [BestCheckpoint(folder, monitor, mode)] if monitor else []
+        last = LastCheckpoint(folder, save_every_s)
+        last.best = next(iter(best), None)
+        chosen = [*best, last, LossGuard(max_skipped), *own]
+        monitors = {"monitor": monitor} if monitor else {}
+        accumulates = options.get("accumulate_grad_batches", 1) > 1
+        trackers = [logger] if isinstance(logger, Logger) else list(loggers_of(logger))
+        trackers = trackers or [NoTracker(str(run_dir))]
+        # Under torchrun its ranks count, and not what the script says.
+        where = {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
+        where |= process_group.topology(self.spec)
+        plugins = plugins if isinstance(plugins, (list, tuple)) else [plugins] if plugins else []
+        super().__init__(
+            accelerator=accelerator,
+            callbacks=callbacks_of_run(
+                self.spec, self._history, last, chosen, monitors, accumulates
+            ),
+            logger=[*trackers, self._history],
+            plugins=[AtomicCheckpointIO(), *where.pop("plugins", []), *plugins],
+            default_root_dir=run_dir,
+            **where,
+            **options,
+        )
+        patch(self)
+
+    def fit(
+        self,
+        model: L.LightningModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: L.LightningDataModule | None = None,
+        ckpt_path: str | Path | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Begin the run, or continue it where it was; leave a finished one alone.
+
+        Raises:
+            ConfigError: if ``run_dir`` holds another run, or a setting cannot be run.
+            RunError: if the run cannot go on.
+            Stopped: a ``SystemExit``, after a signal and after saving.
+        """
+        if ckpt_path not in (None, "last", "best", "hpc"):
+            raise ConfigError(
+                f"ckpt_path={ckpt_path}: a run continues from its own checkpoints in "
+                f"{self.spec.run_dir}; to start from other weights, load them into the model"
+            )
+        fit = super().fit
+        loaders = train_dataloaders, val_dataloaders, datamodule
+        with self._meeting():
+            if self.spec.saves_nothing:
+                return fit(model, *loaders)
+            self._model = model
+            data = datamodule or train_dataloaders
+            self.spec = replace(self.spec, config=self._describe(model, data))
+            preflight.run(self.spec, model, data)
+            start = nodes.begin(self.spec, [*sys.argv])
+            if start.finished:
+                if self.is_global_zero:
+                    print(f"Nothing to do, the run in {self.spec.run_dir} is finished.", flush=True)
+                return None
+            with (
+                ending.recorded(self.spec, self),
+                directory.full_disk_is_one_message(self.spec.run_dir),
+            ):
+                log_to_files(self.spec.run_dir)
+                fit(model, *loaders, ckpt_path=start.ckpt_path)
+                stopping.check()
+                if self.is_global_zero:
+                    directory.finish(self.spec, self._history.last())
+                    print(f"Finished: {self.spec.run_dir}", flush=True)
+        return None
+
+    def test(self, *args: Any, **options: Any) -> Any:
+        """Test the best checkpoint, or with ``monitor=None`` the last; add to ``metrics.json``."""
+        results = self._evaluate(super().test, args, options)
+        if self.is_global_zero and directory.is_finished(self.spec):
+            figures = {name: value for result in results for name, value in result.items()}
+            directory.finish(self.spec, directory.read_figures(self.spec.run_dir) | figures)
+        return results
+
+    def validate(self, *args: Any, **options: Any) -> Any:
+        """Validate the best checkpoint, or with ``monitor=None`` the last one."""
+        return self._evaluate(super().validate, args, options)
+
+    def predict(self, *args: Any, **options: Any) -> Any:
+        """Predict with the best checkpoint, or with ``monitor=None`` with the last one."""
+        return self._evaluate(super().predict, args, options)
+
+    @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """Meet the other ranks, if they have not met; an error within ends all of them."""
+        if threading.current_thread() is threading.main_thread() and not stopping.is_installed():
+            stopping.install()
+        preflight.find_rank_zero(self.spec.accelerator, self.spec.timeout_s)
+        process_group.join(self.spec.accelerator, self.spec.timeout_s)
+        # torch has just put a hook around ours: it would swallow the line before the exit code.
+        ErrorHook.install()
+        try:
+            with process_group.shared_errors():
+                yield
+                # The script goes on alone: from here on a signal ends it at once.
+                stopping.defer(False)
+        finally:
+            # Also after an error, which a notebook survives. A rank keeps its handlers: its agent
+            # stops all ranks when the first fails, and this one may have to print why.
+            if not environment.under_torchrun():
+                stopping.uninstall()
+
+    def _evaluate(self, function: Callable[..., Any], args: Any, options: Any) -> Any:
+        """Call a function of Lightning's Trainer with the checkpoint of this run."""
+        given = inspect.signature(function).bind(*args, **options).arguments
+        given["model"] = given.get("model") or self._model
+        asked = given.get("ckpt_path")
+        with self._meeting():
+            if asked in (None, "best", "last") and not self.spec.saves_nothing:
+                path = None if asked == "last" else nodes.best_checkpoint(self.spec)
+                given["ckpt_path"] = path or nodes.last_checkpoint(self.spec)
+                self._history.read(state.read(self.spec.run_dir))
+            return function(**given)
+
+    def _describe(self, model: L.LightningModule, data: Any) -> dict[str, Any]:
+        """What ``config.yaml`` holds, and what is compared when the run continues."""
+        parts = {"model": describe(model), "data": describe(data)}
+        default = {"seed": self.spec.seed, "trainer": self._options, **parts}
+        config: dict[str, Any] = redact_values(plain(self._config or default))
+        return config
+
+
+def callbacks_of_run(
+    spec: RunSpec,
+    history: History,
+    last: LastCheckpoint | None,
+    chosen: Sequence[L.Callback],
+    monitors: Mapping[str, str],
+    accumulates: bool,
+) -> list[L.Callback]:
+    """The callbacks of every run, and those that were chosen, in the order in which they act.
+
+    Args:
+        spec: of the run.
+        history: gets the metrics.
+        last: one of ``chosen``; None: the run saves nothing.
+        chosen: best and last checkpoint, and the user's own.
+        monitors: the metrics that must be logged, by the key that names each.
+        accumulates: whether an optimizer step has several batches.
+    """
+    run_dir = str(spec.run_dir)
+    # Equal slices need no weights; one rank and one batch in a step have no others.
+    has_slices = environment.world_size() > 1 or accumulates
+    return [
+        StopBetweenSteps(last),  # first, so that no other callback has begun a step
+        history,
+        *([] if spec.saves_nothing else [Watchdog(spec.timeout_s, run_dir)]),  # it writes a log
+        SeedSteps(spec.seed),
+        ResumeOrder(spec.seed),
+        AverageBuffers(),
+        *([ShareOut(spec.shares)] if has_slices else []),
+        KeepSums(),
+        KeepGradients(),
+        KeepLogs(),
+        ChangedValues(),
+        StepLog(),
+        EpochTimes(),
+        SameWeights(),
+        Monitors(monitors),
+        *chosen,
+        LostState(),
+        RunState(run_dir),  # last, when the best value is known
+    ]
+
+
+def patch(trainer: L.Trainer) -> None:
+    """Change what Lightning has no switch for; see ``samestep.ranks.lightning_patches``."""
+    lightning_patches.leave_signals_to_us(trainer)
+    lightning_patches.search_gpus_once()
+    lightning_patches.call_hooks_directly()
+    lightning_patches.look_at_hooks_once()
+    lightning_patches.leave_out_empty_batches()
+    lightning_patches.reduce_logs_over_ranks()
+    lightning_patches.wrap_again_when_unfrozen(trainer)
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise a ConfigError for the first argument that contradicts what a run is."""
+    for name, (wrong, why) in CONTRADICTIONS.items():
+        value = options.get(name)
+        if value is not None and (value == wrong or (wrong is None and value)):
+            raise ConfigError(f"{name}={value}: is not supported: {why}", on_all_ranks=True)
+    strategy = options["strategy"]
+    if not STRATEGY.fullmatch(strategy if isinstance(strategy, str) else name_of_class(strategy)):
+        raise ConfigError(
+            f"strategy={strategy}: is not supported: the checkpoints of a run are whole, and its "
+            "ranks are started by samestep; use auto, ddp, ddp_find_unused_parameters_true or fsdp",
+            on_all_ranks=True,
+        )
+    if options.get("default_root_dir") is not None:
+        raise ConfigError(
+            "default_root_dir: is not supported: a run writes to run_dir", on_all_ranks=True
+        )
+
+
+def chosen_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that differ from Lightning's defaults: LightningCLI passes all of them."""
+    parameters = inspect.signature(L.Trainer).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    return {name: value for name, value in options.items() if value != defaults.get(name)}
+
+
+def limits_of(options: Mapping[str, Any], callbacks: Iterable[L.Callback]) -> dict[str, Any]:
+    """What may end a run: every ``max_*``, and the patience of early stopping."""
+    limits = {name: value for name, value in options.items() if name.startswith("max_")}
+    stoppers = [callback for callback in callbacks if isinstance(callback, EarlyStopping)]
+    return limits | {f"patience of {one.monitor}": one.patience for one in stoppers}
+
+
+def check_callbacks(callbacks: Iterable[L.Callback], run_dir: Path) -> None:
+    """Give checkpoints and files of the user's callbacks a place beside those of the run.
+
+    Raises:
+        ConfigError: if they would take the places of the run's own.
+    """
+    for callback in callbacks:
+        check_supported(callback, "callbacks")
+        if isinstance(callback, (BestCheckpoint, LastCheckpoint)):
+            raise ConfigError(
+                f"callbacks: the Trainer has its own {type(callback).__name__}", on_all_ranks=True
+            )
+        if isinstance(callback, ModelCheckpoint):
+            folder = Path(callback.dirpath or run_dir / "model_checkpoints")
+            if folder.absolute() == (run_dir / "checkpoints").absolute():
+                raise ConfigError(
+                    f"callbacks: ModelCheckpoint(dirpath={callback.dirpath}): is not supported: "
+                    "the checkpoints of the run are there; leave dirpath out",
+                    on_all_ranks=True,
+                )
+            callback.dirpath = str(folder)
+        if type(callback).__name__ == "SaveConfigCallback":  # of LightningCLI
+            callback.config_filename = "cli.yaml"  # type: ignore[attr-defined]
+            callback.overwrite = True  # type: ignore[attr-defined]  # the run continues
+
+
+def loggers_of(logger: Iterable[Logger] | bool | None) -> Iterable[Logger]:
+    """The user's trackers; True would be Lightning's own choice, and a run has ``metrics.csv``."""
+    return () if logger is None or isinstance(logger, bool) else logger
+
+
+def name_of_class(thing: object) -> str:
+    """The full name of the class of an object."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def describe(part: Any) -> dict[str, Any]:
+    """The class of a model or of data, and the hyperparameters that it has saved."""
+    facts: dict[str, Any] = {"class": name_of_class(part)}
+    if isinstance(getattr(part, "batch_size", None), int):  # of a DataLoader
+        facts["batch_size"] = part.batch_size
+    hyperparameters: dict[str, Any] = plain(dict(getattr(part, "hparams", {})))
+    # LightningCLI adds a key of its own.
+    return facts | {k: v for k, v in hyperparameters.items() if not k.startswith("_")}
+
+
+def plain(value: Any) -> Any:
+    """A value as YAML can hold it; of other objects the name of their class."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value) if isinstance(value, Path) else type(value).__qualname__
+
+
+def this_program() -> list[str]:
+    """What Python has been asked to run, to run it again: a script or a module, and arguments.
+
+    Raises:
+        ConfigError: in a notebook or an interactive session.
+    """
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:  # python -m package.module
+        return ["-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
+    file = getattr(main, "__file__", None)
+    if file is None:
+        raise ConfigError("devices: several processes need a script that starts them")
+    return [str(Path(file).absolute()), *sys.argv[1:]]
+
+
+class ErrorHook:
+    """A ``sys.excepthook``: an error that the user can mend is one line, and has its exit code.
+
+    Args:
+        before: the hook of the program, which shows all other errors.
+    """
+
+    def __init__(self, before: Callable[..., object]) -> None:
+        self.before = before
+
+    @classmethod
+    def install(cls) -> None:
+        """Be the first hook that Python calls."""
+        if not isinstance(sys.excepthook, cls):
+            sys.excepthook = cls(sys.excepthook)
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        """Report the error that ends this process."""
+        known = (ConfigError, RunError, failure.LostOtherRank, failure.OtherRankFailed)
+        if isinstance(error, known):
+            raise SystemExit(failure.report(error))  # Python takes the exit code from here
+        if isinstance(error, Exception):
+            failure.record(error)
+        self.before(kind, error, traceback)

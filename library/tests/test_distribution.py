@@ -1,0 +1,186 @@
+"""What is installed from ``library/``, and the script of its README in an empty environment."""
+
+import gzip
+import importlib.metadata
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from packaging.requirements import Requirement
+from sklearn.datasets import load_digits
+
+LIBRARY = Path(__file__).parents[1]
+SOURCES = {
+    path.relative_to(LIBRARY / "src").as_posix()
+    for path in (LIBRARY / "src/samestep").rglob("*")
+    if path.is_file() and path.suffix != ".pyc"
+}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist."""
+    folder = tmp_path_factory.mktemp("built")
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
+    subprocess.run(command, cwd=LIBRARY, check=True, capture_output=True)
+    return folder
+
+
+def only(folder: Path, pattern: str) -> Path:
+    (path,) = folder.glob(pattern)
+    return path
+
+
+def test_the_wheel_has_the_package_and_nothing_else(built: Path):
+    with zipfile.ZipFile(only(built, "*.whl")) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        assert names == SOURCES
+        assert "samestep/py.typed" in names
+        (metadata,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+        text = wheel.read(metadata).decode()
+    needed = [Requirement(line) for line in re.findall(r"^Requires-Dist: (.*)$", text, re.M)]
+    core = {requirement.name for requirement in needed if not requirement.marker}
+    assert core == {
+        "fsspec", "lightning", "numpy", "pyyaml", "rich", "torch", "torchmetrics"
+    }  # fmt: skip
+    extras = set(re.findall(r"^Provides-Extra: (.*)$", text, re.M))
+    assert extras >= {"hydra", "report", "launch", "sweep", "s3", "wandb", "mlflow", "all"}
+
+    def brought_by(extra: str) -> set[str]:
+        return {n.name for n in needed if n.marker and n.marker.evaluate({"extra": extra})}
+
+    assert brought_by("all") == {name for extra in extras for name in brought_by(extra)}
+
+
+def test_the_sdist_builds_the_same_wheel(built: Path, tmp_path: Path):
+    with tarfile.open(only(built, "*.tar.gz")) as sdist:
+        sdist.extractall(tmp_path, filter="data")
+    root = only(tmp_path, "samestep-*")
+    assert not (root / "tests").exists()
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=root, check=True, capture_output=True)
+    with zipfile.ZipFile(only(tmp_path, "*.whl")) as second:
+        assert {*second.namelist()} >= SOURCES
+
+
+def distributions(*names: str) -> dict[str, importlib.metadata.Distribution]:
+    """These distributions and what they need, without extras."""
+    found: dict[str, importlib.metadata.Distribution] = {}
+    todo = list(names)
+    while todo:
+        name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
+        if name in found:
+            continue
+        found[name] = importlib.metadata.distribution(name)
+        needs = map(Requirement, found[name].requires or [])
+        todo += [n.name for n in needs if not n.marker or n.marker.evaluate({"extra": ""})]
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of an environment with the wheel, Lightning, and torchvision for the tutorial.
+
+    The packages are links to those of this environment: to install them anew takes minutes.
+    """
+    folder = tmp_path_factory.mktemp("empty")
+    venv.create(folder)
+    python = folder / "bin/python"
+    site = only(folder, "lib/python3*/site-packages")
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]
+    install = [*pip, "install", "--quiet", "--no-index", "--no-deps", str(only(built, "*.whl"))]
+    subprocess.run(install, check=True, capture_output=True)
+    for distribution in distributions("lightning", "rich", "fsspec", "torchvision").values():
+        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] != ".."}:
+            source = Path(str(distribution.locate_file(top)))
+            if not (site / top).exists() and source.exists():
+                (site / top).symlink_to(source)
+    subprocess.run([*pip, "check"], check=True, capture_output=True)
+    return python
+
+
+def write_mnist(folder: Path) -> None:
+    """Handwritten digits, in the files that torchvision would download."""
+    folder.mkdir(parents=True)
+    digits = load_digits()
+    images = np.kron(digits.images * 15, np.ones((3, 3))).astype(np.uint8)
+    images = np.pad(images, ((0, 0), (2, 2), (2, 2)))
+    for name, part in (("train", slice(0, 1440)), ("t10k", slice(1440, None))):
+        for kind, values in (("images-idx3", images[part]), ("labels-idx1", digits.target[part])):
+            header = b"\0\0\x08" + bytes([values.ndim])
+            header += b"".join(size.to_bytes(4, "big") for size in values.shape)
+            content = header + values.astype(np.uint8).tobytes()
+            (folder / f"{name}-{kind}-ubyte").write_bytes(content)
+            (folder / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
+
+
+README = (LIBRARY / "README.md").read_text()
+SCRIPT, CLI = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
+STEP = "    def training_step(self, batch, batch_idx):\n"
+DIES = """\
+        import os  # planted by the test
+        if f"{self.global_step} {self.global_rank}" == os.environ.get("DIES_AT"):
+            os.kill(os.getpid(), int(os.environ["BY"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the scripts of the README."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    write_mnist(folder / "data/MNIST/raw")
+    assert STEP in SCRIPT
+    (folder / "mnist.py").write_text(SCRIPT.replace(STEP, STEP + DIES))
+    (folder / "cli.py").write_text(CLI)
+    return folder
+
+
+def start(folder: Path, *command: str, at: str = "", by: int = 0) -> int:
+    """The exit code of a command; at a step of a rank it gets a signal."""
+    kept = {"HOME": str(folder), "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
+    dies = {"DIES_AT": at, "BY": str(int(by))} if at else {}
+    done = subprocess.run(
+        command, cwd=folder, env=kept | dies, capture_output=True, text=True, timeout=240,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 143, -9, 137), done.stderr
+    return done.returncode
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    return torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+
+
+def test_the_tutorial_continues_exactly_in_an_empty_environment(python: Path, tutorial: Path):
+    """Undisturbed, and stopped, killed and continued: on one rank, and on two."""
+    run_dir = tutorial / "runs/mnist"
+    one = [str(python), "mnist.py"]
+    two = [str(python.with_name("samestep")), "run", "--nproc-per-node=2", "mnist.py"]
+    for name, command, rank in (("one", one, 0), ("two", two, 1)):
+        assert start(tutorial, *command) == 0
+        undisturbed = weights(run_dir)
+        assert (run_dir / "metrics.json").is_file()
+        run_dir.rename(tutorial / f"runs/{name}")
+        if command is one:
+            assert start(tutorial, *command, at="11 0", by=signal.SIGTERM) == 143
+        assert start(tutorial, *command, at=f"50 {rank}", by=signal.SIGKILL) != 0
+        assert not (run_dir / "metrics.json").exists()
+        assert start(tutorial, *command) == 0
+        torch.testing.assert_close(weights(run_dir), undisturbed, rtol=0, atol=0)
+        shutil.rmtree(run_dir)
+
+
+def test_nothing_but_lightning_is_needed(python: Path):
+    code = "import sys, samestep; samestep.Trainer, samestep.Sums; print(*sys.modules)"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"hydra", "omegaconf", "torchvision", "jinja2"} & {*done.stdout.split()}

@@ -1,0 +1,389 @@
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import hydra
+import pytest
+from omegaconf import OmegaConf
+
+from samestep.errors import ConfigError
+from samestep.hydra.compose import check, find_overridden, help_text
+from samestep.hydra.flags import flags_of
+from samestep.hydra.name import name_run
+from samestep.hydra.rules import RULES
+from samestep.hydra.schema import choices_of
+from tests.conftest import CONFIGS, ROOT
+
+CHOICES = choices_of(CONFIGS)
+FOLDER = ["data.root=images", "data.num_classes=2"]  # what data=folder leaves to the user
+
+
+def fault(*overrides, **options):
+    with pytest.raises(ConfigError) as error:
+        check(overrides, **options)
+    return str(error.value)
+
+
+@pytest.fixture
+def configs(tmp_path):
+    """A copy of configs/ to write experiments into."""
+    shutil.copytree(CONFIGS, tmp_path / "configs")
+    return tmp_path / "configs"
+
+
+def write(configs, name, *lines):
+    path = configs / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(["# @package _global_", *lines, ""]))
+
+
+TASKS = {"topics": "text", "transformer": "text", "skeleton": "skeleton"}  # others are for images
+
+
+def runs():
+    """Each data set with each model, and along with it each choice of each group; experiments."""
+    groups = {g: names for g, names in CHOICES.items() if names and g.split("/")[0] != "experiment"}
+    pairs = [
+        (data, model)
+        for data, model in itertools.product(CHOICES["data"], CHOICES["model"])
+        if TASKS.get(data) == TASKS.get(model)
+    ]
+    for number in range(max(len(pairs), *map(len, groups.values()))):
+        choices = {group: names[number % len(names)] for group, names in groups.items()}
+        choices["data"], choices["model"] = pairs[number % len(pairs)]
+        if choices["data"] in TASKS and choices["debug"] == "overfit":
+            choices["debug"] = "fast"  # overfit switches the augmentation of images off
+        if choices["model"] == "skeleton":
+            del choices["model/lr_scheduler"], choices["model/optimizer"]  # it has none of these
+        yield [f"{group}={name}" for group, name in choices.items()]
+    yield from ([f"experiment={name}"] for name in CHOICES.get("experiment", []))
+
+
+def composed_by_hydra(overrides):
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        cfg = OmegaConf.to_container(hydra.compose("train", overrides))
+    for node in cfg["callbacks"].values():
+        if node.get("mode") == "auto":
+            node["mode"] = "min" if node["monitor"] == "val/loss" else "max"
+    return cfg
+
+
+@pytest.mark.parametrize("overrides", list(runs()), ids=" ".join)
+def test_every_choice_is_accepted_and_composed_as_hydra_does(overrides):
+    overrides = overrides + FOLDER * ("data=folder" in overrides)
+    cfg = check(overrides)
+    assert OmegaConf.to_container(cfg) == composed_by_hydra(overrides) | {"choices": cfg.choices}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["callbacks=[early_stopping,ema]", "~callbacks.predictions", "debug=[fast,limit]"],
+        ["+model.optimizer.amsgrad=true", "~model.optimizer.fused", "data.mean.0=0.5"],
+        ["data={crop_padding: 0, flip: true}", "++seed=2", "model.optimizer.lr=1", "~debug"],
+        ["model/optimizer=sgd", "trainer.profiler={_target_: some.Profiler, depth: 1}"],
+        ["+callbacks.timer={_target_: lightning.pytorch.callbacks.Timer, interval: step}"],
+    ],
+    ids=" ".join,
+)
+def test_overrides_are_applied_as_hydra_does(overrides):
+    cfg = check(overrides)
+    assert OmegaConf.to_container(cfg) == composed_by_hydra(overrides) | {"choices": cfg.choices}
+    assert OmegaConf.is_struct(cfg)
+
+
+def test_the_choices_are_in_the_configuration():
+    choices = check(["model=mlp", "experiment=digits_ema", "debug=fast"]).choices
+    assert choices == {
+        "data": "digits", "model": "mlp", "model/optimizer": "adamw",
+        "model/lr_scheduler": "warmup_cosine", "trainer": "default", "cluster": "local",
+        "callbacks": "ema", "logger": "none", "experiment": "digits_ema", "debug": "fast",
+    }  # fmt: skip
+    assert check(["callbacks=[early_stopping,ema]"]).choices.callbacks == ["early_stopping", "ema"]
+
+
+@pytest.mark.parametrize("override", ["choices.data=mnist", "choices={data: mnist}", "choices=3"])
+def test_the_choices_cannot_be_set(override):
+    assert "no such key" in fault(override)
+
+
+@pytest.mark.parametrize("group", ["callbacks", "logger"])
+@pytest.mark.parametrize("override", ["{}=null", "{}=[]", "~{}"])
+def test_groups_that_may_be_empty(group, override):
+    cfg = check([override.format(group)])
+    assert cfg[group] == {}
+    assert cfg.choices[group] == []
+
+
+@pytest.mark.parametrize("override", ["data=null", "data=[]", "~data"])
+def test_a_run_may_have_no_data_but_those_of_its_model(override):
+    cfg = check([override, "model=skeleton", "callbacks.best.monitor=val/loss"])
+    assert cfg.data == {}
+    assert name_run(cfg).startswith("skeleton-")
+
+
+@pytest.mark.parametrize("group", ["experiment", "debug"])
+def test_null_chooses_no_file(group):
+    assert group not in check([f"{group}=null"])
+
+
+@pytest.mark.parametrize("override", ["+model/head=linear", "experiment=head"])
+def test_a_group_of_the_users_own_can_be_added(configs, override):
+    write(configs, "model/head/linear", "model: {head: {_target_: some.Head}}")
+    write(configs, "experiment/head", "defaults: [/model/head: linear]")
+    assert check([override], configs=configs).model.head._target_ == "some.Head"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data=mnsit", "no such choice; did you mean data=mnist? there is cifar10, digits, "),
+        ("model/optimizer=sgdd", "did you mean model/optimizer=sgd? there is adamw, sgd"),
+        ("trainer=3", "no such choice; there is cpu, default, fsdp, gpu"),
+        ("hydra/launcher=nope", "no such choice; there is basic"),
+        ("seed=1,2", "is several values; put -m before it"),
+    ],
+)
+def test_refuses_choices_and_lines(override, message):
+    line = fault(override)
+    assert line.startswith(f"{override}: ")
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data=default", "data: a run needs one of cifar10, digits, "),
+        ("~trainer", "trainer: a run needs one of cpu, default, fsdp, gpu"),
+        ("data=[digits,mnist]", "data: a run needs one of cifar10, digits, "),
+    ],
+)
+def test_refuses_groups_without_a_choice(override, message):
+    assert fault(override).startswith(message)
+
+
+def test_refuses_every_wrong_choice_of_a_list():
+    assert fault("callbacks=[emma,ema]") == (
+        "callbacks=emma: no such choice; did you mean callbacks=ema? "
+        "there is default, early_stopping, ema"
+    )
+
+
+def test_reports_what_hydra_refuses():
+    assert "word: is no override; write KEY=VALUE" in fault("word")
+    assert "data.root=~/images" in fault("data.root=~/images")
+    assert "Multiple values for debug" in fault("+debug=fast")
+    assert "File name too long" in fault("x" * 5000 + "=1")
+    assert "hydra.nope" in fault("hydra.nope=1")
+    assert "list index out of range" in fault("data.mean.7=1")
+    assert "data@other" in fault("data@other=mnist")
+
+
+def test_needs_the_files(tmp_path):
+    assert f"{tmp_path}/train.yaml is missing" in fault(configs=tmp_path)
+
+
+def test_experiments_may_choose_files_and_add_to_open_nodes(configs):
+    write(
+        configs,
+        "experiment/good",
+        "defaults: [override /model: resnet18, override /callbacks: [early_stopping, ema]]",
+        "model: {net: {width: 8}, optimizer: {dampening: 0.0}}",
+        "callbacks: {ema: {decay: 0.9}, timer: {_target_: lightning.pytorch.callbacks.Timer}}",
+    )
+    cfg = check(["experiment=good", "callbacks.ema.decay=0.8"], configs=configs)
+    assert cfg.model.net.width == 8
+    assert cfg.callbacks.ema.decay == 0.8
+
+
+@pytest.mark.parametrize("group", ["experiment", "debug", "local"])
+def test_files_are_checked_and_named(configs, group):
+    write(configs, f"{group}/default", "trainer: {max_epoch: 3}", "seed: one")
+    overrides = [] if group == "local" else [f"{group}=default"]
+    file = f"(configs/{group}/default.yaml)"
+    assert fault(*overrides, configs=configs).splitlines() == [
+        f"trainer.max_epoch=3: no such key; did you mean trainer.max_epochs=3? {file}",
+        f"seed=one: must be a whole number from 0 to 4294967295 {file}",
+    ]
+
+
+def test_a_fault_of_an_override_names_no_file(configs):
+    write(configs, "experiment/one", "seed: one")
+    assert fault("experiment=one", "seed=two", configs=configs).endswith("4294967295")
+    assert check(["experiment=one", "seed=2"], configs=configs).seed == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["defaults: [override /data: mnsit]"], "data=mnsit: no such choice; did you mean"),
+        (["defaults: [data: mnist]"], "experiment/data=mnist: no such choice"),
+        (["trainer: [3"], 'experiment/bad.yaml", line 2'),
+        (["- seed"], "experiment/bad.yaml: must hold keys, not a list"),
+        (["trainer: 3"], "trainer=3: must be a group of keys"),
+        (["seed: ${nothing}"], "seed=${nothing}: Interpolation key 'nothing' not found (configs/"),
+    ],
+)
+def test_refuses_bad_files(configs, lines, message):
+    write(configs, "experiment/bad", *lines)
+    assert message in fault("experiment=bad", configs=configs)
+
+
+def test_a_file_without_package_says_so(configs):
+    write(configs, "experiment/bad")
+    (configs / "experiment" / "bad.yaml").write_text("seed: 3\n")
+    message = fault("experiment=bad", configs=configs)
+    assert message.startswith("experiment.seed=3: no such key; its file must begin with # @package")
+
+
+def test_values_from_the_environment_are_not_shown(configs, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "hunter2hunter2")
+    write(configs, "experiment/secret", "seed: ${oc.env:MY_TOKEN}")
+    message = fault("experiment=secret", configs=configs)
+    assert message.startswith("seed=${oc.env:MY_TOKEN}: must be a whole number")
+    assert "hunter2" not in message
+
+
+def test_sweeps():
+    assert check(["seed=3,4", "model=mlp,cnn"], multirun=True).seed == 3
+    assert check(["data=glob(mnist*)", "seed=range(0,1000000)"], multirun=True).seed == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["seed=1,2", "model=mlp,cn"], "model=cn: no such choice; did you mean model=cnn?"),
+        (["seed=1,2", "model.optimizer.lr=0.1,-1"], "model.optimizer.lr=-1: must be"),
+        (["model=mlp,resnet18", "model.net.dropout=0.1"], "model.net.dropout=0.1: no such key"),
+        (["seed=range(-2,2)"], "seed=-2: must be"),
+        (["seed=range(4,6000000000,4294967292)"], "seed=4294967296: must be"),
+        (["seed=range(2,1)"], "seed=: must be"),
+        (["seed=interval(0,1)"], "Can only enumerate"),
+    ],
+)
+def test_every_value_of_a_sweep_is_checked(overrides, message):
+    assert message in fault(*overrides, multirun=True)
+
+
+def test_flags_and_overrides():
+    flags = flags_of(["-m", "seed=1,2", "~debug"])
+    assert flags.multirun
+    assert flags.overrides == ["seed=1,2", "~debug"]
+    assert flags_of(["data=mnist", "--cfg", "job", "--resolve"]).cfg == "job"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--data=mnist"], "unrecognized arguments: --data=mnist"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+        (["seed=1", "-m", "data=mnist"], "unrecognized arguments: data=mnist"),
+        (["--cfg", "nope"], "invalid choice: 'nope'"),
+        (["-m", "--cfg", "job"], "exclude each other"),
+        (["--", "seed=1"], "--: is no flag"),
+        (["--shell-completion"], "--shell-completion: add install=bash"),
+        (["--resolve"], "--resolve: only together with --cfg"),
+        (["--config-dir", "elsewhere"], "a run is made of configs/train.yaml only"),
+    ],
+)
+def test_refuses_flags(argv, message):
+    with pytest.raises(ConfigError) as error:
+        flags_of(argv)
+    assert message in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def program():
+    """Runs what train.py does with its command line, and reports the modules this took."""
+    code = """
+import json, sys
+from pathlib import Path
+import hydra
+from samestep.hydra.compose import check, find_overridden, help_text
+from samestep.hydra.folder import configs_folder
+from samestep.hydra.flags import flags_of
+from samestep.errors import ConfigError
+try:
+    flags = flags_of(sys.argv[1:])
+    if flags.help:
+        print(help_text())
+        sys.exit()
+    check(flags.overrides, multirun=flags.multirun)
+    main = hydra.main(version_base="1.3", config_path=str(configs_folder()), config_name="train")
+    main(lambda cfg: print(cfg.seed))()
+except ConfigError as error:
+    print(error)
+finally:
+    print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+    def run(*argv, cwd):
+        command = [sys.executable, "-W", "error", "-c", code, *argv]
+        src = f"{ROOT / 'library/src'}:{ROOT / 'src'}"
+        process = subprocess.run(
+            command, capture_output=True, text=True, cwd=cwd, env={"PYTHONPATH": src}, check=True
+        )
+        return process.stdout, json.loads(process.stderr)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("argv", "output"),
+    [
+        (["--help"], "  model/optimizer     adamw, sgd\n"),
+        (["--cfg", "job", "seed=5"], "seed: 5\n"),
+        (["dat=mnist"], "did you mean data=mnist?"),
+        (["model.optimizer.lr=abc"], "must be a number above 0"),
+        (["-m", "seed=1,2"], "1\n2\n"),
+    ],
+)
+def test_answers_without_torch(program, tmp_path, argv, output):
+    shown, modules = program(*argv, cwd=tmp_path)
+    assert output in shown
+    assert not {"torch", "lightning", "numpy", "PIL", "matplotlib"} & set(modules)
+
+
+def test_help_names_every_choice():
+    shown = help_text()
+    one_line_each = re.sub(r"\n {22}", " ", shown)
+    for group, names in CHOICES.items():
+        if names:
+            assert f"\n  {group:20}{', '.join(names)}\n" in one_line_each
+    assert "hydra/" not in shown
+    assert "$" not in shown
+    assert max(map(len, shown.splitlines())) <= 100
+    assert shown.count("python train.py") == 6  # usage and five examples
+
+
+def test_every_flag_of_the_trainer_is_in_the_file_or_has_a_rule():
+    import inspect
+
+    import lightning
+
+    from samestep.hydra.build import OWN_TRAINER_KEYS
+
+    ours = {"_target_", *OWN_TRAINER_KEYS}
+    listed = OmegaConf.load(CONFIGS / "trainer" / "default.yaml").keys() - ours
+    ruled = {key.removeprefix("trainer.") for key in RULES if key.startswith("trainer.")} - ours
+    assert listed | ruled == inspect.signature(lightning.Trainer).parameters.keys()
+
+
+def test_overridden_keys_are_named_with_what_has_set_them(configs):
+    write(configs, "experiment/base", "defaults: [override /model/optimizer: sgd]", "seed: 3")
+    write(configs, "experiment/mine", "defaults: [base, _self_]", "seed: 4", "data: {shuffle: no}")
+    write(configs, "local/default", "data: {root: /data}")
+    typed = ["experiment=mine", "model=mlp", "+x.y=1", "~logger", "model/lr_scheduler=none"]
+    choices = {"experiment": "mine", "debug": None, "local": "default", "model": "mlp"}
+    assert find_overridden(choices, typed, configs) == {
+        "model.optimizer": "configs/experiment/base.yaml",
+        "seed": "configs/experiment/mine.yaml",
+        "data.shuffle": "configs/experiment/mine.yaml",
+        "data.root": "configs/local/default.yaml",
+        **dict.fromkeys(
+            ["experiment", "model", "x.y", "logger", "model.lr_scheduler"], "the command line"
+        ),
+    }

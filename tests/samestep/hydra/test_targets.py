@@ -1,0 +1,87 @@
+"""What the configuration of somebody else's run may call."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from samestep.errors import ConfigError
+from samestep.hydra.targets import check_targets
+
+WRITES = [
+    "builtins.open", "builtins.eval", "builtins.exec", "os.system", "shutil.rmtree",
+    "subprocess.Popen", "functools.partial", "operator.attrgetter", "pathlib.Path.write_text",
+    "hydra.utils.get_method", "hydra.utils.instantiate", "torch.load", "torch.save",
+    "torch.hub.load", "torch.jit.load", "torch.utils.cpp_extension.load_inline",
+    "torch.fx.GraphModule", "numpy.fromfile", "numpy.load", "pickle.loads", "runpy.run_path",
+    "torchvision.datasets.LSUN", "torchvision.datasets.MNIST",
+    "samestep.run.files.write_text", "samestep.data.download.fetch",
+    "samestep.callbacks.loggers.wandb", "samestep.run.artifacts.Artifacts", "lightning.Trainer",
+    "lightning.pytorch.callbacks.ModelCheckpoint", "optuna.samplers.TPESampler",
+    # What the project imports is not of the project.
+    "project.saved_run.torch.load", "project.export.shutil.rmtree", "project.export.save_model",
+    "project.export.write_weights", "project.export.write_program", "project.card.write_card",
+    "project.predictions.Predictions", "project.saved_run.build", "project.train.main",
+    "torch.nn.modules.module.torch.load", "torchvision.models.resnet.torch.hub.load",
+    # Importing these does something already.
+    "antigravity.webbrowser", "idlelib.idle.main", "this.s",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", WRITES)
+@pytest.mark.parametrize("partial", [False, True])
+def test_what_writes_loads_or_runs_is_not_called(target: str, partial: bool) -> None:
+    inner = {"_target_": target, "_partial_": partial, "_args_": ["x"]}
+    model = {"_target_": "project.skeleton.SkeletonModel", "lr": [{"deep": inner}]}
+    with pytest.raises(ConfigError, match=r"model\.lr\[0\]\.deep\._target_=.*add --trust"):
+        check_targets(OmegaConf.create(model), "model", "LightningModule", "project")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "project.model.nets.mlp.MLP", "project.model.schedules.warmup_cosine",
+        "project.data.sources.Digits", "torch.nn.CrossEntropyLoss", "torch.optim.AdamW",
+        "torch.optim.lr_scheduler.OneCycleLR", "torchvision.models.resnet18",
+        "torchvision.transforms.v2.RandomCrop", "torchvision.transforms.Compose",
+        "torchmetrics.classification.MulticlassF1Score", "tests.slow_rank.SlowNet",
+    ],
+)  # fmt: skip
+def test_what_builds_models_and_data_is_called(target: str) -> None:
+    package = target.partition(".")[0] if target.startswith("tests") else "project"
+    top = "project.skeleton.SkeletonModel" if package == "project" else target
+    kind = "LightningModule" if package == "project" else "SlowNet"
+    node = OmegaConf.create({"_target_": top, "part": {"_target_": target, "_partial_": True}})
+    check_targets(node, "model", kind, package)
+
+
+def test_the_model_must_be_a_model_and_the_data_must_be_data() -> None:
+    for key, kind, target in (
+        ("model", "LightningModule", "project.model.nets.mlp.MLP"),
+        ("data", "LightningDataModule", "project.data.sources.MNIST"),
+        ("data", "LightningDataModule", "project.model.schedules.warmup_cosine"),
+    ):
+        with pytest.raises(ConfigError, match=rf"{key}\._target_={target}: must be a {kind}"):
+            check_targets(OmegaConf.create({"_target_": target}), key, kind, "project")
+
+
+def test_a_function_of_a_library_is_called_once_a_file_of_configs_names_it(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("samestep.hydra.targets.CONFIGS", tmp_path)
+    node = {"_target_": "project.skeleton.SkeletonModel", "net": {"_target_": "operator.neg"}}
+
+    def check() -> None:
+        check_targets(OmegaConf.create(node), "model", "LightningModule", "project")
+
+    for folder in ("model", "logger", "experiment"):
+        (tmp_path / folder).mkdir()
+    # A logger may be named there, but it is no part of a model.
+    (tmp_path / "logger" / "mine.yaml").write_text("mine: {_target_: operator.neg}")
+    (tmp_path / "experiment" / "mine.yaml").write_text("callbacks: {x: {_target_: operator.neg}}")
+    (tmp_path / "experiment" / "cut.yaml").write_text("model: {net: [")
+    with pytest.raises(ConfigError, match=r"model\.net\._target_=operator\.neg"):
+        check()
+    (tmp_path / "experiment" / "mine.yaml").write_text("model: {net: {_target_: operator.neg}}")
+    check()
+    (tmp_path / "experiment" / "mine.yaml").unlink()
+    (tmp_path / "model" / "mine.yaml").write_text("net: [{_target_: operator.neg}]")
+    check()
