@@ -1,0 +1,55 @@
+"""Give the package and the images of a copy their names. Copier calls this in the copy's folder.
+
+python rename.py TEMPLATE PACKAGE NAME
+"""
+
+import re
+import sys
+from pathlib import Path
+
+FOLDERS = re.compile(r"^(src|tests)/project(?=/)")
+# Where the word is the package: in `[project]` of TOML and in volumes it is not.
+OF_THE_PACKAGE = (
+    r"(?<=\bfrom )project\b",
+    r"(?<=\bimport )project\b",
+    r"(?<=\btests\.)project(?=\.)",
+    r"(?<=\bsrc/)project\b",
+    r"(?<=\btests/)project\b",
+    r'(?<=")project(?=/)',
+    r'(?<=")project(?=")',
+    r"(?<![\w./\[{-])project(?=\\?\.[a-z_{\"\\])",
+)
+OF_THE_NAME = (
+    r"(?<=example\.com/)project\b",  # of an image
+    r"(?<=: )project(?= #)",  # a default of configs/
+    r"\bproject(?=-(runs|data)\b)",  # of a volume
+)
+
+
+def rename(text: str, package: str, name: str) -> str:
+    """``text`` with both names."""
+    for patterns, new in ((OF_THE_PACKAGE, package), (OF_THE_NAME, name)):
+        for pattern in patterns:
+            text = re.sub(pattern, new, text)
+    return text
+
+
+def main(template: Path, package: str, name: str) -> None:
+    """Rename in all files that come from the template; files of the user stay as they are."""
+    for source in sorted(template.rglob("*")):
+        path = source.relative_to(template)
+        if not path.is_file() or path.parts[0] in (".git", "library"):
+            continue
+        renamed = Path(FOLDERS.sub(rf"\1/{package}", path.as_posix()))
+        renamed.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(renamed)
+        if path.suffix in {".py", ".yaml", ".yml", ".md", ".toml", ".sh", ""}:
+            renamed.write_text(rename(renamed.read_text("utf-8"), package, name), "utf-8")
+    for folder in (Path("src/project"), Path("tests/project"), Path(".copier")):
+        for empty in (*sorted(folder.rglob("*"), reverse=True), folder):
+            if empty.is_dir() and not any(empty.iterdir()):
+                empty.rmdir()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
