@@ -69,24 +69,20 @@ class ShareOut(L.Callback):
             ConfigError: if a rank would get no sample of some batch, or if shares are unequal and
                 the data come from an ordinary DataLoader, which cannot be cut.
         """
-        self._decide(trainer, pl_module)
-        self._cut(trainer)
-
-    def _decide(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find out the shares of all ranks, which must call this together."""
         # Each node may have a command of its own; that of rank zero counts.
         asked = process_group.broadcast(self.asked)
-        if environment.world_size() == 1 or asked == "equal" or len(set(asked)) == 1:
-            return
-        if len(list(find_batch_loaders(trainer.train_dataloader))) != 1 or not order_of(trainer):
-            raise ConfigError(NEEDS_BATCH_LOADER, on_all_ranks=True)
-        self.asked = asked
-        if asked != "auto":
-            self.shares = tuple(by_rank([float(share) for share in asked]))
-            return
-        self._kinds = process_group.gather(kind_of_rank(pl_module))
-        if self._saved.get("kinds") == self._kinds:
-            self.shares = tuple(self._saved["shares"])
+        if environment.world_size() > 1 and asked != "equal" and len(set(asked)) > 1:
+            loaders = list(find_batch_loaders(trainer.train_dataloader))
+            if len(loaders) != 1 or not order_of(trainer):
+                raise ConfigError(NEEDS_BATCH_LOADER, on_all_ranks=True)
+            self.asked = asked
+            if asked != "auto":
+                self.shares = tuple(by_rank([float(share) for share in asked]))
+            else:
+                self._kinds = process_group.gather(kind_of_rank(pl_module))
+                if self._saved.get("kinds") == self._kinds:
+                    self.shares = tuple(self._saved["shares"])
+        self._cut(trainer)
 
     def _cut(self, trainer: L.Trainer) -> None:
         """Cut the training data, and find out whether weights are needed."""

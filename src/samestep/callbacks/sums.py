@@ -12,7 +12,7 @@ class Sums(nn.Module):
 
     Sums, unlike means, add up over batches and ranks of unequal size, so the epoch's means are
     exact however the samples were shared out. Nothing is synchronized with the device or between
-    ranks before ``means``. ``KeepSums`` saves them when an epoch is interrupted.
+    ranks before ``means``. ``RankState`` saves them when an epoch is interrupted.
 
     Args:
         stage: prefix of the metrics: train, val or test.

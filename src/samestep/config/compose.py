@@ -39,7 +39,7 @@ from samestep.config.schema import (
     no_such_choice,
 )
 from samestep.errors import ConfigError
-from samestep.ranks.secret_names import hide_assigned
+from samestep.ranks.secrets import hide_assigned
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 NEEDED = (
