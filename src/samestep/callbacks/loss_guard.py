@@ -29,9 +29,8 @@ class LossError(RunError):
 class LossGuard(L.Callback):
     """Skips optimizer steps whose gradient is infinite or nan, before they spoil the weights.
 
-    After DDP's all-reduce all ranks hold the same gradient, so each can decide alone. On a GPU a
-    fused optimizer reads the flag on the device, and this process looks at the flags every
-    ``CHECK_EVERY`` steps and before each checkpoint: no step waits for the device.
+    On a GPU a fused optimizer reads the flag on the device, and this process looks at the flags
+    every ``CHECK_EVERY`` steps and before each checkpoint: no step waits for the device.
 
     Args:
         max_skipped: steps that may be skipped; one more ends the run with ``LossError``.
@@ -59,13 +58,15 @@ class LossGuard(L.Callback):
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         gradients = [p.grad for p in parameters if p.grad is not None]
         has_whole_gradient = not isinstance(trainer.strategy, FSDPStrategy)
+        # After DDP's all-reduce all ranks hold the same gradient, so each can decide alone.
         if pl_module.device.type == "cpu" and has_whole_gradient and are_finite(gradients):
             return
         bad = ~get_total_norm(gradients).isfinite()
         if not has_whole_gradient:
             # Each rank has seen its part of the gradient only.
             bad = trainer.strategy.reduce(bad.float(), reduce_op="max").bool()
-        loss_is_finite = ~bad  # manual optimization without Lightning's manual_backward
+        # Without a loss: manual optimization without Lightning's manual_backward.
+        loss_is_finite = ~bad
         if losses:
             loss_is_finite = torch.stack([loss.isfinite().all() for loss in losses]).all()
         self._steps.append((trainer.global_step, bad, loss_is_finite))

@@ -26,11 +26,10 @@ class ShareOut(L.Callback):
 
     A model returns the mean loss of its slice. DDP takes the mean of the ranks' gradients, so a
     sample of a short slice would count more than a sample of a long one. This callback multiplies
-    the gradient of the loss by ``len(slice) * ranks / len(global batch)`` before it flows back. The
-    gradients of all parameters are linear in it, so this holds for clipping, mixed precision and
-    every strategy. It is done in each backward pass: where gradients are accumulated, the slices of
-    a step may have different lengths. A communication hook of DDP could not do that, because it
-    sees only the sum of the step.
+    the gradient of the loss by ``len(slice) * ranks / len(global batch)`` before it flows back,
+    which holds for clipping, mixed precision and every strategy. It is done in each backward pass:
+    where gradients are accumulated, the slices of a step may have different lengths. A
+    communication hook of DDP could not do that, because it sees only the sum of the step.
 
     If all slices are equal, nothing is multiplied.
 
@@ -114,6 +113,7 @@ class ShareOut(L.Callback):
     ) -> None:
         """Remember which batch this is, and when its forward pass began."""
         self._batch = batch_idx
+        # The first batches of an epoch also start loader processes and choose kernels.
         if self.asked == "auto" and WARMUP_BATCHES <= batch_idx < WARMUP_BATCHES + TIMED_BATCHES:
             self._begin = now(pl_module)
 
@@ -128,6 +128,7 @@ class ShareOut(L.Callback):
         if self._order is None:
             return
         weight = self._order.weight(self._batch)
+        # The gradients of all parameters are linear in that of the loss.
         if weight != 1:
             loss.register_hook(lambda gradient: gradient * weight)  # type: ignore[no-untyped-call]
 

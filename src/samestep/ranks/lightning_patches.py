@@ -28,7 +28,7 @@ def leave_signals_to_us(trainer: "L.Trainer") -> None:
 
     Its handler talks to the other ranks in the middle of a step, and hangs there. Each step also
     waits for a broadcast of what the handler heard. There is no public switch for either. Our way
-    is samestep.ranks.stopping.
+    is samestep.ranks.stopping. Upstream: Lightning-AI/pytorch-lightning issues 20806 and 21487.
     """
     ours: Any = trainer
     ours._signal_connector.register_signal_handlers = lambda: None
@@ -41,7 +41,7 @@ def search_gpus_once() -> None:
     Adam and AdamW ask in each step whether there is a GPU. Lightning 2.6 sets a variable with which
     torch loads the library of the driver to answer, so that CUDA is not started before processes
     are forked. Without a GPU no CUDA can be started. An MNIST-format epoch takes 1.11 times as long
-    without this (docs/performance.md).
+    without this (docs/performance.md). Upstream: pytorch/pytorch pull request 85951.
     """
     import torch
 
@@ -204,7 +204,8 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
     DDP sums the gradients of those parameters that needed one when it was made. Each rank would
     train a parameter that is unfrozen later by its own samples, and the ranks would end with
     different weights; for one that is frozen later, DDP waits in vain. Callbacks for fine-tuning
-    do both. So the model is wrapped again before the step.
+    do both. So the model is wrapped again before the step. Upstream:
+    Lightning-AI/pytorch-lightning issue 20340.
     """
     from lightning.pytorch.strategies import DDPStrategy
 
@@ -453,7 +454,7 @@ def share_out_batch_samplers(trainer: "L.Trainer", share: Callable[[Any], Any]) 
 
     Lightning 2.6 replaces a ``BatchSampler`` of torch by samples one at a time, without a word. It
     rejects other batch samplers, with the advice of a flag that shares nothing out. ``share`` makes
-    this rank's part of a batch sampler.
+    this rank's part of a batch sampler. Upstream: Lightning-AI/pytorch-lightning issue 21122.
     """
     from torch.utils.data import DataLoader
 
@@ -566,7 +567,8 @@ def continue_as_undisturbed(trainer: "L.Trainer") -> None:
       steps the plateau schedules. Before the first batch of an epoch this is always so.
     - It counts ``trainer.reload_dataloaders_every_n_epochs`` from the epoch that continues.
 
-    Call it when training starts, before anything asks for the epoch.
+    Call it when training starts, before anything asks for the epoch. Upstream:
+    Lightning-AI/pytorch-lightning issues 14699, 19549 and 19617.
     """
     loop, epochs = trainer.fit_loop, trainer.fit_loop.epoch_progress
     if not loop.is_resuming:

@@ -39,8 +39,6 @@ def wait_for(
 ) -> tuple[str, str]:
     """Wait until a node's name has an address and a network leads to it.
 
-    The name of a pod is often published some seconds after the pods that look for it have started.
-
     Args:
         name: host name or address of the node.
         timeout_s: seconds to wait.
@@ -56,6 +54,7 @@ def wait_for(
     deadline = time.monotonic() + timeout_s
     has_failed = False
     while True:
+        # The name of a pod is often published some seconds after the other pods have started.
         try:
             address = address_of(name)
             if port is not None:

@@ -84,9 +84,7 @@ def find_rank_zero(accelerator: str, timeout_s: float) -> str:
         address, own_address = network.wait_for(name, timeout_s)
     except network.NetworkError as error:
         raise PreflightError(f"rank {environment.rank()}: MASTER_ADDR={name}: {error}") from error
-    if environment.num_nodes() == 1:
-        return f"{name} is {address}"
-    interface = network.interface_with(own_address)
+    interface = network.interface_with(own_address) if environment.num_nodes() > 1 else None
     if interface is None:
         return f"{name} is {address}"
     # NCCL takes eth1 for a prefix, which eth10 has too, unless an equals sign stands before it.
