@@ -20,7 +20,7 @@ from samestep.ranks import process
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("train.py", "src/project", "library/src/samestep", "scripts", "tests")
-MOST_COMPLEX = 8  # ruff's C901: the most branches that a function may have
+MOST_COMPLEX = 10  # ruff's C901: the most branches that a function may have
 
 PATH_TO_FIRST_STEP = (
     "train.py", "src/project/train.py", "src/project/data/datamodule.py",
@@ -32,7 +32,7 @@ PATH_WITH_ONE_PACKAGE = (
     "train.py", "src/project/train.py", "src/project/build.py", "src/project/data.py",
     "src/project/classifier.py", "src/project/nets/cnn.py",
 )  # fmt: skip
-"""The same path in revisions before ``src/samestep``."""
+"""The same path in revisions before ``library/src/samestep``."""
 
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.match_case)
 NO_CODE = {

@@ -26,8 +26,7 @@ from samestep import ending
 from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.epoch_times import EpochTimes
-from samestep.callbacks.exact import AverageBuffers, KeepGradients, KeepSums, ResumeOrder, SeedSteps
-from samestep.callbacks.keep_logs import KeepLogs
+from samestep.callbacks.exact import RankState, ResumeOrder, SeedSteps
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.loss_guard import LossGuard
@@ -325,11 +324,8 @@ def callbacks_of_run(
         *([] if spec.saves_nothing else [Watchdog(spec.timeout_s, run_dir)]),  # it writes a log
         SeedSteps(spec.seed),
         ResumeOrder(spec.seed),
-        AverageBuffers(),
+        RankState(),
         *([ShareOut(spec.shares)] if has_slices else []),
-        KeepSums(),
-        KeepGradients(),
-        KeepLogs(),
         ChangedValues(),
         StepLog(),
         EpochTimes(),

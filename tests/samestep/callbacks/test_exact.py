@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from samestep.callbacks.exact import (
-    AverageBuffers,
+    RankState,
     ResumeOrder,
     SeedSteps,
     float_buffers,
@@ -67,20 +67,22 @@ def test_buffers_and_sums_of_each_rank_survive_an_interrupted_epoch(tmp_path: Pa
 
 def test_counters_and_empty_buffers_have_no_mean():
     module = torch.nn.Sequential(torch.nn.BatchNorm1d(2), Sums("train", "loss"))
-    assert [tuple(buffer.shape) for buffer in float_buffers(module)] == [(2,), (2,)]
+    assert [tuple(buffer.shape) for buffer in float_buffers(module).values()] == [(2,), (2,)]
     assert list(sums_of(module)) == ["1"]
 
 
 def test_a_rank_with_more_samples_counts_more_in_the_mean_of_buffers():
     """When a run continues on another number of ranks, within an epoch."""
     module = torch.nn.BatchNorm1d(2)
-    average = AverageBuffers()
+    ranks = RankState()
     trainer = L.Trainer(accelerator="cpu", logger=False)
     trainer.state.fn = "fit"
-    of_ranks = [[torch.full((2,), value), torch.ones(2)] for value in (1.0, 4.0)]
-    saved = {"buffers_of_ranks": of_ranks, "weights_of_ranks": [0.5, 1.5]}
-    average.on_load_checkpoint(trainer, module, saved)
-    average.on_train_start(trainer, module)
+    saved = [
+        {"weight": weight, "sums": {}, "buffers": {"running_mean": torch.full((2,), value)}}
+        for weight, value in ((0.5, 1.0), (1.5, 4.0))
+    ]
+    ranks.on_load_checkpoint(trainer, module, {"state_of_ranks": saved})
+    ranks.on_train_start(trainer, module)
     assert module.running_mean.tolist() == [3.25, 3.25]
 
 

@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from samestep.callbacks.exact import KeepGradients
+from samestep.callbacks.exact import RankState
 from samestep.data.loader import BatchLoader
 from tests.samestep.callbacks.interrupted import Learner, check_exact, fit
 
@@ -34,7 +35,7 @@ def test_accumulated_gradients_survive_a_stop(tmp_path: Path):
         return BatchLoader(TensorDataset(torch.arange(20.0)[:, None]), 2, shuffle=True)
 
     def callbacks() -> list:
-        return [KeepGradients()]
+        return [RankState()]
 
     # Each is one batch or two after an optimizer step.
     stops = [(0, 3), (0, 6), (1, 2), (1, 5)]
@@ -48,16 +49,18 @@ def test_accumulated_gradients_survive_a_stop(tmp_path: Path):
 
 
 def test_on_another_number_of_ranks_the_mean_goes_on():
-    module, keep = Manual(), KeepGradients()
-
-    class Trainer:
-        class state:
-            fn = "fit"
-
-        world_size, global_rank = 1, 0
-
-    gradients = {"layer.weight": torch.tensor([[[1.0]], [[3.0]]])}
-    keep.on_load_checkpoint(Trainer, module, {"gradients_of_ranks": gradients})
-    keep.on_train_start(Trainer, module)
+    module, ranks = Manual(), RankState()
+    trainer = L.Trainer(accelerator="cpu", logger=False)
+    trainer.state.fn = "fit"
+    saved = [
+        {"weight": 1.0, "sums": {}, "gradients": {"layer.weight": torch.tensor([[1.0]])}},
+        {"weight": 1.0, "sums": {}, "gradients": {"layer.weight": torch.tensor([[3.0]])}},
+        {"weight": 1.0, "sums": {}, "gradients": {}},
+    ]
+    ranks.on_load_checkpoint(trainer, module, {"state_of_ranks": saved[:2]})
+    ranks.on_train_start(trainer, module)
     assert module.layer.weight.grad.tolist() == [[2.0]]
     assert module.unused.weight.grad is None
+    ranks.on_load_checkpoint(trainer, module, {"state_of_ranks": saved})
+    ranks.on_train_start(trainer, module)
+    assert module.layer.weight.grad.item() == pytest.approx(4 / 3)

@@ -9,8 +9,7 @@ from torch.utils.data import TensorDataset
 from torchmetrics import CatMetric, MeanSquaredError, MetricCollection
 from torchmetrics.classification import BinaryAccuracy, BinaryPrecision
 
-from samestep.callbacks.exact import ResumeOrder
-from samestep.callbacks.keep_logs import KeepLogs
+from samestep.callbacks.exact import RankState, ResumeOrder
 from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.stop import StopBetweenSteps
 from samestep.data.loader import BatchLoader
@@ -90,7 +89,7 @@ def train(folder: Path, *ends: int, is_kept: bool = True) -> dict[str, float]:
             accelerator="cpu", max_epochs=2, logger=False, enable_progress_bar=False,
             enable_model_summary=False, plugins=[AtomicCheckpointIO()],
             callbacks=[
-                StopBetweenSteps(last), ResumeOrder(0), *[KeepLogs()][:is_kept], last, Seen(epochs)
+                StopBetweenSteps(last), ResumeOrder(0), *[RankState()][:is_kept], last, Seen(epochs)
             ],
         )  # fmt: skip
         torch.manual_seed(0)

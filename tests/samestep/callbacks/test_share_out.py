@@ -1,6 +1,7 @@
 """The gradient of a step is the mean over its samples, however they are shared out."""
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -14,6 +15,7 @@ from samestep.callbacks.share_out import ShareOut, find_batch_loaders
 from samestep.data.loader import BatchLoader
 from samestep.errors import ConfigError
 from samestep.ranks import environment, preflight, process_group
+from samestep.spec import RunSpec
 
 DATA = TensorDataset(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)))
 QUIET = {
@@ -150,11 +152,17 @@ def test_numbers_are_of_nodes_or_of_ranks(three_ranks):
     assert share_out.by_rank([1, 2, 3]) == [1, 2, 3]
     with pytest.raises(ConfigError, match="3 ranks on 2 nodes; give one number for each rank"):
         share_out.by_rank([1, 2, 3, 4])
-    (finding,) = preflight.check_shares([1, 2, 3, 4])
-    assert isinstance(preflight.failure([finding]), ConfigError)
-    (finding,) = preflight.check_shares([1, 2.5])
+    assert isinstance(preflight.failure(findings_on([1, 2, 3, 4])), ConfigError)
+    (finding,) = findings_on([1, 2.5])
     assert finding.result == "ok"
-    assert list(preflight.check_shares("auto")) == []
+    assert findings_on("auto") == []
+
+
+def findings_on(shares: Any) -> list[preflight.Finding]:
+    """What the preflight says about them."""
+    spec = RunSpec("test", Path(), 0, shares=shares)
+    findings = preflight.check_this_rank(spec, L.LightningModule(), None)
+    return [finding for finding in findings if finding.check == "shares"]
 
 
 def fit_measured(three_ranks, *speeds: float, saved: dict[str, Any] | None = None) -> ShareOut:

@@ -24,6 +24,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.utilities.data import _dataloader_init_kwargs_resolve_sampler
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torchmetrics import MeanSquaredError
 
@@ -195,7 +196,7 @@ def test_a_batch_without_samples_is_left_out_of_a_mean(monkeypatch, is_patched: 
     update = inspect.unwrap(_ResultMetric.update)
     monkeypatch.setattr(_ResultMetric, "update", update)
     if is_patched:
-        lightning_patches.leave_out_empty_batches()
+        lightning_patches.leave_out_empty_batches.__wrapped__()
     batches = [torch.full((size,), value) for size, value in ((3, 2.0), (1, 6.0), (0, 0.0))]
     trainer = L.Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False
@@ -288,6 +289,19 @@ def test_canary_lightning_still_looks_at_its_hooks_in_each_step():
     source = inspect.getsource(training_epoch_loop._TrainingEpochLoop._build_kwargs)
     assert "is_param_in_hook_signature(training_step_fx," in source
     assert "get_instance(hook_name)" in inspect.getsource(L.LightningModule._call_batch_hook)
+
+
+def test_canary_lightning_still_has_no_hook_before_those_of_transfer():
+    source = inspect.getsource(_TrainingEpochLoop.advance)
+    convert = source.index("convert_input(batch)")
+    assert convert < source.index("_on_before_batch_transfer(batch")
+
+
+def test_canary_ddp_still_sums_the_gradients_that_were_needed_when_it_was_made():
+    build = inspect.getsource(DistributedDataParallel._build_params_for_reducer)
+    assert "if param.requires_grad" in build
+    assert "requires_grad" not in inspect.getsource(DistributedDataParallel._pre_forward)
+    assert callable(DistributedDataParallel._remove_autograd_hooks)
 
 
 def test_canary_lightning_still_saves_the_states_of_its_loaders_as_they_are():

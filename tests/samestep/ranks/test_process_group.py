@@ -127,7 +127,7 @@ def test_an_ordinary_dataloader_is_shared_out_over_all_ranks_of_unequal_nodes(mo
 @pytest.mark.parametrize("strategy", ["auto", "ddp", "ddp_find_unused_parameters_true"])
 def test_several_ranks_train_with_ddp(monkeypatch, strategy: str):
     monkeypatch.setattr(environment, "under_torchrun", lambda: True)
-    built = distributed.build_strategy(RunSpec("test", Path(), 0, strategy=strategy))
+    built = distributed.topology(RunSpec("test", Path(), 0, strategy=strategy))["strategy"]
     assert isinstance(built, DDPStrategy)
     assert built._ddp_kwargs["find_unused_parameters"] == ("find_unused" in strategy)
 

@@ -2,7 +2,7 @@ import pytest
 
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
-from samestep.ranks.secret_names import is_secret_name
+from samestep.ranks.secrets import is_secret_name
 
 
 def test_names_of_secrets():

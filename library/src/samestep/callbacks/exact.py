@@ -1,4 +1,4 @@
-"""Exact resume for any LightningModule: random numbers, order of the data, buffers, sums.
+"""Exact resume for any LightningModule: random numbers, order of the data, state of each rank.
 
 Each callback keeps one thing the same on any number of ranks, before and after an interruption.
 They are part of every run; the user's module has nothing to remember.
@@ -14,8 +14,8 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.utils.data import DataLoader
+from torchmetrics import Metric, MetricCollection
 
 from samestep.callbacks.share_out import (
     check_accumulation,
@@ -27,6 +27,7 @@ from samestep.callbacks.sums import Sums
 from samestep.data.loader import BatchLoader
 from samestep.data.sampler import mix_seed, seed_others
 from samestep.ranks import lightning_patches
+from samestep.ranks.process_group import gather
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +84,9 @@ class SeedSteps(L.Callback):
             seed_all(mix_seed(self.seed))
 
         def seed(batch_idx: int) -> None:
+            # The last number tells the seed of the hooks from that of the step.
             numbers = trainer.current_epoch, batch_idx, trainer.global_rank, 1
-            self._seed(trainer, pl_module, *numbers)
+            self._seed(pl_module, *numbers)
 
         owners = [pl_module, trainer.datamodule]  # type: ignore[attr-defined]
         if stage == "fit" and any(
@@ -96,12 +98,12 @@ class SeedSteps(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Seed this step."""
-        self._seed(trainer, pl_module, trainer.current_epoch, batch_idx, trainer.global_rank)
+        self._seed(pl_module, trainer.current_epoch, batch_idx, trainer.global_rank)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the random numbers of training, and seed the hooks before the first batch."""
         self._training_numbers.enter_context(isolate_rng())
-        self._seed_evaluation(trainer, pl_module, -1)
+        self.on_validation_batch_start(trainer, pl_module, None, -1)
 
     def on_validation_batch_start(
         self,
@@ -111,8 +113,11 @@ class SeedSteps(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Seed this batch."""
-        self._seed_evaluation(trainer, pl_module, batch_idx, dataloader_idx)
+        """Seed this batch of a validation or test."""
+        stage = 2 if trainer.testing else 1
+        self._seed(pl_module, stage, dataloader_idx, batch_idx, trainer.global_rank)
+
+    on_test_batch_start = on_validation_batch_start
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the random numbers of training back."""
@@ -120,26 +125,9 @@ class SeedSteps(L.Callback):
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Seed the hooks before the first batch."""
-        self._seed_evaluation(trainer, pl_module, -1)
+        self.on_test_batch_start(trainer, pl_module, None, -1)
 
-    def on_test_batch_start(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Seed this batch."""
-        self._seed_evaluation(trainer, pl_module, batch_idx, dataloader_idx)
-
-    def _seed_evaluation(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: int, loader: int = 0
-    ) -> None:
-        stage = 2 if trainer.testing else 1
-        self._seed(trainer, pl_module, stage, loader, batch, trainer.global_rank)
-
-    def _seed(self, trainer: L.Trainer, pl_module: L.LightningModule, *numbers: int) -> None:
+    def _seed(self, pl_module: L.LightningModule, *numbers: int) -> None:
         seed = mix_seed(self.seed, *numbers)
         # torch.manual_seed would also queue a call, with a stack trace, for GPUs not in use.
         torch.default_generator.manual_seed(seed)
@@ -257,9 +245,7 @@ class ResumeOrder(L.Callback):
         """Keep the states of the loaders of each rank; Lightning keeps those of rank zero."""
         own = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader")
         if own and trainer.world_size > 1:
-            ranks = [None] * trainer.world_size
-            dist.all_gather_object(ranks, own)
-            checkpoint["loaders_of_ranks"] = ranks
+            checkpoint["loaders_of_ranks"] = gather(own)
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -292,149 +278,118 @@ class ResumeOrder(L.Callback):
             loader.start_at(self.epoch, self.batch % len(loader) if is_over else self.batch)
 
 
-class AverageBuffers(L.Callback):
-    """Gives every rank the mean of the buffers, such as batch norm's running statistics.
+class RankState(L.Callback):
+    """Keeps what each rank has of its own within an epoch, and gives all ranks the same buffers.
 
-    Each rank keeps statistics of its own samples while it trains. They are averaged before each
-    validation and at the end of each epoch, so that every rank, and the checkpoint, hold the same
-    model. A rank with a larger share of the samples counts more. A checkpoint within an epoch keeps
-    the buffers of each rank.
+    A checkpoint within an epoch holds of each rank: the buffers, such as batch norm's running
+    statistics; the ``Sums``; what ``self.log`` and torchmetrics have summed up; and with manual
+    optimization the gradients, because only the module knows when it takes a step. On the same
+    number of ranks each gets its own state back. On another number buffers and gradients become
+    their mean, and rank zero gets all that is summed.
+
+    Before each validation and at the end of each epoch the buffers become their mean over the
+    ranks, so that every rank, and the checkpoint, hold the same model. A rank with a larger share
+    of the samples counts more.
     """
 
     def __init__(self) -> None:
-        # Of each rank, from a checkpoint: the buffers, and what they count for.
-        self._saved: list[list[Tensor]] = []
-        self._saved_weights: list[float] = []
+        self._saved: list[dict[str, Any]] = []  # of each rank, from a checkpoint
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the state of all ranks, each of which must call this."""
+        own: dict[str, Any] = {
+            "weight": weights_of_ranks(trainer)[trainer.global_rank],
+            "sums": {name: sums.state().cpu() for name, sums in sums_of(pl_module).items()},
+        }
+        if trainer.world_size > 1:
+            own["buffers"] = {name: b.cpu() for name, b in float_buffers(pl_module).items()}
+        if not pl_module.automatic_optimization:
+            own["gradients"] = {
+                name: parameter.grad.cpu()
+                for name, parameter in pl_module.named_parameters()
+                if parameter.grad is not None
+            }
+        # At the end of an epoch nothing logged is left to be continued.
+        epochs: Any = trainer.fit_loop.epoch_progress.current
+        if epochs.processed == epochs.completed:
+            own["logs"] = lightning_patches.logs_of_epoch(trainer)
+            own["metrics"] = {
+                name: lightning_patches.state_of_metric(metric)
+                for name, metric in metrics_of(pl_module).items()
+                if metric.update_called
+            }
+        checkpoint["state_of_ranks"] = gather(own)
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Remember it until training starts: the strategy still moves the model until then."""
+        if trainer.state.fn == "fit":
+            self._saved = checkpoint.get("state_of_ranks", [])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Put back this rank's buffers, or the mean if the number of ranks has changed."""
-        saved, self._saved = self._saved, []
-        if not saved:
-            return
-        buffers = float_buffers(pl_module)
-        if len(saved) == trainer.world_size:
-            own = saved[trainer.global_rank]
-        else:
-            weighted = [
-                [weight * buffer for buffer in of_rank]
-                for weight, of_rank in zip(self._saved_weights, saved, strict=True)
-            ]
-            own = [torch.stack(parts).mean(0) for parts in zip(*weighted, strict=True)]
-        for buffer, value in zip(buffers, own, strict=True):
-            buffer.copy_(value)
+        """Put the state of this rank back."""
+        parts, self._saved = self._saved, []
+        is_same_number = len(parts) == trainer.world_size
+        if is_same_number:
+            parts = [parts[trainer.global_rank] | {"weight": 1.0}]
+        for name, buffer in float_buffers(pl_module).items():
+            if buffers := of_parts(parts, "buffers", name):
+                weighted = [part["weight"] * b for part, b in zip(parts, buffers, strict=True)]
+                buffer.copy_(mean_of(weighted))
+        for name, parameter in pl_module.named_parameters():
+            if gradients := of_parts(parts, "gradients", name):
+                # A rank without a gradient counts as one with zeros.
+                mean = mean_of(gradients) * (len(gradients) / len(parts))
+                parameter.grad = mean.to(parameter.device)
+        # What is summed must not be counted twice.
+        has_sums = is_same_number or trainer.is_global_zero
+        self._continue_sums(trainer, pl_module, parts if has_sums else [])
+
+    def _continue_sums(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, parts: list[dict[str, Any]]
+    ) -> None:
+        for name, sums in sums_of(pl_module).items():
+            if totals := of_parts(parts, "sums", name):
+                sums.load_state(torch.stack(totals).sum(0))
+        lightning_patches.continue_logs(trainer, [part.get("logs", {}) for part in parts])
+        for name, metric in metrics_of(pl_module).items():
+            try:
+                lightning_patches.continue_metric(metric, of_parts(parts, "metrics", name))
+            except RuntimeError as error:
+                metric.reset()
+                log.warning("%s counts the rest of this epoch only: %s", name, error)
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        """Add what was saved to what the batch before has logged."""
+        lightning_patches.add_logs_before(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Validate the same model on every rank."""
-        self._average(trainer, pl_module)
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save the same model on every rank."""
-        self._average(trainer, pl_module)
-
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Keep the buffers of each rank."""
-        if trainer.world_size == 1:
-            return
-        ranks = [gather(buffer).cpu() for buffer in float_buffers(pl_module)]
-        if ranks:
-            checkpoint["buffers_of_ranks"] = [list(own) for own in zip(*ranks, strict=True)]
-            checkpoint["weights_of_ranks"] = weights_of_ranks(trainer)
-
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Remember them until training starts: the strategy still moves the model until then."""
-        if trainer.state.fn == "fit":
-            self._saved = checkpoint.get("buffers_of_ranks", [])
-            self._saved_weights = checkpoint.get("weights_of_ranks", [])
-
-    def _average(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Validate and save the same model on every rank."""
         if trainer.world_size > 1:
             weight = weights_of_ranks(trainer)[trainer.global_rank]
-            for buffer in float_buffers(pl_module):
+            for buffer in float_buffers(pl_module).values():
                 buffer.copy_(trainer.strategy.reduce(weight * buffer, reduce_op="mean"))
 
-
-class KeepGradients(L.Callback):
-    """Saves the gradients that a module with manual optimization has accumulated, on each rank.
-
-    Only the module knows when it takes a step, so a run may stop between two batches of one.
-    """
-
-    def __init__(self) -> None:
-        # From a checkpoint: of each parameter that had one, the gradients of all ranks.
-        self._saved: dict[str, Tensor] = {}
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Put back this rank's gradients, or their mean if the number of ranks has changed."""
-        saved, self._saved = self._saved, {}
-        for name, parameter in pl_module.named_parameters():
-            if name in saved:
-                ranks = saved[name]
-                is_same = len(ranks) == trainer.world_size
-                gradient = ranks[trainer.global_rank] if is_same else ranks.mean(0)
-                parameter.grad = gradient.to(parameter.device)
-
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Keep the gradients of all ranks, ``[ranks, ...]`` for each parameter that has one."""
-        if pl_module.automatic_optimization:
-            return
-        parameters = dict(pl_module.named_parameters())
-        has_gradient = torch.tensor(
-            [p.grad is not None for p in parameters.values()], device=pl_module.device
-        )
-        # On another rank a parameter may have none yet.
-        on_any_rank = gather(has_gradient.int()).sum(0).tolist()
-        checkpoint["gradients_of_ranks"] = {
-            name: gather(torch.zeros_like(p) if p.grad is None else p.grad).cpu()
-            for (name, p), count in zip(parameters.items(), on_any_rank, strict=True)
-            if count
-        }
-
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Remember them until training starts, when the model is on its device."""
-        if trainer.state.fn == "fit":
-            self._saved = checkpoint.get("gradients_of_ranks", {})
-
-
-class KeepSums(L.Callback):
-    """Saves the ``Sums`` of an unfinished epoch with a checkpoint, those of each rank."""
-
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Keep the sums of all ranks, ``[ranks, sums]`` for each module of the class ``Sums``."""
-        checkpoint["sums"] = {
-            name: gather(sums.state()).cpu() for name, sums in sums_of(pl_module).items()
-        }
-
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Give each rank its own sums, or rank zero all of them if the number has changed."""
-        if trainer.state.fn != "fit":
-            return
-        saved: dict[str, Tensor] = checkpoint.get("sums", {})
-        for name, sums in sums_of(pl_module).items():
-            if name not in saved:
-                continue
-            ranks = saved[name]
-            if len(ranks) == trainer.world_size:
-                sums.load_state(ranks[trainer.global_rank])
-            elif trainer.global_rank == 0:
-                sums.load_state(ranks.sum(0))
+    on_train_epoch_end = on_validation_start
 
 
 def seed_all(seed: int) -> None:
     """Seed torch, NumPy and Python's ``random``."""
     torch.manual_seed(seed)
     seed_others(seed)
+
+
+def of_parts(parts: list[dict[str, Any]], kind: str, name: str) -> list[Any]:
+    """What is called so in the states of some ranks, where they have it."""
+    return [part[kind][name] for part in parts if name in part.get(kind, {})]
+
+
+def mean_of(parts: list[Tensor]) -> Tensor:
+    """The mean of tensors of one shape; of one tensor this tensor, bit for bit."""
+    return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
 
 
 def generators_of(loaders: Any) -> list[torch.Generator]:
@@ -456,15 +411,15 @@ def sums_of(module: nn.Module) -> dict[str, Sums]:
     return {name: part for name, part in module.named_modules() if isinstance(part, Sums)}
 
 
-def float_buffers(module: nn.Module) -> list[Tensor]:
-    """The buffers of a module that have a mean: no counters, nothing that is empty."""
-    return [b for b in module.buffers() if b.is_floating_point() and b.numel()]
+def float_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers of a module that have a mean, by name: no counters, nothing that is empty."""
+    return {n: b for n, b in module.named_buffers() if b.is_floating_point() and b.numel()}
 
 
-def gather(tensor: Tensor) -> Tensor:
-    """The tensors of all ranks, ``[ranks, ...]``; every rank must call this."""
-    if not dist.is_initialized():
-        return tensor[None]
-    ranks = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(ranks, tensor.contiguous())
-    return torch.stack(ranks)
+def metrics_of(module: nn.Module) -> dict[str, Metric]:
+    """Every metric of torchmetrics within a module, by its name there."""
+    for part in module.modules():
+        if isinstance(part, MetricCollection):
+            # Members with equal states update one of them only; reading them brings all up to date.
+            list(part.items(keep_base=True, copy_state=False))
+    return {name: part for name, part in module.named_modules() if isinstance(part, Metric)}

@@ -8,12 +8,12 @@ import lightning as L
 import torch
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor
-from torch import distributed as dist
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from samestep.errors import RunError
 from samestep.ranks import lightning_patches
+from samestep.ranks.process_group import gather
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,8 @@ class LossError(RunError):
 class LossGuard(L.Callback):
     """Skips optimizer steps whose gradient is infinite or nan, before they spoil the weights.
 
-    After DDP's all-reduce all ranks hold the same gradient, so each can decide alone. On a GPU a
-    fused optimizer reads the flag on the device, and this process looks at the flags every
-    ``CHECK_EVERY`` steps and before each checkpoint: no step waits for the device.
+    On a GPU a fused optimizer reads the flag on the device, and this process looks at the flags
+    every ``CHECK_EVERY`` steps and before each checkpoint: no step waits for the device.
 
     Args:
         max_skipped: steps that may be skipped; one more ends the run with ``LossError``.
@@ -59,13 +58,15 @@ class LossGuard(L.Callback):
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         gradients = [p.grad for p in parameters if p.grad is not None]
         has_whole_gradient = not isinstance(trainer.strategy, FSDPStrategy)
+        # After DDP's all-reduce all ranks hold the same gradient, so each can decide alone.
         if pl_module.device.type == "cpu" and has_whole_gradient and are_finite(gradients):
             return
         bad = ~get_total_norm(gradients).isfinite()
         if not has_whole_gradient:
             # Each rank has seen its part of the gradient only.
             bad = trainer.strategy.reduce(bad.float(), reduce_op="max").bool()
-        loss_is_finite = ~bad  # manual optimization without Lightning's manual_backward
+        # Without a loss: manual optimization without Lightning's manual_backward.
+        loss_is_finite = ~bad
         if losses:
             loss_is_finite = torch.stack([loss.isfinite().all() for loss in losses]).all()
         self._steps.append((trainer.global_step, bad, loss_is_finite))
@@ -100,27 +101,21 @@ class LossGuard(L.Callback):
         if not steps or not any(torch.stack([bad for _, bad, _ in steps]).tolist()):
             return 0
         bad_steps = [(step, bool(fine)) for step, bad, fine in steps if bad]
-        of_ranks: list[Any] = [[fine for _, fine in bad_steps]] * trainer.world_size
-        if trainer.world_size > 1:
-            dist.all_gather_object(of_ranks, of_ranks[0])
+        of_ranks = gather([fine for _, fine in bad_steps])
         for index, (step, _) in enumerate(bad_steps):
             ranks = [str(rank) for rank, fine in enumerate(of_ranks) if not fine[index]]
-            self._report(trainer, step, ranks)
+            where = f"the loss on rank {', '.join(ranks)}" if ranks else "the gradient of all ranks"
+            what = f"step {step}: {where} is infinite or nan"
+            self.num_skipped += 1
+            if self.num_skipped > self.max_skipped:
+                raise LossError(
+                    f"{what}; the step was not taken, and the checkpoints are from before it. "
+                    "Lower the learning rate, clip with trainer.gradient_clip_val=1.0, or skip "
+                    "such steps with callbacks.loss_guard.max_skipped=10"
+                )
+            if trainer.is_global_zero:
+                log.warning("%s; skipped, %d of %d", what, self.num_skipped, self.max_skipped)
         return len(bad_steps)
-
-    def _report(self, trainer: L.Trainer, step: int, ranks: list[str]) -> None:
-        """Count one skipped step, and warn of it or end the run."""
-        where = f"the loss on rank {', '.join(ranks)}" if ranks else "the gradient of all ranks"
-        what = f"step {step}: {where} is infinite or nan"
-        self.num_skipped += 1
-        if self.num_skipped > self.max_skipped:
-            raise LossError(
-                f"{what}; the step was not taken, and the checkpoints are from before it. "
-                "Lower the learning rate, clip with trainer.gradient_clip_val=1.0, or skip "
-                "such steps with callbacks.loss_guard.max_skipped=10"
-            )
-        if trainer.is_global_zero:
-            log.warning("%s; skipped, %d of %d", what, self.num_skipped, self.max_skipped)
 
 
 def are_finite(gradients: list[Tensor]) -> bool:

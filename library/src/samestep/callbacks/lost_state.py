@@ -4,7 +4,8 @@ import random
 import sys
 from argparse import Namespace
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from samestep.callbacks.share_out import find_loaders
 from samestep.callbacks.sums import Sums
 
 Leaves = list[object]  # the numbers of an attribute, in an order that does not change
+Attribute = tuple[str, Any, Any]  # its name and value, and what a checkpoint holds of its owner
 
 LIBRARIES = {"torch", "lightning", "samestep", "torchmetrics", "omegaconf"}
 LIBRARIES |= sys.stdlib_module_names
@@ -123,136 +125,140 @@ class LostState(L.Callback):
         """Every attribute by its name that no checkpoint holds, and its leaves."""
         buffers = dict(pl_module.named_buffers())
         unsaved = {name: buffers[name] for name in self._unsaved_buffers if name in buffers}
-        reader = Reader(trainer, pl_module, unsaved.values())
-        found = dict(reader.read_module(pl_module))
+        kept = ids_of_kept(trainer, pl_module)
+        kept -= {number for b in unsaved.values() for number in (id(b), place_of(b))}
+        attributes = list(attributes_of_module(pl_module))
         for name, buffer in unsaved.items():
-            found[f"{type(pl_module).__name__}.{name}"] = reader.read(buffer)
-        others = [*trainer.callbacks, trainer.datamodule]  # type: ignore[attr-defined]
-        for owner in others:
+            attributes.append((f"{type(pl_module).__name__}.{name}", buffer, None))
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        for owner in [*trainer.callbacks, data]:  # type: ignore[attr-defined]
             if owner is not None and not is_of_library(owner):
-                found.update(reader.read_owner(owner))
+                attributes += attributes_of_owner(owner)
         for loader in find_loaders(trainer.train_dataloader):
             # A loader with a state of its own says what it needs.
             if isinstance(loader, DataLoader) and not hasattr(loader, "load_state_dict"):
-                found.update(reader.read_loader(loader, trainer.datamodule))  # type: ignore[attr-defined]
+                attributes += attributes_of_loader(loader, data)
+
+        found = {}
+        for name, value, saved in attributes:
+            leaves = read(value, kept)
+            if not set(read(saved, kept)).issuperset(leaves):
+                found[name] = leaves
         return found
 
 
-class Reader:
-    """Reads the values of attributes, without those that checkpoints hold anyway.
+def ids_of_kept(trainer: L.Trainer, module: L.LightningModule) -> set[int]:
+    """Ids of the objects that a checkpoint holds, and the places of its weights in memory."""
+    schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+    weights = [*module.parameters(), *module.buffers()]
+    kept: list[Any] = [*module.modules(), *trainer.optimizers, *schedules, *weights]
+    return {number for part in kept for number in (id(part), place_of(part))} - {0}
 
-    Args:
-        trainer: whose optimizers and schedules checkpoints hold.
-        pl_module: whose weights they hold.
-        unsaved: its buffers that they do not hold.
-    """
 
-    def __init__(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, unsaved: Iterable[Tensor]
-    ) -> None:
-        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
-        kept: list[object] = [*pl_module.modules(), *trainer.optimizers, *schedules]
-        self.kept = {id(part) for part in kept}
-        weights = [*pl_module.parameters(), *pl_module.buffers()]
-        self.weights = {id(weight) for weight in weights} | set(map(place_of, weights)) - {0}
-        for buffer in unsaved:
-            self.weights -= {id(buffer), place_of(buffer)}
-
-    def read_module(self, module: L.LightningModule) -> Iterator[tuple[str, Leaves]]:
-        """The attributes of a module and of all its parts."""
-        of_base = vars(L.LightningModule()).keys()
-        for path, part in module.named_modules():
-            name = ".".join(filter(None, [type(module).__name__, path]))
-            if isinstance(part, Metric):
-                yield name, self.read(part.metric_state)
-            elif part is module or not is_of_library(part):
-                saves = saves_itself(part, L.LightningModule if part is module else nn.Module)
-                for attribute, value in vars(part).items():
-                    if attribute not in of_base and not saves:
-                        yield f"{name}.{attribute}", self.read(value)
-
-    def read_owner(self, owner: Any) -> Iterator[tuple[str, Leaves]]:
-        """The attributes of a callback or DataModule that its ``state_dict`` does not hold."""
-        base: Any = L.Callback if isinstance(owner, L.Callback) else L.LightningDataModule
-        hook = getattr(type(owner), "on_save_checkpoint", None)
-        if hook is not getattr(base, "on_save_checkpoint", None):
-            return
-        saved = set(self.read(owner.state_dict()))
-        has_library_parent = any(
-            is_of_library(parent, itself=True) and not issubclass(base, parent)
-            for parent in type(owner).__mro__[1:]
-        )
-        of_base = vars(base()).keys()
-        for attribute, value in vars(owner).items():
-            if attribute in of_base or (has_library_parent and attribute.startswith("_")):
+def attributes_of_module(module: L.LightningModule) -> Iterator[Attribute]:
+    """The attributes of a module and of all its parts that do not save themselves."""
+    of_base = vars(L.LightningModule()).keys()
+    for path, part in module.named_modules():
+        name = ".".join(filter(None, [type(module).__name__, path]))
+        if isinstance(part, Metric):
+            yield name, part.metric_state, None
+        elif part is module or not is_of_library(part):
+            if saves_itself(part, L.LightningModule if part is module else nn.Module):
                 continue
-            leaves = self.read(value)
-            if not saved.issuperset(leaves):
-                yield f"{type(owner).__name__}.{attribute}", leaves
+            for attribute, value in vars(part).items():
+                if attribute not in of_base:
+                    yield f"{name}.{attribute}", value, None
 
-    def read_loader(self, loader: DataLoader[Any], data: Any) -> Iterator[tuple[str, Leaves]]:
-        """The attributes of what a DataLoader reads, such as the passes that a data set counts.
 
-        The DataModule may hold them in its ``state_dict``.
-        """
-        saved = set(self.read(data.state_dict())) if data is not None else set()
-        batch_sampler = loader.batch_sampler
-        sampler = getattr(batch_sampler, "sampler", None)
-        for part in (loader.dataset, loader.sampler, batch_sampler, sampler):
-            # Lightning tells a sampler that has ``set_epoch`` the epoch, also after a restart.
-            if part is not None and not is_of_library(part) and not hasattr(part, "set_epoch"):
-                for attribute, value in getattr(part, "__dict__", {}).items():
-                    leaves = self.read(value)
-                    if not saved.issuperset(leaves):
-                        yield f"{type(part).__name__}.{attribute}", leaves
+def attributes_of_owner(owner: Any) -> Iterator[Attribute]:
+    """The attributes of a callback or DataModule."""
+    base: Any = L.Callback if isinstance(owner, L.Callback) else L.LightningDataModule
+    hook = getattr(type(owner), "on_save_checkpoint", None)
+    if hook is not getattr(base, "on_save_checkpoint", None):
+        return
+    has_library_parent = any(
+        is_of_library(parent, itself=True) and not issubclass(base, parent)
+        for parent in type(owner).__mro__[1:]
+    )
+    of_base, saved = vars(base()).keys(), owner.state_dict()
+    for attribute, value in vars(owner).items():
+        if attribute not in of_base and not (has_library_parent and attribute.startswith("_")):
+            yield f"{type(owner).__name__}.{attribute}", value, saved
 
-    def read(self, value: Any) -> Leaves:
-        """The numbers in a value; none for what is no state, such as text."""
-        leaves: Leaves = []
-        self._add(value, leaves, 0)
-        return leaves
 
-    def _add(self, value: Any, leaves: Leaves, depth: int) -> None:
-        if len(leaves) >= MAX_LEAVES or depth > MAX_DEPTH or id(value) in self.kept:
+def attributes_of_loader(loader: DataLoader[Any], data: Any) -> Iterator[Attribute]:
+    """The attributes of what a DataLoader reads, such as the passes that a data set counts.
+
+    The DataModule may hold them in its ``state_dict``.
+    """
+    saved = data.state_dict() if data is not None else None
+    batch_sampler = loader.batch_sampler
+    sampler = getattr(batch_sampler, "sampler", None)
+    for part in (loader.dataset, loader.sampler, batch_sampler, sampler):
+        # Lightning tells a sampler that has ``set_epoch`` the epoch, also after a restart.
+        if part is not None and not is_of_library(part) and not hasattr(part, "set_epoch"):
+            for attribute, value in getattr(part, "__dict__", {}).items():
+                yield f"{type(part).__name__}.{attribute}", value, saved
+
+
+def read(value: Any, kept: set[int]) -> Leaves:
+    """The numbers in a value; none for what is no state, such as text, or is in ``kept``."""
+    return list(islice(leaves_of(value, kept), MAX_LEAVES))
+
+
+def leaves_of(value: Any, kept: set[int], depth: int = 0) -> Iterator[object]:
+    """Each number, array or generator in a value, as something that can be compared."""
+    if depth > MAX_DEPTH or not kept.isdisjoint((id(value), place_of(value))):
+        return
+    for kind, leaf_of in LEAVES.items():
+        if isinstance(value, kind):
+            yield leaf_of(value)
             return
-        if isinstance(value, (bool, int, float, complex, np.generic)):
-            leaves.append(repr(value))
-        elif isinstance(value, (Tensor, np.ndarray)):
-            self._add_array(value, leaves)
-        elif isinstance(value, (dict, list, tuple, set, frozenset, deque)):
-            items = list(value.values() if isinstance(value, dict) else value)
-            if len(items) > 2 * NUM_ENDS:
-                leaves.append(repr(len(items)))
-                items = [*items[:NUM_ENDS], *items[-NUM_ENDS:]]
-            for item in items:
-                self._add(item, leaves, depth + 1)
-        else:
-            self._add_object(value, leaves, depth)
+    children = children_of(value)
+    if len(children) > 2 * NUM_ENDS:
+        children = [len(children), *children[:NUM_ENDS], *children[-NUM_ENDS:]]
+    for child in children:
+        yield from leaves_of(child, kept, depth + 1)
 
-    def _add_array(self, value: Any, leaves: Leaves) -> None:
-        if isinstance(value, Tensor):
-            if id(value) in self.weights or place_of(value) in self.weights or value.is_meta:
-                return
-            value = value.detach().flatten()[:: max(1, value.numel() // MAX_VALUES)]
-            leaves.append(value.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        elif value.dtype != object:
-            step = max(1, value.size // MAX_VALUES)
-            leaves.append(value.ravel()[::step].tobytes())
 
-    def _add_object(self, value: Any, leaves: Leaves, depth: int) -> None:
-        if isinstance(value, torch.Generator):
-            leaves.append(value.get_state().numpy().tobytes())
-        elif isinstance(value, np.random.Generator):
-            leaves.append(repr(value.bit_generator.state))
-        elif isinstance(value, random.Random):
-            leaves.append(value.getstate())
-        elif isinstance(value, (nn.Module, Optimizer, LRScheduler)):
-            # A net in a list or a callback, an optimizer that Lightning does not know.
-            self._add(value.state_dict(), leaves, depth + 1)
-        elif isinstance(value, (Namespace, SimpleNamespace)) or (
-            hasattr(value, "__dict__") and not is_of_library(value)
-        ):
-            self._add(vars(value), leaves, depth + 1)
+def bytes_of_tensor(tensor: Tensor) -> bytes:
+    """Some values of a tensor, spread over all of it."""
+    if tensor.is_meta:
+        return b""
+    part = tensor.detach().flatten()[:: max(1, tensor.numel() // MAX_VALUES)]
+    return part.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def bytes_of_array(array: Any) -> bytes:
+    """Some values of an array, spread over all of it."""
+    return (
+        b""
+        if array.dtype == object
+        else array.ravel()[:: max(1, array.size // MAX_VALUES)].tobytes()
+    )
+
+
+LEAVES: dict[Any, Callable[[Any], object]] = {
+    (bool, int, float, complex, np.generic): repr,
+    Tensor: bytes_of_tensor,
+    np.ndarray: bytes_of_array,
+    torch.Generator: lambda generator: generator.get_state().numpy().tobytes(),
+    np.random.Generator: lambda generator: repr(generator.bit_generator.state),
+    random.Random: lambda generator: generator.getstate(),
+}
+
+
+def children_of(value: Any) -> list[Any]:
+    """What a container or an object holds; nothing for the objects of a library."""
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return list(value)
+    if isinstance(value, (nn.Module, Optimizer, LRScheduler)):
+        # A net in a list or a callback, an optimizer that Lightning does not know.
+        return [value.state_dict()]
+    is_own = isinstance(value, (Namespace, SimpleNamespace)) or not is_of_library(value)
+    return [vars(value)] if is_own and hasattr(value, "__dict__") else []
 
 
 def is_of_library(value: Any, *, itself: bool = False) -> bool:

@@ -7,10 +7,10 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 
+from samestep.callbacks.lost_state import briefly
 from samestep.errors import RunError
 from samestep.ranks.process_group import gather
 
-NAMED = 4  # parameters that the error names
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -43,10 +43,9 @@ class SameWeights(L.Callback):
         is_odd = (of_ranks != of_ranks[0]).any(0).tolist()
         odd = [name for name, differs in zip(named, is_odd, strict=True) if differs]
         if odd:
-            more = f" and {len(odd) - NAMED} more" if len(odd) > NAMED else ""
             raise UnequalWeightsError(
                 f"the ranks have different weights before step {trainer.global_step} is saved: "
-                f"{', '.join(odd[:NAMED])}{more}. The model changes them without DDP: by gradients "
+                f"{briefly(odd)}. The model changes them without DDP: by gradients "
                 "of one rank (loss.backward() instead of self.manual_backward(loss), a parameter "
                 "that is added while the run trains), by random numbers of one rank, or by a step "
                 "that only some ranks take",

@@ -26,11 +26,10 @@ class ShareOut(L.Callback):
 
     A model returns the mean loss of its slice. DDP takes the mean of the ranks' gradients, so a
     sample of a short slice would count more than a sample of a long one. This callback multiplies
-    the gradient of the loss by ``len(slice) * ranks / len(global batch)`` before it flows back. The
-    gradients of all parameters are linear in it, so this holds for clipping, mixed precision and
-    every strategy. It is done in each backward pass: where gradients are accumulated, the slices of
-    a step may have different lengths. A communication hook of DDP could not do that, because it
-    sees only the sum of the step.
+    the gradient of the loss by ``len(slice) * ranks / len(global batch)`` before it flows back,
+    which holds for clipping, mixed precision and every strategy. It is done in each backward pass:
+    where gradients are accumulated, the slices of a step may have different lengths. A
+    communication hook of DDP could not do that, because it sees only the sum of the step.
 
     If all slices are equal, nothing is multiplied.
 
@@ -69,24 +68,20 @@ class ShareOut(L.Callback):
             ConfigError: if a rank would get no sample of some batch, or if shares are unequal and
                 the data come from an ordinary DataLoader, which cannot be cut.
         """
-        self._decide(trainer, pl_module)
-        self._cut(trainer)
-
-    def _decide(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find out the shares of all ranks, which must call this together."""
         # Each node may have a command of its own; that of rank zero counts.
         asked = process_group.broadcast(self.asked)
-        if environment.world_size() == 1 or asked == "equal" or len(set(asked)) == 1:
-            return
-        if len(list(find_batch_loaders(trainer.train_dataloader))) != 1 or not order_of(trainer):
-            raise ConfigError(NEEDS_BATCH_LOADER, on_all_ranks=True)
-        self.asked = asked
-        if asked != "auto":
-            self.shares = tuple(by_rank([float(share) for share in asked]))
-            return
-        self._kinds = process_group.gather(kind_of_rank(pl_module))
-        if self._saved.get("kinds") == self._kinds:
-            self.shares = tuple(self._saved["shares"])
+        if environment.world_size() > 1 and asked != "equal" and len(set(asked)) > 1:
+            loaders = list(find_batch_loaders(trainer.train_dataloader))
+            if len(loaders) != 1 or not order_of(trainer):
+                raise ConfigError(NEEDS_BATCH_LOADER, on_all_ranks=True)
+            self.asked = asked
+            if asked != "auto":
+                self.shares = tuple(by_rank([float(share) for share in asked]))
+            else:
+                self._kinds = process_group.gather(kind_of_rank(pl_module))
+                if self._saved.get("kinds") == self._kinds:
+                    self.shares = tuple(self._saved["shares"])
+        self._cut(trainer)
 
     def _cut(self, trainer: L.Trainer) -> None:
         """Cut the training data, and find out whether weights are needed."""
@@ -118,6 +113,7 @@ class ShareOut(L.Callback):
     ) -> None:
         """Remember which batch this is, and when its forward pass began."""
         self._batch = batch_idx
+        # The first batches of an epoch also start loader processes and choose kernels.
         if self.asked == "auto" and WARMUP_BATCHES <= batch_idx < WARMUP_BATCHES + TIMED_BATCHES:
             self._begin = now(pl_module)
 
@@ -132,6 +128,7 @@ class ShareOut(L.Callback):
         if self._order is None:
             return
         weight = self._order.weight(self._batch)
+        # The gradients of all parameters are linear in that of the loss.
         if weight != 1:
             loss.register_hook(lambda gradient: gradient * weight)  # type: ignore[no-untyped-call]
 

@@ -12,7 +12,7 @@ class Sums(nn.Module):
 
     Sums, unlike means, add up over batches and ranks of unequal size, so the epoch's means are
     exact however the samples were shared out. Nothing is synchronized with the device or between
-    ranks before ``means``. ``KeepSums`` saves them when an epoch is interrupted.
+    ranks before ``means``. ``RankState`` saves them when an epoch is interrupted.
 
     Args:
         stage: prefix of the metrics: train, val or test.
@@ -32,8 +32,7 @@ class Sums(nn.Module):
         super().__init__()
         self.stage = stage
         self.names = names
-        # Of each name, and the number of samples last: on the CPU numbers, because adding small
-        # tensors takes longer, and otherwise tensors on the device.
+        # Of each name, and the number of samples last: on the CPU numbers, otherwise tensors.
         self._totals: list[Any] = [0] * (len(names) + 1)
         # Empty; it follows the model to its device, also on a rank that sees no sample.
         self.register_buffer("device_of", torch.empty(0), persistent=False)
@@ -45,8 +44,12 @@ class Sums(nn.Module):
             count: samples in the batch.
             sums: for each name a scalar, the sum over these samples.
         """
-        row = [*(self._number(sums[name]) for name in self.names), count]
-        self._totals = [total + value for total, value in zip(self._totals, row, strict=True)]
+        values = [sums[name] for name in self.names]
+        # Adding small tensors on the CPU takes longer than adding numbers.
+        row = [v.item() if v.device.type == "cpu" else v.detach().to(self._dtype()) for v in values]
+        self._totals = [
+            total + value for total, value in zip(self._totals, [*row, count], strict=True)
+        ]
 
     def mean_so_far(self, name: str) -> float:
         """The mean over the samples of this rank so far; waits for the device."""
@@ -75,12 +78,6 @@ class Sums(nn.Module):
     def load_state(self, totals: Tensor) -> None:
         """Go on from what ``state`` gave."""
         self._totals = totals.tolist()
-
-    def _number(self, value: Tensor) -> Any:
-        """A sum of one batch, as ``_totals`` has it."""
-        if value.device.type == "cpu":
-            return value.item()
-        return value.detach().to(self._dtype())
 
     def _dtype(self) -> torch.dtype:
         # float64 keeps every count exact; Apple's GPUs do not have it.

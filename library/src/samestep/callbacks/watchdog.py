@@ -31,43 +31,8 @@ class Watchdog(L.Callback):
         self._heartbeat: Heartbeat | None = None
         self._started_at = -math.inf
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the countdown."""
-        self._restart()
-
-    def on_train_batch_start(self, *args: Any) -> None:
-        """Start the countdown again."""
-        self._restart()
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        """Start the countdown again."""
-        self._restart()
-
-    def on_validation_batch_start(self, *args: Any) -> None:
-        """Start the countdown again."""
-        self._restart()
-
-    def on_test_batch_start(self, *args: Any) -> None:
-        """Start the countdown again."""
-        self._restart()
-
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Start the countdown again."""
-        self._restart()
-
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Stop the countdown."""
-        faulthandler.cancel_dump_traceback_later()
-        if self._heartbeat:
-            self._heartbeat.pause()
-        self._started_at = -math.inf
-        if self._file:
-            self._file.close()
-            self._file = None
-
-    def _restart(self) -> None:
+    def on_train_start(self, *args: Any, **named: Any) -> None:
+        """Start the countdown, or start it again."""
         # Each countdown is a thread, so it is started again at most once a second.
         now = time.monotonic()
         if now - self._started_at < 1:
@@ -81,3 +46,16 @@ class Watchdog(L.Callback):
         self._heartbeat.beat(self.timeout_s)
         faulthandler.dump_traceback_later(self.timeout_s, exit=True, file=self._file)
         self._started_at = now
+
+    on_train_batch_start = on_train_batch_end = on_save_checkpoint = on_train_start
+    on_validation_batch_start = on_test_batch_start = on_train_start
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Stop the countdown."""
+        faulthandler.cancel_dump_traceback_later()
+        if self._heartbeat:
+            self._heartbeat.pause()
+        self._started_at = -math.inf
+        if self._file:
+            self._file.close()
+            self._file = None

@@ -40,7 +40,7 @@ from samestep.hydra.schema import (
     flatten,
     no_such_choice,
 )
-from samestep.ranks.secret_names import hide_assigned
+from samestep.ranks.secrets import hide_assigned
 
 NEEDED = (
     "data",

@@ -14,7 +14,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from samestep.hydra import rules
 from samestep.hydra.rules import STRING, ProjectRules, Rule
-from samestep.ranks.secret_names import HIDDEN, is_secret_name
+from samestep.ranks.secrets import HIDDEN, is_secret_name
 from samestep.spec import leaves
 
 LAID_OVER = ("experiment", "debug", "local")  # groups that change values and bring no own keys

@@ -10,39 +10,10 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 ON_CLUSTER = "SAMESTEP_ON_CLUSTER"  # set by the entry point of a cluster's node
-
-
-def rank() -> int:
-    """Rank of this process among all, as torchrun says; 0 without torchrun."""
-    return int(os.environ.get("RANK", 0)) if under_torchrun() else 0
-
-
-def local_rank() -> int:
-    """Rank of this process among those of its node, as torchrun says; 0 without torchrun."""
-    return int(os.environ.get("LOCAL_RANK", 0)) if under_torchrun() else 0
-
-
-def world_size() -> int:
-    """Number of ranks on all nodes, as torchrun says; 1 without torchrun."""
-    return int(os.environ.get("WORLD_SIZE", 1)) if under_torchrun() else 1
-
-
-def local_world_size() -> int:
-    """Number of ranks on this node, as torchrun says; 1 without torchrun."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if under_torchrun() else 1
-
-
-def num_nodes() -> int:
-    """Number of nodes (torchrun agents) of this run; 1 without torchrun."""
-    return int(os.environ.get("GROUP_WORLD_SIZE", 1)) if under_torchrun() else 1
-
-
-def node_rank() -> int:
-    """Number of this node (torchrun agent) among all nodes; 0 without torchrun."""
-    return int(os.environ.get("GROUP_RANK", 0)) if under_torchrun() else 0
 
 
 def under_torchrun() -> bool:
@@ -51,6 +22,19 @@ def under_torchrun() -> bool:
     A run id alone, left over in a shell, is not enough: no torchrun would be there to answer.
     """
     return {"TORCHELASTIC_RUN_ID", "RANK"} <= os.environ.keys()
+
+
+def _from_torchrun(name: str, alone: int) -> int:
+    """What torchrun says in this variable; ``alone`` without torchrun."""
+    return int(os.environ.get(name, alone)) if under_torchrun() else alone
+
+
+rank = partial(_from_torchrun, "RANK", 0)  # of this process among all
+world_size = partial(_from_torchrun, "WORLD_SIZE", 1)  # ranks on all nodes
+local_rank = partial(_from_torchrun, "LOCAL_RANK", 0)  # of this process among those of its node
+local_world_size = partial(_from_torchrun, "LOCAL_WORLD_SIZE", 1)  # ranks on this node
+node_rank = partial(_from_torchrun, "GROUP_RANK", 0)  # of this node (torchrun agent) among all
+num_nodes = partial(_from_torchrun, "GROUP_WORLD_SIZE", 1)
 
 
 def adopt_srun() -> None:

@@ -8,7 +8,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache, wraps
+from functools import cache, lru_cache, wraps
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -28,10 +28,11 @@ def leave_signals_to_us(trainer: "L.Trainer") -> None:
 
     Its handler talks to the other ranks in the middle of a step, and hangs there. Each step also
     waits for a broadcast of what the handler heard. There is no public switch for either. Our way
-    is samestep.ranks.stopping.
+    is samestep.ranks.stopping. Upstream: Lightning-AI/pytorch-lightning issues 20806 and 21487.
     """
-    trainer._signal_connector.register_signal_handlers = _do_nothing  # type: ignore[method-assign]
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _do_nothing  # type: ignore[method-assign]
+    ours: Any = trainer
+    ours._signal_connector.register_signal_handlers = lambda: None
+    ours.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
 def search_gpus_once() -> None:
@@ -39,7 +40,8 @@ def search_gpus_once() -> None:
 
     Adam and AdamW ask in each step whether there is a GPU. Lightning 2.6 sets a variable with which
     torch loads the library of the driver to answer, so that CUDA is not started before processes
-    are forked. That takes 0.1 ms each time. Without a GPU no CUDA can be started.
+    are forked. Without a GPU no CUDA can be started. An MNIST-format epoch takes 1.11 times as long
+    without this (docs/performance.md). Upstream: pytorch/pytorch pull request 85951.
     """
     import torch
 
@@ -47,61 +49,60 @@ def search_gpus_once() -> None:
         environment.unset_variables(["PYTORCH_NVML_BASED_CUDA_CHECK"])
 
 
+@cache  # once in a process, which may have several runs
 def call_hooks_directly() -> None:
     """Keep Lightning 2.6 from announcing each hook to its log and its profiler.
 
     It makes two texts for each of 22 hooks in a step, which nobody reads, and writes the name of
     the hook into an attribute of the module. torch 2.15 then looks whether the name is a parameter.
     Here the name goes where torch would put it in the end. Only a profiler still gets its texts.
+    An MNIST-format epoch takes 1.2 times as long without this (docs/performance.md).
     """
+    from lightning.pytorch.profilers import PassThroughProfiler
     from lightning.pytorch.trainer import call
 
-    hooks = (call._call_callback_hooks, call._call_lightning_module_hook, call._call_strategy_hook)
-    if hooks[0].__module__ == __name__:
-        return  # another run of this process has done it
-    call._call_callback_hooks = _without_texts(hooks[0], _call_callbacks)
-    call._call_lightning_module_hook = _without_texts(hooks[1], _call_module)
-    call._call_strategy_hook = _without_texts(hooks[2], _call_strategy)
+    def call_callbacks(trainer: Any, module: Any, name: str, args: Any) -> None:
+        for callback in trainer.callbacks:
+            hook = getattr(callback, name)
+            if callable(hook):
+                hook(trainer, module, *args)
+
+    def call_module(trainer: Any, module: Any, name: str, args: Any) -> Any:
+        hook = getattr(module, name)
+        return hook(*args) if callable(hook) else None
+
+    def call_strategy(trainer: Any, module: Any, name: str, args: Any) -> Any:
+        return getattr(trainer.strategy, name)(*args)
+
+    def without_texts(announce: Callable[..., Any], call: Callable[..., Any]) -> Any:
+        def call_hook(trainer: Any, name: str, *args: Any, **named: Any) -> Any:
+            module = trainer.lightning_module
+            if module is None or named or type(trainer.profiler) is not PassThroughProfiler:
+                return announce(trainer, name, *args, **named)
+            attributes = module.__dict__
+            before = attributes["_current_fx_name"]
+            attributes["_current_fx_name"] = name
+            result = call(trainer, module, name, args)
+            attributes["_current_fx_name"] = before
+            return result
+
+        return call_hook
+
+    hooks: Any = call
+    hooks._call_callback_hooks = without_texts(hooks._call_callback_hooks, call_callbacks)
+    hooks._call_lightning_module_hook = without_texts(
+        hooks._call_lightning_module_hook, call_module
+    )
+    hooks._call_strategy_hook = without_texts(hooks._call_strategy_hook, call_strategy)
 
 
-def _without_texts(announce: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
-    from lightning.pytorch.profilers import PassThroughProfiler
-
-    def call_hook(trainer: Any, name: str, *args: Any, **named: Any) -> Any:
-        module = trainer.lightning_module
-        if module is None or named or type(trainer.profiler) is not PassThroughProfiler:
-            return announce(trainer, name, *args, **named)
-        attributes = module.__dict__
-        before = attributes["_current_fx_name"]
-        attributes["_current_fx_name"] = name
-        result = call(trainer, module, name, args)
-        attributes["_current_fx_name"] = before
-        return result
-
-    return call_hook
-
-
-def _call_callbacks(trainer: Any, module: "L.LightningModule", name: str, args: Any) -> None:
-    for callback in trainer.callbacks:
-        hook = getattr(callback, name)
-        if callable(hook):
-            hook(trainer, module, *args)
-
-
-def _call_module(trainer: Any, module: "L.LightningModule", name: str, args: Any) -> Any:
-    hook = getattr(module, name)
-    return hook(*args) if callable(hook) else None
-
-
-def _call_strategy(trainer: Any, module: "L.LightningModule", name: str, args: Any) -> Any:
-    return getattr(trainer.strategy, name)(*args)
-
-
+@cache  # once in a process, which may have several runs
 def look_at_hooks_once() -> None:
     """Keep Lightning 2.6 from asking in each step what does not change while a run trains.
 
     It reads the signature of ``training_step``, and asks three times whether a hook of the data is
-    that of the module or of the DataModule.
+    that of the module or of the DataModule. An MNIST-format epoch takes 1.06 times as long without
+    this (docs/performance.md).
     """
     from lightning.pytorch.loops import training_epoch_loop
     from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
@@ -117,12 +118,10 @@ def look_at_hooks_once() -> None:
     loop.is_param_in_hook_signature = has_parameter
 
     kind: Any = _DataHookSelector
-    if kind.get_instance.__module__ == __name__:
-        return  # another run of this process has done it
     select = kind.get_instance
 
     def get_instance(selector: Any, name: str) -> Any:
-        known = selector.__dict__.setdefault("known", {})
+        known = vars(selector).setdefault("known", {})
         if name not in known:
             known[name] = select(selector, name)
         return known[name]
@@ -130,6 +129,7 @@ def look_at_hooks_once() -> None:
     kind.get_instance = get_instance
 
 
+@cache  # once in a process, which may have several runs
 def reduce_logs_over_ranks() -> None:
     """Let Lightning 2.6 reduce over the ranks what is logged without ``sync_dist``, once per epoch.
 
@@ -146,17 +146,13 @@ def reduce_logs_over_ranks() -> None:
     kind: Any = _LoggerConnector
     hooks: Any = call
     end_batches, call_hook = kind.epoch_end_reached, hooks._call_lightning_module_hook
-    if hasattr(end_batches, "__wrapped__"):
-        return  # another run of this process has done it
 
-    @wraps(end_batches)
     def end_batches_and_reduce(connector: Any) -> None:
         end_batches(connector)
         if connector.trainer.training:
             add_logs_before(connector.trainer, is_end=True)
         _reduce_logs(connector)
 
-    @wraps(call_hook)
     def call_hook_and_reduce(trainer: Any, name: str, *args: Any, **named: Any) -> Any:
         result = call_hook(trainer, name, *args, **named)
         if name in ("on_train_epoch_end", "on_validation_epoch_end", "on_test_epoch_end"):
@@ -208,7 +204,8 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
     DDP sums the gradients of those parameters that needed one when it was made. Each rank would
     train a parameter that is unfrozen later by its own samples, and the ranks would end with
     different weights; for one that is frozen later, DDP waits in vain. Callbacks for fine-tuning
-    do both. So the model is wrapped again before the step.
+    do both. So the model is wrapped again before the step. Upstream:
+    Lightning-AI/pytorch-lightning issue 20340.
     """
     from lightning.pytorch.strategies import DDPStrategy
 
@@ -353,6 +350,7 @@ def continue_metric(metric: "Metric", saved: list[dict[str, Any]]) -> None:
         metric._update_count += state["count"]
 
 
+@cache  # once in a process, which may have several runs
 def leave_out_empty_batches() -> None:
     """Keep a batch without samples out of the mean that Lightning 2.6 takes over an epoch.
 
@@ -364,8 +362,6 @@ def leave_out_empty_batches() -> None:
     from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 
     update = _ResultMetric.update
-    if hasattr(update, "__wrapped__"):
-        return  # another run of this process has done it
 
     @wraps(update)
     def update_unless_empty(metric: _ResultMetric, value: Any, batch_size: int) -> None:
@@ -458,7 +454,7 @@ def share_out_batch_samplers(trainer: "L.Trainer", share: Callable[[Any], Any]) 
 
     Lightning 2.6 replaces a ``BatchSampler`` of torch by samples one at a time, without a word. It
     rejects other batch samplers, with the advice of a flag that shares nothing out. ``share`` makes
-    this rank's part of a batch sampler.
+    this rank's part of a batch sampler. Upstream: Lightning-AI/pytorch-lightning issue 21122.
     """
     from torch.utils.data import DataLoader
 
@@ -510,14 +506,12 @@ def load_loader_states(
         loaders.may_be_exhausted = True
 
 
+@cache  # once in a process, which may have several runs
 def _remember_states_before_batches() -> None:
     from lightning.pytorch.utilities import CombinedLoader
 
     get_next: Callable[[CombinedLoader], Any] = CombinedLoader.__next__
-    if hasattr(get_next, "__wrapped__"):
-        return  # another run of this process has done it
 
-    @wraps(get_next)
     def remember_and_get_next(loaders: Any) -> Any:
         attributes = loaders.__dict__
         if not attributes.get("keeps_states"):
@@ -573,7 +567,8 @@ def continue_as_undisturbed(trainer: "L.Trainer") -> None:
       steps the plateau schedules. Before the first batch of an epoch this is always so.
     - It counts ``trainer.reload_dataloaders_every_n_epochs`` from the epoch that continues.
 
-    Call it when training starts, before anything asks for the epoch.
+    Call it when training starts, before anything asks for the epoch. Upstream:
+    Lightning-AI/pytorch-lightning issues 14699, 19549 and 19617.
     """
     loop, epochs = trainer.fit_loop, trainer.fit_loop.epoch_progress
     if not loop.is_resuming:
@@ -585,29 +580,26 @@ def continue_as_undisturbed(trainer: "L.Trainer") -> None:
         loop.reset_restart_stage()
     # Not by its setter, which says that a run with max_steps always restarts.
     loop._restarting = False
-    _begin_between_steps(loop.epoch_loop, is_within_epoch)
+    inner: Any = loop.epoch_loop
+    if is_within_epoch:
+        reset = inner.reset
+
+        def reset_once() -> None:
+            del inner.reset
+            num_steps = inner._batches_that_stepped
+            # Keeps the counters of the epoch, as long as the loop calls itself restarting.
+            reset()
+            inner._batches_that_stepped = num_steps
+            inner.restarting = False
+
+        inner.reset = reset_once
+    else:
+        inner.restarting = False  # also of the loops in it
     if every := trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
         # The data of the next epoch are loaded when it begins, if they are due then.
         epoch = trainer.current_epoch if is_within_epoch else trainer.current_epoch - 1
         loop._last_train_dl_reload_epoch = epoch - epoch % every
-        loop.epoch_loop.val_loop._last_val_dl_reload_epoch = epoch - epoch % every
-
-
-def _begin_between_steps(loop: Any, is_within_epoch: bool) -> None:
-    if not is_within_epoch:
-        loop.restarting = False  # also of the loops in it
-        return
-    reset = loop.reset
-
-    def reset_once() -> None:
-        del loop.reset
-        num_steps = loop._batches_that_stepped
-        # Keeps the counters of the epoch, as long as the loop calls itself restarting.
-        reset()
-        loop._batches_that_stepped = num_steps
-        loop.restarting = False
-
-    loop.reset = reset_once
+        inner.val_loop._last_val_dl_reload_epoch = epoch - epoch % every
 
 
 def step_plateau_schedules(trainer: "L.Trainer") -> None:
@@ -647,7 +639,3 @@ def look_while_monitoring(
         return monitor(worker_group)
 
     agent._monitor_workers = look_and_monitor
-
-
-def _do_nothing() -> None:
-    pass

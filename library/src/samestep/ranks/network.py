@@ -13,6 +13,18 @@ from samestep.errors import RunError
 OUTSIDE_ADDRESS = "203.0.113.1"  # reserved for documentation: only the default route leads there
 CONNECT_S = 2  # seconds for one attempt to reach a server
 SIOCGIFADDR = 0x8915  # the Linux request for the IPv4 address of an interface
+NO_ANSWER = (
+    "{name}:{port} does not answer after {timeout_s} s ({reason}). Check that this server is up "
+    "and that no firewall is between. cluster.join_timeout_s=SECONDS of scripts/launch.py, or "
+    "--rdzv-conf=timeout=SECONDS, waits longer"
+)
+NO_WAY = (
+    "there is no way to {name} after {timeout_s} s ({reason}). Check that this node is up and that "
+    "no firewall is between. On Kubernetes its name needs a headless Service with "
+    "publishNotReadyAddresses, and the pods' subdomain must be the name of that Service. Elsewhere "
+    "give an address: --master-addr=ADDRESS, and with c10d rendezvous --local-addr=ADDRESS. "
+    "cluster.timeout_s=SECONDS waits longer"
+)
 
 
 class NetworkError(RunError):
@@ -26,8 +38,6 @@ def wait_for(
     port: int | None = None,
 ) -> tuple[str, str]:
     """Wait until a node's name has an address and a network leads to it.
-
-    The name of a pod is often published some seconds after the pods that look for it have started.
 
     Args:
         name: host name or address of the node.
@@ -44,51 +54,28 @@ def wait_for(
     deadline = time.monotonic() + timeout_s
     has_failed = False
     while True:
+        # The name of a pod is often published some seconds after the other pods have started.
         try:
             address = address_of(name)
             if port is not None:
-                connect(address, port)
+                socket.create_connection((address, port), timeout=CONNECT_S).close()
             return address, address_towards(address)
         except OSError as error:
             reason = str(error.strerror or error)
             if time.monotonic() + 1 > deadline:
-                raise NetworkError(explain(name, port, timeout_s, reason)) from error
+                remedy = NO_WAY if port is None else NO_ANSWER
+                message = remedy.format(name=name, port=port, timeout_s=timeout_s, reason=reason)
+                raise NetworkError(message) from error
         if not has_failed:
             on_wait(reason)
         has_failed = True
         time.sleep(1)
 
 
-def explain(name: str, port: int | None, timeout_s: float, reason: str) -> str:
-    """Why ``wait_for`` gave up, and what to check."""
-    if port is not None:
-        return (
-            f"{name}:{port} does not answer after {timeout_s} s ({reason}). Check that this server "
-            "is up and that no firewall is between. cluster.join_timeout_s=SECONDS of "
-            "scripts/launch.py, or --rdzv-conf=timeout=SECONDS, waits longer"
-        )
-    return (
-        f"there is no way to {name} after {timeout_s} s ({reason}). Check that this node is up and "
-        "that no firewall is between. On Kubernetes its name needs a headless Service with "
-        "publishNotReadyAddresses, and the pods' subdomain must be the name of that Service. "
-        "Elsewhere give an address: --master-addr=ADDRESS, and with c10d rendezvous "
-        "--local-addr=ADDRESS. cluster.timeout_s=SECONDS waits longer"
-    )
-
-
-def connect(address: str, port: int) -> None:
-    """Try to reach a server.
-
-    Raises:
-        OSError: if nothing listens there.
-    """
-    socket.create_connection((address, port), timeout=CONNECT_S).close()
-
-
 def answers(name: str, port: int) -> bool:
     """Whether a server listens there now."""
     try:
-        connect(name, port)
+        socket.create_connection((name, port), timeout=CONNECT_S).close()
     except OSError:
         return False
     return True

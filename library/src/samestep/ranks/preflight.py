@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from hashlib import sha256
 from math import ceil
@@ -29,12 +29,7 @@ from samestep.ranks.process_group import broadcast, device_kind
 from samestep.spec import RunSpec, fault_of_shares, leaves
 
 SHARED_MEMORY = Path("/dev/shm")  # where loader processes leave their batches
-CONFIG_CHECKS = {
-    "world size",
-    "accelerator",
-    "run directory",
-    "shares",
-}  # they fail with exit code 2
+CONFIG_CHECKS = {"world size", "accelerator", "run directory", "shares"}  # exit code 2
 MAY_DIFFER = (  # patterns of keys that may have another value on each node
     r"run_root|run_dir|run_id|allow_changes|rules",
     r"(cluster|logger|choices|summary|callbacks\.(artifacts|progress))(\..+)?",
@@ -89,24 +84,15 @@ def find_rank_zero(accelerator: str, timeout_s: float) -> str:
         address, own_address = network.wait_for(name, timeout_s)
     except network.NetworkError as error:
         raise PreflightError(f"rank {environment.rank()}: MASTER_ADDR={name}: {error}") from error
-    if environment.num_nodes() == 1:
-        return f"{name} is {address}"
-    interface = network.interface_with(own_address)
+    interface = network.interface_with(own_address) if environment.num_nodes() > 1 else None
     if interface is None:
         return f"{name} is {address}"
-    choose_interface(interface)
-    return f"{name} is {address}, reached through {interface}"
-
-
-def choose_interface(interface: str) -> None:
-    """Tell gloo and NCCL which interface to use, unless the user has told them."""
     # NCCL takes eth1 for a prefix, which eth10 has too, unless an equals sign stands before it.
-    for variable, value in {
-        "GLOO_SOCKET_IFNAME": interface,
-        "NCCL_SOCKET_IFNAME": f"={interface}",
-    }.items():
+    chosen = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    for variable, value in chosen.items():
         if not environment.variable(variable):
             environment.set_variable(variable, value)
+    return f"{name} is {address}, reached through {interface}"
 
 
 def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModule | None) -> None:
@@ -180,11 +166,19 @@ def check_this_rank(
     """What this rank finds out without the others."""
     yield check_world_size(spec)
     yield check_accelerator(spec.accelerator)
-    yield from check_shares(spec.shares)
-    yield check_threads()
+    if not isinstance(spec.shares, str):  # equal, or measured
+        fault = fault_of_shares(spec.shares, environment.num_nodes(), environment.world_size())
+        fact, _, remedy = (fault or f"cluster.shares={spec.shares}").partition("; ")
+        yield Finding("shares", fact, remedy)
+    # Threads beyond the processors wait for each other.
+    threads, processors = torch.get_num_threads(), environment.cpus_per_rank()
+    remedy = "they wait for each other: unset OMP_NUM_THREADS" if threads > processors else ""
+    yield Finding("threads", f"{threads} per rank, of {processors} processors", remedy)
     shared_memory_bytes = getattr(datamodule, "shared_memory_bytes", lambda: 0)()
     if shared_memory_bytes and SHARED_MEMORY.exists():
-        yield check_shared_memory(shared_memory_bytes)
+        needed = shared_memory_bytes * environment.local_world_size()
+        remedy = f"give {SHARED_MEMORY} more room (docker --shm-size), or lower data.num_workers"
+        yield check_room("shared memory", SHARED_MEMORY, needed, remedy)
     if environment.rank() == 0:
         yield check_run_directory(spec.run_dir, model)
 
@@ -214,32 +208,6 @@ def check_accelerator(chosen: str) -> Finding:
         "and the GPU limit, or set trainer.accelerator=cpu"
     )
     return Finding("accelerator", fact, remedy)
-
-
-def check_shares(shares: str | Sequence[float]) -> Iterator[Finding]:
-    """Whether ``cluster.shares`` has a number for each rank, or for each node."""
-    if isinstance(shares, str):
-        return  # equal, or measured
-    fault = fault_of_shares(shares, environment.num_nodes(), environment.world_size())
-    if fault is None:
-        yield Finding("shares", f"cluster.shares={shares}")
-    else:
-        fact, _, remedy = fault.partition("; ")
-        yield Finding("shares", fact, remedy)
-
-
-def check_threads() -> Finding:
-    """Whether each thread of this rank has a processor."""
-    threads, processors = torch.get_num_threads(), environment.cpus_per_rank()
-    remedy = "they wait for each other: unset OMP_NUM_THREADS" if threads > processors else ""
-    return Finding("threads", f"{threads} per rank, of {processors} processors", remedy)
-
-
-def check_shared_memory(bytes_per_rank: int) -> Finding:
-    """Whether the batches of this node's loader processes fit into shared memory."""
-    needed = bytes_per_rank * environment.local_world_size()
-    remedy = f"give {SHARED_MEMORY} more room (docker --shm-size), or lower data.num_workers"
-    return check_room("shared memory", SHARED_MEMORY, needed, remedy)
 
 
 def check_run_directory(run_dir: Path, model: L.LightningModule) -> Finding:

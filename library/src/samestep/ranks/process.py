@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, NoReturn
 
 from samestep.ranks import environment
@@ -36,7 +35,7 @@ def run(main: Callable[[], int | None], *, interrupt_at_once: bool = False) -> N
     _Program.parent = os.getppid()
     make_output_safe()
     if interrupt_at_once:
-        signal.signal(signal.SIGINT, _exit_interrupted)
+        signal.signal(signal.SIGINT, lambda signum, frame: os._exit(EXIT_INTERRUPTED))
     try:
         exit_code = main()
     except KeyboardInterrupt:
@@ -62,7 +61,13 @@ def make_output_safe() -> None:
     """
     environment.set_variable("MPLBACKEND", "agg")
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
-    _open_missing_descriptors()
+    # Otherwise the next file that is opened would become stdout, and get what is printed.
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # takes the lowest number, which is missing
+            os.set_inheritable(null, True)  # processes started here need it too
     sys.stdout = _safe(sys.stdout, sys.__stdout__, 1)
     sys.stderr = _safe(sys.stderr, sys.__stderr__, 2)
 
@@ -96,16 +101,6 @@ class _Output(io.FileIO):
             return len(data)
 
 
-def _open_missing_descriptors() -> None:
-    # Otherwise the next file that is opened would become stdout, and get what is printed.
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            null = os.open(os.devnull, os.O_RDWR)  # takes the lowest number, which is missing
-            os.set_inheritable(null, True)  # processes started here need it too
-
-
 def _safe(stream: Any, original: Any, descriptor: int) -> Any:
     if stream is not original:
         return stream  # a test or a notebook has replaced it
@@ -116,7 +111,3 @@ def _safe(stream: Any, original: Any, descriptor: int) -> Any:
         line_buffering=True,
         write_through=bool(stream and stream.write_through),
     )
-
-
-def _exit_interrupted(signum: int, frame: FrameType | None) -> None:
-    os._exit(EXIT_INTERRUPTED)

@@ -49,12 +49,16 @@ _store: Store | None = None  # of this process's group, if ``join`` has made it
 @contextmanager
 def process_group(accelerator: str, timeout_s: float) -> Iterator[None]:
     """Meet the other ranks that torchrun started, for the length of this block; see ``join``."""
+    global _store
     join(accelerator, timeout_s)
     try:
         with shared_errors():
             yield
     finally:
-        leave()
+        # A group that somebody else has made stays.
+        if _store is not None and dist.is_initialized():
+            dist.destroy_process_group()
+        _store = None
 
 
 def join(accelerator: str, timeout_s: float) -> None:
@@ -79,14 +83,6 @@ def join(accelerator: str, timeout_s: float) -> None:
     # Ten seconds more than the watchdog has: it says where each rank hangs, the group does not.
     _store = meet(backend, timedelta(seconds=timeout_s + 10))
     stopping.defer()
-
-
-def leave() -> None:
-    """Close the connections to the other ranks, if ``join`` has made them."""
-    global _store
-    if _store is not None and dist.is_initialized():
-        dist.destroy_process_group()
-    _store = None
 
 
 @contextmanager
@@ -247,19 +243,13 @@ def on_rank_zero(
     Raises:
         ConfigError, RunError: on every rank, what ``function`` raised on rank zero.
     """
-    result: Any = None
-    if environment.rank() == 0:
-        try:
-            result = function(*args, **kwargs)
-        except (ConfigError, RunError) as error:
-            # The others wait for an answer. Without one they would end with errors of the network.
-            result = error
-    result = broadcast(result)
-    if isinstance(result, (ConfigError, RunError)):
-        result.on_all_ranks = True
-        raise result
-    value: Result = result
-    return value
+
+    def on_one_rank() -> Any:
+        return function(*args, **kwargs) if environment.rank() == 0 else None
+
+    # The others wait for an answer. Without one they would end with errors of the network.
+    result: Result = broadcast(on_all_ranks(on_one_rank))
+    return result
 
 
 def on_all_ranks(
@@ -275,12 +265,10 @@ def on_all_ranks(
         result = function(*args, **kwargs)
     except (ConfigError, RunError) as raised:
         error = raised
-    errors: list[Any] = [error] * environment.world_size()
-    if dist.is_initialized():
-        dist.all_gather_object(errors, error)
-    for first in filter(None, errors):
-        first.on_all_ranks = True
-        raise first
+    for first in gather(error):
+        if first is not None:
+            first.on_all_ranks = True
+            raise first
     return result
 
 
@@ -307,16 +295,15 @@ def topology(spec: RunSpec) -> dict[str, Any]:
         # One process. Lightning would take the variables of a Slurm allocation for ranks.
         return {"plugins": [LightningEnvironment()]}
     where = {"devices": environment.local_world_size(), "num_nodes": environment.num_nodes()}
-    is_object = "." in spec.strategy  # which somebody else has made
-    return where if is_object else {**where, "strategy": build_strategy(spec)}
-
-
-def build_strategy(spec: RunSpec) -> Strategy:
-    """FSDP if ``spec.strategy`` says so, otherwise DDP."""
+    if "." in spec.strategy:  # an object that somebody else has made
+        return where
+    strategy: Strategy
     if spec.is_fsdp:
         # "full": a checkpoint of whole weights, which any number of ranks can read.
-        return FSDPStrategy(state_dict_type="full", **options_of_any(spec))
-    return UnequalNodesDDP(**options_of_any(spec), **options_of_ddp(spec))
+        strategy = FSDPStrategy(state_dict_type="full", **options_of_any(spec))
+    else:
+        strategy = UnequalNodesDDP(**options_of_any(spec), **options_of_ddp(spec))
+    return {**where, "strategy": strategy}
 
 
 def options_of_any(spec: RunSpec) -> dict[str, Any]:
@@ -330,7 +317,7 @@ def options_of_any(spec: RunSpec) -> dict[str, Any]:
 def options_of_ddp(spec: RunSpec) -> dict[str, Any]:
     """What DDP gets besides."""
     return {
-        # AverageBuffers gives every rank the same buffers, once per epoch.
+        # RankState gives every rank the same buffers, once per epoch.
         "forward_sync_buffers": False,
         "gradient_as_bucket_view": True,
         # Without this DDP sorts its gradients anew after its first step, also after a restart.

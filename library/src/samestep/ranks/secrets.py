@@ -1,15 +1,25 @@
 """Secrets are never printed or saved: they are found by name, value or form and become ``***``."""
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from samestep.ranks import environment
-from samestep.ranks.secret_names import HIDDEN, hide_assigned, is_secret_name
 
+HIDDEN = "***"
 MIN_LENGTH = 8  # a shorter value of a variable would also hide ordinary words
 RANDOM_LENGTH = 12  # with numerals or mixed case it is no word, and hidden within words too
 
+# Words in names such as HF_TOKEN, aws_secret_access_key, db.password, OPENAI_APIKEY. A single "key"
+# is no secret, because tolerations have keys; "tokens" are words of a text.
+_NAME = (
+    r"(?:token|secret|passw(?:or)?d|passphrase|credentials?|api[-_]?key|[a-z0-9]+[-_]key)"
+    r"(?![a-z0-9])"
+)
+_SECRET_NAME = re.compile(rf"(?<![a-z0-9]){_NAME}", re.IGNORECASE)
+_ASSIGNMENT = re.compile(rf"((?<![a-z0-9]){_NAME}[\w-]*\s*[=:]\s*).+", re.IGNORECASE | re.DOTALL)
+_QUOTED = re.compile(
+    rf"((?<![a-z0-9]){_NAME}[\w-]*[\"']?\]?\s*[=:]\s*)([\"'])(?:(?!\2).)+\2", re.IGNORECASE
+)
 # For variables any part of a word counts (PGPASSWORD): hiding one value too many does no harm.
 _SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL", re.IGNORECASE)
 _LOGIN = re.compile(r"(?<=://)(?!git@)[^/\s'\"]+(?=@)")  # user:password in an address
@@ -22,6 +32,21 @@ _KEY = re.compile(  # keys and tokens as AWS, GitHub, GitLab, Hugging Face, Open
 )
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether a value with this name is a secret: ``api_key``, ``HF_TOKEN``, ``db.password``."""
+    return bool(_SECRET_NAME.search(name))
+
+
+def hide_assigned(text: str) -> str:
+    """Replace by ``***`` what follows a secret name and ``=`` or ``:``, to the end of the text."""
+    return _ASSIGNMENT.sub(rf"\1{HIDDEN}", text)
+
+
+def hide_quoted(text: str) -> str:
+    """Replace by ``***`` the texts in quotes that follow a secret name, as in a program."""
+    return _QUOTED.sub(rf"\1\2{HIDDEN}\2", text)
+
+
 def looks_secret(value: str) -> bool:
     """Whether a text holds a secret, whatever its name is."""
     return redact(value) != value
@@ -31,31 +56,17 @@ def redact(text: str) -> str:
     """Replace each secret in ``text`` by ``***``.
 
     Secrets are the values of secret environment variables, logins in addresses
-    (``://user:password@host``), and keys in the form of a known service.
+    (``://user:password@host``), and keys in the form of a known service. MY_TOKEN=validation hides
+    ``validation``, but not a part of ``validation/loss``.
     """
-    return _hide(text, _find_secret_values())
-
-
-def _find_secret_values() -> list[str]:
-    """The values of secret environment variables, the longest first."""
-    values = {
+    secrets = {
         value
         for name, value in environment.variables().items()
-        if _SECRET_VARIABLE.search(name) and len(value) >= MIN_LENGTH
+        if len(value) >= MIN_LENGTH and value in text and _SECRET_VARIABLE.search(name)
     }
     # A secret may be a part of another one, so the longest is replaced first.
-    return sorted(values, key=len, reverse=True)
-
-
-def _hide(text: str, values: Sequence[str]) -> str:
-    """Replace each of the values, and what looks like a secret.
-
-    MY_TOKEN=validation hides ``validation``, but not a part of ``validation/loss``.
-    """
-    for value in values:
-        if value not in text:
-            continue
-        is_mixed = value != value.lower() and value != value.upper()
+    for value in sorted(secrets, key=len, reverse=True):
+        is_mixed = value not in (value.lower(), value.upper())
         if len(value) >= RANDOM_LENGTH and (is_mixed or re.search(r"\d", value)):
             text = text.replace(value, HIDDEN)
         else:
@@ -68,23 +79,20 @@ def redact_argument(argument: str) -> str:
     return redact(hide_assigned(argument))
 
 
-def redact_values(value: Any) -> Any:
-    """Copy plain containers with each secret text replaced, also those with a secret key.
+def redact_values(value: Any, *, is_secret: bool = False) -> Any:
+    """Copy plain containers with each secret text replaced, also those below a secret key.
 
     Args:
         value: dictionaries, lists, texts, numbers.
+        is_secret: replace all texts.
     """
-    return _redact_values(value, _find_secret_values(), is_secret=False)
-
-
-def _redact_values(value: Any, values: Sequence[str], *, is_secret: bool) -> Any:
     if isinstance(value, dict):
         return {
-            key: _redact_values(item, values, is_secret=is_secret or is_secret_name(str(key)))
+            key: redact_values(item, is_secret=is_secret or is_secret_name(str(key)))
             for key, item in value.items()
         }
     if isinstance(value, list):
-        return [_redact_values(item, values, is_secret=is_secret) for item in value]
+        return [redact_values(item, is_secret=is_secret) for item in value]
     if isinstance(value, str):
-        return HIDDEN if is_secret else _hide(value, values)
+        return HIDDEN if is_secret else redact(value)
     return value

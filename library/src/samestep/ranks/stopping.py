@@ -152,11 +152,12 @@ def _obey_parent_only() -> None:
 
     An agent sends SIGTERM to the loader processes too, a terminal Ctrl-C or SIGHUP. A loader
     process that ends before its rank makes torch raise there, in the middle of the step after
-    which the rank would save. torch installs a handler of its own in the loader process later, so
-    the signals are blocked, and a thread waits for that of the rank.
+    which the rank would save.
     """
     if signal.getsignal(signal.SIGTERM) is not _remember:
         return
+    # torch installs a handler of its own in the loader process later, so the signals are blocked,
+    # and a thread waits for that of the rank.
     signal.pthread_sigmask(signal.SIG_BLOCK, handled())
 
     def wait() -> None:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.ranks import environment, secrets
-from samestep.ranks.secret_names import hide_assigned, hide_quoted
-from samestep.ranks.secrets import redact_values
+from samestep.ranks.secrets import hide_assigned, hide_quoted, redact_values
 from samestep.run.files import read_text, set_aside, write_text
 
 log = logging.getLogger(__name__)

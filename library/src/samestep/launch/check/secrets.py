@@ -8,8 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from samestep.launch.check.documents import walk
 from samestep.launch.render import Document
-from samestep.ranks.secret_names import is_secret_name
-from samestep.ranks.secrets import looks_secret
+from samestep.ranks.secrets import is_secret_name, looks_secret
 
 RULE = (  # a message never shows the value
     "is a secret that everyone could read; put it into the Secret that cluster.secret names: its "
