@@ -14,10 +14,9 @@ from omegaconf import DictConfig
 from project.saved_run import read_saved_config
 from samestep.ranks.secrets import redact
 from samestep.run import state
-from samestep.run.checkpoint import verify
 from samestep.run.identity import read_identity
 from samestep.run.records import read_attempts, read_history, read_json
-from samestep.run.sidecar import Version
+from samestep.run.seal import Seal, verify
 
 HUB_LICENCES = {"MIT": "mit", "Apache-2.0": "apache-2.0", "BSD-3-Clause": "bsd-3-clause"}
 
@@ -124,10 +123,10 @@ def read_metrics(run_dir: Path, ckpt: str) -> dict[str, float]:
     metrics.json has the newest validation, and after a run was continued the test of older weights.
     """
     metrics: dict[str, Any] = {}
-    version = verify(run_dir / "checkpoints" / f"{ckpt}.ckpt", read_identity(run_dir))
-    if isinstance(version, Version):
+    seal = verify(run_dir / "checkpoints" / f"{ckpt}.ckpt", read_identity(run_dir))
+    if isinstance(seal, Seal):
         # A validation is logged at the last step before it.
-        rows = [r for r in read_history(run_dir) if r["step"] == version.global_step - 1]
+        rows = [r for r in read_history(run_dir) if r["step"] == seal.global_step - 1]
         metrics |= {n: v for row in rows for n, v in row.items() if n.startswith("val/")}
     is_finished = state.read(run_dir).state == state.FINISHED
     if is_finished and ckpt == state.tested_checkpoint(run_dir):

@@ -10,7 +10,7 @@ from samestep.errors import ConfigError
 from samestep.hydra.build import build, set_precision
 from samestep.hydra.schema import escape
 from samestep.hydra.targets import check_targets
-from samestep.run import checkpoint
+from samestep.run import checkpoint, directory
 from samestep.run.changes import read_config
 from samestep.run.checkpoint import CheckpointError
 
@@ -24,6 +24,8 @@ def load_run(run_dir: Path, ckpt: str, *, trust: bool = False) -> tuple[Any, Any
         names = [file.stem for file in sorted(checkpoints.glob("*.ckpt"))]
         raise ConfigError(f"ckpt={ckpt}: {checkpoints} holds {', '.join(names) or 'no checkpoint'}")
 
+    if ckpt == "best":
+        directory.best_checkpoint(run_dir)
     # A directory that is no run fails here, before anything is called that it names.
     state = checkpoint.load(path)
     # A run with data=null has the loaders of its model.

@@ -7,11 +7,10 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
-from torch.utils.data import DataLoader
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.errors import ConfigError
-from samestep.run import files, sidecar
+from samestep.run import directory, files
 from samestep.run.checkpoint import CheckpointError, find_newest, load
 from tests.samestep.callbacks.tiny import Tiny, fit
 
@@ -42,9 +41,8 @@ def best_step(run_dir: Path) -> int:
 def test_the_best_epoch_is_kept(tmp_path: Path, mode: str, scores: list[float], step: int):
     fit(tmp_path, Tiny(scores), mode=mode)
     assert best_step(tmp_path) == step
-    (version, *_) = sidecar.read(tmp_path / "checkpoints/best.ckpt")
-    assert (version.global_step, version.file) == (step, "best.ckpt")
-    assert version.score == pytest.approx(scores[step // 4 - 1])
+    state = load(tmp_path / "checkpoints/best.ckpt")["callbacks"]["BestCheckpoint"]
+    assert state["score"] == pytest.approx(scores[step // 4 - 1])
 
 
 def test_it_is_the_last_checkpoint_under_a_second_name(tmp_path: Path):
@@ -117,7 +115,7 @@ def test_the_best_checkpoint_holds_the_weights_that_were_validated(
     best = load(tmp_path / "checkpoints/best.ckpt")
     assert best["global_step"] == best_step(tmp_path) == step
     assert torch.equal(best["state_dict"]["layer.weight"], model.validated[step])
-    assert sidecar.read(tmp_path / "checkpoints/best.ckpt")[0].score == pytest.approx(0.4)
+    assert best["callbacks"]["BestCheckpoint"]["score"] == pytest.approx(0.4)
 
 
 def test_a_validation_within_an_optimizer_step_is_refused(tmp_path: Path):
@@ -140,20 +138,25 @@ def test_with_averaged_weights_the_average_is_kept(tmp_path: Path):
     assert trainer.is_global_zero
 
 
-def test_other_weights_than_the_best_ones_are_never_tested(tmp_path: Path):
-    model = Tiny([0.1, 0.3, 0.2])
+@pytest.mark.parametrize("harm", ["delete", "cut", "older", "last"])
+def test_other_weights_than_the_best_ones_are_never_tested(tmp_path: Path, harm: str):
     best = tmp_path / "checkpoints/best.ckpt"
-    fit(tmp_path, model, max_epochs=1)
-    proof = sidecar.path_of(best).read_text()
+    fit(tmp_path, Tiny([0.1]), max_epochs=1)
     older = best.read_bytes()
-    trainer = fit(tmp_path, model, max_epochs=3, ckpt="last.ckpt")
-    trainer.test(model, DataLoader(torch.ones(2, 2)), ckpt_path=best, verbose=False)
+    fit(tmp_path, Tiny([0.1, 0.3, 0.2]), max_epochs=3, ckpt="last.ckpt")
+    assert directory.best_checkpoint(tmp_path) == str(best)
     best.unlink()
-    best.write_bytes(older)  # it was the best one once, and its sidecar knows it
-    assert proof.split()[0] in sidecar.path_of(best).read_text()
-    message = r"best.ckpt is refused: it is the checkpoint of step 4, and that of step 8 was the be"
+    match harm:
+        case "cut":
+            best.write_bytes(older[:-1])
+        case "older":
+            best.write_bytes(older)  # it was the best one once
+        case "last":
+            shutil.copy(best.with_name("last.ckpt"), best)
+    is_now = {"older": "of step 4", "last": "of step 12"}.get(harm, "missing, or damaged")
+    message = rf"best.ckpt is refused: it is {is_now}, and the best checkpoint is of step 8"
     with pytest.raises(CheckpointError, match=message + r".*larger trainer.max_epochs"):
-        trainer.test(model, DataLoader(torch.ones(2, 2)), ckpt_path=best, verbose=False)
+        directory.best_checkpoint(tmp_path)
 
 
 def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path, monkeypatch):
@@ -212,5 +215,4 @@ def test_a_best_checkpoint_that_is_kept_under_another_name_is_linked_again(
     best.unlink()
     fit(tmp_path, Tiny([0.0]), ckpt="last.ckpt", max_epochs=4, **every_epoch)
     assert best_step(tmp_path) == 4
-    assert sidecar.read(best)[0].score == pytest.approx(0.3)
     assert "best.ckpt is not" not in caplog.text

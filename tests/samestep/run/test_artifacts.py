@@ -159,7 +159,7 @@ def test_the_copy_can_be_continued_from_wherever_it_is_cut(tmp_path: Path):
         mirror = RunCopy(url, here)
         for name in mirror.names():
             mirror.upload(name)
-        for step in range(2, 8):  # so many that the manifest here forgets what is there
+        for step in range(2, 8):
             save(here, step)
         operations, Faulty.fault = 0, staticmethod(cut_after(number))
         mirror = RunCopy(url, here)  # of another process
@@ -178,12 +178,10 @@ def test_the_copy_can_be_continued_from_wherever_it_is_cut(tmp_path: Path):
         assert load(newest(there / "checkpoints"))["global_step"] == best["global_step"]
         if operations <= number:
             break
-    assert operations > 8
+    assert operations > 5
     assert last["global_step"] == 7
     here_now, there_now = contents(here), contents(there)
     del here_now["checkpoints/last-previous.ckpt"]
-    for files in (here_now, there_now):  # the sidecars here know more versions
-        del files["checkpoints/best.ckpt.sha256"], files["checkpoints/last.ckpt.sha256"]
     assert there_now == here_now
 
 
@@ -354,13 +352,13 @@ def test_a_run_that_is_refused_leaves_nothing_of_what_was_fetched(spec, tmp_path
     assert (tmp_path / "here/runs" / Path(other.run_dir).name / "notes.txt").exists()
 
 
-def test_a_copy_whose_upload_was_cut_is_not_newer(tmp_path: Path):
+def test_a_newer_copy_that_is_damaged_is_left_alone(tmp_path: Path):
     here, there = tmp_path / "mine", tmp_path / "store/mine"
     save(here, 2)
-    save(there, 1)
-    older = (there / "checkpoints/last.ckpt").read_bytes()
     save(there, 3)
-    (there / "checkpoints/last.ckpt").write_bytes(older)
+    content = bytearray((there / "checkpoints/last.ckpt").read_bytes())
+    content[99] ^= 1
+    (there / "checkpoints/last.ckpt").write_bytes(content)
     store.fetch_newer(f"file://{tmp_path}/store", here)
     assert load(newest(here / "checkpoints"))["global_step"] == 2
     assert not list(here.rglob(".*.partial"))
@@ -382,7 +380,7 @@ def test_a_store_that_cannot_be_asked_stops_no_run_that_has_checkpoints(
     save(tmp_path / "mine", 1)
     save(tmp_path / "store/mine", 3)
     before = contents(tmp_path / "mine")
-    monkeypatch.setattr(Faulty, "cat_file", lambda self, path: fails(path))
+    monkeypatch.setattr(Faulty, "cat_file", lambda self, path, **_: fails(path))
     store.fetch_newer(f"faulty://{tmp_path}/store", tmp_path / "mine")
     assert "the run continues from the checkpoints that are here" in caplog.text
     assert contents(tmp_path / "mine") == before

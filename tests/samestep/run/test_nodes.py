@@ -21,7 +21,7 @@ from samestep.errors import ConfigError
 from samestep.hydra.adapter import spec_of
 from samestep.hydra.compose import check
 from samestep.ranks import preflight
-from samestep.run import nodes, sidecar
+from samestep.run import nodes
 from samestep.run.changes import config_digest
 from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError, find_newest, load
 from samestep.spec import RunSpec
@@ -81,13 +81,10 @@ def save(tmp_path: Path, node: int, *steps: int, best: int | None = None) -> Pat
     (run_dir / "logs/environment.json").write_text(json.dumps([identity]))
     for step in steps:
         content = {"global_step": step, "state_dict": {"weights": torch.full((5000,), step)}}
-        content |= {"loops": {}, "callbacks": {}}
+        content |= {"loops": {}, "callbacks": {}, "best_step": best if best in steps else None}
         AtomicCheckpointIO().save_checkpoint(content, run_dir / "checkpoints/last.ckpt")
         if step == best:
             shutil.copy(run_dir / "checkpoints/last.ckpt", run_dir / "checkpoints/best.ckpt")
-            (version, *_) = sidecar.read(run_dir / "checkpoints/last.ckpt")
-            best_path = run_dir / "checkpoints/best.ckpt"
-            sidecar.write(best_path, version._replace(file="best.ckpt"))
     return run_dir
 
 
@@ -193,7 +190,8 @@ def test_each_node_tests_the_best_checkpoint_of_rank_zero(tmp_path: Path):
         if dist.get_rank() == 0:
             best = Path(spec.run_dir, "checkpoints/best.ckpt")
             content = {"global_step": 30, "state_dict": {}, "loops": {}, "callbacks": {}}
-            AtomicCheckpointIO().save_checkpoint(content, best)
+            for path in (best, best.with_name("last.ckpt")):
+                AtomicCheckpointIO().save_checkpoint({**content, "best_step": 30}, path)
         path = nodes.best_checkpoint(spec)
         assert path is not None
         assert Path(path).is_relative_to(spec.run_dir)
@@ -206,19 +204,19 @@ def test_each_node_tests_the_best_checkpoint_of_rank_zero(tmp_path: Path):
 @contextmanager
 def flipped_on_the_way() -> Iterator[None]:
     """Change a bit of the second block that arrives."""
-    receive = nodes.receive_blocks
+    exchange = nodes.exchange
 
-    def flip(source: int, group: nodes.Group | None) -> Iterator[memoryview]:
-        for number, block in enumerate(receive(source, group)):
-            if number == 1:
+    def flip(path: Path, source: int, group: dist.ProcessGroup | None) -> Iterator[memoryview]:
+        for number, block in enumerate(exchange(path, source, group)):
+            if number == 1 and path.suffix == ".ckpt":
                 block[7] ^= 1
             yield block
 
-    nodes.receive_blocks = flip
+    nodes.exchange = flip
     try:
         yield
     finally:
-        nodes.receive_blocks = receive
+        nodes.exchange = exchange
 
 
 def test_what_does_not_arrive_whole_is_not_kept_and_ends_all_ranks(tmp_path: Path):

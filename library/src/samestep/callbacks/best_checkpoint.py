@@ -10,10 +10,10 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from samestep.errors import ConfigError
-from samestep.run import sidecar
-from samestep.run.checkpoint import link_checkpoint, refused, verify
+from samestep.run import seal
+from samestep.run.checkpoint import link_checkpoint
 from samestep.run.identity import read_identity
-from samestep.run.sidecar import Version
+from samestep.run.seal import Seal, verify
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,6 @@ class BestCheckpoint(Checkpoint):
         self.has_improved = False
         """Whether the weights of now are the best ones, and not yet kept."""
         self._has_validated = False
-        self._has_trained = False  # in this process
 
     @property
     def state_key(self) -> str:
@@ -61,7 +60,6 @@ class BestCheckpoint(Checkpoint):
 
         Say so if no validation will come at all.
         """
-        self._has_trained = True
         if trainer.is_global_zero and (why := why_last_is_tested(trainer, self.monitor)):
             print(f"Note: {why}, so the last weights are tested, not the best ones", flush=True)
         interval, num_batches = trainer.val_check_batch, trainer.num_training_batches
@@ -99,10 +97,14 @@ class BestCheckpoint(Checkpoint):
     def link(self, trainer: L.Trainer, last: Path) -> None:
         """Keep ``last``, which was just saved, if its weights are the best ones."""
         has_improved, self.has_improved = self.has_improved, False
-        if not has_improved or not trainer.is_global_zero:
-            return
-        version = sidecar.version_of(last)
-        link_checkpoint(last, self.path, version._replace(score=self.score))
+        if has_improved and trainer.is_global_zero:
+            link_checkpoint(last, self.path)
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Let each checkpoint say which one is the best."""
+        checkpoint["best_step"] = self.step
 
     def state_dict(self) -> dict[str, Any]:
         """The best score, its step and its epoch."""
@@ -118,24 +120,12 @@ class BestCheckpoint(Checkpoint):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Of a run that continues: repair ``best.ckpt``. Before a test: make sure that it is it."""
+        """Of a run that continues: repair ``best.ckpt``."""
         if trainer.state.fn == "test":
-            self._check_tested(trainer, checkpoint["global_step"])
             # A callback that averages weights has just put those of training into the model.
             trainer.strategy.load_model_state_dict(checkpoint, strict=pl_module.strict_loading)
         elif trainer.state.fn == "fit" and trainer.is_global_zero:
             self._repair(trainer, checkpoint)
-
-    def _check_tested(self, trainer: L.Trainer, step: int) -> None:
-        """Raise a CheckpointError if the weights to test are not the best ones of this run."""
-        best = trainer.strategy.broadcast(self.step)
-        # A process that has not trained knows no best step; the file proves itself.
-        if step == best or not self._has_trained:
-            return
-        was = "none is known to be" if best is None else f"that of step {best} was"
-        error = refused(self.path, f"it is the checkpoint of step {step}, and {was} the best one")
-        error.on_all_ranks = True
-        raise error
 
     def _repair(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
         """Compare ``best.ckpt`` with the state of a run that continues."""
@@ -143,11 +133,11 @@ class BestCheckpoint(Checkpoint):
         if not state or state["step"] is None:
             return
         found = verify(self.path, read_identity(self.path.parent.parent))
-        if isinstance(found, Version) and found.global_step == state["step"]:
+        if isinstance(found, Seal) and found.global_step == state["step"]:
             return
         # The process was killed after it had saved last.ckpt and before it linked best.ckpt; or
         # somebody has removed best.ckpt, and its weights are kept as epoch-0002.ckpt too.
-        if self._link_again(state["step"], state["score"]):
+        if self._link_again(state["step"]):
             return
         why = found if isinstance(found, str) else f"it is of step {found.global_step}"
         log.warning(
@@ -169,15 +159,14 @@ class BestCheckpoint(Checkpoint):
         self.score, self.step = value, trainer.global_step
         self.epoch = trainer.current_epoch + 1
 
-    def _link_again(self, step: int, score: float) -> bool:
+    def _link_again(self, step: int) -> bool:
         """Link ``best.ckpt`` to another checkpoint of this step; return whether there is one."""
         for source in sorted(self.path.parent.glob("[!.]*.ckpt")):
-            # There may be many of them. They are hashed only if they could be the one.
-            if source == self.path or step not in [v.global_step for v in sidecar.read(source)]:
+            own = seal.read(source)
+            if source == self.path or own is None or own.global_step != step:
                 continue
-            found = verify(source, read_identity(source.parent.parent))
-            if isinstance(found, Version) and found.global_step == step:
-                link_checkpoint(source, self.path, found._replace(score=score))
+            if isinstance(verify(source, read_identity(source.parent.parent)), Seal):
+                link_checkpoint(source, self.path)
                 return True
         return False
 

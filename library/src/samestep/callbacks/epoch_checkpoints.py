@@ -6,10 +6,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from samestep.run import sidecar
-from samestep.run.checkpoint import link_checkpoint, verify
-from samestep.run.identity import read_identity
-from samestep.run.sidecar import Version
+from samestep.run.checkpoint import link_checkpoint
 
 
 class EpochCheckpoints(Checkpoint):
@@ -41,7 +38,7 @@ class EpochCheckpoints(Checkpoint):
     def link(self, trainer: L.Trainer, last: Path) -> None:
         """Keep ``last``, which was just saved, if its epoch is one to keep."""
         if trainer.is_global_zero and self.epoch == trainer.current_epoch + 1:
-            link_checkpoint(last, self.path_of(self.epoch), sidecar.version_of(last))
+            link_checkpoint(last, self.path_of(self.epoch))
 
     def path_of(self, epoch: int) -> Path:
         """Where the checkpoint of an epoch is kept."""
@@ -64,6 +61,5 @@ class EpochCheckpoints(Checkpoint):
         if not begins_to_fit or not state or checkpoint["global_step"] != state["step"]:
             return
         source, target = Path(str(trainer.ckpt_path)), self.path_of(state["epoch"])
-        version = verify(source, read_identity(source.parent.parent))
-        if not target.exists() and isinstance(version, Version):
-            link_checkpoint(source, target, version)
+        if not target.exists():
+            link_checkpoint(source, target)

@@ -6,7 +6,7 @@ a file that is not its own is refused. Read in this order:
 1. ``directory``: a run begins, continues and finishes; ``lock`` keeps other processes out of it,
    ``changes`` says what it may change, ``summary`` what it prints, ``records`` what it writes down
    about code and machine, ``state`` how far it is.
-2. ``checkpoint``: files that are written atomically; ``sidecar`` proves that each is whole, and
+2. ``checkpoint``: files that are written atomically; ``seal`` proves that each is intact, and
    ``identity`` that it belongs to this run.
 3. ``history``: the metrics over time. ``store``: a copy of the run elsewhere, which the callback
    ``artifacts`` keeps up to date. ``nodes``: checkpoints for nodes that do not share the directory.

@@ -1,14 +1,15 @@
-"""Checkpoints that are written atomically and verified by SHA-256.
+"""Checkpoints that are written atomically and prove themselves by their seal.
 
 checkpoints/
     best.ckpt               the best so far by the monitored metric
     last.ckpt               to continue from
     last-previous.ckpt      the one before it, should last.ckpt be damaged
     epoch-0002.ckpt         one to keep, with trainer.save_every_n_epochs=2
-    *.ckpt.sha256           digest, run, step and role of each: see ``samestep.run.sidecar``
+
+Only ``last.ckpt`` is ever written; best.ckpt and epoch-0002.ckpt are second names of it. So what a
+file is follows from its seal and not from its name: a run continues from the newest intact file.
 """
 
-import hashlib
 import io
 import logging
 import os
@@ -16,8 +17,8 @@ import pickle
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, MutableSequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import IO, Any
 
@@ -28,18 +29,17 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from samestep.errors import ConfigError, RunError
-from samestep.run import sidecar
-from samestep.run.files import link_file, open_atomic, sha256_of, start_writeback
+from samestep.run import seal
+from samestep.run.files import link_file, open_atomic
 from samestep.run.identity import Identity, read_identity
-from samestep.run.sidecar import Version
+from samestep.run.seal import Seal, verify
 
 log = logging.getLogger(__name__)
 
 # Keys without which Lightning cannot continue, or a model cannot be loaded.
 TO_CONTINUE = ("state_dict", "loops", "callbacks", "global_step")
 TO_LOAD = ("state_dict",)
-KEPT = "epoch-*.ckpt"  # names of numbered checkpoints
-HASHED_ASIDE = 2**16  # bytes that are worth the call of another thread
+PREVIOUS = "last-previous.ckpt"
 
 
 class CheckpointError(RunError):
@@ -50,7 +50,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its target, forces it to the disk, and renames it.
 
     A process that is killed at any moment leaves a valid checkpoint. ``load_checkpoint`` refuses
-    files without a sidecar, files of another run or another role, and pickled code.
+    files without an intact seal, files of another run, and pickled code.
     """
 
     def __init__(self) -> None:
@@ -81,24 +81,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if problem:
             raise CheckpointError(f"{problem} The checkpoints before it are intact.")
         target = Path(path)
-        identity = read_identity(target.parent.parent).content()
-        content = {**checkpoint, "samestep": identity}
-        sha256 = hashlib.sha256()
-
-        def make_way() -> None:
-            version = Version(
-                sha256.hexdigest(), target.name, identity["run_id"], content.get("global_step", 0)
-            )
-            sidecar.write(target, version)
-            if target.name == "last.ckpt" and target.exists():
-                target.replace(sidecar.previous(target))
-
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with open_atomic(target, before_rename=make_way) as file:
-                _save_and_hash(content, file, sha256)
-        except CheckpointError:
-            raise
+            with open_atomic(target, before_rename=lambda: make_way(target)) as file:
+                write(checkpoint, file, read_identity(target.parent.parent))
         except (OSError, RuntimeError) as error:
             raise cannot_write(target, error) from error
 
@@ -130,38 +116,19 @@ def load(path: Path, required: tuple[str, ...] = TO_LOAD) -> dict[str, Any]:
     Raises:
         CheckpointError: if it is missing, damaged, of another run or role, or no checkpoint.
     """
-    identity = read_identity(path.parent.parent)
-    version = verify(path, identity)
-    if isinstance(version, str):
-        raise refused(path, version)
+    found = verify(path, read_identity(path.parent.parent))
+    if isinstance(found, str):
+        raise refused(path, found)
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         why = f"it is no checkpoint of ours: {str(error).splitlines()[0]}"
         raise refused(path, why) from error
-    if why_not := _content_problem(checkpoint, required, identity):
-        raise refused(path, why_not)
-    content: dict[str, Any] = checkpoint
-    return content
-
-
-def verify(path: Path, identity: Identity) -> Version | str:
-    """The version of the checkpoint that the file is; or, as a sentence, why it is none."""
-    try:
-        sha256 = sha256_of(path)
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
-    versions = sidecar.read(path)
-    if not versions:
-        name = sidecar.path_of(path).name
-        return f"there is no {name} beside it, which proves that it is whole"
-    found = [version for version in versions if version.sha256 == sha256]
-    if not found:
-        name = sidecar.path_of(path).name
-        return f"it is damaged, or from elsewhere: its SHA-256 is not in {name}"
-    if found[0].file != sidecar.role_of(path):
-        return f"it was saved as {found[0].file}, and must not take the place of another"
-    return identity.problem_with({"run_id": found[0].run_id}) or found[0]
+    if not isinstance(checkpoint, dict):
+        raise refused(path, f"it is no checkpoint of ours: it holds a {type(checkpoint).__name__}")
+    if missing := [key for key in required if key not in checkpoint]:
+        raise refused(path, f"it is no checkpoint of ours: it holds no {', '.join(missing)}")
+    return checkpoint
 
 
 def find_newest(directory: Path, identity: Identity | None = None) -> Path | None:
@@ -170,91 +137,84 @@ def find_newest(directory: Path, identity: Identity | None = None) -> Path | Non
     return found[0] if found else None
 
 
-def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path, Version] | None:
-    """The newest valid checkpoint of a run, with a warning about those that were skipped.
+def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path, Seal] | None:
+    """The newest valid checkpoint of a run, with one warning about what is wrong with others.
 
-    Without an identity it is the one that the starts of the run have recorded.
+    Only files that may be the newest are read to their end. Without an identity it is the one that
+    the starts of the run have recorded.
 
     Returns:
-        Its path and what its sidecar says of it; None if there are no checkpoints at all.
+        Its path and its seal; None if there are no checkpoints at all.
 
     Raises:
         CheckpointError: if there are some, and none is valid.
     """
     identity = identity or read_identity(directory.parent)
-    # Of several checkpoints of one step, the first in this order is taken.
-    names = ("last.ckpt", "last-previous.ckpt", "best.ckpt")
-    paths = [path for path in sorted(directory.glob("*.ckpt")) if path.name[0] != "."]
-    kept = [path for path in paths if path.match(KEPT)]
-    paths = [path for path in paths if path not in kept]
-    paths.sort(key=lambda path: names.index(path.name) if path.name in names else len(names))
-    found = {path: verify(path, identity) for path in paths}
-    for path in reversed(kept):
-        # There may be many of them. They are hashed only if they could be the newest.
-        if _newest_step(sidecar.read(path), 0) > _newest_step(found.values(), -1):
-            found[path] = verify(path, identity)
-    skipped = "".join(f"\n  {path}: {why}" for path, why in found.items() if isinstance(why, str))
-    valid = {path: version for path, version in found.items() if isinstance(version, Version)}
-    if found and not valid:
+    seals = {path: seal.read(path) for path in sorted(directory.glob("[!.]*.ckpt"))}
+    last, previous = directory / "last.ckpt", directory / PREVIOUS
+
+    def newness(path: Path) -> tuple[Any, ...]:
+        # A file without a seal comes first, to be named. Two names of one file: last.ckpt counts.
+        own = seals[path]
+        return own is None, own.age if own else (), path == last, path == previous
+
+    wrong: dict[Path, str] = {}
+    newest: tuple[Path, Seal] | None = None
+    for path in sorted(seals, key=newness, reverse=True):
+        found = verify(path, identity)
+        if isinstance(found, Seal):
+            newest = path, found
+            break
+        wrong[path] = found
+    # Each save has another seal, and last.ckpt is always the newest, unless somebody replaced it.
+    if newest and last not in wrong and (own := seals.get(last)):
+        if own.age < newest[1].age:
+            wrong[last] = f"it is of step {own.global_step}, and {newest[0].name} is newer"
+        elif own == seals.get(previous):
+            wrong[last] = f"it is a copy of {PREVIOUS}, and the checkpoint after that is lost"
+    lines = "".join(f"\n  {path}: {why}" for path, why in wrong.items())
+    if wrong and not newest:
         raise CheckpointError(
-            f"no checkpoint of this run can be used:{skipped}\n"
-            "Restore one together with its .sha256 file, or begin anew under another RUN_ID."
+            f"no checkpoint of this run can be used:{lines}\n"
+            "Restore one, or begin anew under another RUN_ID."
         )
-    if skipped:
-        log.warning("Skipped damaged checkpoints:%s", skipped)
-    return max(valid.items(), key=lambda item: item[1].global_step, default=None)
+    if wrong and newest:
+        name, step = newest[0].name, newest[1].global_step
+        log.warning("Damaged or misplaced checkpoints:%s\nUsing %s, of step %d", lines, name, step)
+    return newest
 
 
-def link_checkpoint(source: Path, target: Path, version: Version) -> None:
-    """Give the checkpoint ``source`` a second name, such as best.ckpt, with a sidecar of its own.
+def link_checkpoint(source: Path, target: Path) -> None:
+    """Give the checkpoint ``source`` a second name, such as best.ckpt.
 
     Raises:
         CheckpointError: if the disk is full or refuses.
     """
     try:
-        sidecar.write(target, version._replace(file=target.name))
         link_file(source, target)
     except OSError as error:
         raise cannot_write(target, error) from error
 
 
-class _Hashed:
-    """A file that is written and hashed in one pass; torch needs no more of it."""
-
-    def __init__(self, file: IO[bytes], sha256: Any, hasher: ThreadPoolExecutor) -> None:
-        self.file = file
-        self.sha256 = sha256
-        self.hasher = hasher
-        self.flush = file.flush
-
-    def write(self, data: bytes) -> int:
-        """Write and hash at the same time; neither needs Python's lock for large data.
-
-        Hashing takes twice as long as writing. Meanwhile the disk gets what was written.
-        """
-        if len(data) < HASHED_ASIDE:
-            self.sha256.update(data)
-            return self.file.write(data)
-        hashing = self.hasher.submit(self.sha256.update, data)
-        try:
-            num_written = self.file.write(data)
-            start_writeback(self.file, len(data))
-            return num_written
-        finally:
-            # The memory of the data is only valid during this call.
-            hashing.result()
+def make_way(target: Path) -> None:
+    """Keep the last checkpoint as the one before, when another one is about to take its name."""
+    if target.name == "last.ckpt" and target.exists():
+        target.replace(target.with_name(PREVIOUS))
 
 
-def _save_and_hash(content: dict[str, Any], file: IO[bytes], sha256: Any) -> None:
-    """Write ``content`` as ``torch.load`` reads it, and hash what is written."""
+def write(content: dict[str, Any], file: IO[bytes], identity: Identity) -> None:
+    """Write ``content`` to an empty file as ``torch.load`` reads it, with its seal."""
     # CRC-32 takes as long as the writing, and SHA-256 proves more. torch.load does not read it.
     has_crc32 = get_crc32_options()
     set_crc32_options(False)
     try:
-        with ThreadPoolExecutor(max_workers=1) as hasher:
-            torch.save(content, _Hashed(file, sha256, hasher))  # type: ignore[arg-type]
+        torch.save(content, file)
     finally:
         set_crc32_options(has_crc32)
+    config = identity.configs[-1] if identity.configs else None
+    step, best_step = content.get("global_step", 0), content.get("best_step")
+    now = datetime.now(UTC).isoformat()
+    seal.add(file, Seal(identity.run_id, config, step, best_step, now))
 
 
 @dataclass
@@ -344,21 +304,6 @@ def find_foreign(value: Any, place: str) -> str | None:
     return next((sentence for sentence in (*found, *inside) if sentence), None)
 
 
-def _newest_step(versions: Iterable[Version | str], default: int) -> int:
-    steps = [version.global_step for version in versions if isinstance(version, Version)]
-    return max(steps, default=default)
-
-
-def _content_problem(checkpoint: Any, required: tuple[str, ...], identity: Identity) -> str | None:
-    if not isinstance(checkpoint, dict):
-        return f"it is no checkpoint of ours: it holds a {type(checkpoint).__name__}"
-    missing = [key for key in required if key not in checkpoint]
-    if missing:
-        return f"it is no checkpoint of ours: it holds no {', '.join(missing)}"
-    content = checkpoint.get("samestep") or {}
-    return identity.problem_with(content)
-
-
 def _shape_problem(weights: dict[str, Any], shapes: dict[str, torch.Size]) -> str | None:
     for name, shape in shapes.items():
         if name not in weights:
@@ -377,9 +322,7 @@ def refused(path: Path, why: str) -> CheckpointError:
             "train further with a larger trainer.max_epochs: the best checkpoint from there on "
             "takes its place"
         )
-    return CheckpointError(
-        f"{path} is refused: {why}. Restore the file together with its .sha256 file, or {remedy}."
-    )
+    return CheckpointError(f"{path} is refused: {why}. Restore the file, or {remedy}.")
 
 
 def cannot_write(target: Path, error: Exception) -> CheckpointError:

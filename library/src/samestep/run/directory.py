@@ -5,7 +5,7 @@ runs/<run_id>/
     metrics.json       the final metrics
     metrics.csv        the metrics over time
     checkpoints/       best.ckpt to test, last.ckpt to continue from, epoch-0002.ckpt and so on
-                       to keep, a .sha256 file for each
+                       to keep
     predictions/       pictures of test results
     logs/              environment.json, state.json, finished.json, git.diff, rank-<n>.log
     report.html        all of this to look at
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from samestep.errors import ConfigError
-from samestep.run import lock, state
+from samestep.run import lock, seal, state
 from samestep.run.changes import config_digest, find_changes
 from samestep.run.files import put_back, read_bytes, set_aside, sha256_of, write_text
 from samestep.run.identity import Identity, read_identity
@@ -38,10 +38,9 @@ log = logging.getLogger(__name__)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 FINISHED = "logs/finished.json"  # of which run metrics.json is, and how long that was
 
-SIDECAR = "checkpoints/last.ckpt.sha256"  # it changes with each checkpoint
+BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
 RECORDS = (
-    "config.yaml", "metrics.csv", "logs/environment.json", "logs/git.diff", FINISHED,
-    state.STATE, SIDECAR,
+    "config.yaml", "metrics.csv", "logs/environment.json", "logs/git.diff", FINISHED, state.STATE,
 )  # fmt: skip
 
 
@@ -60,6 +59,7 @@ class Before(NamedTuple):
 
     missing: list[Path]  # the run directory, and the folders above it, if they were not there
     files: dict[Path, bytes | None]  # the records; None: there was no such file
+    last: seal.Seal | None  # of the last checkpoint
 
 
 _before: dict[Path, Before] = {}  # by run directory, as begin found it
@@ -124,8 +124,7 @@ def abandon(run_dir: Path) -> None:
     before = _before.pop(run_dir.absolute(), None)
     if before is None:
         return
-    has_saved = read_bytes(run_dir / SIDECAR) != before.files[run_dir / SIDECAR]
-    if has_saved:
+    if seal.read(run_dir / LAST) != before.last:
         return
     if not before.missing:
         for path, content in before.files.items():
@@ -160,26 +159,23 @@ def best_checkpoint(run_dir: Path) -> str | None:
     """The checkpoint to test; None where none was the best one, as in ``debug=fast``.
 
     Raises:
-        CheckpointError: if the best checkpoint has disappeared.
+        CheckpointError: if the best checkpoint is missing, or another one is in its place.
     """
-    from samestep.run.checkpoint import CheckpointError, load
+    from samestep.run.checkpoint import refused
 
-    folder = run_dir / "checkpoints"
-    path = folder / "best.ckpt"
-    if path.exists():
-        return str(path)
-    if not (folder / "last.ckpt").exists():
-        return None  # nothing was saved
-    best = load(folder / "last.ckpt").get("callbacks", {}).get("BestCheckpoint", {})
-    if best.get("step") is None:
+    path = run_dir / BEST
+    seals = [found for found in map(seal.read, path.parent.glob("[!.]*.ckpt")) if found]
+    # The newest checkpoint says which one is the best.
+    step = max(seals, key=lambda found: found.age).best_step if seals else None
+    if step is None:
         return None
-    score = "" if best["score"] is None else f", with {best['monitor']}={best['score']:.4f}"
-    raise CheckpointError(
-        f"{path} is missing: it was saved after step {best['step']}{score}. Restore it together "
-        "with its .sha256 file: the same command then tests it. Or train further with a larger "
-        "trainer.max_epochs: the best checkpoint from there on takes its place.",
-        on_all_ranks=True,
-    )
+    best = seal.read(path)
+    if best and best.global_step == step:
+        return str(path)
+    why = f"it is of step {best.global_step}" if best else "it is missing, or damaged"
+    error = refused(path, f"{why}, and the best checkpoint is of step {step}")
+    error.on_all_ranks = True
+    raise error
 
 
 def finish(spec: RunSpec, metrics: Mapping[str, float]) -> None:
@@ -220,7 +216,8 @@ def _lock_directory(run_dir: Path) -> None:
     # Another process may have begun the same run meanwhile, and left it again: then it is not new.
     is_new = missing and [path.name for path in run_dir.iterdir()] == [lock.FILE]
     files = {run_dir / name: read_bytes(run_dir / name) for name in RECORDS}
-    _before[run_dir.absolute()] = Before(missing if is_new else [], files)
+    last = seal.read(run_dir / LAST)
+    _before[run_dir.absolute()] = Before(missing if is_new else [], files, last)
 
 
 def _open(spec: RunSpec, argv: list[str]) -> Path | None:
@@ -276,7 +273,7 @@ def _fetch_copy(url: str, run_dir: Path) -> None:
     before = _before[run_dir.absolute()]
     if before.missing:
         # What was fetched is still in the store, so `abandon` removes it with the directory.
-        before.files[run_dir / SIDECAR] = read_bytes(run_dir / SIDECAR)
+        _before[run_dir.absolute()] = before._replace(last=seal.read(run_dir / LAST))
 
 
 def _is_further(old: Any, new: Any) -> bool:

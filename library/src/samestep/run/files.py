@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import logging
@@ -38,7 +37,7 @@ def open_atomic(
         raise FileExistsError(errno.EEXIST, "is no regular file", str(path))
     partial = partial_of(path)
     try:
-        with partial.open("wb") as file:
+        with partial.open("w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -49,18 +48,6 @@ def open_atomic(
     finally:
         if path.parent.is_dir() and not partial.is_dir():
             partial.unlink(missing_ok=True)
-
-
-def start_writeback(file: IO[bytes], num_bytes: int) -> None:
-    """Let the disk begin with the last ``num_bytes`` of a file, so that fsync waits less later.
-
-    It is a hint, which a system may ignore.
-    """
-    if hasattr(os, "posix_fadvise"):
-        # Linux writes dirty pages in the background before it forgets the clean ones.
-        with contextlib.suppress(OSError):
-            begin = file.tell() - num_bytes
-            os.posix_fadvise(file.fileno(), begin, num_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def partial_of(path: Path) -> Path:

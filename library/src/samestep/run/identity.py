@@ -19,7 +19,7 @@ class Identity(NamedTuple):
     configs: tuple[str, ...] = ()  # digests of the configurations of its starts, the newest last
 
     def problem_with(self, content: Mapping[str, Any]) -> str | None:
-        """Why a checkpoint with this ``["samestep"]`` is another run's; None if it is ours."""
+        """Why a checkpoint with this ``run_id`` and ``config`` is not ours; None if it is."""
         run_id, config = content.get("run_id"), content.get("config")
         if self.run_id and run_id and run_id != self.run_id:
             return (
@@ -29,10 +29,6 @@ class Identity(NamedTuple):
         if self.configs and config and config not in self.configs:
             return "it belongs to a run with another configuration"
         return None
-
-    def content(self) -> dict[str, Any]:
-        """What a checkpoint of this run carries, as ``content["samestep"]``."""
-        return {"run_id": self.run_id, "config": self.configs[-1] if self.configs else None}
 
 
 def read_identity(run_dir: Path) -> Identity:

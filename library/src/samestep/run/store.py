@@ -1,13 +1,12 @@
 """The copy of a run in a store: s3://, gs://, file://, a folder.
 
 ``<url>/<run_id>/`` can be continued from at any time, even if the upload was cut off. Files are
-uploaded in the order of what they need: history, best checkpoint, last checkpoint; before each
-checkpoint its sidecar, which proves the file that is still in the store too. Keys of the store
-come from the environment, where its own library looks for them.
+uploaded in the order of what they need: history, best checkpoint, last checkpoint. Each checkpoint
+proves itself by its seal. Keys of the store come from the environment, where its own library looks
+for them.
 """
 
 import hashlib
-import io
 import json
 import logging
 import os
@@ -20,14 +19,12 @@ import fsspec  # type: ignore[import-untyped]
 
 from samestep.errors import ConfigError
 from samestep.ranks.secrets import redact
-from samestep.run import sidecar
-from samestep.run.files import sha256_of
+from samestep.run import seal
 from samestep.run.identity import read_identity
 
 log = logging.getLogger(__name__)
 
 BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
-SIDECAR = ".sha256"
 RECORDS = ("config.yaml", "logs/environment.json", "metrics.csv")
 READ_BACK_BYTES = 64 * 2**20  # of larger files only the size is compared
 # Stores of objects have no folders; makedirs would make a bucket.
@@ -66,7 +63,7 @@ class RunCopy:
     def names(self, *, final: bool = True) -> list[str]:
         """Files to copy. Pictures are not written atomically, and are therefore copied last."""
         checkpoints = [p for p in self.run_dir.glob("checkpoints/*.ckpt") if p.name[0] != "."]
-        kept = [f"checkpoints/{p.name}" for p in checkpoints if sidecar.role_of(p) == p.name]
+        kept = [f"checkpoints/{p.name}" for p in checkpoints if p.name != "last-previous.ckpt"]
         pictures = [f"predictions/{path.name}" for path in self.run_dir.glob("predictions/*")]
         looks = ["report.html", *sorted(pictures)] if final else []
         names = [*RECORDS, *sorted(kept), *looks, "metrics.json"]
@@ -95,33 +92,21 @@ class RunCopy:
                 return
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             if name.endswith(".ckpt"):
-                self._upload_needs(name, sha256)
+                # What it needs to be continued from: history and best checkpoint.
+                for other in (*RECORDS, *([BEST] if name == LAST else [])):
+                    self.upload(other)
+                if isinstance(why := seal.verify(self.run_dir / name), str):
+                    raise ValueError(f"a checkpoint is damaged here: {why}")
             if sha256 != self._digest(name):
                 self._put(name, file, sha256)
             self.copied[name] = version
 
-    def _upload_needs(self, name: str, sha256: str) -> None:
-        """Copy what a checkpoint needs to be continued from: history, best checkpoint, sidecar."""
-        for other in (*RECORDS, *([BEST] if name == LAST else [])):
-            self.upload(other)
-        here = sidecar.read(self.run_dir / name)
-        if sha256 not in {version.sha256 for version in here}:
-            raise ValueError(f"a checkpoint is damaged here: its SHA-256 is not in {name}{SIDECAR}")
-        # Until the checkpoint is there, the sidecar must prove the one that it replaces.
-        there = self._digest(name)
-        old = [version for version in self.read_sidecar(name) if version.sha256 == there]
-        text = sidecar.format_versions([*here[: sidecar.NUM_VERSIONS - 1], *old]).encode()
-        digest = hashlib.sha256(text).hexdigest()
-        if digest != self._digest(name + SIDECAR):
-            self._put(name + SIDECAR, io.BytesIO(text), digest)
-
-    def read_sidecar(self, name: str) -> list[sidecar.Version]:
-        """The versions in the sidecar of a checkpoint in the store; none without a sidecar."""
+    def read_seal(self, name: str) -> seal.Seal | None:
+        """The seal of a checkpoint in the store; None if it is not there, or has none."""
         try:
-            text = self.fs.cat_file(f"{self.root}/{name}{SIDECAR}")
+            return seal.parse(self.fs.cat_file(f"{self.root}/{name}", start=-seal.TAIL_BYTES))
         except FileNotFoundError:
-            return []
-        return sidecar.parse(text.decode(errors="replace"))
+            return None
 
     def _put(self, name: str, file: BinaryIO, sha256: str) -> None:
         path, partial = f"{self.root}/{name}", f"{self.root}/{name}.partial"
@@ -226,19 +211,18 @@ def fetch_newer(url: str, run_dir: Path) -> None:
     try:
         copy = RunCopy(url, run_dir)
         here = _newest_valid_step(run_dir)
-        if _newest_step(copy.read_sidecar(LAST)) <= here or not _is_same_run(copy):
+        there = copy.read_seal(LAST)
+        if there is None or there.global_step <= here or not _is_same_run(copy):
             return
         partials = _download_all(copy)
-        # The sidecar may name a checkpoint whose upload was cut off.
-        versions = sidecar.parse((run_dir / f"checkpoints/.last.ckpt{SIDECAR}.partial").read_text())
-        sha256 = sha256_of(run_dir / "checkpoints/.last.ckpt.partial")
-        is_newer = _newest_step([v for v in versions if v.sha256 == sha256]) > here
+        last = next(partial for partial, path in partials.items() if path == run_dir / LAST)
+        is_intact = isinstance(seal.verify(last), seal.Seal)
         for partial, target in partials.items():
-            if is_newer:
+            if is_intact:
                 partial.replace(target)
             else:
                 partial.unlink()
-        if is_newer:
+        if is_intact:
             print(f"The copy in {redact(copy.url)} has a newer checkpoint, and was fetched")
     except Exception as error:
         why = redact(f"callbacks.artifacts.url={url} cannot be read: {error}")
@@ -264,14 +248,10 @@ def _newest_valid_step(run_dir: Path) -> int:
     return found[1].global_step if found else -1
 
 
-def _newest_step(versions: list[sidecar.Version]) -> int:
-    return max((version.global_step for version in versions), default=-1)
-
-
 def _download_all(copy: RunCopy) -> dict[Path, Path]:
     """Fetch what a run continues from under hidden names: from each of them to its final name."""
     partials = {}
-    for name in (*RECORDS, BEST + SIDECAR, BEST, LAST + SIDECAR, LAST):
+    for name in (*RECORDS, BEST, LAST):
         if partial := _download(copy, name):
             partials[partial] = copy.run_dir / name
     return partials
