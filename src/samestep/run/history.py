@@ -14,8 +14,8 @@ from lightning.pytorch.loggers import Logger
 from samestep.ranks import environment, lightning_patches
 from samestep.run.checkpoint import CheckpointError, cannot_write
 from samestep.run.files import write_text
-from samestep.run.records import is_result, read_history
-from samestep.run.state import Status
+from samestep.run.metrics import is_result, read_history
+from samestep.run.record import Record
 
 
 class History(Logger, L.Callback):
@@ -60,15 +60,15 @@ class History(Logger, L.Callback):
         """See ``on_validation_epoch_end``."""
         self._evaluates_batches = False
 
-    def read(self, status: Status) -> None:
+    def read(self, known: Record) -> None:
         """Take the rows of the file, in a process that has not trained.
 
-        Lightning counts from zero there. ``status`` says after which step the run is.
+        Lightning counts from zero there. ``known`` says after which step the run is.
         """
         if not self.rows:
             rows = read_history(Path(self.save_dir))
             self.rows = {int(row["step"]): row for row in rows}
-            self._place = {"epoch": status.epoch or 0, "step": status.step or 0}
+            self._place = {"epoch": known.epoch or 0, "step": known.step or 0}
 
     def last(self) -> dict[str, float]:
         """The newest value of each learning metric, and the seconds of training; no speeds."""

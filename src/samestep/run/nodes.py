@@ -33,7 +33,7 @@ from samestep.run.sidecar import Version
 from samestep.spec import RunSpec
 
 BEST = "checkpoints/best.ckpt"
-RECORDS = ("config.yaml", "logs/environment.json")
+RECORDS = ("config.yaml", "run.json")
 BLOCK_BYTES = 16 * 2**20  # of a file in memory, on each node
 
 Group = dist.ProcessGroup
