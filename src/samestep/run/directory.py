@@ -30,7 +30,7 @@ from samestep.errors import ConfigError
 from samestep.ranks.secrets import redact_argument, redact_values
 from samestep.run import lock, provenance, record
 from samestep.run.changes import config_digest, find_changes
-from samestep.run.files import put_back, read_bytes, set_aside, sha256_of, write_text
+from samestep.run.files import open_atomic, read_bytes, set_aside, sha256_of, write_text
 from samestep.run.identity import Identity, read_identity
 from samestep.run.metrics import read_figures, why_damaged
 from samestep.spec import RunSpec
@@ -118,12 +118,15 @@ def abandon(run_dir: Path) -> None:
     before = _before.pop(run_dir.absolute(), None)
     if before is None:
         return
-    has_saved = read_bytes(run_dir / SIDECAR) != before.files[run_dir / SIDECAR]
-    if has_saved:
-        return
+    if read_bytes(run_dir / SIDECAR) != before.files[run_dir / SIDECAR]:
+        return  # a checkpoint was saved
     if not before.missing:
         for path, content in before.files.items():
-            put_back(path, content)
+            if content is None:
+                path.unlink(missing_ok=True)
+            elif content != read_bytes(path):
+                with open_atomic(path) as file:
+                    file.write(content)
         return
     # Under its own name it would be emptied while another process begins in there.
     removed = run_dir.with_name(f".{run_dir.name}.removed-{os.getpid()}")
@@ -210,7 +213,14 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
 
     run_dir = spec.run_dir
     known = record.read(run_dir)
-    set_damaged_aside(run_dir, known.results)
+    # A history that cannot be read is in the checkpoint too. It is written again from there.
+    if why := why_damaged(run_dir):
+        set_aside(run_dir / "metrics.csv", why)
+    path = run_dir / "metrics.json"
+    if path.exists() and read_figures(run_dir) is None:
+        set_aside(path, "it holds no JSON object")
+    elif known.results and path.is_file() and sha256_of(path) != known.results:
+        set_aside(path, "it is not what this run has written")
     last = find_newest(
         run_dir / "checkpoints", Identity(spec.run_id, read_identity(run_dir).configs)
     )
@@ -245,20 +255,6 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
         **begins_anew,
     )
     return last
-
-
-def set_damaged_aside(run_dir: Path, results: str | None) -> None:
-    """Rename history and results of a run that cannot be read, or are not what it has written.
-
-    The history is in the checkpoint too, so that the run that continues writes it again.
-    """
-    if why := why_damaged(run_dir):
-        set_aside(run_dir / "metrics.csv", why)
-    path = run_dir / "metrics.json"
-    if path.exists() and read_figures(run_dir) is None:
-        set_aside(path, "it holds no JSON object")
-    elif results and path.is_file() and sha256_of(path) != results:
-        set_aside(path, "it is not what this run has written")
 
 
 def _fetch_copy(url: str, run_dir: Path) -> None:

@@ -44,21 +44,16 @@ class History(Logger, L.Callback):
         self._evaluates_batches = False
         self._place: dict[str, int] = {}  # of an evaluation in a process that has not trained
 
-    def on_validation_epoch_start(self, *_: Any) -> None:
-        """Leave out what is logged from here on; so does the next one."""
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Leave out what is logged from here on; so does the start of a test."""
         self._evaluates_batches = True
 
-    def on_test_epoch_start(self, *_: Any) -> None:
-        """See ``on_validation_epoch_start``."""
-        self._evaluates_batches = True
-
-    def on_validation_epoch_end(self, *_: Any) -> None:
-        """The batches are over, and their means follow; so does the next one."""
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The batches are over, and their means follow; so does the end of a test."""
         self._evaluates_batches = False
 
-    def on_test_epoch_end(self, *_: Any) -> None:
-        """See ``on_validation_epoch_end``."""
-        self._evaluates_batches = False
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_epoch_end = on_validation_epoch_end
 
     def read(self, known: Record) -> None:
         """Take the rows of the file, in a process that has not trained.
@@ -75,7 +70,10 @@ class History(Logger, L.Callback):
         rows = [row for _, row in sorted(self.rows.items())]
         newest = {name: value for row in rows for name, value in row.items()}
         figures = {name: newest[name] for name in sorted(newest) if is_result(name)}
-        return figures | times_of(rows)
+        if seconds := [row["time/epoch_s"] for row in rows if "time/epoch_s" in row]:
+            times = {"time/total_s": math.fsum(seconds), "time/epoch_s": statistics.median(seconds)}
+            figures |= times
+        return figures
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Add ``metrics`` to the row of ``step``."""
@@ -141,11 +139,3 @@ class History(Logger, L.Callback):
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: ``config.yaml`` has them."""
-
-
-def times_of(rows: list[dict[str, float]]) -> dict[str, float]:
-    """The seconds of all epochs together, and of one, the median; nothing where none is known."""
-    seconds = [row["time/epoch_s"] for row in rows if "time/epoch_s" in row]
-    if not seconds:
-        return {}
-    return {"time/total_s": math.fsum(seconds), "time/epoch_s": statistics.median(seconds)}

@@ -9,12 +9,13 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from samestep.ranks import environment, secrets
+from samestep.ranks import environment
 from samestep.ranks.secret_names import hide_assigned, hide_quoted
+from samestep.ranks.secrets import redact
 
 
 def code_state(code: Path) -> tuple[str | None, str]:
-    """The commit ``code`` is at, and what differs from it: new files by name only.
+    """The commit ``code`` is at, and what differs from it, without secrets: new files by name only.
 
     Without git, as in a container, it is the commit that PROJECT_REVISION names, if it is set.
     """
@@ -27,24 +28,17 @@ def code_state(code: Path) -> tuple[str | None, str]:
             return ""
         return done.stdout.decode(errors="replace")
 
+    commit = git("rev-parse", "HEAD").strip() or environment.variable("PROJECT_REVISION")
     status = git("status", "--porcelain")
     diff = f"{status}\n{git('diff', '--no-ext-diff', 'HEAD')}" if status else ""
-    commit = git("rev-parse", "HEAD").strip() or environment.variable("PROJECT_REVISION")
-    return commit, secrets.redact(hide_in_diff(diff))
-
-
-def hide_in_diff(diff: str) -> str:
-    """Replace by ``***`` what has a secret name in the changed files.
-
-    In a program only texts in quotes: what else follows a name there is code.
-    """
     hidden = []
     for part in re.split(r"^(?=diff --git )", diff, flags=re.MULTILINE):
         if part.partition("\n")[0].endswith(".py"):
+            # In a program only texts in quotes are secret: what else follows a name is code.
             hidden.append(hide_quoted(part))
         else:
             hidden.append("\n".join(map(hide_assigned, part.split("\n"))))
-    return "".join(hidden)
+    return commit, redact("".join(hidden))
 
 
 def cpu_name() -> str:
@@ -58,6 +52,13 @@ def surroundings() -> dict[str, Any]:
     """Time, machine, processes and the version of every installed package."""
     import torch  # asked for the GPUs
 
+    packages = []
+    for package in distributions():
+        # A long text follows the fields. `package.metadata` would parse that too.
+        text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
+        fields = dict(re.findall("^(Name|Version): *(.+)", text.partition("\n\n")[0], re.MULTILINE))
+        if len(fields) == 2:  # else its files are damaged
+            packages.append((fields["Name"], fields["Version"]))
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "hostname": platform.node(),
@@ -69,17 +70,5 @@ def surroundings() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "world_size": environment.world_size(),
         "num_nodes": environment.num_nodes(),
-        "packages": installed_packages(),
+        "packages": dict(sorted(packages)),
     }
-
-
-def installed_packages() -> dict[str, str]:
-    """The version of every installed package, by name."""
-    packages = []
-    for package in distributions():
-        # A long text follows the fields. `package.metadata` would parse that too.
-        text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
-        fields = dict(re.findall("^(Name|Version): *(.+)", text.partition("\n\n")[0], re.MULTILINE))
-        if len(fields) == 2:  # else its files are damaged
-            packages.append((fields["Name"], fields["Version"]))
-    return dict(sorted(packages))

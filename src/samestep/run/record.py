@@ -28,32 +28,19 @@ class Record(NamedTuple):
     """The fields of ``run.json``, in their order there. What is not known has its default."""
 
     run_id: str | None = None
-    state: str = RUNNING
-    """running, stopped, failed or finished"""
-    why: str = ""
-    """Why it stopped or failed."""
-    time: str = ""
-    """When the run was seen last, as ISO 8601 with the time zone."""
-    epoch: int | None = None
-    """Epochs that were trained to their end."""
-    step: int | None = None
-    """Optimizer steps."""
-    monitor: str = ""
-    """The metric that chooses the best epoch; empty where none is known."""
-    best: float | int | None = None
-    """Its best value so far: that of best.ckpt."""
-    best_epoch: int | None = None
-    """The epoch of this value, counted from 1."""
-    shares: Sequence[float] | None = None
-    """How much of each batch each rank gets; None: all the same."""
-    limits: Mapping[str, Any] = {}
-    """What may end the run: a finished run continues if one of these is higher."""
-    results: str | None = None
-    """SHA-256 of the metrics.json that finished the run; None as long as it is not finished."""
-    ends: Sequence[Mapping[str, Any]] = ()
-    """Each end of a process that could say so: its time, state, reason and step."""
-    starts: Sequence[Mapping[str, Any]] = ()
-    """Each start, the newest last: command, configuration, code, machine, packages."""
+    state: str = RUNNING  # running, stopped, failed or finished
+    why: str = ""  # it stopped or failed
+    time: str = ""  # when it was seen last, as ISO 8601 with the time zone
+    epoch: int | None = None  # epochs that were trained to their end
+    step: int | None = None  # optimizer steps
+    monitor: str = ""  # the metric that chooses the best epoch; empty where none is known
+    best: float | int | None = None  # its best value so far: that of best.ckpt
+    best_epoch: int | None = None  # the epoch of this value, counted from 1
+    shares: Sequence[float] | None = None  # of each batch, for each rank; None: all the same
+    limits: Mapping[str, Any] = {}  # what may end it: once finished, it continues if one is higher
+    results: str | None = None  # SHA-256 of its metrics.json, as long as it is finished
+    ends: Sequence[Mapping[str, Any]] = ()  # of its processes: time, state, why and step of each
+    starts: Sequence[Mapping[str, Any]] = ()  # command, config, code and machine; the newest last
 
     @property
     def start(self) -> Mapping[str, Any]:
