@@ -40,7 +40,7 @@ def examine(cfg) -> int:
     from samestep.hydra.adapter import spec_of
     from samestep.ranks import preflight, process_group
     from samestep.ranks.preflight import Finding
-    from samestep.run.records import mute_lightning
+    from samestep.run.logs import mute_lightning
 
     mute_lightning()
     accelerator, timeout_s = cfg.trainer.accelerator, cfg.cluster.timeout_s

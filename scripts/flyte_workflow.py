@@ -133,7 +133,7 @@ def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
     """Train and test. Each process calls this; Flyte takes the result of rank zero."""
     from project.train import train
     from samestep.hydra.name import name_run
-    from samestep.run.records import read_history
+    from samestep.run.metrics import read_history
 
     # Without a cluster, Flyte calls every execution "local"; each needs a name of its own.
     if environment.run_id() == "local":

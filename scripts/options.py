@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, secrets
-from samestep.run import state
+from samestep.run import record
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
@@ -79,7 +79,7 @@ def load(arguments: Any) -> tuple[Any, Any]:
     """Model and data of the run. The data come from where the options say."""
     from project.saved_run import load_run, set_places  # imports torch
 
-    arguments.ckpt = arguments.ckpt or state.tested_checkpoint(arguments.run_dir)
+    arguments.ckpt = arguments.ckpt or record.tested_checkpoint(arguments.run_dir)
     model, data = load_run(arguments.run_dir, arguments.ckpt, trust=arguments.trust)
     set_places(data, arguments)
     return model, data

@@ -214,7 +214,7 @@ WAITING = (
     "tests/faults/test_faults.py",
     "tests/samestep/sweep/test_search.py",
     "tests/samestep/sweep/test_cluster.py",
-    "tests/samestep/node/test_hung_ranks.py",
+    "tests/samestep/ranks/test_heartbeat.py",
     "tests/samestep/launch/test_volume.py",
     "tests/samestep/node/test_etcd_rendezvous.py",
     "tests/samestep/launch/test_entrypoint.py",

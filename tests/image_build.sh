@@ -52,8 +52,8 @@ trains one 1
 trains two 2
 python3 -c '
 import json, sys
-git = json.load(open(sys.argv[1]))[0]["git"]
-print("revision:", git["commit"])' "$work/runs/one/logs/environment.json"
+git = json.load(open(sys.argv[1]))["starts"][0]["git"]
+print("revision:", git["commit"])' "$work/runs/one/run.json"
 
 # With flytekit among the EXTRAS: the workflow too, as a task of Flyte starts it, without our entry point.
 case "$*" in *flytekit*)

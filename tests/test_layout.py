@@ -53,7 +53,7 @@ def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
 # -- Imports go one way ----------------------------------------------------------------------------
 
 LEVELS = [
-    ["errors", "lightning_names", "spec"],
+    ["errors", "keys", "lightning_names", "spec"],
     ["ranks"],
     ["data", "run", "node"],
     ["callbacks", "report"],
@@ -76,7 +76,7 @@ def test_samestep_imports_nothing_of_the_project():
     )
 
 
-CORE = {"errors", "spec", "ranks", "data", "run", "node", "callbacks", "ending", "trainer"}
+CORE = {"errors", "keys", "spec", "ranks", "data", "run", "node", "callbacks", "ending", "trainer"}
 """What any Lightning project can use: it must not need the framework of a template."""
 
 

@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 
 from project.saved_run import read_saved_config
 from samestep.ranks.secrets import redact
-from samestep.run import state
+from samestep.run import record
 from samestep.run.identity import read_identity
-from samestep.run.records import read_attempts, read_history, read_json
+from samestep.run.metrics import read_figures, read_history
 from samestep.run.seal import Seal, verify
 
 HUB_LICENCES = {"MIT": "mit", "Apache-2.0": "apache-2.0", "BSD-3-Clause": "bsd-3-clause"}
@@ -65,8 +65,7 @@ def write_card(
     metrics = read_metrics(run_dir, ckpt)
     is_tested = any(name.startswith("test/") for name in metrics)
     untested = "" if is_tested else f"The checkpoint `{ckpt}` was not tested."
-    attempts = read_attempts(run_dir / "logs")
-    last = attempts[-1] if attempts else {}
+    last = record.read(run_dir).start
     return PAGE.format(
         front=front_matter(cfg, metrics, licence),
         name=cfg.run_id,
@@ -128,9 +127,9 @@ def read_metrics(run_dir: Path, ckpt: str) -> dict[str, float]:
         # A validation is logged at the last step before it.
         rows = [r for r in read_history(run_dir) if r["step"] == seal.global_step - 1]
         metrics |= {n: v for row in rows for n, v in row.items() if n.startswith("val/")}
-    is_finished = state.read(run_dir).state == state.FINISHED
-    if is_finished and ckpt == state.tested_checkpoint(run_dir):
-        final = read_json(run_dir / "metrics.json", dict) or {}
+    is_finished = record.read(run_dir).state == record.FINISHED
+    if is_finished and ckpt == record.tested_checkpoint(run_dir):
+        final = read_figures(run_dir) or {}
         metrics |= {name: v for name, v in final.items() if name.startswith("test/")}
     return {
         name: value

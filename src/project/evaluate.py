@@ -14,7 +14,7 @@ from samestep.callbacks.exact import SeedSteps
 from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.share_out import find_loaders
 from samestep.errors import ConfigError
-from samestep.run.records import mute_lightning
+from samestep.run.logs import mute_lightning
 
 
 def evaluate(

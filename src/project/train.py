@@ -58,7 +58,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
     from samestep.report import page
     from samestep.run import artifacts, nodes, summary
     from samestep.run import directory as run
-    from samestep.run.records import log_to_files, mute_lightning
+    from samestep.run.logs import log_to_files, mute_lightning
 
     started = time.monotonic()
     stopping.install()

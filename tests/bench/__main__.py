@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.ranks import process
-from samestep.run.records import surroundings
+from samestep.run.provenance import surroundings
 from tests.bench import measure
 from tests.bench.measure import ROOT, Row
 from tests.bench.rows import all_rows

@@ -67,8 +67,8 @@ def write_runs(folder: Path, name: str, *counts: int) -> None:
     """Folders with so many finished runs."""
     facts = {"monitor": "val/accuracy", "best": 0.9, "epoch": 20, "time": "2026-01-01T00:00:00Z"}
     for run_dir in (folder / f"{name}-{n}" / f"digits-{i:06}" for n in counts for i in range(n)):
-        (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-        (run_dir / "logs/state.json").write_text(json.dumps({"state": "finished", **facts}))
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "run.json").write_text(json.dumps({"state": "finished", **facts}))
         (run_dir / "metrics.json").write_text("{}")
 
 

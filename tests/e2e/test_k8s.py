@@ -66,8 +66,8 @@ def test_two_nodes_train_one_model(cluster: Cluster, run_id: str):
     until("the Job is complete", lambda: complete(cluster, run_id))
 
     assert json.loads(cluster.read(run_id, "metrics.json"))["test/accuracy"] > 0.2  # of 10 digits
-    (attempt,) = json.loads(cluster.read(run_id, "logs/environment.json"))
-    assert (attempt["world_size"], attempt["num_nodes"]) == (2, 2)
+    (start,) = json.loads(cluster.read(run_id, "run.json"))["starts"]
+    assert (start["world_size"], start["num_nodes"]) == (2, 2)
     assert run_id in cluster.launch("status", run_id, *words)
     cluster.launch("cancel", run_id, *words)
     until("nothing is left", lambda: not cluster.left(run_id))
@@ -82,7 +82,7 @@ def test_a_run_survives_the_loss_of_any_pod(cluster: Cluster, run_id: str):
     until("the Job is complete", lambda: complete(cluster, run_id), seconds=2 * SECONDS)
 
     assert json.loads(cluster.read(run_id, "metrics.json"))["test/accuracy"] > 0.9
-    assert len(json.loads(cluster.read(run_id, "logs/environment.json"))) >= 3  # attempts
+    assert len(json.loads(cluster.read(run_id, "run.json"))["starts"]) >= 3
 
 
 def delete_pod(cluster: Cluster, run_id: str, index: int) -> None:

@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 from omegaconf import OmegaConf
 
 from project.card import read_metrics, write_card
-from samestep.run import state
+from samestep.run import record
 from samestep.run.checkpoint import AtomicCheckpointIO
 
 CONFIG = {
@@ -31,7 +31,6 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         AtomicCheckpointIO().save_checkpoint({"global_step": 10 * row}, path)
     rows = "epoch,step,val/accuracy,val/loss,test/loss\n0,9,0.8,nan,\n1,19,0.7,0.25,\n2,20,,,0.5\n"
     (tmp_path / "metrics.csv").write_text(rows)
-    (tmp_path / "logs").mkdir()
     attempt = {
         "command": ["train.py", "data=folder", "data.root=/home/ada/birds", "seed=1",
                     "callbacks.artifacts.url=s3://me:very-secret-value@10.0.0.5/runs",
@@ -40,7 +39,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "packages": {"torch": "2.15.0", "numpy": "2.4"},
         "hostname": "ada-desk",
     }  # fmt: skip
-    (tmp_path / "logs/environment.json").write_text(json.dumps([attempt]))
+    (tmp_path / "run.json").write_text(json.dumps({"starts": [attempt]}))
     return tmp_path
 
 
@@ -77,14 +76,14 @@ def test_the_page_has_no_secrets_and_no_places(run_dir: Path):
 @pytest.mark.parametrize(
     ("ckpt", "status", "shown"),
     [
-        ("best", state.FINISHED, {"test/accuracy": 0.75, "val/accuracy": 0.8}),
-        ("best", state.STOPPED, {"val/accuracy": 0.8}),  # continued since the test, and not tested
-        ("last", state.FINISHED, {"val/accuracy": 0.7, "val/loss": 0.25}),
-        ("epoch-0003", state.FINISHED, {}),
+        ("best", record.FINISHED, {"test/accuracy": 0.75, "val/accuracy": 0.8}),
+        ("best", record.STOPPED, {"val/accuracy": 0.8}),  # continued since the test, and not tested
+        ("last", record.FINISHED, {"val/accuracy": 0.7, "val/loss": 0.25}),
+        ("epoch-0003", record.FINISHED, {}),
     ],
 )
 def test_the_metrics_are_those_of_the_exported_weights(run_dir: Path, ckpt, status, shown):
-    state.record(run_dir, status)
+    record.update(run_dir, status)
     assert read_metrics(run_dir, ckpt) == shown
     page = write_card(run_dir, ckpt, ["cat", "dog"], 1, "MIT")
     assert (f"The checkpoint `{ckpt}` was not tested." in page) == ("test/accuracy" not in shown)
@@ -105,7 +104,7 @@ def test_a_checkpoint_that_was_not_tested_has_no_metrics(run_dir: Path):
 
 
 def test_a_run_without_records_has_a_card(run_dir: Path):
-    (run_dir / "logs/environment.json").unlink()
+    (run_dir / "run.json").unlink()
     (run_dir / "metrics.json").unlink()
     page = write_card(run_dir, "best", ["cat", "dog"], 1, "MIT")
     assert "**Commit**: unknown" in page

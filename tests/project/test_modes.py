@@ -28,7 +28,7 @@ def restore_process() -> Iterator[None]:
     if "wandb" in sys.modules:
         sys.modules["wandb"].finish()
         sys.modules["wandb"].teardown()
-    for handler in [h for h in logging.getLogger().handlers if h.name == "samestep.run.records"]:
+    for handler in [h for h in logging.getLogger().handlers if h.name == "samestep.run.logs"]:
         logging.getLogger().removeHandler(handler)
         handler.close()
     logging.captureWarnings(False)

@@ -39,8 +39,8 @@ def recorded(directory: Path, stage: str) -> list[list[int]]:
 def test_a_run_leaves_what_the_readme_promises(digits_run: Path):
     names = {path.relative_to(digits_run).as_posix() for path in digits_run.rglob("*.*")}
     assert names >= {
-        "config.yaml", "metrics.json", "metrics.csv", "checkpoints/best.ckpt",
-        "checkpoints/last.ckpt", "logs/environment.json", "logs/rank-0.log",
+        "config.yaml", "run.json", "metrics.json", "metrics.csv", "checkpoints/best.ckpt",
+        "checkpoints/last.ckpt", "logs/rank-0.log",
         "predictions/grid.png", "predictions/confusion_matrix.png",
     }  # fmt: skip
     final = final_figures(digits_run)

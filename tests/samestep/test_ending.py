@@ -14,7 +14,7 @@ from samestep.hydra import build
 from samestep.hydra.adapter import spec_of
 from samestep.ranks.stopping import Stopped
 from samestep.report import page
-from samestep.run import state
+from samestep.run import record
 from samestep.run.history import History
 from samestep.spec import RunSpec
 from tests.samestep.callbacks.tiny import Tiny, fit
@@ -28,16 +28,16 @@ def spec_in(run_dir: Path) -> RunSpec:
 @pytest.mark.parametrize(
     ("error", "ended", "why"),
     [
-        (Stopped(signal.SIGTERM), state.STOPPED, "SIGTERM"),
-        (KeyboardInterrupt(), state.STOPPED, "KeyboardInterrupt"),
-        (RunError("the disk is gone"), state.FAILED, "the disk is gone"),
-        (KeyError("x"), state.FAILED, "KeyError: 'x'"),
+        (Stopped(signal.SIGTERM), record.STOPPED, "SIGTERM"),
+        (KeyboardInterrupt(), record.STOPPED, "KeyboardInterrupt"),
+        (RunError("the disk is gone"), record.FAILED, "the disk is gone"),
+        (KeyError("x"), record.FAILED, "KeyError: 'x'"),
         (
             RuntimeError("gloo/pair.cc:5] Read error [::1]:5: Connection reset by peer. GLHF!"),
-            state.FAILED,
+            record.FAILED,
             "rank 0 has lost its connection to another rank",
         ),
-        (ValueError("http://me:hunter2@host " + 600 * "y"), state.FAILED, "ValueError: http://"),
+        (ValueError("http://me:hunter2@host " + 600 * "y"), record.FAILED, "ValueError: http://"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -49,13 +49,13 @@ def test_the_reason_of_an_end_is_kept(
     how = {"again": "make train", "report": page.write_or_warn}
     with pytest.raises(type(error)), ending.recorded(spec, trainer, **how):
         raise error
-    status = state.read(tmp_path)
+    status = record.read(tmp_path)
     assert status.state == ended
     assert status.why.startswith(why)
     assert "hunter2" not in status.why
-    assert len(status.why) <= state.MAX_WHY
+    assert len(status.why) <= record.MAX_WHY
     assert (status.best, status.epoch, status.step) == (0.25, 1, 4)
-    (end,) = state.read_ends(tmp_path)
+    (end,) = record.read(tmp_path).ends
     assert (end["state"], end["why"], end["step"]) == (ended, status.why, 4)
     assert ("To continue: make train\n" in capsys.readouterr().out) == isinstance(error, Stopped)
     # At a second Ctrl-C nobody waits for a report.

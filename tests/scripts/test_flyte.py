@@ -14,7 +14,7 @@ from project import load_run
 from samestep.errors import RunError
 from samestep.hydra.compose import check
 from samestep.launch import render
-from samestep.run.records import read_history
+from samestep.run.metrics import read_history
 from tests.conftest import NO_PICTURES, QUICK, ROOT, run
 from tests.launching import launch
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.run import state
+from samestep.run import record
 from tests.conftest import ROOT, environment, run
 from tests.samestep.report.fake import make_run
 
@@ -30,7 +30,7 @@ def test_all_runs_are_listed_and_an_empty_folder_says_so(digits_run: Path, tmp_p
 @pytest.mark.parametrize("ends_by", ["Ctrl-C", "a closed terminal"])
 def test_a_list_that_is_watched_follows_the_runs(tmp_path: Path, ends_by: str):
     run_dir = make_run(tmp_path / "one")
-    state.record(run_dir, state.FAILED, "no space left")
+    record.update(run_dir, record.FAILED, "no space left")
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "scripts/runs.py", str(tmp_path), "--watch"], cwd=ROOT, stdout=theirs,
@@ -39,7 +39,7 @@ def test_a_list_that_is_watched_follows_the_runs(tmp_path: Path, ends_by: str):
         os.close(theirs)
         shown = read_until(ours, "no space left.* ago")
         assert "0.7 val/score" in shown
-        state.record(run_dir, state.FINISHED)
+        record.update(run_dir, record.FINISHED)
         read_until(ours, "finished .* ago")
         if ends_by == "Ctrl-C":
             watching.send_signal(signal.SIGINT)

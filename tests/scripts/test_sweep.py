@@ -46,11 +46,11 @@ def test_a_search_with_trials_of_two_ranks_survives_a_kill(tmp_path: Path):
     assert set(states) <= {"COMPLETE", "PRUNED"}
     for trial in study.trials:
         run_dir = folder / f"digits-lr-{trial.number}"
-        attempts = json.loads((run_dir / "logs/environment.json").read_text())
-        assert {attempt["run_id"] for attempt in attempts} == {run_dir.name}
-        assert len({tuple(attempt["command"]) for attempt in attempts}) == 1
+        record = json.loads((run_dir / "run.json").read_text())
+        assert record["run_id"] == run_dir.name
+        assert len({tuple(start["command"]) for start in record["starts"]}) == 1
         if trial.state.name == "COMPLETE":
-            assert (run_dir / "logs/finished.json").exists()
+            assert record["state"] == "finished"
             lines = (run_dir / "metrics.csv").read_text().splitlines()
             column = lines[0].split(",").index("val/accuracy")
             values = [line.split(",")[column] for line in lines[1:]]

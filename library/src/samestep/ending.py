@@ -13,7 +13,7 @@ from samestep.callbacks.run_state import progress_of
 from samestep.errors import ConfigError
 from samestep.ranks import environment, failure
 from samestep.ranks.stopping import Stopped
-from samestep.run import artifacts, directory, state
+from samestep.run import artifacts, directory, record
 from samestep.spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -72,14 +72,14 @@ def record_interruption(
     run_dir: Path, trainer: L.Trainer, error: BaseException, again: str
 ) -> None:
     """Write why a run has ended before its end, and say how a run that was stopped goes on."""
-    ended, why = state.STOPPED, type(error).__name__  # a second Ctrl-C
+    ended, why = record.STOPPED, type(error).__name__  # a second Ctrl-C
     if isinstance(error, Stopped):
         why = error.name
     elif failure.is_lost_connection(error):
-        ended, why = state.FAILED, f"rank {environment.rank()} {failure.LOST}"
+        ended, why = record.FAILED, f"rank {environment.rank()} {failure.LOST}"
     elif isinstance(error, Exception):
-        ended, why = state.FAILED, failure.message(error).removeprefix(failure.PREFIX)
-    state.record(run_dir, ended, why, **progress_of(trainer))
+        ended, why = record.FAILED, failure.message(error).removeprefix(failure.PREFIX)
+    record.try_to_update(run_dir, ended, why, **progress_of(trainer))
     # A cluster starts the run again by itself.
     if isinstance(error, Stopped) and environment.variable(environment.ON_CLUSTER) is None:
         print(f"To continue: {again}", flush=True)

@@ -50,10 +50,11 @@ from samestep.ranks import (
     stopping,
 )
 from samestep.ranks.secrets import redact_values
-from samestep.run import directory, nodes, state
+from samestep.run import directory, nodes, record
 from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.history import History
-from samestep.run.records import log_to_files, silence_expected_warnings
+from samestep.run.logs import log_to_files, silence_expected_warnings
+from samestep.run.metrics import read_figures
 from samestep.spec import RunSpec
 
 CONTRADICTIONS: dict[str, tuple[Any, str]] = {
@@ -246,7 +247,7 @@ class Trainer(L.Trainer):
         results = self._evaluate(super().test, args, options)
         if self.is_global_zero and directory.is_finished(self.spec):
             figures = {name: value for result in results for name, value in result.items()}
-            directory.finish(self.spec, directory.read_figures(self.spec.run_dir) | figures)
+            directory.finish(self.spec, (read_figures(self.spec.run_dir) or {}) | figures)
         return results
 
     def validate(self, *args: Any, **options: Any) -> Any:
@@ -286,7 +287,7 @@ class Trainer(L.Trainer):
             if asked in (None, "best", "last") and not self.spec.saves_nothing:
                 path = None if asked == "last" else nodes.best_checkpoint(self.spec)
                 given["ckpt_path"] = path or nodes.last_checkpoint(self.spec)
-                self._history.read(state.read(self.spec.run_dir))
+                self._history.read(record.read(self.spec.run_dir))
             return function(**given)
 
     def _describe(self, model: L.LightningModule, data: Any) -> dict[str, Any]:

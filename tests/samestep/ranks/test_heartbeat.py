@@ -1,36 +1,79 @@
-import math
-import os
+"""Real ranks that are stopped, under a real agent. In pods: tests/faults."""
+
+import json
 from pathlib import Path
 
 import pytest
 
 from samestep.ranks import heartbeat
+from tests.conftest import run
+
+RANK = """
+import math, os, signal, sys, time
+from pathlib import Path
 from samestep.ranks.heartbeat import Heartbeat
 
+ranks_to_stop, note = sys.argv[1].split(","), Path(sys.argv[2], os.environ["RANK"])
+has_been_here = note.exists()
+note.touch()
+heartbeat = Heartbeat()
+for _ in range(10):
+    heartbeat.beat(0.5)
+    time.sleep(0.1)
+if os.environ["RANK"] in ranks_to_stop and not has_been_here:
+    os.kill(os.getpid(), signal.SIGSTOP)
+heartbeat.beat(math.inf)
+time.sleep(2)
+"""
 
-def test_the_agent_reads_when_there_was_progress_and_when_there_must_be_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv(heartbeat.FOLDER, str(tmp_path))
-    rank = Heartbeat()
-    assert heartbeat.read(tmp_path, os.getpid())[1] == math.inf
-    rank.beat(7.5)
-    age, limit_s = heartbeat.read(tmp_path, os.getpid())
-    assert (0 <= age < 7.5, limit_s) == (True, 7.5)
-    rank.pause()
-    assert heartbeat.read(tmp_path, os.getpid())[1] == math.inf
+AGENT = """
+import json, sys
+from pathlib import Path
+from torch.distributed.launcher.api import LaunchConfig
+from samestep.node import agent
+from samestep.ranks import heartbeat
+
+heartbeat.MARGIN_S = 0.5
+script, directory = Path(sys.argv[1]), Path(sys.argv[2])
+runs = [("ends", "0,1", 0), ("restarts", "0,1", 1), ("well", "", 0)]
+for name, ranks_to_stop, max_restarts in runs:
+    (directory / name).mkdir()
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, run_id=name, rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", local_addr="localhost", max_restarts=max_restarts,
+        monitor_interval=0.1,
+    )
+    outcome = agent.launch(config, [str(script), ranks_to_stop, str(directory / name)])
+    print(json.dumps([name, *outcome]), flush=True)
+"""
 
 
-def test_a_rank_without_a_heartbeat_has_no_limit(tmp_path: Path):
-    assert heartbeat.read(tmp_path, 7) == (0, math.inf)
-    (tmp_path / "7").touch()  # it is being made
-    assert heartbeat.read(tmp_path, 7) == (0, math.inf)
+def test_stopped_ranks_are_killed_and_restarted(tmp_path: Path):
+    (tmp_path / "rank.py").write_text(RANK)
+    (tmp_path / "agent.py").write_text(AGENT)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = run(
+        str(tmp_path / "agent.py"), str(tmp_path / "rank.py"), str(tmp_path),
+        TMPDIR=str(temporary), timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ends, restarts, well = map(json.loads, done.stdout.splitlines())
+    assert ends[:2] == ["ends", 1]
+    assert "error: no progress for " in ends[2]
+    assert "(cluster.timeout_s=0.5)" in ends[2]
+    assert ends[3]  # the agent has printed it
+    assert restarts == ["restarts", 0, "", False]
+    assert well == ["well", 0, "", False]
+    for rank in (0, 1):  # once for each time that it was ended
+        assert done.stderr.count(f"rank {rank}: error: no progress for ") == 2
+    assert not list(temporary.glob("heartbeats-*"))
 
 
 @pytest.mark.parametrize("folder", ["", "gone"])
-def test_a_rank_whose_agent_asks_for_nothing_leaves_nothing(
+def test_rank_writes_nothing_without_an_agent_that_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ):
     monkeypatch.setenv(heartbeat.FOLDER, folder and str(tmp_path / folder))
-    Heartbeat().beat(1)
+    heartbeat.Heartbeat().beat(1)
     assert not list(tmp_path.iterdir())

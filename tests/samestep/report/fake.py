@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from samestep.run import state
+from samestep.run import record
 
 CONFIG = {
     "seed": 0,
@@ -43,7 +43,7 @@ def make_run(
     overridden: dict[str, str] | None = None,
 ) -> Path:
     """A finished run; it says what ``samestep`` writes, in the same files."""
-    (run_dir / "logs").mkdir(parents=True)
+    run_dir.mkdir(parents=True)
     config: dict[str, Any] = json.loads(json.dumps(CONFIG))
     config |= {"seed": seed, "run_id": run_dir.name}
     config["model"]["optimizer"]["lr"] = lr
@@ -59,8 +59,6 @@ def make_run(
         "world_size": world_size, "packages": {"torch": "2.15.0"}, "git": {"commit": "abc"},
         "overridden": overridden,
     }  # fmt: skip
-    (run_dir / "logs/environment.json").write_text(json.dumps([start]))
-    state.record(
-        run_dir, state.FINISHED, monitor="val/score", best=0.7, best_epoch=3, epoch=3, step=30
-    )
+    best = {"monitor": "val/score", "best": 0.7, "best_epoch": 3}
+    record.update(run_dir, record.FINISHED, starts=[start], epoch=3, step=30, **best)
     return run_dir

@@ -8,7 +8,7 @@ from scipy import stats
 
 from samestep.errors import ConfigError
 from samestep.report import charts, compare
-from samestep.run import state
+from samestep.run import record
 from tests.samestep.report.fake import make_run
 
 
@@ -76,7 +76,7 @@ def test_seeds_of_parts_are_seeds_too(tmp_path: Path):
 
 def test_an_unfinished_run_is_no_repeat_of_finished_ones(tmp_path: Path):
     runs = [make_run(tmp_path / f"a{seed}", seed=seed) for seed in range(3)]
-    state.record(runs[1], state.STOPPED, "SIGTERM")
+    record.update(runs[1], record.STOPPED, "SIGTERM")
     found = compared(*runs)
     assert [group.name for group in found.groups] == [
         "a0 (n = 2)", "a1 (stopped, newest metrics)",
@@ -131,7 +131,7 @@ def test_time_speed_and_scaling_efficiency(tmp_path: Path):
 def test_an_unfinished_and_a_damaged_run_are_compared_as_far_as_known(tmp_path: Path):
     one, other = make_run(tmp_path / "one"), make_run(tmp_path / "other")
     (one / "metrics.json").unlink()
-    for name in ("metrics.json", "metrics.csv", "logs/environment.json"):
+    for name in ("metrics.json", "metrics.csv", "run.json"):
         (other / name).write_text("damaged")
     found = compared(one, other)
     assert found.figures["val/score"][0][0].mean == 0.7  # its newest one

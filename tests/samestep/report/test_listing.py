@@ -7,7 +7,7 @@ import pytest
 
 from samestep.errors import ConfigError
 from samestep.report import listing
-from samestep.run import state
+from samestep.run import record
 from scripts.runs import main, make_parser
 from tests.samestep.report.fake import make_run
 
@@ -19,10 +19,10 @@ def printed(capsys, *words: object) -> list[str]:
 
 def test_each_run_has_a_line(tmp_path: Path, capsys):
     make_run(tmp_path / "done")
-    state.record(make_run(tmp_path / "bad"), state.FAILED, "no space left on " + 80 * "x")
-    state.record(make_run(tmp_path / "evicted"), state.STOPPED, "SIGTERM", best=None)
+    record.update(make_run(tmp_path / "bad"), record.FAILED, "no space left on " + 80 * "x")
+    record.update(make_run(tmp_path / "evicted"), record.STOPPED, "SIGTERM", best=None)
     killed = make_run(tmp_path / "killed")
-    state.record(killed, state.RUNNING)
+    record.update(killed, record.RUNNING)
     (tmp_path / "no-run").mkdir()
     (tmp_path / "multirun.yaml").touch()
     lines = {line.split()[0]: line for line in printed(capsys, tmp_path)}
@@ -40,8 +40,8 @@ def test_the_newest_runs_come_first(tmp_path: Path):
     for name, hour in (("old", 1), ("new", 3), ("middle", 2)):
         run_dir = make_run(tmp_path / name)
         text = f'{{"state": "finished", "time": "2026-11-22T0{hour}:00:00+00:00"}}'
-        (run_dir / state.STATE).write_text(text)
-    (make_run(tmp_path / "lost") / state.STATE).unlink()  # counts as seen now
+        (run_dir / record.FILE).write_text(text)
+    (make_run(tmp_path / "lost") / record.FILE).unlink()  # counts as seen now
     runs = listing.list_runs(tmp_path)
     assert [run.name for run in runs] == ["lost", "new", "middle", "old"]
     assert runs[0].status.state == "finished"
@@ -53,13 +53,15 @@ def test_the_newest_runs_come_first(tmp_path: Path):
     assert runs[0].seen == pytest.approx(time.time(), abs=600)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"state": 3}', '{"ends": 1}', '{"time": 5}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"state": 3}', '{"ends": 1}', '{"time": 5}', '{"starts": [1]}']
+)
 def test_a_damaged_state_is_no_obstacle(tmp_path: Path, capsys, content: str):
     run_dir = make_run(tmp_path / "one")
-    (run_dir / state.STATE).write_text(content)
+    (run_dir / record.FILE).write_text(content)
     assert len(printed(capsys, tmp_path)) == 2
-    state.record(run_dir, state.FINISHED)
-    assert len(state.read_ends(run_dir)) == 1
+    record.update(run_dir, record.FINISHED)
+    assert len(record.read(run_dir).ends) == 1
 
 
 def test_wrong_usage_is_refused(tmp_path: Path):

@@ -12,7 +12,7 @@ import pytest
 
 from samestep.report import charts, page
 from samestep.report.files import MAX_BYTES, read_predictions, read_run, timeline
-from samestep.run import state, summary
+from samestep.run import record
 from tests.samestep.report.fake import make_run
 
 SCRIPT = "<script>alert(1)</script>"
@@ -142,8 +142,7 @@ def test_large_pictures_and_long_tables_are_only_named(tmp_path: Path):
     assert page.write(run_dir).stat().st_size < 3_000_000
 
 
-@pytest.mark.parametrize("name", ["metrics.json", "metrics.csv", "logs/environment.json",
-                                  "logs/state.json", "config.yaml"])  # fmt: skip
+@pytest.mark.parametrize("name", ["metrics.json", "metrics.csv", "run.json", "config.yaml"])
 @pytest.mark.parametrize("content", [None, b"", b"\xff[1", b"[1, 2]", b"{}"])
 def test_a_file_that_is_missing_or_damaged_is_named(tmp_path: Path, name, content, monkeypatch):
     monkeypatch.setattr(charts, "draw", lambda title, *_: charts.Chart(title, "<svg></svg>", ""))
@@ -152,9 +151,9 @@ def test_a_file_that_is_missing_or_damaged_is_named(tmp_path: Path, name, conten
     if content is not None:
         (run_dir / name).write_bytes(content)
     text = report(run_dir).text
-    if name == "logs/state.json":
+    if name == "run.json":
         assert "finished" in text  # the results say so too
-    elif not (name == "metrics.json" and content == b"{}"):
+    if not (name == "metrics.json" and content == b"{}"):
         assert "What is missing" in text
         assert name in text
     if name == "metrics.csv":
@@ -168,14 +167,14 @@ def test_values_of_a_wrong_kind_are_left_out(tmp_path: Path, command, monkeypatc
     monkeypatch.setattr(charts, "draw", lambda title, *_: charts.Chart(title, "<svg></svg>", ""))
     run_dir = make_run(tmp_path / "one")
     (run_dir / "metrics.json").write_text('{"test/score": "high", "val/score": [1]}')
-    (run_dir / "logs/environment.json").write_text(json.dumps([{"command": command}, 4]))
+    (run_dir / "run.json").write_text(json.dumps({"starts": [4, {"command": command}]}))
     assert "high" not in report(run_dir).text
 
 
 def test_a_run_that_still_trains_has_a_report(tmp_path: Path):
     run_dir = make_run(tmp_path / "one", words=("trainer.max_epochs=9",))
     (run_dir / "metrics.json").unlink()
-    state.record(run_dir, state.RUNNING, epoch=3)
+    record.update(run_dir, record.RUNNING, epoch=3)
     assert "killed, or its machine was lost" in report(run_dir).text
     lock = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX);"
     command = [sys.executable, "-c", f"{lock} print(flush=True); input()", run_dir / ".claim"]
@@ -193,40 +192,33 @@ def test_the_timeline_has_every_start_and_end(tmp_path: Path):
     run_dir = make_run(tmp_path / "one")
     starts = [{"started": f"2026-11-22T0{hour}:00:00+00:00", "hostname": "node", "world_size": 2,
                "command": ["train.py"]} for hour in (1, 3, 5)]  # fmt: skip
-    (run_dir / "logs/environment.json").write_text(json.dumps(starts))
     ends = [
         {"time": "2026-11-22T02:00:00+00:00", "state": "stopped", "why": "SIGTERM", "step": 7},
         {"time": "2026-11-22T06:00:00+00:00", "state": "finished", "why": "", "step": 30},
     ]
-    (run_dir / state.STATE).write_text(json.dumps({"state": "finished", "ends": ends}))
+    (run_dir / record.FILE).write_text(
+        json.dumps({"state": "finished", "starts": starts, "ends": ends})
+    )
     events = timeline(read_run(run_dir))
     assert [event["what"] for event in events] == [
         "started", "stopped", "continued", "stopped", "continued", "finished",
     ]  # fmt: skip
     assert events[1]["details"] == "after step 7, SIGTERM"
-    assert events[3]["details"] == state.KILLED
+    assert events[3]["details"] == record.KILLED
     assert events[0]["details"] == "2 rank(s), node: python train.py"
 
 
 def test_figures_of_before_are_not_final_in_a_run_that_was_continued(tmp_path: Path):
     run_dir = make_run(tmp_path / "one")
-    state.record(run_dir, state.STOPPED, "SIGTERM", best=0.8, best_epoch=4)
+    record.update(run_dir, record.STOPPED, "SIGTERM", best=0.8, best_epoch=4)
     run = read_run(run_dir)
     assert run.figures == {}
     (problem,) = run.problems
     assert problem.startswith("metrics.json and predictions hold what the run had reached before")
     assert page.facts_of(run)["val/score"] == "0.8000 in epoch 4"
     assert "test/score" not in page.facts_of(run)
-    state.record(run_dir, state.FINISHED)
+    record.update(run_dir, record.FINISHED)
     assert page.facts_of(read_run(run_dir))["test/score"] == "0.8750"
-
-
-def test_the_best_value_of_an_older_version_has_no_epoch(tmp_path: Path):
-    run_dir = make_run(tmp_path / "one")
-    state.record(run_dir, state.FINISHED, best_epoch=None)
-    assert summary.best_epoch(state.read(run_dir)) == {"val/score": "0.7000"}
-    state.record(run_dir, state.FINISHED, best=None)
-    assert summary.best_epoch(state.read(run_dir)) == {}
 
 
 def test_a_report_that_fails_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):

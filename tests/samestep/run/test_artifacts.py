@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from samestep.errors import ConfigError
 from samestep.ranks import environment
-from samestep.run import artifacts, directory, state, store
+from samestep.run import artifacts, directory, record, store
 from samestep.run.artifacts import Artifacts
 from samestep.run.checkpoint import AtomicCheckpointIO, load
 from samestep.run.checkpoint import find_newest as newest
@@ -112,9 +112,9 @@ def _no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def save(run_dir: Path, step: int) -> None:
     """What a run writes when it saves: the history, then the best checkpoint, then the last."""
-    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    run_dir.mkdir(parents=True, exist_ok=True)
     write_text(run_dir / "config.yaml", "seed: 0\n")
-    write_text(run_dir / "logs/environment.json", "[]\n")
+    write_text(run_dir / "run.json", '{"starts": []}\n')
     write_text(run_dir / "metrics.csv", str(step))
     for name in ("best", "last"):
         state = {"global_step": step, "name": name, "state_dict": {}, "loops": {}}
@@ -230,7 +230,7 @@ def test_a_store_that_stays_broken_is_left_in_time(tmp_path: Path, fault, caplog
     callback.flush()
     assert time.monotonic() - started < 60  # the store hangs for ever
     message = caplog.records[-1].message
-    assert "Not uploaded: config.yaml, logs/environment.json, metrics.csv" in message
+    assert "Not uploaded: config.yaml, run.json, metrics.csv" in message
     command = f"scripts/upload.py {tmp_path}/mine --url faulty://{tmp_path}/store"
     assert message.endswith(command)
     assert SECRET not in caplog.text
@@ -291,7 +291,7 @@ def test_a_run_whose_callbacks_have_other_names_keeps_its_best_value_and_its_cop
     done = run(*words, f"run_root={tmp_path}/here", RUN_ID="mine")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^  val/loss       \d\.\d{4} in epoch [12]$", done.stdout, re.MULTILINE)
-    assert state.read(tmp_path / "here/mine").monitor == "val/loss"
+    assert record.read(tmp_path / "here/mine").monitor == "val/loss"
     elsewhere = run(*words, f"run_root={tmp_path}/there", RUN_ID="mine")
     assert f"Continuing: {tmp_path}/there/mine" in elsewhere.stdout
     assert final_figures(tmp_path / "there/mine") == final_figures(tmp_path / "here/mine")
@@ -368,7 +368,7 @@ def test_a_newer_copy_of_another_run_is_left_alone(tmp_path: Path):
     here, there = tmp_path / "mine", tmp_path / "store/mine"
     for run_dir, config, step in ((here, "one", 1), (there, "other", 3)):
         save(run_dir, step)
-        write_text(run_dir / "logs/environment.json", json.dumps([{"config": config}]))
+        write_text(run_dir / "run.json", json.dumps({"starts": [{"config": config}]}))
     before = contents(here)
     store.fetch_newer(f"file://{tmp_path}/store", here)
     assert contents(here) == before

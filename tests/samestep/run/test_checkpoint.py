@@ -37,9 +37,9 @@ def save(path: Path, number: int, best: int | None = None) -> None:
 
 def record(run_dir: Path, run_id: str, *configs: str) -> None:
     """What the starts of a run leave in its record."""
-    attempts = [{"run_id": run_id, "config": config} for config in configs or ("c",)]
-    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-    (run_dir / "logs/environment.json").write_text(json.dumps(attempts))
+    starts = [{"config": config} for config in configs or ("c",)]
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "run.json").write_text(json.dumps({"run_id": run_id, "starts": starts}))
 
 
 def load(path: Path | None) -> int:

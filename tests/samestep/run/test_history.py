@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from samestep.run.checkpoint import CheckpointError
 from samestep.run.history import History
-from samestep.run.records import read_history
+from samestep.run.metrics import read_history
 
 # A run that continues finds its own checkpoints.
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory .* not empty:UserWarning")

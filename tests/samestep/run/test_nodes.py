@@ -77,8 +77,8 @@ def save(tmp_path: Path, node: int, *steps: int, best: int | None = None) -> Pat
     run_dir = own.run_dir
     (run_dir / "logs").mkdir(parents=True)
     (run_dir / "config.yaml").write_text(yaml.safe_dump(own.config))
-    identity = {"run_id": own.run_id, "config": config_digest(own)}
-    (run_dir / "logs/environment.json").write_text(json.dumps([identity]))
+    identity = {"run_id": own.run_id, "starts": [{"config": config_digest(own)}]}
+    (run_dir / "run.json").write_text(json.dumps(identity))
     for step in steps:
         content = {"global_step": step, "state_dict": {"weights": torch.full((5000,), step)}}
         content |= {"loops": {}, "callbacks": {}, "best_step": best if best in steps else None}

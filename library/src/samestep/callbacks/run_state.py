@@ -7,11 +7,12 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from samestep.callbacks.best_checkpoint import BestCheckpoint
-from samestep.run import state
+from samestep.callbacks.share_out import ShareOut
+from samestep.run import record
 
 
 class RunState(Checkpoint):
-    """Writes ``logs/state.json`` on rank zero when training begins, and after each epoch.
+    """Writes ``run.json`` on rank zero when training begins, and after each epoch.
 
     It saves no checkpoint. Lightning calls the callbacks of this class last, and only when
     ``LastCheckpoint`` has compared the epoch is its best value known.
@@ -37,14 +38,17 @@ class RunState(Checkpoint):
     def _record(self, trainer: L.Trainer, num_epochs: int) -> None:
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             facts = progress_of(trainer) | {"epoch": num_epochs}
-            state.record(self.run_dir, state.RUNNING, **facts)
+            record.try_to_update(self.run_dir, record.RUNNING, **facts)
 
 
 def progress_of(trainer: L.Trainer) -> dict[str, Any]:
-    """The step, and what is monitored with its best value so far: None where there is none yet."""
+    """The step, the best value so far (None where there is none yet), and unequal shares."""
     facts: dict[str, Any] = {"step": trainer.global_step}
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     best = next((c for c in callbacks if isinstance(c, BestCheckpoint)), None)
     if best:
         facts |= {"monitor": best.monitor, "best": best.score, "best_epoch": best.epoch}
+    share_out = next((c for c in callbacks if isinstance(c, ShareOut)), None)
+    if share_out and share_out.shares:
+        facts["shares"] = list(share_out.shares)
     return facts

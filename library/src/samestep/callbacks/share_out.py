@@ -13,7 +13,7 @@ from samestep.data.loader import BatchLoader
 from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler
 from samestep.errors import ConfigError
 from samestep.ranks import environment, lightning_patches, process_group
-from samestep.run.records import cpu_name
+from samestep.run.provenance import cpu_name
 from samestep.spec import fault_of_shares
 
 WARMUP_BATCHES = 3  # of an epoch; they are not timed

@@ -54,7 +54,7 @@ class Watchdog(L.Callback):
         """Stop the countdown."""
         faulthandler.cancel_dump_traceback_later()
         if self._heartbeat:
-            self._heartbeat.pause()
+            self._heartbeat.beat(math.inf)
         self._started_at = -math.inf
         if self._file:
             self._file.close()

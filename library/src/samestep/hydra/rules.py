@@ -309,7 +309,7 @@ class ProjectRules(NamedTuple):
     """The rules of the user's own keys, as their module holds them.
 
     targets: how the ``_target_`` of the user's own code begins, such as ``project.``.
-    may_change: patterns of keys that may have another value when a run continues.
+    may_change: patterns of keys that do not change what is learned; see ``samestep.keys``.
     metric_modes: min or max, for words in the names of metrics, such as ``{"loss": "min"}``.
     check_ranks: what a run refuses if it may get these numbers of ranks, one line each.
     needed_files: files that must be there before a run starts, because it does not fetch them.

@@ -4,6 +4,6 @@ Promise: the exit code of a node is that of the rank that failed first, and no r
 agent.
 
 Read in this order: ``agent`` (starts the ranks and watches them), ``outcome`` (how they ended),
-``hung_ranks`` (ends those that are stopped), ``etcd_rendezvous`` (where nodes meet that come and
-go), ``pid1`` (the first process of a container).
+``etcd_rendezvous`` (where nodes meet that come and go), ``pid1`` (the first process of a
+container).
 """

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samestep.errors import ConfigError
-from samestep.node.hung_ranks import HungRanks
 from samestep.node.outcome import Outcome, is_final, outcome_of, reason_of
 from samestep.ranks import environment, heartbeat
 from samestep.ranks.failure import EXIT_ERROR
+from samestep.ranks.heartbeat import HungRanks
 from samestep.ranks.secrets import redact
 
 if TYPE_CHECKING:

@@ -1,25 +1,37 @@
-"""How a rank shows torchrun's agent that it makes progress.
+"""How a rank shows torchrun's agent that it makes progress, and how the agent ends one that hangs.
 
 The agent names a folder to its ranks. Each rank has a file there, named after its process id, with
 two numbers: when the rank last made progress, and within how many seconds it will make progress
-again. The agent only reads them, so it also notices a rank whose process is stopped.
+again. The agent only reads them, so it also notices a process that is stopped (SIGSTOP): that one
+has no watchdog that could run.
 """
 
 import math
 import mmap
 import os
+import signal
 import struct
+import sys
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from samestep.ranks import environment
+from samestep.ranks.failure import PREFIX
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import WorkerGroup
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 FOLDER = "SAMESTEP_HEARTBEATS"  # the variable with the name of the folder
 NUMBERS = struct.Struct("dd")  # a time of the machine's monotonic clock, and seconds
+MARGIN_S = 10  # seconds in which the rank's own watchdog can end it, and write down its stacks
 
 
 class Heartbeat:
-    """What this rank says about its progress; it says nothing without an agent that asks for it."""
+    """The progress that this rank reports; without an agent that asks for it, none."""
 
     def __init__(self) -> None:
         folder = environment.variable(FOLDER)
@@ -33,24 +45,57 @@ class Heartbeat:
             self._numbers = mmap.mmap(file.fileno(), NUMBERS.size)
 
     def beat(self, limit_s: float) -> None:
-        """Say that there was progress now, and that there will be again within ``limit_s``."""
+        """Report progress now, and again within ``limit_s``; infinity: nobody knows when."""
         if self._numbers is not None:
             NUMBERS.pack_into(self._numbers, 0, time.monotonic(), limit_s)
 
-    def pause(self) -> None:
-        """Say that nobody knows when there will be progress again."""
-        self.beat(math.inf)
 
+class HungRanks:
+    """Reads the heartbeats of a node's ranks, and ends the ranks that make no progress.
 
-def read(folder: Path, pid: int) -> tuple[float, float]:
-    """What a rank has said last.
+    The watchdog of a rank ends it first. So the agent waits ``MARGIN_S`` longer.
 
-    Returns:
-        How many seconds ago it made progress, and within how many seconds it wanted to make it
-        again: infinity before its first heartbeat.
+    Args:
+        heartbeats: the folder.
     """
-    try:
-        last, limit_s = NUMBERS.unpack((folder / str(pid)).read_bytes())
-    except (OSError, struct.error):  # no file yet, or an empty one
-        return 0, math.inf
-    return time.monotonic() - last, limit_s
+
+    def __init__(self, heartbeats: Path) -> None:
+        self.heartbeats = heartbeats
+        self.reasons: dict[int, str] = {}  # by process id, of the ranks that made no progress
+
+    def end(self, worker_group: "WorkerGroup") -> None:
+        """Kill each rank whose own watchdog should have ended it."""
+        ranks = {int(worker.id): worker.global_rank for worker in worker_group.workers}
+        for path in self.heartbeats.iterdir():
+            if int(path.name) not in ranks:
+                path.unlink()  # of an earlier attempt: a new process may get the same number
+        for pid, rank in ranks.items():
+            if pid not in self.reasons and self._is_late(pid, rank, MARGIN_S):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def explain(self, failures: "Mapping[int, ProcessFailure]") -> None:
+        """Give ranks that made no progress the message that they could not leave themselves."""
+        for rank, failure in failures.items():
+            if isinstance(failure.error_file_data.get("message"), dict):
+                continue  # it has left a message
+            if failure.pid in self.reasons or self._is_late(failure.pid, rank):
+                extra = {"time_ns": time.time_ns()}
+                message = {"message": self.reasons[failure.pid], "extraInfo": extra}
+                failure.error_file_data = {"message": message}
+
+    def _is_late(self, pid: int, rank: int, margin_s: float = 0) -> bool:
+        """Whether a rank made no progress for longer than its limit; if so, print it once."""
+        try:
+            last, limit_s = NUMBERS.unpack((self.heartbeats / str(pid)).read_bytes())
+        except (OSError, struct.error):  # no file yet, or an empty one
+            return False
+        age = time.monotonic() - last
+        if age <= limit_s + margin_s:
+            return False
+        self.reasons[pid] = (
+            f"{PREFIX}no progress for {age:.0f} s (cluster.timeout_s={limit_s:g}); "
+            "the files logs/rank-*.log of the run show where its ranks were"
+        )
+        print(f"rank {rank}: {self.reasons[pid]}", file=sys.stderr, flush=True)
+        return True

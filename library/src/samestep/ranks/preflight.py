@@ -7,7 +7,6 @@ lists those that a rank can do by itself; ``compare`` and ``measure_network`` ne
 import json
 import logging
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -24,18 +23,13 @@ import torch
 from torch import distributed as dist
 
 from samestep.errors import ConfigError, RunError
+from samestep.keys import Nature, nature_of
 from samestep.ranks import environment, network, process_group
 from samestep.ranks.process_group import broadcast, device_kind
 from samestep.spec import RunSpec, fault_of_shares, leaves
 
 SHARED_MEMORY = Path("/dev/shm")  # where loader processes leave their batches
 CONFIG_CHECKS = {"world size", "accelerator", "run directory", "shares"}  # exit code 2
-MAY_DIFFER = (  # patterns of keys that may have another value on each node
-    r"run_root|run_dir|run_id|allow_changes|rules",
-    r"(cluster|logger|choices|summary|callbacks\.(artifacts|progress))(\..+)?",
-    r"callbacks\.(\w+\.(dirpath|run_dir)|last\.every_s|loss_guard\.max_skipped)",
-    r"trainer\.(devices|num_nodes|accelerator|profiler)",
-)
 NOT_SHARED = "run directory is not shared: nodes get checkpoints from rank zero"
 BYTES_PER_PARAMETER = 3 * 4 * 3  # weights and two moments, 4 bytes each, in 3 checkpoint files
 
@@ -290,10 +284,8 @@ def merge(everyone: list[Report]) -> list[Finding]:
 def identity(spec: RunSpec) -> dict[str, str]:
     """What must be the same on all ranks, beside the code."""
     values = {"torch": torch.__version__, "device": device_kind(spec.accelerator)}
-    # What a continued run may change of the user's own keys does not change what is learned.
-    may_differ = re.compile("|".join([*MAY_DIFFER, *spec.may_change]))
     for key, value in leaves(spec.config).items():
-        if not may_differ.fullmatch(key):
+        if nature_of(key, spec.may_change) < Nature.PLACE:
             values[key] = value if isinstance(value, str) else json.dumps(value)
     return values
 

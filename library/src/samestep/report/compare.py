@@ -20,16 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from samestep.errors import ConfigError
+from samestep.keys import Nature, nature_of
 from samestep.report.files import Run, read_run
 from samestep.report.page import render, show, words_of
-from samestep.run.records import is_result
+from samestep.run.metrics import is_result
 
 SEED = re.compile(r"(.+\.)?seed")
-# What belongs to the place or the looks of a run, not to what it learns or costs.
-NO_DIFFERENCE = re.compile(
-    r"(run_id|run_root|run_dir|choices|summary|rules|report|allow_changes|logger)(\..+)?"
-    r"|.*\.(run_dir|run_id|dirpath)"
-)
 CONFIDENCE = 0.95
 
 
@@ -162,7 +158,7 @@ def name_of(runs: list[Run]) -> str:
 
 def compared_values(run: Run) -> dict[str, Any]:
     """The configuration without what only says where the run is and how it looks."""
-    return {key: value for key, value in run.values.items() if not NO_DIFFERENCE.fullmatch(key)}
+    return {k: v for k, v in run.values.items() if nature_of(k) < Nature.LOOKS}
 
 
 def config_differences(groups: Sequence[Group]) -> dict[str, list[str]]:
@@ -246,7 +242,7 @@ def quantile(degrees_of_freedom: float) -> float:
 
 def num_ranks(run: Run) -> int | None:
     """Processes of the newest start; None if it is not known."""
-    ranks = run.start.get("world_size")
+    ranks = run.status.start.get("world_size")
     return ranks if isinstance(ranks, int) else None
 
 

@@ -4,15 +4,15 @@ import base64
 import csv
 import mimetypes
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from samestep.errors import ConfigError
-from samestep.run import state, summary
+from samestep.run import metrics, record
 from samestep.run.changes import flatten, read_config
-from samestep.run.records import read_attempts, read_history, read_json, why_damaged
+from samestep.run.metrics import read_figures, read_history, why_damaged
 
 MAX_ROWS = 100  # of a table in the predictions folder; longer ones are for programs
 MAX_TEXT = 20_000  # characters of a text file there
@@ -30,9 +30,8 @@ class Run(NamedTuple):
     """``metrics.json``; empty until the run is finished, also if it was finished before."""
     rows: list[dict[str, float]]
     """``metrics.csv``."""
-    attempts: list[dict[str, Any]]
-    """Each start, from ``logs/environment.json``."""
-    status: state.Status
+    status: record.Record
+    """``run.json``: how far the run is, its starts and ends."""
     problems: list[str]
     """What is missing or damaged, one sentence each."""
 
@@ -47,24 +46,19 @@ class Run(NamedTuple):
         return flatten(self.config)
 
     @property
-    def start(self) -> dict[str, Any]:
-        """The newest start: command, machine and packages; empty if it is not known."""
-        return self.attempts[-1] if self.attempts else {}
-
-    @property
     def num_epochs(self) -> int:
         """Epochs that were trained."""
-        return summary.count_epochs(self.rows)
+        return metrics.count_epochs(self.rows)
 
     @property
     def num_steps(self) -> int:
         """Optimizer steps that were trained."""
-        return summary.count_steps(self.rows)
+        return metrics.count_steps(self.rows)
 
     @property
     def speeds(self) -> dict[str, float]:
         """The median of each speed, such as ``{"samples/s": 5000.0}``."""
-        return summary.speeds(self.rows)
+        return metrics.speeds(self.rows)
 
 
 class Shown(NamedTuple):
@@ -89,29 +83,26 @@ def read_run(run_dir: Path) -> Run:
         config = read_config(run_dir)
     except (ConfigError, OSError) as error:
         problems.append(f"config.yaml: {error}")
-    status = state.read(run_dir)
+    status = record.read(run_dir)
     rows = read_history(run_dir)
     if why := why_damaged(run_dir):
         problems.append(f"metrics.csv is damaged: {why}")
     elif not rows:
         problems.append("metrics.csv holds no metric yet: there are no curves")
-    figures = read_json(run_dir / "metrics.json", dict)
+    figures = read_figures(run_dir)
     if figures is None:
         is_there = (run_dir / "metrics.json").exists()
         what = "is damaged" if is_there else f"is absent: the run is {status.state}"
         problems.append(f"metrics.json {what}, so there are no final figures")
-    elif status.state != state.FINISHED:
+    elif status.state != record.FINISHED:
         problems.append(
             "metrics.json and predictions hold what the run had reached before it was continued: "
             f"the run is {status.state}, so there are no final figures"
         )
         figures = None
-    attempts = read_attempts(run_dir / "logs")
-    if not attempts:
-        problems.append(
-            "logs/environment.json is absent or damaged: machine, command and starts are unknown"
-        )
-    return Run(run_dir, config, numbers(figures or {}), rows, attempts, status, problems)
+    if not status.starts:
+        problems.append("run.json is absent or damaged: machine, command and starts are unknown")
+    return Run(run_dir, config, numbers(figures or {}), rows, status, problems)
 
 
 def numbers(figures: dict[str, Any]) -> dict[str, float | None]:
@@ -123,7 +114,7 @@ def numbers(figures: dict[str, Any]) -> dict[str, float | None]:
     }
 
 
-def command_of(attempt: dict[str, Any]) -> str:
+def command_of(attempt: Mapping[str, Any]) -> str:
     """The command line of a start, as it can be typed."""
     command = attempt.get("command")
     return shlex.join(["python", *map(str, command)]) if isinstance(command, list) else ""
@@ -135,9 +126,9 @@ def timeline(run: Run) -> list[dict[str, str]]:
         {"time": str(attempt.get("started", "")), "what": "started" if not n else "continued",
          "details": f"{attempt.get('world_size', '?')} rank(s), {attempt.get('hostname', '?')}: "
          f"{command_of(attempt)}"}
-        for n, attempt in enumerate(run.attempts)
+        for n, attempt in enumerate(run.status.starts)
     ]  # fmt: skip
-    for end in state.read_ends(run.run_dir):
+    for end in run.status.ends:
         step = "" if end.get("step") is None else f"after step {end['step']}"
         details = ", ".join(filter(None, (step, str(end.get("why", "")))))
         events.append(
@@ -149,17 +140,17 @@ def timeline(run: Run) -> list[dict[str, str]]:
     return list(_with_kills(events, run.status))
 
 
-def _with_kills(events: list[dict[str, str]], status: state.Status) -> Iterator[dict[str, str]]:
+def _with_kills(events: list[dict[str, str]], status: record.Record) -> Iterator[dict[str, str]]:
     """The events, and between two starts without an end a line that says so."""
     is_open = False
     for event in events:
         is_start = event["what"] in ("started", "continued")
         if is_start and is_open:
-            yield {"time": "", "what": state.STOPPED, "details": state.KILLED}
+            yield {"time": "", "what": record.STOPPED, "details": record.KILLED}
         yield event
         is_open = is_start
-    if is_open and status.state == state.STOPPED:
-        yield {"time": "", "what": state.STOPPED, "details": state.KILLED}
+    if is_open and status.state == record.STOPPED:
+        yield {"time": "", "what": record.STOPPED, "details": record.KILLED}
 
 
 def _instant(text: str) -> float:

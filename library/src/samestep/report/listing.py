@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from samestep.run import state
+from samestep.run.record import Record, read
 
 HEADING = ("run", "state", "best", "epochs", "seen")
 WHY_WIDTH = 60  # characters of a reason
@@ -19,7 +19,7 @@ class Listed(NamedTuple):
     """One run of the list."""
 
     name: str
-    status: state.Status
+    status: Record
     seen: float
     """When it was seen last: seconds since 1970."""
 
@@ -30,7 +30,7 @@ def list_runs(folder: Path) -> list[Listed]:
     with os.scandir(folder) as entries:
         for entry in entries:
             path = Path(entry.path)
-            status = state.read(path)
+            status = read(path)
             # A run whose file of its state is lost or damaged still has its configuration.
             if not status.time and not (path / "config.yaml").exists():
                 continue
@@ -38,7 +38,7 @@ def list_runs(folder: Path) -> list[Listed]:
     return sorted(found, key=lambda run: (-run.seen, run.name))
 
 
-def _seen(status: state.Status, entry: os.DirEntry[str]) -> float:
+def _seen(status: Record, entry: os.DirEntry[str]) -> float:
     try:
         return datetime.fromisoformat(status.time).timestamp()
     except ValueError:
@@ -75,4 +75,8 @@ def age(seconds: float) -> str:
 
 def to_json(runs: Sequence[Listed]) -> list[dict[str, Any]]:
     """The runs as plain containers."""
-    return [{"name": run.name, **run.status._asdict()} for run in runs]
+    long = ("ends", "starts")
+    return [
+        {"name": run.name, **{k: v for k, v in run.status._asdict().items() if k not in long}}
+        for run in runs
+    ]

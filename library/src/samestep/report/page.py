@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from samestep.ranks.secrets import redact
 from samestep.report.files import Run, read_predictions, read_run, timeline
-from samestep.run import state, summary
+from samestep.run import record, summary
 from samestep.run.files import write_text
 from samestep.spec import select
 
@@ -77,7 +77,7 @@ def content_of(run: Run) -> dict[str, Any]:
     from samestep.report import charts
 
     curves = charts.curves_of(run.rows)
-    epochs = run.num_epochs if run.status.state == state.FINISHED else None
+    epochs = run.num_epochs if run.status.state == record.FINISHED else None
     return {
         "title": run.name,
         "status": run.status,
@@ -98,12 +98,9 @@ def content_of(run: Run) -> dict[str, Any]:
 
 def facts_of(run: Run) -> dict[str, str]:
     """The first things that a reader wants to know."""
-    facts = {"epochs": str(run.num_epochs)}
-    facts |= summary.final_metrics(run.config, run.figures)
-    facts |= summary.best_epoch(run.status)
-    if seconds := run.figures.get("time/total_s"):
-        facts["training time"] = f"{seconds:,.1f} s"
-    return facts | summary.speeds_in_words(run.rows)
+    seconds = run.figures.get("time/total_s")
+    times = {"training time": f"{seconds:,.1f} s"} if seconds else {}
+    return summary.facts_of(run.config, run.figures, run.status, run.rows, times)
 
 
 def epochs_of(run: Run) -> list[list[str]]:
@@ -123,8 +120,8 @@ def epochs_of(run: Run) -> list[list[str]]:
 
 def machine_of(run: Run) -> dict[str, str]:
     """Machine, processes and code of the newest start."""
-    facts = {name.replace("_", " "): words_of(run.start.get(name)) for name in MACHINE}
-    git = run.start.get("git")
+    facts = {name.replace("_", " "): words_of(run.status.start.get(name)) for name in MACHINE}
+    git = run.status.start.get("git")
     if isinstance(git, dict):
         changed = ", with uncommitted changes (logs/git.diff)" if git.get("dirty") else ""
         facts["commit"] = f"{git.get('commit') or 'not known'}{changed}"
@@ -133,7 +130,7 @@ def machine_of(run: Run) -> dict[str, str]:
 
 def packages_of(run: Run) -> dict[str, str]:
     """The versions of the installed packages, those that matter most first."""
-    packages = run.start.get("packages")
+    packages = run.status.start.get("packages")
     if not isinstance(packages, dict):
         return {}
     names = [name for name in MAIN_PACKAGES if name in packages]
@@ -143,7 +140,7 @@ def packages_of(run: Run) -> dict[str, str]:
 
 def overridden_in(run: Run) -> dict[str, str]:
     """What the newest start has overridden, as ``compose.find_overridden`` returns it."""
-    found = run.start.get("overridden")
+    found = run.status.start.get("overridden")
     return {k: str(source) for k, source in found.items()} if isinstance(found, dict) else {}
 
 

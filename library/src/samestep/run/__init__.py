@@ -1,14 +1,15 @@
-"""One run, one directory: its records, its history and its checkpoints.
+"""One run, one directory: its record, its history and its checkpoints.
 
 A run that is killed at any moment, or whose files are damaged, is continued by the same command;
-a file that is not its own is refused. Read in this order:
+a file that is not its own is rejected. Read in this order:
 
 1. ``directory``: a run begins, continues and finishes; ``lock`` keeps other processes out of it,
-   ``changes`` says what it may change, ``summary`` what it prints, ``records`` what it writes down
-   about code and machine, ``state`` how far it is.
-2. ``checkpoint``: files that are written atomically; ``seal`` proves that each is intact, and
+   ``changes`` compares its configuration, ``record`` is what it records of itself, with the code
+   and machine that ``provenance`` finds; ``logs`` is what its ranks log.
+2. ``checkpoint``: files that are written atomically; ``seal`` proves that each is whole, and
    ``identity`` that it belongs to this run.
-3. ``history``: the metrics over time. ``store``: a copy of the run elsewhere, which the callback
-   ``artifacts`` keeps up to date. ``nodes``: checkpoints for nodes that do not share the directory.
+3. ``history``: the metrics over time, which ``metrics`` reads and ``summary`` prints. ``store``: a
+   copy of the run elsewhere, which the callback ``artifacts`` keeps up to date. ``nodes``:
+   checkpoints for nodes that do not share the directory.
 4. ``files``: how a file is written whole or not at all.
 """

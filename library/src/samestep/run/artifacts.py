@@ -47,11 +47,16 @@ class Artifacts(L.Callback):
             self._thread.start()
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Give the best checkpoint to W&B, which copies it in a process of its own."""
+        """Give the best checkpoint to W&B as ``run-<run_id>``: its own process copies it."""
         for logger in trainer.loggers if self.wandb else []:
             if isinstance(logger, WandbLogger):
+                import wandb
+
                 try:
-                    log_to_wandb(logger, self.run_dir)
+                    artifact = wandb.Artifact(f"run-{self.run_dir.name}", type="model")
+                    for name in (BEST, "config.yaml"):
+                        artifact.add_file(str(self.run_dir / name))
+                    logger.experiment.log_artifact(artifact)
                 except Exception as error:
                     log.warning("W&B did not take the checkpoint: %s", redact(str(error)))
 
@@ -109,13 +114,3 @@ def flush(trainer: L.Trainer) -> None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Artifacts):
             callback.flush()
-
-
-def log_to_wandb(logger: WandbLogger, run_dir: Path) -> None:
-    """Log the best checkpoint and the configuration as the W&B artifact ``run-<run_id>``."""
-    import wandb
-
-    artifact = wandb.Artifact(f"run-{run_dir.name}", type="model")
-    for name in (BEST, "config.yaml"):
-        artifact.add_file(str(run_dir / name))
-    logger.experiment.log_artifact(artifact)

@@ -1,6 +1,5 @@
 """What a run may change when it continues, and what would make it another run."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,34 +7,19 @@ from typing import Any
 import yaml
 
 from samestep.errors import ConfigError
+from samestep.keys import nature_of
 from samestep.run.files import read_text
 from samestep.run.identity import digest_of, read_identity
 from samestep.spec import RunSpec, leaves
 
-MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
-    r"run_root|run_dir|run_id|allow_changes",
-    r"rules|report|choices(\..+)?|summary(\..+)?",
-    r"(cluster|logger|callbacks\.(artifacts|progress))(\..+)?",
-    r"callbacks\.(\w+\.(dirpath|run_dir)|last\.every_s|loss_guard\.max_skipped"
-    r"|early_stopping\.patience)",
-    r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy(\..+)?"
-    r"|profiler(\..+)?|save_every_n_epochs|enable_\w+|limit_predict_batches|detect_anomaly"
-    r"|benchmark|inference_mode|log_every_n_steps|num_sanity_val_steps)",
-)
 LIGHTNINGS_PATIENCE = 3  # of EarlyStopping, where the configuration has none
 MAX_MISSING = 10  # keys that config.yaml may lack; with more of them it has been cut
 
 
-def pattern_of_changes(spec: RunSpec) -> re.Pattern[str]:
-    """What the keys that may change look like: ours and the user's."""
-    return re.compile("|".join([*MAY_CHANGE, *spec.may_change]))
-
-
 def config_digest(spec: RunSpec) -> str:
     """A digest of all that would make another run."""
-    may_change = pattern_of_changes(spec)
-    values = flatten(spec.config)
-    return digest_of({key: v for key, v in values.items() if not may_change.fullmatch(key)})
+    values = flatten(spec.config).items()
+    return digest_of({k: v for k, v in values if not nature_of(k, spec.may_change)})
 
 
 def find_patience(config: Mapping[str, Any]) -> dict[str, int]:
@@ -61,15 +45,21 @@ def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:
     if not list(run_dir.glob("checkpoints/*.ckpt")) and not (run_dir / "metrics.json").exists():
         return {}
     if not (run_dir / "config.yaml").exists():
-        _check_digest(spec)
+        # Only its digest tells whether this is the same run.
+        known = read_identity(run_dir).configs
+        if known and config_digest(spec) not in known:
+            raise ConfigError(
+                f"{run_dir} has lost its config.yaml, and was begun with another configuration "
+                f"than this one; repeat the old values, or use {spec.another_run}"
+            )
         return {}
     old, new = flatten(read_config(run_dir)), flatten(spec.config)
     pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in {**old, **new}}
     changed = {key: (before, after) for key, (before, after) in pairs.items() if before != after}
     # The choices of files only name where values come from.
     changed = {key: pair for key, pair in changed.items() if not key.startswith("choices")}
-    may_change = pattern_of_changes(spec)
-    refused = [k for k in changed if not may_change.fullmatch(k) and k not in spec.allow_changes]
+    learned = [key for key in changed if not nature_of(key, spec.may_change)]
+    refused = [key for key in learned if key not in spec.allow_changes]
     missing = [key for key in refused if key not in old]
     if len(missing) > MAX_MISSING:
         raise _unreadable(run_dir / "config.yaml", f"it lacks {len(missing)} keys")
@@ -107,16 +97,6 @@ def flatten(node: Mapping[str, Any]) -> dict[str, Any]:
     Such a group is no change: ``logger: {} -> absent``.
     """
     return {key: value for key, value in leaves(node).items() if value != {}}
-
-
-def _check_digest(spec: RunSpec) -> None:
-    """Without a saved configuration only its digest tells whether this is the same run."""
-    known = read_identity(spec.run_dir).configs
-    if known and config_digest(spec) not in known:
-        raise ConfigError(
-            f"{spec.run_dir} has lost its config.yaml, and was begun with another configuration "
-            f"than this one; repeat the old values, or use {spec.another_run}"
-        )
 
 
 def _unreadable(path: Path, why: str) -> ConfigError:

@@ -2,12 +2,13 @@
 
 runs/<run_id>/
     config.yaml        the whole configuration, resolved, without secrets
+    run.json           state, starts and ends
     metrics.json       the final metrics
     metrics.csv        the metrics over time
     checkpoints/       best.ckpt to test, last.ckpt to continue from, epoch-0002.ckpt and so on
                        to keep
     predictions/       pictures of test results
-    logs/              environment.json, state.json, finished.json, git.diff, rank-<n>.log
+    logs/              git.diff, rank-<n>.log
     report.html        all of this to look at
 """
 
@@ -26,21 +27,21 @@ from typing import Any, NamedTuple
 import yaml
 
 from samestep.errors import ConfigError
-from samestep.run import lock, seal, state
+from samestep.ranks.secrets import redact_argument, redact_values
+from samestep.run import lock, provenance, record, seal
 from samestep.run.changes import config_digest, find_changes
-from samestep.run.files import put_back, read_bytes, set_aside, sha256_of, write_text
+from samestep.run.files import open_atomic, read_bytes, set_aside, sha256_of, write_text
 from samestep.run.identity import Identity, read_identity
-from samestep.run.records import read_json, record_attempt, why_damaged
+from samestep.run.metrics import read_figures, why_damaged
 from samestep.spec import RunSpec
 
 log = logging.getLogger(__name__)
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-FINISHED = "logs/finished.json"  # of which run metrics.json is, and how long that was
 
 BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
 RECORDS = (
-    "config.yaml", "metrics.csv", "logs/environment.json", "logs/git.diff", FINISHED, state.STATE,
+    "config.yaml", "metrics.csv", record.FILE, "logs/git.diff",
 )  # fmt: skip
 
 
@@ -49,9 +50,6 @@ class Start(NamedTuple):
 
     finished: bool
     ckpt_path: str | None  # to continue from; None where the run begins
-
-
-FINISHED_START = Start(finished=True, ckpt_path=None)
 
 
 class Before(NamedTuple):
@@ -76,17 +74,16 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
         CheckpointError: if it holds checkpoints, and none of them can be used.
     """
     run_dir = spec.run_dir
-    find_changes(spec)  # a run that is rejected, or finished, is not even locked
-    if is_finished(spec):
-        return FINISHED_START
+    if is_finished(spec) and not find_changes(spec):
+        return Start(finished=True, ckpt_path=None)  # which may be where nobody can write
     try:
         _lock_directory(run_dir)
         if copies:
             _fetch_copy(copies, run_dir)
-        # Another process may have begun or finished the run before this one could lock it.
+        # What is true before the lock, another process may change.
         changed = find_changes(spec)
         if is_finished(spec):
-            return FINISHED_START
+            return Start(finished=True, ckpt_path=None)
         last = _open(spec, argv)
     except ConfigError:
         abandon(run_dir)
@@ -128,7 +125,11 @@ def abandon(run_dir: Path) -> None:
         return
     if not before.missing:
         for path, content in before.files.items():
-            put_back(path, content)
+            if content is None:
+                path.unlink(missing_ok=True)
+            elif content != read_bytes(path):
+                with open_atomic(path) as file:
+                    file.write(content)
         return
     # Under its own name it would be emptied while another process begins in there.
     removed = run_dir.with_name(f".{run_dir.name}.removed-{os.getpid()}")
@@ -145,14 +146,14 @@ def abandon(run_dir: Path) -> None:
 
 def is_finished(spec: RunSpec) -> bool:
     """Whether the run has its results, and ``spec`` does not ask to train it longer."""
-    finished = read_json(spec.run_dir / FINISHED, dict) or {}
+    known = record.read(spec.run_dir)
     path = spec.run_dir / "metrics.json"
-    if finished.get("run_id") != spec.run_id or not path.is_file():
+    if known.run_id != spec.run_id or not path.is_file() or sha256_of(path) != known.results:
         return False
-    if sha256_of(path) != finished.get("sha256"):
-        return False
-    old, new = finished.get("limits", {}), spec.limits
-    return not any(_is_further(old.get(key), new.get(key)) for key in old | new)
+    new = {name: _number_of(limit) for name, limit in spec.limits.items()}
+    pairs = [(known.limits.get(name), new.get(name)) for name in {**known.limits, **new}]
+    # None is no limit.
+    return not any(a is not None and (b is None or b > a) for a, b in pairs)
 
 
 def best_checkpoint(run_dir: Path) -> str | None:
@@ -178,35 +179,22 @@ def best_checkpoint(run_dir: Path) -> str | None:
     raise error
 
 
-def finish(spec: RunSpec, metrics: Mapping[str, float]) -> None:
+def finish(spec: RunSpec, metrics: Mapping[str, float | None]) -> None:
     """Write ``metrics.json``, which ends the run; on rank zero only.
 
     Values that are not numbers are null in the file, and warned about. ``trainer.fast_dev_run``
     leaves no such file.
     """
-    run_dir = spec.run_dir
+    path = spec.run_dir / "metrics.json"
     if spec.saves_nothing:
         # It has saved no weights. With results it would be a run, and keep its name from others.
-        state.record(run_dir, state.FINISHED)
+        record.update(spec.run_dir, record.FINISHED)
         return
-    finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-    text = json.dumps(finite, indent=2, sort_keys=True) + "\n"
-    write_text(run_dir / "metrics.json", text)
-    finished = {
-        "run_id": spec.run_id,
-        "sha256": sha256_of(run_dir / "metrics.json"),
-        "limits": dict(spec.limits),
-    }
-    write_text(run_dir / FINISHED, json.dumps(finished) + "\n")
-    state.record(run_dir, state.FINISHED)
+    finite = {n: v if v is not None and math.isfinite(v) else None for n, v in metrics.items()}
+    write_text(path, json.dumps(finite, indent=2, sort_keys=True) + "\n")
+    record.update(spec.run_dir, record.FINISHED, results=sha256_of(path))
     if odd := ", ".join(sorted(name for name in finite if finite[name] is None)):
         log.warning("%s: not a number, and null in metrics.json; look for nan in the data", odd)
-
-
-def read_figures(run_dir: Path) -> dict[str, float]:
-    """The figures of ``metrics.json``; null stands for values that are no numbers."""
-    figures = read_json(run_dir / "metrics.json", dict) or {}
-    return {name: math.nan if value is None else value for name, value in figures.items()}
 
 
 def _lock_directory(run_dir: Path) -> None:
@@ -225,41 +213,49 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
     from samestep.run.checkpoint import find_newest  # torch, which looking at runs does not need
 
     run_dir = spec.run_dir
-    set_damaged_aside(run_dir)
-    known = read_identity(run_dir)
-    last = find_newest(run_dir / "checkpoints", Identity(spec.run_id, known.configs))
+    known = record.read(run_dir)
+    # A history that cannot be read is in the checkpoint too. It is written again from there.
+    if why := why_damaged(run_dir):
+        set_aside(run_dir / "metrics.csv", why)
+    path = run_dir / "metrics.json"
+    if path.exists() and read_figures(run_dir) is None:
+        set_aside(path, "it holds no JSON object")
+    elif known.results and path.is_file() and sha256_of(path) != known.results:
+        set_aside(path, "it is not what this run has written")
+    last = find_newest(
+        run_dir / "checkpoints", Identity(spec.run_id, read_identity(run_dir).configs)
+    )
     for name in ("checkpoints", "logs"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)
-    # The run has no new results yet. Those of before stay in metrics.json.
-    (run_dir / FINISHED).unlink(missing_ok=True)
     if last is None:
         (run_dir / "metrics.csv").unlink(missing_ok=True)
     text = yaml.safe_dump(dict(spec.config), allow_unicode=True, sort_keys=False)
     write_text(run_dir / "config.yaml", text)
-    identity = {"run_id": spec.run_id, "config": config_digest(spec)}
-    facts = {**identity, "overridden": dict(spec.overridden)}
-    record_attempt(run_dir / "logs", argv, spec.seed, facts)
-    unknown = dict.fromkeys(("best", "best_epoch", "epoch", "step"))
-    begins_anew: dict[str, Any] = {"monitor": "", **unknown}
-    state.record(run_dir, state.RUNNING, **({} if last else begins_anew))
+    commit, diff = provenance.code_state(Path.cwd())
+    write_text(run_dir / "logs/git.diff", diff)
+    start = {
+        "command": [redact_argument(argument) for argument in argv],
+        "config": config_digest(spec),
+        "overridden": dict(spec.overridden),
+        "git": {"commit": commit, "dirty": bool(diff)},
+        "seed": spec.seed,
+        **provenance.surroundings(),
+    }
+    starts = [dict(start) for start in known.starts]
+    if starts and starts[-1].get("packages") == start["packages"]:
+        del starts[-1]["packages"]  # a long list, which the newest start has
+    progress = ("epoch", "step", "monitor", "best", "best_epoch", "shares")
+    begins_anew: dict[str, Any] = {} if last else dict.fromkeys(progress)
+    record.update(
+        run_dir,
+        record.RUNNING,
+        run_id=spec.run_id,
+        limits={name: _number_of(limit) for name, limit in spec.limits.items()},
+        results=None,  # those of before stay in metrics.json
+        starts=[*starts, redact_values(start)],
+        **begins_anew,
+    )
     return last
-
-
-def set_damaged_aside(run_dir: Path) -> None:
-    """Rename the records of a run that cannot be read: history, starts and results.
-
-    The history is in the checkpoint too, so that the run that continues writes it again.
-    """
-    if why := why_damaged(run_dir):
-        set_aside(run_dir / "metrics.csv", why)
-    for name, kind in (("logs/environment.json", list), ("metrics.json", dict), (FINISHED, dict)):
-        path = run_dir / name
-        if path.exists() and read_json(path, kind) is None:
-            set_aside(path, f"it holds no JSON {'list' if kind is list else 'object'}")
-    finished = read_json(run_dir / FINISHED, dict)
-    path = run_dir / "metrics.json"
-    if finished and path.is_file() and sha256_of(path) != finished.get("sha256"):
-        set_aside(path, "it is not what this run has written")
 
 
 def _fetch_copy(url: str, run_dir: Path) -> None:
@@ -276,16 +272,13 @@ def _fetch_copy(url: str, run_dir: Path) -> None:
         _before[run_dir.absolute()] = before._replace(last=seal.read(run_dir / LAST))
 
 
-def _is_further(old: Any, new: Any) -> bool:
-    """Whether a limit is higher than before; None and -1 are no limit."""
-    if new == old or old in (None, -1):
-        return False
-    return new in (None, -1) or _number_of(new) > _number_of(old)
-
-
-def _number_of(limit: Any) -> float:
-    """A limit as a number: that of ``trainer.max_time`` is text such as 00:12:00:00."""
-    if isinstance(limit, str):
+def _number_of(limit: Any) -> float | None:
+    """A limit as a number, times in seconds; None and -1 are no limit."""
+    if limit in (None, -1):
+        return None
+    if isinstance(limit, str):  # trainer.max_time, such as 00:12:00:00
         days, hours, minutes, seconds = map(int, limit.split(":"))
-        return timedelta(days, seconds, hours=hours, minutes=minutes).total_seconds()
-    return float(limit)
+        limit = timedelta(days, seconds, hours=hours, minutes=minutes)
+    if isinstance(limit, Mapping):
+        limit = timedelta(**limit)
+    return limit.total_seconds() if isinstance(limit, timedelta) else float(limit)

@@ -89,17 +89,6 @@ def read_bytes(path: Path) -> bytes | None:
         return None
 
 
-def put_back(path: Path, content: bytes | None) -> None:
-    """Give a file the content that ``read_bytes`` has found in it, or remove it."""
-    if read_bytes(path) == content:
-        return
-    if content is None:
-        path.unlink(missing_ok=True)
-        return
-    with open_atomic(path) as file:
-        file.write(content)
-
-
 def link_file(source: Path, target: Path) -> None:
     """Give ``source`` the second name ``target``; copy it where the disk knows no hard links."""
     partial = partial_of(target)

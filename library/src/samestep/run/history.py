@@ -14,8 +14,8 @@ from lightning.pytorch.loggers import Logger
 from samestep.ranks import environment, lightning_patches
 from samestep.run.checkpoint import CheckpointError, cannot_write
 from samestep.run.files import write_text
-from samestep.run.records import is_result, read_history
-from samestep.run.state import Status
+from samestep.run.metrics import is_result, read_history
+from samestep.run.record import Record
 
 
 class History(Logger, L.Callback):
@@ -44,38 +44,36 @@ class History(Logger, L.Callback):
         self._evaluates_batches = False
         self._place: dict[str, int] = {}  # of an evaluation in a process that has not trained
 
-    def on_validation_epoch_start(self, *_: Any) -> None:
-        """Leave out what is logged from here on; so does the next one."""
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Leave out what is logged from here on; so does the start of a test."""
         self._evaluates_batches = True
 
-    def on_test_epoch_start(self, *_: Any) -> None:
-        """See ``on_validation_epoch_start``."""
-        self._evaluates_batches = True
-
-    def on_validation_epoch_end(self, *_: Any) -> None:
-        """The batches are over, and their means follow; so does the next one."""
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The batches are over, and their means follow; so does the end of a test."""
         self._evaluates_batches = False
 
-    def on_test_epoch_end(self, *_: Any) -> None:
-        """See ``on_validation_epoch_end``."""
-        self._evaluates_batches = False
+    on_test_epoch_start = on_validation_epoch_start
+    on_test_epoch_end = on_validation_epoch_end
 
-    def read(self, status: Status) -> None:
+    def read(self, known: Record) -> None:
         """Take the rows of the file, in a process that has not trained.
 
-        Lightning counts from zero there. ``status`` says after which step the run is.
+        Lightning counts from zero there. ``known`` says after which step the run is.
         """
         if not self.rows:
             rows = read_history(Path(self.save_dir))
             self.rows = {int(row["step"]): row for row in rows}
-            self._place = {"epoch": status.epoch or 0, "step": status.step or 0}
+            self._place = {"epoch": known.epoch or 0, "step": known.step or 0}
 
     def last(self) -> dict[str, float]:
         """The newest value of each learning metric, and the seconds of training; no speeds."""
         rows = [row for _, row in sorted(self.rows.items())]
         newest = {name: value for row in rows for name, value in row.items()}
         figures = {name: newest[name] for name in sorted(newest) if is_result(name)}
-        return figures | times_of(rows)
+        if seconds := [row["time/epoch_s"] for row in rows if "time/epoch_s" in row]:
+            times = {"time/total_s": math.fsum(seconds), "time/epoch_s": statistics.median(seconds)}
+            figures |= times
+        return figures
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Add ``metrics`` to the row of ``step``."""
@@ -141,11 +139,3 @@ class History(Logger, L.Callback):
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: ``config.yaml`` has them."""
-
-
-def times_of(rows: list[dict[str, float]]) -> dict[str, float]:
-    """The seconds of all epochs together, and of one, the median; nothing where none is known."""
-    seconds = [row["time/epoch_s"] for row in rows if "time/epoch_s" in row]
-    if not seconds:
-        return {}
-    return {"time/total_s": math.fsum(seconds), "time/epoch_s": statistics.median(seconds)}

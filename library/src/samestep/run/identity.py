@@ -1,6 +1,6 @@
 """Which run a checkpoint belongs to: its name, and a digest of its configuration.
 
-Each start writes both into ``logs/environment.json``, and each checkpoint carries both.
+Each start writes both into ``run.json``, and each checkpoint carries both.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from samestep.run.files import read_text
+from samestep.run import record
 
 
 class Identity(NamedTuple):
@@ -33,13 +33,9 @@ class Identity(NamedTuple):
 
 def read_identity(run_dir: Path) -> Identity:
     """The identity that the starts of a run have recorded; an empty one where there is none."""
-    try:
-        attempts = json.loads(read_text(run_dir / "logs" / "environment.json"))
-        run_ids = [attempt["run_id"] for attempt in attempts if "run_id" in attempt]
-        configs = [attempt["config"] for attempt in attempts if "config" in attempt]
-    except (OSError, ValueError, TypeError):
-        return Identity()
-    return Identity(run_ids[-1] if run_ids else None, tuple(configs))
+    known = record.read(run_dir)
+    configs = tuple(str(start["config"]) for start in known.starts if "config" in start)
+    return Identity(known.run_id, configs)
 
 
 def digest_of(values: Mapping[str, Any]) -> str:

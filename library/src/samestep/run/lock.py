@@ -27,18 +27,23 @@ def acquire(run_dir: Path) -> None:
     """
     if run_dir.resolve() in _held:
         return
-    owner = "another process"
+    path, owner = run_dir / FILE, "another process"
     for _ in range(TIMEOUT_S):
         run_dir.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # its owner has just removed the directory
             # Nobody closes the file that is locked: the lock ends with the process.
-            file = os.open(run_dir / FILE, os.O_RDWR | os.O_CREAT)
-            if _lock(file, run_dir / FILE):
-                now = datetime.now().astimezone().isoformat(timespec="seconds")
-                os.ftruncate(file, 0)
-                os.write(file, f"process {os.getpid()} on {platform.node()} since {now}".encode())
-                _held.add(run_dir.resolve())
-                return
+            file = os.open(path, os.O_RDWR | os.O_CREAT)
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # An owner that gave up may have removed the file while this process waited for it,
+                # and a third one may hold the file that has its name now.
+                if os.path.samestat(os.fstat(file), path.stat()):
+                    now = datetime.now().astimezone().isoformat(timespec="seconds")
+                    os.ftruncate(file, 0)
+                    me = f"process {os.getpid()} on {platform.node()} since {now}"
+                    os.write(file, me.encode())
+                    _held.add(run_dir.resolve())
+                    return
             owner = os.read(file, 200).decode() or owner
             os.close(file)
             time.sleep(1)
@@ -46,20 +51,6 @@ def acquire(run_dir: Path) -> None:
         f"{run_dir} is in use by {owner}; wait for it or stop it, or begin another one with "
         "RUN_ID=<another name>"
     )
-
-
-def _lock(file: int, path: Path) -> bool:
-    """Lock an open file, unless another process holds it, or it has lost its name."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    # An owner that gave up has removed the file while this process waited for it, and a third one
-    # may hold the file that has its name now.
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def forget(run_dir: Path) -> None:

@@ -33,7 +33,7 @@ from samestep.run.files import open_atomic, partial_of, sha256_of
 from samestep.run.identity import Identity, read_identity
 from samestep.spec import RunSpec
 
-RECORDS = ("config.yaml", "logs/environment.json")  # without them a checkpoint is no run
+RECORDS = ("config.yaml", "run.json")  # without them a checkpoint is no run
 BLOCK_BYTES = 16 * 2**20  # of a file in memory, on each node
 
 

@@ -25,7 +25,7 @@ from samestep.run.identity import read_identity
 log = logging.getLogger(__name__)
 
 BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
-RECORDS = ("config.yaml", "logs/environment.json", "metrics.csv")
+RECORDS = ("config.yaml", "run.json", "metrics.csv")
 READ_BACK_BYTES = 64 * 2**20  # of larger files only the size is compared
 # Stores of objects have no folders; makedirs would make a bucket.
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs"}
@@ -231,8 +231,8 @@ def fetch_newer(url: str, run_dir: Path) -> None:
 
 def _is_same_run(copy: RunCopy) -> bool:
     """Whether the copy is of the run in the directory, as far as their records say."""
-    attempts = json.loads(copy.fs.cat_file(f"{copy.root}/logs/environment.json"))
-    there = {attempt["config"] for attempt in attempts if "config" in attempt}
+    starts = json.loads(copy.fs.cat_file(f"{copy.root}/run.json"))["starts"]
+    there = {start["config"] for start in starts if "config" in start}
     here = set(read_identity(copy.run_dir).configs)
     return not (here and there) or bool(here & there)
 

@@ -23,8 +23,8 @@ from samestep.hydra.folder import configs_folder
 from samestep.hydra.schema import LAID_OVER, choices_of
 from samestep.ranks.secrets import redact
 from samestep.report.page import render
+from samestep.run import record as run_record
 from samestep.run.files import write_text
-from samestep.run.records import read_attempts
 from samestep.sweep.search import REASON, SECONDS
 from samestep.sweep.settings import Settings
 from samestep.sweep.study import FINISHED, Record
@@ -192,8 +192,7 @@ def overrides_of(settings: Settings, trial: FrozenTrial) -> list[str]:
 def write_experiment(settings: Settings, best: FrozenTrial, name: str) -> str:
     """The text of an experiment file with the overrides of the best trial."""
     run_id = run_id_of(settings, best)
-    attempts = read_attempts(settings.folder / run_id / "logs")
-    machine = attempts[-1] if attempts else {}
+    machine = run_record.read(settings.folder / run_id).start
     where = ", ".join(machine.get("gpus") or [machine.get("cpu", "an unknown processor")])
     groups = choices_of(configs_folder())
     defaults: list[Any] = []

@@ -5,7 +5,6 @@ may mend what a killed one has left: a lock, or half of a last line.
 """
 
 import json
-import re
 import secrets
 import textwrap
 from pathlib import Path
@@ -21,6 +20,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from samestep.errors import ConfigError
+from samestep.keys import Nature, nature_of
 from samestep.ranks.secrets import redact
 from samestep.run.files import write_text
 from samestep.sweep.settings import Settings
@@ -28,11 +28,6 @@ from samestep.sweep.settings import Settings
 JOURNAL = "journal.log"
 OWNER = "owner"  # the folder whose search has begun a trial
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-MAY_CHANGE = re.compile(
-    r"(run_root|run_id|cluster|logger|local|trainer\.(devices|num_nodes|accelerator)"
-    r"|callbacks\.(artifacts|progress))[.=]"
-)
-"""Overrides that may be others when a search continues: they do not change what is learned."""
 STARTED = (*FINISHED, TrialState.RUNNING)
 
 
@@ -85,7 +80,12 @@ class Record:
         settings = self.settings
         facts: dict[str, Any] = {
             "space": [parameter._asdict() for parameter in settings.parameters],
-            "overrides": [w for w in settings.overrides if not MAY_CHANGE.match(w.lstrip("+~"))],
+            "overrides": [
+                word
+                for word in settings.overrides
+                # Each trial of a search that continues may run elsewhere.
+                if nature_of(word.lstrip("+~").partition("=")[0]) < Nature.PLACE
+            ],
             "monitor": f"{settings.monitor}, {settings.direction}",
         }
         # The storage turns tuples into lists.

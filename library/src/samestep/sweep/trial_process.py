@@ -19,7 +19,7 @@ import fsspec  # type: ignore[import-untyped]
 
 from samestep.ranks import environment
 from samestep.ranks.failure import PREFIX
-from samestep.run.records import read_history
+from samestep.run.metrics import read_history
 
 COPY_S = 5.0  # seconds between two looks at the copy of a run in a store
 JOB = "samestep.sweep.cluster_job"

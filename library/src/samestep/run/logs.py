@@ -1,0 +1,79 @@
+"""The log of each rank, ``logs/rank-<n>.log``: everything that any library logs or warns of."""
+
+import logging
+import warnings
+from pathlib import Path
+
+from samestep.ranks import environment, secrets
+from samestep.run.files import set_aside
+
+log = logging.getLogger(__name__)
+
+EXPECTED = (  # warnings that ask nothing of the user of this project
+    ".*treespec, LeafSpec.*",  # Lightning calls torch's pytree by its old name
+    "The number of training batches .* is smaller than the logging interval.*",  # none per step
+    "Grad strides do not match bucket view strides.*",  # DDP with inputs of one channel; harmless
+    "You're resuming from a checkpoint that ended before the epoch ended.*",  # ours resumes
+    "Checkpoint directory .* exists and is not empty.*",  # a run that continues
+    ".*does not have many workers.*",  # data in memory need none
+    "The `srun` command is available on your system.*",  # one process needs no srun
+    ".*all_gather is deprecated.*",  # which Lightning calls
+)
+
+
+class _Redacted(logging.Formatter):
+    """A log line without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return secrets.redact(super().format(record))
+
+
+def mute_lightning() -> None:
+    """Take away the handlers that Lightning brings, and the warnings that ask nothing of users."""
+    import lightning as L
+
+    for library in (L, L.pytorch, L.fabric):
+        logger = logging.getLogger(library.__name__)
+        logger.handlers.clear()
+        logger.propagate = True
+    silence_expected_warnings()
+
+
+def silence_expected_warnings() -> None:
+    """Ignore the warnings that ask nothing of users."""
+    for message in EXPECTED:
+        warnings.filterwarnings("ignore", message)
+
+
+def log_to_files(run_dir: Path) -> None:
+    """Append what every library logs, or warns of, to ``logs/rank-<n>.log`` of this rank.
+
+    On rank zero warnings and errors appear on stderr too. In a sweep each run has its own file.
+    """
+    mute_lightning()
+    root = logging.getLogger()
+    for old in [handler for handler in root.handlers if handler.name == __name__]:
+        root.removeHandler(old)
+        old.close()
+    path = run_dir / "logs" / f"rank-{environment.rank()}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handlers: list[logging.Handler] = []
+    if environment.rank() == 0:
+        screen = logging.StreamHandler()
+        screen.setFormatter(_Redacted("%(levelname)s: %(message)s"))
+        screen.setLevel(logging.WARNING)
+        handlers.append(screen)
+    logging.raiseExceptions = False  # a full disk loses lines of the log, not the run
+    try:
+        if path.exists() and not path.is_file():
+            set_aside(path, "it is no file")
+        file = logging.FileHandler(path, encoding="utf-8")
+        file.setFormatter(_Redacted("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handlers.append(file)
+    except OSError as error:
+        log.warning("%s cannot be written: %s; the run goes on without it", path, error.strerror)
+    for handler in handlers:
+        handler.set_name(__name__)
+        root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.captureWarnings(True)

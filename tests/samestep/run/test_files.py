@@ -1,0 +1,28 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from samestep.run.files import write_text
+
+
+def test_a_device_is_never_replaced_by_a_file(tmp_path: Path):
+    """Root could do so: report.py --output /dev/stdout."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(FileExistsError, match="is no regular file"):
+        write_text(pipe, "text")
+    for folder in (tmp_path, Path()):
+        with pytest.raises(IsADirectoryError):
+            write_text(folder, "text")
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_text_that_cannot_be_written_leaves_the_old_one(tmp_path: Path):
+    path = tmp_path / "file.txt"
+    write_text(path, "old")
+    (tmp_path / ".file.txt.partial").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"file\.txt"):
+        write_text(path, "new")
+    assert path.read_text() == "old"

@@ -1,0 +1,88 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samestep.ranks.secrets import redact_values
+from samestep.run import provenance
+from samestep.run.provenance import code_state
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A git checkout with one commit."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "a.py").write_text("old = 1\n")
+    git(code, "init", "--quiet")
+    git(code, "add", ".")
+    git(code, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "first")
+    return code
+
+
+def git(code: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=code, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_secrets_are_found_by_name_and_by_value(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FAKE_TOKEN", "sesame-open-123")
+    assert redact_values(
+        {
+            "api_key": "x", "hf_token": "x", "db": {"PASSWORD": "x"}, "aws_secret": ["x"],
+            "plain": ["a sesame-open-123 b"], "mirror": "http://me:pw@host/path",
+            "tokenizer": "bert", "num_token": 5, "key": None, "passwords_seen": True,
+        }
+    ) == {
+        "api_key": "***", "hf_token": "***", "db": {"PASSWORD": "***"}, "aws_secret": ["***"],
+        "plain": ["a *** b"], "mirror": "http://***@host/path",
+        "tokenizer": "bert", "num_token": 5, "key": None, "passwords_seen": True,
+    }  # fmt: skip
+
+
+def test_a_clean_checkout_is_its_commit(checkout: Path):
+    assert code_state(checkout) == (git(checkout, "rev-parse", "HEAD"), "")
+
+
+def test_what_has_a_secret_name_is_hidden_in_uncommitted_files(checkout: Path):
+    (checkout / "a.py").write_text("PASSWORD = 'hunter2'\ntoken = next(tokens)\nname = 'a'\n")
+    (checkout / "b.yaml").write_text("server:\n  password: hunter2\n  user: me\n")
+    git(checkout, "add", "b.yaml")
+    _, diff = code_state(checkout)
+    assert "hunter2" not in diff
+    assert "+PASSWORD = '***'\n+token = next(tokens)\n+name = 'a'\n" in diff
+    assert "+  password: ***\n+  user: me\n" in diff
+
+
+def test_uncommitted_code_is_kept_without_secrets(checkout: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FAKE_SECRET", "sesame-open-123")
+    (checkout / "a.py").write_text("new = 2  # sesame-open-123\n")
+    (checkout / "staged.py").write_text("staged = 3\n")
+    git(checkout, "add", "staged.py")
+    (checkout / "untracked.py").write_text("not shown")
+    _, diff = code_state(checkout)
+    assert "-old = 1\n+new = 2  # ***\n" in diff
+    assert "+staged = 3\n" in diff
+    assert "?? untracked.py\n" in diff
+    git(checkout, "stash", "--quiet")  # the diff brings the same code back
+    (checkout / "git.diff").write_text(diff)
+    git(checkout, "apply", "git.diff")
+    assert (checkout / "a.py").read_text() == "new = 2  # ***\n"
+
+
+def test_code_without_git_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert code_state(tmp_path) == (None, "")
+    monkeypatch.setenv("PATH", "")
+    assert code_state(tmp_path) == (None, "")
+    monkeypatch.setenv("PROJECT_REVISION", "4f2a")
+    assert code_state(tmp_path) == ("4f2a", "")
+
+
+def test_a_start_names_machine_and_packages():
+    found = provenance.surroundings()
+    assert found["packages"]["pytest"] == pytest.__version__
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["world_size"] == 1
+    assert found["cpu_cores"] >= 1

@@ -1,0 +1,51 @@
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from samestep.keys import Nature, nature_of
+from samestep.run import directory
+from samestep.run.changes import find_changes
+from samestep.spec import leaves
+
+
+def test_secrets_stay_out_of_the_saved_configuration(
+    spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FAKE_API_KEY", "sesame-open-123")
+    overrides = ["data.mirror=http://me:hidden456@host/sesame-open-123"]
+    directory.begin(spec(*overrides), ["train.py", *overrides])
+    for path in (tmp_path / "test").rglob("*.*"):
+        assert "sesame-open-123" not in path.read_text(), path
+        assert "hidden456" not in path.read_text(), path
+    assert find_changes(spec(*overrides)) == {}
+    saved = yaml.safe_load((tmp_path / "test/config.yaml").read_text())
+    assert (saved["run_dir"], saved["model"]["num_classes"]) == (f"{tmp_path}/test", 10)
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_finished"),
+    [
+        ([], True),
+        (["callbacks.early_stopping.patience=2"], True),
+        (["callbacks.early_stopping.patience=9"], False),
+        (["~callbacks.early_stopping"], False),
+    ],
+)
+def test_a_finished_run_goes_on_with_more_patience(spec, changed: list[str], is_finished: bool):
+    early = "callbacks=early_stopping"
+    directory.begin(spec(early), [])
+    directory.finish(spec(early), {"test/loss": 0.5})
+    assert directory.is_finished(spec(early, *changed)) is is_finished
+
+
+def test_the_table_of_keys_names_keys_that_exist(spec):
+    natures: dict[Nature, set[str]] = {}
+    for key in leaves(spec("callbacks=early_stopping").config):
+        natures.setdefault(nature_of(key), set()).add(key)
+    assert "callbacks.early_stopping.patience" in natures[Nature.LIMIT]
+    assert {"callbacks.last.every_s", "callbacks.loss_guard.max_skipped"} < natures[Nature.PLACE]
+    assert "callbacks.best.dirpath" in natures[Nature.LOOKS]
+    learned = " ".join(sorted(natures[Nature.LEARNED]))
+    assert not re.search(r"run_id|run_root|run_dir|cluster\.|summary\.|choices", learned)
