@@ -273,9 +273,9 @@ ALL = {
     [
         ([], [], [], ["train.py debug=limit run_id=a", "scripts/evaluate.py runs/a"]),
         (["language"], ["docker"], ["mlflow"], ["train.py debug=fast model.net.num_layers=1"]),
-        (["images"], ["kubernetes"], ["mlflow"], ["scripts/launch.py cluster=jobset"]),
-        (["images"], ["runai"], [], ["scripts/launch.py cluster=runai"]),
-        (["images"], ["flyte"], [], ["scripts/launch.py cluster=flyte"]),
+        (["images"], ["kubernetes"], ["mlflow"], ["-m samestep launch cluster=jobset"]),
+        (["images"], ["runai"], [], ["-m samestep launch cluster=runai"]),
+        (["images"], ["flyte"], [], ["-m samestep launch cluster=flyte"]),
     ],
     ids=["skeleton", "language", "kubernetes", "runai", "flyte"],
 )
@@ -302,7 +302,7 @@ def test_a_copy_of_all_things_has_every_file(template: Path, tmp_path: Path):
     assert [name for name in sorted(missing) if not allowed.match(name)] == []
     check_style(copy)
     call(copy, "train.py", "debug=fast", NO_PICTURES)
-    call(copy, "scripts/launch.py", "cluster=swarm")
+    call(copy, "-m", "samestep", "launch", "cluster=swarm")
 
 
 def test_a_reader_of_the_repository_sees_no_statement_of_copier():

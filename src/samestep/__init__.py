@@ -2,9 +2,9 @@
 
 You never edit this package; a newer version of the template replaces it. What you own is in
 ``src/project``. Read in this order: ``lightning_names``, ``errors``, ``spec``, ``ranks``,
-``data``, ``run``, ``node``, ``callbacks``, ``ending`` and ``trainer``, which need no Hydra; then
-``config``, ``adapter``, ``build``, ``targets``, ``report``, ``launch``, ``sweep`` and ``cli``. Each
-folder opens with what it promises.
+``command_line``, ``data``, ``run``, ``node``, ``callbacks``, ``ending`` and ``trainer``, which need
+no Hydra; then ``config``, ``adapter``, ``build``, ``targets``, ``doctor``, ``report``, ``launch``,
+``sweep`` and ``cli``. Each folder opens with what it promises.
 """
 
 from importlib import import_module

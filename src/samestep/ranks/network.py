@@ -65,7 +65,7 @@ def explain(name: str, port: int | None, timeout_s: float, reason: str) -> str:
         return (
             f"{name}:{port} does not answer after {timeout_s} s ({reason}). Check that this server "
             "is up and that no firewall is between. cluster.join_timeout_s=SECONDS of "
-            "scripts/launch.py, or --rdzv-conf=timeout=SECONDS, waits longer"
+            "samestep launch, or --rdzv-conf=timeout=SECONDS, waits longer"
         )
     return (
         f"there is no way to {name} after {timeout_s} s ({reason}). Check that this node is up and "

@@ -9,6 +9,7 @@ a file that is not its own is refused. Read in this order:
 2. ``checkpoint``: files that are written atomically; ``sidecar`` proves that each is whole, and
    ``identity`` that it belongs to this run.
 3. ``history``: the metrics over time. ``store``: a copy of the run elsewhere, which the callback
-   ``artifacts`` keeps up to date. ``nodes``: checkpoints for nodes that do not share the directory.
+   ``artifacts`` keeps up to date; ``upload``: the command that copies a run by hand. ``nodes``:
+   checkpoints for nodes that do not share the directory.
 4. ``files``: how a file is written whole or not at all.
 """
