@@ -1,57 +1,28 @@
-"""Compare runs: configuration, final figures, time and speed, curves, and changed predictions.
+"""Compare runs as `samestep compare` does; the page of --html also has the changed predictions.
 
-python scripts/compare.py runs/one runs/two
-python scripts/compare.py 'runs/mine-*' --html compare.html
-python scripts/compare.py runs/seeds runs/other-seeds --json
-
-A path may also be a folder of runs, such as one of a sweep. Finished runs that differ in nothing
-but the seed are repeats: their mean is shown, with its 95 % confidence interval. A second run of
-the same seed, or one that is not finished, is shown beside them.
+python scripts/compare.py runs/one runs/two --html compare.html
 """
 
-import argparse
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import options
 
-from samestep.ranks import process
-from samestep.run.files import write_text
+from samestep.report import commands
+from samestep.report.compare import Gallery
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
-    parser.add_argument("runs", nargs="+", help="run directories, globs, or folders of runs")
-    page = "also write a page with curves and changed predictions"
-    parser.add_argument("--html", type=Path, metavar="FILE", help=page)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON")
-    form.add_argument("--markdown", action="store_true", help="print tables for a document")
-    return parser
+def main(argv: Sequence[str]) -> int:
+    """Print the comparison, and write the page."""
+    return commands.compare(argv, draw)
 
 
-def main(arguments: Any) -> int:
-    """Print the comparison; write the page if it is wanted."""
-    from samestep.report import compare
+def draw(run_dirs: Sequence[Path]) -> list[Gallery]:
+    """The test images that the runs guess differently."""
+    from project.predicted import galleries  # imports torch, which takes seconds
 
-    run_dirs = compare.find_runs(arguments.runs)
-    comparison = compare.compare(run_dirs)
-    if arguments.json:
-        print(json.dumps(compare.to_json(comparison), indent=2))
-    else:
-        compare.print_tables(comparison, markdown=arguments.markdown)
-    if arguments.html:
-        from project.predicted import galleries  # imports torch, which takes seconds
-
-        # One run of each group: repeats with other seeds always differ a little.
-        firsts = [group.runs[0].run_dir for group in comparison.groups]
-        pairs = firsts if len(firsts) > 1 else run_dirs
-        write_text(arguments.html, compare.to_page(comparison, galleries(pairs)))
-    return 0
+    return galleries(run_dirs)
 
 
 if __name__ == "__main__":
-    process.run(lambda: options.run(main, options.parse(make_parser())))
+    options.run(main)

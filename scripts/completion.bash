@@ -4,25 +4,26 @@
 #   echo "source '$PWD/scripts/completion.bash'" >> ~/.bashrc       # in every new one
 #
 # Hydra knows the words (python train.py -sc query=bash). Its own function for bash would also start
-# every other script at which you press Tab, so this one asks for these three only.
+# every other script at which you press Tab, so this one asks for train.py and three commands only.
 _samestep_complete() {
-    local script=${COMP_WORDS[1]#./} line="python train.py" word index
-    case $script in
-        train.py | scripts/launch.py | scripts/sweep.py) ;;
+    local python=${COMP_WORDS[0]} program=${COMP_WORDS[1]#./} line="python train.py" word index
+    case $program in
+        train.py) ;;
+        doctor | launch | sweep) python=${python%samestep}python ;; # the one beside it
         *) return ;; # names of files
     esac
     [[ -f train.py && $COMP_CWORD -gt 1 ]] || return
     for ((index = 2; index < COMP_CWORD; index++)); do
         case ${COMP_WORDS[index]} in
-            # Words for the other two scripts, which Hydra does not know.
+            # Words for samestep launch and sweep, which Hydra does not know.
             action=* | sweep=* | n_trials=* | trials_at_once=* | storage=*) ;;
             *) line+=" ${COMP_WORDS[index]}" ;;
         esac
     done
     word=${COMP_WORDS[COMP_CWORD]}
     local words
-    words=$(COMP_LINE="$line $word" COMP_POINT=${#line} "${COMP_WORDS[0]}" train.py -sc query=bash 2> /dev/null)
+    words=$(COMP_LINE="$line $word" COMP_POINT=${#line} "$python" train.py -sc query=bash 2> /dev/null)
     mapfile -t COMPREPLY < <(compgen -W "$words" -- "$word")
 }
 COMP_WORDBREAKS=${COMP_WORDBREAKS//=/} # model=mlp is one word
-complete -o nospace -o default -F _samestep_complete python python3
+complete -o nospace -o default -F _samestep_complete python python3 samestep

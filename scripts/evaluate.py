@@ -4,28 +4,21 @@ python scripts/evaluate.py runs/mine
 python scripts/evaluate.py runs/mine --split val --ckpt last --format json
 """
 
-import argparse
 import sys
-from typing import Any
+from collections.abc import Sequence
 
 import options
 
-from samestep.ranks import process
 
-
-def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+def main(argv: Sequence[str]) -> int:
+    """Print the metrics of one split. Returns 0."""
     parser = options.make_parser(__doc__)
     text = "default: test, or val if the run has no test"
     parser.add_argument("--split", choices=["test", "val"], help=text)
     options.add_model_options(parser)
     parser.add_argument("--format", choices=["table", "json"], default="table")
     options.add_data_options(parser)
-    return parser
-
-
-def main(arguments: Any) -> int:
-    """Print the metrics of one split."""
+    arguments = parser.parse(argv)
     # These imports take seconds: wrong usage is reported before.
     from project.evaluate import count_samples, evaluate, find_unusable, to_json, to_table, unit_of
     from samestep.hydra.build import has_test
@@ -45,4 +38,4 @@ def main(arguments: Any) -> int:
 
 
 if __name__ == "__main__":
-    process.run(lambda: options.run(main, options.parse(make_parser())))
+    options.run(main)

@@ -11,25 +11,11 @@ runs/<run_id>/export/
 python scripts/export.py runs/mine
 """
 
-import argparse
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import options
-
-from samestep.ranks import process
-
-
-def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = options.make_parser(__doc__)
-    options.add_ckpt_option(parser)
-    parser.add_argument(
-        "--licence", metavar="SPDX", help="of the weights, as in MIT; default: that of the project"
-    )
-    options.add_data_options(parser)
-    return parser
 
 
 def licence_of_project() -> str | None:
@@ -41,8 +27,14 @@ def licence_of_project() -> str | None:
     return licence if isinstance(licence, str) else None
 
 
-def main(arguments: Any) -> int:
-    """Write the files, and print how close to the original each one computes."""
+def main(argv: Sequence[str]) -> int:
+    """Write the files, and print how close to the original each one computes. Returns 0."""
+    parser = options.make_parser(__doc__)
+    options.add_ckpt_option(parser)
+    text = "of the weights, as in MIT; default: that of the project"
+    parser.add_argument("--licence", metavar="SPDX", help=text)
+    options.add_data_options(parser)
+    arguments = parser.parse(argv)
     from project.export import NUM_IMAGES, export_run  # imports torch
 
     model, data = options.load(arguments)
@@ -56,4 +48,4 @@ def main(arguments: Any) -> int:
 
 
 if __name__ == "__main__":
-    process.run(lambda: options.run(main, options.parse(make_parser())))
+    options.run(main)

@@ -1,7 +1,7 @@
 """A run as a workflow of Flyte: one task downloads the data, the next one trains.
 
 pyflyte run scripts/flyte_workflow.py training --hyperparameters '{"epochs": 2, "lr": 0.01}'
-python scripts/launch.py cluster=flyte trainer.devices=2                  # on a cluster: submits it
+samestep launch cluster=flyte trainer.devices=2                  # on a cluster: submits it
 
 The environment variable FLYTE_OVERRIDES='["cluster=flyte", "trainer.devices=2"]' lists overrides of
 train.py. They decide what the tasks ask of the cluster, such as the number of processes, and are

@@ -4,31 +4,25 @@ python scripts/predict.py runs/mine seven.png
 python scripts/predict.py runs/mine photos/ --top 3 --format json
 """
 
-import argparse
-from typing import Any
+from collections.abc import Sequence
 
 import options
 
 from samestep.errors import ConfigError
-from samestep.ranks import process
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = options.make_parser(__doc__)
-    parser.add_argument("files", nargs="*", help="image files, and directories of them")
-    parser.add_argument("--top", type=int, default=1, metavar="N", help="classes for each image")
-    options.add_model_options(parser)
-    parser.add_argument("--format", choices=["table", "json"], default="table")
-    return parser
-
-
-def main(arguments: Any) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the most likely classes of each image.
 
     Returns:
         0, or 1 if a file could not be read.
     """
+    parser = options.make_parser(__doc__)
+    parser.add_argument("files", nargs="*", help="image files, and directories of them")
+    parser.add_argument("--top", type=int, default=1, metavar="N", help="classes for each image")
+    options.add_model_options(parser)
+    parser.add_argument("--format", choices=["table", "json"], default="table")
+    arguments = parser.parse(argv)
     if not arguments.files:
         raise ConfigError("there is nothing to predict; name image files, or directories of them")
     if arguments.top < 1:
@@ -44,4 +38,4 @@ def main(arguments: Any) -> int:
 
 
 if __name__ == "__main__":
-    process.run(lambda: options.run(main, options.parse(make_parser())))
+    options.run(main)

@@ -4,16 +4,13 @@ python scripts/write_text.py runs/book --prompt "The "
 python scripts/write_text.py runs/book --prompt "The " --length 200 --temperature 0.5
 """
 
-import argparse
-from typing import Any
+from collections.abc import Sequence
 
 import options
 
-from samestep.ranks import process
 
-
-def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
+def main(argv: Sequence[str]) -> int:
+    """Print the prompt, and what the model writes after it. Returns 0."""
     parser = options.make_parser(__doc__)
     parser.add_argument("--prompt", required=True, metavar="TEXT", help="what the model continues")
     parser.add_argument("--length", type=int, default=500, metavar="N", help="characters to write")
@@ -24,11 +21,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of what is drawn")
     options.add_model_options(parser)
     parser.add_argument("--format", choices=["text", "json"], default="text")
-    return parser
-
-
-def main(arguments: Any) -> int:
-    """Print the prompt, and what the model writes after it. Returns 0."""
+    arguments = parser.parse(argv)
     # These import torch, which takes seconds: wrong usage is reported before.
     from project.language.write import continue_prompt
     from project.saved_run import move_to
@@ -40,4 +33,4 @@ def main(arguments: Any) -> int:
 
 
 if __name__ == "__main__":
-    process.run(lambda: options.run(main, options.parse(make_parser())))
+    options.run(main)

@@ -1,4 +1,4 @@
-"""Call ``scripts/launch.py`` within the process of the tests.
+"""Call ``samestep launch`` within the process of the tests.
 
 A process of its own would compose each configuration anew, and import the checks again. Processes
 of their own are in tests/scripts/test_launch.py, tests/scripts/test_pipes.py and in the tests of
@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from samestep.command_line import call
 from samestep.launch.main import main
 from tests import fork_server
 from tests.conftest import ROOT, environment
 
 
 def launch(*words: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What ``python scripts/launch.py`` does with these words and variables, in a folder."""
+    """What ``samestep launch`` does with these words and variables, in a folder."""
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         before, folder = dict(os.environ), Path.cwd()
         try:
@@ -27,7 +28,7 @@ def launch(*words: str, cwd: Path = ROOT, **variables: str) -> subprocess.Comple
             set_environment(environment(**variables))
             fork_server.tell_kubernetes(variables.get("KUBECONFIG", "none"))
             with descriptor_into(1, stdout.fileno()), descriptor_into(2, stderr.fileno()):
-                exit_code = main(words, "the help")
+                exit_code = call(lambda: main(words))
         finally:
             set_environment(before)
             os.chdir(folder)

@@ -25,14 +25,23 @@ class Command(NamedTuple):
 
     @property
     def program(self) -> str:
-        """The script for Python and torchrun, such as ``train.py``; the first word for others."""
-        scripts = [word for word in self.words if word.endswith(".py")]
-        starts_python = self.words[0] in ("python", "torchrun")
-        return scripts[0] if starts_python and scripts else self.words[0]
+        """What is run: ``samestep launch``, ``scripts/new.py``; the first word of others."""
+        return " ".join(self.words[slice(*self.place)])
 
     @property
     def arguments(self) -> list[str]:
-        return self.words[self.words.index(self.program) + 1 :]
+        return self.words[self.place[1] :]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Between which words the program is named, behind Python or torchrun."""
+        if "samestep" in self.words[:-1]:
+            start = self.words.index("samestep")
+            return start, start + 2
+        starts_python = self.words[0] in ("python", "torchrun")
+        scripts = [number for number, word in enumerate(self.words) if word.endswith(".py")]
+        start = scripts[0] if starts_python and scripts else 0
+        return start, start + 1
 
     @property
     def text(self) -> str:

@@ -13,7 +13,7 @@ REFUSED_AT_ONCE = [  # by the configuration alone, without torch
     ("trainer.max_epoch=3", "no such key; did you mean trainer.max_epochs=3?"),
     ("data=mnsit", "no such choice; did you mean data=mnist?"),
     ("data.root=Läufe", "in quotes within quotes: \"data.root='Läufe'\""),
-    ("sweep=digits_lr", "is for another command, python scripts/sweep.py sweep=digits_lr"),
+    ("sweep=digits_lr", "is for another command, samestep sweep sweep=digits_lr"),
     ("seed=1,2", "is several values; put -m before it"),
     ("trainer.max_time=abc", "must be null or text such as 00:12:00:00"),
     ("trainer.max_time=5", "must be null or text such as 00:12:00:00"),

@@ -3,6 +3,7 @@
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,13 +22,16 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     [
         (["train.py", "model=ml"], ["model=mlp"]),
         (["train.py", "model=mlp", "trainer.max_t"], ["trainer.max_time="]),
-        (["scripts/launch.py", "action=check", "cluster=k8"], ["cluster=k8s"]),
-        (["scripts/sweep.py", "n_trials=3", "sweep=digits"], ["sweep=digits_lr"]),
-        (["scripts/upload.py", "mod"], [""]),  # it must not be started; bash completes files
+        (["runs", "mod"], [""]),
+        (["launch", "action=check", "cluster=k8"], ["cluster=k8s"]),
+        (["sweep", "n_trials=3", "sweep=digits"], ["sweep=digits_lr"]),
+        (["scripts/predict.py", "mod"], [""]),  # it must not be started; bash completes files
     ],
 )
 def test_words_are_completed(words: list[str], expected: list[str]):
-    script = ASK.format(words=shlex.join([sys.executable, *words]))
+    is_script = words[0].endswith(".py")
+    program = sys.executable if is_script else str(Path(sys.executable).with_name("samestep"))
+    script = ASK.format(words=shlex.join([program, *words]))
     done = subprocess.run(
         ["bash", "--norc", "-c", script], cwd=ROOT, env=environment(), timeout=60,
         capture_output=True, text=True, check=False,

@@ -258,9 +258,9 @@ ALL_CLUSTERS = ["kubernetes", "slurm", "docker", "runai", "flyte"]
     [
         ([], [], ["train.py debug=limit run_id=a", "scripts/evaluate.py runs/a"]),
         (["language"], ["docker"], ["train.py debug=fast model.net.num_layers=1"]),
-        (["images"], ["kubernetes"], ["scripts/launch.py cluster=jobset"]),
-        (["images"], ["runai"], ["scripts/launch.py cluster=runai"]),
-        (["images"], ["flyte"], ["scripts/launch.py cluster=flyte"]),
+        (["images"], ["kubernetes"], ["-m samestep launch cluster=jobset"]),
+        (["images"], ["runai"], ["-m samestep launch cluster=runai"]),
+        (["images"], ["flyte"], ["-m samestep launch cluster=flyte"]),
     ],
     ids=["skeleton", "language", "kubernetes", "runai", "flyte"],
 )
@@ -287,7 +287,7 @@ def test_a_copy_of_all_things_is_small_and_passes_its_tests(template: Path, tmp_
     assert line == (template.as_uri(), git(template, "rev-parse", "v1.0.0^{commit}").strip())
     assert git(copy, "ls-files", "docs", "tests/samestep", "tests/faults") == ""
     check(copy, "tests")
-    call(copy, "scripts/launch.py", "cluster=swarm")
+    call(copy, "-m", "samestep", "launch", "cluster=swarm")
 
 
 COUNTED = (".py", ".yaml", ".yml", ".md")

@@ -11,6 +11,7 @@ from samestep.errors import ConfigError
 from samestep.hydra import build
 from samestep.hydra.compose import check, help_text
 from samestep.hydra.flags import flags_of
+from samestep.launch import main as launch
 from tests.conftest import CONFIGS, ROOT
 
 CONTRACT = ROOT / "docs" / "contract.md"  # tests/test_contract.py executes its commands
@@ -50,7 +51,7 @@ def commands_of(code: str) -> list[tuple[str, str]]:
         command = re.split(r" {2,}| \[", line)[0]  # less what explains it
         for part in re.split(r"; |&&", command):
             starts = re.match(
-                r"(do )?([A-Z_]+=\S+ )*(python|torchrun .*) (train|scripts/launch)\.py( |$)", part
+                r"(do )?([A-Z_]+=\S+ )*((python|torchrun .*) train\.py( |$)|samestep launch )", part
             )
             if starts:
                 error = below if below.startswith("error: ") else ""
@@ -70,8 +71,8 @@ SOURCES = {
     "train.py": (ROOT / "train.py").read_text().split('"""')[1],
     "project.train": str(train.__doc__),
 }
-if (ROOT / "scripts/launch.py").exists():  # a copy without clusters has no launcher
-    SOURCES["launch.py"] = (ROOT / "scripts/launch.py").read_text().split('"""')[1]
+if (ROOT / "k8s").exists():  # a copy without clusters has none to launch on
+    SOURCES["samestep launch"] = str(launch.__doc__)
 COMMANDS = [(source, *command) for source, code in SOURCES.items() for command in commands_of(code)]
 
 

@@ -1,6 +1,6 @@
 """Every command that README.md and docs/ print, as printed: executed, or rendered and checked.
 
-``train.py`` is composed and checked by tests/test_docs.py, ``scripts/launch.py`` is rendered and
+``train.py`` is composed and checked by tests/test_docs.py, ``samestep launch`` is rendered and
 checked here, and the programs of Swarm, Docker and elastic pods run in
 tests/samestep/launch/test_printed_commands.py. ELSEWHERE says why the others do not run here.
 """
@@ -22,15 +22,17 @@ from tests.conftest import NO_PICTURES, ROOT, run
 from tests.printed_commands import PAGES, Command, find_commands
 
 HERE = (
-    "train.py", "scripts/launch.py", "scripts/prepare_data.py", "scripts/doctor.py",
-    "scripts/sweep.py",
+    "train.py", "scripts/prepare_data.py", "samestep launch", "samestep doctor", "samestep sweep",
 )  # fmt: skip
-WITH_A_RUN = ("evaluate", "predict", "write_text", "export", "upload", "report", "compare", "runs")
+WITH_A_RUN = (
+    "scripts/evaluate.py", "scripts/predict.py", "scripts/write_text.py", "scripts/export.py",
+    "scripts/compare.py", "samestep compare", "samestep report", "samestep runs", "samestep upload",
+)  # fmt: skip
 ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"scripts/rename.py ": "tests/test_rename.py",
     r"uvx copier ": "tests/test_copies.py",
     r"git commit ": "before an update",
-    r"scripts/image.py ": "tests/samestep/launch/test_image.py",
+    r"samestep image ": "tests/samestep/launch/test_image.py",
     r"pyflyte run ": "tests/scripts/test_flyte.py",
     r"sh tests/image_build.sh": "tests/test_image.py",
     r"buildah bud |docker build|docker push": "tests/test_image.py",
@@ -80,8 +82,7 @@ def arguments_of(command: Command) -> list[str]:
 def test_every_command_is_executed_or_has_a_reason():
     unknown, used = [], set()
     for command in COMMANDS:
-        is_here = command.program in HERE or Path(command.program).stem in WITH_A_RUN
-        if is_here or command.program in ("make", "pip"):
+        if command.program in (*HERE, *WITH_A_RUN, "make", "pip"):
             continue
         reasons = {pattern for pattern in ELSEWHERE if re.search(pattern, command.text)}
         used |= reasons
@@ -106,7 +107,7 @@ def numbers_of_ranks(cfg) -> list[int]:
     return [devices * cfg.trainer.num_nodes]
 
 
-@of_program("scripts/launch.py")
+@of_program("samestep launch")
 def test_what_is_launched_has_no_mistakes(command: Command, monkeypatch: pytest.MonkeyPatch):
     words = arguments_of(command)
     action = main.parse_action(words)
@@ -132,7 +133,7 @@ def test_what_is_launched_has_no_mistakes(command: Command, monkeypatch: pytest.
         assert render.command(cfg, overrides, "submit" if action == "render" else action)
 
 
-@of_program("scripts/sweep.py")
+@of_program("samestep sweep")
 def test_a_search_is_right_as_printed(command: Command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RUN_ID", command.variables.get("RUN_ID", ""))
     words = arguments_of(command)
@@ -174,13 +175,15 @@ def place(digits_run: Path, text_run: Path, tmp_path_factory: pytest.TempPathFac
     return folder
 
 
-@of_program(*(f"scripts/{name}.py" for name in WITH_A_RUN))
+@of_program(*WITH_A_RUN)
 def test_a_run_is_used_as_printed(command: Command, place: Path):
     words = [word.replace("<id>", "mine") for word in arguments_of(command)]
     words = [word.replace("<other>", "ranks-1").replace("<sweep>", "lr") for word in words]
     words = [word.replace("/volume/", f"{place}/") for word in words if word != "--watch"]
     words = [word.replace("s3://bucket", f"file://{place}/store") for word in words]
-    done = run(str(ROOT / command.program), *words, cwd=place)
+    is_script = command.program.endswith(".py")
+    program = [str(ROOT / command.program)] if is_script else ["-m", *command.program.split()]
+    done = run(*program, *words, cwd=place)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 
@@ -205,11 +208,11 @@ def test_a_few_runs_train_as_printed_but_not_for_long(line: str, tmp_path: Path)
     assert "Finished" in done.stdout
 
 
-@of_program("scripts/doctor.py")
+@of_program("samestep doctor")
 def test_the_doctor_examines_as_printed(command: Command, tmp_path: Path):
-    words = command.words[1:]
+    words = ["-m", *command.words]
     if command.words[0] == "torchrun":
-        words = ["-m", "torch.distributed.run", *words]
+        words = ["-m", "torch.distributed.run", *command.words[1:]]
     done = run(*words, "trainer.accelerator=cpu", f"run_root={tmp_path}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "data" in done.stdout

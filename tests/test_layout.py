@@ -55,13 +55,15 @@ def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
 LEVELS = [
     ["errors", "keys", "lightning_names", "spec"],
     ["ranks"],
+    ["command_line"],
     ["data", "run", "node"],
     ["callbacks", "report"],
     ["ending"],
     ["trainer"],
     ["hydra"],
     ["launch"],
-    ["sweep", "cli"],
+    ["doctor", "sweep"],
+    ["cli"],
     ["__main__"],
 ]
 """Parts of samestep. Each part may import from itself and from the levels before its own."""
@@ -130,6 +132,7 @@ ALLOWED_WORDS = {
     "run/records.py": {"image"},
     "ranks/preflight.py": {"image"},
     "hydra/rules.py": {"image"},  # cluster.image_pull_policy
+    "cli.py": {"image"},  # the command that builds a container image
 }
 
 
@@ -222,13 +225,15 @@ def test_libraries_that_are_patched_have_an_upper_version(package: str):
 
 FLYTE = ROOT / "scripts/flyte_workflow.py"
 """Flyte imports it by its path; the processes that it starts must find it by its name."""
+CLI = SRC / "samestep/cli.py"
+"""The doorway of ``samestep doctor``, ``launch`` and ``sweep``, which need the project."""
 
 
 def test_sys_path_is_touched_in_doorways_only():
     check_none(
         place(path, node)
         for path in OURS
-        if path not in (ROOT / "train.py", ROOT / "scripts/options.py", FLYTE)
+        if path not in (ROOT / "train.py", ROOT / "scripts/options.py", FLYTE, CLI)
         for node in nodes(path)
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.path"
     )
@@ -259,7 +264,7 @@ def test_a_folder_says_in_which_order_to_read_it(folder: Path):
 
 LONG_SCRIPTS = {"new.py", "rename.py", "flyte_workflow.py", "options.py"}
 """Tools that write files themselves, the workflow of Flyte, and what the scripts share."""
-MAX_LINES = 75  # about 60, and the help text
+MAX_LINES = 55  # about 40, and the help text
 
 
 def test_scripts_are_doorways():

@@ -89,7 +89,7 @@ def rows_of_images(folder: Path) -> list[Row]:
 
 def rows_of_commands(folder: Path) -> list[Row]:
     """What a person waits for."""
-    train, listing = commands.train(folder / "started"), f"scripts/runs.py {folder}"
+    train, listing = commands.train(folder / "started"), f"-m samestep runs {folder}"
     return [
         Row(
             "start", "start: to the first optimizer step",
@@ -118,7 +118,7 @@ def rows_of_commands(folder: Path) -> list[Row]:
             ["10000 / 1"], prepare=lambda: commands.write_runs(folder, "runs", 1, 10_000),
         ),
         Row(
-            "list", "list 10 and 10,000 runs with scripts/runs.py",
+            "list", "list 10 and 10,000 runs with samestep runs",
             {"10": f"{listing}/list-10", "10000": f"{listing}/list-10000"},
             ["10000 / 10", "10000"], "s",
             lambda: commands.write_runs(folder, "list", 10, 10_000),

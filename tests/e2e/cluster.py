@@ -87,7 +87,7 @@ class Cluster:
         )
 
     def launch(self, action: str, run_id: str, *words: str) -> str:
-        """Run ``scripts/launch.py action=...`` as a user does, and return what it prints.
+        """Run ``samestep launch action=...`` as a user does, and return what it prints.
 
         Every action may be repeated, so one in which kubectl got no answer is tried again.
         """
@@ -99,7 +99,7 @@ class Cluster:
         return output
 
     def launch_once(self, action: str, run_id: str, *words: str) -> tuple[int, str]:
-        """Run ``scripts/launch.py action=...``, and return its exit code and what it prints."""
+        """Run ``samestep launch action=...``, and return its exit code and what it prints."""
         overrides = [
             "cluster=k8s", "trainer.accelerator=cpu", "trainer.num_nodes=2",
             f"cluster.namespace={self.namespace}", f"cluster.image={self.image}",
@@ -112,10 +112,11 @@ class Cluster:
         # What submit remembers of a run stays out of the repository.
         folder = Path(tempfile.gettempdir(), f"{self.namespace}-{os.getpid()}")
         folder.mkdir(exist_ok=True)
-        command = [ROOT / "scripts/launch.py", *(overrides if is_new else ()), f"action={action}"]
+        words = [*(overrides if is_new else ()), f"action={action}"]
         try:
             done = subprocess.run(
-                [sys.executable, *command], cwd=folder, env=os.environ | {"RUN_ID": run_id},
+                [sys.executable, ROOT / "tests/samestep_here.py", "launch", *words],
+                cwd=folder, env=os.environ | {"RUN_ID": run_id},
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 text=True, timeout=SECONDS, check=False,
             )  # fmt: skip

@@ -88,4 +88,4 @@ def test_a_stopped_run_does_not_wait_long_for_its_report(tmp_path: Path, monkeyp
     ending.write_in_time(tmp_path, page.write_or_warn)
     is_over.set()
     (message,) = caplog.messages
-    assert f"`python scripts/report.py {tmp_path}` writes it" in message
+    assert f"`samestep report {tmp_path}` writes it" in message

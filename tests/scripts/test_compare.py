@@ -29,7 +29,7 @@ def test_two_runs_are_compared_in_numbers_and_pictures(digits_run: Path, tmp_pat
 
 
 def test_wrong_usage_is_one_message(tmp_path: Path):
-    result = run("scripts/compare.py", str(tmp_path / "nothing-*"))
+    result = run("-m", "samestep", "compare", str(tmp_path / "nothing-*"))
     assert result.returncode == 2
     assert result.stderr.startswith("error: ")
     assert "there is no run" in result.stderr

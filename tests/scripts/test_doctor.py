@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-import doctor
 import pytest
 
+from samestep import doctor
+from samestep.command_line import call
 from samestep.ranks import environment
 from tests.conftest import run
 
@@ -14,10 +15,10 @@ def examine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     """Call the doctor in this process; gives the exit code, stdout and stderr."""
     monkeypatch.setattr(environment, "limit_threads", lambda: None)
 
-    def call(*words: str) -> tuple[int, str, str]:
-        return doctor.main(list(words)), *capsys.readouterr()
+    def examine(*words: str) -> tuple[int, str, str]:
+        return call(lambda: doctor.main(words)), *capsys.readouterr()
 
-    return call
+    return examine
 
 
 def test_one_process_is_fit_and_nothing_is_left_behind(examine, tmp_path: Path):
@@ -29,7 +30,7 @@ def test_one_process_is_fit_and_nothing_is_left_behind(examine, tmp_path: Path):
 
 def test_two_processes_are_started_as_train_starts_them(tmp_path: Path):
     words = ["trainer.devices=2", f"run_root={tmp_path}"]
-    result = run("scripts/doctor.py", *words)
+    result = run("-m", "samestep", "doctor", *words)
     assert result.returncode == 0, result.stdout + result.stderr
     lines = {tuple(line.split()[:2]): line for line in result.stdout.splitlines()}
     assert {result for result, _ in lines} == {"ok"}
@@ -86,9 +87,3 @@ def test_a_rank_zero_that_cannot_be_found(examine, monkeypatch, tmp_path: Path):
     assert errors.startswith(
         "error: rank 0: MASTER_ADDR=node-0.invalid: there is no way to node-0.invalid after 0.1 s"
     )
-
-
-def test_help_shows_how_to_call_it(examine):
-    code, said, _ = examine("--help")
-    assert code == 0
-    assert "python scripts/doctor.py trainer.devices=2" in said

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import options
 import pytest
 import torch
 import yaml
@@ -13,13 +12,13 @@ from omegaconf import OmegaConf
 from project.evaluate import find_unusable, to_json, to_table
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
-from scripts.evaluate import main, make_parser
+from scripts.evaluate import main
 from tests.conftest import NO_PICTURES, QUICK, run
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     """What ``main`` prints for these words."""
-    assert main(options.parse(make_parser(), [str(word) for word in words])) == 0
+    assert main([str(word) for word in words]) == 0
     return capsys.readouterr().out
 
 

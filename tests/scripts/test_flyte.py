@@ -19,8 +19,7 @@ from tests.conftest import NO_PICTURES, QUICK, ROOT, run
 from tests.launching import launch
 
 WORKFLOW = ROOT / "scripts" / "flyte_workflow.py"
-LAUNCH = "scripts/launch.py"
-GOLDEN = [LAUNCH, "cluster=flyte", "trainer.devices=2", "data=cifar10"]
+GOLDEN = ["launch", "cluster=flyte", "trainer.devices=2", "data=cifar10"]
 SPECIFICATIONS = """
 import json, sys
 from collections import OrderedDict
@@ -151,10 +150,10 @@ def test_without_gpus_none_is_asked_for(tmp_path):
 
 
 def test_the_launcher_prints_the_command():
-    result = run(*GOLDEN, RUN_ID="cifar")
+    result = run("-m", "samestep", *GOLDEN, RUN_ID="cifar")
     assert (result.returncode, result.stderr) == (0, "")
     golden = (ROOT / "tests" / "golden" / "flyte.sh").read_text()
-    assert result.stdout == golden, f"RUN_ID=cifar python {shlex.join(GOLDEN)}"
+    assert result.stdout == golden, f"RUN_ID=cifar samestep {shlex.join(GOLDEN)}"
 
 
 def test_the_command_carries_the_overrides_as_typed():

@@ -1,4 +1,4 @@
-"""The doorway, as a user calls it. What each action does is tested beside its own module."""
+"""The command, as a user calls it. What each action does is tested beside its own module."""
 
 import shlex
 import subprocess
@@ -8,7 +8,7 @@ import yaml
 
 from tests.conftest import ROOT, environment, run
 
-LAUNCH = ["scripts/launch.py"]
+LAUNCH = ["-m", "samestep", "launch"]
 
 
 def test_help_says_what_there_is():

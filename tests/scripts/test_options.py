@@ -1,20 +1,25 @@
-"""Command lines of the scripts, read and refused."""
+"""Command lines of the scripts and of ``samestep``, read and refused."""
 
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import options
 import pytest
 
-from scripts import evaluate, export, predict, upload
+from samestep.command_line import Parser, call
+from samestep.errors import ConfigError
+from samestep.report import commands
+from samestep.run import upload
+from scripts import evaluate, export, predict
 from tests.conftest import ROOT, run
 
-PARSERS = {
-    "evaluate": evaluate.make_parser,
-    "predict": predict.make_parser,
-    "export": export.make_parser,
-    "upload": upload.make_parser,
+MAINS: dict[str, Callable[[Sequence[str]], int]] = {
+    "evaluate": evaluate.main,
+    "predict": predict.main,
+    "export": export.main,
+    "report": commands.report,
+    "upload": upload.main,
 }
 
 
@@ -31,21 +36,6 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("clone")
-def test_values_have_defaults_and_types() -> None:
-    arguments = options.parse(predict.make_parser(), ["runs/0", "--top", "12", "a.png"])
-    assert vars(arguments) == {
-        "run_dir": Path("runs/0"), "ckpt": None, "top": 12, "accelerator": "auto",
-        "format": "table", "files": ["a.png"], "trust": False,
-    }  # fmt: skip
-    words = ["runs/0", "--data-root", "a=b", "--no-download"]
-    assert vars(options.parse(export.make_parser(), words)) == {
-        "run_dir": Path("runs/0"), "ckpt": None, "root": Path("a=b"), "file": None,
-        "mirror": None,
-        "download": False, "licence": None, "trust": False,
-    }  # fmt: skip
-
-
-@pytest.mark.usefixtures("clone")
 @pytest.mark.parametrize(
     "words",
     [
@@ -55,7 +45,11 @@ def test_values_have_defaults_and_types() -> None:
     ],
 )
 def test_options_may_stand_anywhere(words: str) -> None:
-    arguments = options.parse(predict.make_parser(), words.split())
+    parser = Parser("mine", "help")
+    parser.add_run_dir()
+    parser.add_argument("files", nargs="*")
+    parser.add_argument("--top", type=int)
+    arguments = parser.parse(words.split())
     assert (arguments.run_dir, arguments.top) == (Path("runs/0"), 2)
     assert arguments.files == ["a.png", "b=3.png"]
 
@@ -77,44 +71,41 @@ def test_options_may_stand_anywhere(words: str) -> None:
 def test_what_is_wrong_is_said_with_a_remedy(
     script: str, words: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        options.parse(PARSERS[script](), words.split())
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert call(lambda: MAINS[script](words.split())) == 2
+    said, error = capsys.readouterr()
+    assert said == ""
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("script", PARSERS)
+@pytest.mark.parametrize("script", MAINS)
 @pytest.mark.parametrize("words", [[], [""], ["runs/9"], ["."]])
 @pytest.mark.usefixtures("clone")
 def test_if_there_is_no_such_run_the_newest_are_named(
     script: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        options.parse(PARSERS[script](), words)
-    assert caught.value.code == 2
+    assert call(lambda: MAINS[script](words)) == 2
     error = capsys.readouterr().err
     assert "must be the directory of a run; the newest are" in error
     assert error.endswith("\n  runs/4\n  runs/3\n  runs/2\n")
 
 
-def test_a_name_that_no_disk_takes_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        options.parse(export.make_parser(), ["a" * 400])
-    assert caught.value.code == 2
-    assert "File name too long" in capsys.readouterr().err.splitlines()[-1]
+def test_a_name_that_no_disk_takes_is_one_message() -> None:
+    with pytest.raises(ConfigError, match="File name too long"):
+        export.main(["a" * 400])
 
 
 def test_without_any_run_the_way_to_one_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        options.parse(export.make_parser(), [])
-    assert "python train.py makes one in runs/" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"python train\.py makes one in runs/"):
+        export.main([])
 
 
-@pytest.mark.parametrize("script", PARSERS)
-def test_help_and_wrong_usage_need_no_torch(script: str) -> None:
+@pytest.mark.parametrize("script", ["evaluate", "predict", "export", "compare"])
+def test_help_and_wrong_usage_of_a_script_need_no_torch(script: str) -> None:
     code = (
         "import runpy, sys\nsys.path.insert(0, 'scripts')\n"
         "try:\n"
@@ -125,16 +116,16 @@ def test_help_and_wrong_usage_need_no_torch(script: str) -> None:
     path = f"scripts/{script}.py"
     result = run("-c", f"import sys; sys.argv[:1] = []\n{code}", path, "/nowhere")
     assert (result.returncode, result.stdout) == (2, "False\n")
-    assert result.stderr.startswith("usage: ")
-    assert "/nowhere must be the directory of a run" in result.stderr
+    assert result.stderr.startswith("error: ")
+    assert "/nowhere" in result.stderr
     result = run("-c", f"import sys; sys.argv[:1] = []\n{code}", path, "--help")
     assert (result.returncode, result.stderr) == (0, "")
-    assert f"python scripts/{script}.py runs/" in result.stdout
+    assert f"{script}" in result.stdout
     assert result.stdout.endswith("False\n")
 
 
 def test_an_error_of_the_system_is_one_line_without_its_number(tmp_path: Path, capsys) -> None:
-    assert options.run(lambda _: len(tmp_path.read_bytes()), None) == 1
+    assert call(lambda: len(tmp_path.read_bytes())) == 1
     assert capsys.readouterr().err == f"error: {tmp_path}: Is a directory\n"
 
 
@@ -147,7 +138,7 @@ def test_every_script_uses_the_source_beside_it() -> None:
         assert "samestep" not in before.split('"""', 2)[2], path
 
 
-@pytest.mark.parametrize("name", ["doctor.py", "runs.py"])
+@pytest.mark.parametrize("name", ["prepare_data.py", "evaluate.py"])
 def test_a_script_needs_no_installation(tmp_path: Path, name: str) -> None:
     """Not even that of another clone."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from samestep.cli import COMMANDS
 from tests.conftest import ROOT, environment
 
 SCRIPTS = sorted(
@@ -16,6 +17,7 @@ SCRIPTS = sorted(
     for path in [ROOT / "train.py", *(ROOT / "scripts").glob("*.py")]
     if "__main__" in path.read_text()
 )
+SAMESTEP = ("-m", "samestep")
 FRESH = ["-Wdefault"]
 """An option of Python: it keeps the fork server of the tests away, which ends in its own way."""
 
@@ -40,15 +42,20 @@ def run_unread(*words: str, both: bool = False) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_the_help_of_a_command_may_be_cut_off(script: str):
+def test_the_help_of_a_script_may_be_cut_off(script: str):
     assert run_unread(*FRESH, script, "--help") == (0, "")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, ""])
+def test_the_help_of_a_command_may_be_cut_off(command: str):
+    assert run_unread(*FRESH, *SAMESTEP, *command.split(), "--help") == (0, "")
 
 
 @pytest.mark.parametrize(
     ("words", "exit_code"),
     [
-        (["scripts/launch.py", "cluster=k8s"], 0),
-        (["scripts/launch.py", "cluster=k8s", "action=sumbit"], 2),
+        ([*SAMESTEP, "launch", "cluster=k8s"], 0),
+        ([*SAMESTEP, "launch", "cluster=k8s", "action=sumbit"], 2),
         (["scripts/new.py", "model", "squeeze", "--from=nothing"], 2),
         (["scripts/evaluate.py", "nothing"], 2),
         (["train.py", "--cfg", "job"], 0),
@@ -62,8 +69,8 @@ def test_what_a_command_prints_may_be_cut_off(words: Sequence[str], exit_code: i
 
 
 def test_what_a_command_with_torch_prints_may_be_cut_off(digits_run: Path):
-    evaluate = ["evaluate.py", str(digits_run), "--format=json"]
-    for words in (evaluate, ["doctor.py"], ["prepare_data.py", "data=digits"]):
-        exit_code, said = run_unread(f"scripts/{words[0]}", *words[1:])
+    evaluate = ["scripts/evaluate.py", str(digits_run), "--format=json"]
+    for words in (evaluate, [*SAMESTEP, "doctor"], ["scripts/prepare_data.py", "data=digits"]):
+        exit_code, said = run_unread(*words)
         assert exit_code == 0
         assert not {"Traceback", "BrokenPipeError", "Exception"} & set(re.findall(r"\w+", said))

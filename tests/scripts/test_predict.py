@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import options
 import pytest
 import torch
 from PIL import Image
@@ -12,7 +11,8 @@ from PIL import Image
 from project import load_run
 from project.data.datamodule import ImageDataModule
 from project.predict import BATCH_SIZE
-from scripts.predict import main, make_parser
+from samestep.command_line import call
+from scripts.predict import main
 from tests.conftest import run
 
 Predict = Callable[..., tuple[int, str, str]]
@@ -22,12 +22,11 @@ Predict = Callable[..., tuple[int, str, str]]
 def predict(digits_run: Path, capsys: pytest.CaptureFixture[str]) -> Predict:
     """Runs the script on a command line, and returns its exit code, stdout and stderr."""
 
-    def call(*words: object) -> tuple[int, str, str]:
-        arguments = options.parse(make_parser(), [str(digits_run), *map(str, words)])
-        code = options.run(main, arguments)
+    def predict(*words: object) -> tuple[int, str, str]:
+        code = call(lambda: main([str(digits_run), *map(str, words)]))
         return code, *capsys.readouterr()
 
-    return call
+    return predict
 
 
 @pytest.fixture(scope="module")

@@ -17,17 +17,25 @@ THEMES = {"dark": 0, "light": 1}  # as Blink numbers them
 
 def test_the_script_writes_the_page_anew(digits_run: Path, tmp_path: Path):
     target = tmp_path / "page.html"
-    result = run("scripts/report.py", str(digits_run), "--output", str(target))
+    result = run("-m", "samestep", "report", str(digits_run), "--output", str(target))
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{target}\n", "")
     assert target.read_text() == (digits_run / page.NAME).read_text()
-    result = run("scripts/report.py", str(tmp_path))
+    result = run("-m", "samestep", "report", str(tmp_path))
     assert result.returncode == 2
     assert "must be the directory of a run" in result.stderr
 
 
 def test_no_home_directory_is_needed(digits_run: Path, tmp_path: Path):
     """The option keeps the fork server of the tests away, which has imported matplotlib."""
-    words = ["-Wignore", "scripts/report.py", str(digits_run), "--output", str(tmp_path / "page")]
+    words = [
+        "-Wignore",
+        "-m",
+        "samestep",
+        "report",
+        str(digits_run),
+        "--output",
+        str(tmp_path / "page"),
+    ]
     result = run(*words, HOME="/proc", TMPDIR=str(tmp_path))
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -64,7 +72,7 @@ def test_a_run_that_is_stopped_or_fails_leaves_a_page_too(tmp_path: Path):
     text = (tmp_path / "one" / page.NAME).read_text()
     assert '"state failed">failed</span>' in text
     assert "best.ckpt is missing: it was saved after step" in text
-    listed = run("scripts/runs.py", str(tmp_path))
+    listed = run("-m", "samestep", "runs", str(tmp_path))
     assert "failed: checkpoints/best.ckpt is missing: it was saved" in listed.stdout
 
 

@@ -17,12 +17,12 @@ from tests.samestep.report.fake import make_run
 
 
 def test_all_runs_are_listed_and_an_empty_folder_says_so(digits_run: Path, tmp_path: Path):
-    listed = run("scripts/runs.py", str(digits_run.parent), "--json")
+    listed = run("-m", "samestep", "runs", str(digits_run.parent), "--json")
     (found,) = json.loads(listed.stdout)
     assert found["state"] == "finished"
-    empty = run("scripts/runs.py", str(tmp_path))
+    empty = run("-m", "samestep", "runs", str(tmp_path))
     assert (empty.returncode, empty.stdout) == (0, f"There is no run in {tmp_path}.\n")
-    missing = run("scripts/runs.py", str(tmp_path / "nothing"))
+    missing = run("-m", "samestep", "runs", str(tmp_path / "nothing"))
     assert missing.returncode == 2
     assert missing.stderr.startswith("error: ")
 
@@ -33,8 +33,9 @@ def test_a_list_that_is_watched_follows_the_runs(tmp_path: Path, ends_by: str):
     record.update(run_dir, record.FAILED, "no space left")
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "scripts/runs.py", str(tmp_path), "--watch"], cwd=ROOT, stdout=theirs,
-        stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment(COLUMNS="120"),
+        [sys.executable, "-m", "samestep", "runs", str(tmp_path), "--watch"],
+        cwd=ROOT, stdout=theirs, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+        env=environment(COLUMNS="120"),
     ) as watching:  # fmt: skip
         os.close(theirs)
         shown = read_until(ours, "no space left.* ago")
@@ -62,6 +63,6 @@ def read_until(terminal: int, pattern: str) -> str:
 
 
 def test_a_list_is_not_watched_without_a_terminal(tmp_path: Path):
-    refused = run("scripts/runs.py", str(tmp_path), "--watch")
+    refused = run("-m", "samestep", "runs", str(tmp_path), "--watch")
     assert refused.returncode == 2
     assert refused.stderr.startswith("error: --watch: needs a terminal")

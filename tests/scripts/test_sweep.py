@@ -1,4 +1,4 @@
-"""``scripts/sweep.py`` with real trials: several processes each, killed in the middle."""
+"""``samestep sweep`` with real trials: several processes each, killed in the middle."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from samestep.hydra.compose import check
 from samestep.run.changes import read_config
 from tests.conftest import CONFIGS, ROOT, environment, run
 
-SWEEP = "scripts/sweep.py"
+SWEEP = ("-m", "samestep", "sweep")
 WORDS = [
     "sweep=digits_lr", "n_trials=2", "model=mlp", "trainer.max_epochs=2", "trainer.devices=2",
     "trainer.accelerator=cpu", "callbacks.last.every_s=1e-9", "trainer.limit_train_batches=10",
@@ -27,7 +27,7 @@ WORDS = [
 
 def test_a_search_with_trials_of_two_ranks_survives_a_kill(tmp_path: Path):
     folder = tmp_path / "sweeps/digits-lr"
-    words = [SWEEP, *WORDS, f"run_root={tmp_path}"]
+    words = [*SWEEP, *WORDS, f"run_root={tmp_path}"]
     with subprocess.Popen(
         [sys.executable, *words], cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL
     ) as first:

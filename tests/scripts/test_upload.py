@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import options
 import pytest
 
-from scripts import upload
+from samestep import command_line
+from samestep.run import upload
 from tests.conftest import run
 from tests.samestep.run.test_artifacts import contents, save
 
@@ -15,11 +15,10 @@ Upload = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Upload:
-    """Runs the script on a command line, and returns its exit code, stdout and stderr."""
+    """Runs the command, and returns its exit code, stdout and stderr."""
 
     def call(*words: object) -> tuple[int, str, str]:
-        arguments = options.parse(upload.make_parser(), [str(word) for word in words])
-        code = options.run(upload.main, arguments)
+        code = command_line.call(lambda: upload.main([str(word) for word in words]))
         return code, *capsys.readouterr()
 
     return call
@@ -94,7 +93,7 @@ def test_a_server_that_refuses_is_one_line_without_the_password(run_dir: Path, c
 def test_an_unreachable_bucket_gives_no_traceback(run_dir: Path):
     pytest.importorskip("s3fs", reason="needs the extra s3")
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_MAX_ATTEMPTS": "1"}
-    words = ["scripts/upload.py", str(run_dir), "--url", "s3://bucket/runs"]
+    words = ["-m", "samestep", "upload", str(run_dir), "--url", "s3://bucket/runs"]
     result = run(*words, AWS_ENDPOINT_URL="http://127.0.0.1:1", **keys)
     assert (result.returncode, result.stdout) == (1, "")
     assert "error: config.yaml: EndpointConnectionError" in result.stderr

@@ -1,4 +1,4 @@
-"""``scripts/sweep.py`` with trials that are a stand-in for ``train.py``.
+"""``samestep sweep`` with trials that are a stand-in for ``train.py``.
 
 It looks at them five times as often, and draws its plots only with ``$FAKE_PLOTS``.
 """

@@ -1,67 +1,77 @@
-"""The command ``samestep``.
+"""The command ``samestep``: one table of commands, each imported when it is called."""
 
-samestep run [options of torchrun] script.py [arguments]
-samestep run --nproc-per-node=2 script.py
-
-Starts the script once for each rank, as torchrun does and with its options: --nproc-per-node=N,
---nnodes=N, --node-rank=N, --master-addr=NODE, --max-restarts=N, -m module; all of them:
-python -m torch.distributed.run --help
-
-Exit codes: 0 finished, 1 error, 2 wrong usage or configuration, 137 killed (out of memory?),
-143 stopped by SIGTERM after saving.
-"""
-
+import ast
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple, NoReturn
 
+from samestep import command_line
 from samestep.errors import ConfigError
-from samestep.node import agent
-from samestep.ranks import environment, failure, process
+from samestep.ranks import process
+
+
+class Command(NamedTuple):
+    """One command: the function that does it, given its arguments, and what it is for."""
+
+    main: str
+    summary: str
+    takes_overrides: bool = False
+    """Whether it composes the configuration of a project, as train.py does. Its help is then the
+    docstring of its module."""
+
+
+COMMANDS = {
+    "run": Command("samestep.node.run_script:main", "start a script on several ranks"),
+    "doctor": Command("samestep.doctor:main", "run the checks before training, and stop", True),
+    "report": Command("samestep.report.commands:report", "write report.html of a run"),
+    "compare": Command("samestep.report.commands:compare", "compare runs"),
+    "runs": Command("samestep.report.commands:runs", "list the runs of a folder"),
+    "upload": Command("samestep.run.upload:main", "copy a run to a store again"),
+    "launch": Command("samestep.launch.main:main", "send a run to a cluster", True),
+    "sweep": Command("samestep.sweep.command:main", "search good values with Optuna", True),
+    "image": Command("samestep.launch.image:main", "build and publish the container image"),
+}
+EXIT_CODES = "Exit codes: 0 done, 1 error, 2 invalid arguments or configuration."
 
 
 def main() -> NoReturn:
     """Do what the command line says, and exit."""
-    process.run(command)
+    process.run(lambda: command_line.call(command))
 
 
 def command() -> int:
-    """The command line as a function that returns an exit code. Help imports no torch."""
-    name, *argv = sys.argv[1:] or ["--help"]
-    if name in ("-h", "--help") or argv[:1] in (["-h"], ["--help"]):
-        print(__doc__)
-        return 0
-    try:
-        if name != "run":
-            raise ConfigError(f"samestep {name}: there is no such command; there is run")
-        return run(argv)
-    except ConfigError as error:
-        return failure.report(error)
-
-
-def run(argv: Sequence[str]) -> int:
-    """Start the ranks of this node with our agent, and return the exit code of all of them.
+    """Call one command with its arguments, and return its exit code.
 
     Raises:
-        ConfigError: if torchrun's options contradict each other.
+        ConfigError: if there is no such command, or its arguments are invalid.
+        RunError: if it fails.
     """
-    from torch.distributed import run as torchrun
+    name, *argv = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        lines = [f"  samestep {name:<8}  {command.summary}" for name, command in COMMANDS.items()]
+        print("samestep COMMAND [arguments]", *lines, sep="\n")
+        print(f"samestep COMMAND --help explains it. {EXIT_CODES}")
+        return 0
+    if name not in COMMANDS:
+        raise ConfigError(f"samestep {name}: no such command; choose from {', '.join(COMMANDS)}")
+    module, _, function = COMMANDS[name].main.partition(":")
+    if COMMANDS[name].takes_overrides:
+        if {"-h", "--help"} & set(argv):
+            print(read_docstring(module))
+            return 0
+        from samestep.hydra.folder import project_folder
 
-    options = torchrun.get_args_parser().parse_args([*argv])
-    if options.no_python:
-        raise ConfigError("--no-python: is not supported: samestep.Trainer runs in Python")
-    is_alone = options.rdzv_backend == "static" and options.nnodes in ("1", "1:1")
-    if options.standalone or (is_alone and not options.rdzv_endpoint and not options.master_port):
-        # As torchrun does: any free port.
-        options.rdzv_backend, options.rdzv_endpoint = "c10d", "localhost:0"
-        options.local_addr = options.local_addr or "localhost"
-    options.master_port = options.master_port or 29500
-    try:
-        config, _, _ = torchrun.config_from_args(options)
-    except (AssertionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"samestep run: {error}") from error
-    environment.limit_threads(config.nproc_per_node)
-    module = ["-m"] if options.module else []
-    return agent.report(
-        agent.launch(config, [*module, options.training_script, *options.training_script_args])
-    )
+        # As in train.py: the project of this folder, not another one that is installed.
+        sys.path.insert(0, str(project_folder() / "src"))
+    exit_code: int = getattr(import_module(module), function)(argv)
+    return exit_code
+
+
+def read_docstring(module: str) -> str | None:
+    """The docstring of a module that is not imported: Hydra takes a third of a second."""
+    spec = find_spec(module)
+    assert spec
+    assert spec.origin
+    return ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8")))

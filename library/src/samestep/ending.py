@@ -93,5 +93,5 @@ def write_in_time(run_dir: Path, report: Callable[[Path], None]) -> None:
     writer.start()
     writer.join(REPORT_S)
     if writer.is_alive():
-        command = f"python scripts/report.py {run_dir}"
+        command = f"samestep report {run_dir}"
         log.warning("No report after %.0f s. `%s` writes it", REPORT_S, command)

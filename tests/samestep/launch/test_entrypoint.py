@@ -128,7 +128,7 @@ def test_two_nodes_train_together(dialect: str, nodes: Nodes):
     assert final_figures(nodes.directory / "two")["test/accuracy"] > 0.2
     assert len(list((nodes.directory / "two/logs").glob("rank-*.log"))) == 2
     assert "Warning" not in nodes.said(0) + nodes.said(1)
-    next_command = "python scripts/launch.py cluster=pytorchjob "
+    next_command = "samestep launch cluster=pytorchjob "
     assert (next_command in nodes.said(0) + nodes.said(1)) == (dialect == "PyTorchJob")
     for number in (0, 1):
         line = next(line for line in nodes.said(number).splitlines() if "meets at" in line)

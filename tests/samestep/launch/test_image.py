@@ -1,4 +1,4 @@
-"""scripts/image.py: the commands that it executes, and a small image that buildah really builds."""
+"""``samestep image``: the commands that it executes, and a small image that buildah builds."""
 
 import json
 import os
@@ -68,9 +68,9 @@ def told(tmp_path: Path) -> list[list[str]]:
 def test_the_first_builder_that_works_builds_and_pushes(there, failing, begins, programs, tmp_path):
     path = programs(*there, failing=tuple(failing))
     extra = ["--", "--secret", "id=pip.conf,src=pip.conf"]
-    done = run("scripts/image.py", NAME, "--push", *extra, **path)
+    done = run("-m", "samestep", "image", NAME, "--push", *extra, **path)
     image = f"{NAME}:{expected_tag()}"
-    # Only the name is on stdout: IMAGE=$(python scripts/image.py ...) takes it.
+    # Only the name is on stdout: IMAGE=$(samestep image ...) takes it.
     assert (done.returncode, done.stdout) == (0, f"{image}\n")
     assert "output of the builder" in done.stderr
     build, push = [call for call in told(tmp_path) if call[1] != "info"]
@@ -92,7 +92,7 @@ def test_the_first_builder_that_works_builds_and_pushes(there, failing, begins, 
     ],
 )
 def test_an_image_is_loaded_as_an_archive(builder, cluster, loads, programs, tmp_path):
-    done = run("scripts/image.py", NAME, f"--load={cluster}", **programs(builder, loads[0]))
+    done = run("-m", "samestep", "image", NAME, f"--load={cluster}", **programs(builder, loads[0]))
     assert done.returncode == 0, done.stderr
     _, save, load = [call for call in told(tmp_path) if call[1] != "info"]
     archive = load[-1]
@@ -114,14 +114,16 @@ def test_an_image_is_loaded_as_an_archive(builder, cluster, loads, programs, tmp
     ],
 )
 def test_what_cannot_be_built_is_one_message(words, there, code, message, programs):
-    done = run("scripts/image.py", *words, **programs(*there))
+    done = run("-m", "samestep", "image", *words, **programs(*there))
     assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_failed_build_is_an_error(programs):
-    done = run("scripts/image.py", NAME, **programs("podman", failing=(["podman", "build"],)))
+    done = run(
+        "-m", "samestep", "image", NAME, **programs("podman", failing=(["podman", "build"],))
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.endswith("error: podman build: failed with exit code 1\n")
 
@@ -137,8 +139,9 @@ def test_buildah_really_builds_and_the_archive_has_the_name(programs, tmp_path):
     kept.write_text(f'#!/bin/sh\nfor last; do :; done\ncp "$last" {tmp_path}/loaded.tar\n')
     kept.chmod(0o755)
     done = run(
-        "scripts/image.py", "localhost/project-test", "--builder=buildah", "--load=containerd",
-        "--", f"--file={recipe}", "--isolation=chroot", PATH=f"{path}:{os.environ['PATH']}",
+        "-m", "samestep", "image", "localhost/project-test",
+        "--builder=buildah", "--load=containerd", "--", f"--file={recipe}", "--isolation=chroot",
+        PATH=f"{path}:{os.environ['PATH']}",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     image = done.stdout.strip()

@@ -25,7 +25,7 @@ from kubeflow.trainer import (
 
 pytestmark = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
 
-LAUNCH = str(ROOT / "scripts/launch.py")
+LAUNCH = (str(ROOT / "tests/samestep_here.py"), "launch")
 WORDS = [
     "cluster=kubeflow", "cluster.image=ghcr.io/me/project:1.2.3", "trainer.num_nodes=2",
     "trainer.devices=2",
@@ -109,7 +109,7 @@ def test_what_the_cluster_refuses_is_said_in_one_line(cluster):
 def test_a_cluster_without_trainer_is_said_to_be_one(tmp_path):
     with serve(without=("TrainJob", "TrainingRuntime")) as server:
         result = run(
-            LAUNCH, *WORDS, "action=submit", cwd=tmp_path, RUN_ID="mine",
+            *LAUNCH, *WORDS, "action=submit", cwd=tmp_path, RUN_ID="mine",
             KUBECONFIG=server.kubeconfig(tmp_path), KUBECACHEDIR=str(tmp_path),
         )  # fmt: skip
     assert result.returncode == 1
@@ -235,7 +235,7 @@ def make_client(server: Server) -> TrainerClient:
 
 
 def test_a_run_of_the_launcher_is_seen_by_the_sdk(trainer: Server):
-    words = [LAUNCH, *WORDS, "action=submit"]
+    words = [*LAUNCH, *WORDS, "action=submit"]
     submitted = run(*words, cwd=trainer.folder, RUN_ID="mine", **trainer.variables)
     assert (submitted.returncode, submitted.stderr) == (0, "")
     client = make_client(trainer)

@@ -24,7 +24,7 @@ from tests.apiserver import Refusal, Server, serve
 from tests.conftest import ROOT, environment, run
 
 pytestmark = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
-LAUNCH = str(ROOT / "scripts/launch.py")
+LAUNCH = (str(ROOT / "tests/samestep_here.py"), "launch")
 WORDS = ["cluster=k8s", "cluster.image=ghcr.io/me/project:1.2.3", "trainer.num_nodes=2"]
 RUNNING = {
     "phase": "Running",
@@ -51,7 +51,7 @@ def launch(server, action, *words, run_id="mine"):
 
 
 def type_in(server, *words, **variables):
-    """Call ``scripts/launch.py`` with these words only."""
+    """Call ``samestep launch`` with these words only."""
     return launching.launch(*words, cwd=server.folder, **variables, **server.variables)
 
 
@@ -135,16 +135,16 @@ def test_check_forgives_a_dry_run_that_needs_the_objects_before_it(cluster):
 
 
 def test_check_needs_no_cluster(tmp_path):
-    result = run(LAUNCH, *WORDS, "action=check", KUBECONFIG=str(tmp_path / "none"))
+    result = run(*LAUNCH, *WORDS, "action=check", KUBECONFIG=str(tmp_path / "none"))
     assert (result.returncode, result.stderr) == (0, "")
     assert "no cluster was asked; kubectl knows no cluster" in result.stdout
 
 
 def test_check_and_submit_without_kubectl(tmp_path):
-    result = run(LAUNCH, *WORDS, "action=check", PATH=str(tmp_path))
+    result = run(*LAUNCH, *WORDS, "action=check", PATH=str(tmp_path))
     assert result.returncode == 0
     assert "kubectl: no such command on this machine" in result.stdout
-    result = run(LAUNCH, *WORDS, "action=submit", PATH=str(tmp_path))
+    result = run(*LAUNCH, *WORDS, "action=submit", PATH=str(tmp_path))
     assert result.returncode == 1
     assert "kubectl: no such command on this machine" in result.stderr
 
@@ -152,7 +152,7 @@ def test_check_and_submit_without_kubectl(tmp_path):
 def test_submitting_twice_is_submitting_once(cluster):
     first, second = submit(cluster), submit(cluster)
     assert "job.batch/mine created" in first
-    assert "RUN_ID=mine python scripts/launch.py action=logs\n" in first
+    assert "RUN_ID=mine samestep launch action=logs\n" in first
     assert "job.batch/mine unchanged" in second
     assert len(cluster.objects) == 3
 
@@ -278,7 +278,7 @@ def test_a_job_that_a_controller_cannot_create_leaves_an_event(cluster):
 
 def follow(server, *words):
     """The logs action, running."""
-    command = [sys.executable, "-u", LAUNCH, *words, "action=logs"]
+    command = [sys.executable, "-u", *LAUNCH, *words, "action=logs"]
     return subprocess.Popen(
         command, cwd=server.folder, env=environment(RUN_ID="mine", **server.variables), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

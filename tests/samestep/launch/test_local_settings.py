@@ -36,7 +36,7 @@ SENT = [
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what the launcher needs, with settings of this machine."""
     root = tmp_path_factory.mktemp("copy")
-    for name in ("configs", "k8s", "scripts", "src"):
+    for name in ("configs", "k8s", "src"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("local"))
     (root / "configs/local").mkdir()
     (root / "configs/local/default.yaml").write_text(SETTINGS)
@@ -46,7 +46,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def launch(root, *words):
     """Call the launcher of the copy, and return what it prints."""
     variables = {"PYTHONPATH": str(root / "src"), "KUBECONFIG": "/nowhere", "RUN_ID": "mine"}
-    done = run("scripts/launch.py", *words, cwd=root, **variables)
+    done = run("-m", "samestep", "launch", *words, cwd=root, **variables)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from samestep.hydra.compose import check
 from samestep.launch import render
-from tests.conftest import ROOT
+from tests.conftest import ROOT, environment
 
 OVERRIDES = ["cluster=k8s", "trainer.num_nodes=2", "trainer.devices=2"]
 
@@ -98,12 +98,17 @@ def test_a_value_without_a_home_is_an_error():
 
 def test_rendering_needs_no_torch_and_no_network():
     code = (
-        "import runpy, sys\nsys.path.insert(0, 'scripts')\n"
-        "sys.argv[1:] = ['cluster=k8s']\n"
-        "try: runpy.run_path('scripts/launch.py', run_name='__main__')\n"
+        "import sys\nfrom samestep.cli import main\n"
+        "sys.argv[1:] = ['launch', 'cluster=k8s']\n"
+        "try: main()\n"
         "except SystemExit as end: print([end.code, 'torch' in sys.modules])"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert result.stdout.splitlines()[-1] == "[0, False]"

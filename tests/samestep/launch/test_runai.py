@@ -49,7 +49,7 @@ def test_a_run_is_found_by_its_name_alone(name, tmp_path):
     result = launch(*words, "action=submit", cwd=tmp_path, **variables)
     assert (result.returncode, result.stderr) == (0, "")
     for action in ("logs", "status", "cancel"):
-        line = f"python scripts/launch.py action={action}"
+        line = f"samestep launch action={action}"
         assert f"  RUN_ID=cifar {line}\n" in result.stdout
         done = launch(f"action={action}", cwd=tmp_path, **variables)
         told = ["runai", *done.stdout.splitlines()]

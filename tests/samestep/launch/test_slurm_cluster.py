@@ -13,7 +13,7 @@ from tests.conftest import NO_PICTURES, QUICK, ROOT, environment, run
 from tests.launching import launch
 from tests.samestep.sweep.test_search import states
 
-LAUNCH = str(ROOT / "scripts/launch.py")
+HERE = str(ROOT / "tests/samestep_here.py")
 EVENTS = [  # before which step, and what happens
     "7 scancel --signal=TERM $SLURM_JOB_ID",
     "25 sbatch --partition=urgent --nodes=2 --exclusive --output=/dev/null --wrap=true",
@@ -31,7 +31,7 @@ def cluster(tmp_path_factory):
 
 
 class Launcher:
-    """``scripts/launch.py`` for one run of this Slurm, with the interpreter of the tests."""
+    """``samestep launch`` for one run of this Slurm, with the interpreter of the tests."""
 
     def __init__(self, cluster, folder, run_id, *words):
         self.variables = {**cluster, "RUN_ID": run_id, "PYTHONPATH": f"{ROOT}:{ROOT}/src"}
@@ -46,13 +46,14 @@ class Launcher:
         variables = {**self.variables, **variables}
         words = [*self.words, *more, f"action={action}"]
         if action == "logs":  # may wait for ever
-            return run(LAUNCH, *words, cwd=self.folder, timeout=900, **variables)
+            return run(HERE, "launch", *words, cwd=self.folder, timeout=900, **variables)
         return launch(*words, cwd=self.folder, **variables)
 
     def follow(self):
         return subprocess.Popen(
-            [sys.executable, LAUNCH, *self.words, "action=logs"], cwd=self.folder, text=True,
+            [sys.executable, HERE, "launch", *self.words, "action=logs"], cwd=self.folder,
             env=environment(**self.variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True,
         )  # fmt: skip
 
     def wait_for(self, words):
@@ -168,7 +169,7 @@ def test_a_search_submits_its_trials_and_cancels_a_pruned_one(launcher, tmp_path
     """Two trials at the same time: the one with the large batches is bad after its first epoch."""
     words = launcher("unused").words
     done = run(
-        str(ROOT / "scripts/sweep.py"), "sweep=digits_lr", "n_trials=2", "trials_at_once=2",
+        HERE, "sweep", "sweep=digits_lr", "n_trials=2", "trials_at_once=2",
         "pruner={_target_: optuna.pruners.ThresholdPruner, lower: 0.7}", *words,
         "model=mlp", "trainer.max_epochs=4", "report=false", NO_PICTURES,
         "+callbacks.slow._target_=tests.slurm.SlowEpochs", "+callbacks.slow.seconds=3",

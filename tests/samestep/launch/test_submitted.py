@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from samestep.command_line import call
 from samestep.errors import ConfigError
 from samestep.launch import submitted
 from samestep.launch.main import main
@@ -34,7 +35,7 @@ def cluster(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def launch(*words: str) -> int:
-    return main(words, "")
+    return call(lambda: main(words))
 
 
 @pytest.mark.parametrize("first", ["cluster=swarm", "cluster=runai"])
@@ -106,7 +107,7 @@ def test_a_run_is_found_by_its_name_on_this_machine_and_on_others(cluster, here,
     cluster.namespaces.add("ml")
     words = ["cluster=elasticjob", IMAGE, "cluster.namespace=ml", "data.root='$HOME/$$(x)'"]
     assert launch(*words, "action=submit") == 0
-    assert "RUN_ID=mine python scripts/launch.py action=cancel\n" in capsys.readouterr().out
+    assert "RUN_ID=mine samestep launch action=cancel\n" in capsys.readouterr().out
     told = submitted.path_of("mine")
     assert yaml.safe_load(told.read_text()) == {"overrides": words}
     assert launch("action=status") == 0

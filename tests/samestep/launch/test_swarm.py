@@ -41,9 +41,9 @@ def stack(*words):
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_output_is_the_golden_file(name):
-    command = shlex.join(["scripts/launch.py", *GOLDEN[name]])
+    command = shlex.join(["samestep", "launch", *GOLDEN[name]])
     golden = (ROOT / "tests" / "golden" / name).read_text()
-    assert rendered(*GOLDEN[name]) == golden, f"RUN_ID=cifar python {command} > tests/golden/{name}"
+    assert rendered(*GOLDEN[name]) == golden, f"RUN_ID=cifar {command} > tests/golden/{name}"
 
 
 def test_each_node_has_its_own_number_of_processes_and_gpus():

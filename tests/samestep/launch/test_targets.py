@@ -241,10 +241,10 @@ def test_pods_are_told_where_node_0_is_and_which_they_are():
 
 def test_rendering_needs_neither_torch_nor_an_sdk():
     code = (
-        "import runpy, sys\nsys.path.insert(0, 'scripts')\n"
+        "import sys\nfrom samestep.cli import main\n"
         "for words in sys.argv[1:]:\n"
-        "    sys.argv[1:] = words.split()\n"
-        "    try: runpy.run_path('scripts/launch.py', run_name='__main__')\n"
+        "    sys.argv[1:] = ['launch', *words.split()]\n"
+        "    try: main()\n"
         "    except SystemExit as end: assert end.code == 0\n"
         "print([name for name in ('torch', 'kubernetes', 'kubeflow') if name in sys.modules])"
     )

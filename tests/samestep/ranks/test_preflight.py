@@ -276,14 +276,15 @@ from pathlib import Path
 rank = int(os.environ["RANK"])
 sys.argv += ["model.net.channels=[32,65]"] * rank
 root = Path(sys.argv[0]).parent / str(rank)
-sys.path[:1] = [str(root / "scripts"), str(root / "src")]
-runpy.run_path(str(root / "scripts/doctor.py"), run_name="__main__")
+sys.path[:1] = [str(root / "src")]
+sys.argv[1:1] = ["doctor"]
+runpy.run_module("samestep", run_name="__main__")
 """
 
 
 def test_two_ranks_with_other_configuration_and_code(tmp_path: Path):
     for rank in "01":
-        for name in ("src", "scripts", "configs"):
+        for name in ("src", "configs"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, tmp_path / rank / name, ignore=ignored)
     with (tmp_path / "1/src/project/model/nets/cnn.py").open("a") as file:
@@ -330,7 +331,7 @@ def two_nodes():
 
 @pytest.mark.skipif(bool(why := pods.why_not()), reason=why)
 def test_two_nodes_meet_through_the_interface_that_joins_them(two_nodes, tmp_path: Path):
-    words = ["scripts/doctor.py", f"run_root={tmp_path}", "cluster.timeout_s=30"]
+    words = ["-m", "samestep", "doctor", f"run_root={tmp_path}", "cluster.timeout_s=30"]
     host = socket.gethostname()
     shutil.copy("/etc/hosts", tmp_path / f"hosts-{host}")
     shutil.copy("/etc/resolv.conf", tmp_path / "resolv")

@@ -7,13 +7,13 @@ import pytest
 
 from samestep.errors import ConfigError
 from samestep.report import listing
+from samestep.report.commands import runs
 from samestep.run import record
-from scripts.runs import main, make_parser
 from tests.samestep.report.fake import make_run
 
 
 def printed(capsys, *words: object) -> list[str]:
-    assert main(make_parser().parse_args([str(word) for word in words])) == 0
+    assert runs([str(word) for word in words]) == 0
     return capsys.readouterr().out.splitlines()
 
 
@@ -67,4 +67,4 @@ def test_a_damaged_state_is_no_obstacle(tmp_path: Path, capsys, content: str):
 def test_wrong_usage_is_refused(tmp_path: Path):
     for words in ([str(tmp_path / "nowhere")], [str(tmp_path), "--last", "0"]):
         with pytest.raises(ConfigError):
-            main(make_parser().parse_args(words))
+            runs(words)

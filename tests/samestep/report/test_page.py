@@ -227,7 +227,7 @@ def test_a_report_that_fails_is_a_warning(tmp_path: Path, caplog: pytest.LogCapt
     page.write_or_warn(run_dir)
     (message,) = caplog.messages
     assert "report.html was not written: IsADirectoryError" in message
-    assert f"python scripts/report.py {run_dir}" in message
+    assert f"samestep report {run_dir}" in message
 
 
 def test_a_run_that_starts_does_not_wait_for_matplotlib():

@@ -231,7 +231,7 @@ def test_a_store_that_stays_broken_is_left_in_time(tmp_path: Path, fault, caplog
     assert time.monotonic() - started < 60  # the store hangs for ever
     message = caplog.records[-1].message
     assert "Not uploaded: config.yaml, run.json, metrics.csv" in message
-    command = f"scripts/upload.py {tmp_path}/mine --url faulty://{tmp_path}/store"
+    command = f"samestep upload {tmp_path}/mine --url faulty://{tmp_path}/store"
     assert message.endswith(command)
     assert SECRET not in caplog.text
     assert len(caplog.records) == (1 if fault == "hangs" else 2)
@@ -500,7 +500,7 @@ def test_a_store_that_fails_then_hangs_stops_no_run_and_one_rank_copies(tmp_path
     assert result.returncode == 0, result.stderr
     first, last = result.stderr.splitlines()
     assert re.match(r"WARNING: Cannot upload .*: OSError .*the store is broken, says \*\*\*", first)
-    assert re.match(r"WARNING: Not uploaded: config.yaml, .*scripts/upload.py ", last)
+    assert re.match(r"WARNING: Not uploaded: config.yaml, .*samestep upload ", last)
     assert json.loads((tmp_path / "mine/metrics.json").read_text())["test/accuracy"] > 0
     assert [path.name for path in tmp_path.glob("copies-*")] == ["copies-0"]
     (offline,) = tmp_path.glob("mine/wandb/offline-run-*/run-mine.wandb")

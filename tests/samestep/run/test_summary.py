@@ -79,7 +79,7 @@ def test_the_summary_of_a_run_on_a_cluster_names_the_launcher(
     assert command_to_go_on(cfg, tmp_path, 0) == by_hand.rstrip(), "not for 2 * 0 epochs"
     monkeypatch.setenv("SAMESTEP_ON_CLUSTER", "1")  # by the entry point
     assert command_to_go_on(cfg, tmp_path, 3) == (
-        f"RUN_ID={tmp_path.name} python scripts/launch.py cluster={cluster} trainer.num_nodes=2 "
+        f"RUN_ID={tmp_path.name} samestep launch cluster={cluster} trainer.num_nodes=2 "
         f"trainer.max_epochs=6 action={action}"
     )
 

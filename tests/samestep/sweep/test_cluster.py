@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed"),
     pytest.mark.clusters,
 ]
+HERE = str(ROOT / "tests/samestep_here.py")
 COMPLETE = {"type": "Complete", "status": "True"}
 FAILED = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
 
@@ -63,7 +64,7 @@ class Pods(threading.Thread):
 def test_each_trial_is_a_job_that_is_cancelled_when_it_is_pruned(tmp_path: Path):
     store = tmp_path / "store"
     words = [
-        str(ROOT / "scripts/sweep.py"), "sweep=digits_lr", "n_trials=3", "trials_at_once=2",
+        HERE, "sweep", "sweep=digits_lr", "n_trials=3", "trials_at_once=2",
         "cluster=k8s", "cluster.image=ghcr.io/me/project:1.2.3",
         f"callbacks.artifacts.url=file://{store}",
         "pruner={_target_: optuna.pruners.ThresholdPruner, lower: 0.5}",
@@ -87,14 +88,14 @@ def test_each_trial_is_a_job_that_is_cancelled_when_it_is_pruned(tmp_path: Path)
     assert "BackoffLimitExceeded" in trials[1].user_attrs["reason"]
     assert left == {"digits-lr-0", "digits-lr-1"}  # the pruned one was cancelled
     assert pods.at_once == 2
-    # `RUN_ID=digits-lr-1 python scripts/launch.py action=logs` finds the trial.
+    # `RUN_ID=digits-lr-1 samestep launch action=logs` finds the trial.
     assert (tmp_path / "runs/digits-lr-1/launch.yaml").is_file()
 
 
 def test_the_manifests_are_checked_before_the_first_trial(tmp_path: Path):
     words = ["sweep=digits_lr", "cluster=k8s", "shared_run_root=true", KEEP_ALL]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/sweep.py"), *words], cwd=tmp_path, env=environment(),
+        [sys.executable, HERE, "sweep", *words], cwd=tmp_path, env=environment(),
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 2

@@ -145,7 +145,7 @@ def test_ctrl_c_stops_the_trials_and_says_how_to_go_on(tmp_path: Path):
     assert re.match(r"error: \S+ is in use by process \d+ on ", second.stderr)
     assert (first.returncode, err) == (130, "")
     assert "0 of 3 trials are done. To continue:" in out
-    assert "  RUN_ID=mine python scripts/sweep.py sweep=digits_lr" in out
+    assert "  RUN_ID=mine samestep sweep sweep=digits_lr" in out
     assert states(folder) == ["RUNNING", "RUNNING"]
     for run_dir in folder.glob("mine-*"):
         with (run_dir / "claim").open() as claim:

@@ -117,7 +117,7 @@ def test_a_shipped_sweep_is_right(name: str):
     assert read.monitor == "val/accuracy"
     assert read.direction == "maximize"
     header = (CONFIGS / "sweep" / f"{name}.yaml").read_text().partition("n_trials:")[0]
-    assert f"python scripts/sweep.py sweep={name}" in header
+    assert f"samestep sweep sweep={name}" in header
 
 
 class KeepBest(BestCheckpoint):
@@ -176,7 +176,7 @@ def test_a_value_is_written_as_an_override():
 def test_train_py_says_who_reads_a_sweep():
     done = run("train.py", "sweep=digits_lr")
     assert done.returncode == 2
-    assert "python scripts/sweep.py sweep=digits_lr ..." in done.stderr
+    assert "samestep sweep sweep=digits_lr ..." in done.stderr
 
 
 @pytest.mark.parametrize(

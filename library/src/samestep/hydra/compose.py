@@ -142,7 +142,7 @@ def _rewrite(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
     if not group:
         raise ConfigError(f"{line}: has no key; write KEY=VALUE or GROUP=CHOICE")
     if group in NO_GROUPS:
-        raise ConfigError(f"{line}: is for another command, python scripts/{group}.py {line} ...")
+        raise ConfigError(f"{line}: is for another command, samestep {group} {line} ...")
     # A sweep has no single value yet; it is checked run by run.
     value = "" if override.is_sweep_override() else override.value()
     if group not in groups or isinstance(value, dict):

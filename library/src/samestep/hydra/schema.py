@@ -21,7 +21,7 @@ LAID_OVER = ("experiment", "debug", "local")  # groups that change values and br
 SHARED = (  # parts of others, not to be chosen
     "data/default", "model/default", "cluster/common", "cluster/pods", "cluster/kubernetes"
 )  # fmt: skip
-NO_GROUPS = ("sweep",)  # folders of configs/ whose files are no part of a run: scripts/sweep.py
+NO_GROUPS = ("sweep",)  # folders of configs/ whose files are no part of a run: samestep sweep
 COLLECTIONS = ("callbacks", "logger")  # nodes of nodes, to which a run may add its own
 KEPT = ("samestep.", "lightning.Trainer")  # targets whose keys are all listed in configs/
 TYPES = {

@@ -1,11 +1,21 @@
-"""Build the image of this working tree, push it, or load it into a cluster on this machine."""
+"""Build the image of this working tree, and publish it or load it into a cluster on this machine.
+
+samestep image ghcr.io/me/project --push
+samestep image localhost/project --load kind
+samestep image ghcr.io/me/project -- --secret id=pip.conf,src=pip.conf
+
+The tag is the commit, with -dirty if the working tree differs from it. Only the full name of the
+image is printed on stdout, for cluster.image=. Arguments after -- are those of the builder.
+"""
 
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 
+from samestep.command_line import Parser
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.folder import project_folder
 from samestep.ranks import environment
@@ -20,6 +30,28 @@ LOADERS = {  # how each takes images from an archive, whose path comes last
     "minikube": ["minikube", "image", "load"],
     "containerd": ["ctr", "--namespace=k8s.io", "images", "import"],
 }
+
+
+def main(argv: Sequence[str]) -> int:
+    """Build, then push or load, and print the name."""
+    parser = Parser("samestep image", __doc__)
+    parser.add_argument("name", metavar="NAME", help="without a tag, such as ghcr.io/me/project")
+    parser.add_argument("--push", action="store_true", help="push it to its registry")
+    parser.add_argument("--load", choices=LOADERS, help="load it into the cluster of this machine")
+    parser.add_argument("--builder", choices=BUILDERS, help="default: the first one that works")
+    end = argv.index("--") if "--" in argv else len(argv)
+    options = parser.parse(argv[:end])
+    check_name(options.name)
+    builder = find_builder([options.builder] if options.builder else list(BUILDERS))
+    commit, dirty = describe_commit()
+    name = f"{options.name}:{commit[:12]}{dirty}"
+    build(builder, name, commit + dirty, list(argv[end + 1 :]))
+    if options.push:
+        execute([builder, "push", name])
+    if options.load:
+        load(builder, name, options.load)
+    print(name)
+    return 0
 
 
 def check_name(name: str) -> None:

@@ -1,4 +1,24 @@
-"""Send a run to a cluster, or ask about one: what ``scripts/launch.py`` does. Imports no torch."""
+"""Send a run to a cluster. It takes the same overrides as train.py, plus action=.
+
+samestep launch cluster=k8s trainer.num_nodes=2                 # print the manifests
+samestep launch cluster=k8s trainer.num_nodes=2 action=check    # look for mistakes
+RUN_ID=mine samestep launch cluster=k8s cluster.image=$IMAGE action=submit
+RUN_ID=mine samestep launch action=logs                         # also status, cancel
+
+action  render  print what the cluster would get; the default
+        check   look for mistakes in the configuration and the manifests; then ask the cluster,
+                if there is one, whether it would accept them
+        data    download the data set in the cluster, into the volume of the runs (cluster=k8s)
+        submit  start the run, or continue it; a second submit changes nothing
+        logs    print the logs of all pods until the run ends
+        status  print the state of each pod, and how far the run has come
+        cancel  let the run save, then remove it
+
+IMAGE is what `samestep image NAME --push` prints. RUN_ID names the run; without it, it
+gets a new name. logs, status and cancel need no more than it: submit remembers the overrides in
+<run_root>/<run_id>/launch.yaml. The pods run train.py with the same overrides.
+Exit codes: 0 done, 1 error, 2 wrong usage or configuration.
+"""
 
 import shlex
 import subprocess
@@ -12,28 +32,24 @@ from samestep.hydra.name import name_run
 from samestep.hydra.schema import choices_of, nearest
 from samestep.launch import local_settings, render, submitted
 from samestep.launch.render import Document
-from samestep.ranks import failure
 
 ACTIONS_ON_EXISTING_RUN = ("logs", "status", "cancel")
 ACTIONS = ("render", "check", "data", "submit", *ACTIONS_ON_EXISTING_RUN)
 
 
-def main(argv: Sequence[str], help_text: str) -> int:
+def main(argv: Sequence[str]) -> int:
     """Do what ``action=`` in ``argv`` says with the run that the other words describe.
 
     Returns:
-        0 done, 1 error, 2 wrong usage or configuration; or the exit code of the cluster's own
-        command.
+        0, or the exit code of the cluster's own command.
+
+    Raises:
+        ConfigError: if the arguments or the configuration are wrong.
+        RunError: if the cluster cannot do it.
     """
-    if {"-h", "--help"} & set(argv):
-        print(help_text.strip())
-        return 0
-    try:
-        action = parse_action(argv)
-        words = [word for word in argv if not word.startswith("action=")]
-        return fill_volume(words) if action == "data" else launch(action, words)
-    except (ConfigError, RunError) as error:
-        return failure.report(error)
+    action = parse_action(argv)
+    words = [word for word in argv if not word.startswith("action=")]
+    return fill_volume(words) if action == "data" else launch(action, words)
 
 
 def parse_action(argv: Sequence[str]) -> str:
@@ -135,7 +151,7 @@ def print_next_commands(cfg: DictConfig, overrides: Sequence[str]) -> None:
     words = [] if submitted.remember(cfg.run_id, overrides) else list(overrides)
     print("\nNext:")
     for action in ACTIONS_ON_EXISTING_RUN:
-        line = shlex.join(["python", "scripts/launch.py", *words, f"action={action}"])
+        line = shlex.join(["samestep", "launch", *words, f"action={action}"])
         print(f"  RUN_ID={cfg.run_id} {line}", flush=True)
 
 

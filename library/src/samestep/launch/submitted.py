@@ -19,7 +19,7 @@ from samestep.launch import local_settings
 from samestep.ranks import environment
 
 ANNOTATION = "samestep/overrides"
-HEADER = "# Overrides of action=submit, for action=logs, status and cancel of scripts/launch.py.\n"
+HEADER = "# Overrides of action=submit, for action=logs, status and cancel of samestep launch.\n"
 
 
 def name_of(typed: Sequence[str], action: str) -> str:

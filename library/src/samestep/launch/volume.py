@@ -49,7 +49,7 @@ def command_to_fill(data: str, root: Path) -> str:
     # kubelet sets it in every container. A pod has no shell to type the other command in.
     if environment.variable("KUBERNETES_SERVICE_HOST"):
         return (
-            f"python scripts/launch.py cluster=k8s data={data} action=data, where you submit runs; "
+            f"samestep launch cluster=k8s data={data} action=data, where you submit runs; "
             "with the cluster.image and cluster.volume of the run"
         )
     return f"python scripts/prepare_data.py data={data} {shlex.quote(f'data.root={root}')}"

@@ -5,5 +5,5 @@ agent.
 
 Read in this order: ``agent`` (starts the ranks and watches them), ``outcome`` (how they ended),
 ``etcd_rendezvous`` (where nodes meet that come and go), ``pid1`` (the first process of a
-container).
+container), ``run_script`` (the command ``samestep run``).
 """

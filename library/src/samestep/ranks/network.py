@@ -15,7 +15,7 @@ CONNECT_S = 2  # seconds for one attempt to reach a server
 SIOCGIFADDR = 0x8915  # the Linux request for the IPv4 address of an interface
 NO_ANSWER = (
     "{name}:{port} does not answer after {timeout_s} s ({reason}). Check that this server is up "
-    "and that no firewall is between. cluster.join_timeout_s=SECONDS of scripts/launch.py, or "
+    "and that no firewall is between. cluster.join_timeout_s=SECONDS of samestep launch, or "
     "--rdzv-conf=timeout=SECONDS, waits longer"
 )
 NO_WAY = (

@@ -1,4 +1,4 @@
-"""What must hold on every rank before the first step; ``scripts/doctor.py`` shows it alone.
+"""What must hold on every rank before the first step; ``samestep doctor`` shows it alone.
 
 Each check is a function that returns a ``Finding``, or None where it does not apply. ``CHECKS``
 lists those that a rank can do by itself; ``compare`` and ``measure_network`` need the other ranks.

@@ -4,5 +4,6 @@ Promise: a report never ends a run, and damaged files are named in it. It needs 
 torch.
 
 Read in this order: ``files`` (what a run directory holds), ``charts`` (curves by matplotlib),
-``page`` (``report.html``), ``compare`` (several runs), ``listing`` (all runs of a folder).
+``page`` (``report.html``), ``compare`` (several runs), ``listing`` (all runs of a folder),
+``commands`` (``samestep report``, ``compare`` and ``runs``).
 """

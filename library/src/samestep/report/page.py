@@ -49,7 +49,7 @@ def write_or_warn(run_dir: Path) -> None:
         write(run_dir)
     except Exception as error:
         log.warning(
-            "%s was not written: %s: %s. `python scripts/report.py %s` tries again",
+            "%s was not written: %s: %s. `samestep report %s` tries again",
             run_dir / NAME, type(error).__name__, error, run_dir,
         )  # fmt: skip
 

@@ -67,7 +67,7 @@ class Artifacts(L.Callback):
         self._ending.set()
         self._thread.join(self.flush_timeout_s)
         if left := self.copy.left():
-            words = ["python", "scripts/upload.py", str(self.run_dir), "--url", str(self.url)]
+            words = ["samestep", "upload", str(self.run_dir), "--url", str(self.url)]
             why = "; ".join(self._problems.values()) or "the store does not answer"
             command = redact(shlex.join(words))
             text = "Not uploaded: %s (%s). To upload them later: %s"

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.ranks import environment
-from samestep.ranks.secrets import hide_assigned, hide_quoted
-from samestep.ranks.secrets import redact
+from samestep.ranks.secrets import hide_assigned, hide_quoted, redact
 
 
 def code_state(code: Path) -> tuple[str | None, str]:

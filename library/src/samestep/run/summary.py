@@ -110,7 +110,7 @@ def command_to_go_on(config: Config, run_dir: Path, num_epochs: int | None) -> s
         return f"RUN_ID={name} {shlex.join(['python', 'train.py', *words])}"
     # Each machine has a Docker of its own, so only somebody who sits there can start the run.
     action = "render" if cluster == "docker" else "submit"
-    again = shlex.join(["python", "scripts/launch.py", *words, f"action={action}"])
+    again = shlex.join(["samestep", "launch", *words, f"action={action}"])
     return f"RUN_ID={name} {again}"
 
 

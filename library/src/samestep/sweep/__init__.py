@@ -6,5 +6,5 @@ killed goes on where it was, and never starts two processes for one run. No torc
 Read in this order: ``settings`` (the command line and configs/sweep), ``space`` (which values are
 tried), ``study`` (Optuna's record of the trials), ``trial_process`` (one trial: a process and its
 metrics), ``cluster_job`` (the same on a cluster), ``search`` (the loop), ``results`` (what is left
-at the end), ``main``.
+at the end), ``main``, ``command`` (its help).
 """

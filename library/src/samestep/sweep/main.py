@@ -1,4 +1,4 @@
-"""Search good values for some keys of the configuration: what ``scripts/sweep.py`` does."""
+"""Search good values for some keys of the configuration: what ``samestep sweep`` does."""
 
 import os
 import shlex
@@ -128,6 +128,6 @@ def refuse_on_cluster(settings: Settings) -> None:
 
 def format_command(settings: Settings, argv: Sequence[str]) -> str:
     """The command that continues the search, for a shell."""
-    line = shlex.join(["python", "scripts/sweep.py", *argv])
+    line = shlex.join(["samestep", "sweep", *argv])
     name = environment.run_id()
     return f"RUN_ID={name} {line}" if name else line

@@ -40,7 +40,7 @@ def test_refuse_says_each_fault_once_and_nothing_without_one():
 
 def test_the_doorway_refuses_with_exit_code_2_and_no_traceback():
     result = run(
-        "scripts/launch.py", "cluster=k8s", "cluster.shm=20Gi", "action=check", RUN_ID="mine"
+        "-m", "samestep", "launch", "cluster=k8s", "cluster.shm=20Gi", "action=check", RUN_ID="mine"
     )
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (

@@ -1,43 +1,36 @@
-"""Look for what would stop a run, and train nothing. It takes the same overrides as train.py.
+"""Run the checks that every rank makes before it trains, and stop. Overrides are those of train.py.
 
-python scripts/doctor.py trainer.devices=2
-torchrun --standalone --nproc-per-node=2 scripts/doctor.py
+samestep doctor trainer.devices=2
+torchrun --standalone --nproc-per-node=2 -m samestep doctor
 
-Exit codes: 0 fit to run, 1 something failed, 2 wrong usage or configuration.
+Exit codes: 0 fit to run, 1 a check failed, 2 invalid arguments or configuration.
 """
 
-import sys
+from collections.abc import Sequence
 
-import options  # noqa: F401 (puts src on the path)
+from omegaconf import DictConfig
 
-from samestep.errors import ConfigError, RunError
-from samestep.hydra.adapter import topology_of
+from samestep.errors import RunError
+from samestep.hydra.adapter import spec_of, topology_of
 from samestep.hydra.compose import check
 from samestep.hydra.name import name_run
 from samestep.node import agent
-from samestep.ranks import environment, failure, process
+from samestep.ranks import environment, failure
 
 
-def main(overrides: list[str]) -> int:
+def main(overrides: Sequence[str]) -> int:
     """Examine all ranks; start them first, as train.py would. Returns the exit code."""
-    if {"-h", "--help"} & set(overrides):
-        print(__doc__)
-        return 0
-    try:
-        cfg = check(overrides)
-        cfg.run_id = name_run(cfg)
-        if (num := agent.num_processes(*topology_of(cfg))) > 1:
-            return agent.start([__file__, *overrides], num, run_id=cfg.run_id)
-        environment.limit_threads()
-        return examine(cfg)
-    except (ConfigError, RunError) as error:
-        return failure.report(error)
+    cfg = check([*overrides])
+    cfg.run_id = name_run(cfg)
+    if (num := agent.num_processes(*topology_of(cfg))) > 1:
+        return agent.start(["-m", "samestep", "doctor", *overrides], num, run_id=cfg.run_id)
+    environment.limit_threads()
+    return examine(cfg)
 
 
-def examine(cfg) -> int:
+def examine(cfg: DictConfig) -> int:
     """Print on rank zero what all ranks find. Returns the exit code."""
     from samestep.hydra import build
-    from samestep.hydra.adapter import spec_of
     from samestep.ranks import preflight, process_group
     from samestep.ranks.preflight import Finding
     from samestep.run.logs import mute_lightning
@@ -59,9 +52,5 @@ def examine(cfg) -> int:
             text = "; ".join(filter(None, finding[1:]))
             line = f"{finding.result:<8} {finding.check:<14} {text}"
             process_group.on_rank_zero(print, line, flush=True)
-    error = preflight.failure(findings)
-    return failure.exit_code(error) if error else 0
-
-
-if __name__ == "__main__":
-    process.run(lambda: main(sys.argv[1:]))
+    failed = preflight.failure(findings)
+    return failure.exit_code(failed) if failed else 0

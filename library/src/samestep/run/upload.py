@@ -1,42 +1,38 @@
-"""Copy a run to a store again: the files that the store does not have, or has in another version.
+"""Copy a run to a store again: the files that the store lacks, or has in another version.
 
-python scripts/upload.py runs/mine --url s3://bucket/runs
+samestep upload runs/mine
+samestep upload runs/mine --url s3://bucket/runs
 
-The keys of the store come from the environment.
+The credentials of the store come from the environment.
 """
 
-import argparse
 import sys
-from typing import Any
+from collections.abc import Sequence
 
-import options
-
+from samestep.command_line import Parser
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import process
 from samestep.ranks.secrets import redact
+from samestep.run.changes import read_config
 
 
 class UploadError(RunError):
-    """The store cannot be reached, or refuses."""
+    """The store cannot be reached, or rejects the connection."""
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = options.make_parser(__doc__)
-    parser.add_argument("--url", help="the store, if not the one that the run was copied to")
-    return parser
-
-
-def main(arguments: Any) -> int:
+def main(argv: Sequence[str]) -> int:
     """Copy, and name each file that could not be copied on a line of stderr.
 
     Returns:
         0, or 1 if a file could not be copied.
-    """
-    # It imports torch, which takes seconds: wrong usage is reported before.
-    from samestep.run.changes import read_config
-    from samestep.run.store import RunCopy
 
+    Raises:
+        ConfigError: if there is no store, or its address is wrong.
+        UploadError: if it cannot be reached.
+    """
+    parser = Parser("samestep upload", __doc__)
+    parser.add_run_dir()
+    parser.add_argument("--url", help="the store, if not the one that the run was copied to")
+    arguments = parser.parse(argv)
     url = arguments.url
     if url is None:
         callbacks = read_config(arguments.run_dir).get("callbacks") or {}
@@ -45,6 +41,8 @@ def main(arguments: Any) -> int:
         url = next((node["url"] for node in copies if node["url"]), None)
     if not url:
         raise ConfigError("the run names no store; name one, such as --url s3://bucket/runs")
+    from samestep.run.store import RunCopy  # imports fsspec, which invalid arguments do not need
+
     # Every kind of store has exceptions of its own: of ftplib, of botocore, of google.auth ...
     try:
         store = RunCopy(url, arguments.run_dir)
@@ -62,7 +60,3 @@ def main(arguments: Any) -> int:
     if not failed:
         print(redact(f"Uploaded: {store.url}"))
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    process.run(lambda: options.run(main, options.parse(make_parser())))

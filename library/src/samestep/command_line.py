@@ -1,0 +1,79 @@
+"""How every command line is read, and how its errors are printed. Imports no torch."""
+
+import argparse
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from samestep.errors import ConfigError, RunError
+from samestep.ranks import failure
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are ConfigErrors.
+
+    Args:
+        name: what the user types, such as ``samestep runs``.
+        help_text: the description, printed as it is.
+        options: others of ``argparse.ArgumentParser``.
+    """
+
+    def __init__(self, name: str, help_text: str | None, **options: Any) -> None:
+        options["formatter_class"] = argparse.RawDescriptionHelpFormatter
+        super().__init__(name, description=help_text, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a ConfigError: argparse itself prints the usage and exits."""
+        raise ConfigError(f"{self.prog}: {message.removeprefix('argument run_dir: ')}")
+
+    def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
+        """The arguments; options may stand between them. ``argv=None`` takes those of the process.
+
+        Raises:
+            ConfigError: if one is unknown, missing or wrong.
+        """
+        arguments, unknown = self.parse_known_intermixed_args(argv)
+        if unknown:
+            names = re.findall(r"--[a-z-]+", self.format_help())
+            near = difflib.get_close_matches(unknown[0].partition("=")[0], names, n=1)
+            hint = f"did you mean {near[0]}?" if near else "--help lists all"
+            self.error(f"{unknown[0]}: no such option; {hint}")
+        return arguments
+
+    def add_run_dir(self) -> None:
+        """Add the first argument of all commands that read one run: ``run_dir``, a Path."""
+        # "?" with a default: a missing argument is then reported by `check_run_dir` too.
+        self.add_argument("run_dir", nargs="?", default="", type=check_run_dir, help="runs/<id>")
+
+
+def check_run_dir(text: str) -> Path:
+    """The path, if it is the directory of a run; otherwise an error that names the newest runs."""
+    try:
+        if text and (Path(text) / "config.yaml").exists():
+            return Path(text)
+    except OSError as error:  # such as a name that is too long, or a folder that is not ours
+        raise argparse.ArgumentTypeError(f"{text[:80]}: {error.strerror}") from error
+    runs = sorted(Path("runs").glob("*/config.yaml"), key=lambda path: -path.stat().st_mtime)
+    newest = "".join(f"\n  {path.parent}" for path in runs[:3])
+    hint = f"the newest are{newest}" if runs else "python train.py makes one in runs/"
+    if text.startswith("run=") and Path(text.removeprefix("run=")).is_dir():
+        hint = f"did you mean {text.removeprefix('run=')}?"
+    raise argparse.ArgumentTypeError(f"{text or 'it'} must be the directory of a run; {hint}")
+
+
+def call(main: Callable[[], int]) -> int:
+    """Call the main of a command; an error becomes one message on stderr, and the exit code.
+
+    Returns:
+        What ``main`` returns; 2 after invalid arguments or a wrong configuration, 1 after other
+        errors.
+    """
+    try:
+        return main()
+    except (ConfigError, RunError) as error:
+        return failure.report(error)
+    except OSError as error:
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return failure.report(RunError(text))

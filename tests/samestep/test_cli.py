@@ -1,0 +1,89 @@
+"""The table of commands."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from samestep.cli import COMMANDS
+from tests.conftest import ROOT, environment, run
+
+HEAVY = ("torch", "lightning", "hydra", "matplotlib", "optuna", "numpy")
+CODE = f"""
+import sys
+from samestep.cli import main
+try:
+    main()
+finally:
+    print([name for name in {HEAVY} if name in sys.modules])
+"""
+
+
+def start(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """``samestep`` in a fresh interpreter; the last line of stdout is what it has imported."""
+    return run("-c", CODE, *words, cwd=cwd)
+
+
+def test_without_a_command_the_commands_are_listed():
+    for words in ([], ["--help"], ["-h"]):
+        done = start(*words)
+        assert (done.returncode, done.stderr) == (0, "")
+        listed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("  ")]
+        assert listed == [*COMMANDS]
+        assert done.stdout.endswith("[]\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_quick_and_works_anywhere(name: str, tmp_path: Path):
+    """It imports no large library, and looks for no project."""
+    done = start(name, "--help", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"samestep {name} " in done.stdout
+    assert done.stdout.endswith("[]\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("lunch", "samestep lunch: no such command; choose from run, doctor, report, "),
+        ("runs --lsat 3", "samestep runs: --lsat: no such option; did you mean --last?"),
+        ("runs nowhere", "nowhere is no folder"),
+        ("compare nowhere", "nowhere: there is no run"),
+        ("report nowhere", "samestep report: nowhere must be the directory of a run"),
+        ("upload nowhere", "samestep upload: nowhere must be the directory of a run"),
+        ("image", "samestep image: the following arguments are required: NAME"),
+    ],
+)
+def test_invalid_arguments_are_one_message_and_quick(line: str, message: str, tmp_path: Path):
+    done = start(*line.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {message}")
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("name", ["doctor", "launch", "sweep"])
+def test_a_wrong_override_needs_no_torch(name: str):
+    done = start(name, "sweep=digits_lr" if name == "sweep" else "seed=1", "modle=mlp")
+    assert done.returncode == 2
+    assert "did you mean model=mlp?" in done.stderr
+    assert "torch" not in done.stdout
+
+
+def test_options_of_torchrun_are_checked():
+    done = run("-m", "samestep", "run", "--nproc-per-nod=2", "train.py")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: samestep run: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_list_of_runs_is_quick(tmp_path: Path):
+    done = start("runs", str(tmp_path))
+    assert done.stdout == f"There is no run in {tmp_path}.\n[]\n"
+
+
+def test_the_command_is_installed_under_its_name():
+    program = Path(sys.executable).with_name("samestep")
+    done = subprocess.run([program], env=environment(), capture_output=True, text=True, check=True)
+    assert "samestep launch " in done.stdout
