@@ -1,4 +1,4 @@
-"""Compare runs: configuration, final figures, time and speed, curves, and changed predictions.
+"""Compare runs: configuration, final figures, time and speed, and curves.
 
 python scripts/compare.py runs/one runs/two
 python scripts/compare.py 'runs/mine-*' --html compare.html
@@ -25,7 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
     style = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
     parser.add_argument("runs", nargs="+", help="run directories, globs, or folders of runs")
-    page = "also write a page with curves and changed predictions"
+    page = "also write a page with curves"
     parser.add_argument("--html", type=Path, metavar="FILE", help=page)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
@@ -37,19 +37,13 @@ def main(arguments: Any) -> int:
     """Print the comparison; write the page if it is wanted."""
     from samestep.report import compare
 
-    run_dirs = compare.find_runs(arguments.runs)
-    comparison = compare.compare(run_dirs)
+    comparison = compare.compare(compare.find_runs(arguments.runs))
     if arguments.json:
         print(json.dumps(compare.to_json(comparison), indent=2))
     else:
         compare.print_tables(comparison, markdown=arguments.markdown)
     if arguments.html:
-        from project.predicted import galleries  # imports torch, which takes seconds
-
-        # One run of each group: repeats with other seeds always differ a little.
-        firsts = [group.runs[0].run_dir for group in comparison.groups]
-        pairs = firsts if len(firsts) > 1 else run_dirs
-        write_text(arguments.html, compare.to_page(comparison, galleries(pairs)))
+        write_text(arguments.html, compare.to_page(comparison))
     return 0
 
 
