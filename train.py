@@ -17,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent / "src"))
 
 def main() -> int:
     """Import the program and run it: the import takes long enough for a Ctrl-C."""
-    from project.train import main as train
+    from project.train import train
+    from samestep.hydra.main import main as run
 
-    return train()
+    return run(train)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ SECONDS_PER_IMAGE = 1e-3
 IMAGES_PER_EPOCH = 19 * 64
 BASE = [
     "trainer.accelerator=cpu", "trainer.max_epochs=2", "data.global_batch_size=64", "model=mlp",
-    "callbacks.predictions.num_batches_to_log=0", "data.crop_padding=1",
+    "report=false", "data.crop_padding=1",
     "model.net._target_=tests.slow_rank.SlowNet",
     "+callbacks.recorder._target_=tests.recorder.Recorder",
 ]  # fmt: skip

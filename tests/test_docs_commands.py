@@ -46,7 +46,6 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"kubectl (create|get|config|apply) |kind |sudo install ": "needs a cluster or a server",
     r"source |echo .source ": "tests/test_completion.py",
     r"git clone ": "the reader's own copy",
-    r"python -m project.language.baselines": "tests/project/language/test_baselines.py",
     r"printf ": "the Dockerfile of Flyte's image, for docker build",
 }
 NOT_COMMANDS = {  # first words of blocks that show something else

@@ -1,4 +1,4 @@
-"""Predictions to look at: pictures, tables, and what they show in words."""
+"""Predictions to look at: two pictures of the test, what they show in words, and all guesses."""
 
 import csv
 import math
@@ -17,7 +17,6 @@ from project.data.images import Batch
 from samestep.ranks.process_group import gather
 
 GRID_IMAGES = 64  # at most
-SAMPLE_IMAGES = 16
 WORST = 10  # mistakes that are described in words
 
 
@@ -25,15 +24,10 @@ class Prediction(NamedTuple):
     """The model's guess for one test image."""
 
     id: int
-    guess: int
-    truth: int
-    scores: list[float]  # probability of each class
+    truth: str
+    guess: str
+    probability: float
     pixels: NDArray[np.uint8]  # [H, W], or [H, W, 3] in colour
-
-
-def has_pictures(trainer: Any, pl_module: Any) -> bool:
-    """Whether images were classified; other models may have a ``confusion`` of their own."""
-    return hasattr(pl_module, "confusion") and hasattr(trainer.datamodule, "class_names")
 
 
 class Predictions(L.Callback):
@@ -42,98 +36,80 @@ class Predictions(L.Callback):
     Writes into ``dirpath``, where ``report.html`` finds them:
 
     - ``grid.png``: rank zero's mistakes, surest first, then images it got right.
-    - ``sample.png``: some of rank zero's images, drawn by lot; the same ones in each run.
-    - ``confusion_matrix.png`` and ``per_class.csv``: the images of all ranks, counted.
-    - ``guesses.csv``: the guess for each image of all ranks, with which runs are compared.
+    - ``confusion_matrix.png``: the images of all ranks, counted.
+    - ``guesses.csv``: the guess for each image of all ranks.
     - ``<picture>.txt``: title and description of a picture, for those who cannot see it.
 
-    W&B, TensorBoard and MLflow get grid and confusion matrix as ``test/grid`` and
-    ``test/confusion_matrix``, and W&B the table ``test/predictions``.
+    W&B, TensorBoard and MLflow get the pictures, as ``test/grid`` and ``test/confusion_matrix``.
+    A model without a ``confusion``, or data without ``class_names``, leaves nothing.
 
     Args:
-        dirpath: where the pictures go.
-        num_batches_to_log: test batches of which images are in the table.
-        images_per_batch: images of each of them, from its start.
+        dirpath: where the files go.
     """
 
-    def __init__(self, dirpath: str, num_batches_to_log: int, images_per_batch: int) -> None:
+    def __init__(self, dirpath: str) -> None:
         self.dirpath = Path(dirpath)
-        self.num_batches_to_log = num_batches_to_log
-        self.images_per_batch = images_per_batch
 
     def on_test_start(self, *_: Any) -> None:
         """Forget the test before."""
-        self.table: list[Prediction] = []
         self.grid: list[Prediction] = []
-        self.sample: list[tuple[float, Prediction]] = []
         self.guesses: list[Tensor] = []  # of this rank, [B, 4] each: id, truth, guess, probability
-        self.lots = torch.Generator().manual_seed(0)
 
     def on_test_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Batch, batch_idx: int, *_: Any
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Batch, *_: Any
     ) -> None:
-        """Keep what the tables and the pictures will show."""
-        if not has_pictures(trainer, pl_module):
+        """Keep all guesses, and the images that the grid will show."""
+        data = trainer.datamodule
+        if not (hasattr(pl_module, "confusion") and hasattr(data, "class_names")):
             return
-        scores = outputs.float().softmax(1)
-        guesses = outputs.argmax(1)
-        columns = (batch.ids, batch.labels, guesses, scores.amax(1))
-        self.guesses.append(torch.stack([column.double().cpu() for column in columns], dim=1))
+        scores, guesses = outputs.float().softmax(1).amax(1), outputs.argmax(1)
+        columns = (batch.ids, batch.labels, guesses, scores)
+        rows = torch.stack([column.double().cpu() for column in columns], dim=1)
+        self.guesses.append(rows)
         if not trainer.is_global_zero:
             return
-        data = trainer.datamodule
-
-        def choose(positions: Tensor) -> list[Prediction]:
-            pixels = to_pixels(batch.images[positions], data.mean, data.std)
-            columns = (batch.ids, guesses, batch.labels, scores)
-            values = [column[positions].tolist() for column in columns]
-            return [Prediction(*row) for row in zip(*values, pixels, strict=True)]
-
-        if batch_idx < self.num_batches_to_log:
-            self.table += choose(torch.arange(len(batch.ids))[: self.images_per_batch])
         # Mistakes first, the surest before the others; then images that were guessed right.
-        sureness = scores.amax(1).where(guesses != batch.labels, -1.0)
-        self.grid += choose(sureness.argsort(descending=True, stable=True)[:GRID_IMAGES].cpu())
-        self.grid.sort(key=lambda p: p.guess == p.truth or -max(p.scores))
+        sureness = scores.where(guesses != batch.labels, -1.0)
+        chosen = sureness.argsort(descending=True, stable=True)[:GRID_IMAGES].cpu()
+        pixels = to_pixels(batch.images[chosen], data.mean, data.std)
+        named = name_guesses(rows[chosen], data.class_names)
+        self.grid += [Prediction(*row, image) for row, image in zip(named, pixels, strict=True)]
+        self.grid.sort(key=lambda p: p.guess == p.truth or -p.probability)
         del self.grid[GRID_IMAGES:]
-        # Each image draws a lot, and the lowest ones win: every image has the same chance.
-        lots = torch.rand(len(batch.ids), generator=self.lots)
-        lowest = lots.argsort()[:SAMPLE_IMAGES]
-        self.sample += zip(lots[lowest].tolist(), choose(lowest), strict=True)
-        self.sample.sort(key=lambda drawn: drawn[0])
-        del self.sample[SAMPLE_IMAGES:]
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the pictures and tables, and log the table; every rank must call this."""
-        if not has_pictures(trainer, pl_module):
+        """Write the pictures and the table; every rank must call this."""
+        parts = gather(torch.cat([torch.empty(0, 4), *self.guesses]))
+        rows = torch.cat(parts)
+        if not trainer.is_global_zero or not len(rows):
             return
-        parts = gather(torch.cat(self.guesses) if self.guesses else torch.empty(0, 4))
-        if not trainer.is_global_zero:
-            return
-        names = trainer.datamodule.class_names
+        names, confusion = trainer.datamodule.class_names, pl_module.confusion
         self.dirpath.mkdir(parents=True, exist_ok=True)
-        confusion = pl_module.confusion
-        pictures = {"confusion_matrix": draw_confusion(confusion, names)}
+        with (self.dirpath / "guesses.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["id", "truth", "guess", "probability"])
+            for *row, probability in name_guesses(rows[rows[:, 0].argsort()], names):
+                writer.writerow([*row, f"{probability:.6f}"])
+        pictures = {
+            "confusion_matrix": (draw_confusion(confusion, names), describe(confusion, names))
+        }
         if self.grid:  # a small test may leave rank zero without images
-            sample = [prediction for _, prediction in self.sample]
-            whose = f"that rank zero of {len(parts)} ranks has tested" if len(parts) > 1 else ""
-            pictures["grid"] = draw_grid(self.grid, names)
-            self.save(pictures["grid"], "grid", words_of_grid(self.grid, names, whose))
-            self.save(draw_grid(sample, names), "sample", words_of_sample(sample, names, whose))
-        words = words_of_confusion(confusion, names)
-        self.save(pictures["confusion_matrix"], "confusion_matrix", words)
-        write_csv(self.dirpath / "per_class.csv", count_classes(confusion, names))
-        write_csv(self.dirpath / "guesses.csv", guesses_of(torch.cat(parts), names))
-        for logger in trainer.loggers:
-            for name, figure in pictures.items():
-                log_picture(logger, f"test/{name}", figure, self.dirpath / f"{name}.png")
-            if isinstance(logger, WandbLogger):
-                log_table(logger, self.table, names)
+            whose = f" that rank zero of {len(parts)} ranks has tested" if len(parts) > 1 else ""
+            pictures["grid"] = draw_grid(self.grid), describe_grid(self.grid, whose)
+        for name, (figure, words) in pictures.items():
+            path = self.dirpath / f"{name}.png"
+            figure.savefig(path, dpi=120)
+            path.with_suffix(".txt").write_text(f"{words}\n", encoding="utf-8")
+            for logger in trainer.loggers:
+                log_picture(logger, f"test/{name}", figure, path)
 
-    def save(self, figure: Figure, name: str, description: str) -> None:
-        """Write a picture, and beside it what it shows: the first line is its title."""
-        figure.savefig(self.dirpath / f"{name}.png", dpi=120)
-        (self.dirpath / f"{name}.txt").write_text(f"{description}\n", encoding="utf-8")
+
+def name_guesses(rows: Tensor, class_names: list[str]) -> list[tuple[int, str, str, float]]:
+    """Id, names of truth and guess, and probability, of rows ``[N, 4]``."""
+    return [
+        (int(id_), class_names[int(truth)], class_names[int(guess)], probability)
+        for id_, truth, guess, probability in rows.tolist()
+    ]
 
 
 def to_pixels(images: Tensor, mean: list[float], std: list[float]) -> NDArray[np.uint8]:
@@ -144,7 +120,7 @@ def to_pixels(images: Tensor, mean: list[float], std: list[float]) -> NDArray[np
     return pixels[..., :3] if pixels.shape[3] >= 3 else pixels[..., 0]
 
 
-def draw_grid(predictions: list[Prediction], class_names: list[str]) -> Figure:
+def draw_grid(predictions: list[Prediction]) -> Figure:
     """Images, and under each the guess, the truth in brackets, and the guess's probability."""
     width, height = 8 * 1.36, 0.35 + math.ceil(len(predictions) / 8) * 1.78  # in inches
     figure = Figure(figsize=(width, height))
@@ -154,8 +130,7 @@ def draw_grid(predictions: list[Prediction], class_names: list[str]) -> Figure:
     for index, p in enumerate(predictions):
         x, y = 0.08 + index % 8 * 1.36, 0.35 + index // 8 * 1.78
         axes.imshow(p.pixels, cmap="gray", vmin=0, vmax=255, extent=(x, x + 1.2, y + 1.2, y))
-        guess, truth = class_names[p.guess][:16], class_names[p.truth][:16]
-        text = f"{guess}\n({truth})\n{max(p.scores):.1%}"
+        text = f"{p.guess[:16]}\n({p.truth[:16]})\n{p.probability:.1%}"
         color = "#222222" if p.guess == p.truth else "#c1121f"
         style = {"fontsize": 8, "va": "top", "parse_math": False}
         axes.text(x, y + 1.24, text, color=color, **style)  # type: ignore[arg-type]
@@ -192,86 +167,28 @@ def log_picture(logger: Any, name: str, figure: Figure, path: Path) -> None:
         logger.experiment.log_artifact(logger.run_id, str(path), name.partition("/")[0])
 
 
-def words_of_grid(predictions: list[Prediction], class_names: list[str], whose: str) -> str:
+def describe_grid(predictions: list[Prediction], whose: str) -> str:
     """Title and description of the grid: the surest mistakes among the images in ``whose``."""
     mistakes = [p for p in predictions if p.guess != p.truth]
-    worst = [
-        f"{class_names[p.truth]} taken for {class_names[p.guess]} ({max(p.scores):.1%})"
-        for p in mistakes[:WORST]
-    ]
-    found = f"The surest mistakes are: {', '.join(worst)}." if worst else "There is no mistake."
+    worst = [f"{p.truth} taken for {p.guess} ({p.probability:.1%})" for p in mistakes[:WORST]]
     return (
-        f"Most confident mistakes\n{number_of(predictions, whose)}: guess, truth in brackets and "
-        "probability. Mistakes come first, the surest of them before the others: "
-        f"{len(mistakes)} of these images. {found}"
+        f"Most confident mistakes\n{len(predictions)} test images{whose}: guess, truth in brackets "
+        f"and probability. {len(mistakes)} of them are mistakes, and come first; the surest are: "
+        f"{', '.join(worst) or 'none'}."
     )
 
 
-def words_of_sample(predictions: list[Prediction], class_names: list[str], whose: str) -> str:
-    """Title and description of the sample: each guess."""
-    guesses = [
-        f"{class_names[p.guess]} ({class_names[p.truth]}, {max(p.scores):.1%})" for p in predictions
-    ]
-    return (
-        f"Random sample\n{number_of(predictions, whose)}. Guesses, with truth and probability in "
-        f"brackets: {', '.join(guesses)}."
-    )
-
-
-def number_of(predictions: list[Prediction], whose: str) -> str:
-    """Such as ``64 test images``."""
-    return f"{len(predictions)} test images {whose}".rstrip()
-
-
-def words_of_confusion(confusion: Tensor, class_names: list[str]) -> str:
+def describe(confusion: Tensor, class_names: list[str]) -> str:
     """Title and description of the confusion matrix: the most frequent mistakes."""
     mistakes = confusion - confusion.diag().diag()
-    cells = mistakes.flatten().argsort(descending=True, stable=True)[:WORST].tolist()
-    pairs = [(cell // len(class_names), cell % len(class_names)) for cell in cells]
     frequent = [
-        f"{class_names[row]} taken for {class_names[column]} ({int(mistakes[row, column])})"
-        for row, column in pairs
-        if mistakes[row, column]
+        f"{class_names[cell // len(class_names)]} taken for {class_names[cell % len(class_names)]} "
+        f"({int(mistakes.flatten()[cell])})"
+        for cell in mistakes.flatten().argsort(descending=True, stable=True)[:WORST].tolist()
+        if mistakes.flatten()[cell]
     ]
     right, total = int(confusion.diag().sum()), int(confusion.sum())
-    found = f"The most frequent mistakes are: {', '.join(frequent)}." if frequent else ""
-    return f"Confusion matrix\n{right} of {total} test images are right. {found}".rstrip()
-
-
-def count_classes(confusion: Tensor, class_names: list[str]) -> list[list[object]]:
-    """For each class its test images, the share that was found, and how often its guess is true."""
-    found = confusion.diag() / confusion.sum(1)
-    true = confusion.diag() / confusion.sum(0)
-    rows: list[list[object]] = [["class", "test images", "found (recall)", "right (precision)"]]
-    for index, name in enumerate(class_names):
-        # A class without images, or without guesses, has no share.
-        shares = ["" if x.isnan() else f"{x:.4f}" for x in (found[index], true[index])]
-        rows.append([name, int(confusion[index].sum()), *shares])
-    return rows
-
-
-def guesses_of(rows: Tensor, class_names: list[str]) -> list[list[object]]:
-    """The lines of ``guesses.csv`` in order of the ids, of rows ``[N, 4]`` in any order."""
-    lines: list[list[object]] = [["id", "truth", "guess", "probability"]]
-    for id_, truth, guess, probability in rows[rows[:, 0].argsort()].tolist():
-        names = class_names[int(truth)], class_names[int(guess)]
-        lines.append([int(id_), *names, f"{probability:.6f}"])
-    return lines
-
-
-def write_csv(path: Path, rows: list[list[object]]) -> None:
-    """Write a table, the heading first."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
-
-
-def log_table(logger: WandbLogger, table: list[Prediction], class_names: list[str]) -> None:
-    """Log ``test/predictions``: id, image, guess, truth and the score of each class."""
-    import wandb
-
-    columns = ["id", "image", "guess", "truth", *(f"score_{name}" for name in class_names)]
-    rows = [
-        [p.id, wandb.Image(p.pixels), class_names[p.guess], class_names[p.truth], *p.scores]
-        for p in table
-    ]
-    logger.log_table("test/predictions", columns=columns, data=rows)
+    return (
+        f"Confusion matrix\n{right} of {total} test images are right. The most frequent mistakes "
+        f"are: {', '.join(frequent) or 'none'}."
+    )

@@ -14,14 +14,13 @@ from optuna.storages.journal import JournalFileBackend
 
 from samestep.hydra.compose import check
 from samestep.run.changes import read_config
-from tests.conftest import CONFIGS, ROOT, environment, run
+from tests.conftest import CONFIGS, NO_PICTURES, ROOT, environment, run
 
 SWEEP = ("-m", "samestep", "sweep")
 WORDS = [
     "sweep=digits_lr", "n_trials=2", "model=mlp", "trainer.max_epochs=2", "trainer.devices=2",
     "trainer.accelerator=cpu", "callbacks.last.every_s=1e-9", "trainer.limit_train_batches=10",
-    "trainer.limit_val_batches=1", "trainer.limit_test_batches=1", "report=false",
-    "callbacks.predictions.num_batches_to_log=0",
+    "trainer.limit_val_batches=1", "trainer.limit_test_batches=1", "report=false", NO_PICTURES,
 ]  # fmt: skip
 
 

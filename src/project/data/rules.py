@@ -22,8 +22,6 @@ RULES: dict[str, Rule] = {
     "data.std": each(ABOVE_0),
     "data.crop_padding": whole(0),
     "model.label_smoothing": BELOW_1,
-    "callbacks.predictions.num_batches_to_log": whole(0),
-    "callbacks.predictions.images_per_batch": whole(1),
 }
 
 MAY_CHANGE = [r"data\.(root|download|mirror)", r"callbacks\.predictions(\..+)?"]

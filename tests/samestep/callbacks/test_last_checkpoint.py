@@ -102,7 +102,7 @@ def test_a_run_that_was_out_of_time_goes_on_with_more_of_it(tmp_path: Path):
 
 def test_the_next_line_of_a_finished_run_trains_it_further(tmp_path: Path):
     command = ["train.py", *QUICK[1:], "model=mlp", "model/lr_scheduler=one_cycle"]
-    command += [f"run_root={tmp_path}", "callbacks.predictions.num_batches_to_log=0"]
+    command += [f"run_root={tmp_path}", "report=false"]
     first = run(*command, "trainer.max_epochs=1", RUN_ID="mine")
     assert first.returncode == 0, first.stderr
     words = first.stdout.splitlines()[-1].split()

@@ -19,7 +19,7 @@ WRITES = [
     # What the project imports is not of the project.
     "project.saved_run.torch.load", "project.export.shutil.rmtree", "project.export.save_model",
     "project.export.write_weights", "project.export.write_program", "project.card.write_card",
-    "project.predictions.Predictions", "project.saved_run.build", "project.train.main",
+    "project.predictions.Predictions", "project.saved_run.build", "project.train.train",
     "torch.nn.modules.module.torch.load", "torchvision.models.resnet.torch.hub.load",
     # Importing these does something already.
     "antigravity.webbrowser", "idlelib.idle.main", "this.s",

@@ -11,14 +11,14 @@ MAIN = "configs/train.yaml"
 def project_folder() -> Path:
     """The folder with ``configs/train.yaml``: that of the program which runs, or this one.
 
-    It is the folder of the started script, or the one above that; otherwise the current directory
-    or the nearest one above it.
+    It is the folder of the started script, or one of the two above that; otherwise the current
+    directory or the nearest one above it.
 
     Raises:
         ConfigError: if none of them has the file.
     """
     program, here = Path(sys.argv[0]).absolute(), Path.cwd()
-    for folder in (program.parent, program.parent.parent, here, *here.parents):
+    for folder in (*program.parents[:3], here, *here.parents):
         if (folder / MAIN).is_file():
             return folder
     raise ConfigError(

@@ -3,15 +3,15 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.command_line import Parser
 from samestep.errors import ConfigError
 from samestep.ranks import environment, process
 from samestep.report import listing, page
-from samestep.report.compare import Gallery, find_runs, print_tables, to_json, to_page
 from samestep.report.compare import compare as compare_runs
+from samestep.report.compare import find_runs, print_tables, to_json, to_page
 from samestep.run.files import write_text
 
 WATCH_S = 2.0  # seconds between two lists
@@ -51,15 +51,8 @@ def report(argv: Sequence[str]) -> int:
     return 0
 
 
-def compare(
-    argv: Sequence[str], draw: Callable[[Sequence[Path]], list[Gallery]] | None = None
-) -> int:
-    """Print the comparison of several runs; write the page if it is wanted.
-
-    Args:
-        argv: the arguments.
-        draw: makes galleries for the page, from the directories of the runs that it compares.
-    """
+def compare(argv: Sequence[str]) -> int:
+    """Print the comparison of several runs; write the page if it is wanted."""
     parser = Parser("samestep compare", COMPARE)
     parser.add_argument("runs", nargs="+", help="run directories, globs, or folders of runs")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with curves")
@@ -68,17 +61,13 @@ def compare(
     form.add_argument("--markdown", action="store_true", help="print tables for a document")
     arguments = parser.parse(argv)
     environment.limit_threads()
-    run_dirs = find_runs(arguments.runs)
-    comparison = compare_runs(run_dirs)
+    comparison = compare_runs(find_runs(arguments.runs))
     if arguments.json:
         print(json.dumps(to_json(comparison), indent=2))
     else:
         print_tables(comparison, markdown=arguments.markdown)
     if arguments.html:
-        # One run of each group: repeats with other seeds always differ a little.
-        firsts = [group.runs[0].run_dir for group in comparison.groups]
-        galleries = draw(firsts if len(firsts) > 1 else run_dirs) if draw else []
-        write_text(arguments.html, to_page(comparison, galleries))
+        write_text(arguments.html, to_page(comparison))
     return 0
 
 

@@ -382,16 +382,7 @@ def print_tables(comparison: Comparison, *, markdown: bool) -> None:
         console.print(Text(sentence))
 
 
-class Gallery(NamedTuple):
-    """Pictures with a text each, which the project hands over."""
-
-    title: str
-    text: str
-    pictures: list[tuple[str, str]]
-    """The address of a picture, empty where there is none, and its text."""
-
-
-def to_page(comparison: Comparison, galleries: Sequence[Gallery]) -> str:
+def to_page(comparison: Comparison) -> str:
     """The comparison as one page, with the curves of all runs over each other."""
     from samestep.report import charts  # imports matplotlib
 
@@ -408,6 +399,5 @@ def to_page(comparison: Comparison, galleries: Sequence[Gallery]) -> str:
         tables=tables(comparison),
         agreement=agreement(comparison),
         charts=[charts.draw(name, each, axis) for (name, axis), each in curves.items()],
-        galleries=galleries,
         problems=problems,
     )

@@ -1,0 +1,106 @@
+"""The command line of a program that trains: help, checks, several processes, and Hydra's sweeps.
+
+Torch is imported where training begins: help and errors answer before.
+"""
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from samestep.errors import ConfigError
+from samestep.hydra.adapter import topology_of
+from samestep.hydra.compose import check, help_text, rewrite_overrides
+from samestep.hydra.flags import flags_of
+from samestep.hydra.folder import configs_folder, project_folder
+from samestep.hydra.name import name_run
+from samestep.node import agent
+from samestep.ranks import environment, failure
+
+Train = Callable[[DictConfig, list[str]], object]
+"""Trains one run: takes its checked configuration, whose ``run_id`` is set, and its overrides."""
+
+
+def main(train: Train) -> int:
+    """Check the command line; then train in this process, or start one for each device.
+
+    Returns:
+        0 finished, 1 error, 2 wrong usage or config, 143 stopped by SIGTERM, 130 by Ctrl-C.
+    """
+    try:
+        flags = flags_of(sys.argv[1:])
+        if flags.help:
+            print(help_text())
+            return 0
+        only_shows = flags.cfg or flags.info or flags.hydra_help or flags.shell_completion
+        own_settings = any(word.lstrip("+~").startswith("hydra") for word in flags.overrides)
+        if only_shows or flags.multirun or own_settings:
+            return run_with_hydra(train, flags)
+        cfg = check(flags.overrides)
+        cfg.run_id = name_run(cfg)
+        num_processes = agent.num_processes(*topology_of(cfg))
+        if num_processes > 1:
+            program = [str(project_folder() / "train.py"), *flags.overrides]
+            return agent.start(program, num_processes, run_id=cfg.run_id)
+    except ConfigError as error:
+        error.on_all_ranks = True  # one command has started all ranks
+        return failure.report(error)
+    return train_or_report(train, cfg, flags.overrides)
+
+
+def train_or_report(train: Train, cfg: DictConfig, overrides: list[str]) -> int:
+    """Train, and report an error to the user and to torchrun. Returns the exit code."""
+    environment.limit_threads()
+    try:
+        train(cfg, overrides)
+    except Exception as error:
+        return failure.report(error)
+    return 0
+
+
+def run_with_hydra(train: Train, flags: Namespace) -> int:
+    """Check the overrides, and hand them to Hydra, for sweeps, its flags and its own settings.
+
+    Raises:
+        ConfigError: if a run needs several processes, which Hydra does not start.
+    """
+    if not flags.shell_completion:  # its words are no overrides
+        cfg = check(flags.overrides, multirun=flags.multirun)
+        num_processes = agent.num_processes(*topology_of(cfg))
+        if num_processes > 1 and not (flags.cfg or flags.info or flags.hydra_help):
+            asked = "-m" if flags.multirun else "hydra.*"
+            raise ConfigError(
+                f"{asked}: trains one process per run; for several, write a loop in your shell: "
+                f"for seed in 1 2 3; do python train.py trainer.devices={num_processes} "
+                "seed=$seed ...; done"
+            )
+        # Hydra must compose what has been checked.
+        words = [word for word in sys.argv[1:] if word not in flags.overrides]
+        sys.argv[1:] = [*words, *rewrite_overrides(flags.overrides)]
+
+    def task(_: DictConfig) -> None:
+        train_chosen(train)
+
+    settings = {"version_base": "1.3", "config_name": "train"}
+    hydra.main(config_path=str(configs_folder()), **settings)(task)()
+    return 0
+
+
+def train_chosen(train: Train) -> None:
+    """Train one run of a sweep, from the overrides that Hydra chose for it."""
+    hydra_config = HydraConfig.get()
+    # A plus is only for Hydra; the records show what can be typed.
+    overrides = [override.lstrip("+") for override in hydra_config.overrides.task]
+    try:
+        cfg = check(overrides)
+        cfg.run_id = name_run(cfg)
+    except ConfigError as error:
+        sys.exit(failure.report(error))
+    if hydra_config.mode is RunMode.MULTIRUN:
+        cfg.run_id += f"-{hydra_config.job.num}"
+    if exit_code := train_or_report(train, cfg, overrides):
+        sys.exit(exit_code)  # the runs after it would probably fail too
