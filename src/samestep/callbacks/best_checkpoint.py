@@ -94,11 +94,13 @@ class BestCheckpoint(Checkpoint):
             message = f"callbacks.best.monitor={self.monitor}: the run logs {names}"
             raise ConfigError(message, on_all_ranks=True)
 
-    def link(self, trainer: L.Trainer, last: Path) -> None:
+    def link(self, trainer: L.Trainer, last: Path) -> list[Path]:
         """Keep ``last``, which was just saved, if its weights are the best ones."""
         has_improved, self.has_improved = self.has_improved, False
-        if has_improved and trainer.is_global_zero:
-            link_checkpoint(last, self.path)
+        if not has_improved or not trainer.is_global_zero:
+            return []
+        link_checkpoint(last, self.path)
+        return [self.path]
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]

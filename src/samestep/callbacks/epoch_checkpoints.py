@@ -35,10 +35,12 @@ class EpochCheckpoints(Checkpoint):
         if self.every_n_epochs and epoch % self.every_n_epochs == 0:
             self.epoch, self.step = epoch, trainer.global_step
 
-    def link(self, trainer: L.Trainer, last: Path) -> None:
+    def link(self, trainer: L.Trainer, last: Path) -> list[Path]:
         """Keep ``last``, which was just saved, if its epoch is one to keep."""
-        if trainer.is_global_zero and self.epoch == trainer.current_epoch + 1:
-            link_checkpoint(last, self.path_of(self.epoch))
+        if not trainer.is_global_zero or self.epoch != trainer.current_epoch + 1:
+            return []
+        link_checkpoint(last, self.path_of(self.epoch))
+        return [self.path_of(self.epoch)]
 
     def path_of(self, epoch: int) -> Path:
         """Where the checkpoint of an epoch is kept."""

@@ -162,10 +162,10 @@ def test_other_weights_than_the_best_ones_are_never_tested(tmp_path: Path, harm:
 def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path, monkeypatch):
     link = BestCheckpoint.link
 
-    def link_or_die(self: BestCheckpoint, trainer: L.Trainer, last: Path) -> None:
+    def link_or_die(self: BestCheckpoint, trainer: L.Trainer, last: Path) -> list[Path]:
         if trainer.current_epoch == 1:
             raise KeyboardInterrupt
-        link(self, trainer, last)
+        return link(self, trainer, last)
 
     with monkeypatch.context() as patch:
         patch.setattr(BestCheckpoint, "link", link_or_die)

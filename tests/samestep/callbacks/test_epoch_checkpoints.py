@@ -45,9 +45,10 @@ def test_by_default_none_is_kept(tmp_path: Path):
 
 
 def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path, monkeypatch):
-    def die(self: EpochCheckpoints, trainer: L.Trainer, last: Path) -> None:
+    def die(self: EpochCheckpoints, trainer: L.Trainer, last: Path) -> list[Path]:
         if trainer.current_epoch == 1:
             raise KeyboardInterrupt
+        return []
 
     with monkeypatch.context() as patch:
         patch.setattr(EpochCheckpoints, "link", die)
