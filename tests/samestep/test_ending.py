@@ -8,7 +8,7 @@ import pytest
 
 from samestep import build, ending
 from samestep.adapter import spec_of
-from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.checkpoints import LastCheckpoint
 from samestep.callbacks.run_state import RunState
 from samestep.errors import RunError
 from samestep.ranks.stopping import Stopped

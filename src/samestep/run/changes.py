@@ -16,10 +16,10 @@ MAY_CHANGE = (  # patterns of our own keys that do not change what is learned
     r"run_root|run_dir|run_id|allow_changes",
     r"rules|report|choices(\..+)?|summary(\..+)?",
     r"(cluster|logger|callbacks\.(artifacts|progress))(\..+)?",
-    r"callbacks\.(\w+\.(dirpath|run_dir)|last\.every_s|loss_guard\.max_skipped"
+    r"callbacks\.(\w+\.(dirpath|run_dir)|last\.every_\w+|loss_guard\.max_skipped"
     r"|early_stopping\.patience)",
     r"trainer\.(max_(epochs|steps|time)|devices|num_nodes|accelerator|strategy(\..+)?"
-    r"|profiler(\..+)?|save_every_n_epochs|enable_\w+|limit_predict_batches|detect_anomaly"
+    r"|profiler(\..+)?|enable_\w+|limit_predict_batches|detect_anomaly"
     r"|benchmark|inference_mode|log_every_n_steps|num_sanity_val_steps)",
 )
 LIGHTNINGS_PATIENCE = 3  # of EarlyStopping, where the configuration has none

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from samestep import build
-from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.checkpoints import BestCheckpoint
 from samestep.callbacks.monitors import Monitors
 from samestep.config.compose import check
 from samestep.errors import ConfigError

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from samestep.build import check_arguments
-from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.checkpoints import BestCheckpoint
 from samestep.config.compose import CONFIGS
 from samestep.errors import ConfigError
 from samestep.run.artifacts import Artifacts
