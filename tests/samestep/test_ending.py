@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from samestep import ending
-from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.checkpoints import LastCheckpoint
 from samestep.callbacks.run_state import RunState
 from samestep.errors import RunError
 from samestep.hydra import build

@@ -44,7 +44,7 @@ def test_the_last_checkpoint_gives_the_last_validation(
 def test_a_checkpoint_that_was_kept_can_be_chosen(
     shared_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    overrides = ["trainer.save_every_n_epochs=2", "trainer.max_epochs=2", "model=mlp"]
+    overrides = ["callbacks.last.every_n_epochs=2", "trainer.max_epochs=2", "model=mlp"]
     kept = shared_run("kept", *QUICK, NO_PICTURES, *overrides)
     words = ["--split", "val", "--format", "json", "--ckpt"]
     assert json.loads(evaluated(capsys, kept, *words, "epoch-0002")) == metrics(kept, "val")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import lightning as L
 
-from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.checkpoints import LastCheckpoint
 from samestep.callbacks.run_state import progress_of
 from samestep.errors import ConfigError
 from samestep.ranks import environment, failure

@@ -22,14 +22,14 @@ class Nature(IntEnum):
 
 TABLE = {
     Nature.LIMIT: (
-        r"trainer\.(max_(epochs|steps|time)|strategy(\..+)?|save_every_n_epochs|log_every_n_steps"
+        r"trainer\.(max_(epochs|steps|time)|strategy(\..+)?|log_every_n_steps"
         r"|num_sanity_val_steps|limit_predict_batches|detect_anomaly|benchmark|inference_mode)",
         r"callbacks\.\w+\.patience",
     ),
     Nature.PLACE: (
         r"(cluster|local|callbacks\.artifacts)(\..+)?",
         r"trainer\.(devices|num_nodes|accelerator|profiler(\..+)?)",
-        r"callbacks\.\w+\.(every_s|max_skipped)",
+        r"callbacks\.\w+\.(every_\w+|max_skipped)",
     ),
     Nature.LOOKS: (
         r"(.+\.)?(run_id|run_dir|dirpath)|run_root|rules|report|allow_changes",

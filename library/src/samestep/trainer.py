@@ -23,11 +23,10 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 
 from samestep import ending
-from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.changed_values import ChangedValues
+from samestep.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, StopBetweenSteps
 from samestep.callbacks.epoch_times import EpochTimes
 from samestep.callbacks.exact import RankState, ResumeOrder, SeedSteps
-from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.callbacks.lost_state import LostState
@@ -36,7 +35,6 @@ from samestep.callbacks.run_state import RunState
 from samestep.callbacks.same_weights import SameWeights
 from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.step_log import StepLog
-from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.supported import check_supported
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError, RunError

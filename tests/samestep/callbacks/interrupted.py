@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from samestep.callbacks.checkpoints import LastCheckpoint, StopBetweenSteps
 from samestep.callbacks.exact import ResumeOrder, SeedSteps
-from samestep.callbacks.last_checkpoint import LastCheckpoint
-from samestep.callbacks.stop import StopBetweenSteps
 from samestep.ranks import lightning_patches, stopping
 from samestep.run.checkpoint import AtomicCheckpointIO
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
-from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.checkpoints import LastCheckpoint
 from samestep.errors import ConfigError
 from samestep.run import directory, files
 from samestep.run.checkpoint import CheckpointError, find_newest, load
@@ -160,15 +160,15 @@ def test_other_weights_than_the_best_ones_are_never_tested(tmp_path: Path, harm:
 
 
 def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path, monkeypatch):
-    link = BestCheckpoint.link
+    link = LastCheckpoint._link
 
-    def link_or_die(self: BestCheckpoint, trainer: L.Trainer, last: Path) -> None:
+    def link_or_die(self: LastCheckpoint, trainer: L.Trainer) -> list[Path]:
         if trainer.current_epoch == 1:
             raise KeyboardInterrupt
-        link(self, trainer, last)
+        return link(self, trainer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(BestCheckpoint, "link", link_or_die)
+        patch.setattr(LastCheckpoint, "_link", link_or_die)
         with pytest.raises(SystemExit):
             fit(tmp_path, Tiny([0.1, 0.3, 0.2]))
     assert best_step(tmp_path) == 4

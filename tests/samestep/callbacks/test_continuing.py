@@ -35,11 +35,9 @@ from torch.optim.lr_scheduler import (
 )
 from torch.utils.data import TensorDataset
 
-from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.changed_values import ChangedValues
+from samestep.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, StopBetweenSteps
 from samestep.callbacks.exact import ResumeOrder, SeedSteps
-from samestep.callbacks.last_checkpoint import LastCheckpoint
-from samestep.callbacks.stop import StopBetweenSteps
 from samestep.data.loader import BatchLoader
 from samestep.ranks import stopping
 from samestep.run.checkpoint import AtomicCheckpointIO

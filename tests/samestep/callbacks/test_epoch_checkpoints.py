@@ -3,9 +3,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 
-from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
-from samestep.errors import ConfigError
-from samestep.hydra import build
+from samestep.callbacks.checkpoints import LastCheckpoint
 from samestep.run.checkpoint import find_newest, load
 from tests.samestep.callbacks.tiny import STEPS_PER_EPOCH, Tiny, fit
 
@@ -45,12 +43,13 @@ def test_by_default_none_is_kept(tmp_path: Path):
 
 
 def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path, monkeypatch):
-    def die(self: EpochCheckpoints, trainer: L.Trainer, last: Path) -> None:
+    def die(self: LastCheckpoint, trainer: L.Trainer) -> list[Path]:
         if trainer.current_epoch == 1:
             raise KeyboardInterrupt
+        return []
 
     with monkeypatch.context() as patch:
-        patch.setattr(EpochCheckpoints, "link", die)
+        patch.setattr(LastCheckpoint, "_link", die)
         with pytest.raises(SystemExit):
             fit(tmp_path, Tiny([0.1]), every_n_epochs=2)
     assert kept(tmp_path) == {}
@@ -76,8 +75,3 @@ def test_a_run_can_continue_from_one_that_was_kept(tmp_path: Path, monkeypatch):
         (folder / name).unlink()
     assert find_newest(folder) == folder / "epoch-0002.ckpt"
     assert "epoch-0001.ckpt" not in hashed
-
-
-def test_without_a_last_checkpoint_the_value_is_refused(compose):
-    with pytest.raises(ConfigError, match=r"trainer.save_every_n_epochs=2: keeps copies of last"):
-        build.trainer(compose("callbacks=null", "trainer.save_every_n_epochs=2"), None)

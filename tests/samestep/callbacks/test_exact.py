@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from samestep.callbacks.checkpoints import LastCheckpoint, StopBetweenSteps
 from samestep.callbacks.exact import (
     RankState,
     ResumeOrder,
@@ -21,9 +22,7 @@ from samestep.callbacks.exact import (
     seed_all,
     sums_of,
 )
-from samestep.callbacks.last_checkpoint import LastCheckpoint
 from samestep.callbacks.lost_state import LostState
-from samestep.callbacks.stop import StopBetweenSteps
 from samestep.callbacks.sums import Sums
 from samestep.data.loader import BatchLoader
 from samestep.errors import ConfigError

@@ -9,9 +9,8 @@ from torch.utils.data import TensorDataset
 from torchmetrics import CatMetric, MeanSquaredError, MetricCollection
 from torchmetrics.classification import BinaryAccuracy, BinaryPrecision
 
+from samestep.callbacks.checkpoints import LastCheckpoint, StopBetweenSteps
 from samestep.callbacks.exact import RankState, ResumeOrder
-from samestep.callbacks.last_checkpoint import LastCheckpoint
-from samestep.callbacks.stop import StopBetweenSteps
 from samestep.data.loader import BatchLoader
 from samestep.ranks import lightning_patches
 from samestep.run.checkpoint import AtomicCheckpointIO

@@ -8,9 +8,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
-from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.checkpoints import LastCheckpoint
 from samestep.errors import ConfigError
 from samestep.ranks.stopping import Stopped
+from samestep.run import nodes
 from samestep.run.checkpoint import load
 from tests.conftest import QUICK, run
 from tests.samestep.callbacks.tiny import Tiny, fit
@@ -79,6 +80,21 @@ def test_it_saves_within_an_epoch_when_it_is_time(tmp_path: Path):
     assert checkpoint["global_step"] == 2
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     assert progress["current"]["ready"] == progress["current"]["completed"] == 2
+
+
+def test_nodes_that_do_not_see_the_directory_get_each_file_that_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sent = []
+    monkeypatch.setattr("samestep.callbacks.checkpoints.is_shared", lambda run_dir: False)
+    monkeypatch.setattr(nodes, "send", lambda run_dir, names: sent.append((run_dir, *names)))
+    fit(tmp_path, Tiny([0.1, 0.3, 0.2]), every_n_epochs=2)
+    always = (tmp_path, *nodes.RECORDS, "checkpoints/last.ckpt")
+    assert sent == [
+        (*always, "checkpoints/best.ckpt"),
+        (*always, "checkpoints/best.ckpt", "checkpoints/epoch-0002.ckpt"),
+        always,
+    ]
 
 
 def test_a_checkpoint_of_another_model_is_one_message(tmp_path: Path):

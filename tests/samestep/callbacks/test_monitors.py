@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.checkpoints import BestCheckpoint
 from samestep.callbacks.monitors import Monitors
 from samestep.errors import ConfigError
 from samestep.hydra import build

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from samestep.callbacks.best_checkpoint import BestCheckpoint
-from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from samestep.callbacks.run_state import RunState
 from samestep.callbacks.share_out import ShareOut
 from samestep.run import directory, record, summary

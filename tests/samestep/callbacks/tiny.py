@@ -7,11 +7,8 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from samestep.callbacks.best_checkpoint import BestCheckpoint
 from samestep.callbacks.changed_values import ChangedValues
-from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
-from samestep.callbacks.last_checkpoint import LastCheckpoint
-from samestep.callbacks.stop import StopBetweenSteps
+from samestep.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, StopBetweenSteps
 from samestep.run.checkpoint import AtomicCheckpointIO
 
 STEPS_PER_EPOCH = 4
@@ -71,14 +68,13 @@ def fit(
     # All samples are equal, because an ordinary DataLoader begins anew within an epoch.
     batches = DataLoader(torch.ones(8, 2), batch_size=2)
     folder = run_dir / "checkpoints"
-    last = LastCheckpoint(str(folder), every_s)
+    last = LastCheckpoint(str(folder), every_s, every_n_epochs)
     last.best = BestCheckpoint(str(folder), monitor, mode)
-    last.epochs = EpochCheckpoints(str(folder), every_n_epochs)
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=max_epochs, logger=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=run_dir, plugins=[AtomicCheckpointIO()],
         callbacks=[
-            StopBetweenSteps(last), ChangedValues(), last.best, last.epochs, last, *callbacks
+            StopBetweenSteps(last), ChangedValues(), last.best, last, *callbacks
         ],
         **options,
     )  # fmt: skip

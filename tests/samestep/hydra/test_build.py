@@ -47,7 +47,7 @@ def test_checkpoints_elsewhere_are_rejected(compose: Callable[..., object], name
 
 
 def test_a_second_best_checkpoint_is_rejected(compose: Callable[..., object]):
-    node = "+callbacks.keep={_target_:samestep.callbacks.best_checkpoint.BestCheckpoint,"
+    node = "+callbacks.keep={_target_:samestep.callbacks.checkpoints.BestCheckpoint,"
     cfg = compose(node + "dirpath:x,monitor:val/loss,mode:min}")
     with pytest.raises(ConfigError, match=r"callbacks.best and callbacks.keep: a run has one Best"):
         build.trainer(cfg, History(cfg.run_dir))

@@ -26,7 +26,7 @@ def fault(*overrides):
         ("trainer.devices", [1, 8, "auto"], [0, -1, "1", True, [0, 1]]),
         ("trainer.precision", ["32-true", "bf16-mixed"], ["bf16", 32]),
         ("trainer.max_epochs", [1, -1], [0, -2, 1.0, -1.0]),
-        ("trainer.save_every_n_epochs", [None, 1, 2], [0, -1, 1.5, True, "2"]),
+        ("callbacks.last.every_n_epochs", [None, 1, 2], [0, -1, 1.5, True, "2"]),
         ("trainer.limit_val_batches", [None, 0, 3, 0.5, 1.0], [1.5, -1, "3"]),
         ("trainer.limit_train_batches", [None, 1, 3, 0.5, 1.0], [0, 0.0, 1.5, -1, "3"]),
         ("trainer.max_time", [None, "00:12:00:00"], ["abc", 5, "1:2"]),

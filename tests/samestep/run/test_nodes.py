@@ -23,7 +23,13 @@ from samestep.hydra.compose import check
 from samestep.ranks import preflight
 from samestep.run import nodes
 from samestep.run.changes import config_digest
-from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError, find_newest, load
+from samestep.run.checkpoint import (
+    AtomicCheckpointIO,
+    CheckpointError,
+    find_newest,
+    link_checkpoint,
+    load,
+)
 from samestep.spec import RunSpec
 from tests.conftest import QUICK
 
@@ -57,6 +63,7 @@ def be_rank(rank: int, tmp_path: Path, scenario: Scenario, spec: RunSpec) -> Non
 
 def play(tmp_path: Path, scenario: Scenario, *overrides: str) -> None:
     """Play a scenario on all ranks; an assertion that fails on one of them fails the test."""
+    (tmp_path / "meet").unlink(missing_ok=True)  # of ranks that have ended
     context = multiprocessing.get_context("fork")
     specs = [spec(tmp_path, node, *overrides) for node in NODES]
     ranks = [
@@ -66,7 +73,7 @@ def play(tmp_path: Path, scenario: Scenario, *overrides: str) -> None:
     for rank in ranks:
         rank.start()
     for rank in ranks:
-        rank.join(120)
+        rank.join(60)
         rank.kill()
     assert [rank.exitcode for rank in ranks] == [0] * len(NODES)
 
@@ -199,6 +206,32 @@ def test_each_node_tests_the_best_checkpoint_of_rank_zero(tmp_path: Path):
 
     save(tmp_path, 0, 20, best=20)
     play(tmp_path, scenario)
+
+
+def test_each_node_gets_what_is_saved_while_the_run_trains(tmp_path: Path):
+    def scenario(spec: RunSpec) -> None:
+        assert nodes.begin(spec, ["train.py"]).ckpt_path is None
+        for step in (10, 20, 30):
+            names = ["checkpoints/last.ckpt", *["checkpoints/best.ckpt"] * (step == 20)]
+            if dist.get_rank() == 0:
+                last, best = (
+                    spec.run_dir / f"checkpoints/{name}.ckpt" for name in ("last", "best")
+                )
+                content = {"global_step": step, "state_dict": {"weights": torch.zeros(5000)}}
+                AtomicCheckpointIO().save_checkpoint({**content, "best_step": min(step, 20)}, last)
+                if step == 20:
+                    link_checkpoint(last, best)
+            nodes.send(spec.run_dir, [*nodes.RECORDS, *names])
+
+    play(tmp_path, scenario)
+    here, there = (run_dir_of(tmp_path, node) / "checkpoints" for node in (0, 1))
+    for name, step in ("last", 30), ("last-previous", 20), ("best", 20):
+        assert step_of(there / f"{name}.ckpt") == step
+        assert (there / f"{name}.ckpt").read_bytes() == (here / f"{name}.ckpt").read_bytes()
+    assert (there / "best.ckpt").samefile(there / "last-previous.ckpt")  # it was sent once
+    shutil.rmtree(here.parent)
+    play(tmp_path, begin)
+    assert step_of(here / "last.ckpt") == 30
 
 
 @contextmanager

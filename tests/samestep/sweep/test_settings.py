@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.checkpoints import BestCheckpoint
 from samestep.errors import ConfigError
 from samestep.hydra.build import check_arguments
 from samestep.run.artifacts import Artifacts

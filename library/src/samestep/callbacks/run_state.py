@@ -6,7 +6,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from samestep.callbacks.best_checkpoint import BestCheckpoint
+from samestep.callbacks.checkpoints import BestCheckpoint
 from samestep.callbacks.share_out import ShareOut
 from samestep.run import record
 

@@ -29,9 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-from samestep.callbacks.best_checkpoint import BestCheckpoint
-from samestep.callbacks.epoch_checkpoints import EpochCheckpoints
-from samestep.callbacks.last_checkpoint import LastCheckpoint
+from samestep.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.supported import check_supported
 from samestep.errors import ConfigError, RunError
@@ -54,7 +52,6 @@ from samestep.trainer import callbacks_of_run, patch
 REFUSALS = (ValueError, TypeError, LookupError, ImportError, MisconfigurationException)
 # It logs what it also raises, and we print one line for that.
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
-OWN_TRAINER_KEYS = {"save_every_n_epochs"}  # of cfg.trainer; Lightning's Trainer has no such flags
 
 
 Kept = TypeVar("Kept", LastCheckpoint, BestCheckpoint)
@@ -196,10 +193,9 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
     if last:
         last.best = best
     spec = spec_of(cfg)
-    kept = [*keep_epochs(last, cfg.trainer.save_every_n_epochs), *chosen.values()]
     accumulates = cfg.trainer.accumulate_grad_batches > 1
     monitors = dict(monitors_of(cfg))
-    callbacks = callbacks_of_run(spec, history, last, kept, monitors, accumulates)
+    callbacks = callbacks_of_run(spec, history, last, list(chosen.values()), monitors, accumulates)
     where = topology(spec)
     if isinstance(cfg.trainer.strategy, DictConfig):
         where["strategy"] = strategy(cfg, spec)
@@ -283,25 +279,12 @@ def find_only(kind: type[Kept], chosen: dict[str, L.Callback], run_dir: str) -> 
 
 
 def flags_of_lightning(cfg: DictConfig) -> DictConfig:
-    """``cfg.trainer`` without the keys that ``lightning.Trainer`` does not have."""
+    """``cfg.trainer`` with the name of a strategy only: ``strategy`` makes one with options."""
     flags = OmegaConf.to_container(cfg.trainer, resolve=True)
     assert isinstance(flags, dict)
     if isinstance(flags["strategy"], dict):
-        flags["strategy"] = "auto"  # ``strategy`` makes it
-    return OmegaConf.create({key: flags[key] for key in flags if key not in OWN_TRAINER_KEYS})
-
-
-def keep_epochs(last: LastCheckpoint | None, every_n_epochs: int | None) -> list[L.Callback]:
-    """The callback for ``trainer.save_every_n_epochs``; none where no checkpoints are saved."""
-    if last is not None:
-        last.epochs = EpochCheckpoints(str(last.path.parent), every_n_epochs)
-        return [last.epochs]
-    if every_n_epochs is None:
-        return []
-    raise ConfigError(
-        f"trainer.save_every_n_epochs={every_n_epochs}: keeps copies of last.ckpt, and no callback "
-        "saves it; add `defaults: - default` to the callbacks, or set it to null"
-    )
+        flags["strategy"] = "auto"
+    return OmegaConf.create(flags)
 
 
 def loggers(cfg: DictConfig) -> list[Logger]:

@@ -8,8 +8,8 @@ than before, or its disk may be lost. Each node then gets what it lacks.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from datetime import timedelta
+from contextlib import nullcontext, suppress
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -58,7 +58,7 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
         return start
     name = f"checkpoints/{Path(start.ckpt_path).name}"
     if not shared:
-        send(spec.run_dir, [*RECORDS, BEST, name], spec.timeout_s)
+        send(spec.run_dir, [*RECORDS, BEST, name])
     return start._replace(ckpt_path=str(spec.run_dir / name))
 
 
@@ -71,7 +71,7 @@ def best_checkpoint(spec: RunSpec) -> str | None:
     if on_rank_zero(directory.best_checkpoint, spec.run_dir) is None:
         return None
     if not is_shared(spec.run_dir):
-        send(spec.run_dir, [BEST], spec.timeout_s)
+        send(spec.run_dir, [BEST])
     return str(spec.run_dir / BEST)
 
 
@@ -80,7 +80,7 @@ def last_checkpoint(spec: RunSpec) -> str | None:
     if not on_rank_zero((spec.run_dir / LAST).exists):
         return None
     if not is_shared(spec.run_dir):
-        send(spec.run_dir, [LAST], spec.timeout_s)
+        send(spec.run_dir, [LAST])
     return str(spec.run_dir / LAST)
 
 
@@ -114,7 +114,7 @@ def fetch_newest(spec: RunSpec) -> None:
             "rank zero takes it from there",
             flush=True,
         )
-    send(spec.run_dir, [*RECORDS, BEST, names[source]], spec.timeout_s, source)
+    send(spec.run_dir, [*RECORDS, BEST, names[source]], source)
 
 
 def find_here(spec: RunSpec) -> tuple[tuple[int, str], str]:
@@ -136,20 +136,20 @@ def find_here(spec: RunSpec) -> tuple[tuple[int, str], str]:
     return (found[1].age, f"checkpoints/{found[0].name}") if found else nothing
 
 
-def send(run_dir: Path, names: Sequence[str], timeout_s: float, source: int = 0) -> None:
+def send(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
     """Give the files of rank ``source`` to each node that lacks them; every rank must call this.
 
     Raises:
         CheckpointError: on every rank, if a file cannot be sent whole, or not be written.
     """
     own = [(name, proof_of(run_dir / name)) for name in names]
-    with first_ranks(timeout_s) as group:
-        for name, proof in broadcast(own, source):
-            if proof is None:
-                continue  # the source has no such file, or it is damaged
-            lacks = on_all_ranks(is_lacking, run_dir / name, proof)
-            if any(gather(lacks)):
-                on_all_ranks(transfer, run_dir / name, proof, source, group, keep=lacks)
+    group = first_ranks(dist.group.WORLD)
+    for name, proof in broadcast(own, source):
+        if proof is None:
+            continue  # the source has no such file, or it is damaged
+        lacks = on_all_ranks(is_lacking, run_dir / name, proof)
+        if any(gather(lacks)):
+            on_all_ranks(transfer, run_dir / name, proof, source, group, keep=lacks)
 
 
 def proof_of(path: Path) -> str | None:
@@ -182,20 +182,16 @@ def is_lacking(path: Path, proof: str) -> bool:
     return True
 
 
-@contextmanager
-def first_ranks(timeout_s: float) -> Iterator[dist.ProcessGroup | None]:
-    """A group of the first rank of each node; None on the other ranks."""
+@cache
+def first_ranks(world: dist.ProcessGroup) -> dist.ProcessGroup | None:
+    """A group of the first rank of each node; None on the other ranks.
+
+    It is made once for each ``world``: the store through which its ranks meet may be away later.
+    """
     local_ranks = gather(environment.local_rank())
     ranks = [rank for rank, local_rank in enumerate(local_ranks) if local_rank == 0]
-    timeout = timedelta(seconds=timeout_s + 10)
-    group = dist.new_group(ranks, timeout=timeout, backend="gloo")
-    if not isinstance(group, dist.ProcessGroup):  # this rank is not in it
-        yield None
-        return
-    try:
-        yield group
-    finally:
-        dist.destroy_process_group(group)
+    group = dist.new_group(ranks, backend="gloo")
+    return group if isinstance(group, dist.ProcessGroup) else None
 
 
 def transfer(

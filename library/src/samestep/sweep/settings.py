@@ -46,7 +46,7 @@ DEFAULTS: dict[str, Any] = {
 }
 SUPERVISED = ("k8s", "jobset", "pytorchjob", "kubeflow", "elastic", "elasticjob", "slurm")
 """Clusters that say how a run has ended."""
-BEST = "samestep.callbacks.best_checkpoint.BestCheckpoint"
+BEST = "samestep.callbacks.checkpoints.BestCheckpoint"
 ARTIFACTS = "samestep.run.artifacts.Artifacts"
 
 
