@@ -65,7 +65,8 @@ def write_card(
     metrics = read_metrics(run_dir, ckpt)
     is_tested = any(name.startswith("test/") for name in metrics)
     untested = "" if is_tested else f"The checkpoint `{ckpt}` was not tested."
-    last = record.read(run_dir).start
+    known = record.read(run_dir)
+    last = known.start
     return PAGE.format(
         front=front_matter(cfg, metrics, licence),
         name=cfg.run_id,
@@ -78,7 +79,7 @@ def write_card(
         commit=describe_commit(last.get("git", {})),
         versions=", ".join(
             f"{name} {version}"
-            for name, version in last.get("packages", {}).items()
+            for name, version in known.packages.items()
             if name in ("lightning", "torch")
         ),
         num_classes=cfg.data.num_classes,

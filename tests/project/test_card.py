@@ -36,7 +36,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                     "callbacks.artifacts.url=s3://me:very-secret-value@10.0.0.5/runs",
                     "+data.note=very-secret-value", "run_root=~/runs", "+x=['/srv/a',\"/srv/b\"]"],
         "git": {"commit": "3f2a1b", "dirty": True},
-        "packages": {"torch": "2.15.0", "numpy": "2.4"},
+        "packages": "torch==2.15.0 numpy==2.4",
         "hostname": "ada-desk",
     }  # fmt: skip
     (tmp_path / "run.json").write_text(json.dumps({"starts": [attempt]}))

@@ -56,7 +56,7 @@ def make_run(
     (run_dir / "metrics.json").write_text(json.dumps(figures))
     start = {
         "command": ["train.py", *words], "started": "2026-11-22T05:00:00+00:00", "hostname": "node",
-        "world_size": world_size, "packages": {"torch": "2.15.0"}, "git": {"commit": "abc"},
+        "world_size": world_size, "packages": "torch==2.15.0", "git": {"commit": "abc"},
         "overridden": overridden,
     }  # fmt: skip
     best = {"monitor": "val/score", "best": 0.7, "best_epoch": 3}

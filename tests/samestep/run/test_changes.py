@@ -63,6 +63,16 @@ def test_without_a_configuration_its_digest_is_compared(run_dir):
         find_changes(make_spec(run_dir, {"seed": 7}))
 
 
+def test_the_digest_leaves_out_keys_that_may_change(tmp_path):
+    may_change = [r"data\.num_val"]
+    spec = make_spec(tmp_path / "test", may_change=may_change)
+    directory.begin(spec, [])
+    save(spec.run_dir / "checkpoints/last.ckpt", 1)
+    (spec.run_dir / "config.yaml").unlink()
+    changed = make_spec(spec.run_dir, {"data.num_val": 100}, may_change=may_change)
+    assert find_changes(changed) == {}
+
+
 @pytest.mark.parametrize("content", ["", "[1]", "seed: [", "\x00"])
 def test_a_damaged_configuration_must_be_restored(run_dir, content):
     (run_dir / "config.yaml").write_text(content)

@@ -44,7 +44,8 @@ def test_each_start_is_recorded(spec: Make, tmp_path: Path):
     assert known.run_id == "test"
     assert known.limits == {"max_epochs": 2, "max_steps": None, "max_time": None}
     assert known.start["git"] == {"commit": "abc", "dirty": True}
-    assert [start.get("packages") for start in known.starts] == [None, {"torch": "2"}]
+    assert [start.get("packages") for start in known.starts] == [None, "torch==2"]
+    assert known.packages == {"torch": "2"}
     assert (tmp_path / "test/logs/git.diff").read_text() == "+two"
     assert yaml.safe_load((tmp_path / "test/config.yaml").read_text()) == spec().config
 

@@ -130,12 +130,9 @@ def machine_of(run: Run) -> dict[str, str]:
 
 def packages_of(run: Run) -> dict[str, str]:
     """The versions of the installed packages, those that matter most first."""
-    packages = run.status.start.get("packages")
-    if not isinstance(packages, dict):
-        return {}
+    packages = run.status.packages
     names = [name for name in MAIN_PACKAGES if name in packages]
-    names += [name for name in packages if name not in names]
-    return {name: str(packages[name]) for name in names}
+    return {name: packages[name] for name in dict.fromkeys([*names, *packages])}
 
 
 def overridden_in(run: Run) -> dict[str, str]:

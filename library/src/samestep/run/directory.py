@@ -239,11 +239,13 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
         "overridden": dict(spec.overridden),
         "git": {"commit": commit, "dirty": bool(diff)},
         "seed": spec.seed,
-        **provenance.surroundings(),
+        **(machine := provenance.surroundings()),
+        # One text: a list of hundreds of lines would be slow to read, for people too.
+        "packages": " ".join(f"{name}=={v}" for name, v in machine["packages"].items()),
     }
     starts = [dict(start) for start in known.starts]
     if starts and starts[-1].get("packages") == start["packages"]:
-        del starts[-1]["packages"]  # a long list, which the newest start has
+        del starts[-1]["packages"]  # the newest start has the same
     progress = ("epoch", "step", "monitor", "best", "best_epoch", "shares")
     begins_anew: dict[str, Any] = {} if last else dict.fromkeys(progress)
     record.update(

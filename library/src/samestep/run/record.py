@@ -47,6 +47,12 @@ class Record(NamedTuple):
         """The newest start; empty if it is not known."""
         return self.starts[-1] if self.starts else {}
 
+    @property
+    def packages(self) -> dict[str, str]:
+        """The versions of the packages that were installed at the newest start."""
+        words = str(self.start.get("packages", "")).split()
+        return dict(word.split("==", 1) for word in words if "==" in word)
+
 
 KINDS = Record.__annotations__ | {"shares": list, "limits": dict, "ends": list, "starts": list}
 
