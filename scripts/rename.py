@@ -6,18 +6,19 @@ It changes the files that git knows, except those of `samestep`, and removes the
 Copier reads. Images, volumes and the Python distribution keep the name `project`.
 """
 
-import argparse
 import contextlib
 import importlib.util
 import keyword
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import options  # noqa: F401 (puts src on the path)
+import options
 
-from samestep.ranks import process
+from samestep.command_line import Parser
+from samestep.errors import RunError
 
 ROOT = Path(__file__).resolve().parents[1]
 RULES = (  # where the word is the package; in `[project]` of TOML and in volumes it is not
@@ -39,7 +40,7 @@ def git(*words: str) -> str:
     """What git says."""
     done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"error: git {words[0]} failed: {done.stderr.strip()}")
+        raise RunError(f"git {words[0]} failed: {done.stderr.strip()}")
     return done.stdout
 
 
@@ -59,12 +60,11 @@ def rename(text: str, name: str) -> str:
     return LINK_TO_COPIES.sub(lambda item: "" if "copies.md" in item[0] else item[0], text)
 
 
-def main() -> int:
-    """Rename, and print what to do next. Nothing is committed."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
+def main(argv: Sequence[str]) -> int:
+    """Rename, and print what to do next. Nothing is committed. Returns 0."""
+    parser = Parser("rename.py", __doc__)
     parser.add_argument("name", help="the new name, as in `import pets`")
-    name = parser.parse_args().name
+    name = parser.parse(argv).name
     taken = {"project", "samestep", "scripts", "tests", "train", *sys.stdlib_module_names}
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or name in taken:
         parser.error(f"{name!r} is no name for a package: use lower-case letters, as in 'pets'")
@@ -91,4 +91,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    process.run(main)
+    options.run(main)
