@@ -6,32 +6,33 @@ python scripts/new.py data NAME --from DATA      # its config
 In the net and its test the names of the old model and its class become the new ones.
 """
 
-import argparse
 import importlib.util
 import keyword
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import options  # noqa: F401 (puts src on the path)
+import options
 import yaml
 
-from samestep.ranks import process
+from samestep.command_line import Parser
+from samestep.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
 
 
 def copy(root: Path, group: str, name: str, source: str) -> list[Path]:
-    """Write the copies below ``root``; a ValueError says why not, and nothing was written then."""
+    """Write the copies below ``root``; a ConfigError says why not, and nothing was written then."""
     new_class = "".join(part.capitalize() for part in name.split("_"))
     if not re.fullmatch(NAME, name) or keyword.iskeyword(name) or keyword.iskeyword(new_class):
-        raise ValueError(f"{name!r} is no name: use lower-case letters, digits and underscores")
+        raise ConfigError(f"{name!r} is no name: use lower-case letters, digits and underscores")
     configs = root / "configs" / group
     names = sorted(path.stem for path in configs.glob("*.yaml") if path.stem != "default")
     if source not in names:
-        raise ValueError(f"there is no {group} {source!r} to copy: there are {', '.join(names)}")
+        raise ConfigError(f"there is no {group} {source!r} to copy: there are {', '.join(names)}")
     files, words = {configs / f"{source}.yaml": configs / f"{name}.yaml"}, {}
     if group == "model":
         module, old_class = find_net(configs / f"{source}.yaml")
@@ -41,14 +42,8 @@ def copy(root: Path, group: str, name: str, source: str) -> list[Path]:
         words = {source: name, module.name: name, old_class: new_class}
     for path in (*files.values(), configs / name):
         if path.exists():
-            raise ValueError(f"{name!r} is taken: there is {path.relative_to(root)}")
+            raise ConfigError(f"{name!r} is taken: there is {path.relative_to(root)}")
     texts = {new: replace_words(old.read_text("utf-8"), words) for old, new in files.items()}
-    write_all(texts)
-    return list(texts)
-
-
-def write_all(texts: dict[Path, str]) -> None:
-    """Write new files, or none of them."""
     try:
         for path, text in texts.items():
             path.write_text(text, "utf-8")
@@ -56,6 +51,7 @@ def write_all(texts: dict[Path, str]) -> None:
         for path in texts:
             path.unlink(missing_ok=True)
         raise
+    return list(texts)
 
 
 def find_net(config: Path) -> tuple[Path, str]:
@@ -65,33 +61,27 @@ def find_net(config: Path) -> tuple[Path, str]:
     except (KeyError, TypeError, yaml.YAMLError):
         target = None
     if not str(target).startswith("project."):
-        raise ValueError(f"{config.name} names no net of this project: copy the file yourself")
+        raise ConfigError(f"{config.name} names no net of this project: copy the file yourself")
     *module, net = target.split(".")
     return Path(*module), net
 
 
 def replace_words(text: str, words: dict[str, str]) -> str:
-    """Replace whole words. A new word that stands in the text already is a ValueError."""
+    """Replace whole words. A new word that stands in the text already is a ConfigError."""
     for old, new in words.items():
         if new != old and re.search(rf"\b{new}\b", text):
-            raise ValueError(f"the word {new!r} stands in the files already: use another name")
+            raise ConfigError(f"the word {new!r} stands in the files already: use another name")
     return re.sub(r"\w+", lambda match: words.get(match[0], match[0]), text)
 
 
-def main() -> int:
-    """Copy, and print what was written and what to do next."""
-    style = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=style)
+def main(argv: Sequence[str]) -> int:
+    """Copy, and print what was written and what to do next. Returns 0."""
+    parser = Parser("new.py", __doc__)
     parser.add_argument("group", choices=["model", "data"])
     parser.add_argument("name", help="the new one, as in `python train.py model=NAME`")
     parser.add_argument("--from", dest="source", required=True, help="the one to copy")
-    chosen = parser.parse_args()
-    try:
-        files = copy(ROOT, chosen.group, chosen.name, chosen.source)
-    except ValueError as error:
-        parser.error(str(error))
-    except OSError as error:
-        parser.error(f"{error.filename}: {error.strerror}; nothing was written")
+    chosen = parser.parse(argv)
+    files = copy(ROOT, chosen.group, chosen.name, chosen.source)
     if importlib.util.find_spec("ruff"):  # names of another length change where lines break
         subprocess.run([sys.executable, "-m", "ruff", "format", "--quiet", *files[1:]], check=False)
     print("Written:", *files, "Change them, then:", sep="\n  ")
@@ -102,4 +92,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    process.run(main)
+    options.run(main)

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from samestep import cli
 from samestep.cli import COMMANDS
+from samestep.command_line import call
+from samestep.hydra import compose
 from tests.conftest import ROOT, environment, run
 
 HEAVY = ("torch", "lightning", "hydra", "matplotlib", "optuna", "numpy")
@@ -69,6 +72,18 @@ def test_a_wrong_override_needs_no_torch(name: str):
     assert done.returncode == 2
     assert "did you mean model=mlp?" in done.stderr
     assert "torch" not in done.stdout
+
+
+@pytest.mark.parametrize("name", ["doctor", "launch", "sweep"])
+def test_the_project_of_this_folder_is_imported(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Not another one, which is perhaps installed."""
+    monkeypatch.setattr(compose, "CONFIGS", tmp_path / "configs")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["samestep", name, "=5"])
+    assert call(cli.command) != 0  # there is no such project
+    assert sys.path[0] == str(tmp_path / "src")
 
 
 def test_options_of_torchrun_are_checked():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from samestep.command_line import call
+from samestep.errors import ConfigError
 from scripts import new
 from scripts.new import copy, find_net, replace_words
 from tests.conftest import NO_PICTURES, ROOT, run, run_pytest
@@ -105,7 +107,7 @@ def test_what_cannot_be_done_is_refused(
     alien = repository / "configs/model/alien.yaml"
     alien.write_text("net:\n  _target_: torchvision.models.alexnet\n")
     before = files(repository)
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         copy(repository, group, name, source)
     assert files(repository) == before
 
@@ -113,7 +115,7 @@ def test_what_cannot_be_done_is_refused(
 @pytest.mark.parametrize("config", ["net: null", "- 1", "a: [", "net: 3"])
 def test_a_config_without_a_net_is_refused(tmp_path: Path, config: str):
     (tmp_path / "odd.yaml").write_text(config)
-    with pytest.raises(ValueError, match=r"odd\.yaml names no net of this project"):
+    with pytest.raises(ConfigError, match=r"odd\.yaml names no net of this project"):
         find_net(tmp_path / "odd.yaml")
 
 
@@ -130,10 +132,7 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(
     before = files(repository)
     monkeypatch.setattr(Path, "write_text", write_or_fail)
     monkeypatch.setattr(new, "ROOT", repository)
-    monkeypatch.setattr(sys, "argv", ["new.py", "model", "late", "--from", "cnn"])
-    with pytest.raises(SystemExit) as caught:
-        new.main()
-    assert caught.value.code == 2
+    assert call(lambda: new.main(["model", "late", "--from", "cnn"])) == 1
     assert "test_late.py: No space left on device" in capsys.readouterr().err.splitlines()[-1]
     assert files(repository) == before
 
