@@ -45,7 +45,6 @@ LEVERS = {  # what makes our steps cheap: how, and what is put where to undo it
                index_pixel_by_pixel),
     "search": ("no search for GPUs in each step", f"{PATCHES}.search_gpus_once", lambda: None),
     "calls": ("hooks called directly", f"{PATCHES}.call_hooks_directly", lambda: None),
-    "looks": ("hooks looked at once", f"{PATCHES}.look_at_hooks_once", lambda: None),
     "guard": ("gradients checked by their sum", "samestep.callbacks.loss_guard.are_finite",
               lambda gradients: False),
 }  # fmt: skip

@@ -341,7 +341,6 @@ def patch(trainer: L.Trainer) -> None:
     lightning_patches.leave_signals_to_us(trainer)
     lightning_patches.search_gpus_once()
     lightning_patches.call_hooks_directly()
-    lightning_patches.look_at_hooks_once()
     lightning_patches.leave_out_empty_batches()
     lightning_patches.reduce_logs_over_ranks()
     lightning_patches.wrap_again_when_unfrozen(trainer)

@@ -85,6 +85,22 @@ def test_a_rank_with_more_samples_counts_more_in_the_mean_of_buffers():
     assert module.running_mean.tolist() == [3.25, 3.25]
 
 
+@pytest.mark.parametrize(("is_rank_zero", "mean"), [(True, 2.0), (False, 0.0)])
+def test_on_another_number_of_ranks_sums_are_counted_once(monkeypatch, is_rank_zero, mean: float):
+    module, ranks = Sums("train", "loss"), RankState()
+    monkeypatch.setattr(L.Trainer, "world_size", 3)
+    monkeypatch.setattr(L.Trainer, "is_global_zero", is_rank_zero)
+    trainer = L.Trainer(accelerator="cpu", logger=False)
+    trainer.state.fn = "fit"
+    saved = [
+        {"weight": 1.0, "sums": {"": torch.tensor([loss, 2.0], dtype=torch.float64)}}
+        for loss in (3.0, 5.0)
+    ]
+    ranks.on_load_checkpoint(trainer, module, {"state_of_ranks": saved})
+    ranks.on_train_start(trainer, module)
+    assert module.mean_so_far("loss") == mean
+
+
 def draw() -> tuple[float, float, float]:
     return torch.rand(1).item(), float(np.random.rand()), random.random()
 

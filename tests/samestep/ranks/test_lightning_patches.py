@@ -2,7 +2,6 @@
 
 import inspect
 import os
-from inspect import getfullargspec as real
 from pathlib import Path
 
 import lightning as L
@@ -10,7 +9,7 @@ import lightning.fabric
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.loops import _EvaluationLoop, _FitLoop, fit_loop, training_epoch_loop
+from lightning.pytorch.loops import _EvaluationLoop, _FitLoop, fit_loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer import call as trainer_call
 from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
@@ -248,47 +247,6 @@ def test_canary_lightning_still_announces_its_hooks():
         "fn = getattr(trainer.strategy, hook_name)",
     ):
         assert text in source
-
-
-class Short(Tiny):
-    """Takes no number of the batch."""
-
-    def training_step(self, batch: torch.Tensor) -> torch.Tensor:
-        return super().training_step(batch, 0)
-
-
-class Data(L.LightningDataModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_moved = 0
-
-    def train_dataloader(self) -> DataLoader:
-        return BATCHES
-
-    def transfer_batch_to_device(self, batch: torch.Tensor, *_: object) -> torch.Tensor:
-        self.num_moved += 1
-        return batch
-
-
-def test_hooks_that_are_looked_at_once_are_those_of_each_run(monkeypatch: pytest.MonkeyPatch):
-    lightning_patches.look_at_hooks_once()
-    lightning_patches.look_at_hooks_once()
-    looks = []
-    monkeypatch.setattr(inspect, "getfullargspec", lambda f: looks.append(f) or real(f))
-    data = Data()
-    for module in (Tiny(), Short(), Tiny()):
-        tiny_trainer().fit(module, datamodule=data)
-        tiny_trainer().fit(module, BATCHES)
-    assert data.num_moved == 6
-    # Lightning looks at bound methods too, but not in each step.
-    steps = [look for look in looks if inspect.isfunction(look)]
-    assert steps == [Tiny.training_step, Short.training_step]
-
-
-def test_canary_lightning_still_looks_at_its_hooks_in_each_step():
-    source = inspect.getsource(training_epoch_loop._TrainingEpochLoop._build_kwargs)
-    assert "is_param_in_hook_signature(training_step_fx," in source
-    assert "get_instance(hook_name)" in inspect.getsource(L.LightningModule._call_batch_hook)
 
 
 def test_canary_lightning_still_has_no_hook_before_those_of_transfer():

@@ -8,7 +8,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache, wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -40,7 +40,7 @@ def search_gpus_once() -> None:
 
     Adam and AdamW ask in each step whether there is a GPU. Lightning 2.6 sets a variable with which
     torch loads the library of the driver to answer, so that CUDA is not started before processes
-    are forked. Without a GPU no CUDA can be started. An MNIST-format epoch takes 1.11 times as long
+    are forked. Without a GPU no CUDA can be started. An MNIST-format epoch takes 1.12 times as long
     without this (docs/performance.md). Upstream: pytorch/pytorch pull request 85951.
     """
     import torch
@@ -56,7 +56,7 @@ def call_hooks_directly() -> None:
     It makes two texts for each of 22 hooks in a step, which nobody reads, and writes the name of
     the hook into an attribute of the module. torch 2.15 then looks whether the name is a parameter.
     Here the name goes where torch would put it in the end. Only a profiler still gets its texts.
-    An MNIST-format epoch takes 1.2 times as long without this (docs/performance.md).
+    An MNIST-format epoch takes 1.09 times as long without this (docs/performance.md).
     """
     from lightning.pytorch.profilers import PassThroughProfiler
     from lightning.pytorch.trainer import call
@@ -94,39 +94,6 @@ def call_hooks_directly() -> None:
         hooks._call_lightning_module_hook, call_module
     )
     hooks._call_strategy_hook = without_texts(hooks._call_strategy_hook, call_strategy)
-
-
-@cache  # once in a process, which may have several runs
-def look_at_hooks_once() -> None:
-    """Keep Lightning 2.6 from asking in each step what does not change while a run trains.
-
-    It reads the signature of ``training_step``, and asks three times whether a hook of the data is
-    that of the module or of the DataModule. An MNIST-format epoch takes 1.06 times as long without
-    this (docs/performance.md).
-    """
-    from lightning.pytorch.loops import training_epoch_loop
-    from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
-    from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-
-    look = lru_cache(is_param_in_hook_signature)
-
-    def has_parameter(method: Callable[..., Any], *args: Any, **kw: Any) -> bool:
-        # Of the function, so that no model stays in memory.
-        return look(getattr(method, "__func__", method), *args, **kw)
-
-    loop: Any = training_epoch_loop
-    loop.is_param_in_hook_signature = has_parameter
-
-    kind: Any = _DataHookSelector
-    select = kind.get_instance
-
-    def get_instance(selector: Any, name: str) -> Any:
-        known = vars(selector).setdefault("known", {})
-        if name not in known:
-            known[name] = select(selector, name)
-        return known[name]
-
-    kind.get_instance = get_instance
 
 
 @cache  # once in a process, which may have several runs
