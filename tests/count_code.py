@@ -20,7 +20,7 @@ from samestep.ranks import process
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("train.py", "src/project", "library/src/samestep", "scripts", "tests")
-MOST_COMPLEX = 8  # ruff's C901: the most branches that a function may have
+MOST_COMPLEX = 10  # ruff's C901: the most branches that a function may have
 
 PATH_TO_FIRST_STEP = (
     "train.py", "src/project/train.py", "src/project/data/datamodule.py",

@@ -28,7 +28,7 @@ NOT_SEARCHED = (
 )  # fmt: skip
 WORDS = {  # what a copy without it must not say, outside of the kept part
     "images": r"handwritten|=digits|digits[_-]|cifar|mnist|resnet|\bcnn\b|ImageClassifier|photo",
-    "language": r"transformer|topics|experiment=language|project\.language|write_text\.py",
+    "language": r"transformer|topics|experiment=language|project\.language",
     "kubernetes": r"kubernetes|kubectl|jobset|pytorchjob|cluster=k8s",
     "slurm": r"slurm|sbatch",
     "docker": r"swarm|cluster=docker",

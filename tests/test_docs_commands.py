@@ -25,7 +25,7 @@ HERE = (
     "train.py", "scripts/launch.py", "scripts/prepare_data.py", "scripts/doctor.py",
     "scripts/sweep.py",
 )  # fmt: skip
-WITH_A_RUN = ("evaluate", "predict", "write_text", "export", "upload", "report", "compare", "runs")
+WITH_A_RUN = ("evaluate", "predict", "export", "upload", "report", "compare", "runs")
 ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"scripts/rename.py ": "tests/test_rename.py",
     r"uvx copier ": "tests/test_copies.py",
