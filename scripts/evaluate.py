@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     options.add_data_options(parser)
     arguments = parser.parse(argv)
     # These imports take seconds: wrong usage is reported before.
-    from project.evaluate import count_samples, evaluate, find_unusable, to_json, to_table, unit_of
+    from project.evaluate import evaluate, find_unusable, to_json, to_table
     from samestep.hydra.build import has_test
 
     model, data = options.load(arguments)
@@ -31,8 +31,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.format == "json":
         print(to_json(metrics))
         return 0
-    samples = f"{count_samples(model, data, split)} {split} {unit_of(arguments.run_dir)}"
-    print(f"{arguments.run_dir}, {arguments.ckpt} checkpoint, {samples}")
+    print(f"{arguments.run_dir}, {arguments.ckpt} checkpoint, {split}")
     print(to_table(metrics))
     return 0
 

@@ -25,7 +25,7 @@ HERE = (
     "train.py", "scripts/prepare_data.py", "samestep launch", "samestep doctor", "samestep sweep",
 )  # fmt: skip
 WITH_A_RUN = (
-    "scripts/evaluate.py", "scripts/predict.py", "scripts/write_text.py", "scripts/export.py",
+    "scripts/evaluate.py", "scripts/predict.py", "scripts/export.py",
     "scripts/compare.py", "samestep compare", "samestep report", "samestep runs", "samestep upload",
 )  # fmt: skip
 ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all

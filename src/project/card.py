@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig
 
 from project.saved_run import read_saved_config
 from samestep.ranks.secrets import redact
 from samestep.run import record
-from samestep.run.identity import read_identity
-from samestep.run.metrics import read_figures, read_history
-from samestep.run.seal import Seal, verify
+from samestep.run.metrics import read_figures
 
 HUB_LICENCES = {"MIT": "mit", "Apache-2.0": "apache-2.0", "BSD-3-Clause": "bsd-3-clause"}
 
@@ -56,27 +53,49 @@ def write_card(
 
     Args:
         run_dir: a finished run.
-        ckpt: name of the checkpoint whose weights were exported. The card shows their metrics only.
+        ckpt: name of the checkpoint whose weights were exported; the card shows their test.
         classes: names of the classes.
         weights: number of parameters.
         licence: of the weights, as in SPDX; None leaves it out.
     """
     cfg = read_saved_config(run_dir)
-    metrics = read_metrics(run_dir, ckpt)
-    is_tested = any(name.startswith("test/") for name in metrics)
-    untested = "" if is_tested else f"The checkpoint `{ckpt}` was not tested."
+    data, metrics = str(cfg.choices.data), read_metrics(run_dir, ckpt)
+    front: dict[str, Any] = {
+        "library_name": "pytorch",
+        "pipeline_tag": "image-classification",
+        "tags": ["lightning", "hydra", "samestep"],
+    }
+    if licence:
+        front["license"] = HUB_LICENCES.get(licence, "other")
+        if front["license"] == "other":
+            front["license_name"] = licence.lower()
+    table = f"The checkpoint `{ckpt}` was not tested."
+    if metrics:
+        values = [
+            {"type": name.partition("/")[2], "name": name, "value": value}
+            for name, value in metrics.items()
+        ]
+        dataset, task = {"name": data, "type": data}, {"type": "image-classification"}
+        result = {"task": task, "dataset": dataset, "metrics": values}
+        front["model-index"] = [{"name": str(cfg.run_id), "results": [result]}]
+        rows = [f"| {name} | {value:.4f} |" for name, value in metrics.items()]
+        table = "\n".join(["| metric | value |", "|---|---|", *rows])
     known = record.read(run_dir)
     last = known.start
+    git = last.get("git", {})
+    changed = ", with uncommitted changes" if git.get("dirty") else ""
+    command = redact(" ".join(["python", *last.get("command", ["train.py"])]))
     return PAGE.format(
-        front=front_matter(cfg, metrics, licence),
+        front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
         name=cfg.run_id,
         classes=", ".join(classes),
-        metrics="\n\n".join(filter(None, (to_table(metrics), untested))),
-        data=cfg.choices.data,
+        metrics=table,
+        data=data,
         net=cfg.model.net["_target_"].rpartition(".")[2],
         weights=weights,
-        command=hide_places(["python", *last.get("command", ["train.py"])]),
-        commit=describe_commit(last.get("git", {})),
+        # Addresses, and paths that only this machine has, are left out.
+        command=re.sub(r"(?<=[\s=\[,'\"])(?:\w+://|~|/)[^\s\],'\"]*", "...", command),
+        commit=f"{git['commit']}{changed}" if git.get("commit") else "unknown",
         versions=", ".join(
             f"{name} {version}"
             for name, version in known.packages.items()
@@ -87,68 +106,17 @@ def write_card(
     )
 
 
-def front_matter(cfg: DictConfig, metrics: dict[str, float], licence: str | None) -> str:
-    """The metadata, as YAML."""
-    results = [
-        {"type": name.partition("/")[2], "name": name, "value": value}
-        for name, value in metrics.items()
-        if name.startswith("test/")
-    ]
-    data = str(cfg.choices.data)
-    metadata: dict[str, Any] = {
-        "library_name": "pytorch",
-        "pipeline_tag": "image-classification",
-        "tags": ["lightning", "hydra", "samestep"],
-    }
-    if licence:
-        metadata["license"] = HUB_LICENCES.get(licence, "other")
-        if metadata["license"] == "other":
-            metadata["license_name"] = licence.lower()
-    if results:
-        dataset, task = {"name": data, "type": data}, {"type": "image-classification"}
-        result = {"task": task, "dataset": dataset, "metrics": results}
-        metadata["model-index"] = [{"name": str(cfg.run_id), "results": [result]}]
-    return yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
-
-
-def to_table(metrics: dict[str, float]) -> str:
-    """Rows of Markdown; empty without metrics."""
-    rows = [f"| {name} | {value:.4f} |" for name, value in metrics.items()]
-    return "\n".join(["| metric | value |", "|---|---|", *rows] if rows else [])
-
-
 def read_metrics(run_dir: Path, ckpt: str) -> dict[str, float]:
-    """The finite metrics of these weights in validation and test; not those of each class.
-
-    metrics.json has the newest validation, and after a run was continued the test of older weights.
-    """
-    metrics: dict[str, Any] = {}
-    seal = verify(run_dir / "checkpoints" / f"{ckpt}.ckpt", read_identity(run_dir))
-    if isinstance(seal, Seal):
-        # A validation is logged at the last step before it.
-        rows = [r for r in read_history(run_dir) if r["step"] == seal.global_step - 1]
-        metrics |= {n: v for row in rows for n, v in row.items() if n.startswith("val/")}
+    """The finite metrics of the test, if these weights were tested; not those of each class."""
+    # After a run was continued, metrics.json has the test of older weights.
     is_finished = record.read(run_dir).state == record.FINISHED
-    if is_finished and ckpt == record.tested_checkpoint(run_dir):
-        final = read_figures(run_dir) or {}
-        metrics |= {name: v for name, v in final.items() if name.startswith("test/")}
+    if not is_finished or ckpt != record.tested_checkpoint(run_dir):
+        return {}
+    final = read_figures(run_dir)
     return {
         name: value
-        for name, value in sorted(metrics.items())
-        if re.fullmatch(r"(val|test)/[a-z_]*[a-z]", name)
+        for name, value in sorted(final.items())
+        if re.fullmatch(r"test/[a-z_]*[a-z]", name)
         and isinstance(value, int | float)  # null stands for nan
         and math.isfinite(value)
     }
-
-
-def hide_places(command: list[str]) -> str:
-    """The command without secrets, addresses, and paths that only this machine has."""
-    text = redact(" ".join(command))
-    return re.sub(r"(?<=[\s=\[,'\"])(?:\w+://|~|/)[^\s\],'\"]*", "...", text)
-
-
-def describe_commit(git: dict[str, Any]) -> str:
-    """``3f2a...``, and whether files were changed after it."""
-    if not git.get("commit"):
-        return "unknown"
-    return f"{git['commit']}{', with uncommitted changes' if git.get('dirty') else ''}"

@@ -7,12 +7,10 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from omegaconf import OmegaConf
 
 from project.saved_run import read_saved_config, read_saved_group
 from samestep.callbacks.exact import SeedSteps
 from samestep.callbacks.loggers import NoTracker
-from samestep.callbacks.share_out import find_loaders
 from samestep.errors import ConfigError
 from samestep.run.logs import mute_lightning
 
@@ -58,22 +56,6 @@ def evaluate(
     return {name: value.item() for name, value in trainer.callback_metrics.items()}
 
 
-def count_samples(model: Any, data: Any, split: str) -> int | str:
-    """Samples of one split; ``all`` where its loaders do not know."""
-    name = f"{split}_dataloader"
-    loaders = getattr(data or model, name)()
-    try:
-        return sum(len(loader.dataset) for loader in find_loaders(loaders))
-    except (AttributeError, TypeError):
-        return "all"
-
-
-def unit_of(run_dir: Path) -> str:
-    """What the samples of a run are called, such as images."""
-    unit = OmegaConf.select(read_saved_config(run_dir), "callbacks.progress.unit")
-    return str(unit or "samples")
-
-
 def find_unusable(metrics: dict[str, float]) -> list[str]:
     """The names of metrics that are nan or infinite."""
     return [name for name, value in metrics.items() if not math.isfinite(value)]
@@ -81,9 +63,7 @@ def find_unusable(metrics: dict[str, float]) -> list[str]:
 
 def to_json(metrics: dict[str, float]) -> str:
     """The metrics as JSON; nan and infinity are null, because JSON cannot hold them."""
-    unusable = find_unusable(metrics)
-    finite = {name: None if name in unusable else value for name, value in metrics.items()}
-    return json.dumps(finite, indent=2)
+    return json.dumps({k: v if math.isfinite(v) else None for k, v in metrics.items()}, indent=2)
 
 
 def to_table(metrics: dict[str, float]) -> str:

@@ -3,7 +3,6 @@
 import copy
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +60,34 @@ def export_run(
     if target.is_symlink():  # it may have come with the run, and lead anywhere
         raise ExportError(f"{target}: is a link; remove it, and nothing was written")
     model.float()  # other programs give images of 32 bits
-    images = read_test_images(data)
-    expected = compute_logits(lambda images: model(data.normalize(images)), images)
+    data.num_workers, data.eval_batch_size = 0, NUM_IMAGES
+    data.prepare_data()
+    data.setup("test")
+    raw, _ = next(iter(data.test_dataloader()))
+    expected = compute_logits(nn.Sequential(data.normalize, model), raw.images)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=run_dir) as name:
         folder = Path(name)
         write_weights(model.net, read_saved_group(run_dir, "model").net, data, folder)
         write_program(model.net, data, folder)
-        differences = {
-            "model.safetensors": measure_difference(read_weights(data, folder), images, expected),
-            "model.pt2": measure_difference(read_program(folder), images, expected),
+
+        # Each file is read back, and must give the logits of the original.
+        net: nn.Module = build(OmegaConf.load(folder / "config.yaml").net, "net")
+        load_model(net, folder / "model.safetensors")
+        programs = {
+            "model.safetensors": nn.Sequential(data.normalize, net).eval(),
+            "model.pt2": torch.export.load(folder / "model.pt2").module(),
         }
-        for file, difference in differences.items():
-            check_difference(file, difference, expected)
+        differences = {}
+        for file, program in programs.items():
+            logits = compute_logits(program, raw.images)
+            differences[file] = float((logits - expected).abs().max())
+            # "not <=" instead of ">": nan must fail too.
+            if not differences[file] <= TOLERANCE * max(1.0, float(expected.abs().max())):
+                raise ExportError(
+                    f"{file}: logits differ from the original's by {differences[file]:.1e}; "
+                    "nothing was written. A net must keep what it knows in parameters and buffers, "
+                    "and compute the same when it is traced"
+                )
         weights = sum(parameter.numel() for parameter in model.net.parameters())
         card = write_card(run_dir, ckpt, list(data.class_names), weights, licence)
         (folder / "README.md").write_text(card, "utf-8")
@@ -82,14 +97,10 @@ def export_run(
     return differences
 
 
-def read_test_images(data: ImageDataModule) -> Tensor:
-    """The first test images, uint8 ``[B, C, H, W]``."""
-    data.num_workers, data.eval_batch_size = 0, NUM_IMAGES
-    data.prepare_data()
-    data.setup("test")
-    raw, _ = next(iter(data.test_dataloader()))
-    images: Tensor = raw.images
-    return images
+def compute_logits(program: nn.Module, images: Tensor) -> Tensor:
+    """Logits of all images uint8 ``[B, C, H, W]`` in one batch, and of the first one alone."""
+    with torch.inference_mode():
+        return torch.cat([program(images), program(images[:1])])
 
 
 def write_weights(net: nn.Module, cfg: Any, data: ImageDataModule, folder: Path) -> None:
@@ -102,51 +113,16 @@ def write_weights(net: nn.Module, cfg: Any, data: ImageDataModule, folder: Path)
     shutil.copymode(folder / "config.yaml", folder / "model.safetensors")
 
 
-def read_weights(data: ImageDataModule, folder: Path) -> nn.Module:
-    """The net that ``config.yaml`` names, with the weights of ``model.safetensors``."""
-    net: nn.Module = build(OmegaConf.load(folder / "config.yaml").net, "net")
-    load_model(net, folder / "model.safetensors")
-    return nn.Sequential(data.normalize, net).eval()
-
-
 def write_program(net: nn.Module, data: ImageDataModule, folder: Path) -> None:
     """Write ``model.pt2``, for batches of any size."""
     # torch.export keeps requires_grad, so trace a copy: the model itself stays trainable.
     net = copy.deepcopy(net).requires_grad_(False)
-    whole = nn.Sequential(data.normalize, net)
     example = torch.zeros(2, data.num_channels, data.image_size, data.image_size).byte()
     shapes = {0: torch.export.Dim("batch", min=1)}
     try:
-        program = torch.export.export(whole, (example,), dynamic_shapes=(shapes,))
+        program = torch.export.export(
+            nn.Sequential(data.normalize, net), (example,), dynamic_shapes=(shapes,)
+        )
     except Exception as error:
         raise ExportError(f"torch.export cannot trace the net: {error}") from error
     torch.export.save(program, folder / "model.pt2")
-
-
-def read_program(folder: Path) -> nn.Module:
-    """What ``model.pt2`` computes."""
-    return torch.export.load(folder / "model.pt2").module()
-
-
-def measure_difference(
-    function: Callable[[Tensor], Tensor], images: Tensor, expected: Tensor
-) -> float:
-    """The largest difference between the logits of ``function`` and the expected ones."""
-    return float((compute_logits(function, images) - expected).abs().max())
-
-
-def compute_logits(function: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """Logits of all images in one batch, and of the first one alone."""
-    with torch.inference_mode():
-        return torch.cat([function(images), function(images[:1])])
-
-
-def check_difference(file: str, difference: float, expected: Tensor) -> None:
-    """Raise an ExportError if a file does not give the logits of the original."""
-    # "not <=" instead of ">": nan must fail too.
-    if not difference <= TOLERANCE * max(1.0, float(expected.abs().max())):
-        raise ExportError(
-            f"{file}: logits differ from the original's by {difference:.1e}; nothing was written. "
-            "A net must keep what it knows in parameters and buffers, and compute the same when it "
-            "is traced"
-        )

@@ -46,15 +46,23 @@ def predict_files(
     The images are prepared as those of ``data=folder`` are. The model stays on its device.
     """
     for start in range(0, len(files), BATCH_SIZE):
-        images = {}
+        found = {}
         for file in files[start : start + BATCH_SIZE]:
             try:
-                images[file] = read_image(file, data.num_channels, data.image_size)
+                found[file] = read_image(file, data.num_channels, data.image_size)
             except DataError as error:
                 yield file, error
-        if images:
-            guesses = predict(model, data, torch.stack([*images.values()]))
-            yield from zip(images, guesses, strict=True)
+        if not found:
+            continue
+        with torch.inference_mode():
+            images = torch.stack([*found.values()]).to(model.device)
+            # A run may have been trained in 64 bits.
+            normalized = data.normalize.to(model.device)(images).to(model.dtype)
+            probabilities = model(normalized).softmax(1).cpu()
+        for file, row in zip(found, probabilities, strict=True):
+            values, ids = row.sort(descending=True)
+            names = [data.class_names[index] for index in ids.tolist()]
+            yield file, list(zip(names, values.tolist(), strict=True))
 
 
 def print_guesses(
@@ -74,44 +82,20 @@ def print_guesses(
         raise ConfigError(
             f"--top {top}: must not exceed the {model.num_classes} classes of the run"
         )
-    guesses, errors = {}, 0
-    for file, result in predict_files(model, data, files):
-        if isinstance(result, Exception):
-            print(f"error: {result}", file=sys.stderr)
-            errors += 1
-        else:
-            guesses[str(file)] = result[:top]
-    print(to_json(guesses) if as_json else to_table(guesses, top))
-    return 1 if errors else 0
-
-
-def predict(model: ImageClassifier, data: ImageDataModule, images: torch.Tensor) -> list[Guesses]:
-    """Guesses for each image of a batch, uint8 ``[B, C, H, W]``."""
-    with torch.inference_mode():
-        normalized = data.normalize.to(model.device)(images.to(model.device))
-        # A run may have been trained in 64 bits.
-        probabilities = model(normalized.to(model.dtype)).softmax(1).cpu()
-    sorted_probabilities = probabilities.sort(dim=1, descending=True)
-    guesses = []
-    for values, ids in zip(*sorted_probabilities, strict=True):
-        names = [data.class_names[index] for index in ids.tolist()]
-        guesses.append(list(zip(names, values.tolist(), strict=True)))
-    return guesses
-
-
-def to_json(guesses: dict[str, Guesses]) -> str:
-    """One object for each file."""
-    objects = []
-    for file, best in guesses.items():
-        rounded = [{"class": name, "probability": round(value, 6)} for name, value in best]
-        objects.append({"file": file, "guesses": rounded})
-    return json.dumps(objects, indent=2)
-
-
-def to_table(guesses: dict[str, Guesses], top: int) -> str:
-    """One line for each file. Each column is as wide as its longest text."""
+    exit_code, objects = 0, []
     rows = [["file", *["class", "probability"] * top]]
-    for file, best in guesses.items():
-        rows.append([file, *(text for name, value in best for text in (name, f"{value:.4f}"))])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    for file, result in predict_files(model, data, files):
+        if isinstance(result, DataError):
+            print(f"error: {result}", file=sys.stderr)
+            exit_code = 1
+            continue
+        best = result[:top]
+        guesses = [{"class": name, "probability": round(value, 6)} for name, value in best]
+        objects.append({"file": str(file), "guesses": guesses})
+        rows.append([str(file), *(text for name, p in best for text in (name, f"{p:.4f}"))])
+    if as_json:
+        print(json.dumps(objects, indent=2))
+    else:  # each column is as wide as its longest text
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        print("\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows))
+    return exit_code

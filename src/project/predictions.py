@@ -17,7 +17,6 @@ from project.data.images import Batch
 from samestep.ranks.process_group import gather
 
 GRID_IMAGES = 64  # at most
-WORST = 10  # mistakes that are described in words
 
 
 class Prediction(NamedTuple):
@@ -90,12 +89,17 @@ class Predictions(L.Callback):
             writer.writerow(["id", "truth", "guess", "probability"])
             for *row, probability in name_guesses(rows[rows[:, 0].argsort()], names):
                 writer.writerow([*row, f"{probability:.6f}"])
-        pictures = {
-            "confusion_matrix": (draw_confusion(confusion, names), describe(confusion, names))
-        }
+        right, total = int(confusion.diag().sum()), int(confusion.sum())
+        words = f"Confusion matrix\n{right} of {total} test images are right."
+        pictures = {"confusion_matrix": (draw_confusion(confusion, names), words)}
         if self.grid:  # a small test may leave rank zero without images
             whose = f" that rank zero of {len(parts)} ranks has tested" if len(parts) > 1 else ""
-            pictures["grid"] = draw_grid(self.grid), describe_grid(self.grid, whose)
+            words = (
+                f"Most confident mistakes\n{len(self.grid)} test images{whose}: guess, truth in "
+                "brackets and probability. Mistakes come first, the surest before the others: "
+                + ", ".join(f"{p.guess} ({p.truth})" for p in self.grid if p.guess != p.truth)
+            )
+            pictures["grid"] = draw_grid(self.grid), words
         for name, (figure, words) in pictures.items():
             path = self.dirpath / f"{name}.png"
             figure.savefig(path, dpi=120)
@@ -165,30 +169,3 @@ def log_picture(logger: Any, name: str, figure: Figure, path: Path) -> None:
         logger.experiment.add_figure(name, figure, close=False)
     elif isinstance(logger, MLFlowLogger):
         logger.experiment.log_artifact(logger.run_id, str(path), name.partition("/")[0])
-
-
-def describe_grid(predictions: list[Prediction], whose: str) -> str:
-    """Title and description of the grid: the surest mistakes among the images in ``whose``."""
-    mistakes = [p for p in predictions if p.guess != p.truth]
-    worst = [f"{p.truth} taken for {p.guess} ({p.probability:.1%})" for p in mistakes[:WORST]]
-    return (
-        f"Most confident mistakes\n{len(predictions)} test images{whose}: guess, truth in brackets "
-        f"and probability. {len(mistakes)} of them are mistakes, and come first; the surest are: "
-        f"{', '.join(worst) or 'none'}."
-    )
-
-
-def describe(confusion: Tensor, class_names: list[str]) -> str:
-    """Title and description of the confusion matrix: the most frequent mistakes."""
-    mistakes = confusion - confusion.diag().diag()
-    frequent = [
-        f"{class_names[cell // len(class_names)]} taken for {class_names[cell % len(class_names)]} "
-        f"({int(mistakes.flatten()[cell])})"
-        for cell in mistakes.flatten().argsort(descending=True, stable=True)[:WORST].tolist()
-        if mistakes.flatten()[cell]
-    ]
-    right, total = int(confusion.diag().sum()), int(confusion.sum())
-    return (
-        f"Confusion matrix\n{right} of {total} test images are right. The most frequent mistakes "
-        f"are: {', '.join(frequent) or 'none'}."
-    )

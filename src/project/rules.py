@@ -14,21 +14,16 @@ import importlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 
 from omegaconf import DictConfig
 
 from samestep.hydra.rules import ABOVE_0, NULL, Rule, whole
 from samestep.hydra.schema import flatten
 
-
-def import_task_rules() -> list[ModuleType]:
-    """The modules ``rules.py`` in the folders of this package."""
-    files = sorted(Path(__file__).parent.glob("*/rules.py"))
-    return [importlib.import_module(f"{__package__}.{file.parent.name}.rules") for file in files]
-
-
-TASKS = import_task_rules()
+TASKS = [
+    importlib.import_module(f"{__package__}.{file.parent.name}.rules")
+    for file in sorted(Path(__file__).parent.glob("*/rules.py"))
+]
 
 RULES: dict[str, Rule] = {
     "data.global_batch_size": whole(1),
@@ -55,31 +50,25 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
     for task in TASKS:
         if hasattr(task, "contradictions"):
             yield from task.contradictions(cfg)
-    if missing := find_missing_data_keys(cfg):
+    # Keys of the data that the model refers to, and that these data do not have.
+    texts = " ".join(str(leaf.text) for leaf in flatten(cfg.model).values())
+    names = dict.fromkeys(re.findall(r"\$\{data\.(\w+)", texts))
+    if missing := [f"data.{name}" for name in names if name not in cfg.data]:
         yield (
             f"{cfg.model.get('_target_')} needs {', '.join(missing)}, which "
             f"{cfg.data.get('_target_', 'data=null')} does not have; choose data and a model of "
             "one task"
         )
-    is_endless = cfg.trainer.max_epochs == -1 and cfg.trainer.max_steps == -1
-    if is_endless and "lr_scheduler" in cfg.model:
+    if cfg.trainer.max_epochs == cfg.trainer.max_steps == -1 and "lr_scheduler" in cfg.model:
         yield (
             "trainer.max_epochs=-1: the learning-rate schedule must know where the run ends; set "
             "trainer.max_epochs or trainer.max_steps"
         )
 
 
-def find_missing_data_keys(cfg: DictConfig) -> list[str]:
-    """Keys of the data that the model refers to, and that these data do not have."""
-    texts = [str(leaf.text) for leaf in flatten(cfg.model).values()]
-    names = [name for text in texts for name in re.findall(r"\$\{data\.(\w+)", text)]
-    return [f"data.{name}" for name in dict.fromkeys(names) if name not in list(cfg.data)]
-
-
 def needed_files(cfg: DictConfig) -> list[str]:
     """The files that must be there before a run starts, because it does not download them."""
-    tasks = [task for task in TASKS if hasattr(task, "needed_files")]
-    return [file for task in tasks for file in task.needed_files(cfg)]
+    return [f for task in TASKS if hasattr(task, "needed_files") for f in task.needed_files(cfg)]
 
 
 def check_ranks(cfg: DictConfig, num_ranks: Sequence[int]) -> Iterator[str]:

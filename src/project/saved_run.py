@@ -28,9 +28,16 @@ def load_run(run_dir: Path, ckpt: str, *, trust: bool = False) -> tuple[Any, Any
         directory.best_checkpoint(run_dir)
     # A directory that is no run fails here, before anything is called that it names.
     state = checkpoint.load(path)
+    if not trust:
+        if data_cfg:
+            check_targets(data_cfg, "data", "LightningDataModule", __package__)
+        check_targets(model_cfg, "model", "LightningModule", __package__)
     # A run with data=null has the loaders of its model.
-    data = build_data(data_cfg, trust=trust) if data_cfg else None
-    model = build_saved(model_cfg, "model", "LightningModule", trust=trust)
+    data: Any = build(data_cfg, "data") if data_cfg else None
+    if not trust and hasattr(data, "download"):
+        # The run names the address, the files and the folder: it could write anything anywhere.
+        data.download = False
+    model: Any = build(model_cfg, "model")
     set_precision(model, read_saved_group(run_dir, "trainer").precision)
     try:
         model.load_state_dict(state["state_dict"])
@@ -46,30 +53,8 @@ def load_run(run_dir: Path, ckpt: str, *, trust: bool = False) -> tuple[Any, Any
     return model.eval(), data
 
 
-def build_data(node: DictConfig, *, trust: bool = False) -> Any:
-    """The DataModule of a saved configuration; it downloads only for runs that are trusted.
-
-    The run names the address, the files and the folder: it could write anything anywhere.
-    """
-    data = build_saved(node, "data", "LightningDataModule", trust=trust)
-    if not trust and hasattr(data, "download"):
-        data.download = False
-    return data
-
-
-def build_saved(node: DictConfig, key: str, kind: str, *, trust: bool) -> Any:
-    """What a group of a saved configuration describes, if that may be called."""
-    if not trust:
-        check_targets(node, key, kind, __package__)
-    return build(node, key)
-
-
 def move_to(accelerator: str, model: torch.nn.Module) -> None:
-    """Move the model to the accelerator of this machine.
-
-    Args:
-        accelerator: cpu, gpu, or auto, which takes the accelerator if there is one.
-        model: of the run, on the CPU.
+    """Move the model to the accelerator of this machine: cpu, gpu, or auto, which takes a GPU.
 
     Raises:
         ConfigError: for gpu, if this machine has none.
@@ -84,8 +69,7 @@ def set_places(data: Any, arguments: Any) -> None:
     """Say where the data of a run are now: ``arguments`` may have root, file, mirror and download.
 
     Raises:
-        ConfigError: if the DataModule of the run has no such setting, or would download to a folder
-            that only the run names.
+        ConfigError: if the data have no such setting, or only the run names where to download to.
     """
     given = vars(arguments)
     if given.get("download") and given.get("root") is None and not given.get("trust"):

@@ -31,8 +31,8 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
         overrides: what made it from the defaults, for the records.
 
     Returns:
-        The final figures, as in ``metrics.json``: ``{"test/accuracy": 0.98, ...}``; on ranks
-        other than zero, and for a run that was finished before, an empty dictionary.
+        The final figures, as in ``metrics.json``: ``{"test/accuracy": 0.98, ...}``; nothing on
+        ranks other than zero, and for a run that was finished before.
 
     Raises:
         ConfigError: if the configuration cannot be run; nothing was changed then.

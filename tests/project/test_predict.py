@@ -25,10 +25,6 @@ def test_a_directory_stands_for_all_images_in_and_below_it(tmp_path: Path) -> No
     assert find_images([str(tmp_path)]) == [tmp_path / name for name in names]
 
 
-def test_a_named_file_is_kept_whatever_its_name() -> None:
-    assert find_images(["no_such_file", "a.png"]) == [Path("no_such_file"), Path("a.png")]
-
-
 def test_a_directory_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no images; they end in \.jpg"):
         find_images([str(tmp_path)])

@@ -135,7 +135,7 @@ def test_pictures_are_described_in_words(tested):
     texts = {path.stem: path.read_text() for path in tested[3].glob("*.txt")}
     assert texts.keys() == {"grid", "confusion_matrix"}
     assert texts["grid"].startswith("Most confident mistakes\n24 test images")
-    assert "5 of them are mistakes" in texts["grid"]
-    assert "the surest are: $\\frac taken for cat (98.7%)" in texts["grid"]
+    assert texts["grid"].endswith(
+        "cat ($\\frac), cat ($\\frac), cat ($\\frac), dog (cat), $\\frac (dog)\n"
+    )
     assert "19 of 24 test images are right" in texts["confusion_matrix"]
-    assert "$\\frac taken for cat (3)" in texts["confusion_matrix"]

@@ -6,13 +6,10 @@ import re
 import signal
 from pathlib import Path
 
-import pytest
 import torch
 import yaml
 
-from tests.conftest import NO_PICTURES, QUICK, REFERENCE, final_figures, run
-
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+from tests.conftest import NO_PICTURES, QUICK, final_figures, run
 
 
 def history(run_dir: Path) -> list[dict[str, str]]:
@@ -60,22 +57,6 @@ def test_a_run_says_how_it_goes_and_what_to_do_next(digits_run: Path):
     assert (digits_run.parent / "stderr.txt").read_text() == ""
 
 
-def test_a_finished_run_is_left_alone(digits_run: Path):
-    before = {path: path.stat().st_mtime_ns for path in digits_run.rglob("*")}
-    result = run("train.py", *QUICK, f"run_root={digits_run.parent}", RUN_ID="digits")
-    assert result.returncode == 0
-    assert "finished" in result.stdout
-    assert {path: path.stat().st_mtime_ns for path in digits_run.rglob("*")} == before
-
-
-def test_another_configuration_is_not_continued(digits_run: Path):
-    overrides = [*QUICK, "model=mlp", f"run_root={digits_run.parent}"]
-    result = run("train.py", *overrides, RUN_ID="digits")
-    assert result.returncode == 2
-    assert "model.net._target_" in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path):
     overrides = [*QUICK, NO_PICTURES, "trainer.max_epochs=4", "model=mlp", "model.net.dropout=0.2"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -95,70 +76,6 @@ def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path):
     weights = [torch.load(tmp_path / name / "weights-0.pt") for name in "ab"]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
     assert recorded(tmp_path / "b", "train") == recorded(tmp_path / "a", "train")[40:]
-
-
-def test_two_ranks_of_torchrun_see_and_learn_what_one_rank_does(
-    reference_run: Path, tmp_path: Path
-):
-    """Ranks that train.py starts itself: tests/project/test_topology.py."""
-    overrides = [*REFERENCE, "cluster=k8s", f"run_root={tmp_path}"]
-    done = run(*TORCHRUN, "train.py", *overrides, *record(tmp_path / "records"), RUN_ID="two")
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["records", "two"]
-    assert (tmp_path / "two/logs/rank-1.log").exists()
-    for stage in ("train", "val", "test"):
-        expected = recorded(reference_run.parent / "records", stage)
-        assert recorded(tmp_path / "records", stage) == expected, stage
-    ranks = [torch.load(tmp_path / f"records/weights-{rank}.pt") for rank in (0, 1)]
-    assert all(torch.equal(ranks[0][key], ranks[1][key]) for key in ranks[0])
-    two, one = (final_figures(path) for path in (tmp_path / "two", reference_run))
-    assert two == pytest.approx(one, abs=1e-4)
-
-
-def test_torchrun_without_a_run_id_puts_all_ranks_into_one_directory(tmp_path: Path):
-    overrides = [*QUICK, NO_PICTURES, "trainer.max_epochs=1", "model=mlp", f"run_root={tmp_path}"]
-    result = run(*TORCHRUN, "train.py", *overrides)
-    assert result.returncode == 0, result.stderr
-    (run_dir,) = tmp_path.iterdir()
-    assert run_dir.name != "none"
-    assert (run_dir / "metrics.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("+model.optimizer.momentun=0.9", "AdamW takes no argument 'momentun'"),
-        ("model.net._target_=project.model.nets.cnn.CMM", "project.model.nets.cnn.CMM"),
-        ("+callbacks.x._target_=lightning.pytorch.callbacks.EarlyStopping", "monitor"),
-        ("logger=mlflow logger.mlflow.tracking_uri=http://127.0.0.1:9", "does not answer"),
-    ],
-)
-def test_what_a_constructor_refuses_leaves_nothing(tmp_path: Path, override: str, expected: str):
-    result = run("train.py", *override.split(), f"run_root={tmp_path / 'runs'}")
-    assert result.returncode == 2
-    assert expected in result.stderr
-    assert "Traceback" not in result.stderr
-    assert not (tmp_path / "runs").exists()
-
-
-def test_python_m_project_train_is_the_same_program(tmp_path: Path):
-    result = run("-m", "project.train", "--cfg", "job", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == run("train.py", "--cfg", "job").stdout
-
-
-def test_a_sweep_gives_each_run_a_directory(tmp_path: Path):
-    result = run(
-        "train.py", "-m", *QUICK, NO_PICTURES, "trainer.max_epochs=1", "model=mlp", "seed=1,2",
-        f"run_root={tmp_path}", RUN_ID="sweep",
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    directories = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
-    assert directories == ["sweep-0", "sweep-1"]
-    seeds = [
-        yaml.safe_load((tmp_path / f"sweep-{n}/config.yaml").read_text())["seed"] for n in (0, 1)
-    ]
-    assert seeds == [1, 2]
 
 
 def test_the_default_learns_the_digits(tmp_path: Path):

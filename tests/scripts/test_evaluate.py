@@ -56,7 +56,7 @@ def test_the_table_names_run_checkpoint_split_and_metrics(
     digits_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     title, *lines = evaluated(capsys, digits_run).splitlines()
-    assert title == f"{digits_run}, best checkpoint, 360 test images"
+    assert title == f"{digits_run}, best checkpoint, test"
     found = metrics(digits_run, "test")
     assert dict(line.split() for line in lines) == {k: f"{v:.4f}" for k, v in found.items()}
 
@@ -123,5 +123,5 @@ def test_a_run_without_a_best_checkpoint_is_evaluated_by_its_last_one(
     words = f"python scripts/evaluate.py {run_dir}\n"
     assert words in (run_dir.parent / "stdout.txt").read_text()
     title, *_ = evaluated(capsys, run_dir).splitlines()
-    assert title == f"{run_dir}, last checkpoint, 360 test images"
+    assert title == f"{run_dir}, last checkpoint, test"
     assert json.loads(evaluated(capsys, run_dir, "--format", "json")) == metrics(run_dir, "test")

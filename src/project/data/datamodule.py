@@ -5,7 +5,6 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from torch import Tensor
 
 from project.data.augment import Augment, Normalize
 from project.data.images import Batch, ImageSet, RawBatch
@@ -107,19 +106,26 @@ class ImageDataModule(L.LightningDataModule):
         """Open and split the data set, once. Lightning calls this on every rank and stage."""
         if self.train_set is not None:
             return
-        self._check_batch_size()
-        train = self._load(train=True)
-        test = self._load(train=False)
-        self._check_num_val(len(train.labels))
-        order = torch.randperm(len(train.labels), generator=generator(SPLIT_SEED))
-        self.train_set = self._choose(train, order[self.num_val :].sort().values)
-        self.val_set = self._choose(train, order[: self.num_val].sort().values)
-        self.test_set = self._choose(test, torch.arange(len(test.labels)))
-        if len(self.train_set) < self.global_batch_size:
+        num_ranks, batches_per_step = environment.world_size(), self._batches_per_step()
+        for fault in check_batch_size(self.global_batch_size, num_ranks, batches_per_step):
+            raise ConfigError(fault)
+        train, test = self._load(train=True), self._load(train=False)
+        num_images = len(train.labels)
+        if not 0 < self.num_val < num_images:
+            raise ConfigError(
+                f"data.num_val={self.num_val}: must leave some of the {num_images} "
+                "training images for training and some for validation"
+            )
+        if num_images - self.num_val < self.global_batch_size:
             raise ConfigError(
                 f"data.global_batch_size={self.global_batch_size}: must not exceed the "
-                f"{len(self.train_set)} training images"
+                f"{num_images - self.num_val} training images"
             )
+        order = torch.randperm(num_images, generator=generator(SPLIT_SEED))
+        kinds = {"num_channels": self.num_channels, "image_size": self.image_size}
+        self.train_set = ImageSet(train, order[self.num_val :].sort().values, **kinds)
+        self.val_set = ImageSet(train, order[: self.num_val].sort().values, **kinds)
+        self.test_set = ImageSet(test, torch.arange(len(test.labels)), **kinds)
 
     def train_dataloader(self) -> BatchLoader:
         """Training batches, in a new order each epoch."""
@@ -176,19 +182,51 @@ class ImageDataModule(L.LightningDataModule):
         return round(2 * images * self.num_channels * self.image_size**2 * self.num_workers)
 
     def _load(self, *, train: bool) -> Images | ImageFiles:
-        """All official train or test images, checked against the configuration."""
+        """All official train or test images, checked against the configuration.
+
+        Images in memory move to the GPU of this rank, if they take little of its memory.
+        """
         found = self.source.load(self.root, train=train)
+        num_classes = int(found.labels.max()) + 1
+        names = [str(number) for number in range(self.num_classes)]
         if isinstance(found, ImageFiles):
-            self._check_folders(found.classes)
-            self._check_labels(found.labels)
-            self._learn_names(found.classes)
-            return found
-        self._check_shape(found.images)
-        self._check_labels(found.labels)
-        if len(found.images) != len(found.labels):
-            raise self._wrong_source(f"{len(found.images)} images and {len(found.labels)} labels")
-        self._learn_names([str(number) for number in range(self.num_classes)])
-        return self._move_to_device(found)
+            names, num_classes = found.classes, len(found.classes)
+        if num_classes > self.num_classes or len(names) != self.num_classes:
+            raise ConfigError(
+                f"data.num_classes={self.num_classes}: {num_classes} classes were found in "
+                f"{self.root}"
+            )
+        if isinstance(found, ImageFiles):
+            if self.names_are_given and self.class_names != names == sorted(self.class_names):
+                raise ConfigError(
+                    f"data.class_names={self.class_names}: must be in the order of the labels, "
+                    f"{names}"
+                )
+        else:
+            found = self._check_images(found)
+        self._learn_names(names)
+        return found
+
+    def _check_images(self, found: Images) -> Images:
+        images, labels = found
+        shape = [self.num_channels, self.image_size, self.image_size]
+        if images.dtype != torch.uint8 or labels.dtype != torch.int64 or len(images) != len(labels):
+            raise ConfigError(
+                f"data.source: {type(self.source).__name__}.load must return images uint8 "
+                "[N, C, H, W], from 0 to 255, and as many labels int64 [N]; it returned images "
+                f"{images.dtype} {[*images.shape]} and labels {labels.dtype} {[*labels.shape]}"
+            )
+        if list(images.shape[1:]) != shape:
+            raise ConfigError(
+                f"data.num_channels={self.num_channels}, data.image_size={self.image_size}: "
+                f"the images found have the shape {list(images.shape[1:])}"
+            )
+        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            if images.nbytes < MEMORY_SHARE * free:
+                return Images(images.to(device), labels.to(device))
+        return found
 
     def _learn_names(self, names: list[str]) -> None:
         """Take the names of the source or of a checkpoint, whichever comes first."""
@@ -201,80 +239,9 @@ class ImageDataModule(L.LightningDataModule):
             )
         self.class_names = names
 
-    def _check_folders(self, names: list[str]) -> None:
-        """Raise a ConfigError if the names of the source do not fit those of the configuration."""
-        if len(names) != self.num_classes:
-            raise ConfigError(
-                f"data.num_classes={self.num_classes}: {len(names)} classes were found in "
-                f"{self.root}: {', '.join(names[:10])}"
-            )
-        if self.names_are_given and self.class_names != names == sorted(self.class_names):
-            raise ConfigError(
-                f"data.class_names={self.class_names}: must be in the order of the labels, {names}"
-            )
-
-    def _check_labels(self, labels: Tensor) -> None:
-        """Raise a ConfigError if the labels are not class indices."""
-        if labels.dtype != torch.int64 or labels.ndim != 1 or not len(labels):
-            raise self._wrong_source(f"labels {labels.dtype} {list(labels.shape)}")
-        if labels.min() < 0:
-            raise self._wrong_source(f"the label {int(labels.min())}")
-        if labels.max() >= self.num_classes:
-            raise ConfigError(
-                f"data.num_classes={self.num_classes}: {int(labels.max()) + 1} classes were found "
-                f"in {self.root}"
-            )
-
-    def _wrong_source(self, what: str) -> ConfigError:
-        return ConfigError(
-            f"data.source: {type(self.source).__name__}.load has returned {what}; it must return "
-            "images uint8 [N, C, H, W], from 0 to 255, and as many labels int64 [N], from 0 on"
-        )
-
-    def _check_shape(self, images: Tensor) -> None:
-        if images.dtype != torch.uint8:
-            # ``Normalize`` divides bytes by 255.
-            raise self._wrong_source(f"images {images.dtype}")
-        shape = [self.num_channels, self.image_size, self.image_size]
-        if list(images.shape[1:]) != shape:
-            raise ConfigError(
-                f"data.num_channels={self.num_channels}, data.image_size={self.image_size}: "
-                f"the images found have the shape {list(images.shape[1:])}"
-            )
-
-    def _check_num_val(self, num_images: int) -> None:
-        if not 0 < self.num_val < num_images:
-            raise ConfigError(
-                f"data.num_val={self.num_val}: must leave some of the {num_images} "
-                "training images for training and some for validation"
-            )
-
-    def _check_batch_size(self) -> None:
-        """Raise a ConfigError if a rank would get no image of a training batch."""
-        num_ranks, batches_per_step = environment.world_size(), self._batches_per_step()
-        for fault in check_batch_size(self.global_batch_size, num_ranks, batches_per_step):
-            raise ConfigError(fault)
-
-    def _move_to_device(self, found: Images) -> Images:
-        """The images on the GPU of this rank, if it has one and they take little of its memory."""
-        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
-        if device.type != "cuda":
-            return found
-        free, _ = torch.cuda.mem_get_info(device)
-        if found.images.nbytes >= MEMORY_SHARE * free:
-            return found
-        return Images(found.images.to(device), found.labels.to(device))
-
-    def _choose(self, source: Images | ImageFiles, ids: Tensor) -> ImageSet:
-        return ImageSet(source, ids, num_channels=self.num_channels, image_size=self.image_size)
-
-    def _eval_loader(self, dataset: ImageSet) -> BatchLoader:
-        return BatchLoader(
-            dataset,
-            self.eval_batch_size,
-            num_workers=self._num_workers(dataset),
-            with_slice=True,
-        )
+    def _eval_loader(self, images: ImageSet) -> BatchLoader:
+        num_workers = self._num_workers(images)
+        return BatchLoader(images, self.eval_batch_size, num_workers=num_workers, with_slice=True)
 
     def _num_workers(self, dataset: ImageSet) -> int:
         """Loader processes; images in memory need none."""

@@ -41,22 +41,20 @@ def fetch(
 ) -> None:
     """Make sure that each of ``files`` is in ``root`` and intact.
 
-    Intact files are read once. This needs neither a network nor the right to write. Otherwise the
-    missing archives are downloaded into a temporary folder, verified, extracted, verified again,
-    and renamed. A lock makes all processes and nodes that share ``root`` wait for the one that does
-    this. A process that is killed at any moment leaves no incomplete file under a final name. The
-    archives are kept: they repair damaged files without a network, and a web server that serves
-    ``root`` is a mirror.
+    Intact files are read once, without a network or the right to write. Otherwise one process of
+    all that share ``root`` downloads the missing archives into a temporary folder, verifies and
+    extracts them, and renames: one that is killed leaves no incomplete file under a final name. The
+    archives are kept: they repair damaged files, and a web server that serves ``root`` is a mirror.
 
     Args:
         root: directory of this data set.
         url: address of the folder with the archives, http or https.
-        archives: name of each archive, ``.gz``, ``.tar.*`` or ``.zip``, and its md5 in hexadecimal.
-        files: path below ``root`` of each extracted file that will be read, and its md5.
+        archives: name of each archive, ``.gz``, ``.tar.*`` or ``.zip``, and its md5.
+        files: path below ``root`` of each extracted file, and its md5.
         mirror: address to use instead of ``url``.
         download: repair what is missing or damaged; if false, it is an error.
         name: name of the data set on the command line, ``data=<name>``.
-        timeout_s: give a server up after this many seconds of silence.
+        timeout_s: seconds of silence after which a server is given up.
 
     Raises:
         DataError: if a file is missing or damaged, and cannot or must not be repaired.

@@ -26,21 +26,14 @@ RULES: dict[str, Rule] = {
 
 MAY_CHANGE = [r"data\.(root|download|mirror)", r"callbacks\.predictions(\..+)?"]
 
-PER_CHANNEL_OR_CLASS = {
-    "mean": "num_channels",
-    "std": "num_channels",
-    "class_names": "num_classes",
-}
-
 
 def contradictions(cfg: DictConfig) -> Iterator[str]:
     """What is wrong with the data although each value alone is fine, one line each."""
-    for key, count in PER_CHANNEL_OR_CLASS.items():
-        # Another DataModule may have other keys.
+    counts = {"mean": "num_channels", "std": "num_channels", "class_names": "num_classes"}
+    for key, count in counts.items():
         values, num = cfg.data.get(key), cfg.data.get(count)
-        if values is None or num is None:
-            continue
-        if len(values) != num:
+        # Another DataModule may have other keys.
+        if values is not None and num is not None and len(values) != num:
             yield f"data.{key}={values}: must have one for each of data.{count}={num}"
     names = cfg.data.get("class_names") or []
     if len(set(names)) < len(names):

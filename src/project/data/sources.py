@@ -86,26 +86,34 @@ class Digits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MNIST:
-    """Handwritten digits, 28 x 28 pixels, and every other set in the format of MNIST.
+class Archives:
+    """A set of images in archives of a server.
 
     Args:
         url: address below which the archives lie.
         archives: name to md5.
         files: extracted file to md5, verified before the file is read.
         name: directory below ``root``, and the name of the YAML file.
-
-    Source: http://yann.lecun.com/exdb/mnist
     """
 
     url: str
     archives: Mapping[str, str]
     files: Mapping[str, str]
-    name: str = "mnist"
+    name: str
 
     def prepare(self, root: Path, *, download: bool, mirror: str | None) -> None:
         """Fetch and verify the files, see ``fetch``."""
         fetch(root / self.name, download=download, mirror=mirror, **vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MNIST(Archives):
+    """Handwritten digits, 28 x 28 pixels, and every other set in the format of MNIST.
+
+    Source: http://yann.lecun.com/exdb/mnist
+    """
+
+    name: str = "mnist"
 
     def load(self, root: Path, *, train: bool) -> Images:
         """Training or test images, uint8 ``[N, 1, 28, 28]``."""
@@ -113,27 +121,17 @@ class MNIST:
         with _reading(Path(f"{prefix}-images-idx3-ubyte")) as path:
             images = read_image_file(path)[:, None]
         with _reading(Path(f"{prefix}-labels-idx1-ubyte")) as path:
-            return _matching(images, read_label_file(path))
+            return Images(images, read_label_file(path))
 
 
 @dataclass(frozen=True, kw_only=True)
-class CIFAR10:
+class CIFAR10(Archives):
     """Photographs of ten kinds of things, 32 x 32 pixels in colour.
-
-    Args:
-        url, archives, files, name: as for ``MNIST``.
 
     Source: https://www.cs.toronto.edu/~kriz/cifar.html
     """
 
-    url: str
-    archives: Mapping[str, str]
-    files: Mapping[str, str]
     name: str = "cifar10"
-
-    def prepare(self, root: Path, *, download: bool, mirror: str | None) -> None:
-        """Fetch and verify the files, see ``fetch``."""
-        fetch(root / self.name, download=download, mirror=mirror, **vars(self))
 
     def load(self, root: Path, *, train: bool) -> Images:
         """Training or test images, uint8 ``[N, 3, 32, 32]``."""
@@ -143,7 +141,7 @@ class CIFAR10:
             with _reading(root / self.name / file) as path, path.open("rb") as stream:
                 batch = _ArrayUnpickler(stream, encoding="latin1").load()
                 images = torch.from_numpy(batch["data"]).view(-1, 3, 32, 32)
-                parts.append(_matching(images, torch.tensor(batch["labels"])))
+                parts.append(Images(images, torch.tensor(batch["labels"])))
         return Images(*map(torch.cat, zip(*parts, strict=True)))
 
 
@@ -181,18 +179,15 @@ def read_image(path: Path, num_channels: int, image_size: int) -> Tensor:
     with _reading(path):
         content = path.read_bytes()
         with Image.open(io.BytesIO(content)) as file:
-            image = decode_jpeg(content, image_size, mode) if is_plain_jpeg(file) else None
+            turned = "exif" in file.info and file.getexif().get(ExifTags.Base.Orientation, 1) != 1
+            is_plain = file.mode in ("L", "RGB") and "progressive" not in file.info and not turned
+            image = None
+            if file.format == "JPEG" and is_plain:
+                image = decode_jpeg(content, image_size, mode)
             if image is None:
                 image = decode(file, image_size, mode)
         image = ImageOps.fit(image, size, Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(image)).view(*size, num_channels).permute(2, 0, 1)
-
-
-def is_plain_jpeg(file: Image.Image) -> bool:
-    """Whether it is an upright JPEG of grey values or colours, which ``decode_jpeg`` can read."""
-    if file.format != "JPEG" or file.mode not in ("L", "RGB") or "progressive" in file.info:
-        return False
-    return "exif" not in file.info or file.getexif().get(ExifTags.Base.Orientation, 1) == 1
 
 
 def decode_jpeg(content: bytes, image_size: int, mode: str) -> Image.Image | None:
@@ -240,17 +235,8 @@ def _reading(path: Path) -> Iterator[Path]:
     try:
         yield path
     except Exception as error:
-        raise DataError(f"{path} cannot be read: {_reason_of(error)}") from error
-
-
-def _reason_of(error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        return "it is no image, or of a format that is not known"
-    # An error of the system would repeat its number and the path.
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
-
-
-def _matching(images: Tensor, labels: Tensor) -> Images:
-    if len(images) != len(labels):
-        raise ValueError(f"there are {len(images)} images, but {len(labels)} labels")
-    return Images(images, labels)
+        # An error of the system would repeat its number and the path.
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        if isinstance(error, UnidentifiedImageError):
+            reason = "it is no image, or of a format that is not known"
+        raise DataError(f"{path} cannot be read: {reason}") from error

@@ -1,14 +1,15 @@
 """A text, from its file to batches of windows."""
 
 import platform
+from hashlib import sha256
 
 import lightning as L
 
-from project.language.text import Vocabulary, Windows, digest_of, read_text, split
+from project.language.text import Vocabulary, Windows, read_text, split
 from project.rules import check_batch_size
 from samestep.data.loader import BatchLoader
 from samestep.errors import ConfigError
-from samestep.ranks import environment, process_group
+from samestep.ranks import environment
 
 
 class TextDataModule(L.LightningDataModule):
@@ -71,7 +72,9 @@ class TextDataModule(L.LightningDataModule):
         num_ranks, batches_per_step = environment.world_size(), self._batches_per_step()
         for fault in check_batch_size(self.global_batch_size, num_ranks, batches_per_step):
             raise ConfigError(fault)
-        text = self._read()
+        text = read_text(self.file)
+        self.digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        self._compare()
         train, val, test = split(text, self.val_share, self.test_share)
         if len(train) <= self.context or min(len(val), len(test)) < 2:
             raise ConfigError(
@@ -133,39 +136,18 @@ class TextDataModule(L.LightningDataModule):
         Raises:
             ConfigError: after ``setup``, if the run was trained with another text.
         """
-        if self.digest is not None:
-            self._compare(self.digest, state_dict)
         self.learned = state_dict
+        self._compare()
         self.vocabulary = Vocabulary(state_dict["characters"])
 
-    def check_sameness(self) -> None:
-        """Raise a ConfigError if another rank has read another text; every rank must call this."""
-        texts = process_group.gather((self.digest, self.origin))
-        if len({digest for digest, _ in texts}) > 1:
-            names = ", ".join(f"rank {rank}: {origin}" for rank, (_, origin) in enumerate(texts))
-            message = f"the ranks have read different texts ({names}); use one text"
-            raise ConfigError(message, on_all_ranks=True)
-
-    def _read(self) -> str:
-        """The text.
-
-        Raises:
-            ConfigError: if a checkpoint was loaded that belongs to another text.
-        """
-        text = read_text(self.file)
-        digest = digest_of(text)
-        if self.learned is not None:
-            self._compare(digest, self.learned)
-        self.digest = digest
-        return text
-
-    def _compare(self, digest: str, learned: dict[str, str]) -> None:
+    def _compare(self) -> None:
         """Raise a ConfigError if a checkpoint belongs to another text than the one here."""
-        if digest != learned["digest"]:
+        if self.digest and self.learned and self.digest != self.learned["digest"]:
             raise ConfigError(
-                f"data.file={self.file or 'null'}: this run has learned {learned['origin']} "
-                f"(SHA-256 {learned['digest'][:12]}), and here is {self.origin} ({digest[:12]}); "
-                "name a file with the same text, use that version of Python, or begin a new run",
+                f"data.file={self.file or 'null'}: this run has learned {self.learned['origin']} "
+                f"(SHA-256 {self.learned['digest'][:12]}), and here is {self.origin} "
+                f"({self.digest[:12]}); name a file with the same text, use that version of "
+                "Python, or begin a new run",
                 on_all_ranks=True,
             )
 

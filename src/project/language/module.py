@@ -1,6 +1,5 @@
 """How a transformer learns a text: the loss, the metrics and the optimizer."""
 
-import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,16 +16,13 @@ from project.language.net import Transformer
 from project.language.text import NO_TARGET, OTHER, Batch, Vocabulary
 from samestep.callbacks.sums import Sums
 
-log = logging.getLogger(__name__)
-
 
 class LanguageModel(L.LightningModule):
     """A net trained to predict the next character of a text, by cross entropy.
 
     Logs, once per epoch and over all ranks, with ``<stage>`` one of train, val and test:
 
-    - ``<stage>/loss``: mean cross entropy, in nats per character. Guessing gives ``log(number of
-      ids)``.
+    - ``<stage>/loss``: mean cross entropy, in nats per character.
     - ``<stage>/bits_per_character``: the same in bits.
 
     Args:
@@ -67,12 +63,6 @@ class LanguageModel(L.LightningModule):
         logits: Tensor = self.net(ids)
         return logits
 
-    def on_fit_start(self) -> None:
-        """Refuse ranks that have read different texts, and note the text in the log of the run."""
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
-        data.check_sameness()
-        log.info("text: %s, SHA-256 %s", data.origin, data.digest)
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Mean loss of one training batch, a scalar to minimize."""
         return self._score(batch, self.train_sums)
@@ -105,7 +95,7 @@ class LanguageModel(L.LightningModule):
 
     def build_optimizer(self, total_steps: int) -> tuple[Optimizer, LRScheduler]:
         """An optimizer that decays only matrices, and its schedule."""
-        parameters = list(self.net.parameters())
+        parameters = [*self.net.parameters()]
         optimizer = self.optimizer(
             [
                 {"params": [p for p in parameters if p.ndim > 1]},

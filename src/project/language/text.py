@@ -2,11 +2,9 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,11 +43,6 @@ def read_text(file: str | None) -> str:
         raise RunError(f"data.file={file}: must be text in UTF-8: {error}") from error
 
 
-def digest_of(text: str) -> str:
-    """The SHA-256 of a text, in hexadecimal digits."""
-    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 def split(text: str, val_share: float, test_share: float) -> tuple[str, str, str]:
     """Cut a text into train, val and test, in this order: no character is in two of them."""
     end = len(text) - round(test_share * len(text))
@@ -68,7 +61,7 @@ class Vocabulary:
 
     def __init__(self, characters: str) -> None:
         self.characters = "".join(sorted(characters))
-        self.codes = code_points(self.characters)
+        self.ids = {character: number for number, character in enumerate(self.characters, 1)}
 
     @classmethod
     def of_text(cls, text: str, size: int) -> "Vocabulary":
@@ -82,18 +75,13 @@ class Vocabulary:
 
     def encode(self, text: str) -> Tensor:
         """Ids int64 ``[N]`` of the characters of a text."""
-        codes = code_points(text)
-        places = np.searchsorted(self.codes, codes).clip(max=len(self.codes) - 1)
-        return torch.from_numpy(np.where(self.codes[places] == codes, places + 1, OTHER))
+        return torch.tensor(
+            [self.ids.get(character, OTHER) for character in text], dtype=torch.int64
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; the replacement character stands for all that are not known."""
         return "".join(f"\N{REPLACEMENT CHARACTER}{self.characters}"[i] for i in ids)
-
-
-def code_points(text: str) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The Unicode code point of each character, int64 ``[N]``."""
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.int64)
 
 
 class Windows:

@@ -1,6 +1,5 @@
 """What is learned, and how: the loss, the metrics and the optimizer."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -78,13 +77,9 @@ class ImageClassifier(L.LightningModule):
         return [f"{s.stage}/{name}" for s in (self.train_sums, self.val_sums) for name in s.names]
 
     def setup(self, stage: str) -> None:
-        """Compare the number of classes with that of the data, if they say one.
-
-        Raises:
-            ConfigError: if they differ. The test would fail, after all of the training.
-        """
-        of_data = getattr(self.trainer.datamodule, "num_classes", None)  # type: ignore[attr-defined]
-        if of_data is not None and of_data != self.num_classes:
+        """Raise a ConfigError if the data have another number of classes: the test would fail."""
+        of_data = getattr(self.trainer.datamodule, "num_classes", self.num_classes)  # type: ignore[attr-defined]
+        if of_data != self.num_classes:
             raise ConfigError(
                 f"model.num_classes={self.num_classes}: the data have data.num_classes={of_data}; "
                 "leave model.num_classes out, it follows the data",
@@ -98,9 +93,7 @@ class ImageClassifier(L.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Loss of one training batch, a scalar to minimize."""
-        logits = self._logits(batch)
-        loss = F.cross_entropy(logits, batch.labels, label_smoothing=self.label_smoothing)
-        add_batch(self.train_sums, loss, logits, batch.labels)
+        loss, _ = self._score(batch, self.train_sums, self.label_smoothing)
         return loss
 
     def on_train_epoch_end(self) -> None:
@@ -121,7 +114,7 @@ class ImageClassifier(L.LightningModule):
 
     def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Score one test batch, and return its logits ``[B, num_classes]``."""
-        logits = self._score(batch, self.test_sums)
+        _, logits = self._score(batch, self.test_sums)
         cells = batch.labels * self.num_classes + logits.argmax(1)
         self.confusion += cells.bincount(minlength=self.num_classes**2)
         return logits
@@ -139,13 +132,7 @@ class ImageClassifier(L.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Build the optimizer, and a schedule that spans the whole run."""
-        total_steps = self.trainer.estimated_stepping_batches
-        if math.isinf(total_steps):
-            raise ConfigError(
-                f"trainer.max_epochs={self.trainer.max_epochs}: the learning-rate schedule must "
-                "know where the run ends; set trainer.max_epochs or trainer.max_steps"
-            )
-        optimizer, scheduler = self.build_optimizer(int(total_steps))
+        optimizer, scheduler = self.build_optimizer(int(self.trainer.estimated_stepping_batches))
         schedule: LRSchedulerConfigType = {"scheduler": scheduler, "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
@@ -160,8 +147,10 @@ class ImageClassifier(L.LightningModule):
         )
         return optimizer, self.lr_scheduler(optimizer, total_steps=total_steps)
 
-    def _logits(self, batch: Batch) -> Tensor:
-        """Logits ``[B, num_classes]`` of a batch.
+    def _score(
+        self, batch: Batch, sums: Sums, label_smoothing: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and logits ``[B, num_classes]`` of a batch, which ``sums`` counts.
 
         Raises:
             ConfigError: at the first batch, before any step, if the net has other outputs.
@@ -174,14 +163,10 @@ class ImageClassifier(L.LightningModule):
                 f"model.num_classes={self.num_classes}",
                 on_all_ranks=True,
             )
-        return logits
-
-    def _score(self, batch: Batch, sums: Sums) -> Tensor:
-        logits = self._logits(batch)
+        loss = F.cross_entropy(logits, batch.labels, label_smoothing=label_smoothing)
         if len(batch.labels):  # the last batch may hold no image for this rank
-            loss = F.cross_entropy(logits, batch.labels)
             add_batch(sums, loss, logits, batch.labels)
-        return logits
+        return loss, logits
 
     def _log_means(self, sums: Sums) -> None:
         # Equal on all ranks already; sync_dist says so to Lightning.

@@ -7,8 +7,8 @@ import torch
 
 from project.language.datamodule import TextDataModule
 from project.language.text import NO_TARGET
-from samestep.errors import ConfigError, RunError
-from samestep.ranks import environment, process_group
+from samestep.errors import ConfigError
+from samestep.ranks import environment
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 30  # 1320 characters
 
@@ -68,16 +68,6 @@ def test_another_text_than_that_of_the_checkpoint_is_refused(make, is_set_up_fir
     assert error.value.on_all_ranks
 
 
-def test_ranks_with_different_texts_are_refused(make, monkeypatch):
-    data, other = make(), make(TEXT + "!", "other.txt")
-    data.setup("fit")
-    other.setup("fit")
-    data.check_sameness()
-    monkeypatch.setattr(process_group, "gather", lambda mine: [mine, (other.digest, other.origin)])
-    with pytest.raises(ConfigError, match=r"rank 0: .*mine.txt, rank 1: .*other.txt"):
-        data.check_sameness()
-
-
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
@@ -99,10 +89,3 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused(make, monkeypatch):
     monkeypatch.setattr(environment, "world_size", lambda: 5)
     with pytest.raises(ConfigError, match=r"data.global_batch_size=4: .* 5 ranks"):
         make().setup("fit")
-
-
-def test_a_file_that_is_not_there_is_one_message():
-    options = {"val_share": 0.1, "test_share": 0.1, "vocabulary_size": 9, "context": 2}
-    sizes = {"stride": 1, "global_batch_size": 1, "eval_batch_size": 1, "seed": 0}
-    with pytest.raises(RunError, match=r"data.file=none.txt: cannot be read"):
-        TextDataModule(file="none.txt", **options, **sizes).setup("fit")

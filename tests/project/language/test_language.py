@@ -1,21 +1,17 @@
 """Whole runs of text: the promises of every run, kept by a task that has no images."""
 
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import options
 import pytest
-import torch
 
 from project import load_run
-from project.rules import needed_files
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
-from scripts import evaluate, export, predict, write_text
-from tests.conftest import ROOT, TEXT, final_figures, run
-from tests.project.test_train import record, recorded
+from scripts import evaluate
+from tests.conftest import final_figures
 
 
 @pytest.fixture
@@ -28,10 +24,6 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
         return code, *capsys.readouterr()
 
     return call
-
-
-def weights(folder: Path, rank: int = 0) -> dict[str, torch.Tensor]:
-    return torch.load(folder / f"weights-{rank}.pt")
 
 
 def test_a_run_learns_and_leaves_text(text_run: Path):
@@ -47,51 +39,6 @@ def test_a_run_learns_and_leaves_text(text_run: Path):
     said = (text_run.parent / "stdout.txt").read_text()
     assert "windows/s" in said
     assert "test/bits_per_character" in said
-    log = (text_run / "logs/rank-0.log").read_text()
-    last = torch.load(text_run / "checkpoints/last.ckpt", weights_only=True)
-    assert last["TextDataModule"]["digest"] in log
-    assert f"text: {ROOT}/docs/contract.md" in log
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_a_stopped_run_continues_bit_by_bit(text_run: Path, tmp_path: Path, signum: signal.Signals):
-    node = "+callbacks.signaller"
-    target = f"{node}._target_=tests.signaller.Signaller"
-    command = [
-        "train.py", *TEXT, f"run_root={tmp_path}", "callbacks.last.every_s=1e-9", "report=false",
-        target, f"{node}.dirpath={tmp_path}",
-    ]  # fmt: skip
-    # 11 steps are within the first epoch.
-    stopped = run(*command, RUN_ID="mine", SIGNAL_AT=f"11 {signum:d} 0 rank")
-    assert stopped.returncode == (143 if signum == signal.SIGTERM else -9), stopped.stderr
-    continued = run(*command, RUN_ID="mine")
-    assert continued.returncode == 0, continued.stderr
-    assert continued.stdout.startswith("Continuing")
-    ours, expected = weights(tmp_path), weights(text_run.parent / "records")
-    assert all(torch.equal(ours[key], expected[key]) for key in expected)
-    assert final_figures(tmp_path / "mine") == final_figures(text_run)
-
-
-def test_two_ranks_see_the_batches_of_one(text_run: Path, tmp_path: Path):
-    two, one = tmp_path / "records", text_run.parent / "records"
-    done = run(
-        "train.py",
-        *TEXT,
-        "trainer.devices=2",
-        *record(two),
-        f"run_root={tmp_path}",
-        "report=false",
-        RUN_ID="two",
-    )
-    assert done.returncode == 0, done.stderr
-    for stage in ("train", "val", "test"):
-        assert recorded(two, stage) == recorded(one, stage)
-        assert len(recorded(one, stage)) > 0
-    final, expected = final_figures(tmp_path / "two"), final_figures(text_run)
-    assert final == pytest.approx(expected, abs=1e-4)
-    ours = weights(two)
-    assert all(torch.allclose(ours[k], v, atol=1e-4) for k, v in weights(one).items())
-    assert all(torch.equal(ours[k], v) for k, v in weights(two, 1).items())
 
 
 def test_evaluate_gives_the_metrics_of_the_run(text_run: Path, call):
@@ -101,96 +48,6 @@ def test_evaluate_gives_the_metrics_of_the_run(text_run: Path, call):
         assert (code, err) == (0, "")
         expected = {k: v for k, v in final_figures(text_run).items() if k.startswith(f"{split}/")}
         assert json.loads(out) == expected
-    assert " test windows\n" in call(evaluate, text_run, "--accelerator", "cpu")[1]
-
-
-def test_a_prompt_is_continued(text_run: Path, call):
-    words = [text_run, "--accelerator", "cpu", "--length", "20"]
-    code, out, err = call(write_text, *words, "--prompt", "The ")
-    assert (code, err) == (0, "")
-    sample = (text_run / "predictions/sample.txt").read_text("utf-8")
-    assert out == sample, "the run has drawn the same text, from the same checkpoint"
-    same = call(write_text, *words, "--prompt", "The ", "--format", "json")[1]
-    assert json.loads(same) == {"prompt": "The ", "text": sample[4:-1]}
-    assert call(write_text, *words, "--prompt", "The ", "--seed", "1")[1] != out
-    # Longer than the context, and with characters that the vocabulary does not have.
-    assert len(call(write_text, *words, "--prompt", "\N{SNOWMAN}" * 50)[1]) == 50 + 20 + 1
-
-
-def test_what_a_model_writes_is_what_it_has_learned(text_run: Path):
-    model, data = load_run(text_run)
-    assert set(model.write("a", data.vocabulary, 200, 100.0, 0)) <= set(data.vocabulary.characters)
-    # Near 0 the most likely character is drawn.
-    ids = data.vocabulary.encode("The cat")
-    best = int(model(ids[None])[0, -1, 1 : len(data.vocabulary)].argmax()) + 1
-    assert model.write("The cat", data.vocabulary, 1, 1e-6, 0) == data.vocabulary.decode([best])
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--prompt", ""], "--prompt '': must have at least one character"),
-        (["--prompt", "a", "--length", "0"], "--length 0: must be a whole number, at least 1"),
-        (["--prompt", "a", "--temperature", "0"], "--temperature 0.0: must be a number above 0"),
-        (["--prompt", "a", "--seed", "-1"], "--seed -1: must be a whole number"),
-    ],
-)
-def test_a_prompt_that_cannot_be_used_is_refused(text_run: Path, call, words, message: str):
-    code, out, err = call(write_text, text_run, *words)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"error: {message}")
-    assert err.count("\n") == 1
-
-
-def test_what_is_only_for_images_says_so(text_run: Path, digits_run: Path, call):
-    for words, message in {
-        (export, text_run): "only nets of images are exported",
-        (evaluate, text_run, "--data-root", "."): "--data-root: TextDataModule of this run has no",
-        (evaluate, digits_run, "--data-file", "a"): "--data-file: ImageDataModule of this run has",
-        (write_text, digits_run, "--prompt", "a"): "--prompt: this run has not learned a text",
-        (predict, text_run, "seven.png"): "seven.png: this run has not learned images",
-    }.items():
-        code, out, err = call(*words)
-        assert (code, out) == (2, "")
-        assert message in err
-        assert err.count("\n") == 1
-    assert not (text_run / "export").exists()
-
-
-def test_another_text_is_refused_with_one_message(text_run: Path, tmp_path: Path, call):
-    other = tmp_path / "other.txt"
-    other.write_text((ROOT / "docs/contract.md").read_text() + "!")
-    code, out, err = call(evaluate, text_run, "--data-file", other)
-    assert (code, out) == (2, "")
-    message = f"error: data.file={other}: this run has learned {ROOT}/docs/contract.md"
-    assert err.startswith(message)
-    assert err.count("\n") == 1
-
-    same = tmp_path / "same.txt"
-    same.write_text((ROOT / "docs/contract.md").read_text())
-    command = ["train.py", *TEXT, f"run_root={tmp_path}", "trainer.max_epochs=1", "report=false"]
-    assert run(*command, f"data.file={same}", RUN_ID="mine").returncode == 0
-    before = {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()}
-    more = [*command, "trainer.max_epochs=2"]
-    refused = run(*more, f"data.file={other}", "trainer.devices=2", RUN_ID="mine")
-    assert refused.returncode == 2
-    assert refused.stderr.count("this run has learned") == 1
-    assert "Traceback" not in refused.stderr
-    after = {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()}
-    changed = {path.name for path in before if after.get(path) != before[path]}
-    assert changed <= {".claim", "rank-0.log"}
-    # The same text may be elsewhere.
-    done = run(*more, f"data.file={ROOT / 'docs' / 'contract.md'}", RUN_ID="mine")
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_debug_mode_of_images_is_refused_with_one_sentence():
-    with pytest.raises(ConfigError) as error:
-        check(["experiment=language", "debug=overfit"])
-    assert str(error.value) == (
-        "debug=overfit: sets data.shuffle, data.crop_padding, data.flip, which "
-        "data=topics does not have; leave out debug=overfit, or choose the data that it is for"
-    )
 
 
 @pytest.mark.parametrize(
@@ -210,22 +67,15 @@ def test_parts_of_two_tasks_are_refused_with_one_sentence(overrides: list[str], 
         assert word in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["data=topics", "model=transformer"], "the model logs no such metric"),
-        (["experiment=language", "data.file=none.txt"], "data.file=none.txt: cannot be read"),
-        (["experiment=language", "model.net.num_heads=5"], "width a multiple of num_heads"),
-    ],
-)
-def test_a_refused_run_leaves_nothing_behind(tmp_path: Path, overrides: list[str], message: str):
-    done = run("train.py", *overrides, f"run_root={tmp_path / 'runs'}")
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_of_ones_own_must_be_on_the_cluster():
-    assert needed_files(check(["experiment=language"])) == []
-    assert needed_files(check(["experiment=language", "data.file=a.txt"])) == ["a.txt"]
+def test_a_prompt_is_continued_by_what_the_model_has_learned(text_run: Path):
+    model, data = load_run(text_run)
+    vocabulary = data.vocabulary
+    sample = (text_run / "predictions/sample.txt").read_text("utf-8")
+    assert f"The {model.write('The ', vocabulary, 20, 0.8, 0)}\n" == sample
+    # Longer than the context, and with characters that the vocabulary does not have.
+    assert len(model.write("\N{SNOWMAN}" * 50, vocabulary, 20, 0.8, 0)) == 20
+    assert set(model.write("a", vocabulary, 200, 100.0, 0)) <= set(vocabulary.characters)
+    # Near 0 the most likely character is drawn.
+    ids = vocabulary.encode("The cat")
+    best = int(model(ids[None])[0, -1, 1 : len(vocabulary)].argmax()) + 1
+    assert model.write("The cat", vocabulary, 1, 1e-6, 0) == vocabulary.decode([best])

@@ -17,8 +17,6 @@ IMAGES = {"num_channels": 1, "image_size": 8, "num_classes": 10}
     ("net", "arguments"),
     [
         (MLP, {**IMAGES, "hidden_size": 0, "dropout": 0.0}),
-        (MLP, {**IMAGES, "hidden_size": 8, "dropout": 1.0}),
-        (MLP, {**IMAGES, "hidden_size": 8, "dropout": -0.1}),
         (CNN, {**IMAGES, "channels": (0, 4)}),
         (CNN, {**IMAGES, "channels": (4,)}),
         (CNN, {**IMAGES, "channels": (4, 4), "image_size": 3}),

@@ -11,7 +11,7 @@ class MLP(nn.Module):
         image_size: height and width of the images, in pixels.
         num_classes: length of the output.
         hidden_size: units of the hidden layer.
-        dropout: share of hidden units left out of each training step, from 0 and below 1.
+        dropout: share of hidden units left out of each training step, 0 to 1.
 
     Shape:
         images ``[B, num_channels, image_size, image_size]`` to logits ``[B, num_classes]``.
@@ -32,8 +32,6 @@ class MLP(nn.Module):
         super().__init__()
         if hidden_size < 1:
             raise ValueError(f"hidden_size={hidden_size}: must be at least 1")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout={dropout}: must be at least 0 and below 1")
         self.layers = nn.Sequential(
             nn.Flatten(),
             nn.Linear(num_channels * image_size**2, hidden_size),

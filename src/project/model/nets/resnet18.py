@@ -29,12 +29,11 @@ class ResNet18(nn.Module):
         if width < 1:
             raise ValueError(f"width={width}: must be at least 1")
         self.stem = nn.Sequential(*conv_norm(num_channels, width), nn.ReLU())
-        self.stages = nn.Sequential(
-            *residual_stage(width, width, stride=1),
-            *residual_stage(width, 2 * width, stride=2),
-            *residual_stage(2 * width, 4 * width, stride=2),
-            *residual_stage(4 * width, 8 * width, stride=2),
-        )
+        blocks = [ResidualBlock(width, width, stride=1), ResidualBlock(width, width, stride=1)]
+        for channels in (width, 2 * width, 4 * width):
+            blocks.append(ResidualBlock(channels, 2 * channels, stride=2))
+            blocks.append(ResidualBlock(2 * channels, 2 * channels, stride=1))
+        self.stages = nn.Sequential(*blocks)
         self.head = nn.Linear(8 * width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -67,14 +66,6 @@ class ResidualBlock(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Features ``[B, out_channels, H / stride, W / stride]``."""
         return F.relu(self.residual(features) + self.shortcut(features))
-
-
-def residual_stage(in_channels: int, out_channels: int, *, stride: int) -> list[nn.Module]:
-    """Two blocks, the first of which changes the shape."""
-    return [
-        ResidualBlock(in_channels, out_channels, stride=stride),
-        ResidualBlock(out_channels, out_channels, stride=1),
-    ]
 
 
 def conv_norm(

@@ -1,0 +1,46 @@
+import lightning as L
+import pytest
+import torch
+
+from samestep.callbacks.exact import SeedSteps
+from samestep.errors import ConfigError
+from samestep.hydra import build
+from tests.project.data.test_datamodule import QUIET
+
+
+@pytest.mark.parametrize("num_classes", [9, 11])
+def test_other_numbers_of_classes_than_the_data_have_are_rejected(compose, num_classes: int):
+    cfg = compose(f"model.num_classes={num_classes}", "model.net.num_classes=10")
+    trainer = L.Trainer(max_epochs=1, **QUIET)
+    message = rf"model.num_classes={num_classes}: the data have data.num_classes=10; leave"
+    with pytest.raises(ConfigError, match=message):
+        trainer.fit(build.model(cfg), build.datamodule(cfg))
+    assert trainer.global_step == 0
+
+
+def test_top5_accuracy_is_logged_with_more_than_ten_classes(compose):
+    cfg = compose("data.num_classes=11", "data.class_names=null", "trainer.max_epochs=1")
+    trainer = L.Trainer(max_epochs=1, limit_train_batches=2, **QUIET)
+    trainer.fit(build.model(cfg), build.datamodule(cfg))
+    names = {"train/top5_accuracy", "val/top5_accuracy"}
+    assert names < set(trainer.callback_metrics)
+    assert trainer.callback_metrics["val/top5_accuracy"] > trainer.callback_metrics["val/accuracy"]
+
+
+def test_dropout_is_a_function_of_seed_step_and_epoch(compose):
+    def loss_of_epoch(extra_numbers: int) -> float:
+        cfg = compose("model=mlp", "model.net.dropout=0.5")
+        torch.manual_seed(0)
+        classifier, data = build.model(cfg), build.datamodule(cfg)
+        torch.rand(extra_numbers)  # somebody else draws from the global generator
+        seed = SeedSteps(cfg.seed)
+        trainer = L.Trainer(max_epochs=1, limit_val_batches=0, callbacks=[seed], **QUIET)
+        trainer.fit(classifier, data)
+        return trainer.callback_metrics["train/loss"].item()
+
+    assert loss_of_epoch(0) == loss_of_epoch(5)
+
+
+def test_compiling_keeps_the_names_of_the_weights(compose):
+    names = set(build.model(compose()).state_dict())
+    assert set(build.model(compose("model.compile=true")).state_dict()) == names

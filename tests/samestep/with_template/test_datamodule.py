@@ -1,0 +1,145 @@
+"""Every data set feeds every model; splits, batches and sizes are what the docs say."""
+
+from itertools import product
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from project.data.sources import ImageFiles, Images
+from samestep.data.sampler import Slice
+from samestep.errors import ConfigError
+from samestep.hydra import build
+from samestep.hydra.compose import check
+from samestep.ranks import environment
+from tests import mirror
+
+QUIET = {
+    "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
+    "enable_progress_bar": False, "enable_model_summary": False, "use_distributed_sampler": False,
+    "num_sanity_val_steps": 0,
+}  # fmt: skip
+
+
+def write_folder(root: Path, classes: int = 3) -> None:
+    """Colour photographs in miniature: ``train/<class>/<n>.png`` and ``test/<class>/<n>.png``."""
+    rng = np.random.default_rng(0)
+    for part, label, number in product(("train", "test"), range(classes), range(6)):
+        path = root / part / f"class{label}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 80, (40, 50, 3)) + 60 * label
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
+@pytest.fixture(scope="module")
+def overrides(tmp_path_factory: pytest.TempPathFactory):
+    """Overrides that choose each data set, in miniature, with files that are really there."""
+    root = tmp_path_factory.mktemp("data")
+    sets = {"digits": ["data.global_batch_size=32"]}
+    for name, make in (("mnist", mirror.mnist), ("cifar10", mirror.cifar10)):
+        (root / f"{name}-archives").mkdir()
+        miniature = make(root / f"{name}-archives")
+        with mirror.serve(root / f"{name}-archives") as server:
+            sets[name] = [
+                *miniature.overrides(root / name, server.url),
+                "data.num_val=20", "data.global_batch_size=16",
+            ]  # fmt: skip
+            data = build.datamodule(check(sets[name]))
+            data.prepare_data()
+    write_folder(root / "folder")
+    sets["folder"] = [
+        "data=folder", f"data.root={root / 'folder'}", "data.num_classes=3", "data.num_val=6",
+        "data.global_batch_size=4", "data.image_size=32", "data.num_workers=1",
+    ]  # fmt: skip
+    return sets
+
+
+@pytest.fixture
+def digits(compose):
+    data = build.datamodule(compose())
+    data.setup("fit")
+    return data
+
+
+def test_the_split_does_not_depend_on_the_seed(digits, compose):
+    other = build.datamodule(compose("seed=7"))
+    other.setup("fit")
+    assert torch.equal(digits.val_set.ids, other.val_set.ids)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(1, 20), (2, 40), (3, 60)])
+def test_accumulated_batches_count_as_one_optimizer_step(compose, steps: int, expected: int):
+    cfg = compose(f"trainer.accumulate_grad_batches={steps}")
+    classifier, data = build.model(cfg), build.datamodule(cfg)
+    trainer = L.Trainer(max_epochs=1, accumulate_grad_batches=steps, limit_val_batches=0, **QUIET)
+    trainer.fit(classifier, data)
+    assert len(data.train_dataloader()) == expected
+    assert trainer.global_step == 20
+
+
+def test_too_few_classes_are_refused(compose):
+    cfg = compose("data.num_classes=9", "data.class_names=null")
+    with pytest.raises(ConfigError, match=r"data\.num_classes=9: 10 classes were found"):
+        build.datamodule(cfg).setup("fit")
+
+
+class Returns:
+    """A source that returns what it is given."""
+
+    def __init__(self, found: Images | ImageFiles) -> None:
+        self.found = found
+
+    def prepare(self, root, *, download, mirror):
+        """Nothing to do."""
+
+    def load(self, root, *, train):
+        return self.found
+
+
+PIXELS, LABELS = torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.arange(40) % 10
+
+
+@pytest.mark.parametrize(
+    ("classes", "overrides", "message"),
+    [
+        (2, [], r"data.num_classes=3: 2 classes were found"),
+        (4, [], r"data.num_classes=3: 4 classes were found"),
+        (3, ["data.class_names=[c0,c2,c1]"], r"must be in the order of the labels, \['c0', 'c1'"),
+    ],
+)
+def test_folders_must_be_the_classes(compose, classes: int, overrides, message: str):
+    names = [f"c{number}" for number in range(classes)]
+    cfg = compose("data.num_classes=3", "data.class_names=null", *overrides)
+    data = build.datamodule(cfg)
+    data.source = Returns(ImageFiles(names, [("0.png", 0), ("1.png", 1)]))
+    with pytest.raises(ConfigError, match=message):
+        data.setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("world_size", "batches_per_step", "message"),
+    [
+        (101, 1, r"=100: must be at least 101, one sample for each of 101 ranks"),
+        (26, 4, r"at least 104, one sample for each of 26 ranks x .*accumulate_grad_batches=4"),
+    ],
+)
+def test_a_batch_with_fewer_images_than_ranks_is_refused(
+    compose, monkeypatch, world_size: int, batches_per_step: int, message: str
+):
+    monkeypatch.setattr(environment, "world_size", lambda: world_size)
+    data = build.datamodule(compose("data.global_batch_size=100"))
+    data.trainer = L.Trainer(accumulate_grad_batches=batches_per_step, **QUIET)
+    with pytest.raises(ConfigError, match=message):
+        data.setup("fit")
+
+
+def test_workers_read_what_the_sampler_says(overrides):
+    data = build.datamodule(check(overrides["folder"]))
+    data.setup("fit")
+    ((first, place), *_) = list(data.train_dataloader())
+    assert isinstance(place, Slice)
+    assert torch.equal(first.ids, data.train_set.ids[place.ids])
+    assert torch.equal(first.images, data.train_set[place.ids].images)

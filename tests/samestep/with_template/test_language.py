@@ -1,0 +1,144 @@
+"""Whole runs of text: the promises of every run, kept by a task that has no images."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import options
+import pytest
+import torch
+
+from project.rules import needed_files
+from samestep.errors import ConfigError
+from samestep.hydra.compose import check
+from scripts import evaluate, export, predict
+from tests.conftest import ROOT, TEXT, final_figures, run
+from tests.project.test_train import record, recorded
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a script on a command line, and returns its exit code, stdout and stderr."""
+
+    def call(script, *words: object) -> tuple[int, str, str]:
+        arguments = options.parse(script.make_parser(), list(map(str, words)))
+        code = options.run(script.main, arguments)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def weights(folder: Path, rank: int = 0) -> dict[str, torch.Tensor]:
+    return torch.load(folder / f"weights-{rank}.pt")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_run_continues_bit_by_bit(text_run: Path, tmp_path: Path, signum: signal.Signals):
+    node = "+callbacks.signaller"
+    target = f"{node}._target_=tests.signaller.Signaller"
+    command = [
+        "train.py", *TEXT, f"run_root={tmp_path}", "callbacks.last.every_s=1e-9", "report=false",
+        target, f"{node}.dirpath={tmp_path}",
+    ]  # fmt: skip
+    # 11 steps are within the first epoch.
+    stopped = run(*command, RUN_ID="mine", SIGNAL_AT=f"11 {signum:d} 0 rank")
+    assert stopped.returncode == (143 if signum == signal.SIGTERM else -9), stopped.stderr
+    continued = run(*command, RUN_ID="mine")
+    assert continued.returncode == 0, continued.stderr
+    assert continued.stdout.startswith("Continuing")
+    ours, expected = weights(tmp_path), weights(text_run.parent / "records")
+    assert all(torch.equal(ours[key], expected[key]) for key in expected)
+    assert final_figures(tmp_path / "mine") == final_figures(text_run)
+
+
+def test_two_ranks_see_the_batches_of_one(text_run: Path, tmp_path: Path):
+    two, one = tmp_path / "records", text_run.parent / "records"
+    done = run(
+        "train.py",
+        *TEXT,
+        "trainer.devices=2",
+        *record(two),
+        f"run_root={tmp_path}",
+        "report=false",
+        RUN_ID="two",
+    )
+    assert done.returncode == 0, done.stderr
+    for stage in ("train", "val", "test"):
+        assert recorded(two, stage) == recorded(one, stage)
+        assert len(recorded(one, stage)) > 0
+    final, expected = final_figures(tmp_path / "two"), final_figures(text_run)
+    assert final == pytest.approx(expected, abs=1e-4)
+    ours = weights(two)
+    assert all(torch.allclose(ours[k], v, atol=1e-4) for k, v in weights(one).items())
+    assert all(torch.equal(ours[k], v) for k, v in weights(two, 1).items())
+
+
+def test_what_is_only_for_images_says_so(text_run: Path, digits_run: Path, call):
+    for words, message in {
+        (export, text_run): "only nets of images are exported",
+        (evaluate, text_run, "--data-root", "."): "--data-root: TextDataModule of this run has no",
+        (evaluate, digits_run, "--data-file", "a"): "--data-file: ImageDataModule of this run has",
+        (predict, text_run, "seven.png"): "seven.png: this run has not learned images",
+    }.items():
+        code, out, err = call(*words)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.count("\n") == 1
+    assert not (text_run / "export").exists()
+
+
+def test_another_text_is_refused_with_one_message(text_run: Path, tmp_path: Path, call):
+    other = tmp_path / "other.txt"
+    other.write_text((ROOT / "docs/contract.md").read_text() + "!")
+    code, out, err = call(evaluate, text_run, "--data-file", other)
+    assert (code, out) == (2, "")
+    message = f"error: data.file={other}: this run has learned {ROOT}/docs/contract.md"
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+    same = tmp_path / "same.txt"
+    same.write_text((ROOT / "docs/contract.md").read_text())
+    command = ["train.py", *TEXT, f"run_root={tmp_path}", "trainer.max_epochs=1", "report=false"]
+    assert run(*command, f"data.file={same}", RUN_ID="mine").returncode == 0
+    before = {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()}
+    more = [*command, "trainer.max_epochs=2"]
+    refused = run(*more, f"data.file={other}", "trainer.devices=2", RUN_ID="mine")
+    assert refused.returncode == 2
+    assert refused.stderr.count("this run has learned") == 1
+    assert "Traceback" not in refused.stderr
+    after = {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()}
+    changed = {path.name for path in before if after.get(path) != before[path]}
+    assert changed <= {".claim", "rank-0.log"}
+    # The same text may be elsewhere.
+    done = run(*more, f"data.file={ROOT / 'docs' / 'contract.md'}", RUN_ID="mine")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_debug_mode_of_images_is_refused_with_one_sentence():
+    with pytest.raises(ConfigError) as error:
+        check(["experiment=language", "debug=overfit"])
+    assert str(error.value) == (
+        "debug=overfit: sets data.shuffle, data.crop_padding, data.flip, which "
+        "data=topics does not have; leave out debug=overfit, or choose the data that it is for"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data=topics", "model=transformer"], "the model logs no such metric"),
+        (["experiment=language", "data.file=none.txt"], "data.file=none.txt: cannot be read"),
+        (["experiment=language", "model.net.num_heads=5"], "width a multiple of num_heads"),
+    ],
+)
+def test_a_refused_run_leaves_nothing_behind(tmp_path: Path, overrides: list[str], message: str):
+    done = run("train.py", *overrides, f"run_root={tmp_path / 'runs'}")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_ones_own_must_be_on_the_cluster():
+    assert needed_files(check(["experiment=language"])) == []
+    assert needed_files(check(["experiment=language", "data.file=a.txt"])) == ["a.txt"]

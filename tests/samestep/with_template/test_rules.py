@@ -1,0 +1,57 @@
+import re
+
+import pytest
+
+from project.rules import MAY_CHANGE
+from samestep.errors import ConfigError
+from samestep.hydra.compose import check
+
+
+def fault(*overrides):
+    with pytest.raises(ConfigError) as error:
+        check(overrides)
+    return str(error.value)
+
+
+def test_the_message_says_value_and_rule():
+    assert fault("data.num_workers=-1") == "data.num_workers=-1: must be a whole number at least 0"
+    line = "model.optimizer.lr=-1"
+    assert fault(line) == f"{line}: must be a number above 0 or null"
+
+
+def test_a_folder_of_images_must_be_named():
+    message = fault("data=folder", "data.num_classes=2")
+    assert message == "data.root is not set: add data.root=VALUE (configs/data/folder.yaml)"
+    assert check(["data=folder", "data.num_classes=2", "data.root=pets"]).data.root == "pets"
+
+
+def test_two_classes_have_two_names():
+    message = fault("data.num_classes=3", "data.class_names=[a,b,a]")
+    assert message == "data.class_names=['a', 'b', 'a']: each must be another name"
+
+
+def test_what_only_looks_like_a_contradiction():
+    check(["data.class_names=null", "data.num_classes=3"])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["+model.net.width=0.75"],
+        ["model.net._target_=mine.Net", "+model.net.width=0.75", "model.net.channels=3"],
+        ["model.net._target_=mine.Net", "+model.net.dropout=1.0", "+model.net.hidden_size=[8, 8]"],
+        ["model/optimizer=sgd", "model.optimizer.momentum=1.0"],
+        ["model.optimizer._target_=mine.Sgd", "model.optimizer.lr=0", "~model.optimizer.fused"],
+        ["model.lr_scheduler._target_=mine.schedule", "model.lr_scheduler.warmup=500"],
+        ["+callbacks.mine={_target_: mine.Callback, mode: fast, patience: -1, decay: 3}"],
+        ["callbacks.progress._target_=mine.Progress", "callbacks.progress.log_every_s=0"],
+    ],
+    ids=" ".join,
+)
+def test_no_rule_is_about_the_users_own_nets_optimizers_and_callbacks(overrides):
+    check(overrides)
+
+
+def test_a_continued_run_may_read_its_data_elsewhere():
+    for key in ("data.root", "data.download", "data.mirror", "data.num_workers"):
+        assert any(re.fullmatch(pattern, key) for pattern in MAY_CHANGE)
