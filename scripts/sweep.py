@@ -4,19 +4,19 @@ python scripts/sweep.py sweep=NAME n_trials=24
 python scripts/sweep.py sweep=NAME n_trials=24 trainer.max_epochs=10
 python scripts/sweep.py sweep=NAME trials_at_once=4 trainer=gpu     # one GPU for each trial
 RUN_ID=mine python scripts/sweep.py sweep=NAME cluster=CLUSTER callbacks.artifacts.url=s3://bucket/runs
+RUN_ID=mine python scripts/sweep.py 'model.optimizer.lr=tag(log,interval(1e-4,1e-1))'
 
 sweep            a file in configs/sweep: which keys are tried, and with which values
+KEY=VALUES       choice(a,b), interval(low,high) or range(start,stop,step): Hydra's grammar
 n_trials         trials in all, also failed and pruned ones; a larger number continues the search
 trials_at_once   trials that run at the same time; each has its own GPUs; on a cluster it is a job
-storage          an address of Optuna, such as postgresql://host/db; null: a file in the folder
 sampler, pruner  classes of Optuna, such as pruner._target_=optuna.pruners.NopPruner
-shared_run_root  true: run_root is the same folder here and in the pods of a cluster
 overrides        of every trial; those of the command line come after them
 
-The name of the search is RUN_ID, otherwise that of the file. Everything is in runs/sweeps/<name>:
-the runs, the output of each in logs/, search.html with Optuna's plots, and best.yaml. The same
-command continues a search that was stopped or killed, and its unfinished trials. Ctrl-C and SIGTERM
-stop the trials, which save first. python train.py -m trains grids.
+The name of the search is RUN_ID, otherwise that of the file. Its trials are runs: runs/<name>-0 and
+on. In runs/sweeps/<name> are logs/, what each has printed, and journal.log for optuna-dashboard.
+The same command continues a search that was stopped or killed, and its unfinished trials. Ctrl-C
+and SIGTERM stop the trials, which save first. python train.py -m trains grids.
 Exit codes: 0 done, 1 no trial was completed, 2 wrong usage or config, 143 SIGTERM, 130 Ctrl-C.
 """
 

@@ -232,7 +232,7 @@ def test_sys_path_is_touched_in_doorways_only():
 def test_the_linters_hold_their_rules_everywhere():
     lint, mypy = PYPROJECT["tool"]["ruff"]["lint"], PYPROJECT["tool"]["mypy"]
     assert "C901" in lint["select"]
-    assert lint["mccabe"]["max-complexity"] == 8
+    assert lint["mccabe"]["max-complexity"] == 10
     exempt = [files for files, rules in lint["per-file-ignores"].items() if "C901" in rules]
     assert exempt == ["tests/**"]
     assert "C901" not in lint["ignore"]
