@@ -136,9 +136,9 @@ def test_what_is_launched_has_no_mistakes(command: Command, monkeypatch: pytest.
 def test_a_search_is_right_as_printed(command: Command, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RUN_ID", command.variables.get("RUN_ID", ""))
     words = arguments_of(command)
-    chosen = next(word.removeprefix("sweep=") for word in words if word.startswith("sweep="))
+    chosen = [word.removeprefix("sweep=") for word in words if word.startswith("sweep=")]
     search = settings.read(words)
-    assert search.name == command.variables.get("RUN_ID", chosen.replace("_", "-"))
+    assert search.name == (command.variables.get("RUN_ID") or chosen[0].replace("_", "-"))
 
 
 @of_program("scripts/prepare_data.py")

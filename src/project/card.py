@@ -112,7 +112,7 @@ def read_metrics(run_dir: Path, ckpt: str) -> dict[str, float]:
     is_finished = record.read(run_dir).state == record.FINISHED
     if not is_finished or ckpt != record.tested_checkpoint(run_dir):
         return {}
-    final = read_figures(run_dir)
+    final = read_figures(run_dir) or {}
     return {
         name: value
         for name, value in sorted(final.items())

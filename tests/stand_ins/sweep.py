@@ -1,19 +1,15 @@
-"""``samestep sweep`` with trials that are a stand-in for ``train.py``.
+"""``samestep sweep`` with trials that are a stand-in for ``train.py``, which it polls often."""
 
-It looks at them five times as often, and draws its plots only with ``$FAKE_PLOTS``.
-"""
-
-import os
 import sys
 from pathlib import Path
 
+from samestep import command_line
 from samestep.ranks import process
-from samestep.sweep import results, search
+from samestep.sweep import search
 from samestep.sweep.main import main
 
 search.POLL_S = 0.1
-if "FAKE_PLOTS" not in os.environ:
-    results.draw_plots = lambda *_: ()
 
 if __name__ == "__main__":
-    process.run(lambda: main(sys.argv[1:], "help", Path(__file__).with_name("trial.py")))
+    script = Path(__file__).with_name("trial.py")
+    process.run(lambda: command_line.call(lambda: main(sys.argv[1:], script)))

@@ -3,7 +3,7 @@
 It takes the same words and keeps the same promises: it continues after its last line, it ends with
 143 at SIGTERM, and it never runs twice at the same time for one run. ``$FAKE_SLEEP_S`` is the
 length of an epoch, ``$FAKE_GATE`` a file for which the last epoch waits, and ``$FAKE_FAULT`` how
-trials with a high learning rate fail.
+trials with a high learning rate fail; ``killed``: each trial is killed at its first start.
 """
 
 import fcntl
@@ -26,6 +26,9 @@ def main() -> int:
         fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if another process has it
         with (run_dir / "starts.txt").open("a") as file:
             file.write(f"{os.getpid()} {sorted(WORDS.items())}\n")
+        is_first = len((run_dir / "starts.txt").read_text().splitlines()) == 1
+        if "killed" in os.environ.get("FAKE_FAULT", "") and is_first:
+            os.kill(os.getpid(), signal.SIGKILL)
         return train(run_dir, float(WORDS["model.optimizer.lr"]))
 
 
@@ -39,10 +42,10 @@ def train(run_dir: Path, lr: float) -> int:
         time.sleep(SLEEP_S)
         while epoch == EPOCHS - 1 and not gate.exists():
             time.sleep(0.02)
-        if fault == "crash" and lr > 0.01:
+        if fault == "always" or (fault == "crash" and lr > 0.01):
             print("error: the loss is infinite", flush=True)
             return 1
-        value = "nan" if fault == "nan" and lr > 0.01 else f"{1 - lr + epoch / 1000}"
+        value = "nan" if "nan" in fault and lr > 0.01 else f"{1 - lr + epoch / 1000}"
         text += f"{epoch},{epoch},{value}\n"
         partial = run_dir / "partial"
         partial.write_text(text)

@@ -30,7 +30,7 @@ COMMANDS = {
     "runs": Command("samestep.report.commands:runs", "list the runs of a folder"),
     "upload": Command("samestep.run.upload:main", "copy a run to a store again"),
     "launch": Command("samestep.launch.main:main", "send a run to a cluster", True),
-    "sweep": Command("samestep.sweep.command:main", "search good values with Optuna", True),
+    "sweep": Command("samestep.sweep.main:main", "search good values with Optuna", True),
     "image": Command("samestep.launch.image:main", "build and publish the container image"),
 }
 EXIT_CODES = "Exit codes: 0 done, 1 error, 2 invalid arguments or configuration."

@@ -180,7 +180,7 @@ def test_a_search_submits_its_trials_and_cancels_a_pruned_one(launcher, tmp_path
     assert {f"found-{n}": status for n, status in enumerate(states(folder))} == {
         "found-0": "PRUNED", "found-1": "COMPLETE",
     }  # fmt: skip
-    pruned, complete = (record.read(folder / f"found-{n}") for n in range(2))
+    pruned, complete = (record.read(tmp_path / f"found-{n}") for n in range(2))
     assert (pruned.state, pruned.why) == ("stopped", "SIGTERM")
     assert pruned.epoch < 4
     assert (complete.state, complete.epoch) == ("finished", 4)

@@ -1,28 +1,22 @@
 """A search whose trials are Jobs of Kubernetes: the real kubectl, and a stand-in server."""
 
-import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from omegaconf import OmegaConf
 
-from samestep.errors import ConfigError
-from samestep.sweep import main as sweep_main
 from tests.apiserver import Server, serve
 from tests.conftest import ROOT, environment
-from tests.samestep.sweep.test_search import KEEP_ALL, states, study_of
+from tests.samestep.sweep.test_search import states, study_of
 
 pytestmark = [
     pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed"),
     pytest.mark.clusters,
 ]
-HERE = str(ROOT / "tests/samestep_here.py")
 COMPLETE = {"type": "Complete", "status": "True"}
 FAILED = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
 
@@ -64,7 +58,7 @@ class Pods(threading.Thread):
 def test_each_trial_is_a_job_that_is_cancelled_when_it_is_pruned(tmp_path: Path):
     store = tmp_path / "store"
     words = [
-        HERE, "sweep", "sweep=digits_lr", "n_trials=3", "trials_at_once=2",
+        str(ROOT / "tests/samestep_here.py"), "sweep", "sweep=digits_lr", "n_trials=3", "trials_at_once=2",
         "cluster=k8s", "cluster.image=ghcr.io/me/project:1.2.3",
         f"callbacks.artifacts.url=file://{store}",
         "pruner={_target_: optuna.pruners.ThresholdPruner, lower: 0.5}",
@@ -90,31 +84,15 @@ def test_each_trial_is_a_job_that_is_cancelled_when_it_is_pruned(tmp_path: Path)
     assert pods.at_once == 2
     # `RUN_ID=digits-lr-1 samestep launch action=logs` finds the trial.
     assert (tmp_path / "runs/digits-lr-1/launch.yaml").is_file()
+    assert done.stdout.splitlines()[-1].startswith("  samestep launch trainer.max_epochs")
 
 
 def test_the_manifests_are_checked_before_the_first_trial(tmp_path: Path):
-    words = ["sweep=digits_lr", "cluster=k8s", "shared_run_root=true", KEEP_ALL]
+    words = ["sweep=digits_lr", "cluster=k8s", "callbacks.artifacts.url=s3://bucket/runs"]
     done = subprocess.run(
-        [sys.executable, HERE, "sweep", *words], cwd=tmp_path, env=environment(),
+        [sys.executable, str(ROOT / "tests/samestep_here.py"), "sweep", *words], cwd=tmp_path, env=environment(),
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert "cluster.image=registry.example.com/project:0.1.0" in done.stderr
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("user", "fits"), [(1000, False), (os.getuid(), True), (None, True)])
-def test_a_shared_folder_needs_the_user_of_the_pods(monkeypatch, user, fits):
-    """The pods could not write into the folders that the search makes for their runs."""
-    cfg = OmegaConf.create({"run_root": "/shared/runs", "cluster": {"user": user}})
-    monkeypatch.setattr("samestep.sweep.cluster_job.prepare", lambda words: (cfg, []))
-    settings = SimpleNamespace(
-        name="mine", values={"n_trials": 2, "shared_run_root": True}, overrides=["cluster=k8s"]
-    )
-    if fits:
-        sweep_main.refuse_on_cluster(settings)
-        return
-    with pytest.raises(ConfigError, match=r"shared_run_root=true: .* cluster\.user=1000, cannot"):
-        sweep_main.refuse_on_cluster(settings)
-    settings.values["shared_run_root"] = False
-    sweep_main.refuse_on_cluster(settings)

@@ -1,133 +1,61 @@
-"""Search good values for some keys of the configuration: what ``samestep sweep`` does."""
+"""Search good values with Optuna. Each trial is a run; the overrides are those of train.py.
 
-import os
+samestep sweep sweep=NAME n_trials=24
+samestep sweep sweep=NAME n_trials=24 trainer.max_epochs=10
+samestep sweep sweep=NAME trials_at_once=4 trainer=gpu     # one GPU for each trial
+RUN_ID=mine samestep sweep sweep=NAME cluster=CLUSTER callbacks.artifacts.url=s3://bucket/runs
+RUN_ID=mine samestep sweep 'model.optimizer.lr=tag(log,interval(1e-4,1e-1))'
+
+sweep            a file in configs/sweep: which keys are tried, and with which values
+KEY=VALUES       choice(a,b), interval(low,high) or range(start,stop,step): Hydra's grammar
+n_trials         trials in all, also failed and pruned ones; a larger number continues the search
+trials_at_once   trials that run at the same time; each has its own GPUs; on a cluster it is a job
+sampler, pruner  classes of Optuna, such as pruner._target_=optuna.pruners.NopPruner
+overrides        of every trial; those of the command line come after them
+
+The name of the search is RUN_ID, otherwise that of the file. Its trials are runs: runs/<name>-0 and
+on. In runs/sweeps/<name> are logs/, what each has printed, and journal.log for optuna-dashboard.
+The same command continues a search that was stopped or killed, and its unfinished trials. Ctrl-C
+and SIGTERM stop the trials, which save first. python train.py -m trains grids.
+Exit codes: 0 done, 1 no trial was completed, 2 wrong usage or config, 143 SIGTERM, 130 Ctrl-C.
+"""
+
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from samestep.errors import ConfigError, RunError
+from samestep.errors import RunError
 from samestep.hydra.folder import project_folder
-from samestep.ranks import environment, failure
-from samestep.run import lock
-from samestep.sweep.settings import Settings, read
+from samestep.ranks import environment
 
 
-def main(argv: Sequence[str], help_text: str, script: Path | None = None) -> int:
-    """Run the search that the words describe, or continue it.
+def main(argv: Sequence[str], script: Path | None = None) -> int:
+    """Run or continue a search.
+
+    Args:
+        argv: the command line.
+        script: the program of a trial; by default ``train.py`` of the project.
 
     Returns:
-        0 done, 1 no trial was completed, or an error; 2 wrong usage or configuration; 143 and 130
-        after a signal.
+        The exit code: 0, 1 (no trial was completed), 130 or 143.
+
+    Raises:
+        ConfigError: if the search cannot be run.
+        RunError: if its folder cannot be written.
     """
-    if {"-h", "--help"} & set(argv):
-        print(help_text.strip())
-        return 0
+    # Optuna and torch take seconds to import, which a typo does not need.
+    from samestep.sweep.settings import read
+
     try:
-        return sweep(read(argv), argv, script or project_folder() / "train.py")
-    except (ConfigError, RunError) as error:
-        return failure.report(error)
+        settings = read(argv)
+        from samestep.sweep.search import Search
+
+        exit_code = Search(settings, script or project_folder() / "train.py").run()
     except OSError as error:
         what = f"{error.filename or 'the search'} cannot be written: {error.strerror}"
-        again = "make room there. The same command continues the search"
-        return failure.report(RunError(f"{what}; {again}"))
-
-
-def sweep(settings: Settings, argv: Sequence[str], script: Path) -> int:
-    """Search, and leave the results.
-
-    Returns:
-        The exit code.
-    """
-    if settings.on_cluster:
-        refuse_on_cluster(settings)
-    # Torch and Optuna take seconds to import, which wrong usage does not need.
-    from samestep.hydra.build import check_arguments
-    from samestep.sweep import results
-    from samestep.sweep.search import Search, share_devices
-    from samestep.sweep.study import FINISHED, Record, build_strategies
-
-    # Before a folder is made: what each trial would refuse when it builds its parts.
-    for cfg in settings.corners:
-        check_arguments(cfg)
-    build_strategies(settings, num_trials=0)
-    share_devices(settings)
-    made = open_folder(settings)
-    at_once = settings.values["trials_at_once"]
-    environment.limit_threads(at_once * results.count_devices(settings))
-    try:
-        record = Record(settings)
-    except ConfigError:
-        remove_folder(made)
-        raise
-    done, total = len(record.trials(*FINISHED)), settings.values["n_trials"]
-    word = f"Continuing, {done} of {total} trials are done" if done else f"{total} trials"
-    print(f"Search: {settings.folder}: {word}, to {settings.direction} {settings.monitor}")
-    exit_code = Search(settings, record, script).run()
-    if exit_code:
-        done = len(record.trials(*FINISHED))
-        print(f"Stopped: {done} of {total} trials are done. To continue:")
-        print(f"  {format_command(settings, argv)}", flush=True)
-        return exit_code
-    return results.leave(settings, record)
-
-
-def open_folder(settings: Settings) -> list[Path]:
-    """Make the folder of the search, and own it until this process ends.
-
-    Returns:
-        The folders that were not there before, the deepest first.
-
-    Raises:
-        ConfigError: if it cannot be made, or if another process searches in it.
-    """
-    folder = settings.folder
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        lock.acquire(folder)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be written: {error.strerror}; make room or get permission there, or "
-            "choose another directory with run_root=..."
-        ) from error
-    return missing
-
-
-def remove_folder(made: Sequence[Path]) -> None:
-    """Remove the folders that this search has made, as long as nobody has written into them."""
-    for folder in made:
-        for name in (lock.FILE, "owner", "journal.log"):
-            (folder / name).unlink(missing_ok=True)
-        try:
-            folder.rmdir()
-        except OSError:
-            return
-
-
-def refuse_on_cluster(settings: Settings) -> None:
-    """Check the manifests of a trial, as before a submit.
-
-    Raises:
-        ConfigError: naming the mistakes.
-    """
-    from samestep.launch import local_settings
-    from samestep.sweep import cluster_job
-
-    words = local_settings.to_overrides(settings.overrides)
-    last = f"{settings.name}-{settings.values['n_trials'] - 1}"
-    with environment.exported({"RUN_ID": last}):
-        cfg, _ = cluster_job.prepare(words)
-    user = cfg.cluster.get("user")  # Slurm's jobs have the user who submits them
-    if settings.values["shared_run_root"] and user not in (None, os.getuid()):
-        raise ConfigError(
-            f"shared_run_root=true: the search makes folders in {cfg.run_root} as user "
-            f"{os.getuid()}, in which the pods, as cluster.user={user}, cannot write; start the "
-            "search as that user, set cluster.user to yours, or let it read copies: "
-            "callbacks.artifacts.url=s3://bucket/runs"
-        )
-
-
-def format_command(settings: Settings, argv: Sequence[str]) -> str:
-    """The command that continues the search, for a shell."""
-    line = shlex.join(["samestep", "sweep", *argv])
-    name = environment.run_id()
-    return f"RUN_ID={name} {line}" if name else line
+        raise RunError(f"{what}; make room, and repeat the command to continue") from error
+    if exit_code not in (0, 1):
+        name = environment.run_id()
+        line = shlex.join(["samestep", "sweep", *argv])
+        print(f"To continue:\n  {f'RUN_ID={name} ' if name else ''}{line}", flush=True)
+    return exit_code

@@ -1,276 +1,260 @@
-"""The loop of a search: start trials, read their metrics, end those that are not worth it."""
+"""The loop around Optuna's study: start trials, report their metrics, end the bad ones."""
 
+import fcntl
 import math
+import os
+import shlex
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
+import fsspec  # type: ignore[import-untyped]
+import optuna
+import torch
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from samestep.errors import ConfigError
-from samestep.ranks import environment
-from samestep.ranks.failure import EXIT_SIGTERM
+from samestep.hydra.compose import message_of
+from samestep.ranks import environment, failure
+from samestep.run import lock
+from samestep.run.metrics import read_history
 from samestep.sweep.settings import Settings
-from samestep.sweep.study import FINISHED, STARTED, Record
-from samestep.sweep.trial_process import Metrics, TrialProcess
 
-POLL_S = 0.5
-MAX_STARTS = 3  # of a trial that others stop or kill
-KILLED = (EXIT_SIGTERM, 128 + signal.SIGKILL)
-ENDING, REASON, SECONDS = "ending", "reason", "seconds"
-"""Attributes of a trial: how the search has decided that it ends, why, and how long it ran here."""
+POLL_S, COPY_S = 0.5, 5.0  # between two looks at a trial, and at the copy of its run in a store
+MAX_STARTS = 3  # of a trial that is killed from outside
+RUNNING, COMPLETE = TrialState.RUNNING, TrialState.COMPLETE
+ENDED = {COMPLETE: "complete", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 
 
-@dataclass
-class Active:
-    """A trial that has not ended."""
+class Running:
+    """A trial that has not ended: Optuna's ``trial``, as it was ``before`` this search began."""
 
-    trial: Trial
-    process: TrialProcess
-    metrics: Metrics
-    overrides: list[str]
-    """Only those that the search has chosen."""
-    ending: str
-    """PRUNED or FAIL, once the search has told the process to stop; otherwise empty."""
-    num_reported: int
-    started: float
-    num_starts: int = 0
+    def __init__(self, trial: Trial, settings: Settings, before: FrozenTrial | None = None) -> None:
+        self.trial, self.settings = trial, settings
+        self.num_reported = len(before.intermediate_values) if before else 0
+        self.num_starts = 0
+        self.run_id = f"{settings.name}-{trial.number}"
+        self.run_dir = Path(settings.cfg.run_root, self.run_id)
+        self.log = settings.folder / "logs" / f"{self.run_id}.log"
+        self.gpus: str | None = None  # those that it may use, such as 0,1; None: all
+        self.process: subprocess.Popen[bytes] | None = None
+        self.verdict: tuple[TrialState, str] | None = None  # why it was told to stop
+        self._copied = 0.0
+
+    def start(self, script: Path) -> None:
+        """Start ``script`` (of tests: a stand-in), unless a process of this trial still runs."""
+        is_local = self.settings.cfg.cluster.name == "local"
+        program = [str(script)] if is_local else ["-m", "samestep.sweep.cluster_job"]
+        words = [*self.settings.overrides, *self.settings.choose(self.trial.params)]
+        variables = environment.variables() | {"RUN_ID": self.run_id}
+        if self.gpus is not None:
+            variables["CUDA_VISIBLE_DEVICES"] = self.gpus
+        self.log.parent.mkdir(exist_ok=True)
+        # The lock belongs to the open file: every process of a trial holds it until it ends.
+        with self.log.open("ab") as output, suppress(BlockingIOError):
+            fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.num_starts += 1
+            self.process = subprocess.Popen(
+                [sys.executable, *program, *words],
+                env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in the terminal is for the search alone
+            )  # fmt: skip
+
+    def values(self, *, now: bool) -> list[float]:
+        """The metric after each validation; of a copy in a store as of some seconds ago."""
+        run_dir = self.run_dir
+        if self.settings.copies:
+            run_dir = self.settings.folder / "copies" / self.run_id
+            if now or time.monotonic() > self._copied + COPY_S:
+                self._copied = time.monotonic()
+                with suppress(Exception):  # a store without an answer is asked again
+                    fs, root = fsspec.url_to_fs(f"{self.settings.copies}/{self.run_id}")
+                    run_dir.mkdir(parents=True, exist_ok=True)
+                    (run_dir / "metrics.csv").write_bytes(fs.cat_file(f"{root}/metrics.csv"))
+        monitor = self.settings.monitor
+        return [row[monitor] for row in read_history(run_dir) if monitor in row]
+
+    def find_error(self, exit_code: int) -> str:
+        """Why the process has failed: its last error message, otherwise its last line."""
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
+        errors = [line for line in lines if line.startswith(failure.PREFIX)]
+        text = next(filter(None, [*errors[::-1], *lines[::-1]]), "no output")
+        return f"exit code {exit_code}: {text.removeprefix(failure.PREFIX)}"
 
 
 class Search:
-    """Runs the trials of a study until there are enough of them, or until a signal comes.
+    """The trials of a study. A ConfigError says if Optuna or an earlier search contradicts."""
 
-    Args:
-        settings: what to search.
-        record: the study.
-        script: the program of a trial, a stand-in for ``train.py`` in tests.
-    """
-
-    def __init__(self, settings: Settings, record: Record, script: Path) -> None:
-        self.settings = settings
-        self.record = record
-        self.script = script
-        self.active: list[Active] = []
+    def __init__(self, settings: Settings, script: Path) -> None:
+        self.settings, self.script = settings, script
+        self.gpus = share_gpus(settings)  # those that no trial uses
+        self.active: list[Running] = []
         self.signum = 0
-        self.device_groups = share_devices(settings)
+        nodes = (settings.keys.sampler, settings.keys.pruner)
+        try:
+            sampler, pruner = (instantiate(node, _convert_="all") for node in nodes)
+        except InstantiationException as error:
+            raise ConfigError(f"sampler or pruner: {message_of(error)}") from None
+        lock.acquire(settings.folder)  # until this process ends
+        self.journal = settings.folder / "journal.log"
+        # A search that was killed may have left a lock, and a full disk a part of a last line.
+        Path(f"{self.journal}.lock").unlink(missing_ok=True)
+        if self.journal.exists():
+            os.truncate(self.journal, self.journal.read_bytes().rfind(b"\n") + 1)
+        self.storage = JournalStorage(JournalFileBackend(str(self.journal)))
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.study = optuna.create_study(
+            storage=self.storage, sampler=sampler, pruner=pruner, study_name=settings.name,
+            direction="maximize" if settings.is_max else "minimize", load_if_exists=True,
+        )  # fmt: skip
+        facts = [*map(str, settings.space.items()), *settings.overrides, settings.monitor]
+        before = self.study.user_attrs.get("search", facts)
+        if before != facts:
+            raise ConfigError(
+                f"{settings.folder} holds a search with {sorted({*before} - {*facts})} and not "
+                f"{sorted({*facts} - {*before})}; repeat it, or give this one another RUN_ID"
+            )
+        self.study.set_user_attr("search", facts)
 
     def run(self) -> int:
-        """Search.
-
-        Returns:
-            0 when there are enough trials, or 128 and the number of the signal that came.
-        """
-        with self._signals():
-            for trial in self.record.unfinished():
-                self.active.append(self._make_active(trial))
-            while not self.signum:
-                self._begin_trials()
-                if not self.active:
-                    return 0
-                self._look_at_all()
-                time.sleep(POLL_S)
-            self._stop_all()
-        return 128 + self.signum
-
-    def _begin_trials(self) -> None:
-        """Start new trials while there is room for them, and those that wait for a process."""
-        at_once = self.settings.values["trials_at_once"]
-        limit = self.settings.values["n_trials"]
-        while len(self.active) < at_once and len(self.record.trials(*STARTED)) < limit:
-            self.active.append(self._make_active(self.record.ask()))
-        # After a restart there may be more unfinished trials than may run at once.
-        num_running = sum(a.process.is_running() for a in self.active)
-        for active in self.active:
-            is_idle = active.process.process is None and not active.process.is_running()
-            if is_idle and not active.ending and num_running < at_once:
-                num_running += self._start(active)
-
-    def _make_active(self, trial: Trial) -> Active:
-        """A trial that is new, or that an earlier search has begun: with the same values."""
-        settings = self.settings
-        values = [(parameter, parameter.suggest(trial)) for parameter in settings.parameters]
-        overrides = [parameter.override(value) for parameter, value in values]
-        run_id = f"{settings.name}-{trial.number}"
-        process = TrialProcess(
-            run_id,
-            settings.folder,
-            [*settings.overrides, *overrides],
-            on_cluster=settings.on_cluster,
-            devices=trial.user_attrs.get("devices"),
-            script=self.script,
-        )
-        known = {t.number: t for t in self.record.trials(TrialState.RUNNING)}[trial.number]
-        return Active(
-            trial,
-            process,
-            find_metrics(settings, run_id),
-            overrides,
-            ending=trial.user_attrs.get(ENDING, ""),
-            num_reported=len(known.intermediate_values),
-            started=time.monotonic(),
-        )
-
-    def _start(self, active: Active) -> bool:
-        """Start the process of a trial, on devices that no other trial uses."""
-        if self.device_groups:
-            used = {d for a in self.active if a is not active and a.process.is_running()
-                    for d in (a.process.devices or "").split(",")}  # fmt: skip
-            free = [group for group in self.device_groups if used.isdisjoint(group.split(","))]
-            if not free:
-                return False  # a trial of an earlier search still has them
-            active.process.devices = free[0]
-            active.trial.set_user_attr("devices", free[0])
-        active.num_starts += 1
-        return active.process.start()
-
-    def _look_at_all(self) -> None:
-        for active in list(self.active):
-            exit_code = active.process.poll()
-            values = active.metrics.read(now=exit_code is not None)
-            self._report(active, values)
-            is_over = active.ending and not active.process.is_running()
-            if exit_code is not None or is_over:
-                self._end(active, exit_code or 0, values)
-
-    def _report(self, active: Active, values: Sequence[float]) -> None:
-        """Tell Optuna the new values; stop the trial if it is pruned, or if one is no number."""
-        for index in range(active.num_reported, len(values)):
-            if active.ending:
-                return
-            value = values[index]
-            active.trial.report(value, step=index)
-            active.num_reported = index + 1
-            if not math.isfinite(value):
-                reason = f"{self.settings.monitor} is {value} in validation {index + 1}"
-                self._stop(active, "FAIL", reason)
-            elif active.trial.should_prune():
-                self._stop(active, "PRUNED", f"after validation {index + 1}")
-
-    def _stop(self, active: Active, ending: str, reason: str) -> None:
-        """End a trial before its time. First the study gets to know: this process may be killed."""
-        active.trial.set_user_attr(REASON, reason)
-        active.trial.set_user_attr(ENDING, ending)
-        active.ending = ending
-        active.process.send(signal.SIGTERM)
-
-    def _end(self, active: Active, exit_code: int, values: Sequence[float]) -> None:
-        """Tell Optuna how a trial has ended, or start it again if others have stopped it."""
-        was_killed = exit_code < 0 or exit_code in KILLED
-        if not active.ending and was_killed and active.num_starts < MAX_STARTS:
-            active.process.process = None  # the loop starts it again
-            return
-        state, value, reason = TrialState.COMPLETE, None, ""
-        if active.ending:
-            state = TrialState[active.ending]
-        elif exit_code != 0:
-            state, reason = TrialState.FAIL, f"exit code {exit_code}: {active.process.last_error()}"
-        elif not values:
-            state, reason = TrialState.FAIL, f"the run has logged no {self.settings.monitor}"
-        else:
-            value = max(values) if self.settings.direction == "maximize" else min(values)
-        if reason:
-            active.trial.set_user_attr(REASON, reason)
-        active.trial.set_user_attr(SECONDS, round(time.monotonic() - active.started, 1))
-        told = self.record.study.tell(active.trial, value, state)
-        self.active.remove(active)
-        self._print(active, told)
-
-    def _print(self, active: Active, told: FrozenTrial) -> None:
-        """One line for a trial that has ended."""
-        done = len(self.record.trials(*FINISHED))
-        result = f"{self.settings.monitor} {told.value:.4f}" if told.value is not None else ""
-        if told.state is not TrialState.COMPLETE:
-            result = f"{told.state.name.lower()}: {told.user_attrs.get(REASON, '')}"
-        seconds = timedelta(seconds=round(told.user_attrs[SECONDS]))
-        facts = [f"[{done}/{self.settings.values['n_trials']}]", active.process.run_id, result]
-        print("  ".join([*facts, str(seconds), *active.overrides]), flush=True)
-
-    def _stop_all(self) -> None:
-        """Let all trials save and end, and wait for them."""
-        name = signal.Signals(self.signum).name
-        running = [active for active in self.active if active.process.is_running()]
-        if running:
-            print(f"{name}: {len(running)} trials save and end ...", flush=True)
-        for active in running:
-            active.process.send(signal.SIGTERM)
-        while any(active.process.is_running() for active in running):
-            for active in running:
-                active.process.poll()
-            time.sleep(0.1)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Remember the first signal; at the second Ctrl-C the trials are killed."""
-
-        def remember(signum: int, frame: FrameType | None) -> None:
-            if self.signum and signum == signal.SIGINT:
-                for active in self.active:
-                    active.process.kill()
-                raise KeyboardInterrupt
-            self.signum = self.signum or signum
-
-        before = {}
+        """Search; return 0, 1 if no trial was completed, or 128 and the number of a signal."""
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has set SIGHUP
-                before[signum] = signal.signal(signum, remember)
-        try:
-            yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
+                signal.signal(signum, lambda number, _: self._remember(number))
+        ended, total = len(self.trials(*ENDED)), self.settings.keys.n_trials
+        print(f"Search: {self.journal}: {ended} of {total} trials have ended", flush=True)
+        id_of = self.storage.get_trial_id_from_study_id_trial_number
+        study_id = self.storage.get_study_id_from_name(self.settings.name)
+        unfinished = [
+            Running(Trial(self.study, id_of(study_id, t.number)), self.settings, t)
+            for t in self.trials(RUNNING)
+        ]
+        if ended or unfinished:
+            self.study.sampler.reseed_rng()  # the same seed would propose the first values again
+        while not self.signum:
+            self._start_trials(unfinished)
+            if not self.active:
+                return self._leave()
+            for running in [*self.active]:
+                if running.process:
+                    self._inspect(running, running.process)
+            time.sleep(POLL_S)
+        print(f"{signal.Signals(self.signum).name}: the trials save and end ...", flush=True)
+        processes = [running.process for running in self.active if running.process]
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+        return 128 + self.signum
+
+    def trials(self, *states: TrialState) -> list[FrozenTrial]:
+        """The trials in these states, without those that were killed before they had values."""
+        found = self.study.get_trials(deepcopy=False, states=states)
+        return [trial for trial in found if len(trial.params) == len(self.settings.space)]
+
+    def _start_trials(self, unfinished: list[Running]) -> None:
+        """Begin trials while there is room, and start those that wait for a process."""
+        while self.gpus:
+            if unfinished:
+                running = unfinished.pop(0)
+            elif len(self.trials(*ENDED, RUNNING)) < self.settings.keys.n_trials:
+                running = Running(self.study.ask(self.settings.space), self.settings)
+            else:
+                break
+            running.gpus = self.gpus.pop(0)
+            self.active.append(running)
+        waiting = [running for running in self.active if not running.process]
+        # What a killed search has left may use any of the GPUs.
+        if not any(lock.is_held(running.run_dir) for running in [*waiting, *unfinished]):
+            for running in waiting:
+                running.start(self.script)
+
+    def _inspect(self, running: Running, process: subprocess.Popen[bytes]) -> None:
+        """Report the new values of a trial; end it if it is bad, or if its process has ended."""
+        exit_code, monitor = process.poll(), self.settings.monitor
+        values = running.values(now=exit_code is not None)
+        verdict = None
+        for step in range(running.num_reported, len(values)):
+            running.trial.report(values[step], step)
+            running.num_reported = step + 1
+            if exit_code is None and running.trial.should_prune():
+                verdict = TrialState.PRUNED, f"after validation {len(values)}"
+        if not all(map(math.isfinite, values)):
+            verdict = TrialState.FAIL, f"{monitor} is nan or infinite"
+        if verdict and not running.verdict:
+            running.verdict = verdict
+            process.terminate()
+        if exit_code is not None:
+            self._end(running, exit_code, values)
+
+    def _end(self, running: Running, exit_code: int, values: list[float]) -> None:
+        """Tell Optuna how a trial has ended, or let it be started again if it was killed."""
+        (state, reason), best = running.verdict or (None, ""), None
+        is_killed = exit_code < 0 or exit_code in (failure.EXIT_SIGTERM, 128 + signal.SIGKILL)
+        if not state and is_killed and running.num_starts < MAX_STARTS:
+            running.process = None
+            return
+        if not state and exit_code:
+            state, reason = TrialState.FAIL, running.find_error(exit_code)
+        elif not state and not values:
+            state, reason = TrialState.FAIL, f"it has logged no {self.settings.monitor}"
+        elif not state:
+            state, best = COMPLETE, (max if self.settings.is_max else min)(values)
+        running.trial.set_user_attr("reason", reason)
+        told = self.study.tell(running.trial, best, state)
+        self.active.remove(running)
+        self.gpus.append(running.gpus)
+        count = f"{len(self.trials(*ENDED))}/{self.settings.keys.n_trials}"
+        print(f"[{count}] {self._describe(told)}", flush=True)
+
+    def _leave(self) -> int:
+        """Print the best trial, and what to type next; return 1 if no trial was completed."""
+        counts = [f"{len(self.trials(state))} {word}" for state, word in ENDED.items()]
+        print(f"{', '.join(counts)}; what they have printed is in {self.settings.folder}/logs")
+        if not self.trials(COMPLETE):
+            return 1
+        best, settings = self.study.best_trial, self.settings
+        print(f"The best\n  {self._describe(best)}\nLook at\n  optuna-dashboard {self.journal}")
+        words = [*settings.overrides, *settings.choose(best.params)]
+        if settings.cfg.cluster.name == "local":
+            words = ["python", "train.py", *words]
+        else:
+            words = ["samestep", "launch", *words, "action=submit"]
+        print(f"Next\n  {shlex.join(words)}", flush=True)
+        return 0
+
+    def _describe(self, trial: FrozenTrial) -> str:
+        """One line for a trial that has ended."""
+        result = f"{ENDED[trial.state]}: {trial.user_attrs['reason']}"
+        if trial.state is COMPLETE:
+            result = f"{self.settings.monitor} {trial.value:.4g}"
+        time = str(trial.duration).partition(".")[0]
+        words = self.settings.choose(trial.params)
+        return "  ".join([f"{self.settings.name}-{trial.number}", result, time, *words])
+
+    def _remember(self, signum: int) -> None:
+        if self.signum and signum == signal.SIGINT:  # asked twice: the trials save alone
+            raise KeyboardInterrupt
+        self.signum = self.signum or signum
 
 
-def find_metrics(settings: Settings, run_id: str) -> Metrics:
-    """Where this machine reads the metrics of a trial."""
-    if settings.copies is None:
-        return Metrics(settings.folder / run_id, settings.monitor)
-    url = f"{settings.copies.rstrip('/')}/{run_id}"
-    return Metrics(settings.folder / "copies" / run_id, settings.monitor, url)
-
-
-def share_devices(settings: Settings) -> list[str]:
-    """For each trial that runs at the same time the GPUs it may see, such as ``["0,1", "2,3"]``.
-
-    Returns:
-        Nothing without GPUs, or if one trial after the other may use all of them.
-
-    Raises:
-        ConfigError: if there are too few GPUs.
-    """
-    at_once, trainer = settings.values["trials_at_once"], settings.cfg.trainer
-    if settings.on_cluster or at_once == 1 or trainer.accelerator not in ("auto", "gpu"):
-        return []
-    gpus = find_gpus()
-    if not gpus:
-        return []
-    per_trial: Any = trainer.devices
-    if per_trial == "auto":
-        per_trial = max(1, len(gpus) // at_once)
-    if at_once * per_trial > len(gpus):
-        raise ConfigError(
-            f"trials_at_once={at_once}: each trial needs {per_trial} of the {len(gpus)} GPUs of "
-            f"this machine; choose at most {len(gpus) // per_trial}, or trainer.accelerator=cpu"
-        )
-    return [",".join(gpus[i * per_trial : (i + 1) * per_trial]) for i in range(at_once)]
-
-
-def find_gpus() -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; without torch."""
+def share_gpus(settings: Settings) -> list[str | None]:
+    """The GPUs of each trial that runs at the same time, such as ``["0,1", "2,3"]``; None: all."""
+    at_once, trainer = settings.keys.trials_at_once, settings.cfg.trainer
     visible = environment.variable("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [word.strip() for word in visible.split(",") if word.strip() not in ("", "-1")]
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
-            capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return done.stdout.split() if done.returncode == 0 else []
+    gpus = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+    has_none = not gpus or trainer.accelerator not in ("auto", "gpu", "cuda")
+    if at_once == 1 or has_none or settings.cfg.cluster.name != "local":
+        return [None] * at_once
+    num = trainer.devices if isinstance(trainer.devices, int) else max(1, len(gpus) // at_once)
+    if at_once * num > len(gpus):
+        text = f"trials_at_once={at_once}: the {len(gpus)} GPUs here are enough for "
+        raise ConfigError(f"{text}{len(gpus) // num}; choose that, or trainer.accelerator=cpu")
+    return [",".join(gpus[i * num : (i + 1) * num]) for i in range(at_once)]

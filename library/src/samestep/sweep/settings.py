@@ -1,53 +1,41 @@
-"""The command line of a search and its file in configs/sweep, read and checked before it begins."""
+"""The command line of a search and its file in configs/sweep, checked before the first trial."""
 
-import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from yaml import YAMLError
 
 from samestep.errors import ConfigError
-from samestep.hydra.compose import check, check_all, find_callback, message_of
-from samestep.hydra.folder import configs_folder, project_folder
-from samestep.hydra.rules import BOOL, NAME, NULL, STRING, TEXT, Rule, whole
-from samestep.hydra.schema import choices_of, nearest, no_such_choice, show
-from samestep.launch import local_settings
+from samestep.hydra.compose import check_all, find_callback, message_of
+from samestep.hydra.folder import configs_folder
+from samestep.hydra.rules import NAME
+from samestep.hydra.schema import no_such_choice
+from samestep.launch import local_settings, render
+from samestep.launch.main import check_run, compose_run
 from samestep.ranks import environment
-from samestep.sweep import space
-from samestep.sweep.space import Parameter
 
-NODE = Rule("a group with a _target_ of optuna", lambda v: isinstance(v, dict))
-OVERRIDES = Rule(
-    f"a list of overrides, each {STRING}",
-    lambda v: isinstance(v, list) and all(map(TEXT.holds, v)),
-)
-RULES: dict[str, Rule] = {
-    "n_trials": whole(1),
-    "trials_at_once": whole(1),
-    "storage": NULL | TEXT,
-    "shared_run_root": BOOL,
-    "sampler": NODE,
-    "pruner": NODE,
-    "overrides": OVERRIDES,
-}
-DEFAULTS: dict[str, Any] = {
-    "trials_at_once": 1,
-    "storage": None,
-    "shared_run_root": False,
-    "sampler": {"_target_": "optuna.samplers.TPESampler"},
-    "pruner": {"_target_": "optuna.pruners.MedianPruner", "n_warmup_steps": 1},
-    "overrides": [],
-}
-SUPERVISED = ("k8s", "jobset", "pytorchjob", "kubeflow", "elastic", "elasticjob", "slurm")
-"""Clusters that say how a run has ended."""
 BEST = "samestep.callbacks.checkpoints.BestCheckpoint"
 ARTIFACTS = "samestep.run.artifacts.Artifacts"
+
+
+@dataclass
+class Keys:
+    """The keys of a file in configs/sweep, which can also be typed."""
+
+    n_trials: int = 20
+    trials_at_once: int = 1
+    sampler: dict[str, Any] | None = None  # None: Optuna's default
+    pruner: dict[str, Any] | None = None
+    overrides: list[str] = field(default_factory=list)
+    space: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -55,233 +43,122 @@ class Settings:
     """A search that was checked."""
 
     name: str
-    values: dict[str, Any]
-    """The keys of RULES."""
-    parameters: list[Parameter]
-    overrides: list[str]
-    """Of every trial."""
-    cfg: DictConfig
-    """The configuration of a trial with the first values."""
-    corners: list[DictConfig]
-    """Configurations that have all choices, and both ends of each range, between them."""
+    keys: Keys
+    space: dict[str, Any]  # Optuna's distributions by key of the configuration
+    overrides: list[str]  # of every trial
+    cfg: DictConfig  # of a trial
+    monitor: str  # the metric by which the trials are compared
+    is_max: bool  # whether more of it is better
+    copies: str | None  # address of the copies of the runs, if their directories are elsewhere
+    folder: Path  # where the search itself writes
 
-    @property
-    def folder(self) -> Path:
-        """Where the search writes, and where its trials have their run directories."""
-        return Path(str(self.cfg.run_root), "sweeps", self.name)
-
-    @property
-    def monitor(self) -> str:
-        """The metric by which the trials are compared."""
-        return metric_of(self.cfg)[0]
-
-    @property
-    def direction(self) -> Literal["minimize", "maximize"]:
-        """Optuna's word for the mode of the metric."""
-        return "minimize" if metric_of(self.cfg)[1] == "min" else "maximize"
-
-    @property
-    def on_cluster(self) -> bool:
-        """Whether a trial is a job of a cluster and no process of this machine."""
-        return str(self.cfg.cluster.name) != "local"
-
-    @property
-    def copies(self) -> str | None:
-        """The address of the copies from which the metrics are read; None: the run directories."""
-        node = find_callback(self.cfg, ARTIFACTS)
-        url = node.url if node else None
-        is_here = self.values["shared_run_root"] or self.cfg.cluster.name in ("local", "slurm")
-        return None if is_here else url
+    def choose(self, params: Mapping[str, Any]) -> list[str]:
+        """The overrides for the values of a trial. Real numbers are short, to be read."""
+        is_real = {key: isinstance(kind, FloatDistribution) for key, kind in self.space.items()}
+        return [f"{k}={v:.5g}" if is_real[k] else f"{k}={v}" for k, v in params.items()]
 
 
 def read(words: Sequence[str]) -> Settings:
-    """The search that a command line describes.
-
-    Raises:
-        ConfigError: naming the mistakes.
-    """
-    choice, typed, overrides = split_words(words)
-    path = find_file(choice)
-    source = path.relative_to(project_folder()).as_posix()
-    content = load(path)
-    nodes = content.pop("space", None)
-    values = {**DEFAULTS, **merge(content, typed)}
-    refuse_wrong_values(values, source)
-    parameters = space.parse(nodes, source)
-    overrides = [*values["overrides"], *overrides]
-    refuse_fixed(parameters, overrides)
-
-    corners = check_space(parameters, overrides, source)
-    cfg = corners[0]
-    if cfg.cluster.name != "local":
-        cfg = local_settings.compose_for_cluster(local_settings.to_overrides(overrides))
-    name = name_search(choice, cfg, values["n_trials"])
-    overrides = [word for word in overrides if not word.lstrip("+").startswith("run_id=")]
-    overrides = keep_last(overrides)
-    settings = Settings(name, values, parameters, overrides, cfg, corners)
-    refuse_impossible(settings)
-    return settings
-
-
-def check_space(
-    parameters: Sequence[Parameter], overrides: Sequence[str], source: str
-) -> list[DictConfig]:
-    """Check all choices, and both ends of each range, as ``train.py -m`` checks its values.
-
-    Returns:
-        The configurations that were checked; the first one has the first values.
-
-    Raises:
-        ConfigError: naming the mistakes; with the file, if the space is to blame.
-    """
+    """The search that a command line describes; otherwise a ConfigError names the errors."""
     try:
-        return check_all([*overrides, *space.to_grid(parameters)], multirun=True)
-    except ConfigError as error:
-        check(overrides)
-        raise ConfigError(f"{error} (the space of {source})") from error
-
-
-def split_words(words: Sequence[str]) -> tuple[str, DictConfig, list[str]]:
-    """The name of the file, the keys of the search that were typed, and overrides of the trials."""
-    for word in words:
-        if word.startswith("-"):
-            raise ConfigError(f"{word}: no such flag; grids are trained by python train.py -m")
-    choice, typed, overrides = "", OmegaConf.create({}), []
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(words))
-        for override in parsed:
-            key = override.key_or_group
-            if key == "sweep":
-                choice = str(override.value())
-            elif key.split(".")[0] in RULES:
-                OmegaConf.update(typed, key, override.value())
-            else:
-                refuse_misspelt(key, override.value)
-                overrides.append(str(override.input_line))
-    except (HydraException, OmegaConfBaseException) as error:
+        name, keys, parsed = parse(words)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key}: {str(error.msg).splitlines()[0]}") from None
+    except (HydraException, YAMLError) as error:
         raise ConfigError(message_of(error)) from None
-    return choice, typed, overrides
+    space = {o.get_key_element(): to_distribution(o) for o in parsed if o.is_sweep_override()}
+    overrides = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
+    last = f"{name}-{keys.n_trials - 1}"
+    if not space or keys.n_trials < 1 or keys.trials_at_once < 1 or not NAME.holds(last):
+        raise ConfigError(
+            "a search needs sweep=NAME, or RUN_ID=NAME and a key with its values, such as "
+            "'model.optimizer.lr=tag(log,interval(1e-4,1e-1))'; n_trials and trials_at_once must "
+            f"be at least 1, and the name of the last trial, {last}, {NAME.text}"
+        )
 
+    # All choices and both ends of each range are checked, as `train.py -m` checks its values.
+    ends = {key: getattr(d, "choices", None) or (d.low, d.high) for key, d in space.items()}
+    grid = [f"{key}={','.join(map(str, values))}" for key, values in ends.items()]
+    corners = check_all([*overrides, *grid], multirun=True)
+    nodes = [find_callback(corner, BEST) for corner in corners]
+    metrics = {(str(node.monitor), str(node.mode)) for node in nodes if node and node.monitor}
+    if len(metrics) != 1 or None in nodes:
+        text = "a search compares trials by the one metric of BestCheckpoint (callbacks.best."
+        raise ConfigError(f"{text}monitor), and not by {sorted(metrics)}")
+    ((monitor, mode),) = metrics
 
-def refuse_misspelt(key: str, value: Callable[[], Any]) -> None:
-    """Raise a ConfigError for a key that is like one of a search, and is none of a run."""
-    if key in OmegaConf.load(configs_folder() / "train.yaml") or "." in key or "/" in key:
-        return
-    near = nearest(key, RULES)
-    if near and key not in choices_of(configs_folder()):
-        raise ConfigError(f"{key}: no such key; did you mean {near}={show(value())}?")
-
-
-def keep_last(overrides: Sequence[str]) -> list[str]:
-    """The overrides without those whose key is set again later: the last value counts."""
-    last = {word.partition("=")[0]: number for number, word in enumerate(overrides)}
-    return [word for number, word in enumerate(overrides) if last[word.partition("=")[0]] == number]
-
-
-def find_file(choice: str) -> Path:
-    """The file of configs/sweep with this name."""
-    names = sorted(path.stem for path in (configs_folder() / "sweep").glob("*.yaml"))
-    if not choice:
-        raise ConfigError(f"sweep is not set: add sweep=NAME; there is {', '.join(names)}")
-    if choice not in names:
-        raise ConfigError(no_such_choice("sweep", choice, names))
-    return configs_folder() / "sweep" / f"{choice}.yaml"
-
-
-def load(path: Path) -> dict[str, Any]:
-    """The keys of a YAML file, in plain containers."""
-    source = path.relative_to(project_folder()).as_posix()
-    try:
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
-        raise ConfigError(f"{source}: {' '.join(str(error).split())[:300]}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{source}: must hold keys, not a list")
-    return {str(key): value for key, value in content.items()}
-
-
-def merge(content: dict[str, Any], typed: DictConfig) -> dict[str, Any]:
-    """The values of a file, and what was typed instead of them."""
-    for key in ("sampler", "pruner"):
-        target = OmegaConf.select(typed, f"{key}._target_")
-        if target is not None and target != (content.get(key) or {}).get("_target_"):
-            content = {**content, key: {}}  # another class has other arguments
-    merged = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(content), typed))
-    assert isinstance(merged, dict)
-    return {str(key): value for key, value in merged.items()}
-
-
-def refuse_wrong_values(values: dict[str, Any], source: str) -> None:
-    """Raise a ConfigError for keys that no search has, and for wrong values."""
-    faults = []
-    for key, value in values.items():
-        if key not in RULES:
-            near = nearest(key, [*RULES, "space"])
-            hint = f"did you mean {near}?" if near else f"there is {', '.join(RULES)}, space"
-            faults.append(f"{key}: no such key; {hint} ({source})")
-        elif not RULES[key].holds(value):
-            faults.append(f"{key}={show(value)}: must be {RULES[key].text}")
-    if "n_trials" not in values:
-        faults.append("n_trials is not set: add n_trials=NUMBER")
-    if faults:
-        raise ConfigError("\n".join(faults))
-
-
-def refuse_fixed(parameters: Sequence[Parameter], overrides: Sequence[str]) -> None:
-    """Raise a ConfigError if a value that is tried was also typed."""
-    given = {re.split("[=@]", word.lstrip("+~"))[0] for word in overrides}
-    for parameter in parameters:
-        if parameter.key in given:
+    cfg, copies = corners[0], None
+    cluster = str(cfg.cluster.name)
+    if cluster == "local":
+        devices = cfg.trainer.devices if isinstance(cfg.trainer.devices, int) else 1
+        environment.limit_threads(keys.trials_at_once * devices)  # before torch is imported
+    else:
+        node = find_callback(cfg, ARTIFACTS)
+        copies = str(node.url) if node and node.url and cluster != "slurm" else None
+        if "commands" in cfg.cluster or not (copies or cluster == "slurm"):
             raise ConfigError(
-                f"{parameter.key}: is searched, so it has no fixed value; leave it out of the "
-                "overrides, or out of the space"
+                f"cluster={cluster}: a search takes local, slurm, and the kinds of Kubernetes, "
+                "where it reads metrics from copies: callbacks.artifacts.url=s3://bucket/runs"
             )
+        # The manifests of a trial, as before a submit.
+        words = local_settings.to_overrides(overrides)
+        with environment.exported({"RUN_ID": last}):
+            cfg = compose_run(words)
+            check_run("submit", cfg, render.render(cfg, words), words)
+    from samestep.hydra.build import check_arguments
+
+    for corner in corners:
+        check_arguments(corner)  # what each trial would reject when it builds its parts
+    folder = Path(cfg.run_root, "sweeps", name)
+    return Settings(name, keys, space, overrides, cfg, monitor, mode == "max", copies, folder)
 
 
-def name_search(choice: str, cfg: DictConfig, n_trials: int) -> str:
-    """``run_id``, ``$RUN_ID``, or the name of the file: the same command continues the search."""
-    # Kubernetes takes no underscores in the names of runs.
-    name = str(cfg.run_id or environment.run_id() or choice.replace("_", "-"))
-    if not NAME.holds(name) or not NAME.holds(f"{name}-{n_trials - 1}"):
-        raise ConfigError(
-            f"RUN_ID={name}: the names of the trials, such as {name}-{n_trials - 1}, must be "
-            f"{NAME.text}"
-        )
-    return name
+def parse(words: Sequence[str]) -> tuple[str, Keys, list[Override]]:
+    """The name of a search, its keys, and the overrides of its trials and its space."""
+    parse_overrides = OverridesParser.create().parse_overrides
+    choice, typed, others = "", OmegaConf.create({}), []
+    for override in parse_overrides(list(words)):
+        key = override.key_or_group
+        if key == "sweep":
+            choice = str(override.value())
+        elif key.split(".")[0] in {field.name for field in fields(Keys)}:
+            OmegaConf.update(typed, key, override.value())
+        else:
+            others.append(str(override.input_line))
+    files = {path.stem: path for path in (configs_folder() / "sweep").glob("*.yaml")}
+    if choice and choice not in files:
+        raise ConfigError(no_such_choice("sweep", choice, sorted(files)))
+    content: Any = OmegaConf.load(files[choice]) if choice else {}
+    for key in ("sampler", "pruner"):
+        if OmegaConf.select(typed, f"{key}._target_"):
+            content.pop(key, None)  # another class has other arguments
+    keys: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Keys), content, typed))
+
+    space = [f"{key}={values}" for key, values in keys.space.items()]
+    # The last one of a key counts: a value that is typed replaces those that a file searches.
+    parsed = {o.key_or_group: o for o in parse_overrides([*space, *keys.overrides, *others])}
+    for key in parsed.keys() & {"run_id", "run_dir"}:
+        raise ConfigError(f"{key}: each trial has its own; RUN_ID=... names the search")
+    name = environment.run_id() or choice.replace("_", "-")  # Kubernetes takes no underscore
+    return name, keys, list(parsed.values())
 
 
-def metric_of(cfg: DictConfig) -> tuple[str, str]:
-    """The metric by which the best checkpoint is chosen, and its mode.
-
-    Raises:
-        ConfigError: if there is none.
-    """
-    node = find_callback(cfg, BEST)
-    if node is None:
-        raise ConfigError(
-            "callbacks.best.monitor: a search needs a BestCheckpoint, by whose metric its trials "
-            "are compared; add `defaults: - default` to the callbacks"
-        )
-    return str(node.monitor), str(node.mode)
-
-
-def refuse_impossible(settings: Settings) -> None:
-    """Raise a ConfigError for a search whose trials cannot be compared, or cannot be watched."""
-    metrics = {metric_of(cfg) for cfg in [settings.cfg, *settings.corners]}
-    if len(metrics) > 1:
-        text = " and ".join(f"{monitor} ({mode})" for monitor, mode in sorted(metrics))
-        raise ConfigError(f"space: all trials are compared by one metric, and not by {text}")
-    cluster = str(settings.cfg.cluster.name)
-    if not settings.on_cluster:
-        return
-    if cluster not in SUPERVISED:
-        raise ConfigError(
-            f"cluster={cluster}: does not say how a run has ended; a search takes local, "
-            f"{', '.join(SUPERVISED)}"
-        )
-    if cluster != "slurm" and not settings.copies and not settings.values["shared_run_root"]:
-        raise ConfigError(
-            f"cluster={cluster}: the search reads the metrics of its trials from their copies: add "
-            "callbacks.artifacts.url=s3://bucket/runs, or shared_run_root=true if run_root is the "
-            "same folder here and in the pods"
-        )
+def to_distribution(override: Override) -> Any:
+    """What Optuna samples for a key: Hydra's ``choice``, ``interval`` or ``range``."""
+    values: Any = override.value()
+    try:
+        is_log = "log" in values.tags
+        if override.is_choice_sweep():
+            pairs = zip(values.list, override.sweep_string_iterator(), strict=True)
+            # Numbers stay numbers, which plots can order.
+            return CategoricalDistribution([v if type(v) in (int, float) else t for v, t in pairs])
+        if override.is_range_sweep():
+            numbers = sorted(values.range())
+            low, high, step = numbers[0], numbers[-1], abs(values.step)
+        else:
+            low, high, step = values.start, values.end, None
+        if isinstance(low, int):
+            return IntDistribution(low, high, log=is_log, step=step or 1)
+        return FloatDistribution(low, high, log=is_log, step=step)
+    except (ValueError, IndexError, AttributeError) as error:
+        raise ConfigError(f"{override.input_line}: {error}") from None
