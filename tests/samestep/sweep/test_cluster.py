@@ -58,7 +58,8 @@ class Pods(threading.Thread):
 def test_each_trial_is_a_job_that_is_cancelled_when_it_is_pruned(tmp_path: Path):
     store = tmp_path / "store"
     words = [
-        str(ROOT / "tests/samestep_here.py"), "sweep", "sweep=digits_lr", "n_trials=3", "trials_at_once=2",
+        str(ROOT / "tests/samestep_here.py"), "sweep", "sweep=digits_lr",
+        "n_trials=3", "trials_at_once=2",
         "cluster=k8s", "cluster.image=ghcr.io/me/project:1.2.3",
         f"callbacks.artifacts.url=file://{store}",
         "pruner={_target_: optuna.pruners.ThresholdPruner, lower: 0.5}",
@@ -90,7 +91,8 @@ def test_each_trial_is_a_job_that_is_cancelled_when_it_is_pruned(tmp_path: Path)
 def test_the_manifests_are_checked_before_the_first_trial(tmp_path: Path):
     words = ["sweep=digits_lr", "cluster=k8s", "callbacks.artifacts.url=s3://bucket/runs"]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests/samestep_here.py"), "sweep", *words], cwd=tmp_path, env=environment(),
+        [sys.executable, str(ROOT / "tests/samestep_here.py"), "sweep", *words],
+        cwd=tmp_path, env=environment(),
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 2

@@ -6,6 +6,7 @@ from pathlib import Path
 from samestep.errors import ConfigError
 
 MAIN = "configs/train.yaml"
+VARIABLE = "SAMESTEP_PROJECT"
 
 
 def project_folder() -> Path:

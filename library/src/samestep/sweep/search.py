@@ -21,6 +21,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from samestep.errors import ConfigError
+from samestep.hydra import folder
 from samestep.hydra.compose import message_of
 from samestep.ranks import environment, failure
 from samestep.run import lock
@@ -53,7 +54,10 @@ class Running:
         is_local = self.settings.cfg.cluster.name == "local"
         program = [str(script)] if is_local else ["-m", "samestep.sweep.cluster_job"]
         words = [*self.settings.overrides, *self.settings.choose(self.trial.params)]
-        variables = environment.variables() | {"RUN_ID": self.run_id}
+        variables = environment.variables() | {
+            "RUN_ID": self.run_id,
+            folder.VARIABLE: str(folder.project_folder()),
+        }
         if self.gpus is not None:
             variables["CUDA_VISIBLE_DEVICES"] = self.gpus
         self.log.parent.mkdir(exist_ok=True)
