@@ -27,7 +27,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_a_device_is_never_replaced_by_a_file(tmp_path: Path):
-    """Root could do so: report.py --output /dev/stdout."""
+    """Root could do so: samestep report --output /dev/stdout."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(FileExistsError, match="is no regular file"):
