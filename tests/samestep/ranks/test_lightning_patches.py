@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanSquaredError
 
 from samestep.ranks import lightning_patches, process_group
-from tests.samestep.callbacks.tiny import Tiny
+from tests.samestep.kit import Net
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`.*")
 
@@ -170,7 +170,7 @@ def tiny_trainer(**flags: object) -> L.Trainer:
     )  # fmt: skip
 
 
-BATCHES = DataLoader(torch.ones(4, 2), batch_size=2)
+BATCHES = DataLoader(torch.ones(4, 1), batch_size=2)
 
 
 def test_between_steps_no_batch_is_begun():
@@ -204,7 +204,7 @@ def test_a_batch_without_samples_is_left_out_of_a_mean(monkeypatch, is_patched: 
     assert metrics == pytest.approx({"mean": mean}, nan_ok=True)
 
 
-class Named(Tiny):
+class Named(Net):
     """Notes under which hook each of its methods runs, as ``log`` needs it."""
 
     def __init__(self) -> None:
@@ -249,7 +249,7 @@ def test_canary_lightning_still_announces_its_hooks():
         assert text in source
 
 
-class Short(Tiny):
+class Short(Net):
     """Takes no number of the batch."""
 
     def training_step(self, batch: torch.Tensor) -> torch.Tensor:
@@ -275,13 +275,13 @@ def test_hooks_that_are_looked_at_once_are_those_of_each_run(monkeypatch: pytest
     looks = []
     monkeypatch.setattr(inspect, "getfullargspec", lambda f: looks.append(f) or real(f))
     data = Data()
-    for module in (Tiny(), Short(), Tiny()):
+    for module in (Net(), Short(), Net()):
         tiny_trainer().fit(module, datamodule=data)
         tiny_trainer().fit(module, BATCHES)
     assert data.num_moved == 6
     # Lightning looks at bound methods too, but not in each step.
     steps = [look for look in looks if inspect.isfunction(look)]
-    assert steps == [Tiny.training_step, Short.training_step]
+    assert steps == [Net.training_step, Short.training_step]
 
 
 def test_canary_lightning_still_looks_at_its_hooks_in_each_step():

@@ -5,19 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from samestep.errors import ConfigError
 from samestep.report import listing
 from samestep.run import state
-from scripts.runs import main, make_parser
 from tests.samestep.report.fake import make_run
 
 
-def printed(capsys, *words: object) -> list[str]:
-    assert main(make_parser().parse_args([str(word) for word in words])) == 0
-    return capsys.readouterr().out.splitlines()
+def listed(folder: Path) -> list[str]:
+    return listing.to_lines(listing.list_runs(folder), time.time())
 
 
-def test_each_run_has_a_line(tmp_path: Path, capsys):
+def test_each_run_has_a_line(tmp_path: Path):
     make_run(tmp_path / "done")
     state.record(make_run(tmp_path / "bad"), state.FAILED, "no space left on " + 80 * "x")
     state.record(make_run(tmp_path / "evicted"), state.STOPPED, "SIGTERM", best=None)
@@ -25,7 +22,7 @@ def test_each_run_has_a_line(tmp_path: Path, capsys):
     state.record(killed, state.RUNNING)
     (tmp_path / "no-run").mkdir()
     (tmp_path / "multirun.yaml").touch()
-    lines = {line.split()[0]: line for line in printed(capsys, tmp_path)}
+    lines = {line.split()[0]: line for line in listed(tmp_path)}
     assert lines.keys() == {"run", "done", "bad", "evicted", "killed"}
     assert "finished  " in lines["done"]
     assert "0.7 val/score  3 " in lines["done"]
@@ -54,15 +51,9 @@ def test_the_newest_runs_come_first(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"state": 3}', '{"ends": 1}', '{"time": 5}'])
-def test_a_damaged_state_is_no_obstacle(tmp_path: Path, capsys, content: str):
+def test_a_damaged_state_is_no_obstacle(tmp_path: Path, content: str):
     run_dir = make_run(tmp_path / "one")
     (run_dir / state.STATE).write_text(content)
-    assert len(printed(capsys, tmp_path)) == 2
+    assert len(listed(tmp_path)) == 2
     state.record(run_dir, state.FINISHED)
     assert len(state.read_ends(run_dir)) == 1
-
-
-def test_wrong_usage_is_refused(tmp_path: Path):
-    for words in ([str(tmp_path / "nowhere")], [str(tmp_path), "--last", "0"]):
-        with pytest.raises(ConfigError):
-            main(make_parser().parse_args(words))
