@@ -4,25 +4,16 @@ import signal
 import threading
 from pathlib import Path
 
+import lightning as L
 import pytest
 
 from samestep import ending
 from samestep.callbacks.checkpoints import LastCheckpoint
-from samestep.callbacks.run_state import RunState
 from samestep.errors import RunError
-from samestep.hydra import build
-from samestep.hydra.adapter import spec_of
 from samestep.ranks.stopping import Stopped
 from samestep.report import page
 from samestep.run import record
-from samestep.run.history import History
-from samestep.spec import RunSpec
-from tests.samestep.callbacks.tiny import Tiny, fit
-
-
-def spec_in(run_dir: Path) -> RunSpec:
-    (run_dir / "logs").mkdir()
-    return RunSpec("test", run_dir, 0)
+from tests.samestep.kit import Scores, fit, make_spec
 
 
 @pytest.mark.parametrize(
@@ -42,12 +33,14 @@ def spec_in(run_dir: Path) -> RunSpec:
     ids=lambda value: type(value).__name__,
 )
 def test_the_reason_of_an_end_is_kept(
-    tmp_path: Path, capsys, error: BaseException, ended: str, why: str
+    tmp_path: Path, capsys, monkeypatch, error: BaseException, ended: str, why: str
 ):
-    spec = spec_in(tmp_path)
-    trainer = fit(tmp_path, Tiny([0.25]), RunState(str(tmp_path)), max_epochs=1)
+    monkeypatch.setattr(ending, "REPORT_S", 100)  # on a busy machine too
+    options = {"max_epochs": 1, "monitor": "val/score", "mode": "max"}
+    (part,) = fit(tmp_path, lambda: Scores(0.25), **options)
+    capsys.readouterr()
     how = {"again": "make train", "report": page.write_or_warn}
-    with pytest.raises(type(error)), ending.recorded(spec, trainer, **how):
+    with pytest.raises(type(error)), ending.recorded(make_spec(tmp_path), part.trainer, **how):
         raise error
     status = record.read(tmp_path)
     assert status.state == ended
@@ -55,7 +48,7 @@ def test_the_reason_of_an_end_is_kept(
     assert "hunter2" not in status.why
     assert len(status.why) <= record.MAX_WHY
     assert (status.best, status.epoch, status.step) == (0.25, 1, 4)
-    (end,) = record.read(tmp_path).ends
+    *_, end = record.read(tmp_path).ends
     assert (end["state"], end["why"], end["step"]) == (ended, status.why, 4)
     assert ("To continue: make train\n" in capsys.readouterr().out) == isinstance(error, Stopped)
     # At a second Ctrl-C nobody waits for a report.
@@ -66,19 +59,12 @@ class KeepLast(LastCheckpoint):
     """Of a user, who has changed a little."""
 
 
-@pytest.mark.parametrize(
-    ("override", "is_said"),
-    [
-        ("callbacks=default", False),
-        ("callbacks=null", True),
-        ("~callbacks.last", True),
-        ("callbacks.last._target_=tests.samestep.test_ending.KeepLast", False),
-    ],
-)
-def test_a_run_without_checkpoints_says_so(compose, override: str, is_said: bool, capsys):
-    cfg = compose(override)
-    with ending.recorded(spec_of(cfg), build.trainer(cfg, History(cfg.run_dir))):
-        assert ("Note: this run keeps no checkpoint" in capsys.readouterr().out) == is_said
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_run_without_checkpoints_says_so(tmp_path: Path, is_kept: bool, capsys):
+    callbacks = [KeepLast(str(tmp_path), 300)] if is_kept else []
+    trainer = L.Trainer(accelerator="cpu", logger=False, callbacks=callbacks)
+    with ending.recorded(make_spec(tmp_path), trainer):
+        assert ("Note: this run keeps no checkpoint" in capsys.readouterr().out) != is_kept
 
 
 def test_a_stopped_run_does_not_wait_long_for_its_report(tmp_path: Path, monkeypatch, caplog):

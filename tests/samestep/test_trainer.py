@@ -1,6 +1,5 @@
 """``samestep.Trainer`` in scripts as Lightning's tutorials have them, on one and two ranks."""
 
-import csv
 import json
 import signal
 import subprocess
@@ -11,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import ROOT, environment, free_port, run, run_code
+from samestep import Trainer
+from tests.conftest import environment, free_port, run, run_code
+from tests.samestep.kit import check_same, rows, weights
 
 SCRIPT = """
 import json
@@ -106,24 +107,6 @@ def train(
     return run(*words, cwd=folder, **(variables or {}))
 
 
-def rows(run_dir: Path) -> list[dict[str, str]]:
-    """The history of a run without its seconds."""
-    with (run_dir / "metrics.csv").open() as file:
-        return [
-            {name: value for name, value in row.items() if not name.startswith("time/")}
-            for row in csv.DictReader(file)
-        ]
-
-
-def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    return torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-
-
-def check_same(run_dir: Path, reference: Path) -> None:
-    torch.testing.assert_close(weights(run_dir), weights(reference), rtol=0, atol=0)
-    assert rows(run_dir) == rows(reference)
-
-
 @pytest.fixture(scope="module")
 def one(folder: Path) -> Path:
     """A run of one process that nothing has disturbed."""
@@ -187,10 +170,12 @@ def test_samestep_run_ends_with_the_exit_codes_of_the_ranks(folder: Path):
         folder, "codes", launcher, variables={"AT": "2 1", "SIGNAL": str(int(signal.SIGTERM))}
     )
     assert stopped.returncode == 143, stopped.stderr
-    rejected = train(folder, "codes", launcher, model={"lr": 0.5})
-    assert rejected.returncode == 2, rejected.stderr
-    assert rejected.stderr.count("error: ") == 1
-    assert "Traceback" not in rejected.stderr
+    # Of the one only rank zero looks into the run directory, the other fails on all ranks.
+    for options in {"model": {"lr": 0.5}}, {"shares": [1, 2, 3]}:
+        rejected = train(folder, "codes", launcher, **options)
+        assert rejected.returncode == 2, rejected.stderr
+        assert rejected.stderr.count("error: ") == 1
+        assert "Traceback" not in rejected.stderr
 
 
 def test_two_tasks_of_srun_are_two_ranks(folder: Path, two: Path):
@@ -288,18 +273,24 @@ def test_arguments_that_contradict_a_run_are_one_line_each(tmp_path: Path):
     assert line.startswith("error: barebones=True: is not supported: ")
 
 
-def test_an_error_of_the_script_is_an_ordinary_traceback(tmp_path: Path):
-    broken = (
-        SCRIPT
-        + """
+SURVIVES = """
 class Broken(LitNet):
     def training_step(self, batch, batch_idx):
         raise LookupError("of my own")
-Trainer(run_dir="r", accelerator="cpu", devices=int(sys.argv[1])).fit(Broken(), LitData())
+trainer = Trainer(run_dir="r", accelerator="cpu", timeout_s=2, enable_progress_bar=False)
+try:
+    trainer.fit(Broken(), LitData())
+except LookupError:
+    import time
+    time.sleep(3)  # as a notebook does
+    print("alive", flush=True)
+    raise
 """
-    )
-    done = run_code(broken, "1", cwd=tmp_path)
-    assert done.returncode == 1
+
+
+def test_an_error_of_the_script_is_an_ordinary_traceback_and_nobody_watches_it(tmp_path: Path):
+    done = run_code(SCRIPT + SURVIVES, cwd=tmp_path)
+    assert (done.returncode, "alive" in done.stdout) == (1, True)
     assert done.stderr.startswith("Traceback") or "\nTraceback" in done.stderr
     assert done.stderr.rstrip().endswith("LookupError: of my own")
 
@@ -368,10 +359,7 @@ def test_a_run_needs_lightning_only(tmp_path: Path):
 
 
 def test_hydra_takes_the_class_and_the_program_keeps_its_hook(tmp_path: Path):
-    from hydra.utils import instantiate
-
-    from samestep import Trainer
-
+    instantiate = pytest.importorskip("hydra.utils").instantiate
     before = sys.excepthook
     try:
         options = {"run_dir": str(tmp_path), "accelerator": "cpu", "logger": False}
@@ -389,7 +377,7 @@ def test_hydra_takes_the_class_and_the_program_keeps_its_hook(tmp_path: Path):
 
 def test_lightning_cli(tmp_path: Path):
     library = pytest.importorskip("jsonargparse", reason='pip install "jsonargparse[signatures]"')
-    path = f"{ROOT / 'src'}:{Path(library.__file__).parents[1]}"
+    path = f"{environment()['PYTHONPATH']}:{Path(library.__file__).parents[1]}"
     cli = """
 from lightning.pytorch.cli import LightningCLI
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 import lightning as L
+import numpy as np
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 
@@ -275,6 +276,10 @@ class Trainer(L.Trainer):
             # stops all ranks when the first fails, and this one may have to print why.
             if not environment.under_torchrun():
                 stopping.uninstall()
+                # Lightning tears down no callback after an error.
+                for callback in self.callbacks:  # type: ignore[attr-defined]
+                    if isinstance(callback, Watchdog):
+                        callback.stop()
 
     def _evaluate(self, function: Callable[..., Any], args: Any, options: Any) -> Any:
         """Call a function of Lightning's Trainer with the checkpoint of this run."""
@@ -431,6 +436,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return str(value) if isinstance(value, Path) else type(value).__qualname__

@@ -33,150 +33,31 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
     StepLR,
 )
-from torch.utils.data import TensorDataset
 
-from samestep.callbacks.changed_values import ChangedValues
-from samestep.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, StopBetweenSteps
-from samestep.callbacks.exact import ResumeOrder, SeedSteps
-from samestep.data.loader import BatchLoader
-from samestep.ranks import stopping
-from samestep.run.checkpoint import AtomicCheckpointIO
-from samestep.run.history import History
+from tests.samestep.kit import Net, Place, batches, check_exact
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*treespec, LeafSpec",
-    "ignore:You're resuming from a checkpoint that ended before",
-    "ignore:ReduceLROnPlateau conditioned on metric",
-)
+pytestmark = pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on metric")
 
-NUM_BATCHES = 4  # of an epoch
-
-Place = tuple[str, int, int]  # a hook, and the epoch and the batch (-1: the last) of its call
-PLACES: list[Place] = [
-    ("on_train_batch_end", 0, -1),
-    ("on_train_batch_end", 1, 0),
-    ("on_train_batch_end", 1, 1),
-    ("on_validation_start", 1, -1),
-    ("on_train_epoch_start", 2, -1),
-    ("on_train_batch_end", 2, 0),
-]
+# An epoch has four batches.
+PLACES: list[Place] = [(0, 3), (1, 0), (1, 1), (1, "validation"), (2, "start"), (2, 0)]
 
 
-@pytest.fixture(autouse=True)
-def _signals_end_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samestep.ranks.stopping.defer", lambda: None)
-    monkeypatch.setattr(stopping._State, "signum", 0)
+def check(tmp_path: Path, make: Callable[[], Any], **options: Any) -> None:
+    """Compare runs of this module, disturbed at all places and not. They save at each step."""
+    default = {"max_epochs": 4, "monitor": "val_loss", "how": "both", "save_every_s": 1e-9}
+    _, parts = check_exact(tmp_path, make, batches, *PLACES, **default | options)
+    assert len(parts) > 3
 
 
-class Net(L.LightningModule):
-    """A body and a head; ``configure`` is its ``configure_optimizers``."""
-
-    def __init__(self, configure: Callable[[L.LightningModule], Any] | None = None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = torch.nn.Linear(4, 4)
-        self.head = torch.nn.Linear(4, 1)
-        self.configure = configure or (lambda module: SGD(module.parameters(), lr=0.1))
-
-    def loss(self, batch) -> torch.Tensor:
-        x, y = batch
-        return torch.nn.functional.mse_loss(self.head(self.body(x).tanh()), y)
-
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.log("train_loss", loss, on_step=True)
-        return loss
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.loss(batch))
-
-    def configure_optimizers(self):
-        return self.configure(self)
-
-
-class Disturber(L.Callback):
-    """Stops or kills the run at each of the places, once."""
-
-    def __init__(self, how: str) -> None:
-        self.left = list(PLACES)
-        self.how = how
-
-    def _disturb(self, hook: str, trainer: L.Trainer, batch: int = -1) -> None:
-        last = trainer.num_training_batches - 1
-        here = (hook, trainer.current_epoch, -1 if batch == last else batch)
-        if here not in self.left:
-            return
-        self.left.remove(here)
-        if self.how == "SIGTERM":
-            stopping._State.signum = 15
-        else:
-            raise KeyboardInterrupt  # LastCheckpoint saves nothing then
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        self._disturb("on_train_batch_end", trainer, batch_idx)
-
-    def on_validation_start(self, trainer, pl_module) -> None:
-        self._disturb("on_validation_start", trainer)
-
-    def on_train_epoch_start(self, trainer, pl_module) -> None:
-        self._disturb("on_train_epoch_start", trainer)
-
-
-def fit(run_dir: Path, model: L.LightningModule, *callbacks: L.Callback, **options) -> Any:
-    """Train, from last.ckpt if it is there. Returns weights and rows, and the Trainer."""
-    data = torch.randn(4 * NUM_BATCHES, 5, generator=torch.Generator().manual_seed(1))
-    dataset = TensorDataset(data[:, :4], data[:, 4:])
-    folder = run_dir / "checkpoints"
-    folder.mkdir(parents=True, exist_ok=True)
-    last = LastCheckpoint(str(folder), options.pop("every_s", 300))
-    last.best = BestCheckpoint(str(folder), options.pop("monitor", "val_loss"), "min")
-    history = History(run_dir)
-    trainer = L.Trainer(
-        accelerator="cpu", enable_progress_bar=False, enable_model_summary=False, logger=False,
-        default_root_dir=run_dir, plugins=[AtomicCheckpointIO()],
-        callbacks=[
-            StopBetweenSteps(last), history, SeedSteps(0), ResumeOrder(0), ChangedValues(),
-            last.best, last, *callbacks
-        ],
-        **{"max_epochs": 4, "log_every_n_steps": 1, "num_sanity_val_steps": 0} | options,
-    )  # fmt: skip
-    trainer.loggers = [history]
-    train = BatchLoader(dataset, 4, shuffle=True, seed=0)
-    ckpt = folder / "last.ckpt"
-    trainer.fit(model, train, BatchLoader(dataset, 8), ckpt_path=ckpt if ckpt.exists() else None)
-    weights = {name: value.tolist() for name, value in model.state_dict().items()}
-    return weights, history.rows, trainer
-
-
-def assert_same(
-    tmp_path: Path, make: Callable[[], tuple[L.LightningModule, Any]], how: str, **options: Any
-) -> None:
-    """Compare a run that is disturbed at all places with one that is not."""
-    model, callbacks = make()
-    weights, rows, trainer = fit(tmp_path / "whole", model, *callbacks, **options)
-    disturber = Disturber(how.removesuffix(", saved at each step"))
-    if how.endswith("each step"):
-        options["every_s"] = -1
-    num_attempts, again = 0, None
-    while again is None:
-        model, callbacks = make()
-        num_attempts += 1
-        try:
-            again = fit(tmp_path / "cut", model, *callbacks, disturber, **options)
-        except SystemExit:
-            stopping._State.signum = 0
-    assert num_attempts > 3
-    assert again[1] == rows
-    assert again[0] == weights
-    assert again[2].global_step == trainer.global_step
-    assert again[2].current_epoch == trainer.current_epoch
+def sgd(module: L.LightningModule) -> SGD:
+    return SGD(module.parameters(), lr=0.1, momentum=0.9)
 
 
 def scheduled(*configs: dict[str, Any]) -> Callable[[L.LightningModule], Any]:
     """Such a ``configure_optimizers``: each configuration has a function in place of a schedule."""
 
     def configure(module: L.LightningModule) -> Any:
-        optimizer = SGD(module.parameters(), lr=0.1, momentum=0.9)
+        optimizer = sgd(module)
         built = [config | {"scheduler": config["scheduler"](optimizer)} for config in configs]
         return [optimizer], built
 
@@ -205,13 +86,12 @@ SCHEDULES = {
         {"scheduler": lambda o: SequentialLR(o, [LinearLR(o), StepLR(o, 1)], milestones=[1])},
     ),
 }
-SAVED = "SIGKILL, saved at each step"
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL", SAVED])
+@pytest.mark.parametrize("options", [{}, {"how": "SIGKILL", "save_every_s": 300}], ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_schedules(tmp_path: Path, schedule: str, how: str):
-    assert_same(tmp_path, lambda: (Net(SCHEDULES[schedule]), ()), how)
+def test_schedules(tmp_path: Path, schedule: str, options: dict[str, Any]):
+    check(tmp_path, lambda: Net(SCHEDULES[schedule]), **options)
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -222,15 +102,12 @@ OPTIONS: list[dict[str, Any]] = [
     {"val_check_interval": 3, "check_val_every_n_epoch": None},
     {"min_epochs": 4, "min_steps": 3},
     {"accumulate_grad_batches": 2, "max_steps": 7},
-    {"reload_dataloaders_every_n_epochs": 2},
-    {"overfit_batches": 2, "num_sanity_val_steps": 2},
 ]
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", SAVED])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_limits(tmp_path: Path, options: dict[str, Any], how: str):
-    assert_same(tmp_path, lambda: (Net(SCHEDULES["plateau"]), ()), how, **options)
+def test_limits(tmp_path: Path, options: dict[str, Any]):
+    check(tmp_path, lambda: Net(SCHEDULES["plateau"]), **options)
 
 
 class Unfreezes(Net):
@@ -238,7 +115,7 @@ class Unfreezes(Net):
 
     def __init__(self) -> None:
         super().__init__(lambda module: Adam(module.head.parameters(), lr=0.1))
-        self.body = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        self.body = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.BatchNorm1d(4))
         self.body.eval().requires_grad_(False)
 
     def on_train_epoch_start(self) -> None:
@@ -266,17 +143,17 @@ def with_backbone() -> Net:
 
 
 FINE_TUNING = {
-    "add_param_group": lambda: (Unfreezes(), ()),
-    "BaseFinetuning": lambda: (with_backbone(), [Stages()]),
-    "BackboneFinetuning": lambda: (with_backbone(), [BackboneFinetuning(1)]),
+    "add_param_group": (Unfreezes, list),
+    "BaseFinetuning": (with_backbone, lambda: [Stages()]),
+    "BackboneFinetuning": (with_backbone, lambda: [BackboneFinetuning(1)]),
 }
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", SAVED])
 @pytest.mark.parametrize("make", FINE_TUNING.values(), ids=FINE_TUNING)
 @pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode")
-def test_fine_tuning(tmp_path: Path, make: Any, how: str):
-    assert_same(tmp_path, make, how)
+def test_fine_tuning(tmp_path: Path, make: Any):
+    model, callbacks = make
+    check(tmp_path, model, callbacks=callbacks)
 
 
 class EveryOtherEpoch(WeightAveraging):
@@ -315,10 +192,9 @@ CALLBACKS = {
 }
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", SAVED])
 @pytest.mark.parametrize("make", CALLBACKS.values(), ids=CALLBACKS)
-def test_callbacks(tmp_path: Path, make: Any, how: str):
-    assert_same(tmp_path, lambda: (Net(), make()), how)
+def test_callbacks(tmp_path: Path, make: Any):
+    check(tmp_path, lambda: Net(sgd), callbacks=make)
 
 
 class Gan(Net):
@@ -346,6 +222,5 @@ class Gan(Net):
         plateau.step(self.trainer.callback_metrics["val_loss"])
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", SAVED])
-def test_optimizers_stepped_by_hand(tmp_path: Path, how: str):
-    assert_same(tmp_path, lambda: (Gan(), ()), how)
+def test_optimizers_stepped_by_hand(tmp_path: Path):
+    check(tmp_path, Gan)

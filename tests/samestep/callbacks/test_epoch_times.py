@@ -1,14 +1,16 @@
 """Seconds and learning rate of each epoch."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
 
 from samestep.callbacks import epoch_times
-from samestep.callbacks.epoch_times import EpochTimes
-from samestep.run.history import History
-from tests.samestep.callbacks.tiny import Tiny, fit
+from samestep.run.metrics import read_history
+from tests.samestep.kit import Net, fit
 
 
 class Clock:
@@ -20,44 +22,28 @@ class Clock:
         return self.now
 
 
-class Ticking(Tiny):
-    """Stops after ``stop_after`` steps of all starts."""
-
-    def __init__(self, clock: Clock, stop_after: int = 99) -> None:
-        super().__init__([1.0], torch.optim.lr_scheduler.LinearLR)
-        self.schedule = lambda optimizer, total_steps: torch.optim.lr_scheduler.StepLR(optimizer, 4)
-        self.clock, self.stop_after = clock, stop_after
-
-    def training_step(self, batch, batch_idx):
-        if self.global_step == self.stop_after:
-            raise KeyError
-        self.clock.now += 1
-        return super().training_step(batch, batch_idx)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+@pytest.mark.parametrize("options", [{}, {"places": [(1, 2)], "how": "SIGKILL"}], ids=str)
+def test_each_epoch_has_its_seconds_and_learning_rate(tmp_path: Path, monkeypatch, options: Any):
     clock = Clock()
     monkeypatch.setattr(epoch_times, "time", clock)
-    return clock
 
+    class Ticking(Net):
+        def __init__(self) -> None:
+            super().__init__(self.configure_two_rates)
+            clock.now += 1000  # nobody trains
 
-def test_each_epoch_has_its_seconds_and_learning_rate(tmp_path: Path, clock: Clock):
-    history = History(tmp_path)
-    fit(tmp_path, Ticking(clock), history, EpochTimes(), max_epochs=2)
-    rows = list(history.rows.values())
-    assert [row["time/epoch_s"] for row in rows] == [4, 4]  # four steps
+        def configure_two_rates(self, module):
+            optimizer = SGD(module.parameters(), lr=0.1)
+            return [optimizer], [{"scheduler": StepLR(optimizer, 4), "interval": "step"}]
+
+        def training_step(self, batch, batch_idx):
+            clock.now += 1
+            return super().training_step(batch, batch_idx)
+
+    fit(tmp_path, Ticking, save_every_s=1e-9, **options)
+    rows = [row for row in read_history(tmp_path) if "lr" in row]
+    # Of four steps each; what the killed process did after its last checkpoint does not count.
+    assert [row["time/epoch_s"] for row in rows] == [4, 4]
     assert [row["lr"] for row in rows] == pytest.approx([0.01, 0.001])
-    assert history.last() == {"time/total_s": 8, "time/epoch_s": 4}
-
-
-# All samples are equal, so that the loader need not know where it was.
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
-def test_an_interrupted_epoch_counts_what_was_saved(tmp_path: Path, clock: Clock):
-    with pytest.raises(KeyError):
-        fit(tmp_path, Ticking(clock, 6), History(tmp_path), EpochTimes(), every_s=-1, max_epochs=2)
-    clock.now += 1000  # nobody trains
-    history = History(tmp_path)
-    # The last checkpoint is that of step 6: two steps of epoch 2 were taken.
-    fit(tmp_path, Ticking(clock), history, EpochTimes(), ckpt="last.ckpt", max_epochs=2)
-    assert [row["time/epoch_s"] for row in history.rows.values() if "lr" in row][-1] == 4
+    figures = json.loads((tmp_path / "metrics.json").read_text())
+    assert (figures["time/epoch_s"], figures["time/total_s"]) == (4, 8)

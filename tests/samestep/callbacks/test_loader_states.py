@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-from samestep.data.loader import BatchLoader
-from tests.samestep.callbacks.interrupted import Learner, check_exact, fit
-
-pytestmark = pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended")
+from tests.samestep.kit import Net, Place, batches, check_exact, check_same, fit
 
 
 class Stateful:
@@ -71,46 +68,40 @@ class Drawing(Sized):
         self.generator.set_state(state["generator"])
 
 
-STOPS = [(0, 3), (0, 11), (1, 0), (1, 5)]
+STOPS: list[Place] = [(0, 3), (0, 11), (1, 0), (1, 5)]
 
 
 @pytest.mark.parametrize("kind", [Stateful, Sized, Drawing])
-@pytest.mark.parametrize("every_s", [300, 1e-9])
-def test_a_loader_with_a_state_continues_exactly(tmp_path: Path, kind: type, every_s, capsys):
-    check_exact(tmp_path, kind, *STOPS, every_s=every_s)
+@pytest.mark.parametrize("options", [{}, {"how": "SIGKILL", "save_every_s": 1e-9}], ids=str)
+def test_a_loader_with_a_state_continues_exactly(tmp_path: Path, kind: type, options, capsys):
+    check_exact(tmp_path, Net, kind, *STOPS, **options)
     said = capsys.readouterr().out
     assert "a loader with a state of its own" in said
     assert "ordinary DataLoader" not in said
+    # As after SIGKILL, which leaves the checkpoint of the last epoch's end.
+    for epochs in (1, 2):
+        fit(tmp_path / "longer", Net, kind, max_epochs=epochs)
+    check_same(tmp_path / "longer", tmp_path / "whole")
 
 
 def test_accumulated_batches_and_validations_within_an_epoch_are_kept(tmp_path: Path):
     options = {"accumulate_grad_batches": 2, "val_check_interval": 4}
-    check_exact(tmp_path, Sized, *STOPS, **options)
+    check_exact(tmp_path, Net, Sized, *STOPS, **options)
 
 
-@pytest.mark.parametrize("make", [Stateful, Sized, Drawing])
-def test_a_loader_continues_after_a_whole_epoch(tmp_path: Path, make: type):
-    """As after SIGKILL, which leaves the checkpoint of the last epoch's end."""
-    (whole,) = fit(tmp_path / "whole", make)
-    parts = [fit(tmp_path / "parts", make, max_epochs=epochs)[0] for epochs in (1, 2)]
-    assert [batch for part in parts for batch in part.seen] == whole.seen
-
-
-def mixed(mode: str, *kinds: Any) -> Any:
-    def make() -> CombinedLoader:
-        return CombinedLoader({str(i): kind() for i, kind in enumerate(kinds)}, mode)
-
-    return make
-
-
-def batches() -> BatchLoader:
-    return BatchLoader(TensorDataset(torch.arange(16.0)[:, None]), 2, shuffle=True)
+def short() -> Any:
+    return batches(8, seed=1)
 
 
 @pytest.mark.parametrize("mode", ["max_size_cycle", "min_size"])
-@pytest.mark.parametrize("kinds", [(Sized, Drawing), (Sized, batches), (Stateful, batches)])
+@pytest.mark.parametrize(
+    "kinds", [(Sized, Drawing), (Sized, batches), (Stateful, batches), (batches, short)]
+)
 def test_several_loaders_continue_together(tmp_path: Path, mode: str, kinds, capsys):
-    check_exact(tmp_path, mixed(mode, *kinds), (0, 3), (0, 6), (1, 2))
+    def make() -> CombinedLoader:
+        return CombinedLoader({str(i): kind() for i, kind in enumerate(kinds)}, mode)
+
+    check_exact(tmp_path, Net, make, (0, 0), (0, 1), (1, 0))
     assert "ordinary DataLoader" not in capsys.readouterr().out
 
 
@@ -118,22 +109,20 @@ def test_each_note_says_what_is_true_of_its_loader(tmp_path: Path, capsys):
     def make() -> dict[str, Any]:
         return {"a": Sized(), "b": DataLoader(torch.ones(12, 1))}
 
-    fit(tmp_path, make, max_epochs=1)
+    fit(tmp_path, Net, make, max_epochs=1)
     said = capsys.readouterr().out
     assert said.count("ordinary DataLoader") == said.count("a state of its own") == 1
 
 
-class Scheduled(Learner):
+def one_cycle(module: Any) -> Any:
     """Asks for the number of steps, for which Lightning makes the loaders before the rest."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, max_lr=0.1, total_steps=self.trainer.estimated_stepping_batches
-        )
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.1, total_steps=module.trainer.estimated_stepping_batches
+    )
+    return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
 @pytest.mark.parametrize("kind", [Sized, batches])
 def test_loaders_that_the_schedule_asked_for_continue_too(tmp_path: Path, kind: Any):
-    check_exact(tmp_path, kind, (0, 3), (1, 2), model=Scheduled)
+    check_exact(tmp_path, lambda: Net(one_cycle), kind, (0, 2), (1, 1))

@@ -13,8 +13,7 @@ from lightning.pytorch.callbacks.spike import SpikeDetection
 
 from samestep.callbacks.supported import UNSUPPORTED, check_supported
 from samestep.errors import ConfigError
-from tests.conftest import QUICK, run
-from tests.samestep.callbacks.tiny import Tiny, fit
+from tests.samestep.kit import Net, fit
 
 
 class FindsAtSomeEpochs(LearningRateFinder):
@@ -39,16 +38,10 @@ def test_callbacks_that_cannot_continue_are_rejected(callback: L.Callback, remed
 
 
 def test_those_of_the_module_are_rejected_before_the_first_step(tmp_path: Path):
-    model = Tiny([0.5])
-    model.configure_callbacks = lambda: [OnExceptionCheckpoint(tmp_path)]
-    with pytest.raises(ConfigError, match=r"Tiny\.configure_callbacks: OnExceptionCheckpoint is"):
-        fit(tmp_path, model)
-    assert not model.lrs
+    class Brings(Net):
+        def configure_callbacks(self):
+            return [OnExceptionCheckpoint(tmp_path / "own")]
 
-
-def test_a_callback_that_cannot_continue_leaves_nothing_behind(tmp_path: Path):
-    find = "+callbacks.find._target_=lightning.pytorch.callbacks.LearningRateFinder"
-    result = run("train.py", *QUICK[1:], f"run_root={tmp_path}", find)
-    assert result.returncode == 2, result.stderr
-    assert "callbacks.find: LearningRateFinder is not supported" in result.stderr
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=r"Brings\.configure_callbacks: OnExceptionCheckpoint is"):
+        fit(tmp_path / "run", Brings)
+    assert not (tmp_path / "run").exists()

@@ -1,76 +1,136 @@
-"""Loaders of other people's styles, on two ranks."""
+"""Other people's data, models and faults on two ranks: all in one program, one after the other."""
 
-import signal
-import subprocess
+import json
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-import pytest
 import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-from tests.conftest import run
+from samestep.callbacks.loss_guard import LossGuard
+from samestep.ranks import environment, process_group
+from tests.samestep.kit import Net, Normalized, batches, check_exact, fit, on_ranks
 
-RUN = [
-    "train.py", "data=skeleton", "model=skeleton", "callbacks.best.monitor=val/loss",
-    "trainer.max_epochs=2", "trainer.accelerator=cpu", "report=false",
-    "+callbacks.signaller._target_=tests.signaller.Signaller",
-]  # fmt: skip
-
-
-def train(
-    tmp_path: Path, run_id: str, kind: str, *words: str, fault: str = "-1 0 0 rank", num: int = 2
-) -> subprocess.CompletedProcess[str]:
-    return run(
-        *RUN, f"data._target_=tests.samestep.callbacks.foreign_data.{kind}", *words,
-        f"trainer.devices={num}", f"+callbacks.signaller.dirpath={tmp_path / run_id}",
-        f"run_root={tmp_path / 'runs'}", RUN_ID=run_id, SIGNAL_AT=fault,
-    )  # fmt: skip
+DATA = TensorDataset(torch.arange(40.0)[:, None])
 
 
-def seen(tmp_path: Path, run_id: str, rank: int) -> list[list[str]]:
-    """The samples of each batch of the first epoch."""
-    lines = (tmp_path / run_id / f"seen-{rank}.txt").read_text().splitlines()
-    return [line[2:].strip("[]").split(", ") for line in lines if line.startswith("0 ")]
+class Buckets:
+    """A batch sampler that is no ``BatchSampler`` of torch, and draws while it gives batches."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Iterator[list[int]]:
+        left = list(range(40))
+        for _ in range(10):
+            yield [left.pop(int(torch.randint(len(left), ()))) for _ in range(4)]
 
 
-@pytest.mark.parametrize("kind", ["BatchSamplers", "OwnBatchSamplers"])
-def test_each_rank_gets_a_part_of_the_batches(tmp_path: Path, kind: str):
-    for num in (1, 2):
-        done = train(tmp_path, f"ranks-{num}", kind, "trainer.max_epochs=1", num=num)
-        assert done.returncode == 0, done.stderr
-    ours = [seen(tmp_path, "ranks-2", rank) for rank in (0, 1)]
-    assert [len(batch) for rank in ours for batch in rank] == [30] * 10
-    whole = [batch for pair in zip(*ours, strict=True) for batch in pair]
-    if kind == "BatchSamplers":
-        assert whole == seen(tmp_path, "ranks-1", 0)
-    # Some patients have the same progress.
-    ids = sorted(sample for batch in whole for sample in batch)
-    assert ids == sorted(sample for batch in seen(tmp_path, "ranks-1", 0) for sample in batch)
+class StatefulLoader:
+    """Each rank reads its share in an order of its own, which its state continues."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(environment.rank())
+        self.left: list[int] = []
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[Any]:
+        self.left = self.left or torch.randperm(5, generator=self.generator).tolist()
+        while self.left:
+            start = 8 * self.left.pop() + 4 * environment.rank()
+            yield DATA[start : start + 4]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left": self.left, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.left = list(state["left"])
+        self.generator.set_state(state["generator"])
 
 
-def test_each_rank_continues_with_the_state_of_its_loader(tmp_path: Path):
-    assert train(tmp_path, "whole", "Stateful").returncode == 0
-    fault = f"13 {signal.SIGTERM:d} 1 rank"
-    stopped = train(tmp_path, "stopped", "Stateful", fault=fault)
-    assert stopped.returncode == 143, stopped.stderr
-    assert stopped.stdout.count("a loader with a state of its own") == 1
-    continued = train(tmp_path, "stopped", "Stateful")
-    assert continued.returncode == 0, continued.stderr
-    for rank in (0, 1):
-        whole, ours = (
-            torch.load(tmp_path / name / f"weights-{rank}.pt") for name in ("whole", "stopped")
-        )
-        assert all(torch.equal(whole[key], ours[key]) for key in whole)
-    one = train(tmp_path, "stopped", "Stateful", "trainer.max_epochs=3", num=1)
-    assert "of the training loaders of 2 ranks, and 1 ranks cannot" in one.stdout
+class Thaws(Net):
+    """Trains its body from epoch 1 on, or until then."""
+
+    freezes = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body.requires_grad_(self.freezes)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.body.requires_grad_(not self.freezes)
 
 
-@pytest.mark.parametrize("freezes", ["true", "false"])
-def test_parameters_are_frozen_and_unfrozen_on_all_ranks(tmp_path: Path, freezes: str):
-    """DDP would wait for a gradient that does not come, or leave one out."""
-    done = train(
-        tmp_path, "whole", "Plain", "model._target_=tests.samestep.callbacks.foreign_data.Thaws",
-        f"+model.freezes={freezes}",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    ours, other = (torch.load(tmp_path / "whole" / f"weights-{rank}.pt") for rank in (0, 1))
-    assert all(torch.equal(ours[key], other[key]) for key in ours)
+class Freezes(Thaws):
+    freezes = True
+
+
+class NanOnOneRank(Net):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * float("nan") if (self.global_step, self.global_rank) == (5, 1) else loss
+
+
+def batch_samplers(root: Path) -> dict[str, Any]:
+    """The batches of each rank, by the kind of their sampler."""
+    seen: dict[str, Any] = {}
+    for kind in ("torch", "own"):
+
+        def loader(kind: str = kind) -> DataLoader:
+            torchs = BatchSampler(RandomSampler(DATA), 4, drop_last=False)
+            return DataLoader(DATA, batch_sampler=torchs if kind == "torch" else Buckets())
+
+        where = root / f"{kind}-{environment.world_size()}"
+        (part,) = fit(where, Net, loader, max_epochs=1)
+        seen[kind] = process_group.gather([values for _, _, values in part.seen])
+    return seen
+
+
+def have_same_weights(module: torch.nn.Module) -> bool:
+    first, *others = process_group.gather({k: v.tolist() for k, v in module.state_dict().items()})
+    return all(other == first for other in others)
+
+
+def train_all(folder: str) -> None:
+    """All that each rank does."""
+    root = Path(folder)
+    seen = batch_samplers(root)
+    stateful: Any = (root / "stateful", Net, StatefulLoader, (0, 2), (1, 0))
+    check_exact(*stateful, rank=1)
+    check_exact(root / "norm", Normalized, batches, (0, 1), (1, 0), (1, 2), rank=1)
+    # One rank gets the signal within an optimizer step: both take the whole step.
+    accumulate = {"accumulate_grad_batches": 3, "rank": 1}
+    check_exact(root / "accumulate", Net, lambda: batches(40), (0, 4), (1, 0), **accumulate)
+    # DDP would wait for a gradient that does not come, or leave one out.
+    for kind in (Thaws, Freezes):
+        (part,) = fit(root / kind.__name__, kind)
+        assert have_same_weights(part.module)
+    (part,) = fit(root / "nan", NanOnOneRank, max_skipped=1)
+    (guard,) = (one for one in part.trainer.callbacks if isinstance(one, LossGuard))
+    assert guard.num_skipped == 1
+    assert all(torch.isfinite(weight).all() for weight in part.module.parameters())
+    assert have_same_weights(part.module)
+    if environment.rank() == 0:
+        (root / "seen.json").write_text(json.dumps(seen))
+
+
+def test_two_ranks(tmp_path: Path, capsys):
+    done = on_ranks(train_all, str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the loss on rank 1 is infinite or nan; skipped, 1 of 1" in done.stderr
+    assert done.stdout.count("a loader with a state of its own") == 4  # once for each start
+
+    alone = batch_samplers(tmp_path)
+    for kind, ranks in json.loads((tmp_path / "seen.json").read_text()).items():
+        assert [len(batch) for rank in ranks for batch in rank] == [4] * 10
+        whole = [batch for pair in zip(*ranks, strict=True) for batch in pair]
+        assert sorted(chain(*whole)) == list(range(40))
+        assert whole == alone[kind][0] or kind == "own"
+
+    fit(tmp_path / "stateful/parts", Net, StatefulLoader, max_epochs=3)
+    assert "of the training loaders of 2 ranks, and 1 ranks cannot" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from samestep.node.outcome import Outcome
 def test_an_etcd_that_is_lost_while_ranks_are_assigned_is_one_restart(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    etcd = pytest.importorskip("etcd", reason="pip install project[elastic]")
+    etcd = pytest.importorskip("etcd", reason="pip install python-etcd")
     config = LaunchConfig(
         min_nodes=1, max_nodes=2, nproc_per_node=1, rdzv_backend="etcd-v2", run_id="mine",
         rdzv_endpoint="127.0.0.1:1", rdzv_configs={"join_timeout": "1"}, max_restarts=2,
@@ -25,7 +25,7 @@ def test_an_etcd_that_is_lost_while_ranks_are_assigned_is_one_restart(
         return RunResult(WorkerState.SUCCEEDED)
 
     monkeypatch.setattr(LocalElasticAgent, "run", run)
-    assert agent.launch(config, ["train.py"]) == Outcome(0)
+    assert agent.launch(config, ["script.py"]) == Outcome(0)
     errors = [etcd.EtcdException("lost")] * 3
     with pytest.raises(etcd.EtcdException):
-        agent.launch(config, ["train.py"])
+        agent.launch(config, ["script.py"])

@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from tests import etcd_server
 from tests.etcd_server import EtcdServer
 
-pytest.importorskip("etcd", reason="pip install project[elastic]")
+pytest.importorskip("etcd", reason="pip install python-etcd")
 from samestep.node.etcd_rendezvous import EtcdRendezvous, is_loss
 
 

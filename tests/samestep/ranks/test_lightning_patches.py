@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import MeanSquaredError
 
 from samestep.ranks import lightning_patches, process_group
-from tests.samestep.callbacks.tiny import Tiny
+from tests.samestep.kit import Net
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`.*")
 
@@ -170,7 +170,7 @@ def tiny_trainer(**flags: object) -> L.Trainer:
     )  # fmt: skip
 
 
-BATCHES = DataLoader(torch.ones(4, 2), batch_size=2)
+BATCHES = DataLoader(torch.ones(4, 1), batch_size=2)
 
 
 def test_between_steps_no_batch_is_begun():
@@ -204,7 +204,7 @@ def test_a_batch_without_samples_is_left_out_of_a_mean(monkeypatch, is_patched: 
     assert metrics == pytest.approx({"mean": mean}, nan_ok=True)
 
 
-class Named(Tiny):
+class Named(Net):
     """Notes under which hook each of its methods runs, as ``log`` needs it."""
 
     def __init__(self) -> None:

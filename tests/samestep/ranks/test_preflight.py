@@ -17,23 +17,28 @@ import lightning as L
 import pytest
 import torch
 
-from project.model.classifier import ImageClassifier
 from samestep.errors import ConfigError
-from samestep.hydra import build
-from samestep.hydra.compose import check as compose_and_check
 from samestep.ranks import environment, network, preflight
 from samestep.ranks.preflight import PreflightError, compare, identity, inspect
+from samestep.spec import RunSpec
 from tests import pods
-from tests.conftest import ROOT, run
 from tests.conftest import environment as variables
+from tests.conftest import run
+from tests.samestep.kit import Net, make_spec
 
 Usage = namedtuple("Usage", "total used free")
 DATA = L.LightningDataModule()
 
 
-@pytest.fixture(scope="module")
-def model() -> ImageClassifier:
-    return build.model(compose_and_check(["data=digits"]))
+@pytest.fixture
+def model() -> Net:
+    return Net()
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Callable[..., RunSpec]:
+    """The facts of a run in ``tmp_path``."""
+    return lambda **facts: make_spec(tmp_path / "test", **facts)
 
 
 @pytest.fixture
@@ -68,7 +73,7 @@ def test_a_sound_machine_passes_and_nothing_is_left_behind(spec, model, tmp_path
 def test_the_number_of_ranks_is_the_configured_one(
     spec, model, torchrun, monkeypatch, devices, nodes, world_size, passes
 ):
-    cfg = spec(f"trainer.devices={devices}", f"trainer.num_nodes={nodes}")
+    cfg = spec(devices=devices, num_nodes=nodes)
     torchrun(WORLD_SIZE=str(world_size))
     told = rf"rank 0: ranks: 3, .*trainer.devices={devices} x trainer.num_nodes={nodes}"
     with nullcontext() if passes else pytest.raises(ConfigError, match=told):
@@ -85,7 +90,7 @@ def test_the_number_of_ranks_is_the_configured_one(
 def test_each_rank_needs_a_gpu_of_its_own(
     spec, model, torchrun, monkeypatch, accelerator, gpus, ranks, passes
 ):
-    cfg = spec(f"trainer.accelerator={accelerator}")
+    cfg = spec(accelerator=accelerator)
     torchrun(LOCAL_WORLD_SIZE=str(ranks))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
     told = rf"rank 0.*: .*{gpus} GPUs and {ranks} ranks here; trainer.accelerator={accelerator} "
@@ -130,13 +135,12 @@ def test_loaders_need_room_in_shared_memory(spec, model, torchrun, monkeypatch, 
     monkeypatch.setattr(preflight, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 3 * 100))
     torchrun(LOCAL_WORLD_SIZE="3", WORLD_SIZE="3")
-    enough = found(inspect(spec("trainer.devices=3"), model, WithLoaders(100)), "shared memory")
-    assert enough.result == "ok"
-    finding = found(inspect(spec("trainer.devices=3"), model, WithLoaders(101)), "shared memory")
+    assert preflight.check_shared_memory(100).result == "ok"
+    finding = found(inspect(spec(devices=3), model, WithLoaders(101)), "shared memory")
     assert finding.result == "failed"
     assert "docker --shm-size" in finding.remedy
     for without in (DATA, WithLoaders(0)):
-        findings = inspect(spec("trainer.devices=3"), model, without)
+        findings = inspect(spec(devices=3), model, without)
         assert "shared memory" not in {finding.check for finding in findings}
 
 
@@ -161,7 +165,7 @@ def test_a_full_disk_is_found_by_writing(spec, model, monkeypatch, tmp_path: Pat
 def test_a_run_directory_needs_room_for_three_checkpoints(spec, model, monkeypatch, tmp_path):
     needed = 3 * 3 * 4 * sum(parameter.numel() for parameter in model.parameters())
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, needed - 1))
-    with pytest.raises(ConfigError, match=r"0: 3 MiB free in .*, 4 needed; make room"):
+    with pytest.raises(ConfigError, match=r"0: 0 MiB free in .*, 1 needed; make room"):
         preflight.run(spec(), model, DATA)
     (tmp_path / "test/checkpoints").mkdir(parents=True)
     (tmp_path / "test/checkpoints/last.ckpt").write_bytes(b"x")  # will be replaced
@@ -214,23 +218,26 @@ def test_nodes_that_do_not_share_the_run_directory_are_told_in_one_line(
 
 
 def test_what_differs_between_ranks_is_named(spec):
-    first = identity(spec())
-    same = identity(spec("run_root=/elsewhere", "data.num_workers=4", "trainer.devices=2"))
-    assert compare(same, first).result == "ok"
-    finding = compare(identity(spec("trainer.max_epochs=3")), first)
+    def of(*, root: str = "a", epochs: int = 2, workers: int = 0) -> dict[str, str]:
+        config = {"run_root": root, "trainer": {"max_epochs": epochs}, "data": {"workers": workers}}
+        return identity(spec(config=config, may_change=[r"data\.workers"]))
+
+    first = of()
+    assert compare(of(root="b", workers=4), first).result == "ok"
+    finding = compare(of(epochs=3), first)
     assert finding.fact == "1 differences: trainer.max_epochs=3, rank 0 has 2"
     assert "device=cuda, rank 0 has cpu" in compare(first | {"device": "cuda"}, first).fact
     absent = compare({"torch": first["torch"]}, first)
-    assert absent.fact.count("rank 0 has") == 5
-    assert absent.fact.startswith(f"{len(first) - 1} differences: ")
+    assert absent.fact.count("rank 0 has") == len(first) - 1 == 2
 
 
 def test_the_compared_code_is_that_of_the_user_and_of_samestep(model):
     values = preflight.hash_code(model, DATA)
-    files = {*values}
-    assert {"project/model/nets/cnn.py", "samestep/ranks/preflight.py"} < files
+    package = __name__.partition(".")[0]
+    assert "samestep/ranks/preflight.py" in values
+    assert any(name.endswith("samestep/kit.py") for name in values)
     # Also where samestep is installed: DATA is Lightning's, which lies beside it then.
-    assert {file.partition("/")[0] for file in files} == {"project", "samestep"}
+    assert {file.partition("/")[0] for file in values} == {package, "samestep"}
 
 
 def test_of_a_script_only_its_own_file_is_compared(tmp_path: Path, monkeypatch):
@@ -270,35 +277,41 @@ def test_what_other_ranks_find_is_told_once(spec, model, torchrun, monkeypatch):
 
 
 TORCHRUN = ["-m", "torch.distributed.run"]
-RANKS = """
-import os, runpy, sys
+RANK = """
+import sys
+import net
+from samestep.ranks import preflight, process_group
+from tests.samestep.kit import make_spec
+
+folder, timeout_s, devices, *differences = sys.argv[1:]
+print(preflight.find_rank_zero("cpu", float(timeout_s)))
+with process_group.process_group("cpu", float(timeout_s)):
+    spec = make_spec(folder / net.Path("run"), devices=int(devices), config=net.CONFIG)
+    for finding in preflight.inspect(spec, net.Net(), None):
+        process_group.on_rank_zero(print, finding.result, *finding, flush=True)
+"""
+NET = """
+import os
 from pathlib import Path
-rank = int(os.environ["RANK"])
-sys.argv += ["model.net.channels=[32,65]"] * rank
-root = Path(sys.argv[0]).parent / str(rank)
-sys.path[:1] = [str(root / "src")]
-sys.argv[1:1] = ["doctor"]
-runpy.run_module("samestep", run_name="__main__")
+from tests.samestep import kit
+class Net(kit.Net): ...
+CONFIG = {"model": {"width": %s}}
 """
 
 
 def test_two_ranks_with_other_configuration_and_code(tmp_path: Path):
+    (tmp_path / "rank.py").write_text(RANK)
     for rank in "01":
-        for name in ("src", "configs"):
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / name, tmp_path / rank / name, ignore=ignored)
-    with (tmp_path / "1/src/project/model/nets/cnn.py").open("a") as file:
-        file.write("# edited on one node\n")
-    (tmp_path / "ranks.py").write_text(RANKS)
-    words = [str(tmp_path / "ranks.py"), "trainer.devices=3", f"run_root={tmp_path}"]
-    result = run(*TORCHRUN, "--standalone", "--nproc-per-node=2", *words, PYTHONPATH="")
-    assert result.returncode == 1
+        (tmp_path / rank).mkdir()
+        (tmp_path / rank / "net.py").write_text(NET % rank)
+    each = "import os, sys; sys.path.insert(0, f'{sys.path[0]}/{os.environ[\"RANK\"]}')\n"
+    (tmp_path / "rank.py").write_text(each + RANK)
+    words = ["--standalone", "--nproc-per-node=2", str(tmp_path / "rank.py"), str(tmp_path)]
+    result = run(*TORCHRUN, *words, "30", "3")
     failed = [line for line in result.stdout.splitlines() if line.startswith("failed")]
     assert len(failed) == 2, result.stdout + result.stderr
-    assert "rank 0, 1: ranks: 2, nodes: 1; trainer.devices=3 x" in failed[0]
-    assert "rank 1: 2 differences: model.net.channels=[32, 65], rank 0 has [32, 64]" in failed[1]
-    assert "; project/model/nets/cnn.py=" in failed[1]
-    assert 'doctor.py", line' not in result.stderr  # torchrun's own traceback is there
+    assert "rank 0, 1: ranks: 2, nodes: 1 trainer.devices=3 x" in failed[0]
+    assert "rank 1: 2 differences: model.width=1, rank 0 has 0; net.py=" in failed[1]
 
 
 NAMESPACES = [f"preflight-{os.getpid()}-{node}" for node in (0, 1)]
@@ -331,7 +344,9 @@ def two_nodes():
 
 @pytest.mark.skipif(bool(why := pods.why_not()), reason=why)
 def test_two_nodes_meet_through_the_interface_that_joins_them(two_nodes, tmp_path: Path):
-    words = ["-m", "samestep", "doctor", f"run_root={tmp_path}", "cluster.timeout_s=30"]
+    (tmp_path / "rank.py").write_text(RANK)
+    (tmp_path / "net.py").write_text(NET % 0)
+    words = [str(tmp_path / "rank.py"), str(tmp_path), "30", "1"]
     host = socket.gethostname()
     shutil.copy("/etc/hosts", tmp_path / f"hosts-{host}")
     shutil.copy("/etc/resolv.conf", tmp_path / "resolv")
@@ -339,11 +354,11 @@ def test_two_nodes_meet_through_the_interface_that_joins_them(two_nodes, tmp_pat
         subprocess.Popen(
             [sys.executable, pods.ENTER, name, host, str(tmp_path), sys.executable, *TORCHRUN,
              "--nnodes=2", f"--node-rank={node}", "--master-addr=10.99.0.1", *words],
-            cwd=ROOT, env=variables(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=variables(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for node, name in enumerate(NAMESPACES)
     ]  # fmt: skip
     said, other = (process.communicate(timeout=120)[0] for process in nodes)
     assert [process.returncode for process in nodes] == [0, 0], said + other
     assert "10.99.0.1 is 10.99.0.1, reached through fabric0" in said
-    assert "ok       network        gloo, " in said
+    assert "ok network gloo, " in said

@@ -13,7 +13,6 @@ from samestep.ranks import environment, failure
 from samestep.ranks import process_group as distributed
 from samestep.ranks.network import NetworkError
 from samestep.spec import RunSpec
-from tests.conftest import NO_PICTURES, QUICK, run
 
 
 def meet(rank: int, port: int) -> None:
@@ -130,25 +129,6 @@ def test_several_ranks_train_with_ddp(monkeypatch, strategy: str):
     built = distributed.topology(RunSpec("test", Path(), 0, strategy=strategy))["strategy"]
     assert isinstance(built, DDPStrategy)
     assert built._ddp_kwargs["find_unused_parameters"] == ("find_unused" in strategy)
-
-
-def test_an_error_of_rank_zero_is_raised_on_every_rank(tmp_path: Path):
-    words = ["trainer.devices=2", *QUICK, NO_PICTURES, "debug=limit", f"run_root={tmp_path}"]
-    first = run("train.py", *words, RUN_ID="mine")
-    assert first.returncode == 0, first.stderr
-    # Only rank zero looks into the run directory.
-    done = run("train.py", *words, "model.optimizer.lr=0.5", RUN_ID="mine")
-    assert done.returncode == 2
-    assert done.stderr.count("holds a run with another configuration") == 1
-    assert "Traceback" not in done.stderr
-
-
-def test_what_fails_on_all_ranks_is_said_once(tmp_path: Path):
-    words = ["trainer.devices=2", "data.num_val=1437", f"run_root={tmp_path}"]
-    done = run("train.py", *words)
-    assert done.returncode == 2
-    assert done.stderr.count("error: ") == 1
-    assert not list(tmp_path.iterdir())
 
 
 def test_canary_torchrun_still_gives_each_restart_the_store_of_the_one_before():

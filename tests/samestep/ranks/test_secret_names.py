@@ -1,7 +1,3 @@
-import pytest
-
-from samestep.errors import ConfigError
-from samestep.hydra.compose import check
 from samestep.ranks.secrets import is_secret_name
 
 
@@ -10,27 +6,3 @@ def test_names_of_secrets():
         assert is_secret_name(name), name
     for name in ("tokenizer", "max_tokens", "monkey", "key", "passwords_seen", "keys", "seed"):
         assert not is_secret_name(name), name
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        ("logger.wandb.api_key=hunter2", "logger.wandb.api_key=***: no such key; train.yaml has"),
-        ("logger={wandb: {api_key: hunter2}}", "logger.wandb.api_key=***: no such key; train.yaml"),
-        ("callbacks.last.token=hunter2", "last.token=***: no such key; did you mean callbacks."),
-        ("model.password={a: [hunter2]}", "model.password.a=***: no such key; model has"),
-        ("api_key=hunter2,other", "api_key=***: is several values"),
-        ("api_key=hunter2'", "api_key=***"),  # Hydra cannot read it
-    ],
-)
-def test_the_value_of_an_unknown_key_with_a_secret_name_is_not_repeated(typed, said):
-    with pytest.raises(ConfigError) as error:
-        check([typed])
-    message = str(error.value)
-    assert said in message
-    assert "hunter2" not in message
-
-
-def test_other_values_are_repeated():
-    with pytest.raises(ConfigError, match=r"model.num_tokens=hunter2: no such key"):
-        check(["model.num_tokens=hunter2"])

@@ -12,7 +12,7 @@ import pytest
 
 from samestep.report import charts, page
 from samestep.report.files import MAX_BYTES, read_predictions, read_run, timeline
-from samestep.run import record
+from tests.conftest import environment
 from tests.samestep.report.fake import make_run
 
 SCRIPT = "<script>alert(1)</script>"
@@ -59,12 +59,12 @@ def test_the_page_shows_a_run(tmp_path: Path):
 
 
 def test_what_was_overridden_is_marked_with_its_source(tmp_path: Path):
-    overridden = {"model.optimizer.lr": "the command line", "model": "configs/experiment/<x>.yaml"}
+    overridden = {"model.optimizer.lr": "the command line", "model": "experiment/<x>.yaml"}
     run_dir = make_run(tmp_path / "one", overridden=overridden)
     text = page.write(run_dir).read_text()
     marked = re.findall(r"<code>([^<]*)</code> <mark>([^<]*)</mark>", text)
     assert marked == [
-        ("model", "set by configs/experiment/&lt;x&gt;.yaml"),
+        ("model", "set by experiment/&lt;x&gt;.yaml"),
         ("lr: 0.25", "set by the command line"),
     ]
 
@@ -235,5 +235,6 @@ def test_a_run_that_starts_does_not_wait_for_matplotlib():
         "import sys; from samestep.report import page, listing, compare; "
         "print({'matplotlib', 'jinja2', 'torch'} & sys.modules.keys())"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert result.stdout == "set()\n", result.stderr

@@ -175,7 +175,9 @@ class LastCheckpoint(Checkpoint):
 
     def between_steps(self, trainer: L.Trainer) -> None:
         """Save or stop if any rank wishes to; every rank calls this before each step."""
-        due = trainer.is_global_zero and self._is_due()
+        # Without a new step there is nothing to save. Before the first step of an epoch, a loader
+        # with a state of its own has begun, and Lightning's progress has not.
+        due = trainer.is_global_zero and trainer.global_step > self._saved_step and self._is_due()
         signum, must_save = stopping.agreed(save=due and trainer.training)
         if signum:
             raise Stopped(signum)

@@ -274,7 +274,8 @@ class ResumeOrder(L.Callback):
     def _place(self, trainer: L.Trainer) -> None:
         for loader in find_batch_loaders(trainer.train_dataloader):
             # The shorter one of two loaders begins again within an epoch.
-            is_over = self.batch > len(loader) > 0
+            is_shorter = 0 < len(loader) < trainer.num_training_batches
+            is_over = is_shorter and self.batch >= len(loader)
             loader.start_at(self.epoch, self.batch % len(loader) if is_over else self.batch)
 
 

@@ -52,6 +52,10 @@ class Watchdog(L.Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Stop the countdown."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the countdown: a program that survives the error of a run must not be ended."""
         faulthandler.cancel_dump_traceback_later()
         if self._heartbeat:
             self._heartbeat.beat(math.inf)
