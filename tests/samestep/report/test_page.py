@@ -12,6 +12,7 @@ import pytest
 
 from samestep.report import charts, page
 from samestep.report.files import MAX_BYTES, read_predictions, read_run, timeline
+from samestep.run import record
 from tests.conftest import environment
 from tests.samestep.report.fake import make_run
 
