@@ -20,8 +20,8 @@ def main(argv: Sequence[str]) -> int:
     options.add_data_options(parser)
     arguments = parser.parse(argv)
     # These imports take seconds: wrong usage is reported before.
-    from project.evaluate import evaluate, find_unusable, to_json, to_table
     from samestep.hydra.build import has_test
+    from samestep.hydra.evaluate import evaluate, find_unusable, to_json, to_table
 
     model, data = options.load(arguments)
     split = arguments.split or ("test" if has_test(model, data) else "val")

@@ -47,7 +47,8 @@ def add_data_options(parser: Parser) -> None:
 
 def load(arguments: Any) -> tuple[Any, Any]:
     """Model and data of the run. The data come from where the options say."""
-    from project.saved_run import load_run, set_places  # imports torch
+    from project import load_run
+    from samestep.hydra.saved_run import set_places  # imports torch
 
     arguments.ckpt = arguments.ckpt or record.tested_checkpoint(arguments.run_dir)
     model, data = load_run(arguments.run_dir, arguments.ckpt, trust=arguments.trust)

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"--top {arguments.top}: must be a whole number, at least 1")
     # This imports torch, which takes seconds: wrong usage is reported before.
     from project.predict import find_images, print_guesses
-    from project.saved_run import move_to
+    from samestep.hydra.saved_run import move_to
 
     files = find_images(arguments.files)
     model, data = options.load(arguments)

@@ -14,14 +14,11 @@ def load_run(run_dir: str | Path, ckpt: str = "best", *, trust: bool = False) ->
             default only what ``samestep.hydra.targets`` lists is called, and nothing is downloaded.
 
     Returns:
-        The model, in evaluation mode and on the CPU, and its DataModule, not yet set up. They are
-        of the classes that the configuration of the run names.
+        The model, in evaluation mode and on the CPU, and its DataModule, not yet set up.
 
     Raises:
-        ConfigError: if ``run_dir`` is not the directory of a run, has no such checkpoint, or
-            names what must not be called.
-        CheckpointError: if the checkpoint is damaged, or belongs to another model.
+        ConfigError, CheckpointError: see ``samestep.hydra.saved_run``.
     """
-    from project import saved_run  # imports torch, which takes seconds
+    from samestep.hydra import saved_run  # imports torch, which takes seconds
 
-    return saved_run.load_run(Path(run_dir), ckpt, trust=trust)
+    return saved_run.load_run(Path(run_dir), ckpt, __name__, trust=trust)

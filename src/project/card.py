@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from project.saved_run import read_saved_config
+from samestep.hydra.saved_run import read_saved_config
 from samestep.ranks.secrets import redact
 from samestep.run import record
 from samestep.run.metrics import read_figures

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from project.card import write_card
 from project.data.datamodule import ImageDataModule
 from project.model.classifier import ImageClassifier
-from project.saved_run import read_saved_group
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.build import build
+from samestep.hydra.saved_run import read_saved_group
 
 NUM_IMAGES = 64  # test images on which the files are checked
 TOLERANCE = 1e-4  # of the largest logit: how far a logit may be from the original

@@ -41,9 +41,6 @@ class Predictions(L.Callback):
 
     W&B, TensorBoard and MLflow get the pictures, as ``test/grid`` and ``test/confusion_matrix``.
     A model without a ``confusion``, or data without ``class_names``, leaves nothing.
-
-    Args:
-        dirpath: where the files go.
     """
 
     def __init__(self, dirpath: str) -> None:

@@ -12,9 +12,11 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from project.data.images import Batch
-from project.predictions import Predictions, draw_confusion, draw_grid
+from project.predictions import Predictions, draw_grid
 
 MEAN, STD = [0.5, 0.25, 0.1], [0.25, 0.5, 0.2]
+
+
 RED = (193, 18, 31)
 
 
@@ -91,24 +93,6 @@ def test_the_grid_shows_the_surest_mistakes_first_and_in_red(tested):
     assert (words[1], words[6]) == ("cat\n($\\frac)\n98.7%", "cat\n(cat)\n78.7%")
 
 
-def test_the_confusion_matrix_has_counts_while_there_is_room():
-    figure = draw_confusion(torch.tensor([[7, 0], [2, 1]]), ["cat", "dog"])
-    axes = figure.axes[0]
-    assert [text.get_text() for text in axes.texts] == ["7", "", "2", "1"]
-    assert axes.get_title() == "80.00% of 10 test images right"
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"]
-    large = draw_confusion(torch.eye(300, dtype=torch.int64), [f"class {i}" for i in range(300)])
-    assert list(large.axes[0].texts) == []
-
-
-def test_the_grid_is_bounded_and_images_may_be_grey(tmp_path: Path):
-    data = Data(torch.arange(200) % 2, ["0", "1"], num_channels=1, batch_size=100)
-    logits = torch.stack([torch.zeros(200), torch.linspace(1, 2, 200)], dim=1)
-    predictions = run(tmp_path, data, logits)
-    assert [row.id for row in predictions.grid] == list(range(198, 70, -2))
-    assert (predictions.grid[0].pixels == data.pixels[198, 0].numpy()).all()
-
-
 def test_other_ranks_and_empty_tests_write_nothing(tmp_path: Path):
     class SecondRank(SingleDeviceStrategy):
         is_global_zero = False
@@ -129,13 +113,3 @@ def test_every_guess_is_kept_in_order_of_the_ids(tested):
         assert row["truth"] == data.class_names[int(row["id"]) % 3]
         assert row["guess"] == data.class_names[scores.argmax()]
         assert float(row["probability"]) == pytest.approx(scores.max().item(), abs=1e-6)
-
-
-def test_pictures_are_described_in_words(tested):
-    texts = {path.stem: path.read_text() for path in tested[3].glob("*.txt")}
-    assert texts.keys() == {"grid", "confusion_matrix"}
-    assert texts["grid"].startswith("Most confident mistakes\n24 test images")
-    assert texts["grid"].endswith(
-        "cat ($\\frac), cat ($\\frac), cat ($\\frac), dog (cat), $\\frac (dog)\n"
-    )
-    assert "19 of 24 test images are right" in texts["confusion_matrix"]

@@ -13,24 +13,6 @@ def fault(*overrides):
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("key", "right", "wrong"),
-    [
-        ("data.global_batch_size", [1, 512], [0, -1, 0.5, "1", True]),
-        ("data.num_classes", [2], [1, 0]),
-        ("data.num_workers", [0, 2], [-1, None]),
-        ("data.class_names", [None, ["a", "b"]], [["a", 1], "a", [""]]),
-        ("data.std", [[0.5, 1]], [[0], [0.5, -1]]),
-        ("model.optimizer.lr", [1e-3, 1, None], [0, -1, "abc", float("nan"), float("inf"), True]),
-        ("model.label_smoothing", [0.0, 0.1], [1, -0.1, "x"]),
-    ],
-)
-def test_rule(key, right, wrong):
-    rule = RULES[key]
-    assert [value for value in right if not rule.holds(value)] == []
-    assert [value for value in wrong if rule.holds(value)] == []
-
-
 def test_every_rule_is_of_a_key():
     experiments = [f"experiment={name}" for name in choices_of(CONFIGS)["experiment"]]
     keys = {*leaves(plain(check([])))}

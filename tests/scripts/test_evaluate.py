@@ -9,9 +9,9 @@ import torch
 import yaml
 from omegaconf import OmegaConf
 
-from project.evaluate import find_unusable, to_json, to_table
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
+from samestep.hydra.evaluate import find_unusable, to_json, to_table
 from scripts.evaluate import main
 from tests.conftest import NO_PICTURES, QUICK, run
 

@@ -96,12 +96,9 @@ class LanguageModel(L.LightningModule):
     def build_optimizer(self, total_steps: int) -> tuple[Optimizer, LRScheduler]:
         """An optimizer that decays only matrices, and its schedule."""
         parameters = [*self.net.parameters()]
-        optimizer = self.optimizer(
-            [
-                {"params": [p for p in parameters if p.ndim > 1]},
-                {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-            ]
-        )
+        decayed = {"params": [p for p in parameters if p.ndim > 1]}
+        plain = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
+        optimizer = self.optimizer([decayed, plain])
         return optimizer, self.lr_scheduler(optimizer, total_steps=total_steps)
 
     @torch.inference_mode()

@@ -16,8 +16,7 @@ class Samples(L.Callback):
         dirpath: where the text goes.
         prompt: what the model continues.
         length: characters to write.
-        temperature: 1 draws from what was learned; less prefers likely characters.
-        seed: of what is drawn.
+        temperature, seed: see ``LanguageModel.write``.
     """
 
     def __init__(

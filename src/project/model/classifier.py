@@ -139,12 +139,9 @@ class ImageClassifier(L.LightningModule):
     def build_optimizer(self, total_steps: int) -> tuple[Optimizer, LRScheduler]:
         """An optimizer that decays only matrices and kernels, and its schedule."""
         parameters = [p for p in self.net.parameters() if p.requires_grad]
-        optimizer = self.optimizer(
-            [
-                {"params": [p for p in parameters if p.ndim > 1]},
-                {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-            ]
-        )
+        decayed = {"params": [p for p in parameters if p.ndim > 1]}
+        plain = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
+        optimizer = self.optimizer([decayed, plain])
         return optimizer, self.lr_scheduler(optimizer, total_steps=total_steps)
 
     def _score(

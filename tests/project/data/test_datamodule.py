@@ -9,8 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from project.data.sources import ImageFiles, Images
-from samestep.errors import ConfigError
 from samestep.hydra import build
 from samestep.hydra.compose import check
 from tests import mirror
@@ -117,54 +115,7 @@ def test_only_training_images_are_augmented(compose):
     assert changed == {"train": True, "val": False}
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("data.num_val=1437", "data.num_val=1437"),
-        ("data.global_batch_size=2000", "data.global_batch_size=2000"),
-        ("data.image_size=9", r"data.image_size=9: the images found have the shape \[1, 8, 8\]"),
-    ],
-)
-def test_a_configuration_that_does_not_fit_the_images_is_refused(compose, override, message):
-    with pytest.raises(ConfigError, match=message):
-        build.datamodule(compose(override)).setup("fit")
-
-
-class Returns:
-    """A source that returns what it is given."""
-
-    def __init__(self, found: Images | ImageFiles) -> None:
-        self.found = found
-
-    def prepare(self, root, *, download, mirror):
-        """Nothing to do."""
-
-    def load(self, root, *, train):
-        return self.found
-
-
 PIXELS, LABELS = torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.arange(40) % 10
-
-
-@pytest.mark.parametrize(
-    ("images", "labels", "message"),
-    [
-        (
-            PIXELS.float(),
-            LABELS,
-            r"Returns.load must return .* images torch.float32 \[40, 1",
-        ),
-        (PIXELS, LABELS.float(), r"and labels torch.float32 \[40\]"),
-        (PIXELS, LABELS[:30], r"and labels torch.int64 \[30\]"),
-        (PIXELS, LABELS + 1, r"data.num_classes=10: 11 classes were found"),
-        (PIXELS[:, :, 1:], LABELS, r"have the shape \[1, 7, 8\]"),
-    ],
-)
-def test_what_a_source_returns_is_checked(compose, images, labels, message: str):
-    data = build.datamodule(compose())
-    data.source = Returns(Images(images, labels))
-    with pytest.raises(ConfigError, match=message):
-        data.setup("fit")
 
 
 def test_folders_name_the_classes(overrides):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from project.data.download import DataError, fetch
+from project.data.download import fetch
 from tests import mirror
 
 # Pooch leaves the connection of a download that failed to the garbage collector.
@@ -81,23 +81,3 @@ def test_only_what_is_damaged_is_downloaded_again(tmp_path, server, arguments):
     fetch(tmp_path, **arguments)
     assert (tmp_path / "t10k-images-idx3-ubyte").read_bytes() == whole
     assert set(server.requests) == {"/t10k-images-idx3-ubyte.gz"}
-
-
-def test_without_download_a_fault_is_an_error_with_its_remedy(tmp_path, served, server, arguments):
-    root = tmp_path / "my data" / "mnist"
-    remedy = rf"python scripts/prepare_data.py data=mnist 'data.root={tmp_path}/my data'"
-    with pytest.raises(DataError) as missing:
-        fetch(root, **{**arguments, "download": False})
-    assert f"{root}/train-images-idx3-ubyte is missing" in str(missing.value)
-    assert str(missing.value).endswith(remedy)
-    assert not root.exists()
-
-    fetch(root, **arguments)
-    del server.requests[:]
-    (root / "train-labels-idx1-ubyte").write_bytes(b"rotten")
-    with pytest.raises(DataError) as damaged:
-        fetch(root, **{**arguments, "download": False})
-    expected = served[1].files["train-labels-idx1-ubyte"]
-    assert f"md5 {mirror.md5(b'rotten')}, expected {expected}" in str(damaged.value)
-    assert str(damaged.value).endswith(remedy)
-    assert server.requests == []

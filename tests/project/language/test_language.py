@@ -8,8 +8,6 @@ import options
 import pytest
 
 from project import load_run
-from samestep.errors import ConfigError
-from samestep.hydra.compose import check
 from scripts import evaluate
 from tests.conftest import final_figures
 
@@ -48,23 +46,6 @@ def test_evaluate_gives_the_metrics_of_the_run(text_run: Path, call):
         assert (code, err) == (0, "")
         expected = {k: v for k, v in final_figures(text_run).items() if k.startswith(f"{split}/")}
         assert json.loads(out) == expected
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["data=topics"], ["ImageClassifier needs data.num_", "TextDataModule does not have"]),
-        (["data=mnist", "model=transformer"], ["LanguageModel needs data.vocabulary_size"]),
-        (["experiment=language", "data=digits"], ["needs data.vocabulary_size, data.context"]),
-        (["experiment=language", "model=cnn"], ["choose data and a model of one task"]),
-    ],
-)
-def test_parts_of_two_tasks_are_refused_with_one_sentence(overrides: list[str], words: list[str]):
-    with pytest.raises(ConfigError) as error:
-        check(overrides)
-    assert "\n" not in str(error.value)
-    for word in words:
-        assert word in str(error.value)
 
 
 def test_a_prompt_is_continued_by_what_the_model_has_learned(text_run: Path):

@@ -1,31 +1,9 @@
 """From a text to windows: what is split, what is encoded, and what is predicted how often."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from project.language.text import NO_TARGET, OTHER, Vocabulary, Windows, read_text, split
-from samestep.errors import RunError
-
-
-def test_python_ships_the_text():
-    text = read_text(None)
-    assert len(text) > 300_000
-    assert 'Assert statements are a convenient way' in text  # fmt: skip
-
-
-def test_a_file_is_read_as_utf_8(tmp_path: Path):
-    (tmp_path / "mine.txt").write_bytes("naïve\r\n".encode())
-    assert read_text(str(tmp_path / "mine.txt")) == "naïve\n"
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
-    (tmp_path / "latin.txt").write_bytes("naïve".encode("latin-1"))
-    for name, why in {"latin.txt": "UTF-8", "none.txt": "No such file", ".": "directory"}.items():
-        with pytest.raises(RunError, match=why) as error:
-            read_text(str(tmp_path / name))
-        assert f"data.file={tmp_path / name}" in str(error.value)
+from project.language.text import NO_TARGET, OTHER, Vocabulary, Windows, split
 
 
 @pytest.mark.parametrize("length", [10, 99, 1000])
@@ -54,18 +32,3 @@ def test_each_character_but_the_first_is_predicted_once(length: int):
     known = batch.targets != NO_TARGET
     assert batch.targets[known].tolist() == text[1:].tolist()
     assert (batch.targets - batch.inputs)[known].unique().tolist() == [1]
-
-
-def test_training_windows_are_whole():
-    windows = Windows(torch.arange(11), context=4, stride=3, with_rest=False)
-    batch = windows[torch.tensor([2, 0])]
-    assert len(windows) == 3
-    assert batch.inputs.tolist() == [[6, 7, 8, 9], [0, 1, 2, 3]]
-    assert batch.targets.tolist() == [[7, 8, 9, 10], [1, 2, 3, 4]]
-    assert batch.ids.tolist() == [2, 0]
-    assert len(Windows(torch.arange(4), context=4, stride=3, with_rest=False)) == 0
-
-
-def test_a_rank_may_get_no_window():
-    batch = Windows(torch.arange(9), 4, 4, with_rest=True)[torch.arange(0)]
-    assert batch.inputs.shape == batch.targets.shape == (0, 4)

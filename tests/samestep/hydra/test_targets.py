@@ -17,9 +17,9 @@ WRITES = [
     "samestep.callbacks.loggers.wandb", "samestep.run.artifacts.Artifacts", "lightning.Trainer",
     "lightning.pytorch.callbacks.ModelCheckpoint", "optuna.samplers.TPESampler",
     # What the project imports is not of the project.
-    "project.saved_run.torch.load", "project.export.shutil.rmtree", "project.export.save_model",
+    "project.export.torch.load", "project.export.shutil.rmtree", "project.export.save_model",
     "project.export.write_weights", "project.export.write_program", "project.card.write_card",
-    "project.predictions.Predictions", "project.saved_run.build", "project.train.train",
+    "project.predictions.Predictions", "project.export.build", "project.train.train",
     "torch.nn.modules.module.torch.load", "torchvision.models.resnet.torch.hub.load",
     # Importing these does something already.
     "antigravity.webbrowser", "idlelib.idle.main", "this.s",

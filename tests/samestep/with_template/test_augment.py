@@ -33,3 +33,22 @@ def test_images_may_lie_in_memory_in_any_order():
 def test_a_slice_may_be_empty():
     augment = Augment(crop_padding=2, flip=True, seed=0)
     assert augment(IMAGES[:0], where(0, 0)).shape == (0, 3, 8, 8)
+
+
+def test_each_epoch_and_batch_draws_anew():
+    augment = Augment(crop_padding=2, flip=True, seed=0)
+    first = augment(IMAGES, where())
+    assert torch.equal(first, augment(IMAGES, where()))
+    assert not torch.equal(first, augment(IMAGES, where(epoch=1)))
+    assert not torch.equal(first, augment(IMAGES, where(index=1)))
+    assert not torch.equal(first, Augment(crop_padding=2, flip=True, seed=1)(IMAGES, where()))
+
+
+def test_a_mirrored_crop_is_the_crop_mirrored():
+    images = torch.arange(40 * 2 * 8 * 8, dtype=torch.int16).reshape(40, 2, 8, 8)
+    place = Slice(torch.arange(40), 0, 0, 0, 40)
+    cropped = Augment(crop_padding=2, flip=False, seed=0)(images, place)
+    flipped = Augment(crop_padding=2, flip=True, seed=0)(images, place)
+    kept = (flipped == cropped).flatten(1).all(1)
+    assert 0 < int(kept.sum()) < 40
+    assert torch.equal(flipped[~kept], cropped[~kept].flip(3))

@@ -143,3 +143,37 @@ def test_workers_read_what_the_sampler_says(overrides):
     assert isinstance(place, Slice)
     assert torch.equal(first.ids, data.train_set.ids[place.ids])
     assert torch.equal(first.images, data.train_set[place.ids].images)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.num_val=1437", "data.num_val=1437"),
+        ("data.global_batch_size=2000", "data.global_batch_size=2000"),
+        ("data.image_size=9", r"data.image_size=9: the images found have the shape \[1, 8, 8\]"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_the_images_is_refused(compose, override, message):
+    with pytest.raises(ConfigError, match=message):
+        build.datamodule(compose(override)).setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (
+            PIXELS.float(),
+            LABELS,
+            r"Returns.load must return .* images torch.float32 \[40, 1",
+        ),
+        (PIXELS, LABELS.float(), r"and labels torch.float32 \[40\]"),
+        (PIXELS, LABELS[:30], r"and labels torch.int64 \[30\]"),
+        (PIXELS, LABELS + 1, r"data.num_classes=10: 11 classes were found"),
+        (PIXELS[:, :, 1:], LABELS, r"have the shape \[1, 7, 8\]"),
+    ],
+)
+def test_what_a_source_returns_is_checked(compose, images, labels, message: str):
+    data = build.datamodule(compose())
+    data.source = Returns(Images(images, labels))
+    with pytest.raises(ConfigError, match=message):
+        data.setup("fit")

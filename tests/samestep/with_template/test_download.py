@@ -278,3 +278,23 @@ def test_in_a_pod_the_volume_is_what_can_be_filled(tmp_path, arguments, monkeypa
         fetch(tmp_path / "mnist", **{**arguments, "download": False})
     assert "samestep launch cluster=k8s data=mnist action=data" in str(caught.value)
     assert "prepare_data" not in str(caught.value)
+
+
+def test_without_download_a_fault_is_an_error_with_its_remedy(tmp_path, served, server, arguments):
+    root = tmp_path / "my data" / "mnist"
+    remedy = rf"python scripts/prepare_data.py data=mnist 'data.root={tmp_path}/my data'"
+    with pytest.raises(DataError) as missing:
+        fetch(root, **{**arguments, "download": False})
+    assert f"{root}/train-images-idx3-ubyte is missing" in str(missing.value)
+    assert str(missing.value).endswith(remedy)
+    assert not root.exists()
+
+    fetch(root, **arguments)
+    del server.requests[:]
+    (root / "train-labels-idx1-ubyte").write_bytes(b"rotten")
+    with pytest.raises(DataError) as damaged:
+        fetch(root, **{**arguments, "download": False})
+    expected = served[1].files["train-labels-idx1-ubyte"]
+    assert f"md5 {mirror.md5(b'rotten')}, expected {expected}" in str(damaged.value)
+    assert str(damaged.value).endswith(remedy)
+    assert server.requests == []

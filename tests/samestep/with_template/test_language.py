@@ -142,3 +142,20 @@ def test_a_refused_run_leaves_nothing_behind(tmp_path: Path, overrides: list[str
 def test_a_file_of_ones_own_must_be_on_the_cluster():
     assert needed_files(check(["experiment=language"])) == []
     assert needed_files(check(["experiment=language", "data.file=a.txt"])) == ["a.txt"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data=topics"], ["ImageClassifier needs data.num_", "TextDataModule does not have"]),
+        (["data=mnist", "model=transformer"], ["LanguageModel needs data.vocabulary_size"]),
+        (["experiment=language", "data=digits"], ["needs data.vocabulary_size, data.context"]),
+        (["experiment=language", "model=cnn"], ["choose data and a model of one task"]),
+    ],
+)
+def test_parts_of_two_tasks_are_refused_with_one_sentence(overrides: list[str], words: list[str]):
+    with pytest.raises(ConfigError) as error:
+        check(overrides)
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)

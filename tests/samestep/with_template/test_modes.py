@@ -13,9 +13,9 @@ import torch
 import yaml
 
 from project import load_run
-from project.evaluate import evaluate
 from project.train import train
 from samestep.hydra.compose import check
+from samestep.hydra.evaluate import evaluate
 from samestep.run.summary import summarize
 from tests.conftest import CONFIGS, NO_PICTURES, QUICK
 

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from project.rules import MAY_CHANGE
+from project.rules import MAY_CHANGE, RULES
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
 
@@ -55,3 +55,21 @@ def test_no_rule_is_about_the_users_own_nets_optimizers_and_callbacks(overrides)
 def test_a_continued_run_may_read_its_data_elsewhere():
     for key in ("data.root", "data.download", "data.mirror", "data.num_workers"):
         assert any(re.fullmatch(pattern, key) for pattern in MAY_CHANGE)
+
+
+@pytest.mark.parametrize(
+    ("key", "right", "wrong"),
+    [
+        ("data.global_batch_size", [1, 512], [0, -1, 0.5, "1", True]),
+        ("data.num_classes", [2], [1, 0]),
+        ("data.num_workers", [0, 2], [-1, None]),
+        ("data.class_names", [None, ["a", "b"]], [["a", 1], "a", [""]]),
+        ("data.std", [[0.5, 1]], [[0], [0.5, -1]]),
+        ("model.optimizer.lr", [1e-3, 1, None], [0, -1, "abc", float("nan"), float("inf"), True]),
+        ("model.label_smoothing", [0.0, 0.1], [1, -0.1, "x"]),
+    ],
+)
+def test_rule(key, right, wrong):
+    rule = RULES[key]
+    assert [value for value in right if not rule.holds(value)] == []
+    assert [value for value in wrong if rule.holds(value)] == []

@@ -15,8 +15,23 @@ from samestep.run.changes import read_config
 from samestep.run.checkpoint import CheckpointError
 
 
-def load_run(run_dir: Path, ckpt: str, *, trust: bool = False) -> tuple[Any, Any]:
-    """See ``project.load_run``."""
+def load_run(run_dir: Path, ckpt: str, package: str, *, trust: bool = False) -> tuple[Any, Any]:
+    """Rebuild the model and the data of a run from its directory alone.
+
+    Args:
+        run_dir: directory of the run.
+        ckpt: ``best``, ``last``, or a checkpoint that was kept, such as ``epoch-0002``.
+        package: what it defines may be called, beside what torch and others define.
+        trust: call whatever the configuration of the run names, and download what it names.
+
+    Returns:
+        The model, in evaluation mode and on the CPU, and its DataModule, not yet set up, or None.
+
+    Raises:
+        ConfigError: if ``run_dir`` is not the directory of a run, has no such checkpoint, or
+            names what must not be called.
+        CheckpointError: if the checkpoint is damaged, or belongs to another model.
+    """
     model_cfg, data_cfg = read_saved_group(run_dir, "model"), read_saved_group(run_dir, "data")
     checkpoints = run_dir / "checkpoints"
     path = checkpoints / f"{ckpt}.ckpt"
@@ -30,8 +45,8 @@ def load_run(run_dir: Path, ckpt: str, *, trust: bool = False) -> tuple[Any, Any
     state = checkpoint.load(path)
     if not trust:
         if data_cfg:
-            check_targets(data_cfg, "data", "LightningDataModule", __package__)
-        check_targets(model_cfg, "model", "LightningModule", __package__)
+            check_targets(data_cfg, "data", "LightningDataModule", package)
+        check_targets(model_cfg, "model", "LightningModule", package)
     # A run with data=null has the loaders of its model.
     data: Any = build(data_cfg, "data") if data_cfg else None
     if not trust and hasattr(data, "download"):

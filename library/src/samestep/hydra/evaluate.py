@@ -8,10 +8,10 @@ from typing import Any
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from project.saved_run import read_saved_config, read_saved_group
 from samestep.callbacks.exact import SeedSteps
 from samestep.callbacks.loggers import NoTracker
 from samestep.errors import ConfigError
+from samestep.hydra.saved_run import read_saved_config, read_saved_group
 from samestep.run.logs import mute_lightning
 
 
@@ -24,7 +24,7 @@ def evaluate(
     and kind of device, and left no samples out. Random numbers of the model are those of the run.
 
     Args:
-        model: of the run, as ``project.load_run`` gives it.
+        model: of the run, as ``load_run`` gives it.
         data: of the run.
         run_dir: directory of the run; its configuration says the precision.
         split: test or val.

@@ -6,7 +6,7 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from project.evaluate import evaluate, to_table
+from samestep.hydra.evaluate import evaluate, to_table
 
 
 class TwoSets(L.LightningModule):
