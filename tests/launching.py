@@ -25,7 +25,7 @@ def launch(*words: str, cwd: Path = ROOT, **variables: str) -> subprocess.Comple
         before, folder = dict(os.environ), Path.cwd()
         try:
             os.chdir(cwd)
-            set_environment(environment(**variables))
+            set_environment(environment(**{"SAMESTEP_PROJECT": str(ROOT)} | variables))
             fork_server.tell_kubernetes(variables.get("KUBECONFIG", "none"))
             with descriptor_into(1, stdout.fileno()), descriptor_into(2, stderr.fileno()):
                 exit_code = call(lambda: main(words))

@@ -1,6 +1,7 @@
 """The faults, and the table of what became of them."""
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 from tests.faults.lab import (
@@ -29,6 +30,12 @@ def terminated(name: str, topology: str, *faults: str, **options: Any) -> Experi
 
 def killed(name: str, topology: str, *faults: str, **options: Any) -> Experiment:
     return Experiment(name, topology, list(faults), **options)
+
+
+def lose_both(run_dir: Path) -> None:
+    """Remove the run from both nodes; its copy is elsewhere."""
+    for folder in (run_dir, run_dir.parent / "node-1" / run_dir.name):
+        shutil.rmtree(folder)
 
 
 MINUTE = "cluster.timeout_s=8"
@@ -69,10 +76,9 @@ EXPERIMENTS = [
                overrides=["trainer.deterministic=true"]),
     terminated("SIGTERM to one of two agents", OWN_FOLDERS, "term_agent step 27 1"),
     killed("SIGKILL of rank 0 within a step", OWN_FOLDERS, "kill backward 27 0"),
-    killed("node 0's folder lost", OWN_FOLDERS, "kill step 27 0", "term_agent step 47 0",
-           damage=shutil.rmtree, damaged_attempt=2,
-           overrides=["callbacks.artifacts.url=${run_root}/store"],
-           says="has a newer checkpoint, and was fetched"),
+    killed("both folders lost, a store", OWN_FOLDERS, "kill step 27 0", "term_agent step 47 0",
+           damage=lose_both, damaged_attempt=2,
+           overrides=["callbacks.artifacts.url=${run_root}/store"]),
     terminated("node 0's folder lost, no store", OWN_FOLDERS,
                "term_agent step 27 0", "kill step 47 0", damage=shutil.rmtree, damaged_attempt=2,
                says="is on the node of rank 1: rank zero takes it from there"),

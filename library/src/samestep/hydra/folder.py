@@ -4,22 +4,28 @@ import sys
 from pathlib import Path
 
 from samestep.errors import ConfigError
+from samestep.ranks import environment
 
 MAIN = "configs/train.yaml"
 VARIABLE = "SAMESTEP_PROJECT"
 
 
 def project_folder() -> Path:
-    """The folder with ``configs/train.yaml``: that of the program which runs, or this one.
+    """The folder with ``configs/train.yaml``: that of the script which runs, or this one.
 
-    It is the folder of the started script, or one of the two above that; otherwise the current
-    directory or the nearest one above it.
+    It is $SAMESTEP_PROJECT, which a search sets for its trials. Otherwise it is the folder of the
+    started script, or one of the two above that; otherwise the current directory or the nearest one
+    above it.
 
     Raises:
         ConfigError: if none of them has the file.
     """
+    if named := environment.variable(VARIABLE):
+        return Path(named)
     program, here = Path(sys.argv[0]).absolute(), Path.cwd()
-    for folder in (*program.parents[:3], here, *here.parents):
+    # The command `samestep` may lie in the environment of another project.
+    of_script = program.parents[:3] if program.suffix == ".py" else ()
+    for folder in (*of_script, here, *here.parents):
         if (folder / MAIN).is_file():
             return folder
     raise ConfigError(

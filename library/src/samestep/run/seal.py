@@ -10,6 +10,7 @@ import json
 import os
 import re
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -45,7 +46,11 @@ def add(file: IO[bytes], seal: Seal) -> None:
     # The last two bytes of a zip file are the length of its comment.
     file.seek(-2, os.SEEK_END)
     file.write(struct.pack("<H", len(text) + HASH_CHARS) + text)
-    # Its pages are still in memory. Hashing them while they are written is not faster.
+    file.flush()
+    if hasattr(os, "posix_fadvise"):
+        with suppress(OSError):
+            # A hint to Linux: the disk begins to write while the pages in memory are hashed.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     file.seek(0)
     file.write(hashlib.file_digest(file, "sha256").hexdigest().encode())  # type: ignore[arg-type]
 
