@@ -32,7 +32,7 @@ PATH_WITH_ONE_PACKAGE = (
     "train.py", "src/project/train.py", "src/project/build.py", "src/project/data.py",
     "src/project/classifier.py", "src/project/nets/cnn.py",
 )  # fmt: skip
-"""The same path in revisions before ``library/src/samestep``."""
+"""The same path in revisions before the library."""
 
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.match_case)
 NO_CODE = {

@@ -29,7 +29,6 @@ WITH_A_RUN = (
     "scripts/compare.py", "samestep compare", "samestep report", "samestep runs", "samestep upload",
 )  # fmt: skip
 ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
-    r"scripts/rename.py ": "tests/test_rename.py",
     r"uvx copier ": "tests/test_copies.py",
     r"git commit ": "before an update",
     r"samestep image ": "tests/samestep/launch/test_image.py",

@@ -86,7 +86,7 @@ PRIVATE = (
     ".env", ".env.local", "secrets.yaml", "id_rsa", "src/.env", "src/project/.netrc",
     "configs/local/default.yaml", "data/mnist/train.bin", "runs/mine/checkpoints/last.ckpt",
     ".git/config", ".venv/bin/python", "src/project/__pycache__/run.pyc", "dist/a.whl",
-    "src/project.egg-info/PKG-INFO",
+    "src/project.egg-info/PKG-INFO", "library/tests/test_distribution.py",
 )  # fmt: skip
 FOLDERS = ("src", "library", "configs", "k8s", "scripts")
 FILES = ("train.py", "requirements.lock", "requirements-dev.lock", "samestep.txt", "LICENSE")

@@ -1,4 +1,4 @@
-"""The rules of the two packages: ``src/project`` is yours, ``library/src/samestep`` is kept."""
+"""The rules of the two distributions: the template is yours, ``library/`` is kept."""
 
 import ast
 import io
@@ -225,7 +225,7 @@ def test_libraries_that_are_patched_have_an_upper_version(package: str):
 
 FLYTE = ROOT / "scripts/flyte_workflow.py"
 """Flyte imports it by its path; the processes that it starts must find it by its name."""
-CLI = SRC / "samestep/cli.py"
+CLI = LIBRARY / "cli.py"
 """The doorway of ``samestep doctor``, ``launch`` and ``sweep``, which need the project."""
 
 

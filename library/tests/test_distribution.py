@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 LIBRARY = Path(__file__).parents[1]
 SOURCES = {
     path.relative_to(LIBRARY / "src").as_posix()
-    for path in (LIBRARY / "library/src/samestep").rglob("*")
+    for path in (LIBRARY / "src" / "samestep").rglob("*")
     if path.is_file() and path.suffix != ".pyc"
 }
 

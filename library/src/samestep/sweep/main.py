@@ -10,7 +10,7 @@ sweep            a file in configs/sweep: which keys are tried, and with which v
 KEY=VALUES       choice(a,b), interval(low,high) or range(start,stop,step): Hydra's grammar
 n_trials         trials in all, also failed and pruned ones; a larger number continues the search
 trials_at_once   trials that run at the same time; each has its own GPUs; on a cluster it is a job
-sampler, pruner  classes of Optuna, such as pruner._target_=optuna.pruners.NopPruner
+sampler, pruner  of Optuna, such as pruner._target_=optuna.pruners.NopPruner
 overrides        of every trial; those of the command line come after them
 
 The name of the search is RUN_ID, otherwise that of the file. Its trials are runs: runs/<name>-0 and
