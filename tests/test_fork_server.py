@@ -151,8 +151,9 @@ def test_what_hydra_remembers_is_what_a_fresh_interpreter_composes(
 ):
     script = tmp_path / "script.py"
     script.write_text(COMPOSES)
-    first = outcomes(script, monkeypatch)
-    again = outcomes(script, monkeypatch)
+    project = str(fork_server.CONFIGS.parent)
+    first = outcomes(script, monkeypatch, SAMESTEP_PROJECT=project)
+    again = outcomes(script, monkeypatch, SAMESTEP_PROJECT=project)
     assert first[0][0] == 0, first[0][2]
     assert first[0] == first[1]
     assert again == first

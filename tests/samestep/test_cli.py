@@ -9,7 +9,6 @@ import pytest
 from samestep import cli
 from samestep.cli import COMMANDS
 from samestep.command_line import call
-from samestep.hydra import compose
 from tests.conftest import ROOT, environment, run
 
 HEAVY = ("torch", "lightning", "hydra", "matplotlib", "optuna", "numpy")
@@ -79,10 +78,13 @@ def test_the_project_of_this_folder_is_imported(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Not another one, which is perhaps installed."""
-    monkeypatch.setattr(compose, "CONFIGS", tmp_path / "configs")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "train.yaml").touch()
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path / "runs")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "argv", ["samestep", name, "=5"])
-    assert call(cli.command) != 0  # there is no such project
+    assert call(cli.command) != 0  # its configuration is empty
     assert sys.path[0] == str(tmp_path / "src")
 
 

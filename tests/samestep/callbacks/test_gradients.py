@@ -1,9 +1,9 @@
 """Gradients that a module with manual optimization has accumulated, when a run stops."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import torch
 
 from samestep.callbacks.exact import RankState
@@ -39,7 +39,8 @@ def test_accumulated_gradients_survive_a_stop(tmp_path: Path):
 
 def test_on_another_number_of_ranks_the_mean_goes_on():
     module, ranks = Manual(), RankState()
-    trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"), world_size=1, global_rank=0)
+    trainer: Any = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.state.fn = "fit"
     saved = [
         {"weight": 1.0, "sums": {}, "gradients": {"head.bias": torch.tensor([1.0])}},
         {"weight": 1.0, "sums": {}, "gradients": {"head.bias": torch.tensor([3.0])}},

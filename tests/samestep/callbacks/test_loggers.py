@@ -264,7 +264,7 @@ def test_an_mlflow_server_that_does_not_answer_is_named(tmp_path: Path):
         loggers.mlflow(str(tmp_path), "mine", "digits", closed)
 
 
-class Tested(Net):
+class WithTest(Net):
     def test_step(self, batch, batch_idx):
         self.log("test_loss", self.loss(batch))
 
@@ -280,7 +280,7 @@ def track(root: str) -> None:
         loggers.mlflow(run_dir, "mine", "project", None),
     ]
     (part,) = fit(
-        Path(run_dir), Tested, logger=trackers, max_epochs=1, log_every_n_steps=2,
+        Path(run_dir), WithTest, logger=trackers, max_epochs=1, log_every_n_steps=2,
         monitor="val_loss", callbacks=lambda: [Artifacts(None, run_dir, 1, wandb=True)],
     )  # fmt: skip
     part.trainer.test(part.module, batches(shuffle=False), verbose=False)

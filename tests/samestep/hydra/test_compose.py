@@ -182,8 +182,10 @@ def test_reports_what_hydra_refuses():
     assert "data@other" in fault("data@other=mnist")
 
 
-def test_needs_the_files(tmp_path):
-    assert f"{tmp_path}/train.yaml is missing" in fault(configs=tmp_path)
+def test_needs_the_files(tmp_path, monkeypatch):
+    assert fault(configs=tmp_path) == f"{tmp_path}/train.yaml: there is no such file"
+    monkeypatch.setenv("SAMESTEP_PROJECT", str(tmp_path))
+    assert f"{tmp_path}: there is no configs/train.yaml" in fault()
 
 
 def test_experiments_may_choose_files_and_add_to_open_nodes(configs):
@@ -323,8 +325,9 @@ finally:
     def run(*argv, cwd):
         command = [sys.executable, "-W", "error", "-c", code, *argv]
         src = f"{ROOT / 'library/src'}:{ROOT / 'src'}"
+        env = {"PYTHONPATH": src, "SAMESTEP_PROJECT": str(ROOT)}
         process = subprocess.run(
-            command, capture_output=True, text=True, cwd=cwd, env={"PYTHONPATH": src}, check=True
+            command, capture_output=True, text=True, cwd=cwd, env=env, check=True
         )
         return process.stdout, json.loads(process.stderr)
 

@@ -66,7 +66,7 @@ def test_the_model_must_be_a_model_and_the_data_must_be_data() -> None:
 def test_a_function_of_a_library_is_called_once_a_file_of_configs_names_it(
     tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr("samestep.hydra.targets.CONFIGS", tmp_path)
+    monkeypatch.setattr("samestep.hydra.targets.configs_folder", lambda: tmp_path)
     node = {"_target_": "project.skeleton.SkeletonModel", "net": {"_target_": "operator.neg"}}
 
     def check() -> None:
@@ -85,3 +85,13 @@ def test_a_function_of_a_library_is_called_once_a_file_of_configs_names_it(
     (tmp_path / "experiment" / "mine.yaml").unlink()
     (tmp_path / "model" / "mine.yaml").write_text("net: [{_target_: operator.neg}]")
     check()
+
+
+def test_far_from_its_project_only_what_configs_name_is_refused(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("SAMESTEP_PROJECT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    node = OmegaConf.create({"_target_": "project.skeleton.SkeletonModel"})
+    check_targets(node, "model", "LightningModule", "project")
+    node.net = {"_target_": "operator.neg"}
+    with pytest.raises(ConfigError, match=r"model\.net\._target_=operator\.neg"):
+        check_targets(node, "model", "LightningModule", "project")

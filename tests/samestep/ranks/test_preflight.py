@@ -135,7 +135,8 @@ def test_loaders_need_room_in_shared_memory(spec, model, torchrun, monkeypatch, 
     monkeypatch.setattr(preflight, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 3 * 100))
     torchrun(LOCAL_WORLD_SIZE="3", WORLD_SIZE="3")
-    assert preflight.check_shared_memory(100).result == "ok"
+    enough = inspect(spec(devices=3), model, WithLoaders(100))
+    assert found(enough, "shared memory").result == "ok"
     finding = found(inspect(spec(devices=3), model, WithLoaders(101)), "shared memory")
     assert finding.result == "failed"
     assert "docker --shm-size" in finding.remedy

@@ -259,11 +259,10 @@ def test_a_best_checkpoint_that_is_missing_is_said(spec: Make, tmp_path: Path):
     assert run.best_checkpoint(run_dir) is None  # nothing was saved
     folder = run_dir / "checkpoints"
     for step in (None, 40):
-        found = {"monitor": "val/loss", "score": 0.25, "step": step}
-        save(folder / "last.ckpt", 60, callbacks={"BestCheckpoint": found})
+        save(folder / "last.ckpt", 60, best_step=step)
         if step is None:
             assert run.best_checkpoint(run_dir) is None  # no epoch had a score
-    with pytest.raises(CheckpointError, match=r"is missing: .* after step 40, with val/loss=0.25"):
+    with pytest.raises(CheckpointError, match=r"missing, .* the best checkpoint is of step 40"):
         run.best_checkpoint(run_dir)
     save(folder / "best.ckpt", 40)
     assert run.best_checkpoint(run_dir) == str(folder / "best.ckpt")

@@ -98,6 +98,8 @@ def check_all(
             raise
         except MissingConfigException as error:
             group, _, choice = str(error.missing_cfg_file).rpartition("/")
+            if not group:
+                raise ConfigError(f"{configs / choice}.yaml: there is no such file") from None
             names = choices_of(configs).get(group, error.options or [])
             raise ConfigError(no_such_choice(group, choice, names)) from None
         except OSError as error:

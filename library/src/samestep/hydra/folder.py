@@ -18,9 +18,11 @@ def project_folder() -> Path:
     above it.
 
     Raises:
-        ConfigError: if none of them has the file.
+        ConfigError: if none of them has the file, or $SAMESTEP_PROJECT has not.
     """
     if named := environment.variable(VARIABLE):
+        if not Path(named, MAIN).is_file():
+            raise ConfigError(f"{VARIABLE}={named}: there is no {MAIN}; unset it, or correct it")
         return Path(named)
     program, here = Path(sys.argv[0]).absolute(), Path.cwd()
     # The command `samestep` may lie in the environment of another project.

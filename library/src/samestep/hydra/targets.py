@@ -99,7 +99,10 @@ def untrusted(path: str, target: str) -> ConfigError:
 
 def find_configured() -> set[str]:
     """Each ``_target_`` that the files of configs/ have for the model or the data."""
-    configs = configs_folder()
+    try:
+        configs = configs_folder()
+    except ConfigError:
+        return set()  # the installed package loads a run, far from its project
     return {t for file in configs.rglob("*.yaml") for t in _targets_of(file, configs)}
 
 
