@@ -27,9 +27,12 @@ from omegaconf import DictConfig
 
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.compose import check
+from samestep.hydra.folder import VARIABLE
 from samestep.launch import render
 from samestep.ranks import environment
 
+# The program is pyflyte, or pyflyte-execute in a pod, and may be called in any folder.
+environment.set_variable(VARIABLE, str(Path(__file__).resolve().parents[1]))
 WORDS = json.loads(environment.variable("FLYTE_OVERRIDES") or '["cluster=flyte"]')
 CFG = check(WORDS)
 CLUSTER = CFG.cluster

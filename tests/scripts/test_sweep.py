@@ -9,7 +9,7 @@ import pytest
 
 from samestep.run import record
 from samestep.run.changes import read_config
-from tests.conftest import ROOT, environment, run
+from tests.conftest import NO_PICTURES, ROOT, environment, run
 from tests.samestep.sweep.test_search import study_of, wait_until
 
 SWEEP = (str(ROOT / "tests/samestep_here.py"), "sweep")
@@ -17,7 +17,7 @@ WORDS = [
     "sweep=digits_lr", "n_trials=2", "model=mlp", "trainer.max_epochs=2", "trainer.devices=2",
     "trainer.accelerator=cpu", "callbacks.last.every_s=1e-9", "trainer.limit_train_batches=10",
     "trainer.limit_val_batches=1", "trainer.limit_test_batches=1", "report=false",
-    "callbacks.predictions.num_batches_to_log=0",
+    NO_PICTURES,
 ]  # fmt: skip
 
 

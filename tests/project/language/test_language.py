@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import options
 import pytest
 
 from project import load_run
+from samestep import command_line
 from scripts import evaluate
 from tests.conftest import final_figures
 
@@ -17,8 +17,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
     """Runs a script on a command line, and returns its exit code, stdout and stderr."""
 
     def call(script, *words: object) -> tuple[int, str, str]:
-        arguments = options.parse(script.make_parser(), list(map(str, words)))
-        code = options.run(script.main, arguments)
+        code = command_line.call(lambda: script.main(list(map(str, words))))
         return code, *capsys.readouterr()
 
     return call

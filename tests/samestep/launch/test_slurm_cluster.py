@@ -18,6 +18,7 @@ EVENTS = [  # before which step, and what happens
     "7 scancel --signal=TERM $SLURM_JOB_ID",
     "25 sbatch --partition=urgent --nodes=2 --exclusive --output=/dev/null --wrap=true",
 ]
+EXPORTED = ["PATH", "HOME", "PYTHONPATH", "OMP_NUM_THREADS", "MY_SETTING", "SAMESTEP_PROJECT"]
 SLOW = ["+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=0.2"]
 
 
@@ -34,11 +35,12 @@ class Launcher:
     """``samestep launch`` for one run of this Slurm, with the interpreter of the tests."""
 
     def __init__(self, cluster, folder, run_id, *words):
-        self.variables = {**cluster, "RUN_ID": run_id, "PYTHONPATH": f"{ROOT}:{ROOT}/src"}
+        here = {"PYTHONPATH": f"{ROOT}:{ROOT}/src", "SAMESTEP_PROJECT": str(ROOT)}
+        self.variables = {**cluster, "RUN_ID": run_id, **here}
         self.folder = folder  # the launcher remembers its runs below the folder it is called in
         self.words = [
             "cluster=slurm", f"cluster.entrypoint.none=[{sys.executable}]", "cluster.cpus=1",
-            "cluster.memory=4G", "cluster.export=[PATH,HOME,PYTHONPATH,OMP_NUM_THREADS,MY_SETTING]",
+            "cluster.memory=4G", f"cluster.export=[{','.join(EXPORTED)}]",
             f"run_root={folder}", "trainer.accelerator=cpu", *words,
         ]  # fmt: skip
 

@@ -12,6 +12,7 @@ from samestep.errors import ConfigError
 from samestep.launch import submitted
 from samestep.launch.main import main
 from tests.apiserver import Server, serve
+from tests.conftest import ROOT
 
 IMAGE = "cluster.image=ghcr.io/me/project:1.2.3"
 ODD = ["data.root=$HOME/${x}", "model.net.name='a \\\\ \"b\"'", "# c: [1, 2]", "é $$ \n"]
@@ -22,6 +23,7 @@ needs_kubectl = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl 
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which the user types, for a run of the name ``mine``."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SAMESTEP_PROJECT", str(ROOT))
     monkeypatch.setenv("RUN_ID", "mine")
     return tmp_path
 

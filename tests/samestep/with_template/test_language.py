@@ -4,11 +4,11 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import options
 import pytest
 import torch
 
 from project.rules import needed_files
+from samestep import command_line
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
 from scripts import evaluate, export, predict
@@ -21,8 +21,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
     """Runs a script on a command line, and returns its exit code, stdout and stderr."""
 
     def call(script, *words: object) -> tuple[int, str, str]:
-        arguments = options.parse(script.make_parser(), list(map(str, words)))
-        code = options.run(script.main, arguments)
+        code = command_line.call(lambda: script.main(list(map(str, words))))
         return code, *capsys.readouterr()
 
     return call
