@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import options
 import pytest
 
 from project import load_run
@@ -17,8 +16,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
     """Runs a script on a command line, and returns its exit code, stdout and stderr."""
 
     def call(script, *words: object) -> tuple[int, str, str]:
-        arguments = options.parse(script.make_parser(), list(map(str, words)))
-        code = options.run(script.main, arguments)
+        code = script.main(list(map(str, words)))
         return code, *capsys.readouterr()
 
     return call
