@@ -104,7 +104,7 @@ def test_without_any_run_the_way_to_one_is_named(
         export.main([])
 
 
-@pytest.mark.parametrize("script", ["evaluate", "predict", "export", "compare"])
+@pytest.mark.parametrize("script", ["evaluate", "predict", "export"])
 def test_help_and_wrong_usage_of_a_script_need_no_torch(script: str) -> None:
     code = (
         "import runpy, sys\nsys.path.insert(0, 'scripts')\n"
@@ -138,12 +138,14 @@ def test_every_script_uses_the_source_beside_it() -> None:
         assert "samestep" not in before.split('"""', 2)[2], path
 
 
-@pytest.mark.parametrize("name", ["prepare_data.py", "evaluate.py"])
-def test_a_script_needs_no_installation(tmp_path: Path, name: str) -> None:
-    """Not even that of another clone."""
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    package = tmp_path / "library/src/samestep"
+@pytest.mark.parametrize("words", [["prepare_data.py", "seed=0"], ["evaluate.py", "runs/0"]])
+def test_a_script_takes_the_project_beside_it(clone: Path, words: list[str]) -> None:
+    """Not that of another clone, which may be installed."""
+    shutil.copytree(ROOT / "scripts", clone / "scripts")
+    shutil.copytree(ROOT / "configs", clone / "configs")
+    package = clone / "src/project"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise SystemExit('found the source beside it')")
-    done = run(f"scripts/{name}", cwd=tmp_path, PYTHONPATH="")
+    (clone / "train.py").touch()
+    done = run(f"scripts/{words[0]}", *words[1:], cwd=clone, PYTHONPATH="")
     assert done.stderr == "found the source beside it\n"

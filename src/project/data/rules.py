@@ -1,4 +1,4 @@
-"""What the values of the keys of images may be; ``project.rules`` adds them. Imports no torch."""
+"""What values the keys of images may have; ``project.rules`` adds them. Imports no torch."""
 
 import re
 from collections.abc import Iterator

@@ -7,7 +7,12 @@ from torch.nn import functional as F
 
 from samestep.errors import ConfigError
 from samestep.hydra import build
-from tests.project.data.test_datamodule import QUIET
+
+QUIET = {
+    "accelerator": "cpu", "logger": False, "enable_checkpointing": False,
+    "enable_progress_bar": False, "enable_model_summary": False, "use_distributed_sampler": False,
+    "num_sanity_val_steps": 0,
+}  # fmt: skip
 
 
 def test_an_untrained_loss_is_a_guess(compose):
