@@ -361,12 +361,13 @@ def test_a_run_needs_lightning_only(tmp_path: Path):
 def test_hydra_takes_the_class_and_the_program_keeps_its_hook(tmp_path: Path):
     instantiate = pytest.importorskip("hydra.utils").instantiate
     before = sys.excepthook
+    sys.excepthook = sys.__excepthook__  # an earlier test may have left that of its Trainer
     try:
         options = {"run_dir": str(tmp_path), "accelerator": "cpu", "logger": False}
         for _ in range(2):
             trainer = instantiate({"_target_": "samestep.Trainer", **options})
             assert isinstance(trainer, Trainer)
-        assert sys.excepthook.before is before  # type: ignore[attr-defined]
+        assert sys.excepthook.before is sys.__excepthook__  # type: ignore[attr-defined]
         seen = []
         sys.excepthook.before = lambda *error: seen.append(error[0])  # type: ignore[attr-defined]
         sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
