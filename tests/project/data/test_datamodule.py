@@ -9,8 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
+from project.data.sources import ImageFiles, Images
+from samestep.data.sampler import Slice
+from samestep.errors import ConfigError
 from samestep.hydra import build
 from samestep.hydra.compose import check
+from samestep.ranks import environment
 from tests import mirror
 
 QUIET = {
@@ -123,3 +127,115 @@ def test_folders_name_the_classes(overrides):
     data.prepare_data()
     data.setup("fit")
     assert data.class_names == ["class0", "class1", "class2"]
+
+
+def test_the_split_does_not_depend_on_the_seed(digits, compose):
+    other = build.datamodule(compose("seed=7"))
+    other.setup("fit")
+    assert torch.equal(digits.val_set.ids, other.val_set.ids)
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(1, 20), (2, 40), (3, 60)])
+def test_accumulated_batches_count_as_one_optimizer_step(compose, steps: int, expected: int):
+    cfg = compose(f"trainer.accumulate_grad_batches={steps}")
+    classifier, data = build.model(cfg), build.datamodule(cfg)
+    trainer = L.Trainer(max_epochs=1, accumulate_grad_batches=steps, limit_val_batches=0, **QUIET)
+    trainer.fit(classifier, data)
+    assert len(data.train_dataloader()) == expected
+    assert trainer.global_step == 20
+
+
+def test_too_few_classes_are_refused(compose):
+    cfg = compose("data.num_classes=9", "data.class_names=null")
+    with pytest.raises(ConfigError, match=r"data\.num_classes=9: 10 classes were found"):
+        build.datamodule(cfg).setup("fit")
+
+
+class Returns:
+    """A source that returns what it is given."""
+
+    def __init__(self, found: Images | ImageFiles) -> None:
+        self.found = found
+
+    def prepare(self, root, *, download, mirror):
+        """Nothing to do."""
+
+    def load(self, root, *, train):
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("classes", "overrides", "message"),
+    [
+        (2, [], r"data.num_classes=3: 2 classes were found"),
+        (4, [], r"data.num_classes=3: 4 classes were found"),
+        (3, ["data.class_names=[c0,c2,c1]"], r"must be in the order of the labels, \['c0', 'c1'"),
+    ],
+)
+def test_folders_must_be_the_classes(compose, classes: int, overrides, message: str):
+    names = [f"c{number}" for number in range(classes)]
+    cfg = compose("data.num_classes=3", "data.class_names=null", *overrides)
+    data = build.datamodule(cfg)
+    data.source = Returns(ImageFiles(names, [("0.png", 0), ("1.png", 1)]))
+    with pytest.raises(ConfigError, match=message):
+        data.setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("world_size", "batches_per_step", "message"),
+    [
+        (101, 1, r"=100: must be at least 101, one sample for each of 101 ranks"),
+        (26, 4, r"at least 104, one sample for each of 26 ranks x .*accumulate_grad_batches=4"),
+    ],
+)
+def test_a_batch_with_fewer_images_than_ranks_is_refused(
+    compose, monkeypatch, world_size: int, batches_per_step: int, message: str
+):
+    monkeypatch.setattr(environment, "world_size", lambda: world_size)
+    data = build.datamodule(compose("data.global_batch_size=100"))
+    data.trainer = L.Trainer(accumulate_grad_batches=batches_per_step, **QUIET)
+    with pytest.raises(ConfigError, match=message):
+        data.setup("fit")
+
+
+def test_workers_read_what_the_sampler_says(overrides):
+    data = build.datamodule(check(overrides["folder"]))
+    data.setup("fit")
+    ((first, place), *_) = list(data.train_dataloader())
+    assert isinstance(place, Slice)
+    assert torch.equal(first.ids, data.train_set.ids[place.ids])
+    assert torch.equal(first.images, data.train_set[place.ids].images)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.num_val=1437", "data.num_val=1437"),
+        ("data.global_batch_size=2000", "data.global_batch_size=2000"),
+        ("data.image_size=9", r"data.image_size=9: the images found have the shape \[1, 8, 8\]"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_the_images_is_refused(compose, override, message):
+    with pytest.raises(ConfigError, match=message):
+        build.datamodule(compose(override)).setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "message"),
+    [
+        (
+            PIXELS.float(),
+            LABELS,
+            r"Returns.load must return .* images torch.float32 \[40, 1",
+        ),
+        (PIXELS, LABELS.float(), r"and labels torch.float32 \[40\]"),
+        (PIXELS, LABELS[:30], r"and labels torch.int64 \[30\]"),
+        (PIXELS, LABELS + 1, r"data.num_classes=10: 11 classes were found"),
+        (PIXELS[:, :, 1:], LABELS, r"have the shape \[1, 7, 8\]"),
+    ],
+)
+def test_what_a_source_returns_is_checked(compose, images, labels, message: str):
+    data = build.datamodule(compose())
+    data.source = Returns(Images(images, labels))
+    with pytest.raises(ConfigError, match=message):
+        data.setup("fit")

@@ -1,11 +1,19 @@
+import contextlib
 import gc
+import json
+import os
+import signal
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from project.data.download import fetch
+from project.data.download import DataError, fetch
 from tests import mirror
+from tests.conftest import run
 
 # Pooch leaves the connection of a download that failed to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")
@@ -81,3 +89,245 @@ def test_only_what_is_damaged_is_downloaded_again(tmp_path, server, arguments):
     fetch(tmp_path, **arguments)
     assert (tmp_path / "t10k-images-idx3-ubyte").read_bytes() == whole
     assert set(server.requests) == {"/t10k-images-idx3-ubyte.gz"}
+
+
+SRC = Path(__file__).parents[3] / "src"
+
+
+def test_a_filled_folder_is_a_mirror(tmp_path, arguments):
+    fetch(tmp_path / "filled", **arguments)
+    with mirror.serve(tmp_path / "filled") as team:
+        fetch(tmp_path / "copy", **{**arguments, "mirror": f"{team.url}/"})
+    assert names(tmp_path / "copy") == names(tmp_path / "filled")
+
+
+def test_wrong_bytes_from_the_server_are_not_kept(tmp_path, arguments):
+    served = tmp_path / "served"
+    mnist = mirror.mnist(served)
+    name = "train-images-idx3-ubyte.gz"
+    content = bytearray((served / name).read_bytes())
+    content[100] ^= 1
+    (served / name).write_bytes(content)
+    with mirror.serve(served) as server, pytest.raises(DataError) as error:
+        fetch(tmp_path / "mnist", **{**arguments, "mirror": server.url, "timeout_s": 1.0})
+    assert f"{server.url}/{name}" in str(error.value)
+    assert f"expected md5:{mnist.archives[name]} but got {mirror.md5(content)}" in str(error.value)
+    assert names(tmp_path / "mnist") == [".lock"]
+
+
+def test_truncated_download_is_not_kept(tmp_path, server, arguments):
+    server.cuts.release(1)
+    with pytest.raises(DataError, match=r"IncompleteRead.* nothing was kept"):
+        fetch(tmp_path, **{**arguments, "timeout_s": 1.0})
+    assert names(tmp_path) == [".lock"]
+    fetch(tmp_path, **arguments)
+
+
+def test_silent_server_is_given_up(tmp_path, arguments):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz: timed out"):
+            fetch(tmp_path, **{**arguments, "mirror": url, "timeout_s": 0.1})
+    assert names(tmp_path) == [".lock"]
+    assert socket.getdefaulttimeout() is None
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        (None, "Connection refused"),  # url, where nobody listens, since there is no mirror
+        ("{url}/elsewhere", "404 Client Error"),
+        ("not an address", "Failed to parse"),
+    ],
+)
+def test_unreachable_address_is_named(tmp_path, server, arguments, address, reason):
+    wanted = address.format(url=server.url) if address else arguments["url"]
+    with pytest.raises(
+        DataError, match=rf"cannot download {wanted}/train-images.*{reason}.*mirror"
+    ):
+        fetch(
+            tmp_path,
+            **{**arguments, "mirror": wanted if address else None, "timeout_s": 0.1},
+        )
+    assert len(server.requests) <= 1
+
+
+def test_a_failed_download_may_be_tried_again(tmp_path: Path):
+    """Exit code 1, not 2: the server may answer the next time."""
+    words = ["data=mnist", f"data.root={tmp_path}/data", f"run_root={tmp_path}/runs"]
+    result = run("train.py", *words, "data.mirror=http://127.0.0.1:9")
+    assert result.returncode == 1
+    assert "error: cannot download http://127.0.0.1:9" in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_place_that_cannot_be_written(tmp_path, arguments):
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(DataError, match=r"cannot use .*/file/mnist for data set mnist: .*file"):
+        fetch(tmp_path / "file" / "mnist", **arguments)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/absolute"])
+def test_archive_members_cannot_leave_the_folder(tmp_path, arguments, name):
+    content = mirror.tar({"inside": b"a", name: b"b"})
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "evil.tar.gz").write_bytes(content)
+    evil = {"archives": {"evil.tar.gz": mirror.md5(content)}, "files": {"inside": mirror.md5(b"a")}}
+    with mirror.serve(tmp_path / "served") as server:
+        if name.startswith("/"):  # the slash is stripped: it lands inside, and is not wanted
+            fetch(tmp_path / "root", **{**arguments, **evil, "mirror": server.url})
+        else:
+            with pytest.raises(DataError, match=r"evil.tar.gz cannot be extracted: .*outside"):
+                fetch(tmp_path / "root", **{**arguments, **evil, "mirror": server.url})
+    assert not list(tmp_path.rglob("outside"))
+    assert not Path("/absolute").exists()
+    assert not (tmp_path / "root" / "absolute").exists()
+
+
+def test_archive_without_the_expected_files(tmp_path, arguments):
+    wrong = {**arguments["files"], "train-labels-idx1-ubyte": "0" * 32}
+    with pytest.raises(DataError, match=r"do not hold .*train-labels.* expected 0{32}"):
+        fetch(tmp_path, **{**arguments, "files": wrong})
+    assert not (tmp_path / "train-labels-idx1-ubyte").exists()
+
+
+START_THREE = """
+import json, os, pathlib, sys
+from project.data.download import fetch  # imported once
+for number in range(3):
+    pid = os.fork()
+    if not pid:
+        os.dup2(os.open(f"{number}.log", os.O_CREAT | os.O_WRONLY), 2)
+        fetch(pathlib.Path("mnist"), **json.loads(sys.argv[1]))
+        os._exit(0)
+    print(pid, flush=True)
+for number in range(3):
+    print(os.wait()[1], flush=True)
+"""
+
+
+def test_killed_process_leaves_nothing_to_trust_and_the_others_fetch_once(
+    tmp_path, served, server, arguments
+):
+    """Three processes: one is killed while it downloads, one of those that wait takes over."""
+
+    def first_line(number: int) -> str:
+        while "\n" not in (text := logs[number].read_text() if logs[number].exists() else ""):
+            assert processes.poll() is None
+            time.sleep(0.01)
+        return text.partition("\n")[0]
+
+    server.go_on.clear()
+    logs = [tmp_path / f"{number}.log" for number in range(3)]
+    root = tmp_path / "mnist"
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", START_THREE, json.dumps(arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(SRC)},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as processes,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(server.go_on.set)
+        pids = [int(processes.stdout.readline()) for _ in range(3)]
+        lines = {first_line(number).split()[0]: pids[number] for number in range(3)}
+        assert sorted(first_line(number).split()[0] for number in range(3)) == [
+            "downloading",
+            "waiting",
+            "waiting",
+        ]
+        while not list(root.glob(".download-*/tmp*")):
+            time.sleep(0.01)
+        os.kill(lines["downloading"], signal.SIGKILL)
+        assert processes.stdout.readline() == f"{signal.SIGKILL:d}\n"
+        assert not list(root.glob("*ubyte*"))
+        server.go_on.set()
+        assert processes.communicate()[0] == "0\n0\n", [log.read_text() for log in logs]
+    archives = list(served[1].archives)
+    for name in archives:
+        killed = name == archives[0]
+        assert server.requests.count(f"/{name}") == 1 + killed
+    assert names(root) == sorted([".lock", *archives, *served[1].files])
+
+
+@pytest.mark.parametrize(
+    "mirror_url",
+    [
+        "http://user:sesame99@127.0.0.1:1",
+        "http://user:sesame99@localhost/path",
+        "ftp://user:sesame99@127.0.0.1:1",
+        "http://user:sesame99@[::1",
+    ],
+)
+def test_the_password_of_a_mirror_is_never_printed(tmp_path, arguments, capfd, mirror_url):
+    with pytest.raises(DataError, match=r"cannot download \w+://\*\*\*@") as error:
+        fetch(tmp_path, **{**arguments, "mirror": mirror_url, "timeout_s": 1.0})
+    output = capfd.readouterr()
+    assert "downloading " in output.err
+    for text in (str(error.value), output.out, output.err):
+        assert "sesame99" not in text
+
+
+def test_a_mirror_with_a_login(tmp_path, server, arguments, capfd):
+    address = server.url.replace("http://", "http://user:sesame99@")
+    fetch(tmp_path, **{**arguments, "mirror": address})
+    assert len(server.requests) == len(arguments["archives"])
+    assert "http://***@127.0.0.1" in (printed := "".join(capfd.readouterr()))
+    assert "sesame99" not in printed
+
+
+def test_the_password_of_a_mirror_with_wrong_archives_is_not_printed(tmp_path):
+    content = mirror.tar({"inside": b"a"})
+    root = tmp_path / "set"
+    root.mkdir()
+    (root / "set.tar.gz").write_bytes(content)
+    with pytest.raises(DataError, match=r"archives of ftp://\*\*\*@host/x do not hold") as error:
+        fetch(
+            root,
+            url="http://127.0.0.1:1",
+            archives={"set.tar.gz": mirror.md5(content)},
+            files={"other": "0" * 32},
+            mirror="ftp://user:sesame99@host/x",
+            download=True,
+            name="set",
+        )
+    assert "sesame99" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["/etc/cron.d/evil", "../.bashrc", "a/../../.ssh/authorized_keys"])
+@pytest.mark.parametrize("kind", ["archives", "files"])
+def test_no_file_is_written_outside_of_the_folder(tmp_path, arguments, name, kind):
+    root = tmp_path / "data" / "mnist"
+    with pytest.raises(DataError, match=r"must lie below data.root"):
+        fetch(root, **{**arguments, kind: {name: "0" * 32}})
+    assert not root.exists()
+
+
+def test_in_a_pod_the_volume_is_what_can_be_filled(tmp_path, arguments, monkeypatch):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    with pytest.raises(DataError) as caught:
+        fetch(tmp_path / "mnist", **{**arguments, "download": False})
+    assert "samestep launch cluster=k8s data=mnist action=data" in str(caught.value)
+    assert "prepare_data" not in str(caught.value)
+
+
+def test_without_download_a_fault_is_an_error_with_its_remedy(tmp_path, served, server, arguments):
+    root = tmp_path / "my data" / "mnist"
+    remedy = rf"python scripts/prepare_data.py data=mnist 'data.root={tmp_path}/my data'"
+    with pytest.raises(DataError) as missing:
+        fetch(root, **{**arguments, "download": False})
+    assert f"{root}/train-images-idx3-ubyte is missing" in str(missing.value)
+    assert str(missing.value).endswith(remedy)
+    assert not root.exists()
+
+    fetch(root, **arguments)
+    del server.requests[:]
+    (root / "train-labels-idx1-ubyte").write_bytes(b"rotten")
+    with pytest.raises(DataError) as damaged:
+        fetch(root, **{**arguments, "download": False})
+    expected = served[1].files["train-labels-idx1-ubyte"]
+    assert f"md5 {mirror.md5(b'rotten')}, expected {expected}" in str(damaged.value)
+    assert str(damaged.value).endswith(remedy)
+    assert server.requests == []

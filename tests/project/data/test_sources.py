@@ -1,14 +1,21 @@
+import pickle
+import runpy
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+import torchvision
+from PIL import ExifTags, Image
+from torch.utils.data import DataLoader
 
+from project.data import sources
 from project.data.download import DataError
 from project.data.sources import CIFAR10, MNIST, Digits, ImageFolder, Images, read_image
 from tests import mirror
+from tests.conftest import environment
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -125,3 +132,201 @@ def test_the_class_in_the_documentation_works(tmp_path):
     assert train.images.shape == (1000, 1, 8, 8)
     assert train.images.dtype == torch.uint8
     assert len(test.labels) == 200
+
+
+@pytest.mark.filterwarnings("ignore:dtype.*align")  # of their reader, in numpy 2.4.0 to 2.4.4
+@pytest.mark.parametrize("train", [True, False])
+def test_same_as_torchvision(filled, train, tmp_path, monkeypatch):
+    source, root, miniature = filled
+    ours = source.load(root, train=train)
+    if miniature.name == "mnist":
+        (tmp_path / "MNIST").mkdir()
+        (tmp_path / "MNIST" / "raw").symlink_to(root / "mnist")
+        theirs = torchvision.datasets.MNIST(tmp_path, train=train)
+        images, labels = theirs.data[:, None], theirs.targets
+    else:
+        checksums = [(Path(file).name, md5) for file, md5 in miniature.files.items()]
+        monkeypatch.setattr(torchvision.datasets.CIFAR10, "train_list", checksums[:5])
+        monkeypatch.setattr(torchvision.datasets.CIFAR10, "test_list", checksums[5:])
+        monkeypatch.setattr(torchvision.datasets.CIFAR10, "_load_meta", lambda self: None)
+        theirs = torchvision.datasets.CIFAR10(root / "cifar10", train=train)
+        images = torch.from_numpy(theirs.data).permute(0, 3, 1, 2)
+        labels = torch.tensor(theirs.targets)
+    assert torch.equal(ours.images, images)
+    assert torch.equal(ours.labels, labels)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0\0\x08\x03" + b"\0\0\0\x09" * 3 + b"short", b"GIF89a.."]
+)
+def test_bad_idx_file_is_named(tmp_path, content):
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "t10k-images-idx3-ubyte").write_bytes(content)
+    with pytest.raises(DataError, match=r"mnist/t10k-images-idx3-ubyte cannot be read: ."):
+        MNIST(url="", archives={}, files={}).load(tmp_path, train=False)
+
+
+class Malicious:
+    def __reduce__(self):
+        return eval, ("open('harmed', 'w')",)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_malicious_pickle_is_refused(tmp_path, monkeypatch, protocol):
+    monkeypatch.chdir(tmp_path)
+    content = pickle.dumps({"data": Malicious(), "labels": [1]}, protocol)
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "test_batch").write_bytes(content)
+    files = {"test_batch": mirror.md5(content)}
+    source = CIFAR10(url="", archives={}, files=files)
+    source.prepare(tmp_path, download=False, mirror=None)  # the checksum is right
+    with pytest.raises(DataError, match=r"test_batch cannot be read: it asks for .*eval"):
+        source.load(tmp_path, train=False)
+    assert not Path("harmed").exists()
+
+
+def test_two_sets_of_one_format_have_their_own_directories(tmp_path):
+    fashion = MNIST(url="", archives={}, files={"x": "0" * 32}, name="fashion_mnist")
+    with pytest.raises(DataError, match=r"fashion_mnist/x is missing.*data=fashion_mnist"):
+        fashion.prepare(tmp_path, download=False, mirror=None)
+
+
+def test_folder_is_read_by_worker_processes(folder):
+    files = ImageFolder().load(folder, train=False)
+
+    def read(ids):
+        return files.read(torch.tensor(ids), 3, 10)
+
+    loader = DataLoader(range(5), batch_size=5, collate_fn=read, num_workers=1)
+    assert torch.equal(next(iter(loader)), files.read(torch.arange(5), 3, 10))
+    copy = pickle.loads(pickle.dumps(files))
+    assert torch.equal(copy.read(torch.arange(5), 3, 10), files.read(torch.arange(5), 3, 10))
+
+
+def test_worker_process_hands_the_error_on_without_its_traceback(folder, tmp_path):
+    path = tmp_path / "train" / "ant" / "broken.png"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"")
+    files = ImageFolder().load(tmp_path, train=True)
+    loader = DataLoader(
+        range(1), collate_fn=lambda ids: files.read(torch.tensor(ids), 3, 8), num_workers=1
+    )
+    with pytest.raises(DataError) as error:
+        next(iter(loader))
+    assert str(error.value).startswith(f"{path} cannot be read: it is no image")
+    assert "\n" not in str(error.value)
+
+
+def test_photos_are_turned_upright(tmp_path):
+    pixels = np.zeros((16, 16, 3), np.uint8)
+    pixels[:8] = 255  # bright on top
+    exif = Image.Exif()
+    exif[0x0112] = 3  # the camera was upside down
+    Image.fromarray(pixels).save(tmp_path / "photo.jpg", exif=exif)
+    image = read_image(tmp_path / "photo.jpg", 1, 16)
+    assert image[0, 15].min() > 250
+    assert image[0, 0].max() < 5
+
+
+@pytest.mark.parametrize("name", ["photo.png", "photo.jpg"])
+def test_large_photo_is_scaled_and_cropped(tmp_path, name):
+    pixels = np.tile(np.linspace(100, 150, 800), (400, 1))
+    pixels[::2] -= 90  # fine stripes, which must be averaged away
+    pixels[1::2] += 90
+    Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / name, quality=95)
+    image = read_image(tmp_path / name, 1, 40).float()
+    expected = torch.from_numpy(pixels[:, 200:600].reshape(40, 10, 40, 10).mean((1, 3)))
+    assert (image[0] - expected).abs().max() < 5
+
+
+def prepare_data(*overrides, cwd):
+    return subprocess.run(
+        [sys.executable, REPOSITORY / "scripts" / "prepare_data.py", *overrides],
+        cwd=cwd, env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_script_fills_the_directory_whatever_the_cluster(tmp_path):
+    miniature = mirror.cifar10(tmp_path / "served")
+    with mirror.serve(tmp_path / "served") as server:
+        overrides = miniature.overrides(tmp_path / "data", server.url)
+        done = prepare_data(*overrides, "cluster=k8s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    where = tmp_path / "data"
+    assert done.stdout == f"100 training and 20 test samples are ready, data.root={where}\n"
+    source = CIFAR10(url="", archives={}, files=miniature.files)
+    source.prepare(where, download=False, mirror=None)
+
+
+def test_script_says_what_is_wrong(tmp_path, monkeypatch, capsys):
+    done = prepare_data("data=cifar11", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "cifar10" in done.stderr
+    assert "Traceback" not in done.stderr
+    overrides = ["data=mnist", "data.mirror=http://127.0.0.1:9", f"data.root={tmp_path}/file/data"]
+    (tmp_path / "file").write_text("not a directory")
+    script = REPOSITORY / "scripts" / "prepare_data.py"
+    monkeypatch.setattr(sys, "argv", [str(script), *overrides])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    with pytest.raises(SystemExit) as end:  # in this process, which has imported torch
+        runpy.run_path(str(script), run_name="__main__")
+    error = capsys.readouterr().err
+    assert end.value.code == 1
+    assert error.count("\n") == 1
+    assert f"cannot use {tmp_path}/file/data/mnist for data set mnist" in error
+
+
+def smooth_photo() -> Image.Image:
+    """A photograph of 500 x 375 pixels that every decoder must show alike."""
+    values = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    return Image.fromarray(values).resize((500, 375), Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize("num_channels", [1, 3])
+@pytest.mark.parametrize("image_size", [32, 224, 400])
+def test_both_decoders_show_the_same_picture(
+    tmp_path: Path, image_size: int, num_channels: int, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "photo.jpg"
+    smooth_photo().save(path, quality=90)
+    decoded = []
+    for used in (sources.decode_jpeg, lambda *_: None):
+        calls: list[object] = []
+        monkeypatch.setattr(
+            sources, "decode_jpeg", lambda *a, used=used, calls=calls: calls.append(a) or used(*a)
+        )
+        decoded.append(read_image(path, num_channels, image_size).float())
+        assert calls
+    difference = (decoded[0] - decoded[1]).abs()
+    assert difference.mean() < 1.5  # of 255
+    assert difference.max() < 16
+
+
+ODD = {
+    "CMYK": lambda image, path: image.convert("CMYK").save(path),
+    "progressive": lambda image, path: image.save(path, progressive=True),
+    "turned": lambda image, path: image.save(path, exif=turned()),
+    "PNG": lambda image, path: image.save(path, "PNG"),
+    "GIF": lambda image, path: image.save(path, "GIF"),
+}
+
+
+def turned() -> Image.Exif:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    return exif
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_files_are_left_to_pillow(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sources, "decode_jpeg", lambda *_: pytest.fail("not a plain JPEG"))
+    ODD[kind](smooth_photo(), tmp_path / "photo.jpg")
+    assert read_image(tmp_path / "photo.jpg", 3, 64).shape == (3, 64, 64)
+
+
+def test_a_jpeg_that_is_cut_in_its_middle_is_refused(tmp_path: Path):
+    path = tmp_path / "photo.jpg"
+    smooth_photo().save(path)
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(DataError, match="cannot be read: image file is truncated"):
+        read_image(path, 3, 64)
