@@ -70,8 +70,7 @@ def read(path: Path) -> Seal | None:
     """The seal of a file, which is not compared with the rest; None if it has none."""
     try:
         with open_regular(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return parse(file.read())
+            return _read_end(file)
     except OSError:
         return None
 
@@ -80,13 +79,11 @@ def verify(path: Path, identity: Identity | None = None) -> Seal | str:
     """The seal of an intact checkpoint of this run; otherwise, as a sentence, what is wrong."""
     try:
         with open_regular(path) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - TAIL_BYTES))
-            seal = parse(file.read())
+            seal = _read_end(file)
             if seal is None:
                 return "it is damaged, or no checkpoint of ours: it does not end with a seal"
+            sha256, left = hashlib.sha256(), file.tell() - HASH_CHARS
             file.seek(0)
-            sha256, left = hashlib.sha256(), size - HASH_CHARS
             while block := file.read(min(BLOCK_BYTES, left)):
                 sha256.update(block)
                 left -= len(block)
@@ -96,3 +93,8 @@ def verify(path: Path, identity: Identity | None = None) -> Seal | str:
         return "it is damaged: its SHA-256 is not that of its seal"
     of_run = {"run_id": seal.run_id, "config": seal.config}
     return (identity and identity.problem_with(of_run)) or seal
+
+
+def _read_end(file: IO[bytes]) -> Seal | None:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+    return parse(file.read())
