@@ -2,71 +2,13 @@
 
 from pathlib import Path
 
-import lightning as L
-import pytest
 import torch
-from torch.utils.data import DataLoader
 
-from project.data.images import Batch
-from project.predictions import Predictions, draw_confusion
+from project.predictions import draw_confusion
+from tests.project import test_predictions
 
-MEAN, STD = [0.5, 0.25, 0.1], [0.25, 0.5, 0.2]
-
-
-class Data(L.LightningDataModule):
-    """Test images of random pixels, none bright red; the last batch is empty."""
-
-    def __init__(self, labels, class_names, num_channels=3, batch_size=8):
-        super().__init__()
-        self.class_names = class_names
-        self.mean, self.std = MEAN[:num_channels], STD[:num_channels]
-        self.pixels = torch.randint(150, (len(labels), num_channels, 8, 8), dtype=torch.uint8)
-        mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (self.mean, self.std))
-        images, ids = (self.pixels / 255 - mean) / std, torch.arange(len(labels))
-        columns = (column.split(batch_size) for column in (images, labels, ids))
-        self.batches = [Batch(*parts) for parts in zip(*columns, strict=True)]
-        self.batches.append(Batch(images[:0], labels[:0], ids[:0]))
-
-    def test_dataloader(self):
-        return DataLoader(self.batches, batch_size=None)
-
-
-class Model(L.LightningModule):
-    """Has the given logits ``[N, num_classes]`` for the images."""
-
-    def __init__(self, logits):
-        super().__init__()
-        self.logits = logits
-        self.confusion = torch.zeros(logits.shape[1], logits.shape[1], dtype=torch.int64)
-
-    def test_step(self, batch, batch_idx):
-        logits = self.logits[batch.ids]
-        for truth, guess in zip(batch.labels, logits.argmax(1), strict=True):
-            self.confusion[truth, guess] += 1
-        return logits
-
-
-def run(tmp_path: Path, data: Data, logits, **flags) -> Predictions:
-    predictions = Predictions(str(tmp_path / "predictions"))
-    trainer = L.Trainer(
-        accelerator="cpu", default_root_dir=tmp_path, logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=False, callbacks=[predictions], **flags,
-    )  # fmt: skip
-    trainer.test(Model(logits), data, verbose=False)
-    return predictions
-
-
-@pytest.fixture(scope="module")
-def tested(tmp_path_factory):
-    """24 images of 3 classes, 5 of them mistaken: 23 most surely, 4 least."""
-    tmp_path = tmp_path_factory.mktemp("run")
-    torch.manual_seed(0)
-    labels = torch.arange(24) % 3
-    logits = torch.eye(3)[labels] * 2
-    for strength, mistake in enumerate([4, 9, 2, 17, 23], start=1):
-        logits[mistake] = torch.eye(3)[(labels[mistake] + 1) % 3] * strength
-    data = Data(labels, ["cat", "dog", "$\\frac"])
-    return run(tmp_path, data, logits), data, logits, tmp_path / "predictions"
+Data, run = test_predictions.Data, test_predictions.run
+tested = test_predictions.tested  # a fixture
 
 
 def test_the_confusion_matrix_has_counts_while_there_is_room():

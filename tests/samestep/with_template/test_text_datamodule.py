@@ -1,30 +1,12 @@
 """What the DataModule refuses, and what it keeps in a checkpoint."""
 
-from pathlib import Path
-
 import pytest
 
-from project.language.datamodule import TextDataModule
 from samestep.errors import ConfigError
 from samestep.ranks import environment
+from tests.project.language import test_datamodule
 
-TEXT = "the quick brown fox jumps over the lazy dog\n" * 30  # 1320 characters
-
-
-@pytest.fixture
-def make(tmp_path: Path):
-    """Makes a DataModule of a text."""
-
-    def make(text: str = TEXT, name: str = "mine.txt", **options) -> TextDataModule:
-        (tmp_path / name).write_text(text, "utf-8")
-        defaults = {
-            "file": str(tmp_path / name), "val_share": 0.1, "test_share": 0.1,
-            "vocabulary_size": 128, "context": 16, "stride": 8, "global_batch_size": 4,
-            "eval_batch_size": 4, "seed": 0,
-        }  # fmt: skip
-        return TextDataModule(**{**defaults, **options})
-
-    return make
+TEXT, make = test_datamodule.TEXT, test_datamodule.make  # `make` is a fixture
 
 
 def test_a_checkpoint_keeps_vocabulary_and_digest(make):
