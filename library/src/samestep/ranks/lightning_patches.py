@@ -532,7 +532,6 @@ def continue_as_undisturbed(trainer: "L.Trainer") -> None:
     - It steps no plateau schedule at the end of an epoch that was continued.
     - Where a validation would be due it skips the training of one turn, but counts a step and
       steps the plateau schedules. Before the first batch of an epoch this is always so.
-    - It counts ``trainer.reload_dataloaders_every_n_epochs`` from the epoch that continues.
 
     Call it when training starts, before anything asks for the epoch. Upstream:
     Lightning-AI/pytorch-lightning issues 14699, 19549 and 19617.
@@ -562,11 +561,6 @@ def continue_as_undisturbed(trainer: "L.Trainer") -> None:
         inner.reset = reset_once
     else:
         inner.restarting = False  # also of the loops in it
-    if every := trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
-        # The data of the next epoch are loaded when it begins, if they are due then.
-        epoch = trainer.current_epoch if is_within_epoch else trainer.current_epoch - 1
-        loop._last_train_dl_reload_epoch = epoch - epoch % every
-        inner.val_loop._last_val_dl_reload_epoch = epoch - epoch % every
 
 
 def step_plateau_schedules(trainer: "L.Trainer") -> None:
