@@ -11,6 +11,7 @@ from samestep.keys import Nature, nature_of
         (Nature.LIMIT, ["trainer.max_time", "trainer.strategy._target_", "callbacks.a.patience"]),
         (Nature.PLACE, ["cluster", "cluster.timeout_s", "trainer.devices", "callbacks.x.every_s"]),
         (Nature.LOOKS, ["run_dir", "callbacks.a.dirpath", "choices.data", "logger.wandb.name"]),
+        (Nature.LOOKS, ["callbacks.artifacts.run_dir"]),  # it is a PLACE by another pattern
     ],
 )
 def test_each_key_has_one_nature(nature: Nature, keys: list[str]):

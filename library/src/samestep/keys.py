@@ -48,6 +48,7 @@ def nature_of(key: str, may_change: Sequence[str] = ()) -> Nature:
         key: such as ``trainer.max_epochs``.
         may_change: patterns of the user's own keys that do not change what is learned.
     """
-    found = (nature for nature, pattern in PATTERNS.items() if pattern.fullmatch(key))
+    # Of several the last: `callbacks.artifacts.run_dir` is the place of a file, not one of a rank.
+    found = [nature for nature, pattern in PATTERNS.items() if pattern.fullmatch(key)]
     own = any(re.fullmatch(pattern, key) for pattern in may_change)
-    return next(found, Nature.PLACE if own else Nature.LEARNED)
+    return max(found, default=Nature.PLACE if own else Nature.LEARNED)
