@@ -46,6 +46,7 @@ def make_run(
     run_dir.mkdir(parents=True)
     config: dict[str, Any] = json.loads(json.dumps(CONFIG))
     config |= {"seed": seed, "run_id": run_dir.name}
+    config["callbacks"] = {**config.get("callbacks", {}), "artifacts": {"run_dir": str(run_dir)}}
     config["model"]["optimizer"]["lr"] = lr
     (run_dir / "config.yaml").write_text(yaml.safe_dump(config))
     with (run_dir / "metrics.csv").open("w", newline="") as file:
