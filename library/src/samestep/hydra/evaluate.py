@@ -1,7 +1,5 @@
 """Test or validate the model of a run again."""
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from samestep.callbacks.exact import SeedSteps
 from samestep.callbacks.loggers import NoTracker
 from samestep.errors import ConfigError
-from samestep.hydra.saved_run import read_saved_config, read_saved_group
+from samestep.hydra.saved_run import group_of, read_saved_config
 from samestep.run.logs import mute_lightning
 
 
@@ -34,12 +32,13 @@ def evaluate(
         ConfigError: if this machine has no such accelerator, or the run has no such split.
     """
     mute_lightning()
+    cfg = read_saved_config(run_dir)
     try:
         trainer = L.Trainer(
             accelerator=accelerator,
             devices=1,
-            precision=read_saved_group(run_dir, "trainer").precision,
-            callbacks=[SeedSteps(read_saved_config(run_dir).seed)],
+            precision=group_of(cfg, "trainer").precision,
+            callbacks=[SeedSteps(cfg.seed)],
             logger=NoTracker(run_dir),
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -54,19 +53,3 @@ def evaluate(
         raise ConfigError(f"--split {split}: {error}") from error
     # As in metrics.json: what the loop returns has the figures of each loader apart.
     return {name: value.item() for name, value in trainer.callback_metrics.items()}
-
-
-def find_unusable(metrics: dict[str, float]) -> list[str]:
-    """The names of metrics that are nan or infinite."""
-    return [name for name, value in metrics.items() if not math.isfinite(value)]
-
-
-def to_json(metrics: dict[str, float]) -> str:
-    """The metrics as JSON; nan and infinity are null, because JSON cannot hold them."""
-    return json.dumps({k: v if math.isfinite(v) else None for k, v in metrics.items()}, indent=2)
-
-
-def to_table(metrics: dict[str, float]) -> str:
-    """The metrics as a table, one to a line."""
-    width = max(map(len, metrics), default=0)
-    return "\n".join(f"  {name:<{width}}  {value:.4f}" for name, value in metrics.items())

@@ -85,8 +85,8 @@ def run_with_hydra(train: Train, flags: Namespace) -> int:
     def task(_: DictConfig) -> None:
         train_chosen(train)
 
-    settings = {"version_base": "1.3", "config_name": "train"}
-    hydra.main(config_path=str(configs_folder()), **settings)(task)()
+    configs = str(configs_folder())
+    hydra.main(version_base="1.3", config_path=configs, config_name="train")(task)()
     return 0
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.errors import ConfigError
@@ -32,7 +31,8 @@ def load_run(run_dir: Path, ckpt: str, package: str, *, trust: bool = False) -> 
             names what must not be called.
         CheckpointError: if the checkpoint is damaged, or belongs to another model.
     """
-    model_cfg, data_cfg = read_saved_group(run_dir, "model"), read_saved_group(run_dir, "data")
+    cfg = read_saved_config(run_dir)
+    model_cfg, data_cfg = group_of(cfg, "model"), group_of(cfg, "data")
     checkpoints = run_dir / "checkpoints"
     path = checkpoints / f"{ckpt}.ckpt"
     if not path.exists():
@@ -53,7 +53,7 @@ def load_run(run_dir: Path, ckpt: str, package: str, *, trust: bool = False) -> 
         # The run names the address, the files and the folder: it could write anything anywhere.
         data.download = False
     model: Any = build(model_cfg, "model")
-    set_precision(model, read_saved_group(run_dir, "trainer").precision)
+    set_precision(model, group_of(cfg, "trainer").precision)
     try:
         model.load_state_dict(state["state_dict"])
         # Lightning saves the state of a DataModule under the name of its class, if it has one.
@@ -68,40 +68,6 @@ def load_run(run_dir: Path, ckpt: str, package: str, *, trust: bool = False) -> 
     return model.eval(), data
 
 
-def move_to(accelerator: str, model: torch.nn.Module) -> None:
-    """Move the model to the accelerator of this machine: cpu, gpu, or auto, which takes a GPU.
-
-    Raises:
-        ConfigError: for gpu, if this machine has none.
-    """
-    if accelerator == "gpu" and not torch.accelerator.is_available():
-        raise ConfigError("--accelerator gpu: this machine has none; auto takes the CPU then")
-    if accelerator != "cpu" and torch.accelerator.is_available():
-        model.to(torch.accelerator.current_accelerator())
-
-
-def set_places(data: Any, arguments: Any) -> None:
-    """Say where the data of a run are now: ``arguments`` may have root, file, mirror and download.
-
-    Raises:
-        ConfigError: if the data have no such setting, or only the run names where to download to.
-    """
-    given = vars(arguments)
-    if given.get("download") and given.get("root") is None and not given.get("trust"):
-        raise ConfigError(
-            "--download: needs --data-root DIR, the folder to download to; the run directory may "
-            "be somebody else's, and then its folder is too"
-        )
-    for name in ("root", "file", "mirror", "download"):
-        value = getattr(arguments, name, None)
-        if value is None:
-            continue
-        if not hasattr(data, name):
-            option = "--download" if name == "download" else f"--data-{name}"
-            raise ConfigError(f"{option}: {type(data).__name__} of this run has no such setting")
-        setattr(data, name, value)
-
-
 def read_saved_config(run_dir: Path) -> DictConfig:
     """The configuration of a run, with every text as it is.
 
@@ -113,13 +79,13 @@ def read_saved_config(run_dir: Path) -> DictConfig:
     return cfg
 
 
-def read_saved_group(run_dir: Path, key: str) -> DictConfig:
-    """One group of the saved configuration, such as ``data``.
+def group_of(cfg: DictConfig, key: str) -> DictConfig:
+    """One group of a saved configuration, such as ``data``.
 
     Raises:
         ConfigError: if it is not there.
     """
-    group = read_saved_config(run_dir).get(key)
+    group = cfg.get(key)
     if not isinstance(group, DictConfig):
-        raise ConfigError(f"{run_dir}/config.yaml is damaged: {key} must be a group of keys")
+        raise ConfigError(f"config.yaml is damaged: {key} must be a group of keys")
     return group
