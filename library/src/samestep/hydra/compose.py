@@ -34,10 +34,10 @@ from samestep.hydra.folder import configs_folder
 from samestep.hydra.schema import (
     LAID_OVER,
     NO_GROUPS,
-    Comparison,
-    Fault,
     choices_of,
+    compare,
     flatten,
+    is_below,
     no_such_choice,
 )
 from samestep.ranks.secrets import hide_assigned
@@ -203,13 +203,16 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
     # A choice of a file sets no key itself.
     pairs = zip(overrides, rewritten, strict=True)
     typed = [o.key_or_group for o, text in pairs if text.startswith(("++", "~"))]
-    _leave_out_keys_of_other_clusters(cfg, reference, choices, typed, configs)
-
     project_rules = rules.load_project_rules(cfg.rules)
     added = [o.key_or_group for o in overrides if o.is_add() or o.is_force_add()]
-    faults = Comparison(cfg, reference, groups, project_rules, added).faults()
-    _refuse_debug_mode_of_other_data(faults, choices, configs)
-    _refuse(f"{line}{_find_origin(key, choices, typed, configs)}" for key, line in faults)
+    faults = compare(cfg, reference, groups, project_rules, added)
+    if faults:
+        files = find_origins(choices, groups, configs)
+        for key in files.keys() & {key for key, _ in faults}:
+            # No file is named where an override of the key, of a node above or below it counts.
+            if any(is_below(key, [word]) or is_below(word, [key]) for word in typed):
+                del files[key]
+        _refuse(f"{line} ({files[key]})" if key in files else line for key, line in faults)
     _refuse([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
     _refuse(rules.choose_modes(cfg, {**rules.METRIC_MODES, **project_rules.metric_modes}))
 
@@ -256,48 +259,6 @@ def _compose_reference(choices: Mapping[str, Any], configs: Path) -> DictConfig:
         return hydra.compose("train", [f"{s}{line}" for s, line in zip(signs, lines, strict=True)])
 
 
-def _leave_out_keys_of_other_clusters(
-    cfg: DictConfig,
-    reference: DictConfig,
-    choices: Mapping[str, Any],
-    typed: Sequence[str],
-    configs: Path,
-) -> None:
-    """Remove keys of ``cluster`` that configs/local sets and only other clusters have.
-
-    One file serves all clusters of a machine: ``cluster.volume`` in it must not stop a run without
-    a cluster. A key that no cluster has stays, and is refused.
-    """
-    local = local_cluster_keys(choices, configs)
-    if not local:
-        return
-    files = (configs / "cluster").glob("*.yaml")
-    known = {key.split(".")[1] for file in files for key in _keys_of(file, "cluster")}
-    for key in local:
-        if key in known and key not in reference.cluster and f"cluster.{key}" not in typed:
-            with open_dict(cfg.cluster):
-                cfg.cluster.pop(key, None)
-
-
-def local_cluster_keys(choices: Mapping[str, Any], configs: Path | None = None) -> list[str]:
-    """The keys directly below ``cluster`` that the chosen files of configs/local set, sorted."""
-    keys = local_keys(choices, configs)
-    return sorted({key.split(".")[1] for key in keys if key.startswith("cluster.")})
-
-
-def local_keys(choices: Mapping[str, Any], configs: Path | None = None) -> list[str]:
-    """The full keys that the chosen files of configs/local set, sorted."""
-    files = local_files(choices, configs)
-    return sorted({key for file in files for key in _keys_of(file, "local")})
-
-
-def local_files(choices: Mapping[str, Any], configs: Path | None = None) -> list[Path]:
-    """The chosen files of configs/local: the settings of this machine."""
-    configs = configs or configs_folder()
-    files = [configs / "local" / f"{name}.yaml" for name in _names_of(choices.get("local"))]
-    return [file for file in files if file.exists()]
-
-
 def find_overridden(
     choices: Mapping[str, Any], typed: Sequence[str], configs: Path | None = None
 ) -> dict[str, str]:
@@ -312,13 +273,41 @@ def find_overridden(
         By full key, such as ``model.optimizer.lr`` or ``model`` for a choice of a file:
         ``configs/experiment/mine.yaml`` or ``the command line``.
     """
-    configs = configs or configs_folder()
-    found: dict[str, str] = {}
-    for group in LAID_OVER:
-        for name in _names_of(choices.get(group)):
-            found |= _set_by(group, name, configs)
     keys = [re.split("[=@]", word.lstrip("+~"))[0].replace("/", ".") for word in typed]
-    return found | dict.fromkeys(keys, "the command line")
+    files = find_origins(choices, LAID_OVER, configs or configs_folder())
+    return files | dict.fromkeys(keys, "the command line")
+
+
+def find_origins(
+    choices: Mapping[str, Any], groups: Iterable[str], configs: Path
+) -> dict[str, str]:
+    """The keys that the chosen files of these groups set, and the file whose value counts."""
+    found: dict[str, str] = {}
+    # What is laid over the others comes last.
+    for group in sorted(groups, key=lambda group: group in LAID_OVER):
+        choice = choices.get(group) or []
+        for name in [choice] if isinstance(choice, str) else choice:
+            found |= _keys_of(group, name, configs)
+    return found
+
+
+def _keys_of(group: str, name: str, configs: Path) -> dict[str, str]:
+    """The keys that one file sets, or a file of its group that it includes, and which of them."""
+    path, found = configs / group / f"{name}.yaml", dict[str, str]()
+    if not path.exists():
+        return found
+    node = OmegaConf.load(path)
+    assert isinstance(node, DictConfig)
+    keys = []
+    for entry in node.pop("defaults", None) or []:
+        if isinstance(entry, DictConfig):
+            keys += [str(key).split("/", 1)[-1].replace("/", ".") for key in entry]
+        elif entry != "_self_":
+            found |= _keys_of(group, str(entry), configs)
+    is_global = "@package _global_" in path.read_text()
+    prefix = "" if is_global else f"{group.replace('/', '.')}."
+    keys += [f"{prefix}{key}" for key in flatten(node)]
+    return found | dict.fromkeys(keys, f"configs/{group}/{name}.yaml")
 
 
 def find_callback(cfg: DictConfig, target: str) -> DictConfig | None:
@@ -339,68 +328,6 @@ def find_callback(cfg: DictConfig, target: str) -> DictConfig | None:
             if issubclass(get_object(node._target_), get_object(target)):
                 return node
     return None
-
-
-def _names_of(choice: Any) -> list[str]:
-    """The files that were chosen in a group: none, one, or several."""
-    if isinstance(choice, list):
-        return choice
-    return [choice] if choice else []
-
-
-def _set_by(group: str, name: str, configs: Path) -> dict[str, str]:
-    """The keys that one file sets, and those of the files of its group that it includes."""
-    file = configs / group / f"{name}.yaml"
-    if not file.exists():
-        return {}
-    found: dict[str, str] = {}
-    keys = _keys_of(file, group) - {"defaults"}
-    for entry in OmegaConf.select(OmegaConf.load(file), "defaults") or []:
-        if isinstance(entry, str) and entry != "_self_":
-            found |= _set_by(group, entry, configs)
-        elif isinstance(entry, DictConfig):
-            keys |= {str(key).split("/", 1)[-1].replace("/", ".") for key in entry}
-    return found | dict.fromkeys(keys, f"configs/{group}/{name}.yaml")
-
-
-def _refuse_debug_mode_of_other_data(
-    faults: Sequence[Fault], choices: Mapping[str, Any], configs: Path
-) -> None:
-    """Raise one error if the file of ``debug=`` sets keys that the chosen data do not have."""
-    mode, data = choices.get("debug"), choices.get("data")
-    file = configs / "debug" / f"{mode}.yaml"
-    if not file.exists():
-        return
-    set_keys = {key for key in _keys_of(file, "debug") if key.startswith("data.")}
-    unknown = [key for key, line in faults if key in set_keys and "no such key" in line]
-    if unknown:
-        raise ConfigError(
-            f"debug={mode}: sets {', '.join(unknown)}, which data={data} does not have; "
-            f"leave out debug={mode}, or choose the data that it is for"
-        )
-
-
-def _find_origin(key: str, choices: Mapping[str, Any], typed: Sequence[str], configs: Path) -> str:
-    """The chosen file that sets ``key``, in brackets; nothing if an override does."""
-    for override in typed:
-        if f"{key}.".startswith(f"{override}.") or f"{override}.".startswith(f"{key}."):
-            return ""
-    # What is laid over the others is asked first, because its value counts.
-    for group in sorted(choices, key=lambda group: group not in LAID_OVER):
-        for name in _names_of(choices[group]):
-            file = configs / group / f"{name}.yaml"
-            if file.exists() and key in _keys_of(file, group):
-                return f" (configs/{group}/{name}.yaml)"
-    return ""
-
-
-def _keys_of(file: Path, group: str) -> set[str]:
-    """The full keys that one file of configs/ sets."""
-    node = OmegaConf.load(file)
-    assert isinstance(node, DictConfig)
-    is_global = "@package _global_" in file.read_text()
-    prefix = "" if is_global else f"{group.replace('/', '.')}."
-    return {f"{prefix}{key}" for key in flatten(node)}
 
 
 def _refuse(faults: Iterable[str]) -> None:

@@ -18,7 +18,7 @@ from samestep.hydra.compose import check_all, find_callback, message_of
 from samestep.hydra.folder import configs_folder
 from samestep.hydra.rules import NAME
 from samestep.hydra.schema import no_such_choice
-from samestep.launch import local_settings, render
+from samestep.launch import render
 from samestep.launch.main import check_run, compose_run
 from samestep.ranks import environment
 
@@ -101,10 +101,9 @@ def read(words: Sequence[str]) -> Settings:
                 "where it reads metrics from copies: callbacks.artifacts.url=s3://bucket/runs"
             )
         # The manifests of a trial, as before a submit.
-        words = local_settings.to_overrides(overrides)
         with environment.exported({"RUN_ID": last}):
-            cfg = compose_run(words)
-            check_run("submit", cfg, render.render(cfg, words), words)
+            cfg = compose_run(overrides)
+            check_run("submit", cfg, render.render(cfg, overrides))
     from samestep.hydra.build import check_arguments
 
     for corner in corners:
