@@ -214,7 +214,6 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
                 del files[key]
         _refuse(f"{line} ({files[key]})" if key in files else line for key, line in faults)
     _refuse([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
-    _refuse(rules.choose_modes(cfg, {**rules.METRIC_MODES, **project_rules.metric_modes}))
 
     with open_dict(cfg):
         cfg.choices = choices
