@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse(argv)
     # These imports take seconds: wrong usage is reported before.
     from samestep.hydra.build import has_test
-    from samestep.hydra.evaluate import evaluate
+    from samestep.hydra.saved_run import evaluate
 
     model, data = options.load(arguments)
     split = arguments.split or ("test" if has_test(model, data) else "val")

@@ -64,7 +64,7 @@ def test_nan_is_null_in_json(
     digits_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {"test/loss": float("nan"), "test/accuracy": 0.5, "test/other": float("inf")}
-    monkeypatch.setattr("samestep.hydra.evaluate.evaluate", lambda *_: found)
+    monkeypatch.setattr("samestep.hydra.saved_run.evaluate", lambda *_: found)
     assert main([str(digits_run), "--format", "json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out) == {"test/loss": None, "test/accuracy": 0.5, "test/other": None}
@@ -75,7 +75,7 @@ def test_nan_is_null_in_json(
 def test_no_metrics_are_an_empty_table(
     digits_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("samestep.hydra.evaluate.evaluate", lambda *_: {})
+    monkeypatch.setattr("samestep.hydra.saved_run.evaluate", lambda *_: {})
     assert len(evaluated(capsys, digits_run).splitlines()) == 1
 
 

@@ -6,7 +6,7 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from samestep.hydra.evaluate import evaluate
+from samestep.hydra.saved_run import evaluate
 
 
 class TwoSets(L.LightningModule):

@@ -1,10 +1,14 @@
-"""Rebuild the model and the data of a run from its directory."""
+"""Rebuild the model and the data of a run from its directory, and test it again."""
 
 from pathlib import Path
 from typing import Any
 
+import lightning as L
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 
+from samestep.callbacks.exact import SeedSteps
+from samestep.callbacks.loggers import NoTracker
 from samestep.errors import ConfigError
 from samestep.hydra.build import build, set_precision
 from samestep.hydra.schema import escape
@@ -12,6 +16,7 @@ from samestep.hydra.targets import check_targets
 from samestep.run import checkpoint, directory
 from samestep.run.changes import read_config
 from samestep.run.checkpoint import CheckpointError
+from samestep.run.logs import mute_lightning
 
 
 def load_run(run_dir: Path, ckpt: str, package: str, *, trust: bool = False) -> tuple[Any, Any]:
@@ -66,6 +71,48 @@ def load_run(run_dir: Path, ckpt: str, package: str, *, trust: bool = False) -> 
             "checkpoint of this run, or use the other one with --ckpt"
         ) from error
     return model.eval(), data
+
+
+def evaluate(
+    model: Any, data: Any, run_dir: Path, split: str, accelerator: str
+) -> dict[str, float]:
+    """The metrics of one split, computed in one process over all its samples.
+
+    They equal those of the run to the last bit if the run had one process too, on the same machine
+    and kind of device, and left no samples out. Random numbers of the model are those of the run.
+
+    Args:
+        model: of the run, as ``load_run`` gives it.
+        data: of the run.
+        run_dir: directory of the run; its configuration says the precision.
+        split: test or val.
+        accelerator: auto, cpu or gpu.
+
+    Raises:
+        ConfigError: if this machine has no such accelerator, or the run has no such split.
+    """
+    mute_lightning()
+    cfg = read_saved_config(run_dir)
+    try:
+        trainer = L.Trainer(
+            accelerator=accelerator,
+            devices=1,
+            precision=group_of(cfg, "trainer").precision,
+            callbacks=[SeedSteps(cfg.seed)],
+            logger=NoTracker(run_dir),
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+    except MisconfigurationException as error:
+        raise ConfigError(f"--accelerator {accelerator}: {error}") from error
+    loop = trainer.test if split == "test" else trainer.validate
+    try:
+        loop(model, datamodule=data, verbose=False)
+    except MisconfigurationException as error:
+        raise ConfigError(f"--split {split}: {error}") from error
+    # As in metrics.json: what the loop returns has the figures of each loader apart.
+    return {name: value.item() for name, value in trainer.callback_metrics.items()}
 
 
 def read_saved_config(run_dir: Path) -> DictConfig:

@@ -169,8 +169,8 @@ def find_wrong_values(
             yield key, f"{key}={show(leaf.text)}: {why}"
         elif key in all_rules:
             must = what_rule_says(all_rules[key], key, value)
-        elif key in nodes or default is not None:
-            like = {} if key in nodes else resolve(default)
+        elif default is not None or key in nodes:
+            like = {} if default is None else resolve(default)
             if not is_like(value, like) and not (value is None and is_below(key, foreign)):
                 group = key.replace(".", "/")
                 hint = f"; a file is chosen by {group}=NAME" if group in groups else ""
