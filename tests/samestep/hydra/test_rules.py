@@ -1,9 +1,8 @@
 import pytest
-from omegaconf import OmegaConf
 
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
-from samestep.hydra.rules import RULES, find_unprintable
+from samestep.hydra.rules import RULES
 from samestep.hydra.schema import plain
 from samestep.spec import leaves
 
@@ -108,35 +107,3 @@ def test_the_largest_loss_or_error_is_never_the_best():
         assert fault(*typed) == line.format("best", monitor) + "mode=min"
     typed = ["callbacks=early_stopping", "callbacks.early_stopping.monitor=val/loss"]
     assert fault(*typed) == line.format("early_stopping", "val/loss") + "mode=min"
-
-
-CLUSTERS = ["slurm", "k8s", "swarm", "docker", "runai", "flyte", "kubeflow", "elastic"]
-
-
-@pytest.mark.parametrize("cluster", CLUSTERS)
-def test_no_text_of_a_cluster_is_more_than_one_line(cluster):
-    """In a batch script a shell would execute what comes after the newline."""
-    cfg = check([f"cluster={cluster}"])
-    for key, value in leaves(plain(cfg)).items():
-        group = key.split(".")[0]
-        if group not in ("cluster", "run_root", "run_dir") or not isinstance(value, str | None):
-            continue
-        if key.startswith("cluster.fixed."):  # whose names have dots; nothing is rendered from it
-            continue
-        for text in ("gpu\ntouch made", "12:00:00\n", "a\rb", "a\x1b[2Jb", "a\u2028b"):
-            evil = cfg.copy()
-            OmegaConf.update(evil, key, text)
-            lines = [*find_unprintable(evil)]
-            assert any(line.startswith(f"{key}=") for line in lines), key
-            assert all(line.isprintable() for line in lines)
-
-
-def test_a_block_of_yaml_is_refused_where_a_line_is_needed():
-    message = fault("cluster=slurm", "cluster.time='12:00:00\n'")
-    assert message == (
-        'cluster.time="12:00:00\\n": must be one line without control characters; in a YAML file '
-        "write it beside its key, without | or >"
-    )
-    assert "cluster.options[0]=" in fault("cluster=slurm", "cluster.options=['--qos=a\nrm x']")
-    assert "run_root=" in fault("run_root='a\nb'")
-    assert "a string" in fault("cluster=slurm", "cluster.partition={a: b}")

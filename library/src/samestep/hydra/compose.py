@@ -8,7 +8,6 @@ with a value of the same type. ``samestep.hydra.rules`` says what a type cannot 
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from hydra.errors import (
     OverrideParseException,
 )
 from hydra.types import RunMode
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -307,26 +305,6 @@ def _keys_of(group: str, name: str, configs: Path) -> dict[str, str]:
     prefix = "" if is_global else f"{group.replace('/', '.')}."
     keys += [f"{prefix}{key}" for key in flatten(node)]
     return found | dict.fromkeys(keys, f"configs/{group}/{name}.yaml")
-
-
-def find_callback(cfg: DictConfig, target: str) -> DictConfig | None:
-    """The first node of ``cfg.callbacks`` for this class or a subclass of it, under any name.
-
-    For programs that do not build the callbacks; those that do look at the objects. Only a class
-    that is not ours is imported.
-    """
-    nodes: list[DictConfig] = [n for n in (cfg.callbacks or {}).values() if "_target_" in n]
-    for node in nodes:
-        if node._target_ == target:
-            return node
-    for node in nodes:
-        if str(node._target_).startswith(("samestep.", "lightning.")):
-            continue
-        # ``build.check_arguments`` names a class that does not exist.
-        with suppress(Exception):
-            if issubclass(get_object(node._target_), get_object(target)):
-                return node
-    return None
 
 
 def _refuse(faults: Iterable[str]) -> None:

@@ -7,7 +7,6 @@ takes values of its default's type.
 """
 
 import importlib
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -195,7 +194,6 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
     entrypoints = cfg.cluster.get("entrypoint", {})  # only Slurm has several
     if entrypoints and cfg.cluster.container not in entrypoints:
         yield f"cluster.container={cfg.cluster.container}: must be one of {', '.join(entrypoints)}"
-    yield from find_unprintable(cfg)
     yield from find_wrong_modes(cfg)
     if Path.cwd().is_relative_to(Path(cfg.run_dir).resolve()):
         yield (
@@ -224,36 +222,6 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
             f"trainer.gradient_clip_val={cfg.trainer.gradient_clip_val}: fsdp clips only by value; "
             "add trainer.gradient_clip_algorithm=value"
         )
-
-
-def find_unprintable(cfg: DictConfig) -> Iterator[str]:
-    """A line for each text of a cluster, and each path of a run, that is more than one line.
-
-    They become lines of batch scripts. After a newline a shell would execute the rest, and a
-    comment with Slurm's options ends there.
-    """
-    places = {key: cfg[key] for key in ("run_root", "run_dir") if key in cfg}
-    parts = [("cluster", OmegaConf.to_container(cfg.cluster, resolve=True)), *places.items()]
-    for key, value in parts:
-        for path, text in find_texts(key, value):
-            if not text.isprintable():
-                yield (
-                    f"{path}={json.dumps(text)}: must be one line without control characters; in "
-                    "a YAML file write it beside its key, without | or >"
-                )
-
-
-def find_texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Each text in plain containers, also the keys, and where it is."""
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from find_texts(f"{key}[{index}]", item)
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield key, str(name)
-            yield from find_texts(f"{key}.{name}", item)
 
 
 def find_wrong_modes(cfg: DictConfig) -> Iterator[str]:

@@ -109,9 +109,16 @@ def compose_run(overrides: Sequence[str]) -> DictConfig:
 
 
 def compose_for_pods(overrides: Sequence[str]) -> DictConfig:
-    """Compose what the pods will compose: they do not have configs/local of this machine."""
+    """Compose what the pods will compose: they do not have configs/local of this machine.
+
+    Raises:
+        ConfigError: if the configuration is wrong, or a text of it would become lines of a script.
+    """
     has_local = (configs_folder() / "local").is_dir()
-    return compose([*overrides, "local=null"] if has_local else overrides)
+    cfg = compose([*overrides, "local=null"] if has_local else overrides)
+    if faults := [*render.find_unprintable(cfg)]:
+        raise ConfigError("\n".join(faults))
+    return cfg
 
 
 def print_documents(
