@@ -68,8 +68,8 @@ def compare(
     single = {key for key, leaf in defaults.items() if not isinstance(leaf.text, dict)}
     written = flatten(cfg, whole=single)
 
-    # ``samestep.hydra.build`` compares the arguments of some nodes with a signature instead: of
-    # those with another _target_ than the reference, which says nothing of them, all arguments.
+    # ``samestep.hydra.build`` compares the arguments of some nodes with a signature instead. Of
+    # those with another _target_ than its own the reference says nothing at all.
     targets = {key: str(leaf.text) for key, leaf in written.items() if key.endswith("._target_")}
     nodes = nodes_of(defaults)
     replaced, foreign = set(), set()
@@ -82,17 +82,18 @@ def compare(
         # Of another library: configs/ need not have all arguments, and keys may be left out.
         elif not target.startswith((*KEPT, *project_rules.targets)):
             foreign.add(node)
-    written = {key: leaf for key, leaf in written.items() if not is_below(key, replaced)}
+    compared = {key: leaf for key, leaf in written.items() if not is_below(key, replaced)}
     defaults = {key: leaf for key, leaf in defaults.items() if not is_below(key, replaced)}
+    all_rules = {**rules.RULES, **project_rules.rules}
+    all_rules = {key: rule for key, rule in all_rules.items() if not is_below(key, replaced)}
 
     own = [parent_of(key) for key in targets if targets[key].startswith(project_rules.targets)]
-    free = [key for key in written if key in added and parent_of(key) in own]
+    free = [key for key in compared if key in added and parent_of(key) in own]
     return [
-        *find_unknown_keys(written, defaults, groups, {*foreign, *free}),
-        *find_missing_keys(written, defaults, foreign),
-        *find_wrong_values(
-            written, defaults, groups, foreign, {**rules.RULES, **project_rules.rules}
-        ),
+        *find_unknown_keys(compared, defaults, groups, {*foreign, *free}),
+        *find_missing_keys(compared, defaults, foreign),
+        # Also below replaced nodes each value must be set, and each reference must lead somewhere.
+        *find_wrong_values(written, defaults, groups, foreign, all_rules),
     ]
 
 
