@@ -417,10 +417,10 @@ def check_signatures(node: DictConfig, key: str) -> None:
         if not callable(function):
             raise ConfigError(f"{path}._target_={target}: must be a class or a function")
         try:
-            parameters = inspect.signature(function).parameters.values()
+            signature = inspect.signature(function)
         except ValueError as error:
             raise ConfigError(f"{path}._target_={target}: does not say its arguments") from error
-        parameters = [parameter for parameter in parameters if parameter.name != "self"]
+        parameters = [one for name, one in signature.parameters.items() if name != "self"]
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             continue
         given = [str(name) for name in target_node if not str(name).startswith("_")]
