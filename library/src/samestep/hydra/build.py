@@ -3,7 +3,7 @@
 import inspect
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -88,7 +88,15 @@ def build_parts(cfg: DictConfig) -> Parts:
     """The objects; nothing is read yet."""
     check_arguments(cfg)
     module = model(cfg)
-    check_monitors(cfg, module)
+    # A model may name what it logs. Without that a validation batch finds a wrong monitor.
+    known = getattr(module, "metric_names", None)
+    for key, monitor in monitors_of(cfg):
+        if known is not None and monitor not in known:
+            near = nearest(monitor, known)
+            hint = f"did you mean {near}? " if near else ""
+            raise ConfigError(
+                f"{key}={monitor}: the model logs no such metric; {hint}It logs {', '.join(known)}"
+            )
     data = datamodule(cfg)
     owner = data or module  # Lightning does not ask the model where there is a DataModule
     if not is_overridden("train_dataloader", owner):
@@ -98,8 +106,8 @@ def build_parts(cfg: DictConfig) -> Parts:
         )
     history = History(cfg.run_dir)
     parts = Parts(module, data, trainer(cfg, history), history)
-    if cfg.trainer.num_sanity_val_steps is None and hasattr(module, "metric_names"):
-        parts.trainer.num_sanity_val_steps = 0  # its monitors are known to be right
+    if known is not None and cfg.trainer.num_sanity_val_steps is None:
+        parts.trainer.num_sanity_val_steps = 0
     return parts
 
 
@@ -116,7 +124,16 @@ def set_up_data(cfg: DictConfig, parts: Parts) -> None:
     parts.datamodule.trainer = parts.trainer
     with refusals("data"):
         parts.datamodule.setup("fit")
-        check_validation_interval(cfg, parts.datamodule)
+        interval = cfg.trainer.val_check_interval
+        if isinstance(interval, int) and cfg.trainer.check_val_every_n_epoch is not None:
+            # The length of a stream, or of several loaders, is not known.
+            with suppress(TypeError):
+                num_batches = len(parts.datamodule.train_dataloader())
+                if interval > num_batches:
+                    raise ConfigError(
+                        f"trainer.val_check_interval={interval}: must be at most the "
+                        f"{num_batches} batches of an epoch"
+                    )
         if has_test(parts.model, parts.datamodule):
             check_share_of_test(cfg, parts)
 
@@ -326,45 +343,11 @@ def refusals(key: str) -> Iterator[None]:
         raise ConfigError(message, on_all_ranks=True) from error
 
 
-def check_monitors(cfg: DictConfig, module: L.LightningModule) -> None:
-    """Compare each ``monitor`` with ``module.metric_names``, where the model says those.
-
-    Raises:
-        ConfigError: naming the metric and its nearest neighbour.
-    """
-    known = getattr(module, "metric_names", None)
-    if known is None:
-        return
-    for key, monitor in monitors_of(cfg):
-        if monitor not in known:
-            near = nearest(monitor, known)
-            hint = f"did you mean {near}? " if near else ""
-            raise ConfigError(
-                f"{key}={monitor}: the model logs no such metric; {hint}It logs {', '.join(known)}"
-            )
-
-
 def monitors_of(cfg: DictConfig) -> Iterator[tuple[str, str]]:
     """The key and the metric of each callback that monitors one."""
     for name, node in (cfg.callbacks or {}).items():
         if node.get("monitor") is not None:
             yield f"callbacks.{name}.monitor", str(node.monitor)
-
-
-def check_validation_interval(cfg: DictConfig, data: L.LightningDataModule) -> None:
-    """Raise a ConfigError if validation would come after more batches than an epoch has."""
-    interval = cfg.trainer.val_check_interval
-    if not isinstance(interval, int) or cfg.trainer.check_val_every_n_epoch is None:
-        return
-    try:
-        num_batches = len(data.train_dataloader())
-    except TypeError:
-        return  # a stream, or several loaders: their length is not known
-    if interval > num_batches:
-        raise ConfigError(
-            f"trainer.val_check_interval={interval}: must be at most the {num_batches} batches of "
-            "an epoch"
-        )
 
 
 def check_share_of_test(cfg: DictConfig, parts: Parts) -> None:
