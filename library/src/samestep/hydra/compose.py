@@ -40,12 +40,7 @@ from samestep.hydra.schema import (
 )
 from samestep.ranks.secrets import hide_assigned
 
-NEEDED = (
-    "data",
-    "model",
-    "trainer",
-    "cluster",
-)  # groups of which a run needs a file; data=null too
+NEEDED = ("data", "model", "trainer", "cluster")  # a run needs a file of each; data=null too
 OPTIONAL = ("callbacks", "logger")  # groups that may be empty: logger=null
 
 
@@ -205,12 +200,16 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
     added = [o.key_or_group for o in overrides if o.is_add() or o.is_force_add()]
     faults = compare(cfg, reference, groups, project_rules, added)
     if faults:
+        # Overrides count more than files: of the key, or of a node above or below it.
+        is_typed = {
+            key: any(is_below(key, [word]) or is_below(word, [key]) for word in typed)
+            for key, _ in faults
+        }
         files = find_origins(choices, groups, configs)
-        for key in files.keys() & {key for key, _ in faults}:
-            # No file is named where an override of the key, of a node above or below it counts.
-            if any(is_below(key, [word]) or is_below(word, [key]) for word in typed):
-                del files[key]
-        _refuse(f"{line} ({files[key]})" if key in files else line for key, line in faults)
+        _refuse(
+            f"{line} ({files[key]})" if key in files and not is_typed[key] else line
+            for key, line in faults
+        )
     _refuse([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
 
     with open_dict(cfg):
