@@ -4,6 +4,8 @@ python scripts/evaluate.py runs/mine
 python scripts/evaluate.py runs/mine --split val --ckpt last --format json
 """
 
+import json
+import math
 import sys
 from collections.abc import Sequence
 
@@ -21,18 +23,21 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse(argv)
     # These imports take seconds: wrong usage is reported before.
     from samestep.hydra.build import has_test
-    from samestep.hydra.evaluate import evaluate, find_unusable, to_json, to_table
+    from samestep.hydra.saved_run import evaluate
 
     model, data = options.load(arguments)
     split = arguments.split or ("test" if has_test(model, data) else "val")
     metrics = evaluate(model, data, arguments.run_dir, split, arguments.accelerator)
-    if unusable := find_unusable(metrics):
+    if unusable := [name for name, value in metrics.items() if not math.isfinite(value)]:
         print(f"warning: nan or infinite: {', '.join(unusable)}", file=sys.stderr)
     if arguments.format == "json":
-        print(to_json(metrics))
+        # JSON has no word for nan and infinity.
+        print(json.dumps({k: None if k in unusable else v for k, v in metrics.items()}, indent=2))
         return 0
     print(f"{arguments.run_dir}, {arguments.ckpt} checkpoint, {split}")
-    print(to_table(metrics))
+    width = max(map(len, metrics), default=0)
+    for name, value in metrics.items():
+        print(f"  {name:<{width}}  {value:.4f}")
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from samestep.command_line import Parser, call
+from samestep.errors import ConfigError
 from samestep.ranks import environment, process
 from samestep.run import record
 
@@ -48,12 +49,33 @@ def add_data_options(parser: Parser) -> None:
 def load(arguments: Any) -> tuple[Any, Any]:
     """Model and data of the run. The data come from where the options say."""
     from project import load_run
-    from samestep.hydra.saved_run import set_places  # imports torch
 
     arguments.ckpt = arguments.ckpt or record.tested_checkpoint(arguments.run_dir)
     model, data = load_run(arguments.run_dir, arguments.ckpt, trust=arguments.trust)
     set_places(data, arguments)
     return model, data
+
+
+def set_places(data: Any, arguments: Any) -> None:
+    """Say where the data of a run are now: ``arguments`` may have root, file, mirror and download.
+
+    Raises:
+        ConfigError: if the data have no such setting, or only the run names where to download to.
+    """
+    given = vars(arguments)
+    if given.get("download") and given.get("root") is None and not given.get("trust"):
+        raise ConfigError(
+            "--download: needs --data-root DIR, the folder to download to; the run directory may "
+            "be somebody else's, and then its folder is too"
+        )
+    for name in ("root", "file", "mirror", "download"):
+        value = getattr(arguments, name, None)
+        if value is None:
+            continue
+        if not hasattr(data, name):
+            option = "--download" if name == "download" else f"--data-{name}"
+            raise ConfigError(f"{option}: {type(data).__name__} of this run has no such setting")
+        setattr(data, name, value)
 
 
 def run(main: Callable[[Sequence[str]], int]) -> NoReturn:

@@ -27,13 +27,18 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("there is nothing to predict; name image files, or directories of them")
     if arguments.top < 1:
         raise ConfigError(f"--top {arguments.top}: must be a whole number, at least 1")
-    # This imports torch, which takes seconds: wrong usage is reported before.
+    # These import torch, which takes seconds: wrong usage is reported before.
+    import torch
+
     from project.predict import find_images, print_guesses
-    from samestep.hydra.saved_run import move_to
 
     files = find_images(arguments.files)
     model, data = options.load(arguments)
-    move_to(arguments.accelerator, model)
+    has_accelerator = torch.accelerator.is_available()
+    if arguments.accelerator == "gpu" and not has_accelerator:
+        raise ConfigError("--accelerator gpu: this machine has none; auto takes the CPU then")
+    if arguments.accelerator != "cpu" and has_accelerator:
+        model.to(torch.accelerator.current_accelerator())
     return print_guesses(model, data, files, arguments.top, arguments.format == "json")
 
 

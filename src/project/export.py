@@ -16,7 +16,7 @@ from project.data.datamodule import ImageDataModule
 from project.model.classifier import ImageClassifier
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.build import build
-from samestep.hydra.saved_run import read_saved_group
+from samestep.hydra.saved_run import group_of, read_saved_config
 
 NUM_IMAGES = 64  # test images on which the files are checked
 TOLERANCE = 1e-4  # of the largest logit: how far a logit may be from the original
@@ -67,7 +67,8 @@ def export_run(
     expected = compute_logits(nn.Sequential(data.normalize, model), raw.images)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=run_dir) as name:
         folder = Path(name)
-        write_weights(model.net, read_saved_group(run_dir, "model").net, data, folder)
+        cfg = group_of(read_saved_config(run_dir), "model")
+        write_weights(model.net, cfg.net, data, folder)
         write_program(model.net, data, folder)
 
         # Each file is read back, and must give the logits of the original.

@@ -5,9 +5,9 @@ nets, optimizers and schedules need no rule: their constructors refuse wrong val
 which ends the run before anything is written.
 
 Here are the rules that several tasks share. A task has its own in ``rules.py`` of its folder, such
-as ``data/rules.py`` for images: any of the names ``RULES``, ``MAY_CHANGE``, ``METRIC_MODES``,
-``contradictions`` and ``needed_files``. This file finds and joins them. None of these files imports
-torch, because help and errors are quick.
+as ``data/rules.py`` for images: any of the names ``RULES``, ``MAY_CHANGE``, ``contradictions`` and
+``needed_files``. This file finds and joins them. None of these files imports torch, because help
+and errors are quick.
 """
 
 import importlib
@@ -36,13 +36,9 @@ RULES: dict[str, Rule] = {
 # Patterns of keys that may have another value when a run continues.
 MAY_CHANGE: list[str] = [r"data\.num_workers"]
 
-# Whether less (min) or more (max) of a metric is better.
-METRIC_MODES = {"accuracy": "max"}
-
 for task in TASKS:
     RULES |= getattr(task, "RULES", {})
     MAY_CHANGE += getattr(task, "MAY_CHANGE", [])
-    METRIC_MODES |= getattr(task, "METRIC_MODES", {})
 
 
 def contradictions(cfg: DictConfig) -> Iterator[str]:

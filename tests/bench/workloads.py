@@ -40,7 +40,7 @@ ADAM = [
 MNIST = ["data=mnist", "model=mlp", "data.global_batch_size=128", "+data.source.shape=[1,28,28]"]
 CIFAR = ["data=cifar10", "data.global_batch_size=256", "+data.source.shape=[3,32,32]"]
 CNN = ["model=cnn", "model.net.channels=[6,16]"]  # the net of guide D
-LINEAR = [*CPU, "callbacks.best.monitor=train/loss"]
+LINEAR = [*CPU, "callbacks.best.monitor=train/loss", "callbacks.best.mode=min"]
 TASKS = {
     "linear": Task(LINEAR, 4),
     "growth": Task(LINEAR, 51),

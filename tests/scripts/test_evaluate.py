@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
-from samestep.hydra.evaluate import find_unusable, to_json, to_table
 from scripts.evaluate import main
 from tests.conftest import NO_PICTURES, QUICK, run
 
@@ -61,12 +60,23 @@ def test_the_table_names_run_checkpoint_split_and_metrics(
     assert dict(line.split() for line in lines) == {k: f"{v:.4f}" for k, v in found.items()}
 
 
-def test_nan_is_null_in_json() -> None:
+def test_nan_is_null_in_json(
+    digits_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = {"test/loss": float("nan"), "test/accuracy": 0.5, "test/other": float("inf")}
-    expected = {"test/loss": None, "test/accuracy": 0.5, "test/other": None}
-    assert json.loads(to_json(found)) == expected
-    assert to_table(found).splitlines()[0].split() == ["test/loss", "nan"]
-    assert find_unusable(found) == ["test/loss", "test/other"]
+    monkeypatch.setattr("samestep.hydra.saved_run.evaluate", lambda *_: found)
+    assert main([str(digits_run), "--format", "json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"test/loss": None, "test/accuracy": 0.5, "test/other": None}
+    assert said.err == "warning: nan or infinite: test/loss, test/other\n"
+    assert evaluated(capsys, digits_run).splitlines()[1].split() == ["test/loss", "nan"]
+
+
+def test_no_metrics_are_an_empty_table(
+    digits_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("samestep.hydra.saved_run.evaluate", lambda *_: {})
+    assert len(evaluated(capsys, digits_run).splitlines()) == 1
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without accelerator")

@@ -20,8 +20,6 @@ RULES: dict[str, Rule] = {
 # The file may be elsewhere when a run continues: its text is compared by a digest.
 MAY_CHANGE = [r"data\.file", r"callbacks\.samples(\..+)?"]
 
-METRIC_MODES = {"bits": "min"}
-
 
 def needed_files(cfg: DictConfig) -> list[str]:
     """The file with the text, if the user has named one."""

@@ -106,7 +106,8 @@ def test_names_of_arguments_may_be_numbers(compose):
     assert slower.scheduling == {0: 1, 1: 3}
 
 
-OWN_LOADERS = ["data=null", "model=skeleton", "callbacks.best.monitor=val/loss"]
+LOSS = ["callbacks.best.monitor=val/loss", "callbacks.best.mode=min"]
+OWN_LOADERS = ["data=null", "model=skeleton", *LOSS]
 
 
 def test_a_model_may_have_the_loaders():

@@ -8,12 +8,13 @@ from samestep.hydra.compose import check
 from samestep.run.checkpoint import load
 
 KEY = "callbacks.best.monitor"
+MIN = "callbacks.best.mode=min"
 
 
 def test_a_model_that_names_its_metrics_needs_no_validation_before():
     trainer = build.build_parts(check(["run_id=test"])).trainer
     assert trainer.num_sanity_val_steps == 0
-    cfg = check(["run_id=test", "data=skeleton", "model=skeleton", f"{KEY}=val/loss"])
+    cfg = check(["run_id=test", "data=skeleton", "model=skeleton", f"{KEY}=val/loss", MIN])
     assert build.build_parts(cfg).trainer.num_sanity_val_steps == 1
     cfg.trainer.num_sanity_val_steps = 0
     assert build.build_parts(cfg).trainer.num_sanity_val_steps == 0

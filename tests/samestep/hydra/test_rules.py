@@ -1,9 +1,8 @@
 import pytest
-from omegaconf import OmegaConf
 
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
-from samestep.hydra.rules import RULES, find_unprintable
+from samestep.hydra.rules import RULES
 from samestep.hydra.schema import plain
 from samestep.spec import leaves
 
@@ -31,7 +30,7 @@ def fault(*overrides):
         ("trainer.limit_train_batches", [None, 1, 3, 0.5, 1.0], [0, 0.0, 1.5, -1, "3"]),
         ("trainer.max_time", [None, "00:12:00:00"], ["abc", 5, "1:2"]),
         ("trainer.overfit_batches", [], [0.0, 1, 0.5]),
-        ("trainer.enable_checkpointing", [True], [False, None]),
+        ("trainer.enable_checkpointing", [], [True, False, None]),
         ("trainer.fast_dev_run", [True, False, 5], [0, "yes"]),
         ("trainer.val_check_interval", [None, 1, 100, 0.5, 1.0], [0, 0.0, 1.5]),
         ("trainer.gradient_clip_val", [None, 0.5], [0, -1]),
@@ -85,65 +84,26 @@ def test_fsdp_needs_gpus():
 def test_rules_are_those_of_the_module_that_the_configuration_names():
     assert fault("rules=no.module").startswith("rules=no.module: No module named 'no'; it must be")
     assert "has no attribute 'RULES'" in fault("rules=json")
-    no_rules = ["rules=null", "callbacks.best.mode=max"]
-    assert check([*no_rules, "data.num_channels=0"]).data.num_channels == 0
+    assert check(["rules=null", "data.num_channels=0"]).data.num_channels == 0
 
 
 @pytest.mark.parametrize(
-    ("overrides", "modes"),
+    "overrides",
     [
-        ([], {"best": "max"}),
-        (["callbacks.best.monitor=val/loss"], {"best": "min"}),
-        (["callbacks.best.monitor=val_loss", "callbacks.best.mode=min"], {"best": "min"}),
-        (["callbacks.best.monitor=val/f1", "callbacks.best.mode=max"], {"best": "max"}),
-        (
-            ["callbacks=early_stopping", "callbacks.early_stopping.monitor=val/error_rate"],
-            {"best": "max", "early_stopping": "min"},
-        ),
+        ["callbacks.best.monitor=val/loss", "callbacks.best.mode=min"],
+        ["callbacks.best.monitor=val/glossy"],
+        ["callbacks.best.monitor=null"],
+        ["callbacks=early_stopping", "callbacks.best.monitor=val_loss", "callbacks.best.mode=min"],
     ],
 )
-def test_the_mode_follows_the_metric(overrides: list[str], modes: dict[str, str]):
-    callbacks = check(overrides).callbacks
-    assert {name: callbacks[name].mode for name in callbacks if "mode" in callbacks[name]} == modes
+def test_a_mode_that_may_be_right_is_accepted(overrides: list[str]):
+    check(overrides)
 
 
-def test_a_mode_that_is_not_known_or_not_right_is_refused():
-    assert fault("callbacks.best.monitor=val/f1") == (
-        "callbacks.best.mode=auto: it is not known whether less or more of val/f1 is better; "
-        "correct callbacks.best.monitor, or set callbacks.best.mode=min or max"
-    )
-    assert fault("callbacks.best.monitor=val/loss", "callbacks.best.mode=max") == (
-        "callbacks.best.mode=max: but of val/loss less is better; set callbacks.best.mode=auto"
-    )
-
-
-CLUSTERS = ["slurm", "k8s", "swarm", "docker", "runai", "flyte", "kubeflow", "elastic"]
-
-
-@pytest.mark.parametrize("cluster", CLUSTERS)
-def test_no_text_of_a_cluster_is_more_than_one_line(cluster):
-    """In a batch script a shell would execute what comes after the newline."""
-    cfg = check([f"cluster={cluster}"])
-    for key, value in leaves(plain(cfg)).items():
-        group = key.split(".")[0]
-        if group not in ("cluster", "run_root", "run_dir") or not isinstance(value, str | None):
-            continue
-        if key.startswith("cluster.fixed."):  # whose names have dots; nothing is rendered from it
-            continue
-        for text in ("gpu\ntouch made", "12:00:00\n", "a\rb", "a\x1b[2Jb", "a\u2028b"):
-            evil = cfg.copy()
-            OmegaConf.update(evil, key, text)
-            lines = [*find_unprintable(evil)]
-            assert any(line.startswith(f"{key}=") for line in lines), key
-            assert all(line.isprintable() for line in lines)
-
-
-def test_a_block_of_yaml_is_refused_where_a_line_is_needed():
-    message = fault("cluster=slurm", "cluster.time='12:00:00\n'")
-    assert message == (
-        'cluster.time="12:00:00\\n": must be one line without control characters; in a YAML file '
-        "write it beside its key, without | or >"
-    )
-    assert "cluster.options[0]=" in fault("cluster=slurm", "cluster.options=['--qos=a\nrm x']")
-    assert "run_root=" in fault("run_root='a\nb'")
-    assert "a string" in fault("cluster=slurm", "cluster.partition={a: b}")
+def test_the_largest_loss_or_error_is_never_the_best():
+    line = "callbacks.{0}.mode=max: of callbacks.{0}.monitor={1} less is better; set callbacks.{0}."
+    for monitor in ("val/loss", "val_error_rate"):
+        typed = ["callbacks=early_stopping", f"callbacks.best.monitor={monitor}"]
+        assert fault(*typed) == line.format("best", monitor) + "mode=min"
+    typed = ["callbacks=early_stopping", "callbacks.early_stopping.monitor=val/loss"]
+    assert fault(*typed) == line.format("early_stopping", "val/loss") + "mode=min"

@@ -7,8 +7,12 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from samestep.errors import ConfigError
 from samestep.hydra.compose import check
+from samestep.hydra.schema import plain
 from samestep.launch import render
+from samestep.launch.main import compose_for_pods
+from samestep.spec import leaves
 from tests.conftest import ROOT, environment
 
 OVERRIDES = ["cluster=k8s", "trainer.num_nodes=2", "trainer.devices=2"]
@@ -112,3 +116,40 @@ def test_rendering_needs_no_torch_and_no_network():
         check=True,
     )
     assert result.stdout.splitlines()[-1] == "[0, False]"
+
+
+CLUSTERS = ["slurm", "k8s", "swarm", "docker", "runai", "flyte", "kubeflow", "elastic"]
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_no_text_of_a_cluster_is_more_than_one_line(cluster):
+    """In a batch script a shell would execute what comes after the newline."""
+    cfg = check([f"cluster={cluster}"])
+    for key, value in leaves(plain(cfg)).items():
+        group = key.split(".")[0]
+        if group not in ("cluster", "run_root", "run_dir") or not isinstance(value, str | None):
+            continue
+        if key.startswith("cluster.fixed."):  # whose names have dots; nothing is rendered from it
+            continue
+        for text in ("gpu\ntouch made", "12:00:00\n", "a\rb", "a\x1b[2Jb", "a\u2028b"):
+            evil = cfg.copy()
+            OmegaConf.update(evil, key, text)
+            lines = [*render.find_unprintable(evil)]
+            assert any(line.startswith(f"{key}=") for line in lines), key
+            assert all(line.isprintable() for line in lines)
+
+
+def test_a_block_of_yaml_is_refused_where_a_line_is_needed():
+    def fault(*words: str) -> str:
+        with pytest.raises(ConfigError) as error:
+            compose_for_pods(words)
+        return str(error.value)
+
+    message = fault("cluster=slurm", "cluster.time='12:00:00\n'")
+    assert message == (
+        'cluster.time="12:00:00\\n": must be one line without control characters; in a YAML file '
+        "write it beside its key, without | or >"
+    )
+    assert "cluster.options[0]=" in fault("cluster=slurm", "cluster.options=['--qos=a\nrm x']")
+    assert "run_root=" in fault("run_root='a\nb'")
+    assert "a string" in fault("cluster=slurm", "cluster.partition={a: b}")

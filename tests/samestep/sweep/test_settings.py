@@ -26,7 +26,7 @@ REJECTED = [
     ("sweep=digits_lr model.label_smoothing=interval(0,1.5)", "must be a number at least 0 and b"),
     (f"sweep=digits_lr {LR}r=interval(0,1)", f"{LR}r"),
     (
-        "sweep=digits_lr callbacks.best.monitor=choice(val/loss,val/accuracy)",
+        "sweep=digits_lr callbacks.best.monitor=choice(val/recall,val/accuracy)",
         "by the one metric of BestCheckpoint",
     ),
     ("sweep=digits_lr ~callbacks.best", "a search compares trials by the one metric of Best"),

@@ -6,7 +6,7 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
-from samestep.hydra.evaluate import evaluate, to_table
+from samestep.hydra.saved_run import evaluate
 
 
 class TwoSets(L.LightningModule):
@@ -36,7 +36,3 @@ def test_figures_of_all_loaders_are_there_and_repeat(tmp_path: Path):
     assert figures[0][second] - figures[0][first] != 10
     (tmp_path / "config.yaml").write_text("seed: 2\ntrainer: {precision: 32-true}\n")
     assert evaluate(TwoSets(), None, tmp_path, "test", "cpu") != figures[0]
-
-
-def test_a_test_that_logs_nothing_has_an_empty_table():
-    assert to_table({}) == ""

@@ -15,7 +15,7 @@ import yaml
 from project import load_run
 from project.train import train
 from samestep.hydra.compose import check
-from samestep.hydra.evaluate import evaluate
+from samestep.hydra.saved_run import evaluate
 from samestep.run.summary import summarize
 from tests.conftest import CONFIGS, NO_PICTURES, QUICK
 

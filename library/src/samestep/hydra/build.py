@@ -1,16 +1,13 @@
 """From the configuration to objects: the only place where Hydra's ``_target_`` is called."""
 
-import difflib
 import inspect
 import logging
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import lightning as L
-import torch
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -27,14 +24,13 @@ from lightning.pytorch.strategies import (
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 from torch.nn.parallel import DistributedDataParallel
-from torch.overrides import TorchFunctionMode
 
 from samestep.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.supported import check_supported
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.adapter import spec_of
-from samestep.hydra.schema import escape
+from samestep.hydra.schema import escape, nearest
 from samestep.ranks import environment
 from samestep.ranks.process_group import (
     UnequalNodesDDP,
@@ -92,13 +88,26 @@ def build_parts(cfg: DictConfig) -> Parts:
     """The objects; nothing is read yet."""
     check_arguments(cfg)
     module = model(cfg)
-    check_monitors(cfg, module)
+    # A model may name what it logs. Without that a validation batch finds a wrong monitor.
+    known = getattr(module, "metric_names", None)
+    for key, monitor in monitors_of(cfg):
+        if known is not None and monitor not in known:
+            near = nearest(monitor, known)
+            hint = f"did you mean {near}? " if near else ""
+            raise ConfigError(
+                f"{key}={monitor}: the model logs no such metric; {hint}It logs {', '.join(known)}"
+            )
     data = datamodule(cfg)
-    check_loaders(module, data)
+    owner = data or module  # Lightning does not ask the model where there is a DataModule
+    if not is_overridden("train_dataloader", owner):
+        hint = "" if data is None else ", or data=null for the loaders of the model"
+        raise ConfigError(
+            f"data: {type(owner).__name__} has no train_dataloader; choose data=NAME{hint}"
+        )
     history = History(cfg.run_dir)
     parts = Parts(module, data, trainer(cfg, history), history)
-    if cfg.trainer.num_sanity_val_steps is None and hasattr(module, "metric_names"):
-        parts.trainer.num_sanity_val_steps = 0  # its monitors are known to be right
+    if known is not None and cfg.trainer.num_sanity_val_steps is None:
+        parts.trainer.num_sanity_val_steps = 0
     return parts
 
 
@@ -115,15 +124,23 @@ def set_up_data(cfg: DictConfig, parts: Parts) -> None:
     parts.datamodule.trainer = parts.trainer
     with refusals("data"):
         parts.datamodule.setup("fit")
-        check_validation_interval(cfg, parts.datamodule)
+        interval = cfg.trainer.val_check_interval
+        if isinstance(interval, int) and cfg.trainer.check_val_every_n_epoch is not None:
+            # The length of a stream, or of several loaders, is not known.
+            with suppress(TypeError):
+                num_batches = len(parts.datamodule.train_dataloader())
+                if interval > num_batches:
+                    raise ConfigError(
+                        f"trainer.val_check_interval={interval}: must be at most the "
+                        f"{num_batches} batches of an epoch"
+                    )
         if has_test(parts.model, parts.datamodule):
             check_share_of_test(cfg, parts)
 
 
 def model(cfg: DictConfig) -> L.LightningModule:
     """The LightningModule of ``cfg.model``."""
-    with MemoryLimit("model"):
-        module = build(cfg.model, "model")
+    module = build(cfg.model, "model")
     if not isinstance(module, L.LightningModule):
         raise ConfigError(f"model._target_={cfg.model._target_}: must be a LightningModule")
     set_precision(module, cfg.trainer.precision)
@@ -160,16 +177,6 @@ def has_test(module: L.LightningModule, data: L.LightningDataModule | None) -> b
     """
     has_data = is_overridden("test_dataloader", data or module)
     return bool(is_overridden("test_step", module) and has_data)
-
-
-def check_loaders(module: L.LightningModule, data: L.LightningDataModule | None) -> None:
-    """Raise a ConfigError if there are no data to train on."""
-    owner = data or module  # Lightning does not ask the model where there is a DataModule
-    if not is_overridden("train_dataloader", owner):
-        hint = "" if data is None else ", or data=null for the loaders of the model"
-        raise ConfigError(
-            f"data: {type(owner).__name__} has no train_dataloader; choose data=NAME{hint}"
-        )
 
 
 def trainer(cfg: DictConfig, history: History) -> L.Trainer:
@@ -322,71 +329,18 @@ def refusals(key: str) -> Iterator[None]:
     except MisconfigurationException as error:
         raise ConfigError(f"{key}: {error}") from error
     except RuntimeError as error:
-        refusal = refusal_of(error)
-        if refusal is None:
+        # These two all ranks raise, and the user can set what they are about.
+        text = str(error)
+        if text.startswith("Early stopping conditioned on metric"):
+            message = f"callbacks.early_stopping.monitor: {text}"
+        elif "parameters that were not used in producing" in text:
+            message = (
+                "trainer.strategy: a step leaves some parameters of the model without a gradient, "
+                "and DDP waits for them; use trainer.strategy=ddp_find_unused_parameters_true"
+            )
+        else:
             raise
-        raise refusal from error
-
-
-def refusal_of(error: RuntimeError) -> ConfigError | None:
-    """What the user can set, if this is an error of Lightning or DDP that all ranks raise."""
-    text = str(error)
-    # EarlyStopping raises this when the model does not log its metric.
-    if text.startswith("Early stopping conditioned on metric"):
-        return ConfigError(f"callbacks.early_stopping.monitor: {text}", on_all_ranks=True)
-    if "parameters that were not used in producing" in text:
-        return ConfigError(
-            "trainer.strategy: a step leaves some parameters of the model without a gradient, and "
-            "DDP waits for them; use trainer.strategy=ddp_find_unused_parameters_true",
-            on_all_ranks=True,
-        )
-    return None
-
-
-class MemoryLimit(TorchFunctionMode):
-    """Refuses a model that cannot fit into memory before its first huge tensor is made.
-
-    Without it a mistyped width fills the memory for minutes, and then the kernel ends the process.
-    """
-
-    def __init__(self, key: str) -> None:
-        super().__init__()
-        self.key = key
-        self.wanted = 0
-        self.limit = environment.memory_bytes()
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Count what ``torch.empty`` is asked for: layers make their weights with it."""
-        kwargs = kwargs or {}
-        if function is torch.empty:
-            shape = kwargs.get("size", args[0] if args and not isinstance(args[0], int) else args)
-            self.wanted += 4 * math.prod(shape)
-        if self.wanted > self.limit:
-            raise ConfigError(
-                f"{self.key}: its weights would take {self.wanted / 2**30:,.0f} GiB, and this "
-                f"machine has {self.limit / 2**30:,.0f} GiB of memory; choose smaller layers"
-            )
-        return function(*args, **kwargs)
-
-
-def check_monitors(cfg: DictConfig, module: L.LightningModule) -> None:
-    """Compare each ``monitor`` with ``module.metric_names``, where the model says those.
-
-    Raises:
-        ConfigError: naming the metric and its nearest neighbour.
-    """
-    known = getattr(module, "metric_names", None)
-    if known is None:
-        return
-    for key, monitor in monitors_of(cfg):
-        if monitor not in known:
-            near = difflib.get_close_matches(monitor, known, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(
-                f"{key}={monitor}: the model logs no such metric; {hint}It logs {', '.join(known)}"
-            )
+        raise ConfigError(message, on_all_ranks=True) from error
 
 
 def monitors_of(cfg: DictConfig) -> Iterator[tuple[str, str]]:
@@ -394,22 +348,6 @@ def monitors_of(cfg: DictConfig) -> Iterator[tuple[str, str]]:
     for name, node in (cfg.callbacks or {}).items():
         if node.get("monitor") is not None:
             yield f"callbacks.{name}.monitor", str(node.monitor)
-
-
-def check_validation_interval(cfg: DictConfig, data: L.LightningDataModule) -> None:
-    """Raise a ConfigError if validation would come after more batches than an epoch has."""
-    interval = cfg.trainer.val_check_interval
-    if not isinstance(interval, int) or cfg.trainer.check_val_every_n_epoch is None:
-        return
-    try:
-        num_batches = len(data.train_dataloader())
-    except TypeError:
-        return  # a stream, or several loaders: their length is not known
-    if interval > num_batches:
-        raise ConfigError(
-            f"trainer.val_check_interval={interval}: must be at most the {num_batches} batches of "
-            "an epoch"
-        )
 
 
 def check_share_of_test(cfg: DictConfig, parts: Parts) -> None:
@@ -455,7 +393,17 @@ def check_signatures(node: DictConfig, key: str) -> None:
     """Compare the arguments below ``node`` with what their constructors take."""
     for path, target_node in find_targets(node, key):
         target = str(target_node._target_)
-        parameters = parameters_of(target, path)
+        try:
+            function = get_object(target)
+        except Exception as error:
+            raise ConfigError(f"{path}._target_={target}: there is no such object") from error
+        if not callable(function):
+            raise ConfigError(f"{path}._target_={target}: must be a class or a function")
+        try:
+            signature = inspect.signature(function)
+        except ValueError as error:
+            raise ConfigError(f"{path}._target_={target}: does not say its arguments") from error
+        parameters = [one for name, one in signature.parameters.items() if name != "self"]
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             continue
         given = [str(name) for name in target_node if not str(name).startswith("_")]
@@ -469,27 +417,12 @@ def check_signatures(node: DictConfig, key: str) -> None:
             raise ConfigError(f"{path}: {target} needs a value for {', '.join(missing)}")
 
 
-def parameters_of(target: str, path: str) -> list[inspect.Parameter]:
-    """The parameters of the function or class ``target``."""
-    try:
-        function = get_object(target)
-    except Exception as error:
-        raise ConfigError(f"{path}._target_={target}: there is no such object") from error
-    if not callable(function):
-        raise ConfigError(f"{path}._target_={target}: must be a class or a function")
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError as error:
-        raise ConfigError(f"{path}._target_={target}: does not say its arguments") from error
-    return [parameter for parameter in parameters if parameter.name != "self"]
-
-
 def check_names(given: list[str], names: list[str], path: str, target: str) -> None:
     """Raise a ConfigError for the first given argument that ``target`` does not take."""
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            near = nearest(name, names)
+            hint = f"did you mean {near}? " if near else ""
             raise ConfigError(
                 f"{path}.{name}: {target} takes no argument {name!r}; {hint}"
                 f"It takes {', '.join(names)}"

@@ -8,7 +8,6 @@ with a value of the same type. ``samestep.hydra.rules`` says what a type cannot 
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from hydra.errors import (
     OverrideParseException,
 )
 from hydra.types import RunMode
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -34,20 +32,15 @@ from samestep.hydra.folder import configs_folder
 from samestep.hydra.schema import (
     LAID_OVER,
     NO_GROUPS,
-    Comparison,
-    Fault,
     choices_of,
+    compare,
     flatten,
+    is_below,
     no_such_choice,
 )
 from samestep.ranks.secrets import hide_assigned
 
-NEEDED = (
-    "data",
-    "model",
-    "trainer",
-    "cluster",
-)  # groups of which a run needs a file; data=null too
+NEEDED = ("data", "model", "trainer", "cluster")  # a run needs a file of each; data=null too
 OPTIONAL = ("callbacks", "logger")  # groups that may be empty: logger=null
 
 
@@ -203,15 +196,21 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
     # A choice of a file sets no key itself.
     pairs = zip(overrides, rewritten, strict=True)
     typed = [o.key_or_group for o, text in pairs if text.startswith(("++", "~"))]
-    _leave_out_keys_of_other_clusters(cfg, reference, choices, typed, configs)
-
     project_rules = rules.load_project_rules(cfg.rules)
     added = [o.key_or_group for o in overrides if o.is_add() or o.is_force_add()]
-    faults = Comparison(cfg, reference, groups, project_rules, added).faults()
-    _refuse_debug_mode_of_other_data(faults, choices, configs)
-    _refuse(f"{line}{_find_origin(key, choices, typed, configs)}" for key, line in faults)
+    faults = compare(cfg, reference, groups, project_rules, added)
+    if faults:
+        # Overrides count more than files: of the key, or of a node above or below it.
+        is_typed = {
+            key: any(is_below(key, [word]) or is_below(word, [key]) for word in typed)
+            for key, _ in faults
+        }
+        files = find_origins(choices, groups, configs)
+        _refuse(
+            f"{line} ({files[key]})" if key in files and not is_typed[key] else line
+            for key, line in faults
+        )
     _refuse([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
-    _refuse(rules.choose_modes(cfg, {**rules.METRIC_MODES, **project_rules.metric_modes}))
 
     with open_dict(cfg):
         cfg.choices = choices
@@ -256,48 +255,6 @@ def _compose_reference(choices: Mapping[str, Any], configs: Path) -> DictConfig:
         return hydra.compose("train", [f"{s}{line}" for s, line in zip(signs, lines, strict=True)])
 
 
-def _leave_out_keys_of_other_clusters(
-    cfg: DictConfig,
-    reference: DictConfig,
-    choices: Mapping[str, Any],
-    typed: Sequence[str],
-    configs: Path,
-) -> None:
-    """Remove keys of ``cluster`` that configs/local sets and only other clusters have.
-
-    One file serves all clusters of a machine: ``cluster.volume`` in it must not stop a run without
-    a cluster. A key that no cluster has stays, and is refused.
-    """
-    local = local_cluster_keys(choices, configs)
-    if not local:
-        return
-    files = (configs / "cluster").glob("*.yaml")
-    known = {key.split(".")[1] for file in files for key in _keys_of(file, "cluster")}
-    for key in local:
-        if key in known and key not in reference.cluster and f"cluster.{key}" not in typed:
-            with open_dict(cfg.cluster):
-                cfg.cluster.pop(key, None)
-
-
-def local_cluster_keys(choices: Mapping[str, Any], configs: Path | None = None) -> list[str]:
-    """The keys directly below ``cluster`` that the chosen files of configs/local set, sorted."""
-    keys = local_keys(choices, configs)
-    return sorted({key.split(".")[1] for key in keys if key.startswith("cluster.")})
-
-
-def local_keys(choices: Mapping[str, Any], configs: Path | None = None) -> list[str]:
-    """The full keys that the chosen files of configs/local set, sorted."""
-    files = local_files(choices, configs)
-    return sorted({key for file in files for key in _keys_of(file, "local")})
-
-
-def local_files(choices: Mapping[str, Any], configs: Path | None = None) -> list[Path]:
-    """The chosen files of configs/local: the settings of this machine."""
-    configs = configs or configs_folder()
-    files = [configs / "local" / f"{name}.yaml" for name in _names_of(choices.get("local"))]
-    return [file for file in files if file.exists()]
-
-
 def find_overridden(
     choices: Mapping[str, Any], typed: Sequence[str], configs: Path | None = None
 ) -> dict[str, str]:
@@ -312,95 +269,41 @@ def find_overridden(
         By full key, such as ``model.optimizer.lr`` or ``model`` for a choice of a file:
         ``configs/experiment/mine.yaml`` or ``the command line``.
     """
-    configs = configs or configs_folder()
-    found: dict[str, str] = {}
-    for group in LAID_OVER:
-        for name in _names_of(choices.get(group)):
-            found |= _set_by(group, name, configs)
     keys = [re.split("[=@]", word.lstrip("+~"))[0].replace("/", ".") for word in typed]
-    return found | dict.fromkeys(keys, "the command line")
+    files = find_origins(choices, LAID_OVER, configs or configs_folder())
+    return files | dict.fromkeys(keys, "the command line")
 
 
-def find_callback(cfg: DictConfig, target: str) -> DictConfig | None:
-    """The first node of ``cfg.callbacks`` for this class or a subclass of it, under any name.
-
-    For programs that do not build the callbacks; those that do look at the objects. Only a class
-    that is not ours is imported.
-    """
-    nodes: list[DictConfig] = [n for n in (cfg.callbacks or {}).values() if "_target_" in n]
-    for node in nodes:
-        if node._target_ == target:
-            return node
-    for node in nodes:
-        if str(node._target_).startswith(("samestep.", "lightning.")):
-            continue
-        # ``build.check_arguments`` names a class that does not exist.
-        with suppress(Exception):
-            if issubclass(get_object(node._target_), get_object(target)):
-                return node
-    return None
-
-
-def _names_of(choice: Any) -> list[str]:
-    """The files that were chosen in a group: none, one, or several."""
-    if isinstance(choice, list):
-        return choice
-    return [choice] if choice else []
-
-
-def _set_by(group: str, name: str, configs: Path) -> dict[str, str]:
-    """The keys that one file sets, and those of the files of its group that it includes."""
-    file = configs / group / f"{name}.yaml"
-    if not file.exists():
-        return {}
+def find_origins(
+    choices: Mapping[str, Any], groups: Iterable[str], configs: Path
+) -> dict[str, str]:
+    """The keys that the chosen files of these groups set, and the file whose value counts."""
     found: dict[str, str] = {}
-    keys = _keys_of(file, group) - {"defaults"}
-    for entry in OmegaConf.select(OmegaConf.load(file), "defaults") or []:
-        if isinstance(entry, str) and entry != "_self_":
-            found |= _set_by(group, entry, configs)
-        elif isinstance(entry, DictConfig):
-            keys |= {str(key).split("/", 1)[-1].replace("/", ".") for key in entry}
-    return found | dict.fromkeys(keys, f"configs/{group}/{name}.yaml")
+    # What is laid over the others comes last.
+    for group in sorted(groups, key=lambda group: group in LAID_OVER):
+        choice = choices.get(group) or []
+        for name in [choice] if isinstance(choice, str) else choice:
+            found |= _keys_of(group, name, configs)
+    return found
 
 
-def _refuse_debug_mode_of_other_data(
-    faults: Sequence[Fault], choices: Mapping[str, Any], configs: Path
-) -> None:
-    """Raise one error if the file of ``debug=`` sets keys that the chosen data do not have."""
-    mode, data = choices.get("debug"), choices.get("data")
-    file = configs / "debug" / f"{mode}.yaml"
-    if not file.exists():
-        return
-    set_keys = {key for key in _keys_of(file, "debug") if key.startswith("data.")}
-    unknown = [key for key, line in faults if key in set_keys and "no such key" in line]
-    if unknown:
-        raise ConfigError(
-            f"debug={mode}: sets {', '.join(unknown)}, which data={data} does not have; "
-            f"leave out debug={mode}, or choose the data that it is for"
-        )
-
-
-def _find_origin(key: str, choices: Mapping[str, Any], typed: Sequence[str], configs: Path) -> str:
-    """The chosen file that sets ``key``, in brackets; nothing if an override does."""
-    for override in typed:
-        if f"{key}.".startswith(f"{override}.") or f"{override}.".startswith(f"{key}."):
-            return ""
-    # What is laid over the others is asked first, because its value counts.
-    for group in sorted(choices, key=lambda group: group not in LAID_OVER):
-        for name in _names_of(choices[group]):
-            file = configs / group / f"{name}.yaml"
-            if file.exists() and key in _keys_of(file, group):
-                return f" (configs/{group}/{name}.yaml)"
-    return ""
-
-
-def _keys_of(file: Path, group: str) -> set[str]:
-    """The full keys that one file of configs/ sets."""
-    node = OmegaConf.load(file)
+def _keys_of(group: str, name: str, configs: Path) -> dict[str, str]:
+    """The keys that one file sets, or a file of its group that it includes, and which of them."""
+    path, found = configs / group / f"{name}.yaml", dict[str, str]()
+    if not path.exists():
+        return found
+    node = OmegaConf.load(path)
     assert isinstance(node, DictConfig)
-    is_global = "@package _global_" in file.read_text()
+    keys = []
+    for entry in node.pop("defaults", None) or []:
+        if isinstance(entry, DictConfig):
+            keys += [str(key).split("/", 1)[-1].replace("/", ".") for key in entry]
+        elif entry != "_self_":
+            found |= _keys_of(group, str(entry), configs)
+    is_global = "@package _global_" in path.read_text()
     prefix = "" if is_global else f"{group.replace('/', '.')}."
-    return {f"{prefix}{key}" for key in flatten(node)}
+    keys += [f"{prefix}{key}" for key in flatten(node)]
+    return found | dict.fromkeys(keys, f"configs/{group}/{name}.yaml")
 
 
 def _refuse(faults: Iterable[str]) -> None:

@@ -36,9 +36,9 @@ def main(train: Train) -> int:
         if flags.help:
             print(help_text())
             return 0
-        only_shows = flags.cfg or flags.info or flags.hydra_help or flags.shell_completion
-        own_settings = any(word.lstrip("+~").startswith("hydra") for word in flags.overrides)
-        if only_shows or flags.multirun or own_settings:
+        only_shows = flags.cfg or flags.info or flags.hydra_help or flags.version
+        of_hydra = any(word.lstrip("+~").startswith("hydra") for word in flags.overrides)
+        if only_shows or of_hydra or flags.multirun or flags.shell_completion:
             return run_with_hydra(train, flags)
         cfg = check(flags.overrides)
         cfg.run_id = name_run(cfg)
@@ -85,8 +85,8 @@ def run_with_hydra(train: Train, flags: Namespace) -> int:
     def task(_: DictConfig) -> None:
         train_chosen(train)
 
-    settings = {"version_base": "1.3", "config_name": "train"}
-    hydra.main(config_path=str(configs_folder()), **settings)(task)()
+    configs = str(configs_folder())
+    hydra.main(version_base="1.3", config_path=configs, config_name="train")(task)()
     return 0
 
 

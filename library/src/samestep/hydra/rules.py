@@ -7,7 +7,6 @@ takes values of its default's type.
 """
 
 import importlib
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,11 +53,6 @@ def each(rule: Rule) -> Rule:
     return Rule(text, lambda v: isinstance(v, list) and all(map(holds, v)))
 
 
-def left_out(reason: str) -> Rule:
-    """No value at all: the key exists in Lightning, and ``samestep`` has set it."""
-    return Rule(f"left out: {reason}", lambda v: False)
-
-
 NULL = Rule("null", lambda v: v is None)
 BOOL = Rule("true or false", lambda v: isinstance(v, bool))
 STRING = "a string (to pass 1 as a string: key=\"'1'\")"
@@ -97,6 +91,21 @@ OF_RUN = {
     "allow_changes": each(TEXT),
     "rules": NULL | TEXT,
 }
+# Flags of Lightning that samestep sets itself, or that would break what a run promises.
+FORBIDDEN = {
+    "callbacks": "add a callback with +callbacks.NAME._target_=CLASS",
+    "logger": "choose trackers with logger=NAME",
+    "plugins": "samestep brings its own, for checkpoints and ranks",
+    "default_root_dir": "a run writes to run_dir",
+    "enable_checkpointing": "callbacks=null saves no checkpoint",
+    "enable_progress_bar": "callbacks.progress shows how far a run has come",
+    "enable_model_summary": "samestep has switched it off",
+    "use_distributed_sampler": "each rank always gets its share of the data",
+    "overfit_batches": "it replaces the order of the data; use debug=overfit",
+    "reload_dataloaders_every_n_epochs": "an interrupted epoch needs its loader",
+    "barebones": "a run needs its callbacks and its history",
+    "model_registry": "it is for Lightning's own platform",
+}
 OF_TRAINER = {
     "trainer.accelerator": one_of("auto", "cpu", "gpu", "mps", "tpu"),
     "trainer.devices": one_of("auto") | whole(1),
@@ -127,19 +136,10 @@ OF_TRAINER = {
     "trainer.benchmark": NULL | BOOL,
     "trainer.inference_mode": BOOL,
     "trainer.enable_autolog_hparams": BOOL,
-    # Those that samestep.hydra.build sets, or that would break what a run promises.
-    "trainer.callbacks": left_out("add a callback with +callbacks.NAME._target_=CLASS"),
-    "trainer.logger": left_out("choose trackers with logger=NAME"),
-    "trainer.plugins": left_out("samestep brings its own, for checkpoints and ranks"),
-    "trainer.default_root_dir": left_out("a run writes to run_dir"),
-    "trainer.enable_checkpointing": Rule("true; callbacks=null saves none", lambda v: v is True),
-    "trainer.enable_progress_bar": left_out("callbacks.progress shows how far a run has come"),
-    "trainer.enable_model_summary": left_out("samestep has switched it off"),
-    "trainer.use_distributed_sampler": left_out("each rank always gets its share of the data"),
-    "trainer.overfit_batches": left_out("it replaces the order of the data; use debug=overfit"),
-    "trainer.reload_dataloaders_every_n_epochs": left_out("an interrupted epoch needs its loader"),
-    "trainer.barebones": left_out("a run needs its callbacks and its history"),
-    "trainer.model_registry": left_out("it is for Lightning's own platform"),
+    **{
+        f"trainer.{name}": Rule(f"left out: {why}", lambda v: False)
+        for name, why in FORBIDDEN.items()
+    },
 }
 OF_CLUSTER = {
     "cluster.timeout_s": ABOVE_0,
@@ -175,33 +175,18 @@ OF_CLUSTER = {
 }
 OF_CALLBACKS = {
     "callbacks.best.monitor": NULL | TEXT,
-    "callbacks.best.mode": one_of("auto", "min", "max"),
+    "callbacks.best.mode": one_of("min", "max"),
     "callbacks.last.every_s": ABOVE_0,
     "callbacks.last.every_n_epochs": NULL | whole(1),
     "callbacks.artifacts.url": NULL | TEXT,
     "callbacks.artifacts.flush_timeout_s": ABOVE_0,
     "callbacks.loss_guard.max_skipped": whole(0),
     "callbacks.progress.log_every_s": ABOVE_0,
-    "callbacks.early_stopping.mode": one_of("auto", "min", "max"),
+    "callbacks.early_stopping.mode": one_of("min", "max"),
     "callbacks.early_stopping.patience": whole(0),
     "callbacks.ema.decay": BETWEEN_0_AND_1,
 }
 RULES: dict[str, Rule] = OF_RUN | OF_TRAINER | OF_CLUSTER | OF_CALLBACKS
-
-
-def is_fsdp(cfg: DictConfig) -> bool:
-    """Whether the strategy is Lightning's FSDP, by name or with options."""
-    target = cfg.trainer.strategy
-    if isinstance(target, DictConfig):
-        target = target.get("_target_")
-    return target == "fsdp" or str(target).endswith(".FSDPStrategy")
-
-
-def is_sharded(cfg: DictConfig) -> bool:
-    """Whether each rank has a part of the model only, so that all of them must take equal steps."""
-    strategy = cfg.trainer.strategy
-    is_node = isinstance(strategy, DictConfig)
-    return is_fsdp(cfg) or (is_node and "DDP" not in str(strategy.get("_target_")))
 
 
 def contradictions(cfg: DictConfig) -> Iterator[str]:
@@ -209,99 +194,47 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
     entrypoints = cfg.cluster.get("entrypoint", {})  # only Slurm has several
     if entrypoints and cfg.cluster.container not in entrypoints:
         yield f"cluster.container={cfg.cluster.container}: must be one of {', '.join(entrypoints)}"
-    yield from find_unprintable(cfg)
+    yield from find_wrong_modes(cfg)
     if Path.cwd().is_relative_to(Path(cfg.run_dir).resolve()):
         yield (
             f"run_dir={cfg.run_dir}: must be a directory of its own, and not one that the current "
             "directory is in, because a run may empty it; choose the name by RUN_ID and the place "
             "by run_root"
         )
-    if not is_sharded(cfg):
-        return
-    if cfg.cluster.shares != "equal":
+    strategy = cfg.trainer.strategy
+    name = strategy if isinstance(strategy, str) else str(strategy._target_)
+    # As RunSpec says it, which there is none of yet.
+    is_fsdp = name == "fsdp" or name.endswith(".FSDPStrategy")
+    is_sharded = is_fsdp or ("." in name and "DDP" not in name)
+    if is_sharded and cfg.cluster.shares != "equal":
         yield (
             f"cluster.shares={cfg.cluster.shares}: trainer.strategy=fsdp gives every rank the same "
             "share; use cluster.shares=equal, or trainer.strategy=ddp"
         )
-    if not is_fsdp(cfg):
-        return
-    if cfg.trainer.accelerator not in {"gpu", "auto"}:
+    if is_fsdp and cfg.trainer.accelerator not in {"gpu", "auto"}:
         yield (
             f"trainer.strategy=fsdp: needs GPUs, and trainer.accelerator="
             f"{cfg.trainer.accelerator}; on CPUs use trainer.strategy=ddp"
         )
-    if cfg.trainer.gradient_clip_val and cfg.trainer.get("gradient_clip_algorithm") != "value":
+    clips_by_norm = cfg.trainer.get("gradient_clip_algorithm") != "value"
+    if is_fsdp and cfg.trainer.gradient_clip_val and clips_by_norm:
         yield (
             f"trainer.gradient_clip_val={cfg.trainer.gradient_clip_val}: fsdp clips only by value; "
             "add trainer.gradient_clip_algorithm=value"
         )
 
 
-def find_unprintable(cfg: DictConfig) -> Iterator[str]:
-    """A line for each text of a cluster, and each path of a run, that is more than one line.
-
-    They become lines of batch scripts. After a newline a shell would execute the rest, and a
-    comment with Slurm's options ends there.
-    """
-    places = {key: cfg[key] for key in ("run_root", "run_dir") if key in cfg}
-    parts = [("cluster", OmegaConf.to_container(cfg.cluster, resolve=True)), *places.items()]
-    for key, value in parts:
-        for path, text in find_texts(key, value):
-            if not text.isprintable():
-                yield (
-                    f"{path}={json.dumps(text)}: must be one line without control characters; in "
-                    "a YAML file write it beside its key, without | or >"
-                )
-
-
-def find_texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Each text in plain containers, also the keys, and where it is."""
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from find_texts(f"{key}[{index}]", item)
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield key, str(name)
-            yield from find_texts(f"{key}.{name}", item)
-
-
-METRIC_MODES = {"loss": "min", "error": "min"}  # whether less or more of a metric is better
-
-
-def mode_of(metric: str, modes: Mapping[str, str]) -> str | None:
-    """Whether less (``min``) or more (``max``) of a metric is better, by the words of its name."""
-    found = {modes[word] for word in re.findall("[a-z]+", metric.lower()) if word in modes}
-    return found.pop() if len(found) == 1 else None
-
-
-def choose_modes(cfg: DictConfig, modes: Mapping[str, str]) -> Iterator[str]:
-    """Replace ``mode: auto`` of each callback by min or max; yield what is wrong, one line each.
-
-    Args:
-        cfg: the configuration, which is changed.
-        modes: the mode of each word that the name of a metric may have.
-    """
+def find_wrong_modes(cfg: DictConfig) -> Iterator[str]:
+    """A line for each callback that looks for the largest loss or error."""
     for name, node in (cfg.callbacks or {}).items():
-        if not (isinstance(node, DictConfig) and "monitor" in node and "mode" in node):
+        words = re.findall("[a-z]+", str(node.get("monitor")).lower())
+        if node.get("mode") != "max" or not {"loss", "error"} & set(words):
             continue
-        if node.monitor is None and name == "best":
-            node.mode = "max"  # of no metric: the last weights are the best ones
-            continue
-        known = mode_of(str(node.monitor), modes)
-        if node.mode == "auto" and known:
-            node.mode = known
-        elif node.mode == "auto":
+        # Two references, such as those of early stopping, are judged where they lead to.
+        if not all(OmegaConf.is_interpolation(node, key) for key in ("monitor", "mode")):
             yield (
-                f"callbacks.{name}.mode=auto: it is not known whether less or more of "
-                f"{node.monitor} is better; correct callbacks.{name}.monitor, or set "
-                f"callbacks.{name}.mode=min or max"
-            )
-        elif known and node.mode != known:
-            yield (
-                f"callbacks.{name}.mode={node.mode}: but of {node.monitor} "
-                f"{'less' if known == 'min' else 'more'} is better; set callbacks.{name}.mode=auto"
+                f"callbacks.{name}.mode=max: of callbacks.{name}.monitor={node.monitor} less is "
+                f"better; set callbacks.{name}.mode=min"
             )
 
 
@@ -310,16 +243,14 @@ class ProjectRules(NamedTuple):
 
     targets: how the ``_target_`` of the user's own code begins, such as ``project.``.
     may_change: patterns of keys that do not change what is learned; see ``samestep.keys``.
-    metric_modes: min or max, for words in the names of metrics, such as ``{"loss": "min"}``.
     check_ranks: what a run refuses if it may get these numbers of ranks, one line each.
     needed_files: files that must be there before a run starts, because it does not fetch them.
     """
 
     rules: Mapping[str, Rule] = {}
     contradictions: Callable[[DictConfig], Iterable[str]] = lambda cfg: ()
-    may_change: tuple[str, ...] = ()
+    may_change: Sequence[str] = ()
     targets: tuple[str, ...] = ()
-    metric_modes: Mapping[str, str] = {}
     check_ranks: Callable[[DictConfig, Sequence[int]], Iterable[str]] = lambda cfg, ranks: ()
     needed_files: Callable[[DictConfig], Sequence[str]] = lambda cfg: ()
 
@@ -327,27 +258,25 @@ class ProjectRules(NamedTuple):
 def load_project_rules(module_name: str | None) -> ProjectRules:
     """The rules of the module that ``rules:`` in train.yaml names; none without a name.
 
+    ``check_ranks`` and ``needed_files`` are for runs on clusters; a module may lack them.
+
     Raises:
-        ConfigError: if there is no such module, or it lacks one of the three names.
+        ConfigError: if there is no such module, or it lacks another name.
     """
     if module_name is None:
         return ProjectRules()
     if not isinstance(module_name, str):
         raise ConfigError(f"rules={module_name}: must be the name of a module, or null")
+    none = ProjectRules()
     try:
         module = importlib.import_module(module_name)
-        package = module_name.partition(".")[0]
-        optional = {
-            name.lower(): getattr(module, name)
-            for name in ("METRIC_MODES", "check_ranks", "needed_files")
-            if hasattr(module, name)
-        }
         return ProjectRules(
-            module.RULES,
-            module.contradictions,
-            tuple(module.MAY_CHANGE),
-            (f"{package}.",),
-            **optional,
+            rules=module.RULES,
+            contradictions=module.contradictions,
+            may_change=module.MAY_CHANGE,
+            targets=(f"{module_name.partition('.')[0]}.",),
+            check_ranks=getattr(module, "check_ranks", none.check_ranks),
+            needed_files=getattr(module, "needed_files", none.needed_files),
         )
     except (ImportError, AttributeError) as error:
         raise ConfigError(

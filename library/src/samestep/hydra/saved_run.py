@@ -1,11 +1,14 @@
-"""Rebuild the model and the data of a run from its directory."""
+"""Rebuild the model and the data of a run from its directory, and test it again."""
 
 from pathlib import Path
 from typing import Any
 
-import torch
+import lightning as L
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf
 
+from samestep.callbacks.exact import SeedSteps
+from samestep.callbacks.loggers import NoTracker
 from samestep.errors import ConfigError
 from samestep.hydra.build import build, set_precision
 from samestep.hydra.schema import escape
@@ -13,6 +16,7 @@ from samestep.hydra.targets import check_targets
 from samestep.run import checkpoint, directory
 from samestep.run.changes import read_config
 from samestep.run.checkpoint import CheckpointError
+from samestep.run.logs import mute_lightning
 
 
 def load_run(run_dir: Path, ckpt: str, package: str, *, trust: bool = False) -> tuple[Any, Any]:
@@ -32,7 +36,8 @@ def load_run(run_dir: Path, ckpt: str, package: str, *, trust: bool = False) -> 
             names what must not be called.
         CheckpointError: if the checkpoint is damaged, or belongs to another model.
     """
-    model_cfg, data_cfg = read_saved_group(run_dir, "model"), read_saved_group(run_dir, "data")
+    cfg = read_saved_config(run_dir)
+    model_cfg, data_cfg = group_of(cfg, "model"), group_of(cfg, "data")
     checkpoints = run_dir / "checkpoints"
     path = checkpoints / f"{ckpt}.ckpt"
     if not path.exists():
@@ -53,7 +58,7 @@ def load_run(run_dir: Path, ckpt: str, package: str, *, trust: bool = False) -> 
         # The run names the address, the files and the folder: it could write anything anywhere.
         data.download = False
     model: Any = build(model_cfg, "model")
-    set_precision(model, read_saved_group(run_dir, "trainer").precision)
+    set_precision(model, group_of(cfg, "trainer").precision)
     try:
         model.load_state_dict(state["state_dict"])
         # Lightning saves the state of a DataModule under the name of its class, if it has one.
@@ -68,38 +73,46 @@ def load_run(run_dir: Path, ckpt: str, package: str, *, trust: bool = False) -> 
     return model.eval(), data
 
 
-def move_to(accelerator: str, model: torch.nn.Module) -> None:
-    """Move the model to the accelerator of this machine: cpu, gpu, or auto, which takes a GPU.
+def evaluate(
+    model: Any, data: Any, run_dir: Path, split: str, accelerator: str
+) -> dict[str, float]:
+    """The metrics of one split, computed in one process over all its samples.
+
+    They equal those of the run to the last bit if the run had one process too, on the same machine
+    and kind of device, and left no samples out. Random numbers of the model are those of the run.
+
+    Args:
+        model: of the run, as ``load_run`` gives it.
+        data: of the run.
+        run_dir: directory of the run; its configuration says the precision.
+        split: test or val.
+        accelerator: auto, cpu or gpu.
 
     Raises:
-        ConfigError: for gpu, if this machine has none.
+        ConfigError: if this machine has no such accelerator, or the run has no such split.
     """
-    if accelerator == "gpu" and not torch.accelerator.is_available():
-        raise ConfigError("--accelerator gpu: this machine has none; auto takes the CPU then")
-    if accelerator != "cpu" and torch.accelerator.is_available():
-        model.to(torch.accelerator.current_accelerator())
-
-
-def set_places(data: Any, arguments: Any) -> None:
-    """Say where the data of a run are now: ``arguments`` may have root, file, mirror and download.
-
-    Raises:
-        ConfigError: if the data have no such setting, or only the run names where to download to.
-    """
-    given = vars(arguments)
-    if given.get("download") and given.get("root") is None and not given.get("trust"):
-        raise ConfigError(
-            "--download: needs --data-root DIR, the folder to download to; the run directory may "
-            "be somebody else's, and then its folder is too"
+    mute_lightning()
+    cfg = read_saved_config(run_dir)
+    try:
+        trainer = L.Trainer(
+            accelerator=accelerator,
+            devices=1,
+            precision=group_of(cfg, "trainer").precision,
+            callbacks=[SeedSteps(cfg.seed)],
+            logger=NoTracker(run_dir),
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
         )
-    for name in ("root", "file", "mirror", "download"):
-        value = getattr(arguments, name, None)
-        if value is None:
-            continue
-        if not hasattr(data, name):
-            option = "--download" if name == "download" else f"--data-{name}"
-            raise ConfigError(f"{option}: {type(data).__name__} of this run has no such setting")
-        setattr(data, name, value)
+    except MisconfigurationException as error:
+        raise ConfigError(f"--accelerator {accelerator}: {error}") from error
+    loop = trainer.test if split == "test" else trainer.validate
+    try:
+        loop(model, datamodule=data, verbose=False)
+    except MisconfigurationException as error:
+        raise ConfigError(f"--split {split}: {error}") from error
+    # As in metrics.json: what the loop returns has the figures of each loader apart.
+    return {name: value.item() for name, value in trainer.callback_metrics.items()}
 
 
 def read_saved_config(run_dir: Path) -> DictConfig:
@@ -113,13 +126,13 @@ def read_saved_config(run_dir: Path) -> DictConfig:
     return cfg
 
 
-def read_saved_group(run_dir: Path, key: str) -> DictConfig:
-    """One group of the saved configuration, such as ``data``.
+def group_of(cfg: DictConfig, key: str) -> DictConfig:
+    """One group of a saved configuration, such as ``data``.
 
     Raises:
         ConfigError: if it is not there.
     """
-    group = read_saved_config(run_dir).get(key)
+    group = cfg.get(key)
     if not isinstance(group, DictConfig):
-        raise ConfigError(f"{run_dir}/config.yaml is damaged: {key} must be a group of keys")
+        raise ConfigError(f"config.yaml is damaged: {key} must be a group of keys")
     return group

@@ -46,12 +46,14 @@ class Leaf(NamedTuple):
     text: Any
 
 
-class Comparison:
-    """A configuration compared with its reference.
-
-    Some nodes are open: ``samestep.hydra.build`` compares their arguments with a signature instead.
-    Foreign nodes have a ``_target_`` of another library, and keys may be added and removed.
-    Replaced nodes have another ``_target_`` than the reference, which says nothing of them.
+def compare(
+    cfg: DictConfig,
+    reference: DictConfig,
+    groups: Mapping[str, Sequence[str]],
+    project_rules: ProjectRules,
+    added: Container[str],
+) -> list[Fault]:
+    """What is wrong with a configuration.
 
     Args:
         cfg: the configuration.
@@ -61,130 +63,121 @@ class Comparison:
         added: keys that the user typed with a plus, as in ``+model.net.width=2``. A node with a
             class of the user's own package takes them as further arguments.
     """
+    defaults = flatten(reference)
+    # Where the reference has a single value, a group of keys is one value too: the wrong one.
+    single = {key for key, leaf in defaults.items() if not isinstance(leaf.text, dict)}
+    written = flatten(cfg, whole=single)
 
-    def __init__(
-        self,
-        cfg: DictConfig,
-        reference: DictConfig,
-        groups: Mapping[str, Sequence[str]],
-        project_rules: ProjectRules,
-        added: Sequence[str],
-    ) -> None:
-        self.groups = groups
-        self.rules = {**rules.RULES, **project_rules.rules}
-        self.own_targets = project_rules.targets
-        self.added = set(added)
-        self.defaults = flatten(reference)
-        self.nodes = {parent for key in self.defaults for parent in parents_of(key)}
-        # Where the reference has a single value, a group of keys is one value too: the wrong one.
-        single = {key for key, leaf in self.defaults.items() if not isinstance(leaf.text, dict)}
-        self.written = flatten(cfg, whole=single)
-        self.foreign: set[str] = set()
-        self.replaced: set[str] = set()
-        self._find_open_nodes()
+    # ``samestep.hydra.build`` compares the arguments of some nodes with a signature instead. Of
+    # those with another _target_ than its own the reference says nothing at all.
+    targets = {key: str(leaf.text) for key, leaf in written.items() if key.endswith("._target_")}
+    nodes = nodes_of(defaults)
+    replaced, foreign = set(), set()
+    for key, target in targets.items():
+        node = parent_of(key)
+        if node not in nodes and parent_of(node) not in COLLECTIONS:
+            continue
+        if key not in defaults or defaults[key].text != target:
+            replaced.add(node)
+        # Of another library: configs/ need not have all arguments, and keys may be left out.
+        elif not target.startswith((*KEPT, *project_rules.targets)):
+            foreign.add(node)
+    compared = {key: leaf for key, leaf in written.items() if not is_below(key, replaced)}
+    defaults = {key: leaf for key, leaf in defaults.items() if not is_below(key, replaced)}
+    all_rules = {**rules.RULES, **project_rules.rules}
+    all_rules = {key: rule for key, rule in all_rules.items() if not is_below(key, replaced)}
 
-    def faults(self) -> list[Fault]:
-        """What is wrong with the configuration."""
-        return [
-            *self._find_unknown_keys(),
-            *self._find_missing_keys(),
-            *self._find_wrong_values(),
-        ]
+    own = [parent_of(key) for key in targets if targets[key].startswith(project_rules.targets)]
+    free = [key for key in compared if key in added and parent_of(key) in own]
+    return [
+        *find_unknown_keys(compared, defaults, groups, {*foreign, *free}),
+        *find_missing_keys(compared, defaults, foreign),
+        # Also below replaced nodes each value must be set, and each reference must lead somewhere.
+        *find_wrong_values(written, defaults, groups, foreign, all_rules),
+    ]
 
-    def _find_open_nodes(self) -> None:
-        for key, leaf in self.written.items():
-            node, _, name = key.rpartition(".")
-            if name != "_target_":
-                continue
-            is_known = node in self.nodes or parent_of(node) in COLLECTIONS
-            default = self.defaults.get(key)
-            if is_known and (default is None or default.text != leaf.text):
-                self.replaced.add(node)
-            elif is_known and not str(leaf.text).startswith((*KEPT, *self.own_targets)):
-                self.foreign.add(node)
 
-    def _is_open(self, key: str) -> bool:
-        return is_below(key, self.foreign) or is_below(key, self.replaced)
+def find_unknown_keys(
+    written: Mapping[str, Leaf],
+    defaults: Mapping[str, Leaf],
+    groups: Mapping[str, Sequence[str]],
+    open_nodes: Container[str],
+) -> Iterator[Fault]:
+    """The keys that the reference does not have, each with what was probably meant."""
+    nodes = nodes_of(defaults)
+    # Lightning's flags exist, whether configs/trainer lists them or not.
+    known = {**defaults, **rules.OF_TRAINER}
+    for key, leaf in written.items():
+        if key in known or key in nodes or is_below(key, open_nodes):
+            continue
+        for full_key, value in leaves(leaf.text, key).items():
+            # A secret is often typed with a wrong key, such as logger.wandb.api_key.
+            shown = HIDDEN if is_secret_name(full_key) else show(value)
+            near = nearest(full_key, [*(name for name in known if "._" not in name), *groups])
+            if full_key.split(".")[0] in LAID_OVER:
+                hint = "its file must begin with # @package _global_"
+            elif near:
+                hint = f"did you mean {near}={shown}?"
+            else:
+                # The nearest node that exists: its names are what could be typed.
+                above = (node for node in reversed(parents_of(full_key)) if node in nodes)
+                node = next(above, "")
+                start = f"{node}." if node else ""
+                below = [name.removeprefix(start) for name in defaults if name.startswith(start)]
+                tops = dict.fromkeys(name.partition(".")[0] for name in below if name[0] != "_")
+                names = textwrap.shorten(", ".join(tops), 200, placeholder=" ...")
+                hint = f"{node or 'train.yaml'} has {names}"
+            yield full_key, f"{full_key}={shown}: no such key; {hint}"
 
-    def _find_unknown_keys(self) -> Iterator[Fault]:
-        # Lightning's flags exist, whether configs/trainer lists them or not.
-        known = {*self.defaults, *self.nodes, *rules.OF_TRAINER}
-        for key, leaf in self.written.items():
-            if key in known or self._is_open(key) or self._is_added_argument(key):
-                continue
-            for full_key, value in leaves(leaf.text, key).items():
-                # A secret is often typed with a wrong key, such as logger.wandb.api_key.
-                shown = HIDDEN if is_secret_name(full_key) else show(value)
-                yield full_key, f"{full_key}={shown}: no such key; {self._suggest(full_key, shown)}"
 
-    def _is_added_argument(self, key: str) -> bool:
-        """Whether ``key`` was typed with a plus, and is an argument of a class of the user's."""
-        target = self.written.get(f"{parent_of(key)}._target_")
-        is_own = target is not None and str(target.text).startswith(self.own_targets)
-        return is_own and key in self.added
+def find_missing_keys(
+    written: Mapping[str, Leaf], defaults: Mapping[str, Leaf], foreign: Container[str]
+) -> Iterator[Fault]:
+    """The keys of the reference that were removed, the highest of each branch, each once."""
+    present = {*written, *nodes_of(written)}
+    missing: dict[str, None] = {}
+    for key in defaults:
+        path = [*parents_of(key), key]
+        # A value in the place of a whole node is a wrong value, not a missing one.
+        if key in present or is_below(key, written) or is_below(key, foreign):
+            continue
+        highest = next(node for node in path if node not in present)
+        if highest not in COLLECTIONS and parent_of(highest) not in COLLECTIONS:
+            missing[highest] = None
+    for key in missing:
+        yield key, f"~{key}: a run needs this key"
 
-    def _find_missing_keys(self) -> Iterator[Fault]:
-        present = {*self.written, *(node for key in self.written for node in parents_of(key))}
-        missing: dict[str, None] = {}  # in order, each once
-        for key in self.defaults:
-            path = [*parents_of(key), key]
-            if key in present or any(node in self.written for node in path):
-                continue  # a value in the place of a whole node is a wrong value
-            highest = next(node for node in path if node not in present)
-            is_optional = highest in COLLECTIONS or parent_of(highest) in COLLECTIONS
-            if not is_optional and not self._is_open(key):
-                missing[highest] = None
-        for key in missing:
-            yield key, f"~{key}: a run needs this key"
 
-    def _find_wrong_values(self) -> Iterator[Fault]:
-        for key, leaf in self.written.items():
-            default = self.defaults.get(key)
-            # An unchanged reference to another key is checked at that other key.
-            if default is not None and "${" in str(leaf.text) and leaf.text == default.text:
-                continue
-            value = resolve(leaf)
-            if isinstance(value, MissingMandatoryValue):
-                yield key, f"{key} is not set: add {key}=VALUE"
-            elif isinstance(value, OmegaConfBaseException):
-                why = str(value).splitlines()[0].rpartition("interpolation: ")[2]
-                yield key, f"{key}={show(leaf.text)}: {why}"
-            elif must := self._must_be(key, value):
-                yield key, f"{key}={show(leaf.text)}: must be {must}"
-
-    def _must_be(self, key: str, value: Any) -> str:
-        """What the value of ``key`` should be; nothing if it is that."""
-        if is_below(key, self.replaced):
-            return ""
-        is_foreign = is_below(key, self.foreign)
-        if key in self.rules and (key in self.defaults or not is_foreign):
-            return what_rule_says(self.rules[key], key, value)
-        if key in self.nodes:
-            like: Any = {}
-        elif key in self.defaults:
-            like = resolve(self.defaults[key])
-        else:
-            return ""
-        if is_like(value, like) or (value is None and is_foreign):
-            return ""
-        group = key.replace(".", "/")
-        hint = f"; a file is chosen by {group}=NAME" if group in self.groups else ""
-        return TYPES[type(like)] + hint
-
-    def _suggest(self, key: str, shown: str) -> str:
-        """What was probably meant by ``key``, which does not exist."""
-        if key.split(".")[0] in LAID_OVER:
-            return "its file must begin with # @package _global_"
-        keys = [known for known in {**self.defaults, **rules.OF_TRAINER} if "._" not in known]
-        if near := nearest(key, [*keys, *self.groups]):
-            return f"did you mean {near}={shown}?"
-        # The nearest node that exists: its names are what could be typed.
-        node = next((parent for parent in reversed(parents_of(key)) if parent in self.nodes), "")
-        start = f"{node}." if node else ""
-        names = [known.removeprefix(start) for known in self.defaults if known.startswith(start)]
-        tops = dict.fromkeys(name.partition(".")[0] for name in names if name[0] != "_")
-        shown = textwrap.shorten(", ".join(tops), 200, placeholder=" ...")
-        return f"{node or 'train.yaml'} has {shown}"
+def find_wrong_values(
+    written: Mapping[str, Leaf],
+    defaults: Mapping[str, Leaf],
+    groups: Mapping[str, Sequence[str]],
+    foreign: Container[str],
+    all_rules: Mapping[str, Rule],
+) -> Iterator[Fault]:
+    """The values that cannot be resolved, break a rule, or have another type than the default."""
+    nodes = nodes_of(defaults)
+    for key, leaf in written.items():
+        default = defaults.get(key)
+        # An unchanged reference to another key is checked at that other key.
+        if default is not None and "${" in str(leaf.text) and leaf.text == default.text:
+            continue
+        value, must = resolve(leaf), ""
+        if isinstance(value, MissingMandatoryValue):
+            yield key, f"{key} is not set: add {key}=VALUE"
+        elif isinstance(value, OmegaConfBaseException):
+            why = str(value).splitlines()[0].rpartition("interpolation: ")[2]
+            yield key, f"{key}={show(leaf.text)}: {why}"
+        elif key in all_rules:
+            must = what_rule_says(all_rules[key], key, value)
+        elif default is not None or key in nodes:
+            like = {} if default is None else resolve(default)
+            if not is_like(value, like) and not (value is None and is_below(key, foreign)):
+                group = key.replace(".", "/")
+                hint = f"; a file is chosen by {group}=NAME" if group in groups else ""
+                must = TYPES[type(like)] + hint
+        if must:
+            yield key, f"{key}={show(leaf.text)}: must be {must}"
 
 
 def what_rule_says(rule: Rule, key: str, value: object) -> str:
@@ -235,6 +228,11 @@ def flatten(node: DictConfig, whole: Container[str] = (), prefix: str = "") -> d
         else:
             found[key] = Leaf(node, name, text)
     return found
+
+
+def nodes_of(flat: Iterable[str]) -> set[str]:
+    """The keys of all nodes above these keys."""
+    return {parent for key in flat for parent in parents_of(key)}
 
 
 def parents_of(key: str) -> list[str]:

@@ -14,8 +14,6 @@ Nothing else is even imported. The arguments are always those of the run.
 """
 
 import typing
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -103,25 +101,23 @@ def find_configured() -> set[str]:
         configs = configs_folder()
     except ConfigError:
         return set()  # the installed package loads a run, far from its project
-    return {t for file in configs.rglob("*.yaml") for t in _targets_of(file, configs)}
-
-
-def _targets_of(file: Path, configs: Path) -> Iterator[str]:
-    try:
-        content = yaml.safe_load(file.read_text("utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return  # such as the half of a file that somebody is writing
-    if file.relative_to(configs).parts[0] not in ("model", "data"):
-        # An experiment, or the settings of this machine; loggers and callbacks may write files.
-        content = (
-            [content.get(key) for key in ("model", "data")] if isinstance(content, dict) else []
-        )
-    stack = [content]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, list):
-            stack += node
-        elif isinstance(node, dict):
-            stack += node.values()
-            if isinstance(target := node.get("_target_"), str):
-                yield target
+    found = set()
+    for file in configs.rglob("*.yaml"):
+        try:
+            content = yaml.safe_load(file.read_text("utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue  # such as the half of a file that somebody is writing
+        stack = [content]
+        if file.relative_to(configs).parts[0] not in ("model", "data"):
+            # An experiment, or the settings of this machine; loggers and callbacks may write files.
+            is_dict = isinstance(content, dict)
+            stack = [content.get("model"), content.get("data")] if is_dict else []
+        while stack:
+            node = stack.pop()
+            if isinstance(node, list):
+                stack += node
+            elif isinstance(node, dict):
+                stack += node.values()
+                if isinstance(target := node.get("_target_"), str):
+                    found.add(target)
+    return found

@@ -5,8 +5,7 @@ exit code of a container is that of the run.
 
 To send a run, read in this order:
 
-1. ``main``: what each action does. ``local_settings``: what configs/local adds. ``render``: fills
-   the files of k8s/.
+1. ``main``: what each action does. ``render``: fills the files of k8s/.
 2. ``check``: finds mistakes before a cluster sees them.
 3. ``kubernetes`` with ``kubectl``, ``kubectl_errors``, ``volume``, ``follow`` and ``kubeflow``;
    ``slurm`` with ``slurm_errors``.

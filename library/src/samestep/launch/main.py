@@ -27,10 +27,11 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 
 from samestep.errors import ConfigError, RunError
+from samestep.hydra.compose import check as compose
 from samestep.hydra.folder import configs_folder
 from samestep.hydra.name import name_run
 from samestep.hydra.schema import choices_of, nearest
-from samestep.launch import local_settings, render, submitted
+from samestep.launch import render, submitted
 from samestep.launch.render import Document
 
 ACTIONS_ON_EXISTING_RUN = ("logs", "status", "cancel")
@@ -72,14 +73,14 @@ def launch(action: str, typed: Sequence[str]) -> int:
     if action in ACTIONS_ON_EXISTING_RUN:
         overrides = submitted.recall(submitted.name_of(typed, action), typed)
     else:
-        overrides = local_settings.to_overrides(typed)
+        overrides = list(typed)
     cfg = compose_run(overrides)
     documents = render.render(cfg, overrides) if cfg.cluster.manifest else []
     if action == "render":
         print_documents(cfg, overrides, documents)
         return 0
     if action in ("check", "submit"):
-        check_run(action, cfg, documents, typed)
+        check_run(action, cfg, documents)
     exit_code = call_cluster(action, cfg, overrides, documents)
     if action == "submit" and exit_code == 0:
         print_next_commands(cfg, overrides)
@@ -92,7 +93,7 @@ def compose_run(overrides: Sequence[str]) -> DictConfig:
     Raises:
         ConfigError: if the configuration of the run or of a trial is wrong, or needs no cluster.
     """
-    cfg = local_settings.compose_for_cluster(overrides)
+    cfg = compose_for_pods(overrides)
     cfg.run_id = name_run(cfg)
     if "manifest" not in cfg.cluster:
         others = [
@@ -103,7 +104,20 @@ def compose_run(overrides: Sequence[str]) -> DictConfig:
             f"clusters are {', '.join(others)}"
         )
     for trial in cfg.cluster.get("trials", ()):
-        local_settings.compose_for_cluster([*overrides, trial])
+        compose_for_pods([*overrides, trial])
+    return cfg
+
+
+def compose_for_pods(overrides: Sequence[str]) -> DictConfig:
+    """Compose what the pods will compose: they do not have configs/local of this machine.
+
+    Raises:
+        ConfigError: if the configuration is wrong, or a text of it would become lines of a script.
+    """
+    has_local = (configs_folder() / "local").is_dir()
+    cfg = compose([*overrides, "local=null"] if has_local else overrides)
+    if faults := [*render.find_unprintable(cfg)]:
+        raise ConfigError("\n".join(faults))
     return cfg
 
 
@@ -121,14 +135,12 @@ def print_documents(
         print(shlex.join(render.command(cfg, overrides, "submit")))
 
 
-def check_run(
-    action: str, cfg: DictConfig, documents: Sequence[Document], typed: Sequence[str]
-) -> None:
+def check_run(action: str, cfg: DictConfig, documents: Sequence[Document]) -> None:
     """Refuse a run with mistakes; print what its user should know before it starts."""
     from samestep.launch import check  # takes a third of a second, which wrong usage does not need
 
     check.refuse(check.faults(cfg, documents))
-    for note in (*check.notes(cfg), *local_settings.describe_kept(typed)):
+    for note in check.notes(cfg):
         print(f"{cfg.run_id}: {note}")
     if action == "submit":
         check.refuse(check.check_examples(cfg))
@@ -159,10 +171,9 @@ def fill_volume(typed: Sequence[str]) -> int:
     """Download the data set into the volume of the runs, in the cluster; return the exit code."""
     from samestep.launch import check, kubernetes, volume
 
-    overrides = local_settings.to_overrides(typed)
-    cfg = local_settings.compose_for_cluster(overrides)
+    cfg = compose_for_pods(typed)
     cfg.run_id = volume.name_job(cfg)
-    documents = volume.render_job(cfg, overrides)
+    documents = volume.render_job(cfg, typed)
     check.refuse([*check.faults(cfg, documents), *check.check_examples(cfg)])
     return kubernetes.fill_volume(cfg, documents)
 

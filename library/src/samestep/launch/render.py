@@ -24,7 +24,7 @@ Two escapes keep the overrides as they were typed: ``\${`` for OmegaConf, which 
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
@@ -202,3 +202,33 @@ def _fill_copies(node: Any, values: DictConfig) -> list[Any]:
 def _escape(word: str) -> str:
     r"""Write ``\${`` for ``${``, and double the backslashes before it, as OmegaConf wants."""
     return re.sub(r"(\\*)\$\{", lambda match: rf"{match[1] * 2}\${{", word)
+
+
+def find_unprintable(cfg: DictConfig) -> Iterator[str]:
+    """A line for each text of a cluster, and each path of a run, that is more than one line.
+
+    They become lines of batch scripts. After a newline a shell would execute the rest, and a
+    comment with Slurm's options ends there.
+    """
+    places = {key: cfg[key] for key in ("run_root", "run_dir") if key in cfg}
+    parts = [("cluster", OmegaConf.to_container(cfg.cluster, resolve=True)), *places.items()]
+    for key, value in parts:
+        for path, text in find_texts(key, value):
+            if not text.isprintable():
+                yield (
+                    f"{path}={json.dumps(text)}: must be one line without control characters; in "
+                    "a YAML file write it beside its key, without | or >"
+                )
+
+
+def find_texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Each text in plain containers, also the keys, and where it is."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from find_texts(f"{key}[{index}]", item)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield key, str(name)
+            yield from find_texts(f"{key}.{name}", item)

@@ -15,7 +15,6 @@ import yaml
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.compose import check as compose
 from samestep.hydra.rules import NAME
-from samestep.launch import local_settings
 from samestep.ranks import environment
 
 ANNOTATION = "samestep/overrides"
@@ -64,13 +63,12 @@ def recall(run_id: str, typed: Sequence[str]) -> list[str]:
         source = f"the annotation {ANNOTATION}"
         submitted, reason = ask_cluster(run_id, typed)
     if submitted is None:
-        overrides = local_settings.to_overrides(typed)
-        if cluster_of(overrides) in (None, "local"):
+        if cluster_of(typed) in (None, "local"):
             raise ConfigError(
                 f"RUN_ID={run_id}: {path} does not exist, and {reason}; if it was "
                 "submitted, name its cluster: cluster=NAME"
             )
-        return overrides
+        return list(typed)
     cluster, before = cluster_of(typed), cluster_of(submitted)
     if cluster not in (None, before):
         raise ConfigError(

@@ -100,17 +100,6 @@ def cpus_per_rank() -> int:
     return max(1, int(allowed / local_world_size()))
 
 
-def memory_bytes() -> int:
-    """Memory that this process may use, within the container's limit.
-
-    Source: kernel documentation, cgroup v2, ``memory.max``.
-    """
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.exists() else "max"
-    return total if text == "max" else min(total, int(text))
-
-
 def limit_threads(num_processes: int = 1) -> None:
     """Share the processors among ``num_processes`` processes; call it before torch is imported.
 

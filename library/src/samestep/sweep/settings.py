@@ -1,6 +1,7 @@
 """The command line of a search and its file in configs/sweep, checked before the first trial."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -8,17 +9,18 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from yaml import YAMLError
 
 from samestep.errors import ConfigError
-from samestep.hydra.compose import check_all, find_callback, message_of
+from samestep.hydra.compose import check_all, message_of
 from samestep.hydra.folder import configs_folder
 from samestep.hydra.rules import NAME
 from samestep.hydra.schema import no_such_choice
-from samestep.launch import local_settings, render
+from samestep.launch import render
 from samestep.launch.main import check_run, compose_run
 from samestep.ranks import environment
 
@@ -101,16 +103,34 @@ def read(words: Sequence[str]) -> Settings:
                 "where it reads metrics from copies: callbacks.artifacts.url=s3://bucket/runs"
             )
         # The manifests of a trial, as before a submit.
-        words = local_settings.to_overrides(overrides)
         with environment.exported({"RUN_ID": last}):
-            cfg = compose_run(words)
-            check_run("submit", cfg, render.render(cfg, words), words)
+            cfg = compose_run(overrides)
+            check_run("submit", cfg, render.render(cfg, overrides))
     from samestep.hydra.build import check_arguments
 
     for corner in corners:
         check_arguments(corner)  # what each trial would reject when it builds its parts
     folder = Path(cfg.run_root, "sweeps", name)
     return Settings(name, keys, space, overrides, cfg, monitor, mode == "max", copies, folder)
+
+
+def find_callback(cfg: DictConfig, target: str) -> DictConfig | None:
+    """The first node of ``cfg.callbacks`` for this class or a subclass of it, under any name.
+
+    A search builds no callbacks, which takes torch. Only a class that is not ours is imported.
+    """
+    nodes: list[DictConfig] = [n for n in (cfg.callbacks or {}).values() if "_target_" in n]
+    for node in nodes:
+        if node._target_ == target:
+            return node
+    for node in nodes:
+        if str(node._target_).startswith(("samestep.", "lightning.")):
+            continue
+        # ``build.check_arguments`` names a class that does not exist.
+        with suppress(Exception):
+            if issubclass(get_object(node._target_), get_object(target)):
+                return node
+    return None
 
 
 def parse(words: Sequence[str]) -> tuple[str, Keys, list[Override]]:
