@@ -22,9 +22,9 @@ from samestep.run.checkpoint import (
     CheckpointError,
     link_checkpoint,
 )
-from samestep.run.checkpoint import find_newest as newest
 from samestep.run.seal import Seal
 from tests.conftest import run
+from tests.samestep.run.settings import newest
 
 WEIGHTS = torch.arange(50_000.0)
 
@@ -60,6 +60,14 @@ def test_the_one_before_the_last_is_kept(tmp_path: Path):
     for number in (1, 2, 3):
         save(tmp_path / "last.ckpt", number)
     assert (load(tmp_path / "last.ckpt"), load(tmp_path / "last-previous.ckpt")) == (3, 2)
+
+
+def test_a_cut_checkpoint_does_not_replace_the_one_before(tmp_path: Path):
+    for number in (1, 2):
+        save(tmp_path / "last.ckpt", number)
+    os.truncate(tmp_path / "last.ckpt", 99)
+    save(tmp_path / "last.ckpt", 3)
+    assert (load(tmp_path / "last.ckpt"), load(tmp_path / "last-previous.ckpt")) == (3, 1)
 
 
 def test_a_seal_is_the_comment_of_a_zip_file_that_torch_reads(tmp_path: Path):

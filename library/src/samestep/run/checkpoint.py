@@ -36,9 +36,7 @@ from samestep.run.seal import Seal, verify
 
 log = logging.getLogger(__name__)
 
-# Keys without which Lightning cannot continue, or a model cannot be loaded.
-TO_CONTINUE = ("state_dict", "loops", "callbacks", "global_step")
-TO_LOAD = ("state_dict",)
+TO_CONTINUE = ("state_dict", "loops", "callbacks", "global_step")  # what Lightning needs
 PREVIOUS = "last-previous.ckpt"
 
 
@@ -101,7 +99,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             ConfigError: if it is of another model than the configuration describes.
         """
         checkpoint = load(Path(path), TO_CONTINUE)
-        if why := _shape_problem(checkpoint["state_dict"], self.shapes):
+        weights = checkpoint["state_dict"]
+        for name, shape in self.shapes.items():
+            found = weights[name].shape if name in weights else None
+            if found == shape:
+                continue
+            why = f"it holds no {name}"
+            if found is not None:
+                why = f"{name} has the shape {list(found)}, and not {list(shape)}"
             raise ConfigError(
                 f"{path} cannot be continued: it is of another model: {why}. Repeat the "
                 "configuration that it was trained with, or begin anew under another RUN_ID",
@@ -110,7 +115,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return checkpoint
 
 
-def load(path: Path, required: tuple[str, ...] = TO_LOAD) -> dict[str, Any]:
+def load(path: Path, required: tuple[str, ...] = ("state_dict",)) -> dict[str, Any]:
     """Read the checkpoint at ``path`` onto the CPU, once it is verified and has these keys.
 
     Raises:
@@ -129,12 +134,6 @@ def load(path: Path, required: tuple[str, ...] = TO_LOAD) -> dict[str, Any]:
     if missing := [key for key in required if key not in checkpoint]:
         raise refused(path, f"it is no checkpoint of ours: it holds no {', '.join(missing)}")
     return checkpoint
-
-
-def find_newest(directory: Path, identity: Identity | None = None) -> Path | None:
-    """The newest valid checkpoint, as ``find_valid`` finds it: its path alone."""
-    found = find_valid(directory, identity)
-    return found[0] if found else None
 
 
 def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path, Seal] | None:
@@ -158,8 +157,8 @@ def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path,
         own = seals[path]
         return own is None, own.age if own else (), path == last, path == previous
 
-    wrong: dict[Path, str] = {}
     newest: tuple[Path, Seal] | None = None
+    wrong: dict[Path, str] = {}
     for path in sorted(seals, key=newness, reverse=True):
         found = verify(path, identity)
         if isinstance(found, Seal):
@@ -172,15 +171,16 @@ def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path,
             wrong[last] = f"it is of step {own.global_step}, and {newest[0].name} is newer"
         elif own == seals.get(previous):
             wrong[last] = f"it is a copy of {PREVIOUS}, and the checkpoint after that is lost"
+    if not wrong:
+        return newest
     lines = "".join(f"\n  {path}: {why}" for path, why in wrong.items())
-    if wrong and not newest:
+    if newest is None:
         raise CheckpointError(
             f"no checkpoint of this run can be used:{lines}\n"
             "Restore one, or begin anew under another RUN_ID."
         )
-    if wrong and newest:
-        name, step = newest[0].name, newest[1].global_step
-        log.warning("Damaged or misplaced checkpoints:%s\nUsing %s, of step %d", lines, name, step)
+    name, step = newest[0].name, newest[1].global_step
+    log.warning("Damaged or misplaced checkpoints:%s\nUsing %s, of step %d", lines, name, step)
     return newest
 
 
@@ -197,8 +197,11 @@ def link_checkpoint(source: Path, target: Path) -> None:
 
 
 def make_way(target: Path) -> None:
-    """Keep the last checkpoint as the one before, when another one is about to take its name."""
-    if target.name == "last.ckpt" and target.exists():
+    """Keep the last checkpoint as the one before, when another one is about to take its name.
+
+    A last checkpoint without a seal is damaged, and does not replace the one before.
+    """
+    if target.name == "last.ckpt" and seal.read(target):
         target.replace(target.with_name(PREVIOUS))
 
 
@@ -302,16 +305,6 @@ def find_foreign(value: Any, place: str) -> str | None:
     found = (find_foreign(key, f"a key of {place}") for key, _ in items)
     inside = (find_foreign(item, f"{place}[{key!r}]") for key, item in items)
     return next((sentence for sentence in (*found, *inside) if sentence), None)
-
-
-def _shape_problem(weights: dict[str, Any], shapes: dict[str, torch.Size]) -> str | None:
-    for name, shape in shapes.items():
-        if name not in weights:
-            return f"it holds no {name}"
-        if weights[name].shape != shape:
-            found = list(weights[name].shape)
-            return f"{name} has the shape {found}, and not {list(shape)}"
-    return None
 
 
 def refused(path: Path, why: str) -> CheckpointError:

@@ -80,15 +80,6 @@ def read_text(path: Path) -> str:
         return file.read().decode()
 
 
-def read_bytes(path: Path) -> bytes | None:
-    """What a file holds; None if it cannot be read, such as a file that is not there."""
-    try:
-        with open_regular(path) as file:
-            return file.read()
-    except OSError:
-        return None
-
-
 def link_file(source: Path, target: Path) -> None:
     """Give ``source`` the second name ``target``; copy it where the disk knows no hard links."""
     partial = partial_of(target)
