@@ -29,9 +29,9 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from samestep.errors import ConfigError, RunError
-from samestep.run import seal
+from samestep.run import record, seal
 from samestep.run.files import link_file, open_atomic
-from samestep.run.identity import Identity, read_identity
+from samestep.run.record import Record
 from samestep.run.seal import Seal, verify
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with open_atomic(target, before_rename=lambda: make_way(target)) as file:
-                write(checkpoint, file, read_identity(target.parent.parent))
+                write(checkpoint, file, record.read(target.parent.parent))
         except (OSError, RuntimeError) as error:
             raise cannot_write(target, error) from error
 
@@ -121,7 +121,7 @@ def load(path: Path, required: tuple[str, ...] = ("state_dict",)) -> dict[str, A
     Raises:
         CheckpointError: if it is missing, damaged, of another run or role, or no checkpoint.
     """
-    found = verify(path, read_identity(path.parent.parent))
+    found = verify(path, record.read(path.parent.parent))
     if isinstance(found, str):
         raise refused(path, found)
     try:
@@ -136,11 +136,11 @@ def load(path: Path, required: tuple[str, ...] = ("state_dict",)) -> dict[str, A
     return checkpoint
 
 
-def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path, Seal] | None:
+def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Seal] | None:
     """The newest valid checkpoint of a run, with one warning about what is wrong with others.
 
-    Only files that may be the newest are read to their end. Without an identity it is the one that
-    the starts of the run have recorded.
+    Only files that may be the newest are read to their end. ``known`` is the record of the run;
+    None reads it from its directory.
 
     Returns:
         Its path and its seal; None if there are no checkpoints at all.
@@ -148,7 +148,7 @@ def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path,
     Raises:
         CheckpointError: if there are some, and none is valid.
     """
-    identity = identity or read_identity(directory.parent)
+    known = known or record.read(directory.parent)
     seals = {path: seal.read(path) for path in sorted(directory.glob("[!.]*.ckpt"))}
     last, previous = directory / "last.ckpt", directory / PREVIOUS
 
@@ -160,7 +160,7 @@ def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path,
     newest: tuple[Path, Seal] | None = None
     wrong: dict[Path, str] = {}
     for path in sorted(seals, key=newness, reverse=True):
-        found = verify(path, identity)
+        found = verify(path, known)
         if isinstance(found, Seal):
             newest = path, found
             break
@@ -205,7 +205,7 @@ def make_way(target: Path) -> None:
         target.replace(target.with_name(PREVIOUS))
 
 
-def write(content: dict[str, Any], file: IO[bytes], identity: Identity) -> None:
+def write(content: dict[str, Any], file: IO[bytes], known: Record) -> None:
     """Write ``content`` to an empty file as ``torch.load`` reads it, with its seal."""
     # CRC-32 takes as long as the writing, and SHA-256 proves more. torch.load does not read it.
     has_crc32 = get_crc32_options()
@@ -214,10 +214,10 @@ def write(content: dict[str, Any], file: IO[bytes], identity: Identity) -> None:
         torch.save(content, file)
     finally:
         set_crc32_options(has_crc32)
-    config = identity.configs[-1] if identity.configs else None
+    config = known.configs[-1] if known.configs else None
     step, best_step = content.get("global_step", 0), content.get("best_step")
     now = datetime.now(UTC).isoformat()
-    seal.add(file, Seal(identity.run_id, config, step, best_step, now))
+    seal.add(file, Seal(known.run_id, config, step, best_step, now))
 
 
 @dataclass

@@ -31,7 +31,6 @@ from samestep.ranks.secrets import redact_argument, redact_values
 from samestep.run import lock, provenance, record, seal
 from samestep.run.changes import config_digest, find_changes
 from samestep.run.files import open_atomic, set_aside, sha256_of, write_text
-from samestep.run.identity import Identity, read_identity
 from samestep.run.metrics import read_figures, why_damaged
 from samestep.spec import RunSpec
 
@@ -216,8 +215,7 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
         set_aside(path, "it holds no JSON object")
     elif known.results and path.is_file() and sha256_of(path) != known.results:
         set_aside(path, "it is not what this run has written")
-    identity = Identity(spec.run_id, read_identity(run_dir).configs)
-    found = find_valid(run_dir / "checkpoints", identity)
+    found = find_valid(run_dir / "checkpoints", known._replace(run_id=spec.run_id))
     last = found[0] if found else None
     for name in ("checkpoints", "logs"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)

@@ -15,10 +15,9 @@ import fsspec  # type: ignore[import-untyped]
 
 from samestep.errors import ConfigError
 from samestep.ranks.secrets import redact
-from samestep.run import seal
+from samestep.run import record, seal
 from samestep.run.directory import BEST, LAST, RECORDS
 from samestep.run.files import partial_of
-from samestep.run.identity import read_identity
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +189,7 @@ def _has_newer(copy: RunCopy) -> bool:
         return False
     starts = json.loads(copy.fs.cat_file(f"{copy.root}/run.json"))["starts"]
     theirs = {start["config"] for start in starts if "config" in start}
-    ours = set(read_identity(copy.run_dir).configs)
+    ours = set(record.read(copy.run_dir).configs)
     return not (theirs and ours) or bool(theirs & ours)
 
 
