@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 TO_CONTINUE = ("state_dict", "loops", "callbacks", "global_step")  # what Lightning needs
 PREVIOUS = "last-previous.ckpt"
+PLAIN = {type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter}
 
 
 class CheckpointError(RunError):
@@ -71,7 +72,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 again; the older checkpoints are intact.
         """
         checkpoint, left_out = restorable(checkpoint)
-        problem = find_unreadable(checkpoint)
+        problem = None
+        if what := find_unreadable(checkpoint, "checkpoint"):
+            problem = (
+                f"the checkpoint could not be read again: {what}. What a callback, the model or "
+                "the data saves must be tensors, numbers, strings, lists and dictionaries: "
+                "convert it in its state_dict or on_save_checkpoint."
+            )
         if self.trial:
             self.trial.was_called, self.trial.problem = True, problem
             self.trial.left_out = left_out
@@ -229,21 +236,34 @@ class Trial:
     left_out: list[str] = field(default_factory=list)
 
 
-def find_unreadable(content: dict[str, Any]) -> str | None:
-    """Why a run could not continue from this checkpoint, and what to do; None if it could."""
-    file = io.BytesIO()
-    try:
-        torch.save(_without_tensors(content), file)
-        file.seek(0)
-        torch.load(file, weights_only=True)
-    except (pickle.PickleError, AttributeError, TypeError, RuntimeError) as error:
-        what = find_foreign(content, "checkpoint") or str(error).splitlines()[0]
-        return (
-            f"the checkpoint could not be read again: {what}. What a callback, the model or the "
-            "data saves must be tensors, numbers, strings, lists and dictionaries: convert it in "
-            "its state_dict or on_save_checkpoint."
-        )
-    return None
+def find_unreadable(value: Any, place: str) -> str | None:
+    """Where ``value`` holds what could never be read again, as a clause; None if it holds nothing.
+
+    torch reads plain values, tensors, and some classes, without calling any code of a file. Values
+    of other types are written and read here, one by one: they are few and small.
+    """
+    kind = type(value)
+    parts: Iterable[tuple[Any, Any]] = ()
+    if kind in (dict, OrderedDict):
+        parts = value.items()
+        keys = (key for key in value if type(key) not in PLAIN)
+        if found := next((find_unreadable(key, f"a key of {place}") for key in keys), None):
+            return found
+    elif kind in (list, tuple):
+        parts = enumerate(value)
+    elif kind not in PLAIN:
+        file = io.BytesIO()
+        try:
+            torch.save(value, file)
+            file.seek(0)
+            torch.load(file, weights_only=True)
+        except (pickle.PickleError, AttributeError, TypeError, RuntimeError):
+            return f"{place} is a {kind.__module__}.{kind.__qualname__}"
+    # Plain values are many, such as the rows of the history, and a place takes time to write.
+    inside = (
+        find_unreadable(item, f"{place}[{key!r}]") for key, item in parts if type(item) not in PLAIN
+    )
+    return next((found for found in inside if found), None)
 
 
 def restorable(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -258,7 +278,7 @@ def restorable(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if saved is None:
             continue
         plain = to_plain(saved)
-        foreign = [name for name, value in plain.items() if find_unreadable({name: value})]
+        foreign = [name for name, value in plain.items() if find_unreadable(value, name)]
         left_out += [f"{name} ({type(plain.pop(name)).__qualname__})" for name in foreign]
         checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = plain
         checkpoint.pop(part.CHECKPOINT_HYPER_PARAMS_TYPE, None)  # it is a dictionary now
@@ -278,33 +298,6 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, PurePath):
         return str(value)
     return value.item() if isinstance(value, np.generic) else value
-
-
-NO_TENSOR = torch.empty(0)
-
-
-def _without_tensors(value: Any) -> Any:
-    """The value with empty tensors, which are quick to write."""
-    if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
-        return NO_TENSOR
-    if type(value) in (dict, OrderedDict):
-        return {key: _without_tensors(item) for key, item in value.items()}
-    return type(value)(map(_without_tensors, value)) if type(value) in (list, tuple) else value
-
-
-def find_foreign(value: Any, place: str) -> str | None:
-    """Where ``value`` holds something that is no plain value and not of torch, as a sentence."""
-    kind = type(value)
-    if kind.__module__.partition(".")[0] not in ("builtins", "torch", "collections"):
-        return f"{place} is a {kind.__module__}.{kind.__qualname__}"
-    items: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, (list, tuple, set)):
-        items = list(enumerate(value))
-    found = (find_foreign(key, f"a key of {place}") for key, _ in items)
-    inside = (find_foreign(item, f"{place}[{key!r}]") for key, item in items)
-    return next((sentence for sentence in (*found, *inside) if sentence), None)
 
 
 def refused(path: Path, why: str) -> CheckpointError:

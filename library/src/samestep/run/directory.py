@@ -121,8 +121,10 @@ def abandon(run_dir: Path) -> None:
         return
     if not before.made:
         for path, content in before.records.items():
-            with open_atomic(path) as file:
-                file.write(content)
+            # On a full disk nothing was replaced, and nothing can be.
+            if not path.is_file() or path.read_bytes() != content:
+                with open_atomic(path) as file:
+                    file.write(content)
         return
     # Under its own name it would be emptied while another process begins in there.
     removed = run_dir.with_name(f".{run_dir.name}.removed-{os.getpid()}")

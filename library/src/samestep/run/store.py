@@ -46,7 +46,9 @@ class RunCopy:
         except Exception as error:
             # Some stores connect at once, and each has exceptions of its own.
             why = redact(f"url={url}: {type(error).__name__}: {error}")
-            raise ConfigError(f"{why}; s3:// and file:// are supported") from error
+            raise ConfigError(
+                f"{why}; check the address (s3:// and file:// are supported), or try again later"
+            ) from error
         protocol = self.fs.protocol
         protocols = {protocol} if isinstance(protocol, str) else set(protocol)
         if protocols & {"http", "https"}:
@@ -84,8 +86,19 @@ class RunCopy:
                 return
             # The open file stays this version, whichever file gets its name meanwhile.
             source = Path(f"/dev/fd/{file.fileno()}")
-            if not name.endswith(".ckpt") or self._needs_checkpoint(name, source):
-                self._put(name, source)
+            if name.endswith(".ckpt"):
+                own = seal.verify(source)
+                if isinstance(own, str):
+                    raise ValueError(f"a checkpoint is damaged here: {own}")
+                # What it needs to be continued from: history and best checkpoint.
+                for other in (*RECORDS, *([BEST] if name == LAST else [])):
+                    self.upload(other)
+                if self.read_seal(name) == own:
+                    self.copied[name] = version
+                    return
+                # On macOS the other descriptor has just moved this one to the end.
+                os.lseek(file.fileno(), 0, os.SEEK_SET)
+            self._put(name, source)
             self.copied[name] = version
 
     def read_seal(self, name: str) -> seal.Seal | None:
@@ -94,15 +107,6 @@ class RunCopy:
             return seal.parse(self.fs.cat_file(f"{self.root}/{name}", start=-seal.TAIL_BYTES))
         except FileNotFoundError:
             return None
-
-    def _needs_checkpoint(self, name: str, source: Path) -> bool:
-        """Whether the store lacks a checkpoint, once it has what a run continues from beside it."""
-        own = seal.verify(source)
-        if isinstance(own, str):
-            raise ValueError(f"a checkpoint is damaged here: {own}")
-        for other in (*RECORDS, *([BEST] if name == LAST else [])):
-            self.upload(other)
-        return self.read_seal(name) != own
 
     def _put(self, name: str, source: Path) -> None:
         target = f"{self.root}/{name}"
