@@ -116,7 +116,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 why = f"{name} has the shape {list(found)}, and not {list(shape)}"
             raise ConfigError(
                 f"{path} cannot be continued: it is of another model: {why}. Repeat the "
-                "configuration that it was trained with, or begin anew under another RUN_ID",
+                "configuration that it was trained with, or start over under another RUN_ID",
                 on_all_ranks=True,
             )
         return checkpoint
@@ -184,7 +184,7 @@ def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Seal
     if newest is None:
         raise CheckpointError(
             f"no checkpoint of this run can be used:{lines}\n"
-            "Restore one, or begin anew under another RUN_ID."
+            "Restore one, or start over under another RUN_ID."
         )
     name, step = newest[0].name, newest[1].global_step
     log.warning("Damaged or misplaced checkpoints:%s\nUsing %s, of step %d", lines, name, step)
@@ -302,7 +302,7 @@ def to_plain(value: Any) -> Any:
 
 def refused(path: Path, why: str) -> CheckpointError:
     """The error for a checkpoint that must not be loaded, and what to do."""
-    remedy = "begin anew under another RUN_ID"
+    remedy = "start over under another RUN_ID"
     if path.name == "best.ckpt":
         remedy = (
             "train further with a larger trainer.max_epochs: the best checkpoint from there on "

@@ -30,7 +30,7 @@ from samestep.errors import ConfigError
 from samestep.ranks.secrets import redact_argument, redact_values
 from samestep.run import lock, provenance, record, seal
 from samestep.run.changes import config_digest, find_changes
-from samestep.run.files import open_atomic, set_aside, sha256_of, write_text
+from samestep.run.files import open_atomic, read_bytes, set_aside, sha256_of, write_text
 from samestep.run.metrics import read_figures, why_damaged
 from samestep.spec import RunSpec
 
@@ -43,7 +43,7 @@ RECORDS = ("config.yaml", record.FILE, "metrics.csv")  # what a copy of the run 
 
 
 class Start(NamedTuple):
-    """How a process starts: with nothing left to train, from a checkpoint, or anew."""
+    """How a process starts: with nothing left to train, from a checkpoint, or from step 0."""
 
     finished: bool
     ckpt_path: str | None  # to continue from; None where the run begins
@@ -53,7 +53,7 @@ class Before(NamedTuple):
     """What a start must leave behind if it never saves a checkpoint."""
 
     made: list[Path]  # folders that are new: the run directory, and those above it
-    records: dict[Path, bytes]  # configuration and record of an older run
+    records: dict[Path, bytes | None]  # config.yaml and run.json of an older run
     last: seal.Seal | None  # of its last checkpoint
 
 
@@ -105,8 +105,7 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
 
 def _remember(run_dir: Path, made: list[Path]) -> None:
     """Keep for ``abandon`` what is in the directory, which this process owns."""
-    paths = [run_dir / "config.yaml", run_dir / record.FILE]
-    records = {path: path.read_bytes() for path in paths if path.is_file()}
+    records = {run_dir / name: read_bytes(run_dir / name) for name in ("config.yaml", record.FILE)}
     _before[run_dir.absolute()] = Before(made, records, seal.read(run_dir / LAST))
 
 
@@ -122,7 +121,7 @@ def abandon(run_dir: Path) -> None:
     if not before.made:
         for path, content in before.records.items():
             # On a full disk nothing was replaced, and nothing can be.
-            if not path.is_file() or path.read_bytes() != content:
+            if content is not None and content != read_bytes(path):
                 with open_atomic(path) as file:
                     file.write(content)
         return
@@ -241,7 +240,8 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
     if starts and starts[-1].get("packages") == start["packages"]:
         del starts[-1]["packages"]  # the newest start has the same
     progress = ("epoch", "step", "monitor", "best", "best_epoch", "shares")
-    begins_anew: dict[str, Any] = {} if last else dict.fromkeys(progress)
+    # Without a checkpoint the run starts over.
+    forgotten: dict[str, Any] = {} if last else dict.fromkeys(progress)
     record.update(
         run_dir,
         record.RUNNING,
@@ -249,7 +249,7 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
         limits={name: _number_of(limit) for name, limit in spec.limits.items()},
         results=None,  # those of before stay in metrics.json
         starts=[*starts, redact_values(start)],
-        **begins_anew,
+        **forgotten,
     )
     return last
 

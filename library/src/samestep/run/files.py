@@ -80,6 +80,15 @@ def read_text(path: Path) -> str:
         return file.read().decode()
 
 
+def read_bytes(path: Path) -> bytes | None:
+    """What a file holds; None if it cannot be read, such as a file that is not there."""
+    try:
+        with open_regular(path) as file:
+            return file.read()
+    except OSError:
+        return None
+
+
 def link_file(source: Path, target: Path) -> None:
     """Give ``source`` the second name ``target``; copy it where the disk knows no hard links."""
     partial = partial_of(target)
@@ -112,11 +121,11 @@ def sync_directory(directory: Path) -> None:
 
 
 def set_aside(path: Path, why: object) -> None:
-    """Rename a damaged file or folder to ``<name>.damaged``, and warn: a new one begins."""
+    """Rename a damaged file or folder to ``<name>.damaged``, and warn: a new one replaces it."""
     number = 1
     aside = path.with_name(f"{path.name}.damaged")
     while aside.exists():
         number += 1
         aside = path.with_name(f"{path.name}.damaged-{number}")
     path.rename(aside)
-    log.warning("%s cannot be read (%s); it is kept as %s, and begun anew", path, why, aside.name)
+    log.warning("%s cannot be read (%s); it is kept as %s, and replaced", path, why, aside.name)
