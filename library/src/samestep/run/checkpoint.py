@@ -239,8 +239,8 @@ class Trial:
 def find_unreadable(value: Any, place: str) -> str | None:
     """Where ``value`` holds what could never be read again, as a clause; None if it holds nothing.
 
-    torch reads plain values, tensors, and some classes, without calling any code of a file. Values
-    of other types are written and read here, one by one: they are few and small.
+    torch reads plain values, tensors, and some types more, without calling any code of a file.
+    Values of other types are written and read here, one by one: they are few and small.
     """
     kind = type(value)
     parts: Iterable[tuple[Any, Any]] = ()
