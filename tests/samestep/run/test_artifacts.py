@@ -17,6 +17,7 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
+from library.tests.run.settings import newest
 from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.run import artifacts, directory, record, store
@@ -26,7 +27,6 @@ from samestep.run.files import write_text
 from samestep.run.store import RunCopy
 from tests.conftest import NO_PICTURES, QUICK, final_figures, run
 from tests.conftest import environment as variables
-from tests.samestep.run.settings import newest
 
 KEY = "AKIA" + "F4K3" * 4
 SECRET = "sesame-open-456"
@@ -268,7 +268,7 @@ def test_numbered_checkpoints_are_copied_too(tmp_path: Path):
 def test_a_run_whose_callbacks_have_other_names_keeps_its_best_value_and_its_copy(tmp_path: Path):
     words = [
         "train.py", "~callbacks.best", "~callbacks.artifacts", *QUICK, NO_PICTURES, "model=mlp",
-        "+callbacks.keep={_target_:tests.samestep.callbacks.test_run_state.KeepBest,"
+        "+callbacks.keep={_target_:library.tests.callbacks.test_run_state.KeepBest,"
         "dirpath:${run_dir}/checkpoints,monitor:val/loss,mode:min}",
         "+callbacks.copies={_target_:samestep.run.artifacts.Artifacts,"
         f"url:{tmp_path}/store,run_dir:${{run_dir}},flush_timeout_s:30}}",
