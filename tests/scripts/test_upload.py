@@ -38,11 +38,11 @@ def test_what_is_missing_or_differs_is_copied(tmp_path: Path, run_dir: Path, cal
     (run_dir / "config.yaml").write_text(f"callbacks: {{copies: {node}}}\n")
     assert call(run_dir) == (0, f"Uploaded: {store}\n", "")
     assert contents(store) == contents(run_dir)
-    untouched = (store / "metrics.csv").stat().st_mtime_ns
+    untouched = (store / "checkpoints/best.ckpt").stat().st_mtime_ns
     (store / "checkpoints/last.ckpt").write_bytes(b"rot")
     assert call(run_dir, "--url", f"file://{tmp_path}/store")[0] == 0
     assert contents(store) == contents(run_dir)
-    assert (store / "metrics.csv").stat().st_mtime_ns == untouched
+    assert (store / "checkpoints/best.ckpt").stat().st_mtime_ns == untouched
 
 
 def test_a_run_without_a_store_needs_the_option(run_dir: Path, call: Upload):
@@ -62,7 +62,7 @@ def test_a_broken_store_is_named_with_each_file(tmp_path: Path, run_dir: Path, c
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("foo://x", "foo://x: Protocol not known"),
+        ("foo://x", "foo://x: ValueError: Protocol not known"),
         ("https://example.com/x", "cannot be written"),
         ("://", "://"),
         ("s3://", "s3://"),
@@ -83,7 +83,7 @@ def test_an_address_that_is_no_store_is_refused(
 
 def test_a_server_that_refuses_is_one_line_without_the_password(run_dir: Path, call: Upload):
     code, out, error = call(run_dir, "--url", "ftp://user:sesame99@127.0.0.1:1/runs")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert error.startswith("error: ")
     assert "127.0.0.1:1/runs: ConnectionRefusedError" in error
     assert error.count("\n") == 1

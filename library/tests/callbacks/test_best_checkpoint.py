@@ -12,7 +12,7 @@ from library.tests.callbacks.tiny import Tiny, fit
 from samestep.callbacks.checkpoints import LastCheckpoint
 from samestep.errors import ConfigError
 from samestep.run import directory, files
-from samestep.run.checkpoint import CheckpointError, find_newest, load
+from samestep.run.checkpoint import CheckpointError, find_valid, load
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers", "ignore:.*treespec, LeafSpec"
@@ -192,7 +192,7 @@ def test_a_best_checkpoint_that_is_lost_is_said(
             best.unlink()
             shutil.copy(tmp_path / "checkpoints/last.ckpt", best)
     caplog.set_level(logging.WARNING)
-    newest = find_newest(tmp_path / "checkpoints")
+    newest, _ = find_valid(tmp_path / "checkpoints")
     assert newest is not None
     assert newest.name == "last.ckpt"
     fit(

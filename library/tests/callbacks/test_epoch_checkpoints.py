@@ -5,7 +5,7 @@ import pytest
 
 from library.tests.callbacks.tiny import STEPS_PER_EPOCH, Tiny, fit
 from samestep.callbacks.checkpoints import LastCheckpoint
-from samestep.run.checkpoint import find_newest, load
+from samestep.run.checkpoint import find_valid, load
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers", "ignore:.*treespec, LeafSpec"
@@ -64,16 +64,16 @@ def test_a_run_can_continue_from_one_that_was_kept(tmp_path: Path, monkeypatch):
     fit(tmp_path, Tiny([0.9, 0.1, 0.1]), max_epochs=2, every_n_epochs=1)
     folder = tmp_path / "checkpoints"
     hashed = []
-    verify = find_newest.__globals__["verify"]
+    verify = find_valid.__globals__["verify"]
 
     def noting(path: Path, identity: object) -> object:
         hashed.append(path.name)
         return verify(path, identity)
 
-    monkeypatch.setitem(find_newest.__globals__, "verify", noting)
-    assert find_newest(folder) == folder / "last.ckpt"
+    monkeypatch.setitem(find_valid.__globals__, "verify", noting)
+    assert find_valid(folder)[0] == folder / "last.ckpt"
     assert hashed == ["last.ckpt"]
     for name in ("last.ckpt", "last-previous.ckpt"):
         (folder / name).unlink()
-    assert find_newest(folder) == folder / "epoch-0002.ckpt"
+    assert find_valid(folder)[0] == folder / "epoch-0002.ckpt"
     assert "epoch-0001.ckpt" not in hashed

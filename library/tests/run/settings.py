@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from samestep.run.checkpoint import AtomicCheckpointIO
+from samestep.run.checkpoint import AtomicCheckpointIO, find_valid
 from samestep.spec import RunSpec
 
 CONFIG = {
@@ -39,3 +39,9 @@ def save(path: Path, step: int, **content: object) -> None:
     """A checkpoint of this step."""
     checkpoint = {"global_step": step, "state_dict": {}, "loops": {}, **content}
     AtomicCheckpointIO().save_checkpoint(checkpoint, path)
+
+
+def newest(folder: Path) -> Path | None:
+    """The checkpoint from which a run with this folder would continue."""
+    found = find_valid(folder)
+    return found[0] if found else None

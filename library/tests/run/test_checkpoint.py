@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from library.tests.run.settings import newest
 from samestep.errors import ConfigError
 from samestep.run import checkpoint, seal
 from samestep.run.checkpoint import (
@@ -22,7 +23,6 @@ from samestep.run.checkpoint import (
     CheckpointError,
     link_checkpoint,
 )
-from samestep.run.checkpoint import find_newest as newest
 from samestep.run.seal import Seal
 from tests.conftest import run
 
@@ -62,6 +62,14 @@ def test_the_one_before_the_last_is_kept(tmp_path: Path):
     assert (load(tmp_path / "last.ckpt"), load(tmp_path / "last-previous.ckpt")) == (3, 2)
 
 
+def test_a_cut_checkpoint_does_not_replace_the_one_before(tmp_path: Path):
+    for number in (1, 2):
+        save(tmp_path / "last.ckpt", number)
+    os.truncate(tmp_path / "last.ckpt", 99)
+    save(tmp_path / "last.ckpt", 3)
+    assert (load(tmp_path / "last.ckpt"), load(tmp_path / "last-previous.ckpt")) == (3, 1)
+
+
 def test_a_seal_is_the_comment_of_a_zip_file_that_torch_reads(tmp_path: Path):
     record(tmp_path, "mine", "c")
     path = tmp_path / "checkpoints/last.ckpt"
@@ -81,7 +89,7 @@ def test_a_seal_is_the_comment_of_a_zip_file_that_torch_reads(tmp_path: Path):
 def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path: Path):
     path = tmp_path / "best.ckpt"
     save(path, 1)
-    with pytest.raises(Exception, match="pickle"):
+    with pytest.raises(CheckpointError, match=r"checkpoint\['number'\] is a builtins.function"):
         AtomicCheckpointIO().save_checkpoint({"number": lambda: 2}, path)
     assert load(path) == 1
     assert [file.name for file in tmp_path.iterdir()] == ["best.ckpt"]

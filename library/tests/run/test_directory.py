@@ -211,7 +211,7 @@ def test_the_run_of_another_process_is_never_abandoned(spec: Make, tmp_path: Pat
     monkeypatch.setattr(lock, "acquire", lock_late)
     run.begin(spec(), [])
     run.abandon(tmp_path / "test")
-    assert contents(tmp_path / "test") == {"config.yaml": b"seed: 0"}
+    assert contents(tmp_path / "test")["config.yaml"] == b"seed: 0"
 
 
 def test_a_change_that_cannot_be_made_leaves_the_run_as_it_was(spec: Make, tmp_path: Path):
@@ -321,6 +321,18 @@ def test_a_full_disk_is_noticed_before_anything_is_trained(spec: Make, tmp_path:
     with pytest.raises(ConfigError, match=r"cannot be written: No space left on device"):
         run.begin(spec(), [])
     assert not (tmp_path / "test/config.yaml").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+def test_a_full_disk_is_one_message_for_an_older_run_too(spec: Make, tmp_path: Path):
+    run.begin(spec(), [])
+    save(tmp_path / "test/checkpoints/last.ckpt", 1)
+    before = contents(tmp_path / "test")
+    for name in ("config.yaml", "run.json"):
+        (tmp_path / f"test/.{name}.partial").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"cannot be written: No space left on device"):
+        run.begin(spec(), [])
+    assert contents(tmp_path / "test").items() >= before.items()
 
 
 def test_a_disk_that_is_full_later_is_one_message_too():

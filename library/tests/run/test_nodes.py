@@ -26,7 +26,7 @@ from samestep.run.changes import config_digest
 from samestep.run.checkpoint import (
     AtomicCheckpointIO,
     CheckpointError,
-    find_newest,
+    find_valid,
     link_checkpoint,
     load,
 )
@@ -119,7 +119,7 @@ def test_each_node_gets_the_checkpoint_and_the_best_one(tmp_path: Path, capfd):
     assert step_of(there / "checkpoints/last.ckpt") == 20
     assert step_of(there / "checkpoints/best.ckpt") == 10
     assert (there / "config.yaml").exists()  # so the node can continue the run by itself
-    assert find_newest(there / "checkpoints") == there / "checkpoints/last.ckpt"
+    assert find_valid(there / "checkpoints")[0] == there / "checkpoints/last.ckpt"
     assert not list(there.rglob(".*.partial"))
     assert capfd.readouterr().out.count("Continuing") == 1
 

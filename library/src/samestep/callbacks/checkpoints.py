@@ -32,9 +32,8 @@ from samestep.errors import ConfigError
 from samestep.ranks import lightning_patches, stopping
 from samestep.ranks.preflight import is_shared
 from samestep.ranks.stopping import Stopped
-from samestep.run import nodes, seal
+from samestep.run import nodes, record, seal
 from samestep.run.checkpoint import AtomicCheckpointIO, Trial, link_checkpoint
-from samestep.run.identity import read_identity
 from samestep.run.seal import Seal, verify
 
 log = logging.getLogger(__name__)
@@ -418,7 +417,7 @@ class BestCheckpoint(Checkpoint):
         state = checkpoint["callbacks"].get(self.state_key)
         if not state or state["step"] is None:
             return
-        found = verify(self.path, read_identity(self.path.parent.parent))
+        found = verify(self.path, record.read(self.path.parent.parent))
         if isinstance(found, Seal) and found.global_step == state["step"]:
             return
         # The process was killed after it had saved last.ckpt and before it linked best.ckpt; or
@@ -451,7 +450,7 @@ class BestCheckpoint(Checkpoint):
             own = seal.read(source)
             if source == self.path or own is None or own.global_step != step:
                 continue
-            if isinstance(verify(source, read_identity(source.parent.parent)), Seal):
+            if isinstance(verify(source, record.read(source.parent.parent)), Seal):
                 link_checkpoint(source, self.path)
                 return True
         return False

@@ -10,7 +10,8 @@ from lightning.pytorch.loggers import WandbLogger
 
 from samestep.ranks import environment
 from samestep.ranks.secrets import redact
-from samestep.run.store import BEST, open_copy
+from samestep.run.directory import BEST
+from samestep.run.store import RunCopy
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Artifacts(L.Callback):
     ) -> None:
         self.url, self.flush_timeout_s, self.wandb = url, flush_timeout_s, wandb
         self.run_dir = Path(run_dir)
-        self.copy = open_copy(url, self.run_dir) if url else None
+        self.copy = RunCopy(url, self.run_dir) if url else None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._work, name="artifacts", daemon=True)
         self._problems: dict[str, str] = {}

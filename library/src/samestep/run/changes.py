@@ -1,5 +1,7 @@
 """What a run may change when it continues, and what would make it another run."""
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,18 +10,19 @@ import yaml
 
 from samestep.errors import ConfigError
 from samestep.keys import nature_of
+from samestep.run import record
 from samestep.run.files import read_text
-from samestep.run.identity import digest_of, read_identity
 from samestep.spec import RunSpec, leaves
 
 LIGHTNINGS_PATIENCE = 3  # of EarlyStopping, where the configuration has none
-MAX_MISSING = 10  # keys that config.yaml may lack; with more of them it has been cut
 
 
 def config_digest(spec: RunSpec) -> str:
     """A digest of all that would make another run."""
     values = flatten(spec.config).items()
-    return digest_of({k: v for k, v in values if not nature_of(k, spec.may_change)})
+    learned = {key: value for key, value in values if not nature_of(key, spec.may_change)}
+    text = json.dumps(learned, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def find_patience(config: Mapping[str, Any]) -> dict[str, int]:
@@ -46,7 +49,7 @@ def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:
         return {}
     if not (run_dir / "config.yaml").exists():
         # Only its digest tells whether this is the same run.
-        known = read_identity(run_dir).configs
+        known = record.read(run_dir).configs
         if known and config_digest(spec) not in known:
             raise ConfigError(
                 f"{run_dir} has lost its config.yaml, and was begun with another configuration "
@@ -60,9 +63,6 @@ def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:
     changed = {key: pair for key, pair in changed.items() if not key.startswith("choices")}
     learned = [key for key in changed if not nature_of(key, spec.may_change)]
     refused = [key for key in learned if key not in spec.allow_changes]
-    missing = [key for key in refused if key not in old]
-    if len(missing) > MAX_MISSING:
-        raise _unreadable(run_dir / "config.yaml", f"it lacks {len(missing)} keys")
     if refused:
         lines = "".join(f"\n  {key}: {changed[key][0]} -> {changed[key][1]}" for key in refused)
         raise ConfigError(

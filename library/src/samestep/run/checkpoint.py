@@ -29,17 +29,16 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from samestep.errors import ConfigError, RunError
-from samestep.run import seal
+from samestep.run import record, seal
 from samestep.run.files import link_file, open_atomic
-from samestep.run.identity import Identity, read_identity
+from samestep.run.record import Record
 from samestep.run.seal import Seal, verify
 
 log = logging.getLogger(__name__)
 
-# Keys without which Lightning cannot continue, or a model cannot be loaded.
-TO_CONTINUE = ("state_dict", "loops", "callbacks", "global_step")
-TO_LOAD = ("state_dict",)
+TO_CONTINUE = ("state_dict", "loops", "callbacks", "global_step")  # what Lightning needs
 PREVIOUS = "last-previous.ckpt"
+PLAIN = {type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter}
 
 
 class CheckpointError(RunError):
@@ -73,7 +72,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 again; the older checkpoints are intact.
         """
         checkpoint, left_out = restorable(checkpoint)
-        problem = find_unreadable(checkpoint)
+        problem = None
+        if what := find_unreadable(checkpoint, "checkpoint"):
+            problem = (
+                f"the checkpoint could not be read again: {what}. What a callback, the model or "
+                "the data saves must be tensors, numbers, strings, lists and dictionaries: "
+                "convert it in its state_dict or on_save_checkpoint."
+            )
         if self.trial:
             self.trial.was_called, self.trial.problem = True, problem
             self.trial.left_out = left_out
@@ -84,7 +89,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with open_atomic(target, before_rename=lambda: make_way(target)) as file:
-                write(checkpoint, file, read_identity(target.parent.parent))
+                write(checkpoint, file, record.read(target.parent.parent))
         except (OSError, RuntimeError) as error:
             raise cannot_write(target, error) from error
 
@@ -101,22 +106,29 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             ConfigError: if it is of another model than the configuration describes.
         """
         checkpoint = load(Path(path), TO_CONTINUE)
-        if why := _shape_problem(checkpoint["state_dict"], self.shapes):
+        weights = checkpoint["state_dict"]
+        for name, shape in self.shapes.items():
+            found = weights[name].shape if name in weights else None
+            if found == shape:
+                continue
+            why = f"it holds no {name}"
+            if found is not None:
+                why = f"{name} has the shape {list(found)}, and not {list(shape)}"
             raise ConfigError(
                 f"{path} cannot be continued: it is of another model: {why}. Repeat the "
-                "configuration that it was trained with, or begin anew under another RUN_ID",
+                "configuration that it was trained with, or start over under another RUN_ID",
                 on_all_ranks=True,
             )
         return checkpoint
 
 
-def load(path: Path, required: tuple[str, ...] = TO_LOAD) -> dict[str, Any]:
+def load(path: Path, required: tuple[str, ...] = ("state_dict",)) -> dict[str, Any]:
     """Read the checkpoint at ``path`` onto the CPU, once it is verified and has these keys.
 
     Raises:
         CheckpointError: if it is missing, damaged, of another run or role, or no checkpoint.
     """
-    found = verify(path, read_identity(path.parent.parent))
+    found = verify(path, record.read(path.parent.parent))
     if isinstance(found, str):
         raise refused(path, found)
     try:
@@ -131,17 +143,11 @@ def load(path: Path, required: tuple[str, ...] = TO_LOAD) -> dict[str, Any]:
     return checkpoint
 
 
-def find_newest(directory: Path, identity: Identity | None = None) -> Path | None:
-    """The newest valid checkpoint, as ``find_valid`` finds it: its path alone."""
-    found = find_valid(directory, identity)
-    return found[0] if found else None
-
-
-def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path, Seal] | None:
+def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Seal] | None:
     """The newest valid checkpoint of a run, with one warning about what is wrong with others.
 
-    Only files that may be the newest are read to their end. Without an identity it is the one that
-    the starts of the run have recorded.
+    Only files that may be the newest are read to their end. ``known`` is the record of the run;
+    None reads it from its directory.
 
     Returns:
         Its path and its seal; None if there are no checkpoints at all.
@@ -149,7 +155,7 @@ def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path,
     Raises:
         CheckpointError: if there are some, and none is valid.
     """
-    identity = identity or read_identity(directory.parent)
+    known = known or record.read(directory.parent)
     seals = {path: seal.read(path) for path in sorted(directory.glob("[!.]*.ckpt"))}
     last, previous = directory / "last.ckpt", directory / PREVIOUS
 
@@ -158,10 +164,10 @@ def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path,
         own = seals[path]
         return own is None, own.age if own else (), path == last, path == previous
 
-    wrong: dict[Path, str] = {}
     newest: tuple[Path, Seal] | None = None
+    wrong: dict[Path, str] = {}
     for path in sorted(seals, key=newness, reverse=True):
-        found = verify(path, identity)
+        found = verify(path, known)
         if isinstance(found, Seal):
             newest = path, found
             break
@@ -172,15 +178,16 @@ def find_valid(directory: Path, identity: Identity | None = None) -> tuple[Path,
             wrong[last] = f"it is of step {own.global_step}, and {newest[0].name} is newer"
         elif own == seals.get(previous):
             wrong[last] = f"it is a copy of {PREVIOUS}, and the checkpoint after that is lost"
+    if not wrong:
+        return newest
     lines = "".join(f"\n  {path}: {why}" for path, why in wrong.items())
-    if wrong and not newest:
+    if newest is None:
         raise CheckpointError(
             f"no checkpoint of this run can be used:{lines}\n"
-            "Restore one, or begin anew under another RUN_ID."
+            "Restore one, or start over under another RUN_ID."
         )
-    if wrong and newest:
-        name, step = newest[0].name, newest[1].global_step
-        log.warning("Damaged or misplaced checkpoints:%s\nUsing %s, of step %d", lines, name, step)
+    name, step = newest[0].name, newest[1].global_step
+    log.warning("Damaged or misplaced checkpoints:%s\nUsing %s, of step %d", lines, name, step)
     return newest
 
 
@@ -197,12 +204,15 @@ def link_checkpoint(source: Path, target: Path) -> None:
 
 
 def make_way(target: Path) -> None:
-    """Keep the last checkpoint as the one before, when another one is about to take its name."""
-    if target.name == "last.ckpt" and target.exists():
+    """Keep the last checkpoint as the one before, when another one is about to take its name.
+
+    A last checkpoint without a seal is damaged, and does not replace the one before.
+    """
+    if target.name == "last.ckpt" and seal.read(target):
         target.replace(target.with_name(PREVIOUS))
 
 
-def write(content: dict[str, Any], file: IO[bytes], identity: Identity) -> None:
+def write(content: dict[str, Any], file: IO[bytes], known: Record) -> None:
     """Write ``content`` to an empty file as ``torch.load`` reads it, with its seal."""
     # CRC-32 takes as long as the writing, and SHA-256 proves more. torch.load does not read it.
     has_crc32 = get_crc32_options()
@@ -211,10 +221,10 @@ def write(content: dict[str, Any], file: IO[bytes], identity: Identity) -> None:
         torch.save(content, file)
     finally:
         set_crc32_options(has_crc32)
-    config = identity.configs[-1] if identity.configs else None
+    config = known.configs[-1] if known.configs else None
     step, best_step = content.get("global_step", 0), content.get("best_step")
     now = datetime.now(UTC).isoformat()
-    seal.add(file, Seal(identity.run_id, config, step, best_step, now))
+    seal.add(file, Seal(known.run_id, config, step, best_step, now))
 
 
 @dataclass
@@ -226,21 +236,34 @@ class Trial:
     left_out: list[str] = field(default_factory=list)
 
 
-def find_unreadable(content: dict[str, Any]) -> str | None:
-    """Why a run could not continue from this checkpoint, and what to do; None if it could."""
-    file = io.BytesIO()
-    try:
-        torch.save(_without_tensors(content), file)
-        file.seek(0)
-        torch.load(file, weights_only=True)
-    except (pickle.PickleError, AttributeError, TypeError, RuntimeError) as error:
-        what = find_foreign(content, "checkpoint") or str(error).splitlines()[0]
-        return (
-            f"the checkpoint could not be read again: {what}. What a callback, the model or the "
-            "data saves must be tensors, numbers, strings, lists and dictionaries: convert it in "
-            "its state_dict or on_save_checkpoint."
-        )
-    return None
+def find_unreadable(value: Any, place: str) -> str | None:
+    """Where ``value`` holds what could never be read again, as a clause; None if it holds nothing.
+
+    torch reads plain values, tensors, and some types more, without calling any code of a file.
+    Values of other types are written and read here, one by one: they are few and small.
+    """
+    kind = type(value)
+    parts: Iterable[tuple[Any, Any]] = ()
+    if kind in (dict, OrderedDict):
+        parts = value.items()
+        keys = (key for key in value if type(key) not in PLAIN)
+        if found := next((find_unreadable(key, f"a key of {place}") for key in keys), None):
+            return found
+    elif kind in (list, tuple):
+        parts = enumerate(value)
+    elif kind not in PLAIN:
+        file = io.BytesIO()
+        try:
+            torch.save(value, file)
+            file.seek(0)
+            torch.load(file, weights_only=True)
+        except (pickle.PickleError, AttributeError, TypeError, RuntimeError):
+            return f"{place} is a {kind.__module__}.{kind.__qualname__}"
+    # Plain values are many, such as the rows of the history, and a place takes time to write.
+    inside = (
+        find_unreadable(item, f"{place}[{key!r}]") for key, item in parts if type(item) not in PLAIN
+    )
+    return next((found for found in inside if found), None)
 
 
 def restorable(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -255,7 +278,7 @@ def restorable(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if saved is None:
             continue
         plain = to_plain(saved)
-        foreign = [name for name, value in plain.items() if find_unreadable({name: value})]
+        foreign = [name for name, value in plain.items() if find_unreadable(value, name)]
         left_out += [f"{name} ({type(plain.pop(name)).__qualname__})" for name in foreign]
         checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = plain
         checkpoint.pop(part.CHECKPOINT_HYPER_PARAMS_TYPE, None)  # it is a dictionary now
@@ -277,46 +300,9 @@ def to_plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-NO_TENSOR = torch.empty(0)
-
-
-def _without_tensors(value: Any) -> Any:
-    """The value with empty tensors, which are quick to write."""
-    if type(value) is torch.Tensor or type(value) is torch.nn.Parameter:
-        return NO_TENSOR
-    if type(value) in (dict, OrderedDict):
-        return {key: _without_tensors(item) for key, item in value.items()}
-    return type(value)(map(_without_tensors, value)) if type(value) in (list, tuple) else value
-
-
-def find_foreign(value: Any, place: str) -> str | None:
-    """Where ``value`` holds something that is no plain value and not of torch, as a sentence."""
-    kind = type(value)
-    if kind.__module__.partition(".")[0] not in ("builtins", "torch", "collections"):
-        return f"{place} is a {kind.__module__}.{kind.__qualname__}"
-    items: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, (list, tuple, set)):
-        items = list(enumerate(value))
-    found = (find_foreign(key, f"a key of {place}") for key, _ in items)
-    inside = (find_foreign(item, f"{place}[{key!r}]") for key, item in items)
-    return next((sentence for sentence in (*found, *inside) if sentence), None)
-
-
-def _shape_problem(weights: dict[str, Any], shapes: dict[str, torch.Size]) -> str | None:
-    for name, shape in shapes.items():
-        if name not in weights:
-            return f"it holds no {name}"
-        if weights[name].shape != shape:
-            found = list(weights[name].shape)
-            return f"{name} has the shape {found}, and not {list(shape)}"
-    return None
-
-
 def refused(path: Path, why: str) -> CheckpointError:
     """The error for a checkpoint that must not be loaded, and what to do."""
-    remedy = "begin anew under another RUN_ID"
+    remedy = "start over under another RUN_ID"
     if path.name == "best.ckpt":
         remedy = (
             "train further with a larger trainer.max_epochs: the best checkpoint from there on "

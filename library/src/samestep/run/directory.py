@@ -31,7 +31,6 @@ from samestep.ranks.secrets import redact_argument, redact_values
 from samestep.run import lock, provenance, record, seal
 from samestep.run.changes import config_digest, find_changes
 from samestep.run.files import open_atomic, read_bytes, set_aside, sha256_of, write_text
-from samestep.run.identity import Identity, read_identity
 from samestep.run.metrics import read_figures, why_damaged
 from samestep.spec import RunSpec
 
@@ -40,27 +39,25 @@ log = logging.getLogger(__name__)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
-RECORDS = (
-    "config.yaml", "metrics.csv", record.FILE, "logs/git.diff",
-)  # fmt: skip
+RECORDS = ("config.yaml", record.FILE, "metrics.csv")  # what a copy of the run needs beside them
 
 
 class Start(NamedTuple):
-    """How a process starts: with nothing left to train, from a checkpoint, or anew."""
+    """How a process starts: with nothing left to train, from a checkpoint, or from step 0."""
 
     finished: bool
     ckpt_path: str | None  # to continue from; None where the run begins
 
 
 class Before(NamedTuple):
-    """What was there before ``begin`` opened a run directory."""
+    """What a start must leave behind if it never saves a checkpoint."""
 
-    missing: list[Path]  # the run directory, and the folders above it, if they were not there
-    files: dict[Path, bytes | None]  # the records; None: there was no such file
-    last: seal.Seal | None  # of the last checkpoint
+    made: list[Path]  # folders that are new: the run directory, and those above it
+    records: dict[Path, bytes | None]  # config.yaml and run.json of an older run
+    last: seal.Seal | None  # of its last checkpoint
 
 
-_before: dict[Path, Before] = {}  # by run directory, as begin found it
+_before: dict[Path, Before] = {}  # by run directory
 
 
 def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
@@ -76,11 +73,18 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
     run_dir = spec.run_dir
     if is_finished(spec) and not find_changes(spec):
         return Start(finished=True, ckpt_path=None)  # which may be where nobody can write
+    made = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
     try:
-        _lock_directory(run_dir)
+        lock.acquire(run_dir)
+        if [path.name for path in run_dir.iterdir()] != [lock.FILE]:
+            made = []  # another process has begun the same run meanwhile, and has left it again
+        _remember(run_dir, made)
         if copies:
-            _fetch_copy(copies, run_dir)
-        # What is true before the lock, another process may change.
+            from samestep.run import store  # fsspec, which few runs need
+
+            store.fetch(copies, run_dir)
+            _remember(run_dir, made)
+        # What was true before the lock, another process may have changed.
         changed = find_changes(spec)
         if is_finished(spec):
             return Start(finished=True, ckpt_path=None)
@@ -99,6 +103,39 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
     return Start(finished=False, ckpt_path=str(last) if last else None)
 
 
+def _remember(run_dir: Path, made: list[Path]) -> None:
+    """Keep for ``abandon`` what is in the directory, which this process owns."""
+    records = {run_dir / name: read_bytes(run_dir / name) for name in ("config.yaml", record.FILE)}
+    _before[run_dir.absolute()] = Before(made, records, seal.read(run_dir / LAST))
+
+
+def abandon(run_dir: Path) -> None:
+    """Undo what ``begin`` has written for a run that cannot be run; on rank zero only.
+
+    A run directory that ``begin`` has made is removed. An older one gets its configuration and its
+    record back. If a checkpoint was saved since, everything stays.
+    """
+    before = _before.pop(run_dir.absolute(), None)
+    if before is None or seal.read(run_dir / LAST) != before.last:
+        return
+    if not before.made:
+        for path, content in before.records.items():
+            # On a full disk nothing was replaced, and nothing can be.
+            if content is not None and content != read_bytes(path):
+                with open_atomic(path) as file:
+                    file.write(content)
+        return
+    # Under its own name it would be emptied while another process begins in there.
+    removed = run_dir.with_name(f".{run_dir.name}.removed-{os.getpid()}")
+    with suppress(OSError):
+        run_dir.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+    lock.forget(run_dir)
+    with suppress(OSError):  # another run has begun in there
+        for folder in before.made[1:]:
+            folder.rmdir()
+
+
 @contextmanager
 def full_disk_is_one_message(run_dir: Path) -> Iterator[None]:
     """Turn the errors of a full disk within this block into one message."""
@@ -110,38 +147,6 @@ def full_disk_is_one_message(run_dir: Path) -> Iterator[None]:
         if error.errno not in DISK_FULL:
             raise
         raise cannot_write(Path(error.filename or run_dir), error) from error
-
-
-def abandon(run_dir: Path) -> None:
-    """Undo what ``begin`` has written for a run that cannot be run; on rank zero only.
-
-    A run directory that ``begin`` has made is removed. In an older one the records become those of
-    before. If a checkpoint was saved since, everything stays.
-    """
-    before = _before.pop(run_dir.absolute(), None)
-    if before is None:
-        return
-    if seal.read(run_dir / LAST) != before.last:
-        return
-    if not before.missing:
-        for path, content in before.files.items():
-            if content is None:
-                path.unlink(missing_ok=True)
-            elif content != read_bytes(path):
-                with open_atomic(path) as file:
-                    file.write(content)
-        return
-    # Under its own name it would be emptied while another process begins in there.
-    removed = run_dir.with_name(f".{run_dir.name}.removed-{os.getpid()}")
-    with suppress(OSError):
-        run_dir.rename(removed)
-        shutil.rmtree(removed, ignore_errors=True)
-    lock.forget(run_dir)
-    for folder in before.missing[1:]:
-        try:
-            folder.rmdir()
-        except OSError:
-            return  # another run has begun in there
 
 
 def is_finished(spec: RunSpec) -> bool:
@@ -197,20 +202,9 @@ def finish(spec: RunSpec, metrics: Mapping[str, float | None]) -> None:
         log.warning("%s: not a number, and null in metrics.json; look for nan in the data", odd)
 
 
-def _lock_directory(run_dir: Path) -> None:
-    """Own the directory, and remember what was there before."""
-    missing = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
-    lock.acquire(run_dir)
-    # Another process may have begun the same run meanwhile, and left it again: then it is not new.
-    is_new = missing and [path.name for path in run_dir.iterdir()] == [lock.FILE]
-    files = {run_dir / name: read_bytes(run_dir / name) for name in RECORDS}
-    last = seal.read(run_dir / LAST)
-    _before[run_dir.absolute()] = Before(missing if is_new else [], files, last)
-
-
 def _open(spec: RunSpec, argv: list[str]) -> Path | None:
     """Check what is in the directory, and record this start: the newest checkpoint."""
-    from samestep.run.checkpoint import find_newest  # torch, which looking at runs does not need
+    from samestep.run.checkpoint import find_valid  # torch, which looking at runs does not need
 
     run_dir = spec.run_dir
     known = record.read(run_dir)
@@ -222,9 +216,8 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
         set_aside(path, "it holds no JSON object")
     elif known.results and path.is_file() and sha256_of(path) != known.results:
         set_aside(path, "it is not what this run has written")
-    last = find_newest(
-        run_dir / "checkpoints", Identity(spec.run_id, read_identity(run_dir).configs)
-    )
+    found = find_valid(run_dir / "checkpoints", known._replace(run_id=spec.run_id))
+    last = found[0] if found else None
     for name in ("checkpoints", "logs"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)
     if last is None:
@@ -247,7 +240,8 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
     if starts and starts[-1].get("packages") == start["packages"]:
         del starts[-1]["packages"]  # the newest start has the same
     progress = ("epoch", "step", "monitor", "best", "best_epoch", "shares")
-    begins_anew: dict[str, Any] = {} if last else dict.fromkeys(progress)
+    # Without a checkpoint the run starts over.
+    forgotten: dict[str, Any] = {} if last else dict.fromkeys(progress)
     record.update(
         run_dir,
         record.RUNNING,
@@ -255,23 +249,9 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
         limits={name: _number_of(limit) for name, limit in spec.limits.items()},
         results=None,  # those of before stay in metrics.json
         starts=[*starts, redact_values(start)],
-        **begins_anew,
+        **forgotten,
     )
     return last
-
-
-def _fetch_copy(url: str, run_dir: Path) -> None:
-    """Continue from the copy in a store, if no checkpoint is here or the copy has a newer one."""
-    from samestep.run import store
-
-    if list(run_dir.glob("checkpoints/*.ckpt")):
-        store.fetch_newer(url, run_dir)
-        return
-    store.fetch(url, run_dir)
-    before = _before[run_dir.absolute()]
-    if before.missing:
-        # What was fetched is still in the store, so `abandon` removes it with the directory.
-        _before[run_dir.absolute()] = before._replace(last=seal.read(run_dir / LAST))
 
 
 def _number_of(limit: Any) -> float | None:

@@ -121,11 +121,11 @@ def sync_directory(directory: Path) -> None:
 
 
 def set_aside(path: Path, why: object) -> None:
-    """Rename a damaged file or folder to ``<name>.damaged``, and warn: a new one begins."""
+    """Rename a damaged file or folder to ``<name>.damaged``, and warn: a new one replaces it."""
     number = 1
     aside = path.with_name(f"{path.name}.damaged")
     while aside.exists():
         number += 1
         aside = path.with_name(f"{path.name}.damaged-{number}")
     path.rename(aside)
-    log.warning("%s cannot be read (%s); it is kept as %s, and begun anew", path, why, aside.name)
+    log.warning("%s cannot be read (%s); it is kept as %s, and replaced", path, why, aside.name)

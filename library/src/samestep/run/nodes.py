@@ -19,7 +19,7 @@ from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.ranks.preflight import is_shared
 from samestep.ranks.process_group import broadcast, gather, on_all_ranks, on_rank_zero
-from samestep.run import directory, lock, seal
+from samestep.run import directory, lock, record, seal
 from samestep.run.changes import find_changes
 from samestep.run.checkpoint import (
     PREVIOUS,
@@ -30,7 +30,6 @@ from samestep.run.checkpoint import (
 )
 from samestep.run.directory import BEST, LAST, Start
 from samestep.run.files import open_atomic, partial_of, sha256_of
-from samestep.run.identity import Identity, read_identity
 from samestep.spec import RunSpec
 
 RECORDS = ("config.yaml", "run.json")  # without them a checkpoint is no run
@@ -128,9 +127,9 @@ def find_here(spec: RunSpec) -> tuple[tuple[int, str], str]:
         if environment.rank() == 0:
             raise
         raise ConfigError(f"on the node of rank {environment.rank()}: {error}") from error
-    folder, known = spec.run_dir / "checkpoints", read_identity(spec.run_dir)
+    known = record.read(spec.run_dir)._replace(run_id=spec.run_id)
     try:
-        found = find_valid(folder, Identity(spec.run_id, known.configs))
+        found = find_valid(spec.run_dir / "checkpoints", known)
     except CheckpointError:
         return nothing  # if no other node has one, rank zero finds this error again
     return (found[1].age, f"checkpoints/{found[0].name}") if found else nothing

@@ -48,6 +48,11 @@ class Record(NamedTuple):
         return self.starts[-1] if self.starts else {}
 
     @property
+    def configs(self) -> tuple[str, ...]:
+        """Digests of the configurations of its starts; a checkpoint carries one of them."""
+        return tuple(str(start["config"]) for start in self.starts if "config" in start)
+
+    @property
     def packages(self) -> dict[str, str]:
         """The versions of the packages that were installed at the newest start."""
         words = str(self.start.get("packages", "")).split()

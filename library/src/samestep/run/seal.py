@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from samestep.run.files import open_regular
-from samestep.run.identity import Identity
+from samestep.run.record import Record
 
 SEAL = re.compile(rb'(\{"run_id": .*\}) ([0-9a-f]{64})\Z')
 HASH_CHARS = 64  # a SHA-256 in hexadecimal
@@ -75,8 +75,11 @@ def read(path: Path) -> Seal | None:
         return None
 
 
-def verify(path: Path, identity: Identity | None = None) -> Seal | str:
-    """The seal of an intact checkpoint of this run; otherwise, as a sentence, what is wrong."""
+def verify(path: Path, known: Record | None = None) -> Seal | str:
+    """The seal of an intact checkpoint; otherwise, as a sentence, what is wrong.
+
+    With ``known``, the record of a run, it must be a checkpoint of this run.
+    """
     try:
         with open_regular(path) as file:
             seal = _read_end(file)
@@ -91,8 +94,14 @@ def verify(path: Path, identity: Identity | None = None) -> Seal | str:
         return f"it cannot be read: {error.strerror}"
     if sha256.hexdigest() != seal.sha256:
         return "it is damaged: its SHA-256 is not that of its seal"
-    of_run = {"run_id": seal.run_id, "config": seal.config}
-    return (identity and identity.problem_with(of_run)) or seal
+    if known and known.run_id and seal.run_id and seal.run_id != known.run_id:
+        return (
+            f"it belongs to the run {seal.run_id}, and this run is {known.run_id}; to continue "
+            f"that one, give its directory its own name again and set RUN_ID={seal.run_id}"
+        )
+    if known and known.configs and seal.config and seal.config not in known.configs:
+        return "it belongs to a run with another configuration"
+    return seal
 
 
 def _read_end(file: IO[bytes]) -> Seal | None:

@@ -31,22 +31,22 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
     times = {} if seconds is None else {"time": f"{timedelta(seconds=round(seconds))} h:m:s"}
     figures = metrics.read_figures(run_dir) or {}
     facts = facts_of(config, figures, record.read(run_dir), rows, times)
-    is_there = {
-        name: bool(select(config, "report")) if name == REPORT else (run_dir / name).exists()
-        for group in ("look_at", "next_if")
-        for name in select(config, f"summary.{group}") or {}
-    }
+
+    def is_there(name: str) -> bool:
+        return bool(select(config, "report")) if name == REPORT else (run_dir / name).exists()
+
     look_at = select(config, "summary.look_at") or {}
-    files = {f"{run_dir}/{name}": text for name, text in look_at.items() if is_there[name]}
+    files = {f"{run_dir}/{name}": text for name, text in look_at.items() if is_there(name)}
     width = max(map(len, files), default=0)
     commands = []
-    if (run_dir / f"checkpoints/{record.tested_checkpoint(run_dir)}.ckpt").exists():
+    if is_there(f"checkpoints/{record.tested_checkpoint(run_dir)}.ckpt"):
         next_if = select(config, "summary.next_if") or {}
-        commands = [
-            *(select(config, "summary.next") or []),
-            *(command for name, command in next_if.items() if is_there[name]),
-        ]
+        commands = list(select(config, "summary.next") or [])
+        commands += [command for name, command in next_if.items() if is_there(name)]
+    # The run directory in a command is quoted as a shell needs it.
     name = str(config["run_dir"])
+    commands = [str(command).replace(name, shlex.quote(name)) for command in commands]
+    again = command_to_go_on(config, run_dir, metrics.count_epochs(rows))
     return "\n".join(
         [
             f"Finished: {run_dir}",
@@ -54,9 +54,7 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
             *(["Look at"] if files else []),
             *(f"  {path:<{width}}     {text}" for path, text in files.items()),
             "Next",
-            # The run directory in a command is quoted as a shell needs it.
-            *(f"  {str(command).replace(name, shlex.quote(name))}" for command in commands),
-            f"  {command_to_go_on(config, run_dir, metrics.count_epochs(rows))}",
+            *(f"  {command}" for command in [*commands, again]),
         ]
     )
 
@@ -86,20 +84,21 @@ def command_to_go_on(config: Config, run_dir: Path, num_epochs: int | None) -> s
     Args:
         config: the configuration of the run.
         run_dir: its directory.
-        num_epochs: of a finished run, which is trained for twice as many; if there are none, as
-            configs/ says. If early stopping ended it, its patience is doubled. None for a run that
-            was interrupted, to which its own limits apply.
+        num_epochs: of a finished run, which is trained for twice as many, or as many as it may. If
+            it has ended before that, early stopping gets twice its patience. None, or 0, for a run
+            to which its own limits apply.
     """
     command = record.read(run_dir).start.get("command")
     words = [str(word) for word in command[1:]] if isinstance(command, list) else []
-    if num_epochs is not None:
-        longer = words_for_longer(config, num_epochs) if num_epochs else []
-        given = {word.split("=")[0] for word in longer}
-        words = [
-            word
-            for word in words
-            if not word.startswith("trainer.max_") and word.split("=")[0] not in given
-        ] + longer
+    if num_epochs:
+        max_epochs = select(config, "trainer.max_epochs") or 0
+        longer = {"trainer.max_epochs": max(2 * num_epochs, max_epochs)}
+        if num_epochs < max_epochs:
+            patience = find_patience(config).items()
+            longer |= {key: 2 * max(1, n) for key, n in patience if select(config, key) is not None}
+        kept = [word for word in words if not word.startswith("trainer.max_")]
+        kept = [word for word in kept if word.split("=")[0] not in longer]
+        words = kept + [f"{key}={number}" for key, number in longer.items()]
     name = run_dir.name
     if Path(select(config, "run_dir") or "").name == name:
         # With run_dir=... the name of the directory need not be that of the run.
@@ -112,18 +111,3 @@ def command_to_go_on(config: Config, run_dir: Path, num_epochs: int | None) -> s
     action = "render" if cluster == "docker" else "submit"
     again = shlex.join(["samestep", "launch", *words, f"action={action}"])
     return f"RUN_ID={name} {again}"
-
-
-def words_for_longer(config: Config, num_epochs: int) -> list[str]:
-    """The arguments that train a finished run of so many epochs for twice as many."""
-    max_epochs = select(config, "trainer.max_epochs") or 0
-    if num_epochs >= max_epochs:
-        return [f"trainer.max_epochs={2 * num_epochs}"]
-    # Something else has ended it before. Without a limit of steps it still has epochs left.
-    has_steps = (select(config, "trainer.max_steps") or -1) != -1
-    limit = 2 * num_epochs if has_steps else max(2 * num_epochs, max_epochs)
-    patience = {key: 2 * max(1, number) for key, number in find_patience(config).items()}
-    changed = [
-        f"{key}={number}" for key, number in patience.items() if select(config, key) is not None
-    ]
-    return [f"trainer.max_epochs={limit}", *changed]

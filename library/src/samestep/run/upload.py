@@ -1,4 +1,4 @@
-"""Copy a run to a store again: the files that the store lacks, or has in another version.
+"""Copy a run to a store again; of the checkpoints only what the store lacks.
 
 samestep upload runs/mine
 samestep upload runs/mine --url s3://bucket/runs
@@ -10,13 +10,9 @@ import sys
 from collections.abc import Sequence
 
 from samestep.command_line import Parser
-from samestep.errors import ConfigError, RunError
+from samestep.errors import ConfigError
 from samestep.ranks.secrets import redact
 from samestep.run.changes import read_config
-
-
-class UploadError(RunError):
-    """The store cannot be reached, or rejects the connection."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,8 +22,7 @@ def main(argv: Sequence[str]) -> int:
         0, or 1 if a file could not be copied.
 
     Raises:
-        ConfigError: if there is no store, or its address is wrong.
-        UploadError: if it cannot be reached.
+        ConfigError: if there is no store, its address is wrong, or it does not answer.
     """
     parser = Parser("samestep upload", __doc__)
     parser.add_run_dir()
@@ -43,13 +38,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("the run names no store; name one, such as --url s3://bucket/runs")
     from samestep.run.store import RunCopy  # imports fsspec, which invalid arguments do not need
 
-    # Every kind of store has exceptions of its own: of ftplib, of botocore, of google.auth ...
-    try:
-        store = RunCopy(url, arguments.run_dir)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise UploadError(f"--url {url}: {type(error).__name__} {error}") from error
+    store = RunCopy(url, arguments.run_dir)
     failed = 0
     for name in store.names():
         try:
