@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import cache
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
@@ -234,10 +235,14 @@ def is_shared(run_dir: Path) -> bool:
     """Whether all nodes see the run directory that rank zero writes; every rank must call this.
 
     Rank zero makes a hidden file in the run directory, or in the nearest folder above it that
-    exists. The other ranks look for it in the same place. The file is gone afterwards.
+    exists. The other ranks look for it in the same place. The file is gone afterwards. This is
+    done once in a process.
     """
-    if environment.num_nodes() == 1:
-        return True
+    return environment.num_nodes() == 1 or _is_shared(run_dir)
+
+
+@cache
+def _is_shared(run_dir: Path) -> bool:
     folders = [run_dir.absolute(), *run_dir.absolute().parents]
     with ExitStack() as stack:
         token: tuple[int, str] | None = None
@@ -284,6 +289,8 @@ def merge(everyone: list[Report]) -> list[Finding]:
 def identity(spec: RunSpec) -> dict[str, str]:
     """What must be the same on all ranks, beside the code."""
     values = {"torch": torch.__version__, "device": device_kind(spec.accelerator)}
+    if spec.is_sharded:
+        values["run_dir"] = str(spec.run_dir.absolute())  # all ranks load the path of rank zero
     for key, value in leaves(spec.config).items():
         if nature_of(key, spec.may_change) < Nature.PLACE:
             values[key] = value if isinstance(value, str) else json.dumps(value)
