@@ -1,7 +1,7 @@
 """What must hold on every rank before the first step; ``samestep doctor`` shows it alone.
 
-Each check is a function that returns a ``Finding``, or None where it does not apply. ``CHECKS``
-lists those that a rank can do by itself; ``compare`` and ``measure_network`` need the other ranks.
+``check_this_rank`` yields what a rank finds by itself. ``compare`` and ``is_shared`` need the other
+ranks.
 """
 
 import json
@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -21,7 +20,6 @@ from typing import NamedTuple
 
 import lightning as L
 import torch
-from torch import distributed as dist
 
 from samestep.errors import ConfigError, RunError
 from samestep.keys import Nature, nature_of
@@ -145,8 +143,6 @@ def inspect(
         if environment.num_nodes() > 1 and not failure(findings):
             shared = is_shared(spec.run_dir)
             findings.append(Finding("nodes", "run directory is shared" if shared else NOT_SHARED))
-        if dist.is_initialized() and not failure(findings):
-            findings.append(measure_network(device_kind(spec.accelerator)))
     except RuntimeError as error:  # of a collective
         raise PreflightError(
             f"rank {environment.rank()}: the other ranks do not answer ({error}); see their logs, "
@@ -327,18 +323,3 @@ def compare(values: dict[str, str], first: dict[str, str]) -> Finding:
         return Finding("sameness", "configuration, code, torch and kind of device")
     remedy = "start all ranks by one command, from one image or directory, on one kind of device"
     return Finding("sameness", f"{len(facts)} differences: {'; '.join(facts[:5])}", remedy)
-
-
-def measure_network(device: str) -> Finding:
-    """Measure the all-reduce of one number and of 4 MiB; the fastest of five counts."""
-    fastest = []
-    for size in (1, 2**20):
-        tensor, times = torch.zeros(size, device=device), []
-        for _ in range(5):
-            begin = time.perf_counter()
-            dist.all_reduce(tensor)
-            tensor[0].item()  # waits for a GPU
-            times.append(time.perf_counter() - begin)
-        fastest.append(min(times))
-    speed = f"{1000 * fastest[0]:.2f} ms, {4 * 2**20 / fastest[1] / 1e6:,.0f} MB/s"
-    return Finding("network", f"{'NCCL' if device == 'cuda' else 'gloo'}, {speed}")
