@@ -8,6 +8,7 @@ DictConfig.
 """
 
 import inspect
+import json
 import re
 import sys
 import threading
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 
@@ -49,7 +49,7 @@ from samestep.ranks import (
 )
 from samestep.ranks.secrets import redact_values
 from samestep.run import directory, nodes, record
-from samestep.run.checkpoint import AtomicCheckpointIO
+from samestep.run.checkpoint import AtomicCheckpointIO, to_plain
 from samestep.run.history import History
 from samestep.run.logs import log_to_files, silence_expected_warnings
 from samestep.run.metrics import read_figures
@@ -312,7 +312,11 @@ class Trainer(L.Trainer):
             saved = dict(getattr(part, "hparams", {}))
             # LightningCLI adds a key of its own, which begins with an underscore.
             described[name] |= {k: v for k, v in saved.items() if not str(k).startswith("_")}
-        config: dict[str, Any] = redact_values(plain(self._config or described))
+        # As YAML can hold it; of objects, such as an activation, the name of their class.
+        text = json.dumps(
+            to_plain(self._config or described), default=lambda o: type(o).__qualname__
+        )
+        config: dict[str, Any] = redact_values(json.loads(text))
         return config
 
 
@@ -400,16 +404,3 @@ def check_callbacks(callbacks: Iterable[L.Callback], run_dir: Path) -> None:
 def name_of_class(thing: object) -> str:
     """The full name of the class of an object."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
-
-
-def plain(value: Any) -> Any:
-    """A value as YAML can hold it; of other objects the name of their class."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return str(value) if isinstance(value, Path) else type(value).__qualname__

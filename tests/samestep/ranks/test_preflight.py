@@ -2,7 +2,6 @@
 
 import errno
 import importlib
-import logging
 import os
 import shutil
 import socket
@@ -59,7 +58,7 @@ def found(findings: list[preflight.Finding], check: str) -> preflight.Finding:
 
 def test_a_sound_machine_passes_and_nothing_is_left_behind(spec, model, tmp_path: Path):
     findings = inspect(spec(), model, DATA)
-    checks = {"world size", "accelerator", "threads", "run directory", "sameness"}
+    checks = {"world size", "accelerator", "run directory", "sameness"}
     assert {finding.check for finding in findings} == checks
     assert all(finding.result == "ok" for finding in findings)
     preflight.run(spec(), model, DATA)
@@ -111,15 +110,6 @@ def test_a_machine_without_a_gpu_is_told_to_look_at_the_driver(spec, monkeypatch
     with pytest.raises(ConfigError, match=r"0 GPUs and 1 ranks here; .* look at the driver"):
         preflight.find_rank_zero("gpu", 300)
     assert preflight.find_rank_zero("cpu", 300) == ""
-
-
-def test_too_many_threads_are_a_warning(spec, model, monkeypatch, caplog):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(environment, "cpus_per_rank", lambda: 2)
-    with caplog.at_level(logging.WARNING):
-        preflight.run(spec(), model, DATA)
-    assert "rank 0: 8 per rank, of 2 processors; they wait" in caplog.text
-    assert "OMP_NUM_THREADS" in caplog.text
 
 
 class WithLoaders(L.LightningDataModule):

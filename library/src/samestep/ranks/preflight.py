@@ -5,7 +5,6 @@ ranks.
 """
 
 import json
-import logging
 import os
 import shutil
 import sys
@@ -46,10 +45,8 @@ class Finding(NamedTuple):
 
     @property
     def result(self) -> str:
-        """``ok``, ``warning`` (the run is only slower) or ``failed``."""
-        if not self.remedy:
-            return "ok"
-        return "warning" if self.check == "threads" else "failed"
+        """``ok`` or ``failed``."""
+        return "failed" if self.remedy else "ok"
 
 
 def find_rank_zero(accelerator: str, timeout_s: float) -> str:
@@ -95,11 +92,8 @@ def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModu
         ConfigError, PreflightError: on all ranks, if a check of any rank failed.
     """
     findings = inspect(spec, model, datamodule)
-    for finding in findings:
-        if environment.rank() == 0 and finding.result == "warning":
-            logging.getLogger(__name__).warning("%s: %s; %s", *finding)
-        if environment.rank() == 0 and finding.fact == NOT_SHARED:
-            print(f"Preflight: {NOT_SHARED}", flush=True)
+    if environment.rank() == 0 and Finding("nodes", NOT_SHARED) in findings:
+        print(f"Preflight: {NOT_SHARED}", flush=True)
     if error := failure(findings):
         error.on_all_ranks = True
         raise error
@@ -107,7 +101,7 @@ def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModu
 
 def failure(findings: list[Finding]) -> ConfigError | PreflightError | None:
     """One error for all that failed: a ConfigError if the configuration alone is wrong."""
-    failed = [finding for finding in findings if finding.result == "failed"]
+    failed = [finding for finding in findings if finding.remedy]
     if not failed:
         return None
     names = {finding.check for finding in failed}
@@ -137,18 +131,30 @@ def inspect(
         PreflightError: if a rank does not answer before the process group gives up.
     """
     mine = [*check_this_rank(spec, model, datamodule), *more]
+    values = identity(spec) | hash_code(model, datamodule)
     try:
-        everyone = process_group.gather((mine, identity(spec) | hash_code(model, datamodule)))
-        findings = merge(everyone)
-        if environment.num_nodes() > 1 and not failure(findings):
-            shared = is_shared(spec.run_dir)
-            findings.append(Finding("nodes", "run directory is shared" if shared else NOT_SHARED))
+        everyone = process_group.gather((mine, values))
+        shared = is_shared(spec.run_dir)
     except RuntimeError as error:  # of a collective
         raise PreflightError(
             f"rank {environment.rank()}: the other ranks do not answer ({error}); see their logs, "
             "then look for a firewall, then set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         ) from error
-    return findings
+    ranks: dict[Finding, list[str]] = {}
+    for rank, (findings, values) in enumerate(everyone):
+        for finding in [*findings, compare(values, everyone[0][1])]:
+            if rank == 0 or finding.remedy:
+                ranks.setdefault(finding, []).append(str(rank))
+    faults = [
+        finding._replace(fact=f"rank {', '.join(numbers)}: {finding.fact}")
+        for finding, numbers in ranks.items()
+        if finding.remedy
+    ]
+    if environment.num_nodes() > 1:
+        ranks[Finding("nodes", "run directory is shared" if shared else NOT_SHARED)] = []
+    # A check that failed on any rank is not listed as well.
+    faulty = {finding.check for finding in faults}
+    return [finding for finding in ranks if finding.check not in faulty] + faults
 
 
 def check_this_rank(
@@ -161,10 +167,6 @@ def check_this_rank(
         fault = fault_of_shares(spec.shares, environment.num_nodes(), environment.world_size())
         fact, _, remedy = (fault or f"cluster.shares={spec.shares}").partition("; ")
         yield Finding("shares", fact, remedy)
-    # Threads beyond the processors wait for each other.
-    threads, processors = torch.get_num_threads(), environment.cpus_per_rank()
-    remedy = "they wait for each other: unset OMP_NUM_THREADS" if threads > processors else ""
-    yield Finding("threads", f"{threads} per rank, of {processors} processors", remedy)
     shared_memory_bytes = getattr(datamodule, "shared_memory_bytes", lambda: 0)()
     if shared_memory_bytes and SHARED_MEMORY.exists():
         needed = shared_memory_bytes * environment.local_world_size()
@@ -258,28 +260,6 @@ def _is_shared(run_dir: Path) -> bool:
         has_same_names = [path.name for path in folders[:level]] == below[:level]
         sees = has_same_names and (folders[level] / name).exists()
         return all(process_group.gather(sees))
-
-
-Report = tuple[list[Finding], dict[str, str]]  # a rank's findings and its identity
-
-
-def merge(everyone: list[Report]) -> list[Finding]:
-    """One list for all ranks: rank zero's findings that are well, then each fault with its ranks.
-
-    A check that failed on any rank is not listed as well.
-    """
-    ranks: dict[Finding, list[str]] = {}
-    for rank, (findings, values) in enumerate(everyone):
-        for finding in [*findings, compare(values, everyone[0][1])]:
-            if rank == 0 or finding.remedy:
-                ranks.setdefault(finding, []).append(str(rank))
-    faults = [
-        finding._replace(fact=f"rank {', '.join(numbers)}: {finding.fact}")
-        for finding, numbers in ranks.items()
-        if finding.remedy
-    ]
-    faulty = {finding.check for finding in faults}
-    return [finding for finding in ranks if finding.check not in faulty] + faults
 
 
 def identity(spec: RunSpec) -> dict[str, str]:

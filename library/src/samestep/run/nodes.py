@@ -149,18 +149,17 @@ def receive(
     source: int,
 ) -> None:
     """Let the first rank of each node write what the node lacks; every rank must call this."""
-    is_first = environment.local_rank() == 0
+    receives = environment.local_rank() == 0 and environment.rank() != source
     for name, content in records.items():
-        if is_first and content not in (None, read_bytes(run_dir / name)):
+        if receives and content not in (None, read_bytes(run_dir / name)):
             (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
             with open_atomic(run_dir / name) as file:
                 file.write(content)
     arrived: dict[Seal, Path] = {}
     for name, wanted, size in offered:
         path = run_dir / name
-        # Reading only the seal is fast, and tells most checkpoints apart.
-        is_here = seal.read(path) == wanted and seal.verify(path) == wanted
-        lacks = is_first and not is_here
+        # Most differ in their seals, which are read much faster than whole files.
+        lacks = receives and not (seal.read(path) == wanted == seal.verify(path))
         chain = [source, *(rank for rank, it_lacks in enumerate(gather(lacks)) if it_lacks)]
         if wanted not in arrived:
             transfer(path, wanted, size, chain)
