@@ -8,6 +8,7 @@ DictConfig.
 """
 
 import inspect
+import json
 import re
 import sys
 import threading
@@ -15,11 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import lightning as L
-import numpy as np
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 
@@ -38,7 +37,7 @@ from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.step_log import StepLog
 from samestep.callbacks.supported import check_supported
 from samestep.callbacks.watchdog import Watchdog
-from samestep.errors import ConfigError, RunError
+from samestep.errors import ConfigError
 from samestep.node import agent
 from samestep.ranks import (
     environment,
@@ -50,7 +49,7 @@ from samestep.ranks import (
 )
 from samestep.ranks.secrets import redact_values
 from samestep.run import directory, nodes, record
-from samestep.run.checkpoint import AtomicCheckpointIO
+from samestep.run.checkpoint import AtomicCheckpointIO, to_plain
 from samestep.run.history import History
 from samestep.run.logs import log_to_files, silence_expected_warnings
 from samestep.run.metrics import read_figures
@@ -61,6 +60,7 @@ CONTRADICTIONS: dict[str, tuple[Any, str]] = {
     "barebones": (True, "a run needs its callbacks and its history"),
     "overfit_batches": (None, "it replaces the order of the data; use limit_train_batches"),
     "reload_dataloaders_every_n_epochs": (None, "an interrupted epoch needs its own loader"),
+    "default_root_dir": (None, "a run writes to run_dir"),
 }
 """Arguments of Lightning's Trainer that a run cannot have, as long as they have this value (None:
 any but zero), and why."""
@@ -134,12 +134,16 @@ class Trainer(L.Trainer):
         plugins: Any = None,
         **options: Any,
     ) -> None:
-        ErrorHook.install()
+        failure.ErrorHook.install()
         check_options({**options, "strategy": strategy})
         environment.adopt_srun()
         run_dir = Path(run_dir)
         own = [callbacks] if isinstance(callbacks, L.Callback) else list(callbacks or [])
         check_callbacks(own, run_dir)
+        # What may end a run; a finished one continues if it is higher.
+        limits = {name: value for name, value in options.items() if name.startswith("max_")}
+        stoppers = [callback for callback in own if isinstance(callback, EarlyStopping)]
+        limits |= {f"patience of {stopper.monitor}": stopper.patience for stopper in stoppers}
         self.spec = RunSpec(
             run_id=run_id or run_dir.absolute().name,
             run_dir=run_dir,
@@ -153,19 +157,22 @@ class Trainer(L.Trainer):
             timeout_s=timeout_s,
             shares=shares,
             allow_changes=tuple(allow_changes),
-            limits=limits_of(options, own),
+            limits=limits,
             saves_nothing=bool(options.get("fast_dev_run")),
         )
         """The facts of this run."""
         if (num_processes := agent.num_processes(accelerator, devices, num_nodes)) > 1:
             # This process becomes the agent, and the script begins again in each rank.
-            sys.exit(agent.start(this_program(), num_processes, run_id=self.spec.run_id))
+            sys.exit(agent.start(agent.this_program(), num_processes, run_id=self.spec.run_id))
         environment.limit_threads()
         silence_expected_warnings()
         L.seed_everything(seed, workers=True, verbose=False)
 
         self._config = config
-        self._options = {"monitor": monitor, "mode": mode, **chosen_options(options)}
+        # LightningCLI passes all arguments, so only those that differ from the defaults count.
+        defaults = inspect.signature(L.Trainer).parameters
+        given = {k: v for k, v in options.items() if k not in defaults or v != defaults[k].default}
+        self._options = {"monitor": monitor, "mode": mode, **given}
         self._model: L.LightningModule | None = None
         self._history = History(run_dir)
         folder = str(run_dir / "checkpoints")
@@ -175,7 +182,9 @@ class Trainer(L.Trainer):
         chosen = [*best, last, LossGuard(max_skipped), *own]
         monitors = {"monitor": monitor} if monitor else {}
         accumulates = options.get("accumulate_grad_batches", 1) > 1
-        trackers = [logger] if isinstance(logger, Logger) else list(loggers_of(logger))
+        # True would be Lightning's own choice, and a run has metrics.csv.
+        trackers = [] if logger is None or isinstance(logger, bool) else logger
+        trackers = [trackers] if isinstance(trackers, Logger) else [*trackers]
         trackers = trackers or [NoTracker(str(run_dir))]
         # Under torchrun its ranks count, and not what the script says.
         where = {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
@@ -192,7 +201,7 @@ class Trainer(L.Trainer):
             **where,
             **options,
         )
-        patch(self)
+        lightning_patches.apply(self)
 
     def fit(
         self,
@@ -265,7 +274,7 @@ class Trainer(L.Trainer):
         preflight.find_rank_zero(self.spec.accelerator, self.spec.timeout_s)
         process_group.join(self.spec.accelerator, self.spec.timeout_s)
         # torch has just put a hook around ours: it would swallow the line before the exit code.
-        ErrorHook.install()
+        failure.ErrorHook.install()
         try:
             with process_group.shared_errors():
                 yield
@@ -295,9 +304,19 @@ class Trainer(L.Trainer):
 
     def _describe(self, model: L.LightningModule, data: Any) -> dict[str, Any]:
         """What ``config.yaml`` holds, and what is compared when the run continues."""
-        parts = {"model": describe(model), "data": describe(data)}
-        default = {"seed": self.spec.seed, "trainer": self._options, **parts}
-        config: dict[str, Any] = redact_values(plain(self._config or default))
+        described: dict[str, Any] = {"seed": self.spec.seed, "trainer": self._options}
+        for name, part in ("model", model), ("data", data):
+            described[name] = {"class": name_of_class(part)}
+            if isinstance(getattr(part, "batch_size", None), int):  # of a DataLoader
+                described[name]["batch_size"] = part.batch_size
+            saved = dict(getattr(part, "hparams", {}))
+            # LightningCLI adds a key of its own, which begins with an underscore.
+            described[name] |= {k: v for k, v in saved.items() if not str(k).startswith("_")}
+        # As YAML can hold it; of objects, such as an activation, the name of their class.
+        text = json.dumps(
+            to_plain(self._config or described), default=lambda o: type(o).__qualname__
+        )
+        config: dict[str, Any] = redact_values(json.loads(text))
         return config
 
 
@@ -341,16 +360,6 @@ def callbacks_of_run(
     ]
 
 
-def patch(trainer: L.Trainer) -> None:
-    """Change what Lightning has no switch for; see ``samestep.ranks.lightning_patches``."""
-    lightning_patches.leave_signals_to_us(trainer)
-    lightning_patches.search_gpus_once()
-    lightning_patches.call_hooks_directly()
-    lightning_patches.leave_out_empty_batches()
-    lightning_patches.reduce_logs_over_ranks()
-    lightning_patches.wrap_again_when_unfrozen(trainer)
-
-
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise a ConfigError for the first argument that contradicts what a run is."""
     for name, (wrong, why) in CONTRADICTIONS.items():
@@ -364,24 +373,6 @@ def check_options(options: Mapping[str, Any]) -> None:
             "ranks are started by samestep; use auto, ddp, ddp_find_unused_parameters_true or fsdp",
             on_all_ranks=True,
         )
-    if options.get("default_root_dir") is not None:
-        raise ConfigError(
-            "default_root_dir: is not supported: a run writes to run_dir", on_all_ranks=True
-        )
-
-
-def chosen_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that differ from Lightning's defaults: LightningCLI passes all of them."""
-    parameters = inspect.signature(L.Trainer).parameters
-    defaults = {name: parameter.default for name, parameter in parameters.items()}
-    return {name: value for name, value in options.items() if value != defaults.get(name)}
-
-
-def limits_of(options: Mapping[str, Any], callbacks: Iterable[L.Callback]) -> dict[str, Any]:
-    """What may end a run: every ``max_*``, and the patience of early stopping."""
-    limits = {name: value for name, value in options.items() if name.startswith("max_")}
-    stoppers = [callback for callback in callbacks if isinstance(callback, EarlyStopping)]
-    return limits | {f"patience of {one.monitor}": one.patience for one in stoppers}
 
 
 def check_callbacks(callbacks: Iterable[L.Callback], run_dir: Path) -> None:
@@ -410,78 +401,6 @@ def check_callbacks(callbacks: Iterable[L.Callback], run_dir: Path) -> None:
             callback.overwrite = True  # type: ignore[attr-defined]  # the run continues
 
 
-def loggers_of(logger: Iterable[Logger] | bool | None) -> Iterable[Logger]:
-    """The user's trackers; True would be Lightning's own choice, and a run has ``metrics.csv``."""
-    return () if logger is None or isinstance(logger, bool) else logger
-
-
 def name_of_class(thing: object) -> str:
     """The full name of the class of an object."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
-
-
-def describe(part: Any) -> dict[str, Any]:
-    """The class of a model or of data, and the hyperparameters that it has saved."""
-    facts: dict[str, Any] = {"class": name_of_class(part)}
-    if isinstance(getattr(part, "batch_size", None), int):  # of a DataLoader
-        facts["batch_size"] = part.batch_size
-    hyperparameters: dict[str, Any] = plain(dict(getattr(part, "hparams", {})))
-    # LightningCLI adds a key of its own.
-    return facts | {k: v for k, v in hyperparameters.items() if not k.startswith("_")}
-
-
-def plain(value: Any) -> Any:
-    """A value as YAML can hold it; of other objects the name of their class."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    return str(value) if isinstance(value, Path) else type(value).__qualname__
-
-
-def this_program() -> list[str]:
-    """What Python has been asked to run, to run it again: a script or a module, and arguments.
-
-    Raises:
-        ConfigError: in a notebook or an interactive session.
-    """
-    main = sys.modules["__main__"]
-    spec = getattr(main, "__spec__", None)
-    if spec is not None:  # python -m package.module
-        return ["-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
-    file = getattr(main, "__file__", None)
-    if file is None:
-        raise ConfigError("devices: several processes need a script that starts them")
-    return [str(Path(file).absolute()), *sys.argv[1:]]
-
-
-class ErrorHook:
-    """A ``sys.excepthook``: an error that the user can mend is one line, and has its exit code.
-
-    Args:
-        before: the hook of the program, which shows all other errors.
-    """
-
-    def __init__(self, before: Callable[..., object]) -> None:
-        self.before = before
-
-    @classmethod
-    def install(cls) -> None:
-        """Be the first hook that Python calls."""
-        if not isinstance(sys.excepthook, cls):
-            sys.excepthook = cls(sys.excepthook)
-
-    def __call__(
-        self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        """Report the error that ends this process."""
-        known = (ConfigError, RunError, failure.LostOtherRank, failure.OtherRankFailed)
-        if isinstance(error, known):
-            raise SystemExit(failure.report(error))  # Python takes the exit code from here
-        if isinstance(error, Exception):
-            failure.record(error)
-        self.before(kind, error, traceback)

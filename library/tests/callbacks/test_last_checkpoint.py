@@ -86,10 +86,9 @@ def test_nodes_that_do_not_see_the_directory_get_each_file_that_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     sent = []
-    monkeypatch.setattr("samestep.callbacks.checkpoints.is_shared", lambda run_dir: False)
-    monkeypatch.setattr(nodes, "send", lambda run_dir, names: sent.append((run_dir, *names)))
+    monkeypatch.setattr(nodes, "share", lambda run_dir, names: sent.append((run_dir, *names)))
     fit(tmp_path, Tiny([0.1, 0.3, 0.2]), every_n_epochs=2)
-    always = (tmp_path, *nodes.RECORDS, "checkpoints/last.ckpt")
+    always = (tmp_path, "checkpoints/last.ckpt")
     assert sent == [
         (*always, "checkpoints/best.ckpt"),
         (*always, "checkpoints/best.ckpt", "checkpoints/epoch-0002.ckpt"),

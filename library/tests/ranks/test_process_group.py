@@ -52,7 +52,7 @@ def test_ranks_that_do_not_come_are_named(monkeypatch, rank: int, missing: str):
     monkeypatch.setattr(distributed, "rendezvous", lambda *_, **__: iter([(store, rank, 3)]))
     monkeypatch.setattr(environment, "rank", lambda: rank)
     with pytest.raises(NetworkError, match=missing):
-        distributed.meet("gloo", timedelta(seconds=0.3))
+        distributed.store_of_this_attempt(timedelta(seconds=0.3))
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import itertools
 import json
 import multiprocessing
 import os
+import resource
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +20,8 @@ from torch.distributed import FileStore
 from samestep.errors import ConfigError
 from samestep.hydra.adapter import spec_of
 from samestep.hydra.compose import check
-from samestep.ranks import preflight
+from samestep.ranks import preflight, process_group
+from samestep.ranks.failure import OtherRankFailed
 from samestep.run import nodes
 from samestep.run.changes import config_digest
 from samestep.run.checkpoint import (
@@ -30,6 +31,7 @@ from samestep.run.checkpoint import (
     link_checkpoint,
     load,
 )
+from samestep.run.directory import LAST
 from samestep.spec import RunSpec
 from tests.conftest import QUICK
 
@@ -52,13 +54,15 @@ def be_rank(rank: int, tmp_path: Path, scenario: Scenario, spec: RunSpec) -> Non
     variables |= {"LOCAL_RANK": NODES[:rank].count(node), "GROUP_WORLD_SIZE": 2}
     os.environ.update({name: str(value) for name, value in variables.items()})
     torch.set_num_threads(1)
+    store = FileStore(f"{tmp_path}/meet", len(NODES))
     dist.init_process_group(
-        "gloo", store=FileStore(f"{tmp_path}/meet", len(NODES)), rank=rank,
-        world_size=len(NODES), timeout=timedelta(seconds=60),
-    )  # fmt: skip
+        "gloo", store=store, rank=rank, world_size=len(NODES), timeout=timedelta(seconds=60)
+    )
+    process_group._store = store
     nodes.BLOCK_BYTES = 1000  # several blocks a file
     scenario(spec)
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def play(tmp_path: Path, scenario: Scenario, *overrides: str) -> None:
@@ -84,7 +88,8 @@ def save(tmp_path: Path, node: int, *steps: int, best: int | None = None) -> Pat
     run_dir = own.run_dir
     (run_dir / "logs").mkdir(parents=True)
     (run_dir / "config.yaml").write_text(yaml.safe_dump(own.config))
-    identity = {"run_id": own.run_id, "starts": [{"config": config_digest(own)}]}
+    start = {"config": config_digest(own), "started": f"on node {node}"}
+    identity = {"run_id": own.run_id, "starts": [start]}
     (run_dir / "run.json").write_text(json.dumps(identity))
     for step in steps:
         content = {"global_step": step, "state_dict": {"weights": torch.full((5000,), step)}}
@@ -110,6 +115,20 @@ def begin(spec: RunSpec) -> None:
     assert state.ckpt_path is not None
     assert Path(state.ckpt_path).is_relative_to(spec.run_dir)
     load(Path(state.ckpt_path))
+
+
+def ends_all_ranks(why: str, function: Callable[..., object], *args: object) -> None:
+    """Expect an error of one rank, which the others have from the store."""
+
+    def call() -> None:
+        try:
+            with process_group.shared_errors():
+                function(*args)
+        finally:
+            dist.destroy_process_group()  # as a process that ends
+
+    with pytest.raises((CheckpointError, OtherRankFailed), match=why):
+        call()
 
 
 def test_each_node_gets_the_checkpoint_and_the_best_one(tmp_path: Path, capfd):
@@ -153,6 +172,9 @@ def test_the_newest_checkpoint_of_all_nodes_counts(tmp_path: Path, capfd):
         run_dir = run_dir_of(tmp_path / harm, node)
         assert step_of(run_dir / "checkpoints/last.ckpt") == 40
         assert step_of(run_dir / "checkpoints/best.ckpt") == 20
+    # The starts that only rank zero knew are kept.
+    kept = json.loads((run_dir_of(tmp_path / "older", 0) / "run.json").read_text())
+    assert [start.get("started") for start in kept["starts"][:2]] == ["on node 0", "on node 1"]
     said = capfd.readouterr().out
     assert said.count("The newest checkpoint, of step 40, is on the node of rank 1") == 3
 
@@ -221,7 +243,7 @@ def test_each_node_gets_what_is_saved_while_the_run_trains(tmp_path: Path):
                 AtomicCheckpointIO().save_checkpoint({**content, "best_step": min(step, 20)}, last)
                 if step == 20:
                     link_checkpoint(last, best)
-            nodes.send(spec.run_dir, [*nodes.RECORDS, *names])
+            nodes.share(spec.run_dir, names)
 
     play(tmp_path, scenario)
     here, there = (run_dir_of(tmp_path, node) / "checkpoints" for node in (0, 1))
@@ -234,28 +256,22 @@ def test_each_node_gets_what_is_saved_while_the_run_trains(tmp_path: Path):
     assert step_of(here / "last.ckpt") == 30
 
 
-@contextmanager
-def flipped_on_the_way() -> Iterator[None]:
+def flip_on_the_way() -> None:
     """Change a bit of the second block that arrives."""
-    exchange = nodes.exchange
+    recv, blocks = dist.recv, itertools.count()
 
-    def flip(path: Path, source: int, group: dist.ProcessGroup | None) -> Iterator[memoryview]:
-        for number, block in enumerate(exchange(path, source, group)):
-            if number == 1 and path.suffix == ".ckpt":
-                block[7] ^= 1
-            yield block
+    def flip(block: torch.Tensor, source: int) -> None:
+        recv(block, source)
+        if next(blocks) == 1:
+            block[7] ^= 1
 
-    nodes.exchange = flip
-    try:
-        yield
-    finally:
-        nodes.exchange = exchange
+    nodes.dist.recv = flip
 
 
 def test_what_does_not_arrive_whole_is_not_kept_and_ends_all_ranks(tmp_path: Path):
     def scenario(spec: RunSpec) -> None:
-        with flipped_on_the_way(), pytest.raises(CheckpointError, match="did not arrive whole"):
-            nodes.begin(spec, ["train.py"])
+        flip_on_the_way()
+        ends_all_ranks("did not arrive whole", nodes.begin, spec, ["train.py"])
 
     save(tmp_path, 0, 20)
     play(tmp_path, scenario)
@@ -265,8 +281,9 @@ def test_what_does_not_arrive_whole_is_not_kept_and_ends_all_ranks(tmp_path: Pat
 
 def test_a_node_that_cannot_write_ends_all_ranks_with_one_message(tmp_path: Path):
     def scenario(spec: RunSpec) -> None:
-        with pytest.raises(CheckpointError, match=r"rank 1: .* cannot be written: .*this node"):
-            nodes.begin(spec, ["train.py"])
+        ends_all_ranks(
+            r"rank 1: .* cannot be written: .*this node", nodes.begin, spec, ["train.py"]
+        )
 
     save(tmp_path, 0, 20)
     (tmp_path / "node-1").mkdir()
@@ -274,15 +291,16 @@ def test_a_node_that_cannot_write_ends_all_ranks_with_one_message(tmp_path: Path
     play(tmp_path, scenario)
 
 
-def test_fsdp_needs_one_path_on_all_nodes(tmp_path: Path):
-    """Its ranks load the path of rank zero."""
-
+def test_a_disk_that_is_full_in_the_middle_of_a_file_ends_all_ranks(tmp_path: Path):
     def scenario(spec: RunSpec) -> None:
-        with pytest.raises(ConfigError, match=r"must have the same run_dir, .*node-0.*node-1"):
-            nodes.begin(spec, ["train.py"])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+        ends_all_ranks(
+            r"rank 1: .* cannot be written: .*this node", nodes.share, spec.run_dir, [LAST]
+        )
 
-    play(tmp_path, scenario, "trainer.strategy=fsdp", "trainer.accelerator=gpu")
-    assert not run_dir_of(tmp_path, 0).exists()
+    save(tmp_path, 0, 20)
+    play(tmp_path, scenario)
+    assert not list(run_dir_of(tmp_path, 1).rglob("*.ckpt*"))
 
 
 def test_the_preflight_finds_out_whether_the_directory_is_shared(tmp_path: Path):

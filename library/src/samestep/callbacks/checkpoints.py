@@ -30,7 +30,6 @@ from torch import Tensor
 
 from samestep.errors import ConfigError
 from samestep.ranks import lightning_patches, stopping
-from samestep.ranks.preflight import is_shared
 from samestep.ranks.stopping import Stopped
 from samestep.run import nodes, record, seal
 from samestep.run.checkpoint import AtomicCheckpointIO, Trial, link_checkpoint
@@ -144,7 +143,6 @@ class LastCheckpoint(Checkpoint):
         self._saved_at = time.monotonic()
         self._saved_step = 0
         self._has_ended = False
-        self._has_copies = False  # on the other nodes, which do not see the directory
         self._accumulated = 0  # batches of an optimizer step, by the configuration
         self._resumed_accumulated = 0  # by that checkpoint, if a callback had changed it
         self._metrics: dict[str, Tensor] = {}  # of the checkpoint from which the run continues
@@ -161,7 +159,6 @@ class LastCheckpoint(Checkpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """End at once if early stopping had ended this run before."""
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
-        self._has_copies = not is_shared(self.path.parent.parent)
         trainer.should_stop = trainer.should_stop or self._has_ended
         if trainer.ckpt_path is None:
             self._try(trainer)
@@ -289,9 +286,7 @@ class LastCheckpoint(Checkpoint):
             trainer.save_checkpoint(self.path)
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
         saved = [self.path, *self._link(trainer)]
-        if self._has_copies:
-            names = [f"checkpoints/{path.name}" for path in saved]
-            nodes.send(self.path.parent.parent, [*nodes.RECORDS, *names])
+        nodes.share(self.path.parent.parent, [f"checkpoints/{path.name}" for path in saved])
 
     def _link(self, trainer: L.Trainer) -> list[Path]:
         """Give the file that was just saved the other names that it should have, on rank zero."""

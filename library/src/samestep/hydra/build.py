@@ -31,18 +31,17 @@ from samestep.callbacks.supported import check_supported
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.adapter import spec_of
 from samestep.hydra.schema import escape, nearest
-from samestep.ranks import environment
+from samestep.ranks import environment, lightning_patches
 from samestep.ranks.process_group import (
     UnequalNodesDDP,
     on_all_ranks,
-    options_of_any,
-    options_of_ddp,
+    options_of,
     topology,
 )
 from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.history import History
 from samestep.spec import RunSpec
-from samestep.trainer import callbacks_of_run, patch
+from samestep.trainer import callbacks_of_run
 
 # What a constructor raises when it refuses an argument.
 REFUSALS = (ValueError, TypeError, LookupError, ImportError, MisconfigurationException)
@@ -225,7 +224,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
     # Lightning would ask the first logger for a folder, and a tracker may have none.
     profiler = lightning_trainer.profiler  # type: ignore[attr-defined]
     profiler.dirpath = profiler.dirpath or cfg.run_dir
-    patch(lightning_trainer)
+    lightning_patches.apply(lightning_trainer)
     return lightning_trainer
 
 
@@ -251,9 +250,8 @@ def strategy(cfg: DictConfig, spec: RunSpec) -> Strategy:
         raise ConfigError(f"{key}: is for one rank, and there are {environment.world_size()}")
 
     names = set(inspect.signature(kind).parameters)
-    options = options_of_any(spec) if environment.under_torchrun() else {}
+    options = options_of(kind, spec)
     if issubclass(kind, DDPStrategy):
-        options |= options_of_ddp(spec)
         names |= set(inspect.signature(DistributedDataParallel).parameters)
         check_names([name for name in node if name[0] != "_"], sorted(names), key, node._target_)
     options = {name: value for name, value in options.items() if name in names and name not in node}

@@ -18,7 +18,7 @@ from samestep.ranks.secrets import redact
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+    from torch.distributed.elastic.rendezvous import RendezvousHandler
     from torch.distributed.launcher.api import LaunchConfig
 
 
@@ -62,6 +62,22 @@ def num_gpus(accelerator: str) -> int:
     import torch  # counts them
 
     return torch.cuda.device_count()
+
+
+def this_program() -> list[str]:
+    """What Python has been asked to run, to run it again: a script or a module, and arguments.
+
+    Raises:
+        ConfigError: in a notebook or an interactive session.
+    """
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:  # python -m package.module
+        return ["-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
+    file = getattr(main, "__file__", None)
+    if file is None:
+        raise ConfigError("devices: several processes need a script that starts them")
+    return [str(Path(file).absolute()), *sys.argv[1:]]
 
 
 def start(program: Sequence[str], num_processes: int, *, run_id: str) -> int:
@@ -193,8 +209,11 @@ def run_agent(
     try:
         result = agent.run()
     except Exception as error:
-        if may_restart and has_lost_etcd(error, config):
-            return None
+        if may_restart and config.rdzv_backend == "etcd-v2":
+            from samestep.node.etcd_rendezvous import is_loss
+
+            if is_loss(error):
+                return None
         raise
     if result is None:
         raise RendezvousClosedError("the other nodes have finished without this one")
@@ -210,6 +229,7 @@ def worker_spec(config: "LaunchConfig", program: Sequence[str]) -> "WorkerSpec":
     """What one agent runs: Python with this program, as often as the node has processes."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
     parameters = RendezvousParameters(
@@ -221,6 +241,12 @@ def worker_spec(config: "LaunchConfig", program: Sequence[str]) -> "WorkerSpec":
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
+    if config.rdzv_backend == "etcd-v2":
+        from samestep.node.etcd_rendezvous import EtcdRendezvous  # etcd may be lost
+
+        handler: RendezvousHandler = EtcdRendezvous(parameters)
+    else:
+        handler = get_rendezvous_handler(parameters)
     # Other backends find out the address of rank zero when the nodes meet.
     master_addr, master_port = None, None
     if config.rdzv_backend == "static":
@@ -230,7 +256,7 @@ def worker_spec(config: "LaunchConfig", program: Sequence[str]) -> "WorkerSpec":
         local_world_size=config.nproc_per_node,
         entrypoint=sys.executable,
         args=("-u", *program),
-        rdzv_handler=rendezvous_handler(parameters),
+        rdzv_handler=handler,
         max_restarts=0,
         monitor_interval=config.monitor_interval,
         master_addr=master_addr,
@@ -242,23 +268,3 @@ def worker_spec(config: "LaunchConfig", program: Sequence[str]) -> "WorkerSpec":
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
     )
-
-
-def rendezvous_handler(parameters: "RendezvousParameters") -> "RendezvousHandler":
-    """How this node meets the others: through an etcd that may be lost, or as torch does it."""
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-
-    if parameters.backend != "etcd-v2":
-        return get_rendezvous_handler(parameters)
-    from samestep.node.etcd_rendezvous import EtcdRendezvous
-
-    return EtcdRendezvous(parameters)
-
-
-def has_lost_etcd(error: Exception, config: "LaunchConfig") -> bool:
-    """Whether an agent ended because etcd was lost while the nodes told each other their ranks."""
-    if config.rdzv_backend != "etcd-v2":
-        return False
-    from samestep.node.etcd_rendezvous import is_loss
-
-    return is_loss(error)

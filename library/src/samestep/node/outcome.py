@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from samestep.ranks.failure import EXIT_CONFIG, EXIT_ERROR, EXIT_SIGTERM, LOST, PREFIX
 
@@ -25,7 +25,7 @@ def outcome_of(failures: "Mapping[int, ProcessFailure]") -> Outcome:
     """One exit code and one cause for all processes that failed."""
     if not failures:  # torch's check for processes that a driver holds up, off by default
         return Outcome(EXIT_ERROR, "a rank hangs in the kernel, in a driver or a file system")
-    messages = {rank: message_of(failure) for rank, failure in failures.items()}
+    messages = {rank: report_of(failure)[0] for rank, failure in failures.items()}
     rank = first_rank(failures)
     code = failures[rank].exitcode
     if code in STOPPED:
@@ -58,30 +58,23 @@ def first_rank(failures: "Mapping[int, ProcessFailure]") -> int:
         failure = failures[rank]
         is_late = failure.timestamp > first + 1
         was_stopped, was_killed = failure.exitcode in STOPPED, failure.exitcode < 0
-        explains = message_of(failure).startswith(PREFIX)
-        has_lost = LOST in message_of(failure)
-        time_ns = nanoseconds_of(failure)
+        message, time_ns = report_of(failure)
+        explains, has_lost = message.startswith(PREFIX), LOST in message
         # The smallest comes first, and False is smaller than True.
         return is_late, was_stopped, has_lost, not was_killed, not explains, time_ns
 
     return min(failures, key=order)
 
 
-def message_of(failure: "ProcessFailure") -> str:
-    """What a rank has reported; empty if it has not."""
-    return str(report_of(failure).get("message", ""))
+def report_of(failure: "ProcessFailure") -> tuple[str, int]:
+    """What a rank has left for its agent, and when in nanoseconds (``samestep.ranks.failure``).
 
-
-def nanoseconds_of(failure: "ProcessFailure") -> int:
-    """When a rank reported its error, or torch's time in whole seconds."""
-    extra = report_of(failure).get("extraInfo", {})
-    return int(extra.get("time_ns", failure.timestamp * 10**9))
-
-
-def report_of(failure: "ProcessFailure") -> dict[str, Any]:
-    """What a rank has left for its agent (``samestep.ranks.failure``); nothing if it has not."""
-    message = failure.error_file_data.get("message")
-    return message if isinstance(message, dict) else {}
+    If it has left nothing, the message is empty, and the time is torch's in whole seconds.
+    """
+    left = failure.error_file_data.get("message")
+    left = left if isinstance(left, dict) else {}
+    time_ns = left.get("extraInfo", {}).get("time_ns", failure.timestamp * 10**9)
+    return str(left.get("message", "")), int(time_ns)
 
 
 def is_final(failures: "Mapping[int, ProcessFailure]", config: "LaunchConfig") -> bool:

@@ -39,7 +39,16 @@ def supervise() -> int | None:
         return None
     status = wait_for(child, signals)
     stop_orphans()
-    return report_child(os.waitstatus_to_exitcode(status))
+    exit_code = os.waitstatus_to_exitcode(status)
+    if exit_code >= 0:
+        return exit_code
+    # A signal ended the child, which could not report that itself.
+    signum = signal.Signals(-exit_code)
+    cause = f"ended by {signum.name} before the ranks had started"
+    if signum not in FORWARDED:
+        hint = " (out of memory?)" if signum == signal.SIGKILL else ""
+        cause = f"{PREFIX}the agent of torchrun was ended by {signum.name}{hint}"
+    return report(128 + signum, cause)
 
 
 def wait_for(child: int, signals: set[signal.Signals]) -> int:
@@ -92,17 +101,6 @@ def children() -> set[int]:
     return set(map(int, path.read_text().split())) if path.exists() else set()
 
 
-def report_child(exit_code: int) -> int:
-    """The exit code of the node. If a signal ended the child, it could not report that itself."""
-    if exit_code >= 0:
-        return exit_code
-    signum = signal.Signals(-exit_code)
-    if signum in FORWARDED:
-        return report(128 + signum, f"ended by {signum.name} before the ranks had started")
-    hint = " (out of memory?)" if signum == signal.SIGKILL else ""
-    return report(128 + signum, f"{PREFIX}the agent of torchrun was ended by {signum.name}{hint}")
-
-
 def report(exit_code: int, cause: str = "") -> int:
     """Print why the node ends, also as Kubernetes' termination message; return the exit code."""
     if not cause:
@@ -112,14 +110,10 @@ def report(exit_code: int, cause: str = "") -> int:
     chosen = environment.variable("TERMINATION_LOG")
     path = Path(chosen or "/dev/termination-log")
     if chosen or path.exists():
-        write_message(path, f"exit code {exit_code}: {cause}")
+        # As much as Kubernetes keeps, without half a character at the end.
+        message = f"exit code {exit_code}: {cause}".encode()[:MESSAGE_BYTES].decode(errors="ignore")
+        try:
+            path.write_bytes(message.encode())
+        except OSError as error:
+            print(f"entrypoint: {path}: {error.strerror}", file=sys.stderr)
     return exit_code
-
-
-def write_message(path: Path, message: str) -> None:
-    """Write as much of the message as Kubernetes keeps, without half a character at its end."""
-    text = message.encode()[:MESSAGE_BYTES].decode(errors="ignore")
-    try:
-        path.write_bytes(text.encode())
-    except OSError as error:
-        print(f"entrypoint: {path}: {error.strerror}", file=sys.stderr)

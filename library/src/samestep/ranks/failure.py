@@ -11,7 +11,9 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment
@@ -116,3 +118,31 @@ def message(error: Exception) -> str:
     if isinstance(error, (ConfigError, RunError)):
         return f"{PREFIX}{error}"
     return traceback.format_exception_only(error)[-1].strip()
+
+
+class ErrorHook:
+    """A ``sys.excepthook``: an error that the user can mend is one line, and has its exit code.
+
+    Args:
+        before: the hook of the program, which shows all other errors.
+    """
+
+    def __init__(self, before: Callable[..., object]) -> None:
+        self.before = before
+
+    @classmethod
+    def install(cls) -> None:
+        """Be the first hook that Python calls."""
+        if not isinstance(sys.excepthook, cls):
+            sys.excepthook = cls(sys.excepthook)
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, frames: TracebackType | None
+    ) -> None:
+        """Report the error that ends this process."""
+        known = (ConfigError, RunError, LostOtherRank, OtherRankFailed)
+        if isinstance(error, known):
+            raise SystemExit(report(error))  # Python takes the exit code from here
+        if isinstance(error, Exception):
+            record(error)
+        self.before(kind, error, frames)

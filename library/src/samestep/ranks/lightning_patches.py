@@ -23,6 +23,16 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 
+def apply(trainer: "L.Trainer") -> None:
+    """Change what Lightning has no switch for, in every run."""
+    leave_signals_to_us(trainer)
+    search_gpus_once()
+    call_hooks_directly()
+    leave_out_empty_batches()
+    reduce_logs_over_ranks()
+    wrap_again_when_unfrozen(trainer)
+
+
 def leave_signals_to_us(trainer: "L.Trainer") -> None:
     """Keep Lightning 2.6 from handling SIGTERM, and from broadcasting a flag in each step.
 

@@ -1,18 +1,17 @@
 """What must hold on every rank before the first step; ``samestep doctor`` shows it alone.
 
-Each check is a function that returns a ``Finding``, or None where it does not apply. ``CHECKS``
-lists those that a rank can do by itself; ``compare`` and ``measure_network`` need the other ranks.
+``check_this_rank`` yields what a rank finds by itself. ``compare`` and ``is_shared`` need the other
+ranks.
 """
 
 import json
-import logging
 import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import cache
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import NamedTuple
 
 import lightning as L
 import torch
-from torch import distributed as dist
 
 from samestep.errors import ConfigError, RunError
 from samestep.keys import Nature, nature_of
@@ -47,10 +45,8 @@ class Finding(NamedTuple):
 
     @property
     def result(self) -> str:
-        """``ok``, ``warning`` (the run is only slower) or ``failed``."""
-        if not self.remedy:
-            return "ok"
-        return "warning" if self.check == "threads" else "failed"
+        """``ok`` or ``failed``."""
+        return "failed" if self.remedy else "ok"
 
 
 def find_rank_zero(accelerator: str, timeout_s: float) -> str:
@@ -96,11 +92,8 @@ def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModu
         ConfigError, PreflightError: on all ranks, if a check of any rank failed.
     """
     findings = inspect(spec, model, datamodule)
-    for finding in findings:
-        if environment.rank() == 0 and finding.result == "warning":
-            logging.getLogger(__name__).warning("%s: %s; %s", *finding)
-        if environment.rank() == 0 and finding.fact == NOT_SHARED:
-            print(f"Preflight: {NOT_SHARED}", flush=True)
+    if environment.rank() == 0 and Finding("nodes", NOT_SHARED) in findings:
+        print(f"Preflight: {NOT_SHARED}", flush=True)
     if error := failure(findings):
         error.on_all_ranks = True
         raise error
@@ -108,7 +101,7 @@ def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModu
 
 def failure(findings: list[Finding]) -> ConfigError | PreflightError | None:
     """One error for all that failed: a ConfigError if the configuration alone is wrong."""
-    failed = [finding for finding in findings if finding.result == "failed"]
+    failed = [finding for finding in findings if finding.remedy]
     if not failed:
         return None
     names = {finding.check for finding in failed}
@@ -138,20 +131,30 @@ def inspect(
         PreflightError: if a rank does not answer before the process group gives up.
     """
     mine = [*check_this_rank(spec, model, datamodule), *more]
+    values = identity(spec) | hash_code(model, datamodule)
     try:
-        everyone = process_group.gather((mine, identity(spec) | hash_code(model, datamodule)))
-        findings = merge(everyone)
-        if environment.num_nodes() > 1 and not failure(findings):
-            shared = is_shared(spec.run_dir)
-            findings.append(Finding("nodes", "run directory is shared" if shared else NOT_SHARED))
-        if dist.is_initialized() and not failure(findings):
-            findings.append(measure_network(device_kind(spec.accelerator)))
+        everyone = process_group.gather((mine, values))
+        shared = is_shared(spec.run_dir)
     except RuntimeError as error:  # of a collective
         raise PreflightError(
             f"rank {environment.rank()}: the other ranks do not answer ({error}); see their logs, "
             "then look for a firewall, then set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         ) from error
-    return findings
+    ranks: dict[Finding, list[str]] = {}
+    for rank, (findings, values) in enumerate(everyone):
+        for finding in [*findings, compare(values, everyone[0][1])]:
+            if rank == 0 or finding.remedy:
+                ranks.setdefault(finding, []).append(str(rank))
+    faults = [
+        finding._replace(fact=f"rank {', '.join(numbers)}: {finding.fact}")
+        for finding, numbers in ranks.items()
+        if finding.remedy
+    ]
+    if environment.num_nodes() > 1:
+        ranks[Finding("nodes", "run directory is shared" if shared else NOT_SHARED)] = []
+    # A check that failed on any rank is not listed as well.
+    faulty = {finding.check for finding in faults}
+    return [finding for finding in ranks if finding.check not in faulty] + faults
 
 
 def check_this_rank(
@@ -164,10 +167,6 @@ def check_this_rank(
         fault = fault_of_shares(spec.shares, environment.num_nodes(), environment.world_size())
         fact, _, remedy = (fault or f"cluster.shares={spec.shares}").partition("; ")
         yield Finding("shares", fact, remedy)
-    # Threads beyond the processors wait for each other.
-    threads, processors = torch.get_num_threads(), environment.cpus_per_rank()
-    remedy = "they wait for each other: unset OMP_NUM_THREADS" if threads > processors else ""
-    yield Finding("threads", f"{threads} per rank, of {processors} processors", remedy)
     shared_memory_bytes = getattr(datamodule, "shared_memory_bytes", lambda: 0)()
     if shared_memory_bytes and SHARED_MEMORY.exists():
         needed = shared_memory_bytes * environment.local_world_size()
@@ -234,10 +233,14 @@ def is_shared(run_dir: Path) -> bool:
     """Whether all nodes see the run directory that rank zero writes; every rank must call this.
 
     Rank zero makes a hidden file in the run directory, or in the nearest folder above it that
-    exists. The other ranks look for it in the same place. The file is gone afterwards.
+    exists. The other ranks look for it in the same place. The file is gone afterwards. This is
+    done once in a process.
     """
-    if environment.num_nodes() == 1:
-        return True
+    return environment.num_nodes() == 1 or _is_shared(run_dir)
+
+
+@cache
+def _is_shared(run_dir: Path) -> bool:
     folders = [run_dir.absolute(), *run_dir.absolute().parents]
     with ExitStack() as stack:
         token: tuple[int, str] | None = None
@@ -259,31 +262,11 @@ def is_shared(run_dir: Path) -> bool:
         return all(process_group.gather(sees))
 
 
-Report = tuple[list[Finding], dict[str, str]]  # a rank's findings and its identity
-
-
-def merge(everyone: list[Report]) -> list[Finding]:
-    """One list for all ranks: rank zero's findings that are well, then each fault with its ranks.
-
-    A check that failed on any rank is not listed as well.
-    """
-    ranks: dict[Finding, list[str]] = {}
-    for rank, (findings, values) in enumerate(everyone):
-        for finding in [*findings, compare(values, everyone[0][1])]:
-            if rank == 0 or finding.remedy:
-                ranks.setdefault(finding, []).append(str(rank))
-    faults = [
-        finding._replace(fact=f"rank {', '.join(numbers)}: {finding.fact}")
-        for finding, numbers in ranks.items()
-        if finding.remedy
-    ]
-    faulty = {finding.check for finding in faults}
-    return [finding for finding in ranks if finding.check not in faulty] + faults
-
-
 def identity(spec: RunSpec) -> dict[str, str]:
     """What must be the same on all ranks, beside the code."""
     values = {"torch": torch.__version__, "device": device_kind(spec.accelerator)}
+    if spec.is_sharded:
+        values["run_dir"] = str(spec.run_dir.absolute())  # all ranks load the path of rank zero
     for key, value in leaves(spec.config).items():
         if nature_of(key, spec.may_change) < Nature.PLACE:
             values[key] = value if isinstance(value, str) else json.dumps(value)
@@ -320,18 +303,3 @@ def compare(values: dict[str, str], first: dict[str, str]) -> Finding:
         return Finding("sameness", "configuration, code, torch and kind of device")
     remedy = "start all ranks by one command, from one image or directory, on one kind of device"
     return Finding("sameness", f"{len(facts)} differences: {'; '.join(facts[:5])}", remedy)
-
-
-def measure_network(device: str) -> Finding:
-    """Measure the all-reduce of one number and of 4 MiB; the fastest of five counts."""
-    fastest = []
-    for size in (1, 2**20):
-        tensor, times = torch.zeros(size, device=device), []
-        for _ in range(5):
-            begin = time.perf_counter()
-            dist.all_reduce(tensor)
-            tensor[0].item()  # waits for a GPU
-            times.append(time.perf_counter() - begin)
-        fastest.append(min(times))
-    speed = f"{1000 * fastest[0]:.2f} ms, {4 * 2**20 / fastest[1] / 1e6:,.0f} MB/s"
-    return Finding("network", f"{'NCCL' if device == 'cuda' else 'gloo'}, {speed}")

@@ -81,7 +81,20 @@ def join(accelerator: str, timeout_s: float) -> None:
         torch.cuda.set_device(environment.local_rank())
         backend = "cpu:gloo,cuda:nccl"
     # Ten seconds more than the watchdog has: it says where each rank hangs, the group does not.
-    _store = meet(backend, timedelta(seconds=timeout_s + 10))
+    timeout = timedelta(seconds=timeout_s + 10)
+    rank, world_size = environment.rank(), environment.world_size()
+    try:
+        _store = store_of_this_attempt(timeout)
+        dist.init_process_group(
+            backend, store=_store, rank=rank, world_size=world_size, timeout=timeout
+        )
+    except network.NetworkError:
+        raise
+    except RuntimeError as error:  # of torch's store, gloo or NCCL
+        reason = str(error).partition("\n")[0]
+        raise network.NetworkError(
+            f"rank {rank} cannot connect to the other ranks ({reason}); see the logs of their nodes"
+        ) from error
     stopping.defer()
 
 
@@ -104,35 +117,6 @@ def shared_errors() -> Iterator[None]:
 def device_kind(accelerator: str) -> str:
     """Where the ranks have their tensors: cuda or cpu."""
     return "cuda" if accelerator != "cpu" and torch.cuda.is_available() else "cpu"
-
-
-def meet(backend: str, timeout: timedelta) -> Store:
-    """Join the process group of this attempt.
-
-    Returns:
-        The store of this attempt.
-
-    Raises:
-        NetworkError: if the ranks do not meet within ``timeout``; it says which ranks are missing.
-    """
-    rank = environment.rank()
-    try:
-        store = store_of_this_attempt(timeout)
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=rank,
-            world_size=environment.world_size(),
-            timeout=timeout,
-        )
-    except network.NetworkError:
-        raise
-    except RuntimeError as error:  # of torch's store, gloo or NCCL
-        reason = str(error).partition("\n")[0]
-        raise network.NetworkError(
-            f"rank {rank} cannot connect to the other ranks ({reason}); see the logs of their nodes"
-        ) from error
-    return store
 
 
 def store_of_this_attempt(timeout: timedelta) -> Store:
@@ -297,30 +281,25 @@ def topology(spec: RunSpec) -> dict[str, Any]:
     where = {"devices": environment.local_world_size(), "num_nodes": environment.num_nodes()}
     if "." in spec.strategy:  # an object that somebody else has made
         return where
-    strategy: Strategy
     if spec.is_fsdp:
         # "full": a checkpoint of whole weights, which any number of ranks can read.
-        strategy = FSDPStrategy(state_dict_type="full", **options_of_any(spec))
-    else:
-        strategy = UnequalNodesDDP(**options_of_any(spec), **options_of_ddp(spec))
-    return {**where, "strategy": strategy}
+        options = options_of(FSDPStrategy, spec)
+        return {**where, "strategy": FSDPStrategy(state_dict_type="full", **options)}
+    return {**where, "strategy": UnequalNodesDDP(**options_of(UnequalNodesDDP, spec))}
 
 
-def options_of_any(spec: RunSpec) -> dict[str, Any]:
-    """What each strategy of several ranks gets, if it takes it."""
-    return {
-        "cluster_environment": TorchrunEnvironment(),
-        "timeout": timedelta(seconds=spec.timeout_s),
-    }
-
-
-def options_of_ddp(spec: RunSpec) -> dict[str, Any]:
-    """What DDP gets besides."""
-    return {
-        # RankState gives every rank the same buffers, once per epoch.
-        "forward_sync_buffers": False,
-        "gradient_as_bucket_view": True,
-        # Without this DDP sorts its gradients anew after its first step, also after a restart.
-        # The order in which three ranks or more are summed changes then, and so do the last bits.
-        "find_unused_parameters": "find_unused" in spec.strategy or spec.deterministic,
-    }
+def options_of(kind: type[Strategy], spec: RunSpec) -> dict[str, Any]:
+    """What a strategy of several ranks is made with."""
+    options: dict[str, Any] = {}
+    if environment.under_torchrun():
+        options["cluster_environment"] = TorchrunEnvironment()
+        options["timeout"] = timedelta(seconds=spec.timeout_s)
+    if issubclass(kind, DDPStrategy):
+        options["forward_sync_buffers"] = (
+            False  # RankState gives every rank the same, once per epoch
+        )
+        options["gradient_as_bucket_view"] = True
+        # Without this DDP sorts its gradients anew after its first step, also after a restart. The
+        # order in which three ranks or more are summed changes then, and so do the last bits.
+        options["find_unused_parameters"] = "find_unused" in spec.strategy or spec.deterministic
+    return options

@@ -1,15 +1,13 @@
 """Checkpoints for nodes that do not share the run directory.
 
 Rank zero writes the run directory. On a shared disk the other nodes see it there. Otherwise each
-node has a directory ``runs/<run_id>`` of its own, and gets each checkpoint when it is saved, over
-the process group: that costs the network about what two steps of training cost it. When a run
-starts, the newest valid checkpoint of all nodes counts, because rank zero may be on another node
-than before, or its disk may be lost. Each node then gets what it lacks.
+node has a directory ``runs/<run_id>`` of its own, and its first rank keeps a copy of each
+checkpoint there. Each node gets it from the one before: that costs its network about what two steps
+of training cost it. When a run starts, the newest valid checkpoint of all nodes counts, because
+rank zero may be on another node than before, or its disk may be lost.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -21,15 +19,10 @@ from samestep.ranks.preflight import is_shared
 from samestep.ranks.process_group import broadcast, gather, on_all_ranks, on_rank_zero
 from samestep.run import directory, lock, record, seal
 from samestep.run.changes import find_changes
-from samestep.run.checkpoint import (
-    PREVIOUS,
-    CheckpointError,
-    find_valid,
-    link_checkpoint,
-    make_way,
-)
+from samestep.run.checkpoint import CheckpointError, find_valid, make_way
 from samestep.run.directory import BEST, LAST, Start
-from samestep.run.files import open_atomic, partial_of, sha256_of
+from samestep.run.files import link_file, open_atomic, partial_of, read_bytes
+from samestep.run.seal import Seal
 from samestep.spec import RunSpec
 
 RECORDS = ("config.yaml", "run.json")  # without them a checkpoint is no run
@@ -47,17 +40,13 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
     Raises:
         ConfigError, RunError: on every rank; see ``directory.begin``.
     """
-    shared = is_shared(spec.run_dir)
-    if spec.is_sharded:
-        check_same_path(spec)
-    if not shared:
+    if not is_shared(spec.run_dir):
         fetch_newest(spec)
     start = on_rank_zero(directory.begin, spec, argv, copies)
     if start.ckpt_path is None:
         return start
     name = f"checkpoints/{Path(start.ckpt_path).name}"
-    if not shared:
-        send(spec.run_dir, [*RECORDS, BEST, name])
+    share(spec.run_dir, [BEST, name])
     return start._replace(ckpt_path=str(spec.run_dir / name))
 
 
@@ -69,8 +58,7 @@ def best_checkpoint(spec: RunSpec) -> str | None:
     """
     if on_rank_zero(directory.best_checkpoint, spec.run_dir) is None:
         return None
-    if not is_shared(spec.run_dir):
-        send(spec.run_dir, [BEST])
+    share(spec.run_dir, [BEST])
     return str(spec.run_dir / BEST)
 
 
@@ -78,22 +66,8 @@ def last_checkpoint(spec: RunSpec) -> str | None:
     """The path on this node of ``last.ckpt``, if there is one; every rank must call this."""
     if not on_rank_zero((spec.run_dir / LAST).exists):
         return None
-    if not is_shared(spec.run_dir):
-        send(spec.run_dir, [LAST])
+    share(spec.run_dir, [LAST])
     return str(spec.run_dir / LAST)
-
-
-def check_same_path(spec: RunSpec) -> None:
-    """Raise a ConfigError if FSDP would look for a checkpoint where a node does not have it."""
-    paths = gather(str(spec.run_dir.absolute()))
-    other = next((path for path in paths if path != paths[0]), None)
-    if other is None:
-        return
-    raise ConfigError(
-        f"trainer.strategy=fsdp: all nodes must have the same run_dir, and they have {paths[0]} "
-        f"and {other}; give them the same run_root and the same working directory",
-        on_all_ranks=True,
-    )
 
 
 def fetch_newest(spec: RunSpec) -> None:
@@ -113,7 +87,9 @@ def fetch_newest(spec: RunSpec) -> None:
             "rank zero takes it from there",
             flush=True,
         )
-    send(spec.run_dir, [*RECORDS, BEST, names[source]], source)
+    own = record.read(spec.run_dir)
+    share(spec.run_dir, [BEST, names[source]], source)
+    on_rank_zero(record.add_history, spec.run_dir, own)
 
 
 def find_here(spec: RunSpec) -> tuple[tuple[int, str], str]:
@@ -135,108 +111,88 @@ def find_here(spec: RunSpec) -> tuple[tuple[int, str], str]:
     return (found[1].age, f"checkpoints/{found[0].name}") if found else nothing
 
 
-def send(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
-    """Give the files of rank ``source`` to each node that lacks them; every rank must call this.
+def share(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
+    """Give the records and these checkpoints of rank ``source`` to each node that lacks them.
+
+    Every rank must call this. Nothing happens where all nodes see one directory.
 
     Raises:
-        CheckpointError: on every rank, if a file cannot be sent whole, or not be written.
+        CheckpointError: on a rank where a file does not arrive whole, or cannot be written.
     """
-    own = [(name, proof_of(run_dir / name)) for name in names]
-    group = first_ranks(dist.group.WORLD)
-    for name, proof in broadcast(own, source):
-        if proof is None:
-            continue  # the source has no such file, or it is damaged
-        lacks = on_all_ranks(is_lacking, run_dir / name, proof)
-        if any(gather(lacks)):
-            on_all_ranks(transfer, run_dir / name, proof, source, group, keep=lacks)
-
-
-def proof_of(path: Path) -> str | None:
-    """The SHA-256 of a record, or that in the seal of a checkpoint; None if it is not intact."""
-    if ".ckpt" in path.name:
-        found = seal.verify(path)
-        return found.sha256 if isinstance(found, seal.Seal) else None
+    if is_shared(run_dir):
+        return
+    records: dict[str, bytes | None] = {}
+    offered: list[tuple[str, Seal, int]] = []
+    if environment.rank() == source:
+        records = {name: read_bytes(run_dir / name) for name in RECORDS}
+        for name in names:
+            # One that is missing or damaged is left out: rank zero repairs it, or says so.
+            if isinstance(found := seal.verify(run_dir / name), Seal):
+                offered.append((name, found, (run_dir / name).stat().st_size))
+    records, offered = broadcast((records, offered), source)
     try:
-        return sha256_of(path)
-    except OSError:
-        return None
+        receive(run_dir, records, offered, source)
+    except OSError as error:
+        raise CheckpointError(
+            f"rank {environment.rank()}: {error.filename or run_dir} cannot be written: "
+            f"{error.strerror}; make room or get permission on this node, or share the run "
+            "directory between the nodes"
+        ) from error
+    gather(None)  # no rank reads what is not written yet
 
 
-def is_lacking(path: Path, proof: str) -> bool:
-    """Whether this node lacks the file, as its first rank finds out.
-
-    If it has the same checkpoint under another name, it gets a second name.
-    """
-    if environment.local_rank() != 0:
-        return False
-    if path.suffix != ".ckpt":
-        return proof_of(path) != proof
-    for other in sorted(path.parent.glob("[!.]*.ckpt"), key=lambda other: other != path):
-        own = seal.read(other)
-        if own and own.sha256 == proof and other.name != PREVIOUS and proof_of(other) == proof:
-            if other != path:
-                make_way(path)
-                link_checkpoint(other, path)
-            return False
-    return True
-
-
-@cache
-def first_ranks(world: dist.ProcessGroup) -> dist.ProcessGroup | None:
-    """A group of the first rank of each node; None on the other ranks.
-
-    It is made once for each ``world``: the store through which its ranks meet may be away later.
-    """
-    local_ranks = gather(environment.local_rank())
-    ranks = [rank for rank, local_rank in enumerate(local_ranks) if local_rank == 0]
-    group = dist.new_group(ranks, backend="gloo")
-    return group if isinstance(group, dist.ProcessGroup) else None
-
-
-def transfer(
-    path: Path, proof: str, source: int, group: dist.ProcessGroup | None, *, keep: bool
+def receive(
+    run_dir: Path,
+    records: Mapping[str, bytes | None],
+    offered: Sequence[tuple[str, Seal, int]],
+    source: int,
 ) -> None:
-    """Send a file from ``source``, and write it where ``keep`` is true; every rank calls this."""
+    """Let the first rank of each node write what the node lacks; every rank must call this."""
+    receives = environment.local_rank() == 0 and environment.rank() != source
+    for name, content in records.items():
+        if receives and content not in (None, read_bytes(run_dir / name)):
+            (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+            with open_atomic(run_dir / name) as file:
+                file.write(content)
+    arrived: dict[Seal, Path] = {}
+    for name, wanted, size in offered:
+        path = run_dir / name
+        # Most differ in their seals, which are read much faster than whole files.
+        lacks = receives and not (seal.read(path) == wanted == seal.verify(path))
+        chain = [source, *(rank for rank, it_lacks in enumerate(gather(lacks)) if it_lacks)]
+        if wanted not in arrived:
+            transfer(path, wanted, size, chain)
+        elif lacks:
+            # The same file under a second name, as rank zero has linked it.
+            make_way(path)
+            link_file(arrived[wanted], path)
+        arrived[wanted] = path
+
+
+def transfer(path: Path, wanted: Seal, size: int, chain: list[int]) -> None:
+    """Send a checkpoint along a chain of ranks: the first has it, each gives it to the next."""
 
     def arrive() -> None:
-        if proof_of(partial_of(path)) != proof:
+        if seal.verify(partial_of(path)) != wanted:
             raise CheckpointError(
                 f"{path}: it did not arrive whole from its node, and was not kept; the same "
                 "command tries again"
             )
         make_way(path)
 
-    blocks = exchange(path, source, group)
-    try:
-        if keep:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open_atomic(path, before_rename=arrive) as file:
-                for block in blocks:
-                    file.write(block)
-    except OSError as error:
-        raise CheckpointError(
-            f"rank {environment.rank()}: {path} cannot be written: {error.strerror}; make room or "
-            "get permission on this node, or share the run directory between the nodes"
-        ) from error
-    finally:
-        # Also a node whose disk is full takes part to the end: the others need their blocks.
-        for _ in blocks:
-            pass
-
-
-def exchange(path: Path, source: int, group: dist.ProcessGroup | None) -> Iterator[memoryview]:
-    """The blocks of the file of rank ``source``, on the first rank of each node."""
-    block = torch.empty(BLOCK_BYTES if group else 0, dtype=torch.uint8)
-    content = block.numpy().data
-    with path.open("rb") if environment.rank() == source else nullcontext() as file:
-        while True:
-            length = 0
-            with suppress(OSError):  # a file that cannot be read further does not arrive whole
-                length = file.readinto(content) if file else 0
-            # All ranks hear of each block, so that none waits for the whole file.
-            length = broadcast(length, source)
-            if length == 0:
-                return
-            if group:
-                dist.broadcast(block[:length], source, group=group)
-                yield content[:length]
+    if len(chain) == 1 or environment.rank() not in chain:
+        return
+    place = chain.index(environment.rank())
+    block = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
+    with path.open("rb") if place == 0 else open_atomic(path, before_rename=arrive) as file:
+        for start in range(0, size, BLOCK_BYTES):
+            part = block[: size - start]
+            content = part.numpy().data
+            if place == 0:
+                content[:] = file.read(len(content))
+            else:
+                dist.recv(part, chain[place - 1])
+            if place + 1 < len(chain):
+                dist.send(part, chain[place + 1])
+            if place > 0:
+                file.write(content)
