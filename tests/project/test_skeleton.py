@@ -7,8 +7,9 @@ import torch
 
 from tests.conftest import run
 
-SKELETON = ["data=skeleton", "model=skeleton", "callbacks.best.monitor=val/loss",
-            "trainer.accelerator=cpu", "summary.metrics=[test/loss]", "report=false"]  # fmt: skip
+SKELETON = ["data=skeleton", "model=skeleton", "callbacks.checkpoints.monitor=val/loss",
+            "callbacks.checkpoints.mode=min", "trainer.accelerator=cpu",
+            "summary.metrics=[test/loss]", "report=false"]  # fmt: skip
 
 
 def train(root: Path, name: str, *overrides: str) -> dict[str, torch.Tensor]:

@@ -120,7 +120,8 @@ def test_groups_that_may_be_empty(group, override):
 
 @pytest.mark.parametrize("override", ["data=null", "data=[]", "~data"])
 def test_a_run_may_have_no_data_but_those_of_its_model(override):
-    cfg = check([override, "model=skeleton", "callbacks.best.monitor=val/loss"])
+    best = ["callbacks.checkpoints.monitor=val/loss", "callbacks.checkpoints.mode=min"]
+    cfg = check([override, "model=skeleton", *best])
     assert cfg.data == {}
     assert name_run(cfg).startswith("skeleton-")
 

@@ -26,7 +26,7 @@ def fault(*overrides):
         ("trainer.devices", [1, 8, "auto"], [0, -1, "1", True, [0, 1]]),
         ("trainer.precision", ["32-true", "bf16-mixed"], ["bf16", 32]),
         ("trainer.max_epochs", [1, -1], [0, -2, 1.0, -1.0]),
-        ("callbacks.last.every_n_epochs", [None, 1, 2], [0, -1, 1.5, True, "2"]),
+        ("callbacks.checkpoints.every_n_epochs", [None, 1, 2], [0, -1, 1.5, True, "2"]),
         ("trainer.limit_val_batches", [None, 0, 3, 0.5, 1.0], [1.5, -1, "3"]),
         ("trainer.limit_train_batches", [None, 1, 3, 0.5, 1.0], [0, 0.0, 1.5, -1, "3"]),
         ("trainer.max_time", [None, "00:12:00:00"], ["abc", 5, "1:2"]),
@@ -71,7 +71,7 @@ def test_the_message_says_value_rule_and_remedy():
 
 
 def test_the_name_of_the_best_checkpoint_cannot_be_changed():
-    assert "no such key" in fault("callbacks.best.filename=latest")
+    assert "no such key" in fault("callbacks.checkpoints.filename=latest")
 
 
 def test_fsdp_needs_gpus():
@@ -85,21 +85,20 @@ def test_fsdp_needs_gpus():
 def test_rules_are_those_of_the_module_that_the_configuration_names():
     assert fault("rules=no.module").startswith("rules=no.module: No module named 'no'; it must be")
     assert "has no attribute 'RULES'" in fault("rules=json")
-    no_rules = ["rules=null", "callbacks.best.mode=max"]
+    no_rules = ["rules=null", "callbacks.checkpoints.mode=max"]
     assert check([*no_rules, "data.num_channels=0"]).data.num_channels == 0
+
+
+KEY = "callbacks.checkpoints"
 
 
 @pytest.mark.parametrize(
     ("overrides", "modes"),
     [
-        ([], {"best": "max"}),
-        (["callbacks.best.monitor=val/loss"], {"best": "min"}),
-        (["callbacks.best.monitor=val_loss", "callbacks.best.mode=min"], {"best": "min"}),
-        (["callbacks.best.monitor=val/f1", "callbacks.best.mode=max"], {"best": "max"}),
-        (
-            ["callbacks=early_stopping", "callbacks.early_stopping.monitor=val/error_rate"],
-            {"best": "max", "early_stopping": "min"},
-        ),
+        ([], {"checkpoints": "max"}),
+        ([f"{KEY}.monitor=val_loss", f"{KEY}.mode=min"], {"checkpoints": "min"}),
+        ([f"{KEY}.monitor=val/f1", f"{KEY}.mode=max"], {"checkpoints": "max"}),
+        (["callbacks=early_stopping"], {"checkpoints": "max", "early_stopping": "max"}),
     ],
 )
 def test_the_mode_follows_the_metric(overrides: list[str], modes: dict[str, str]):
@@ -107,13 +106,9 @@ def test_the_mode_follows_the_metric(overrides: list[str], modes: dict[str, str]
     assert {name: callbacks[name].mode for name in callbacks if "mode" in callbacks[name]} == modes
 
 
-def test_a_mode_that_is_not_known_or_not_right_is_refused():
-    assert fault("callbacks.best.monitor=val/f1") == (
-        "callbacks.best.mode=auto: it is not known whether less or more of val/f1 is better; "
-        "correct callbacks.best.monitor, or set callbacks.best.mode=min or max"
-    )
-    assert fault("callbacks.best.monitor=val/loss", "callbacks.best.mode=max") == (
-        "callbacks.best.mode=max: but of val/loss less is better; set callbacks.best.mode=auto"
+def test_a_mode_that_is_not_right_is_refused():
+    assert fault(f"{KEY}.monitor=val/loss") == (
+        f"{KEY}.mode=max: but of val/loss less is better; set {KEY}.mode=min"
     )
 
 

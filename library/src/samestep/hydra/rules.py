@@ -174,10 +174,10 @@ OF_CLUSTER = {
     "cluster.export": each(TEXT),
 }
 OF_CALLBACKS = {
-    "callbacks.best.monitor": NULL | TEXT,
-    "callbacks.best.mode": one_of("auto", "min", "max"),
-    "callbacks.last.every_s": ABOVE_0,
-    "callbacks.last.every_n_epochs": NULL | whole(1),
+    "callbacks.checkpoints.monitor": NULL | TEXT,
+    "callbacks.checkpoints.mode": one_of("min", "max"),
+    "callbacks.checkpoints.every_s": ABOVE_0,
+    "callbacks.checkpoints.every_n_epochs": NULL | whole(1),
     "callbacks.artifacts.url": NULL | TEXT,
     "callbacks.artifacts.flush_timeout_s": ABOVE_0,
     "callbacks.loss_guard.max_skipped": whole(0),
@@ -286,9 +286,8 @@ def choose_modes(cfg: DictConfig, modes: Mapping[str, str]) -> Iterator[str]:
     for name, node in (cfg.callbacks or {}).items():
         if not (isinstance(node, DictConfig) and "monitor" in node and "mode" in node):
             continue
-        if node.monitor is None and name == "best":
-            node.mode = "max"  # of no metric: the last weights are the best ones
-            continue
+        if node.monitor is None:
+            continue  # of no metric
         known = mode_of(str(node.monitor), modes)
         if node.mode == "auto" and known:
             node.mode = known
@@ -301,7 +300,8 @@ def choose_modes(cfg: DictConfig, modes: Mapping[str, str]) -> Iterator[str]:
         elif known and node.mode != known:
             yield (
                 f"callbacks.{name}.mode={node.mode}: but of {node.monitor} "
-                f"{'less' if known == 'min' else 'more'} is better; set callbacks.{name}.mode=auto"
+                f"{'less' if known == 'min' else 'more'} is better; set "
+                f"callbacks.{name}.mode={known}"
             )
 
 

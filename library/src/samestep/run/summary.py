@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.ranks import environment
-from samestep.run import metrics, record
+from samestep.run import directory, metrics, record
 from samestep.run.changes import find_patience, read_config
 from samestep.spec import select
 
@@ -40,7 +40,7 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
     files = {f"{run_dir}/{name}": text for name, text in look_at.items() if is_there[name]}
     width = max(map(len, files), default=0)
     commands = []
-    if (run_dir / f"checkpoints/{record.tested_checkpoint(run_dir)}.ckpt").exists():
+    if (run_dir / f"checkpoints/{directory.tested_checkpoint(run_dir)}.ckpt").exists():
         next_if = select(config, "summary.next_if") or {}
         commands = [
             *(select(config, "summary.next") or []),
