@@ -26,15 +26,14 @@ from lightning.pytorch.loggers import Logger
 from samestep import ending
 from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.checkpoints import Checkpoints, StopBetweenSteps
-from samestep.callbacks.epoch_times import EpochTimes
 from samestep.callbacks.exact import RankState, ResumeOrder, SeedSteps
 from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.callbacks.lost_state import LostState
+from samestep.callbacks.meter import Meter
 from samestep.callbacks.monitors import Monitors
 from samestep.callbacks.same_weights import SameWeights
 from samestep.callbacks.share_out import ShareOut
-from samestep.callbacks.step_log import StepLog
 from samestep.callbacks.supported import check_supported
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError, RunError
@@ -329,8 +328,7 @@ def callbacks_of_run(
         RankState(),
         *([ShareOut(spec.shares)] if has_slices else []),
         ChangedValues(),
-        StepLog(),
-        EpochTimes(),
+        Meter(),
         SameWeights(),
         Monitors(monitors),
         *chosen,
