@@ -136,6 +136,7 @@ def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
     """Train and test. Each process calls this; Flyte takes the result of rank zero."""
     from project.train import train
     from samestep.hydra.name import name_run
+    from samestep.run.directory import tested_checkpoint
     from samestep.run.metrics import read_history
 
     # Without a cluster, Flyte calls every execution "local"; each needs a name of its own.
@@ -155,7 +156,7 @@ def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
     rows = read_history(run_dir)
     return Result(
         [row["val/accuracy"] for row in rows if "val/accuracy" in row],
-        FlyteFile(str(run_dir / "checkpoints" / "best.ckpt")),
+        FlyteFile(str(run_dir / f"checkpoints/{tested_checkpoint(run_dir)}.ckpt")),
         FlyteDirectory(str(run_dir)),
     )
 

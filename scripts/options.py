@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 from samestep.command_line import Parser, call
 from samestep.errors import ConfigError
 from samestep.ranks import environment, process
-from samestep.run import record
+from samestep.run import directory
 
 
 def make_parser(description: str | None) -> Parser:
@@ -50,7 +50,7 @@ def load(arguments: Any) -> tuple[Any, Any]:
     """Model and data of the run. The data come from where the options say."""
     from project import load_run
 
-    arguments.ckpt = arguments.ckpt or record.tested_checkpoint(arguments.run_dir)
+    arguments.ckpt = arguments.ckpt or directory.tested_checkpoint(arguments.run_dir)
     model, data = load_run(arguments.run_dir, arguments.ckpt, trust=arguments.trust)
     set_places(data, arguments)
     return model, data

@@ -123,7 +123,7 @@ def reference(copy: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_the_example_continues_bit_by_bit(copy: Path, reference, signum: signal.Signals):
-    command = ["experiment=diabetes", *EPOCHS, "callbacks.last.every_s=1e-9", "report=false"]
+    command = ["experiment=diabetes", *EPOCHS, "callbacks.checkpoints.every_s=1e-9", "report=false"]
     name = f"stopped-{signum:d}"
     stopped = train(copy, name, *command, fault=f"15 {signum:d} 0 rank")  # within epoch 1
     assert stopped.returncode == (143 if signum == signal.SIGTERM else -9), stopped.stderr
@@ -210,7 +210,7 @@ def test_a_plain_model_without_a_test_step_finishes_with_its_metrics(copy: Path)
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["callbacks.best.monitor=vall_loss"],
+        ["callbacks.checkpoints.monitor=vall_loss", "callbacks.checkpoints.mode=min"],
         ["callbacks=early_stopping", "callbacks.early_stopping.monitor=vall_loss"],
     ],
     ids=["best", "early_stopping"],

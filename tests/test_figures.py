@@ -114,8 +114,8 @@ class Monitored(L.Callback):
 def command(model: type[L.LightningModule], root: Path, *overrides: str) -> list[str]:
     return [
         "train.py", "data=skeleton", f"data._target_={__name__}.Data", "model=skeleton",
-        f"model._target_={__name__}.{model.__name__}", "callbacks.best.monitor=val_loss",
-        "callbacks.best.mode=min", "trainer.max_epochs=2", "trainer.accelerator=cpu",
+        f"model._target_={__name__}.{model.__name__}", "callbacks.checkpoints.monitor=val_loss",
+        "callbacks.checkpoints.mode=min", "trainer.max_epochs=2", "trainer.accelerator=cpu",
         "report=false", f"run_root={root}", *overrides,
     ]  # fmt: skip
 

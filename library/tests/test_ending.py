@@ -9,7 +9,7 @@ import pytest
 
 from library.tests.kit import Scores, fit, make_spec
 from samestep import ending
-from samestep.callbacks.checkpoints import LastCheckpoint
+from samestep.callbacks.checkpoints import Checkpoints
 from samestep.errors import RunError
 from samestep.ranks.stopping import Stopped
 from samestep.report import page
@@ -55,13 +55,13 @@ def test_the_reason_of_an_end_is_kept(
     assert (tmp_path / page.NAME).exists() == (not isinstance(error, KeyboardInterrupt))
 
 
-class KeepLast(LastCheckpoint):
+class Keep(Checkpoints):
     """Of a user, who has changed a little."""
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_a_run_without_checkpoints_says_so(tmp_path: Path, is_kept: bool, capsys):
-    callbacks = [KeepLast(str(tmp_path), 300)] if is_kept else []
+    callbacks = [Keep(str(tmp_path), 300)] if is_kept else []
     trainer = L.Trainer(accelerator="cpu", logger=False, callbacks=callbacks)
     with ending.recorded(make_spec(tmp_path), trainer):
         assert ("Note: this run keeps no checkpoint" in capsys.readouterr().out) != is_kept

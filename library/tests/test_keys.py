@@ -6,7 +6,10 @@ from samestep.keys import Nature, nature_of
 @pytest.mark.parametrize(
     ("nature", "keys"),
     [
-        (Nature.LEARNED, ["seed", "model.lr", "trainer.precision", "callbacks.best.monitor"]),
+        (
+            Nature.LEARNED,
+            ["seed", "model.lr", "trainer.precision", "callbacks.checkpoints.monitor"],
+        ),
         (Nature.LEARNED, ["model.trainer.devices", "trainer.max_epochs_too", "data.cluster"]),
         (Nature.LIMIT, ["trainer.max_time", "trainer.strategy._target_", "callbacks.a.patience"]),
         (Nature.PLACE, ["cluster", "cluster.timeout_s", "trainer.devices", "callbacks.x.every_s"]),

@@ -1,6 +1,7 @@
 """A skeleton: the smallest model and data that keep every promise. Replace both by your own.
 
-python train.py data=skeleton model=skeleton callbacks.best.monitor=val/loss callbacks.best.mode=min
+python train.py data=skeleton model=skeleton \
+    callbacks.checkpoints.monitor=val/loss callbacks.checkpoints.mode=min
 """
 
 import lightning as L

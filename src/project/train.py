@@ -80,10 +80,11 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
             trainer.fit(model, datamodule, ckpt_path=state.ckpt_path)
             tested: dict[str, float] = {}
             if build.has_test(model, datamodule):
-                best = nodes.best_checkpoint(spec)
-                if best is None and trainer.is_global_zero and not spec.saves_nothing:
+                ckpt_path = nodes.best_checkpoint(spec)
+                if ckpt_path is None and trainer.is_global_zero and not spec.saves_nothing:
                     print("Note: no epoch was the best one, so the last weights are tested")
-                trainer.test(model, datamodule, ckpt_path=best, verbose=False)
+                ckpt_path = ckpt_path or nodes.last_checkpoint(spec)
+                trainer.test(model, datamodule, ckpt_path=ckpt_path, verbose=False)
                 tested = {name: v.item() for name, v in trainer.callback_metrics.items()}
             elif trainer.is_global_zero:
                 print("Note: there is no test_step or no test_dataloader, so nothing is tested")

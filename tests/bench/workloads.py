@@ -40,7 +40,7 @@ ADAM = [
 MNIST = ["data=mnist", "model=mlp", "data.global_batch_size=128", "+data.source.shape=[1,28,28]"]
 CIFAR = ["data=cifar10", "data.global_batch_size=256", "+data.source.shape=[3,32,32]"]
 CNN = ["model=cnn", "model.net.channels=[6,16]"]  # the net of guide D
-LINEAR = [*CPU, "callbacks.best.monitor=train/loss", "callbacks.best.mode=min"]
+LINEAR = [*CPU, "callbacks.checkpoints.monitor=train/loss", "callbacks.checkpoints.mode=min"]
 TASKS = {
     "linear": Task(LINEAR, 4),
     "growth": Task(LINEAR, 51),
@@ -133,6 +133,6 @@ def configure(task: str, *more: str) -> DictConfig:
 def parts(cfg: DictConfig) -> tuple[Any, Any]:
     """The model with its first weights, and the data. ``fit`` calls ``setup`` of the data."""
     L.seed_everything(cfg.seed, workers=True, verbose=False)
-    if cfg.callbacks.best.monitor == "train/loss":
+    if cfg.callbacks.checkpoints.monitor == "train/loss":
         return Linear(), Numbers()
     return build.model(cfg), build.datamodule(cfg)

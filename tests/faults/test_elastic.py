@@ -27,7 +27,7 @@ def test_a_node_leaves_and_another_joins(tmp_path: Path):
         "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9", "--monitor-interval=0.2",
         "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=elastic",
         "--local-addr=127.0.0.1", "train.py", *BASE, f"trainer.max_epochs={EPOCHS}",
-        f"run_root={tmp_path}", "report=false", "callbacks.last.every_s=1",
+        f"run_root={tmp_path}", "report=false", "callbacks.checkpoints.every_s=1",
         "+callbacks.recorder._target_=tests.faults.saboteur.Saboteur",
         f"+callbacks.recorder.dirpath={records}", "+callbacks.recorder.faults=[]",
         "+callbacks.slow._target_=tests.faults.saboteur.SlowUntil", "+callbacks.slow.seconds=0.2",

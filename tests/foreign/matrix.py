@@ -35,7 +35,8 @@ COLUMNS = ("undisturbed", "SIGTERM", "SIGKILL", "2 ranks", "2 ranks, SIGTERM")
 GOOD = ("identical", "announced", "rejected")
 BASE = [
     "trainer.accelerator=cpu", "trainer.max_epochs=3", "trainer.log_every_n_steps=1",
-    "callbacks.best.monitor=val_loss", "callbacks.best.mode=min", "report=false", NO_PICTURES,
+    "callbacks.checkpoints.monitor=val_loss", "callbacks.checkpoints.mode=min", "report=false",
+    NO_PICTURES,
 ]  # fmt: skip
 INTERRUPT = {
     # Within an epoch, and within a step that accumulates three batches.

@@ -7,8 +7,8 @@ import torch
 
 from tests.conftest import run
 
-SKELETON = ["data=skeleton", "model=skeleton", "callbacks.best.monitor=val/loss",
-            "callbacks.best.mode=min", "trainer.accelerator=cpu",
+SKELETON = ["data=skeleton", "model=skeleton", "callbacks.checkpoints.monitor=val/loss",
+            "callbacks.checkpoints.mode=min", "trainer.accelerator=cpu",
             "summary.metrics=[test/loss]", "report=false"]  # fmt: skip
 
 

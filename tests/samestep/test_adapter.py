@@ -45,7 +45,8 @@ def test_the_table_of_keys_names_keys_that_exist(spec):
     for key in leaves(spec("callbacks=early_stopping").config):
         natures.setdefault(nature_of(key), set()).add(key)
     assert "callbacks.early_stopping.patience" in natures[Nature.LIMIT]
-    assert {"callbacks.last.every_s", "callbacks.loss_guard.max_skipped"} < natures[Nature.PLACE]
-    assert "callbacks.best.dirpath" in natures[Nature.LOOKS]
+    of_place = {"callbacks.checkpoints.every_s", "callbacks.loss_guard.max_skipped"}
+    assert of_place < natures[Nature.PLACE]
+    assert "callbacks.checkpoints.dirpath" in natures[Nature.LOOKS]
     learned = " ".join(sorted(natures[Nature.LEARNED]))
     assert not re.search(r"run_id|run_root|run_dir|cluster\.|summary\.|choices", learned)

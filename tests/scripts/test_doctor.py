@@ -65,7 +65,7 @@ def test_wrong_configuration_has_its_own_exit_code(examine, tmp_path: Path):
         "data.image_size=9",
         "data.global_batch_size=5000",
         "trainer.max_time=abc",
-        "callbacks.best.monitor=nope",
+        "callbacks.checkpoints.monitor=nope",
         "callbacks.artifacts.url=foo://x",
     ],
 )

@@ -43,7 +43,7 @@ def test_the_last_checkpoint_gives_the_last_validation(
 def test_a_checkpoint_that_was_kept_can_be_chosen(
     shared_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    overrides = ["callbacks.last.every_n_epochs=2", "trainer.max_epochs=2", "model=mlp"]
+    overrides = ["callbacks.checkpoints.every_n_epochs=2", "trainer.max_epochs=2", "model=mlp"]
     kept = shared_run("kept", *QUICK, NO_PICTURES, *overrides)
     words = ["--split", "val", "--format", "json", "--ckpt"]
     assert json.loads(evaluated(capsys, kept, *words, "epoch-0002")) == metrics(kept, "val")
@@ -129,7 +129,9 @@ def test_a_run_without_a_best_checkpoint_is_evaluated_by_its_last_one(
     shared_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The printed command has no --ckpt."""
-    run_dir = shared_run("no-best", *QUICK, NO_PICTURES, "model=mlp", "~callbacks.best")
+    run_dir = shared_run(
+        "no-best", *QUICK, NO_PICTURES, "model=mlp", "callbacks.checkpoints.monitor=null"
+    )
     words = f"python scripts/evaluate.py {run_dir}\n"
     assert words in (run_dir.parent / "stdout.txt").read_text()
     title, *_ = evaluated(capsys, run_dir).splitlines()

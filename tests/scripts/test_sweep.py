@@ -15,8 +15,9 @@ from tests.samestep.sweep.test_search import study_of, wait_until
 SWEEP = (str(ROOT / "tests/samestep_here.py"), "sweep")
 WORDS = [
     "sweep=digits_lr", "n_trials=2", "model=mlp", "trainer.max_epochs=2", "trainer.devices=2",
-    "trainer.accelerator=cpu", "callbacks.last.every_s=1e-9", "trainer.limit_train_batches=10",
-    "trainer.limit_val_batches=1", "trainer.limit_test_batches=1", "report=false",
+    "trainer.accelerator=cpu", "callbacks.checkpoints.every_s=1e-9",
+    "trainer.limit_train_batches=10", "trainer.limit_val_batches=1",
+    "trainer.limit_test_batches=1", "report=false",
     NO_PICTURES,
 ]  # fmt: skip
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import lightning as L
 
-from samestep.callbacks.checkpoints import LastCheckpoint
-from samestep.callbacks.run_state import progress_of
+from samestep.callbacks.checkpoints import Checkpoints, progress_of
 from samestep.errors import ConfigError
 from samestep.ranks import environment, failure
 from samestep.ranks.stopping import Stopped
@@ -19,7 +18,7 @@ from samestep.spec import RunSpec
 log = logging.getLogger(__name__)
 
 NO_CHECKPOINT = (
-    "Note: this run keeps no checkpoint, because no callback is a LastCheckpoint. If it is "
+    "Note: this run keeps no checkpoint, because no callback is a Checkpoints. If it is "
     "interrupted, it begins anew. A file of configs/callbacks gets one by `defaults: - default`."
 )
 REPORT_S = 10.0  # for the report of a run that was stopped: what stopped it waits no longer
@@ -50,7 +49,7 @@ def recorded(
         Whatever the block raises.
     """
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    is_kept = any(isinstance(callback, LastCheckpoint) for callback in callbacks)
+    is_kept = any(isinstance(callback, Checkpoints) for callback in callbacks)
     if trainer.is_global_zero and not is_kept and not spec.saves_nothing:
         print(NO_CHECKPOINT, flush=True)
     try:

@@ -24,17 +24,15 @@ from lightning.pytorch.loggers import Logger
 
 from samestep import ending
 from samestep.callbacks.changed_values import ChangedValues
-from samestep.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, StopBetweenSteps
-from samestep.callbacks.epoch_times import EpochTimes
+from samestep.callbacks.checkpoints import Checkpoints, StopBetweenSteps
 from samestep.callbacks.exact import RankState, ResumeOrder, SeedSteps
 from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.callbacks.lost_state import LostState
+from samestep.callbacks.meter import Meter
 from samestep.callbacks.monitors import Monitors
-from samestep.callbacks.run_state import RunState
 from samestep.callbacks.same_weights import SameWeights
 from samestep.callbacks.share_out import ShareOut
-from samestep.callbacks.step_log import StepLog
 from samestep.callbacks.supported import check_supported
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError
@@ -176,10 +174,8 @@ class Trainer(L.Trainer):
         self._model: L.LightningModule | None = None
         self._history = History(run_dir)
         folder = str(run_dir / "checkpoints")
-        best = [BestCheckpoint(folder, monitor, mode)] if monitor else []
-        last = LastCheckpoint(folder, save_every_s)
-        last.best = next(iter(best), None)
-        chosen = [*best, last, LossGuard(max_skipped), *own]
+        checkpoints = Checkpoints(folder, save_every_s, monitor, mode)
+        chosen = [checkpoints, LossGuard(max_skipped), *own]
         monitors = {"monitor": monitor} if monitor else {}
         accumulates = options.get("accumulate_grad_batches", 1) > 1
         # True would be Lightning's own choice, and a run has metrics.csv.
@@ -193,7 +189,7 @@ class Trainer(L.Trainer):
         super().__init__(
             accelerator=accelerator,
             callbacks=callbacks_of_run(
-                self.spec, self._history, last, chosen, monitors, accumulates
+                self.spec, self._history, checkpoints, chosen, monitors, accumulates
             ),
             logger=[*trackers, self._history],
             plugins=[AtomicCheckpointIO(), *where.pop("plugins", []), *plugins],
@@ -323,7 +319,7 @@ class Trainer(L.Trainer):
 def callbacks_of_run(
     spec: RunSpec,
     history: History,
-    last: LastCheckpoint | None,
+    checkpoints: Checkpoints | None,
     chosen: Sequence[L.Callback],
     monitors: Mapping[str, str],
     accumulates: bool,
@@ -333,30 +329,29 @@ def callbacks_of_run(
     Args:
         spec: of the run.
         history: gets the metrics.
-        last: one of ``chosen``; None: the run saves nothing.
-        chosen: best and last checkpoint, and the user's own.
+        checkpoints: one of ``chosen``; None: the run saves nothing.
+        chosen: what the user configures.
         monitors: the metrics that must be logged, by the key that names each.
         accumulates: whether an optimizer step has several batches.
     """
-    run_dir = str(spec.run_dir)
     # Equal slices need no weights; one rank and one batch in a step have no others.
     has_slices = environment.world_size() > 1 or accumulates
+    # It writes a log.
+    watchdogs = [] if spec.saves_nothing else [Watchdog(spec.timeout_s, str(spec.run_dir))]
     return [
-        StopBetweenSteps(last),  # first, so that no other callback has begun a step
+        StopBetweenSteps(checkpoints),  # first, so that no other callback has begun a step
         history,
-        *([] if spec.saves_nothing else [Watchdog(spec.timeout_s, run_dir)]),  # it writes a log
+        *watchdogs,
         SeedSteps(spec.seed),
         ResumeOrder(spec.seed),
         RankState(),
         *([ShareOut(spec.shares)] if has_slices else []),
         ChangedValues(),
-        StepLog(),
-        EpochTimes(),
+        Meter(),
         SameWeights(),
         Monitors(monitors),
         *chosen,
         LostState(),
-        RunState(run_dir),  # last, when the best value is known
     ]
 
 
@@ -383,7 +378,7 @@ def check_callbacks(callbacks: Iterable[L.Callback], run_dir: Path) -> None:
     """
     for callback in callbacks:
         check_supported(callback, "callbacks")
-        if isinstance(callback, (BestCheckpoint, LastCheckpoint)):
+        if isinstance(callback, Checkpoints):
             raise ConfigError(
                 f"callbacks: the Trainer has its own {type(callback).__name__}", on_all_ranks=True
             )

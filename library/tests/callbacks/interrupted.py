@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from samestep.callbacks.checkpoints import LastCheckpoint, StopBetweenSteps
+from samestep.callbacks.checkpoints import Checkpoints, StopBetweenSteps
 from samestep.callbacks.exact import ResumeOrder, SeedSteps
 from samestep.ranks import lightning_patches, stopping
 from samestep.run.checkpoint import AtomicCheckpointIO
@@ -86,14 +86,14 @@ def fit(
     """Train two epochs, with a SIGTERM in each of the batches ``stops``; a model per process."""
     models = []
     for stop in (*stops, None):
-        last = LastCheckpoint(str(folder), every_s=every_s)
+        checkpoints = Checkpoints(str(folder / "checkpoints"), every_s)
         trainer = L.Trainer(
             accelerator="cpu", **{"max_epochs": 2} | options, logger=False, num_sanity_val_steps=0,
             enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
             plugins=[AtomicCheckpointIO()],
             callbacks=[
-                StopBetweenSteps(last), SeedSteps(seed), ResumeOrder(seed), *callbacks(), last,
-                Terminate(stop),
+                StopBetweenSteps(checkpoints), SeedSteps(seed), ResumeOrder(seed), *callbacks(),
+                checkpoints, Terminate(stop),
             ],
         )  # fmt: skip
         lightning_patches.leave_signals_to_us(trainer)
@@ -103,7 +103,7 @@ def fit(
             data: dict[str, Any] = {"datamodule": loaders}
             if not isinstance(loaders, L.LightningDataModule):
                 data = {"train_dataloaders": loaders, "val_dataloaders": torch.ones(1, 1, 1)}
-            path = last.path if last.path.exists() else None
+            path = checkpoints.last if checkpoints.last.exists() else None
             if stop is None:
                 trainer.fit(models[-1], **data, ckpt_path=path)
             else:

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from library.tests.callbacks.tiny import Tiny, fit
-from samestep.callbacks.checkpoints import LastCheckpoint
+from samestep.callbacks.checkpoints import Checkpoints
 from samestep.errors import ConfigError
 from samestep.run import directory, files
 from samestep.run.checkpoint import CheckpointError, find_valid, load
@@ -41,8 +41,8 @@ def best_step(run_dir: Path) -> int:
 def test_the_best_epoch_is_kept(tmp_path: Path, mode: str, scores: list[float], step: int):
     fit(tmp_path, Tiny(scores), mode=mode)
     assert best_step(tmp_path) == step
-    state = load(tmp_path / "checkpoints/best.ckpt")["callbacks"]["BestCheckpoint"]
-    assert state["score"] == pytest.approx(scores[step // 4 - 1])
+    state = load(tmp_path / "checkpoints/best.ckpt")["checkpoints"]
+    assert state["best_score"] == pytest.approx(scores[step // 4 - 1])
 
 
 def test_it_is_the_last_checkpoint_under_a_second_name(tmp_path: Path):
@@ -73,7 +73,7 @@ def test_a_metric_that_is_not_logged_is_refused_naming_those_that_are(tmp_path: 
         def on_validation_epoch_end(self):
             self.log_dict({"val/loss": 1.0, "val/other": 2.0})
 
-    message = r"callbacks.best.monitor=val/score: the run logs val/loss, val/other"
+    message = r"callbacks.checkpoints.monitor=val/score: the run logs val/loss, val/other"
     with pytest.raises(ConfigError, match=message):
         fit(tmp_path, Other())
 
@@ -115,7 +115,7 @@ def test_the_best_checkpoint_holds_the_weights_that_were_validated(
     best = load(tmp_path / "checkpoints/best.ckpt")
     assert best["global_step"] == best_step(tmp_path) == step
     assert torch.equal(best["state_dict"]["layer.weight"], model.validated[step])
-    assert best["callbacks"]["BestCheckpoint"]["score"] == pytest.approx(0.4)
+    assert best["checkpoints"]["best_score"] == pytest.approx(0.4)
 
 
 def test_a_validation_within_an_optimizer_step_is_refused(tmp_path: Path):
@@ -160,15 +160,15 @@ def test_other_weights_than_the_best_ones_are_never_tested(tmp_path: Path, harm:
 
 
 def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path, monkeypatch):
-    link = LastCheckpoint._link
+    link = Checkpoints._link
 
-    def link_or_die(self: LastCheckpoint, trainer: L.Trainer) -> list[Path]:
+    def link_or_die(self: Checkpoints, trainer: L.Trainer) -> list[Path]:
         if trainer.current_epoch == 1:
             raise KeyboardInterrupt
         return link(self, trainer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LastCheckpoint, "_link", link_or_die)
+        patch.setattr(Checkpoints, "_link", link_or_die)
         with pytest.raises(SystemExit):
             fit(tmp_path, Tiny([0.1, 0.3, 0.2]))
     assert best_step(tmp_path) == 4

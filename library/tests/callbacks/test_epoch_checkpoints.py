@@ -4,7 +4,7 @@ import lightning as L
 import pytest
 
 from library.tests.callbacks.tiny import STEPS_PER_EPOCH, Tiny, fit
-from samestep.callbacks.checkpoints import LastCheckpoint
+from samestep.callbacks.checkpoints import Checkpoints
 from samestep.run.checkpoint import find_valid, load
 
 pytestmark = pytest.mark.filterwarnings(
@@ -43,15 +43,15 @@ def test_by_default_none_is_kept(tmp_path: Path):
 
 
 def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path, monkeypatch):
-    link = LastCheckpoint._link
+    link = Checkpoints._link
 
-    def link_or_die(self: LastCheckpoint, trainer: L.Trainer) -> list[Path]:
+    def link_or_die(self: Checkpoints, trainer: L.Trainer) -> list[Path]:
         if trainer.current_epoch == 1:
             raise KeyboardInterrupt
         return link(self, trainer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LastCheckpoint, "_link", link_or_die)
+        patch.setattr(Checkpoints, "_link", link_or_die)
         with pytest.raises(SystemExit):
             fit(tmp_path, Tiny([0.1]), every_n_epochs=2)
     assert kept(tmp_path) == {}

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
 from library.tests.callbacks.tiny import Tiny, fit
-from samestep.callbacks.checkpoints import LastCheckpoint
+from samestep.callbacks.checkpoints import Checkpoints
 from samestep.errors import ConfigError
 from samestep.ranks.stopping import Stopped
 from samestep.run import nodes
@@ -66,8 +66,8 @@ def test_a_run_stopped_as_a_batch_begins_takes_each_batch_once(
 def test_it_saves_within_an_epoch_when_it_is_time(tmp_path: Path):
     class AsksFirst(L.Callback):
         def on_train_batch_start(self, trainer, *args) -> None:
-            (last,) = [c for c in trainer.callbacks if isinstance(c, LastCheckpoint)]
-            last.between_steps(trainer)
+            (checkpoints,) = [c for c in trainer.callbacks if isinstance(c, Checkpoints)]
+            checkpoints.between_steps(trainer)
 
     class Ends(L.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:

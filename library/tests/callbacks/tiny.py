@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from samestep.callbacks.changed_values import ChangedValues
-from samestep.callbacks.checkpoints import BestCheckpoint, LastCheckpoint, StopBetweenSteps
+from samestep.callbacks.checkpoints import Checkpoints, StopBetweenSteps
 from samestep.run.checkpoint import AtomicCheckpointIO
 
 STEPS_PER_EPOCH = 4
@@ -68,14 +68,11 @@ def fit(
     # All samples are equal, because an ordinary DataLoader begins anew within an epoch.
     batches = DataLoader(torch.ones(8, 2), batch_size=2)
     folder = run_dir / "checkpoints"
-    last = LastCheckpoint(str(folder), every_s, every_n_epochs)
-    last.best = BestCheckpoint(str(folder), monitor, mode)
+    checkpoints = Checkpoints(str(folder), every_s, monitor, mode, every_n_epochs)
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=max_epochs, logger=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=run_dir, plugins=[AtomicCheckpointIO()],
-        callbacks=[
-            StopBetweenSteps(last), ChangedValues(), last.best, last, *callbacks
-        ],
+        callbacks=[StopBetweenSteps(checkpoints), ChangedValues(), checkpoints, *callbacks],
         **options,
     )  # fmt: skip
     trainer.fit(model, batches, batches, ckpt_path=folder / ckpt if ckpt else None)

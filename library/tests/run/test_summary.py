@@ -6,6 +6,7 @@ import yaml
 
 from library.tests.report.fake import make_run
 from samestep.run import record
+from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.metrics import count_epochs, count_steps
 from samestep.run.summary import command_to_go_on, summarize
 
@@ -52,10 +53,11 @@ Next
 def test_commands_that_need_a_checkpoint_are_named_if_there_is_one(run_dir: Path):
     (run_dir / "checkpoints/best.ckpt").unlink()
     assert "evaluate.py" not in summarize(run_dir)  # of callbacks=null
-    (run_dir / "checkpoints/last.ckpt").touch()
-    assert "evaluate.py" not in summarize(run_dir)  # the best one is lost
-    record.update(run_dir, record.FINISHED, best=None)
-    assert "evaluate.py" in summarize(run_dir)  # without a monitor there is no best one
+    for best_step in 1, None:
+        last = {"global_step": 2, "best_step": best_step}
+        AtomicCheckpointIO().save_checkpoint(last, run_dir / "checkpoints/last.ckpt")
+        # The best one is lost, or without a monitor there is none.
+        assert ("evaluate.py" in summarize(run_dir)) == (best_step is None)
 
 
 def test_the_command_names_the_run_and_not_its_directory(tmp_path: Path):

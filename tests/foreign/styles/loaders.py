@@ -273,7 +273,7 @@ STYLES = [
     Style("random transforms behind BatchLoader", Autoencoder, NoisyExact, told=RANDOM),
     Style("the same with 2 workers", Autoencoder, NoisyWorkers, told=RANDOM),
     Style("DQN: a stream over a replay buffer", DQN, None, (
-        "callbacks.best.monitor=loss", "trainer.strategy=ddp_find_unused_parameters_true",
+        "callbacks.checkpoints.monitor=loss", "trainer.strategy=ddp_find_unused_parameters_true",
     ), STREAM + LOST),
     Style("loader with a state (torchdata)", Regressor, StatefulData, told=RANKS),
     Style("stream with a state (litdata)", Regressor, StreamingData, told=RANKS),
@@ -283,7 +283,7 @@ STYLES = [
     Style("CombinedLoader min_size of BatchLoaders", FromSeveral, Shortest),
     Style("CombinedLoader max_size of DataLoaders", FromSeveral, SeveralPlain, told=LOADER),
     Style("several validation loaders", ValidatesSeveral, SeveralVal, (
-        "callbacks.best.monitor=val_loss/dataloader_idx_0",
+        "callbacks.checkpoints.monitor=val_loss/dataloader_idx_0",
     )),
     Style("custom batch sampler", Regressor, BucketData, told=LOADER),
     Style("torch BatchSampler", Regressor, TorchBatchSampler, told=LOADER),

@@ -128,7 +128,7 @@ STYLES = [
     Style("no sync_dist", NotReduced, Exact, told=RANKS),
     Style("outputs kept in a list", Collects, Exact, told=LIST),
     Style("on_step=True in validation and test", EachStep, Exact, (
-        "callbacks.best.monitor=val_loss_epoch",
+        "callbacks.checkpoints.monitor=val_loss_epoch",
     ), EPOCH),
     Style("reduce_fx", Reduced, Exact, told=EPOCH, is_per_rank=True),
 ]  # fmt: skip

@@ -223,7 +223,7 @@ TWICE = "trainer.strategy=ddp_find_unused_parameters_true"
 SAVE = (Told("save_hyperparameters|ignore=", "what cannot be restored is named with ignore=[...]"),)
 STYLES = [
     Style("GAN: manual, two optimizers, add_image", GAN, Exact, (
-        "callbacks.best.monitor=g_loss", TWICE,
+        "callbacks.checkpoints.monitor=g_loss", TWICE,
     ), is_per_rank=True),
     Style("VAE: stochastic test_step, add_image", VAE, Exact, is_per_rank=True),
     Style("Transformers: outputs, groups, warmup", Transformer, Exact),
@@ -237,7 +237,7 @@ STYLES = [
     Style("hyperparameters: nn.Module", ModuleHyperparameter, Exact, told=SAVE),
     Style("import pytorch_lightning as pl", ImportedAsPl, PlData),
     Style("no test", Untested, Exact),
-    Style("no validation", Unvalidated, Exact, ("callbacks.best.monitor=train_loss",)),
+    Style("no validation", Unvalidated, Exact, ("callbacks.checkpoints.monitor=train_loss",)),
     Style("predict_step", Predicts, Exact),
     Style("bf16-mixed", Regressor, Exact, ("trainer.precision=bf16-mixed",), is_per_rank=True),
     Style("64-true", Regressor, Exact, ("trainer.precision=64-true",)),

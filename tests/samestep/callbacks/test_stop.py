@@ -36,8 +36,8 @@ def test_a_stop_leaves_the_accumulation_of_an_epoch_as_it_is(tmp_path: Path):
 
 
 SKELETON = [
-    "train.py", "data=skeleton", "model=skeleton", "callbacks.best.monitor=val/loss",
-    "callbacks.best.mode=min",
+    "train.py", "data=skeleton", "model=skeleton", "callbacks.checkpoints.monitor=val/loss",
+    "callbacks.checkpoints.mode=min",
     "trainer.accumulate_grad_batches=3", "trainer.max_epochs=2", "trainer.devices=2",
     "trainer.accelerator=cpu", "report=false", "+callbacks.quiet._target_=tests.signaller.Quiet",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 
 import lightning as L
 import pytest
@@ -35,21 +36,22 @@ def test_a_second_progress_bar_is_refused(compose: Callable[..., object]):
         build.trainer(cfg, History(cfg.run_dir))
 
 
-@pytest.mark.parametrize("name", ["last", "best"])
-def test_checkpoints_elsewhere_are_rejected(compose: Callable[..., object], name: str, tmp_path):
+def test_checkpoints_elsewhere_are_rejected(compose: Callable[..., object], tmp_path: Path):
     """The same command would not find them, and begin anew."""
-    cfg = compose(f"callbacks.{name}.dirpath={tmp_path}/elsewhere")
-    with pytest.raises(ConfigError, match=rf"callbacks.{name}.dirpath=.*/elsewhere: a run contin"):
+    key = "callbacks.checkpoints.dirpath"
+    cfg = compose(f"{key}={tmp_path}/elsewhere")
+    with pytest.raises(ConfigError, match=rf"{key}=.*/elsewhere: a run contin"):
         build.trainer(cfg, History(cfg.run_dir))
     (tmp_path / "link").symlink_to(tmp_path)
-    cfg = compose(f"callbacks.{name}.dirpath={tmp_path}/link/x/../test/checkpoints/")
+    cfg = compose(f"{key}={tmp_path}/link/x/../test/checkpoints/")
     build.trainer(cfg, History(cfg.run_dir))
 
 
-def test_a_second_best_checkpoint_is_rejected(compose: Callable[..., object]):
-    node = "+callbacks.keep={_target_:samestep.callbacks.checkpoints.BestCheckpoint,"
-    cfg = compose(node + "dirpath:x,monitor:val/loss,mode:min}")
-    with pytest.raises(ConfigError, match=r"callbacks.best and callbacks.keep: a run has one Best"):
+def test_a_second_saver_of_checkpoints_is_rejected(compose: Callable[..., object]):
+    cfg = compose(
+        "+callbacks.keep={_target_:samestep.callbacks.checkpoints.Checkpoints,dirpath:x,every_s:1}"
+    )
+    with pytest.raises(ConfigError, match=r"callbacks.checkpoints and callbacks.keep: a run has"):
         build.trainer(cfg, History(cfg.run_dir))
 
 
@@ -106,8 +108,10 @@ def test_names_of_arguments_may_be_numbers(compose):
     assert slower.scheduling == {0: 1, 1: 3}
 
 
-LOSS = ["callbacks.best.monitor=val/loss", "callbacks.best.mode=min"]
-OWN_LOADERS = ["data=null", "model=skeleton", *LOSS]
+OWN_LOADERS = [
+    "data=null", "model=skeleton", "callbacks.checkpoints.monitor=val/loss",
+    "callbacks.checkpoints.mode=min",
+]  # fmt: skip
 
 
 def test_a_model_may_have_the_loaders():

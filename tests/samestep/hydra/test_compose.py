@@ -18,7 +18,7 @@ from samestep.hydra.schema import choices_of
 from tests.conftest import CONFIGS, ROOT
 
 CHOICES = choices_of(CONFIGS)
-LOSS = ["callbacks.best.monitor=val/loss", "callbacks.best.mode=min"]
+LOSS = ["callbacks.checkpoints.monitor=val/loss", "callbacks.checkpoints.mode=min"]
 FOLDER = ["data.root=images", "data.num_classes=2"]  # what data=folder leaves to the user
 
 

@@ -25,7 +25,7 @@ def fault(*overrides):
         ("trainer.devices", [1, 8, "auto"], [0, -1, "1", True, [0, 1]]),
         ("trainer.precision", ["32-true", "bf16-mixed"], ["bf16", 32]),
         ("trainer.max_epochs", [1, -1], [0, -2, 1.0, -1.0]),
-        ("callbacks.last.every_n_epochs", [None, 1, 2], [0, -1, 1.5, True, "2"]),
+        ("callbacks.checkpoints.every_n_epochs", [None, 1, 2], [0, -1, 1.5, True, "2"]),
         ("trainer.limit_val_batches", [None, 0, 3, 0.5, 1.0], [1.5, -1, "3"]),
         ("trainer.limit_train_batches", [None, 1, 3, 0.5, 1.0], [0, 0.0, 1.5, -1, "3"]),
         ("trainer.max_time", [None, "00:12:00:00"], ["abc", 5, "1:2"]),
@@ -70,7 +70,7 @@ def test_the_message_says_value_rule_and_remedy():
 
 
 def test_the_name_of_the_best_checkpoint_cannot_be_changed():
-    assert "no such key" in fault("callbacks.best.filename=latest")
+    assert "no such key" in fault("callbacks.checkpoints.filename=latest")
 
 
 def test_fsdp_needs_gpus():
@@ -90,10 +90,14 @@ def test_rules_are_those_of_the_module_that_the_configuration_names():
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["callbacks.best.monitor=val/loss", "callbacks.best.mode=min"],
-        ["callbacks.best.monitor=val/glossy"],
-        ["callbacks.best.monitor=null"],
-        ["callbacks=early_stopping", "callbacks.best.monitor=val_loss", "callbacks.best.mode=min"],
+        ["callbacks.checkpoints.monitor=val/loss", "callbacks.checkpoints.mode=min"],
+        ["callbacks.checkpoints.monitor=val/glossy"],
+        ["callbacks.checkpoints.monitor=null"],
+        [
+            "callbacks=early_stopping",
+            "callbacks.checkpoints.monitor=val_loss",
+            "callbacks.checkpoints.mode=min",
+        ],
     ],
 )
 def test_a_mode_that_may_be_right_is_accepted(overrides: list[str]):
@@ -103,7 +107,7 @@ def test_a_mode_that_may_be_right_is_accepted(overrides: list[str]):
 def test_the_largest_loss_or_error_is_never_the_best():
     line = "callbacks.{0}.mode=max: of callbacks.{0}.monitor={1} less is better; set callbacks.{0}."
     for monitor in ("val/loss", "val_error_rate"):
-        typed = ["callbacks=early_stopping", f"callbacks.best.monitor={monitor}"]
-        assert fault(*typed) == line.format("best", monitor) + "mode=min"
+        typed = ["callbacks=early_stopping", f"callbacks.checkpoints.monitor={monitor}"]
+        assert fault(*typed) == line.format("checkpoints", monitor) + "mode=min"
     typed = ["callbacks=early_stopping", "callbacks.early_stopping.monitor=val/loss"]
     assert fault(*typed) == line.format("early_stopping", "val/loss") + "mode=min"

@@ -33,7 +33,7 @@ def test_unknown_keys_without_a_like_one_name_those_there_are():
 
 
 def test_plus_adds_no_keys_to_what_is_ours():
-    added = ["callbacks.last.typo=1", "cluster.typo.deep=1", "trainer.typo=1", "typo=1"]
+    added = ["callbacks.checkpoints.typo=1", "cluster.typo.deep=1", "trainer.typo=1", "typo=1"]
     lines = faults(*(f"+{line}" for line in added))
     assert sorted(line.partition(": no such key; ")[0] for line in lines) == added
     assert faults("++typo=1")[0].startswith("typo=1: no such key; train.yaml has seed, ")

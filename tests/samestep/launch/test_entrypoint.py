@@ -24,7 +24,7 @@ TRAIN = [
     NO_PICTURES, "report=false",
 ]  # fmt: skip
 LONG = [  # 12 epochs of at least 2 s, saved each second
-    *TRAIN, "trainer.max_epochs=12", "callbacks.last.every_s=1",
+    *TRAIN, "trainer.max_epochs=12", "callbacks.checkpoints.every_s=1",
     "+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=0.1",
 ]  # fmt: skip
 WHY_NO_PODS = pods.why_not()

@@ -30,7 +30,7 @@ SMALL = [
     NO_PICTURES, "report=false",
 ]  # fmt: skip
 ENDLESS = [  # saved each second; it is ended by the test
-    "trainer.max_epochs=1000", "callbacks.last.every_s=1",
+    "trainer.max_epochs=1000", "callbacks.checkpoints.every_s=1",
     "+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=0.1",
 ]  # fmt: skip
 WHY_NOT = pods.why_not()

@@ -267,8 +267,9 @@ def test_numbered_checkpoints_are_copied_too(tmp_path: Path):
 
 def test_a_run_whose_callbacks_have_other_names_keeps_its_best_value_and_its_copy(tmp_path: Path):
     words = [
-        "train.py", "~callbacks.best", "~callbacks.artifacts", *QUICK, NO_PICTURES, "model=mlp",
-        "+callbacks.keep={_target_:library.tests.callbacks.test_run_state.KeepBest,"
+        "train.py", "~callbacks.checkpoints", "~callbacks.artifacts", *QUICK, NO_PICTURES,
+        "model=mlp",
+        "+callbacks.keep={_target_:library.tests.callbacks.test_run_state.Keep,every_s:300,"
         "dirpath:${run_dir}/checkpoints,monitor:val/loss,mode:min}",
         "+callbacks.copies={_target_:samestep.run.artifacts.Artifacts,"
         f"url:{tmp_path}/store,run_dir:${{run_dir}},flush_timeout_s:30}}",

@@ -26,10 +26,10 @@ REJECTED = [
     ("sweep=digits_lr model.label_smoothing=interval(0,1.5)", "must be a number at least 0 and b"),
     (f"sweep=digits_lr {LR}r=interval(0,1)", f"{LR}r"),
     (
-        "sweep=digits_lr callbacks.best.monitor=choice(val/recall,val/accuracy)",
-        "by the one metric of BestCheckpoint",
+        "sweep=digits_lr callbacks.checkpoints.monitor=choice(val/top5_accuracy,val/accuracy)",
+        "a search compares trials by one metric",
     ),
-    ("sweep=digits_lr ~callbacks.best", "a search compares trials by the one metric of Best"),
+    ("sweep=digits_lr ~callbacks.checkpoints", "a search compares trials by one metric"),
     ("sweep=digits_lr trainer.max_epoch=3", "trainer.max_epoch=3: no such key; did you mean"),
     ("sweep=digits_lr cluster=docker", "cluster=docker: a search takes local, slurm, and the kin"),
     ("sweep=digits_lr cluster=k8s", "reads metrics from copies: callbacks.artifacts.url=s3://"),

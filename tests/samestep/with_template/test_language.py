@@ -36,8 +36,8 @@ def test_a_stopped_run_continues_bit_by_bit(text_run: Path, tmp_path: Path, sign
     node = "+callbacks.signaller"
     target = f"{node}._target_=tests.signaller.Signaller"
     command = [
-        "train.py", *TEXT, f"run_root={tmp_path}", "callbacks.last.every_s=1e-9", "report=false",
-        target, f"{node}.dirpath={tmp_path}",
+        "train.py", *TEXT, f"run_root={tmp_path}", "callbacks.checkpoints.every_s=1e-9",
+        "report=false", target, f"{node}.dirpath={tmp_path}",
     ]  # fmt: skip
     # 11 steps are within the first epoch.
     stopped = run(*command, RUN_ID="mine", SIGNAL_AT=f"11 {signum:d} 0 rank")

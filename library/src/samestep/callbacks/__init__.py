@@ -4,8 +4,8 @@ Promise: any LightningModule continues exactly after an interruption, without a 
 
 Read in this order: ``checkpoints`` (stop, save, link, repair), ``exact`` with ``sums`` (random
 numbers, order, state of each rank), ``same_weights``, ``share_out`` (slices of unequal length),
-``changed_values``, ``loss_guard``, ``watchdog``, ``epoch_times``, ``run_state``, ``progress``,
-``loggers``, ``step_log``, ``monitors`` and ``lost_state``.
+``changed_values``, ``loss_guard``, ``watchdog``, ``meter``, ``progress``, ``loggers``,
+``monitors`` and ``lost_state``.
 ``supported`` names the callbacks of Lightning that are rejected, because a run with them cannot be
 continued.
 """

@@ -6,7 +6,6 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
-from torch.optim import Optimizer
 
 from samestep.callbacks.supported import check_supported
 from samestep.errors import ConfigError
@@ -132,9 +131,13 @@ def values_of(trainer: L.Trainer) -> Values:
     """The kinds and the values of all optimizers and schedules."""
     schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    kinds = []
+    for optimizer in trainer.optimizers:
+        # Such as "AdamW of 4 + 3 tensors".
+        sizes = " + ".join(str(len(group["params"])) for group in optimizer.param_groups)
+        kinds.append(f"{type(optimizer).__name__} of {sizes} tensors")
     return {
-        "kinds": [kind_of(optimizer) for optimizer in trainer.optimizers]
-        + [type(schedule).__name__ for schedule in schedules],
+        "kinds": [*kinds, *(type(schedule).__name__ for schedule in schedules)],
         "num_groups": [len(optimizer.param_groups) for optimizer in trainer.optimizers],
         "groups": [deepcopy({k: v for k, v in g.items() if k != "params"}) for g in groups],
         "schedules": [deepcopy(schedule.state_dict()) for schedule in schedules],
@@ -160,12 +163,6 @@ def set_modes(module: nn.Module, modes: Values) -> None:
         part.training = name not in modes["evaluating"]
         if hasattr(part, TRACKS):
             setattr(part, TRACKS, name not in modes["untracked"])
-
-
-def kind_of(optimizer: Optimizer) -> str:
-    """Such as ``AdamW of 4 + 3 tensors``: its class, and the size of each group."""
-    sizes = " + ".join(str(len(group["params"])) for group in optimizer.param_groups)
-    return f"{type(optimizer).__name__} of {sizes} tensors"
 
 
 def merge(saved: Values, before: Values, after: Values) -> Values:

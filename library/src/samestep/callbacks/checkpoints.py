@@ -2,18 +2,17 @@
 
 - **Stop.** Before each optimizer step all ranks ask each other (``StopBetweenSteps``, the first
   callback of every run): go on, save, or stop.
-- **Save.** ``LastCheckpoint``, the last callback, saves ``last.ckpt`` there and at the end of each
-  epoch. Nothing else is ever written.
-- **Link.** If the saved weights are the best ones (``BestCheckpoint`` compares them) or those of an
-  epoch to keep, the file gets a second name: ``best.ckpt``, ``epoch-0002.ckpt``. Nodes that do not
-  see the directory get a copy of each.
+- **Save.** ``Checkpoints``, which Lightning calls last, saves ``last.ckpt`` there and at the end of
+  each epoch. No other checkpoint is ever written.
+- **Link.** If the saved weights are the best ones or those of an epoch to keep, the file gets a
+  second name: ``best.ckpt``, ``epoch-0002.ckpt``. Nodes that do not see the directory get a copy of
+  each.
 - **Repair.** A process may be killed between two of these. The next one finds in ``last.ckpt``
   which links there should be, and makes those that are missing.
 """
 
 import logging
 import math
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
 
+from samestep.callbacks.share_out import ShareOut
 from samestep.errors import ConfigError
 from samestep.ranks import lightning_patches, stopping
 from samestep.ranks.stopping import Stopped
@@ -47,11 +47,11 @@ class StopBetweenSteps(L.Callback):
     runs to its end: the checkpoint then holds all of it.
 
     Args:
-        last: saves now and then within an epoch, and when the run stops; None saves nothing.
+        checkpoints: saves now and then within an epoch, and when the run stops; None saves nothing.
     """
 
-    def __init__(self, last: "LastCheckpoint | None") -> None:
-        self.last = last
+    def __init__(self, checkpoints: "Checkpoints | None") -> None:
+        self.checkpoints = checkpoints
         # Whether no gradients are accumulated, so that the ranks ask each other before the next
         # batch. A wait for this batch may be interrupted then, and only then.
         self._asks_before_batch = True
@@ -82,10 +82,10 @@ class StopBetweenSteps(L.Callback):
                     callback.on_train_epoch_start(trainer)
         if not self._asks_before_batch:
             return
-        if self.last is None:
+        if self.checkpoints is None:
             stopping.check()
         else:
-            self.last.between_steps(trainer)
+            self.checkpoints.between_steps(trainer)
 
     def on_train_batch_end(
         self,
@@ -119,33 +119,63 @@ class StopBetweenSteps(L.Callback):
         stopping.allow_interruption(asks)
 
 
-class LastCheckpoint(Checkpoint):
-    """Saves ``last.ckpt``, from which the same command continues as if nothing had happened.
+class Checkpoints(Checkpoint):
+    """Saves ``last.ckpt``, from which the same command continues, and keeps the best weights.
 
-    Saves at the end of each epoch, after a validation that was the best one, every ``every_s``
+    It saves at the end of each epoch, after a validation that was the best one, every ``every_s``
     seconds, and when told to stop by a signal; then all ranks stop together. Within an epoch it
     acts only where ``between_steps`` is called: before the first batch of an optimizer step.
 
+    Each validation is compared with the best one so far, and each epoch's end too, because the
+    metric may be one of training. If it has improved, ``last.ckpt`` is saved before the next step
+    and gets the second name ``best.ckpt``, which so holds exactly the weights that were validated.
+    Rank zero decides and links alone, so ranks with other values cannot wait for each other. A
+    value that is not a number is no improvement.
+
+    Rank zero also writes ``run.json`` when training begins and after each epoch.
+
     Args:
-        dirpath: directory of the checkpoints.
+        dirpath: directory of the checkpoints, ``checkpoints`` in the run directory.
         every_s: seconds after which an interrupted epoch has been saved.
+        monitor: a metric that the model logs, such as ``val/loss``. None: there is no
+            ``best.ckpt``, and the last weights are tested.
+        mode: ``min`` if less of the metric is better, ``max`` if more is.
         every_n_epochs: epochs between two checkpoints that are kept, such as ``epoch-0002.ckpt``;
             epochs are counted from 1. None keeps none.
     """
 
-    def __init__(self, dirpath: str, every_s: float, every_n_epochs: int | None = None) -> None:
-        self.path = Path(dirpath) / "last.ckpt"
+    def __init__(
+        self,
+        dirpath: str,
+        every_s: float,
+        monitor: str | None = None,
+        mode: str = "min",
+        every_n_epochs: int | None = None,
+    ) -> None:
+        if mode not in ("min", "max"):
+            raise ValueError(f"mode={mode}: must be min or max")
+        self.folder = Path(dirpath)
+        self.run_dir = self.folder.parent
+        self.last, self.best = self.folder / "last.ckpt", self.folder / "best.ckpt"
         self.every_s = every_s
+        self.monitor = monitor
+        self.mode = mode
         self.every_n_epochs = every_n_epochs
-        self.best: BestCheckpoint | None = None
-        """Knows when the weights are the best ones; whoever builds the run sets it."""
+        self.best_score: float | None = None
+        self.best_step: int | None = None
+        """Optimizer steps of the best checkpoint; None: nothing had a score yet."""
+        self.best_epoch: int | None = None
+        """Its epoch, counted from 1."""
+        self._has_improved = False  # the weights of now are the best ones, and not yet kept
+        self._has_validated = False  # in this process
         self._kept = 0, 0  # epoch and step of the newest checkpoint of an epoch to keep
         self._saved_at = time.monotonic()
         self._saved_step = 0
         self._has_ended = False
         self._accumulated = 0  # batches of an optimizer step, by the configuration
-        self._resumed_accumulated = 0  # by that checkpoint, if a callback had changed it
-        self._metrics: dict[str, Tensor] = {}  # of the checkpoint from which the run continues
+        # Of the checkpoint from which the run continues:
+        self._resumed_accumulated = 0  # batches of a step, if a callback had changed them
+        self._resumed_metrics: dict[str, Tensor] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Tell the reader of checkpoints which shapes to expect."""
@@ -157,7 +187,21 @@ class LastCheckpoint(Checkpoint):
             }
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """End at once if early stopping had ended this run before."""
+        """End at once if early stopping had ended this run before.
+
+        Raises:
+            ConfigError: if a validation would come within an optimizer step, or a checkpoint could
+                not be saved or read.
+        """
+        if self.monitor is not None:
+            check_validation_interval(trainer)
+            is_of_validation = "val" in self.monitor.lower()
+            if trainer.is_global_zero and is_of_validation and never_validates(trainer):
+                print(
+                    f"Note: this run never validates, and nothing logs {self.monitor}, so the last "
+                    "weights are tested, not the best ones",
+                    flush=True,
+                )
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
         trainer.should_stop = trainer.should_stop or self._has_ended
         if trainer.ckpt_path is None:
@@ -167,31 +211,50 @@ class LastCheckpoint(Checkpoint):
         trainer.accumulate_grad_batches = self._resumed_accumulated or self._accumulated
         # Not every epoch logs each metric anew, but early stopping or a plateau schedule may ask
         # for it at the end of each.
-        trainer.callback_metrics.update(self._metrics)
+        trainer.callback_metrics.update(self._resumed_metrics)
+        # The process before may have been killed after it had recorded more than it had saved.
+        self._record(trainer, trainer.current_epoch)
 
     def between_steps(self, trainer: L.Trainer) -> None:
         """Save or stop if any rank wishes to; every rank calls this before each step."""
+        is_due = self._has_improved or time.monotonic() - self._saved_at > self.every_s
         # Without a new step there is nothing to save. Before the first step of an epoch, a loader
         # with a state of its own has begun, and Lightning's progress has not.
-        due = trainer.is_global_zero and trainer.global_step > self._saved_step and self._is_due()
-        signum, must_save = stopping.agreed(save=due and trainer.training)
+        must_save = is_due and trainer.is_global_zero and trainer.global_step > self._saved_step
+        signum, must_save = stopping.agreed(save=must_save and trainer.training)
         if signum:
             raise Stopped(signum)
         if must_save:
             self._save(trainer)
 
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Compare the weights that were validated with the best ones."""
+        if not trainer.sanity_checking:
+            self._has_validated = True
+            self._compare(trainer)
+
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save, after early stopping has had its turn."""
-        if self.best:
-            self.best.update(trainer)
+        """Save, after early stopping has had its turn.
+
+        Raises:
+            ConfigError: if the run logs no such metric.
+        """
+        self._compare(trainer)
+        if self._has_validated and self.monitor not in (None, *trainer.callback_metrics):
+            names = ", ".join(sorted(trainer.callback_metrics)) or "no metric at all"
+            raise ConfigError(
+                f"callbacks.checkpoints.monitor={self.monitor}: the run logs {names}",
+                on_all_ranks=True,
+            )
         epoch = trainer.current_epoch + 1
         if self.every_n_epochs and epoch % self.every_n_epochs == 0:
             self._kept = epoch, trainer.global_step
         lightning_patches.step_plateau_schedules(trainer)
         self._save(trainer)
         # All ranks wait, whether the epoch was the best one or not: the test that comes after the
-        # last epoch looks for best.ckpt on each of them.
+        # last epoch looks for its checkpoint on each of them.
         trainer.strategy.barrier()
+        self._record(trainer, epoch)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
@@ -210,38 +273,47 @@ class LastCheckpoint(Checkpoint):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep whether early stopping has ended the run, which Lightning forgets."""
-        # A run that is out of time goes on with a larger trainer.max_time.
-        checkpoint["has_ended"] = trainer.should_stop and not is_out_of_time(trainer)
-        checkpoint["ended_by"] = {
-            callback.state_key: settings_of(callback)
-            for callback in early_stoppings(trainer)
-            if callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED
-        }
-        if trainer.accumulate_grad_batches != self._accumulated:
-            checkpoint["accumulate_grad_batches"] = trainer.accumulate_grad_batches
+        """Let the checkpoint say which one is the best, and keep what Lightning forgets."""
+        is_changed = trainer.accumulate_grad_batches != self._accumulated
         metrics = trainer.callback_metrics
-        checkpoint["kept"] = self._kept
-        checkpoint["metrics"] = {name: value.cpu().clone() for name, value in metrics.items()}
+        checkpoint["best_step"] = self.best_step
+        checkpoint["checkpoints"] = {
+            "monitor": self.monitor,
+            "best_score": self.best_score,
+            "best_epoch": self.best_epoch,
+            "kept": self._kept,
+            # A run that is out of time goes on with a larger trainer.max_time.
+            "has_ended": trainer.should_stop and not is_out_of_time(trainer),
+            "ended_by": {
+                callback.state_key: settings_of(callback)
+                for callback in early_stoppings(trainer)
+                if callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED
+            },
+            "accumulate_grad_batches": trainer.accumulate_grad_batches if is_changed else 0,
+            "metrics": {name: value.cpu().clone() for name, value in metrics.items()},
+        }
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Remember it, unless the new configuration lets the run go on.
-
-        If the checkpoint should have been kept under another name, and was not, do it now.
-        """
+        """Remember all of it, and repair the links, if this is a run that continues."""
+        if trainer.state.fn != "fit":
+            # A callback that averages weights has just put those of training into the model.
+            trainer.strategy.load_model_state_dict(checkpoint, strict=pl_module.strict_loading)
+            return
+        state = checkpoint["checkpoints"]
+        if state["monitor"] == self.monitor:
+            self.best_score, self.best_epoch = state["best_score"], state["best_epoch"]
+            self.best_step = checkpoint["best_step"]
+        # Another configuration may let a run go on that early stopping has ended.
         now = {callback.state_key: settings_of(callback) for callback in early_stoppings(trainer)}
-        ended_by: dict[str, Settings] = checkpoint.get("ended_by", {})
-        is_longer = any(lets_go_on(old, now.get(key)) for key, old in ended_by.items())
-        self._has_ended = checkpoint.get("has_ended", False) and not is_longer
-        self._resumed_accumulated = checkpoint.get("accumulate_grad_batches", 0)
-        self._metrics = checkpoint.get("metrics", {})
-        self._kept = epoch, step = checkpoint.get("kept", (0, 0))
-        target = self._path_of(epoch)
-        is_due = trainer.state.fn == "fit" and epoch and checkpoint["global_step"] == step
-        if is_due and trainer.is_global_zero and not target.exists():
-            link_checkpoint(Path(str(trainer.ckpt_path)), target)
+        is_longer = any(lets_go_on(old, now.get(key)) for key, old in state["ended_by"].items())
+        self._has_ended = state["has_ended"] and not is_longer
+        self._resumed_accumulated = state["accumulate_grad_batches"]
+        self._resumed_metrics = state["metrics"]
+        self._kept = state["kept"]
+        if trainer.is_global_zero:
+            self._repair(Path(str(trainer.ckpt_path)), checkpoint["global_step"])
 
     def _try(self, trainer: L.Trainer) -> None:
         """Make a checkpoint before the first step, to find now what could not be saved or read.
@@ -254,7 +326,7 @@ class LastCheckpoint(Checkpoint):
             return
         checkpoint_io.trial = Trial()
         # Should the strategy write files itself, this name is not taken for a checkpoint.
-        trainer.save_checkpoint(self.path.with_name(".trial.ckpt"))
+        trainer.save_checkpoint(self.folder / ".trial.ckpt")
         trial = trainer.strategy.broadcast(checkpoint_io.trial)
         checkpoint_io.trial = None
         if not trial.was_called:
@@ -275,189 +347,103 @@ class LastCheckpoint(Checkpoint):
                 flush=True,
             )
 
-    def _is_due(self) -> bool:
-        is_late = time.monotonic() - self._saved_at > self.every_s
-        return is_late or (self.best is not None and self.best.has_improved)
-
-    def _save(self, trainer: L.Trainer) -> None:
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        with lightning_patches.between_steps(trainer):
-            trainer.save_checkpoint(self.path)
-        self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
-        saved = [self.path, *self._link(trainer)]
-        nodes.share(self.path.parent.parent, [f"checkpoints/{path.name}" for path in saved])
-
-    def _link(self, trainer: L.Trainer) -> list[Path]:
-        """Give the file that was just saved the other names that it should have, on rank zero."""
-        names = []
-        if self.best and self.best.has_improved:
-            self.best.has_improved = False
-            names.append(self.best.path)
-        if self._kept[0] == trainer.current_epoch + 1:
-            names.append(self._path_of(self._kept[0]))
-        for path in names if trainer.is_global_zero else []:
-            link_checkpoint(self.path, path)
-        return names
-
-    def _path_of(self, epoch: int) -> Path:
-        return self.path.with_name(f"epoch-{epoch:04}.ckpt")
-
-
-class BestCheckpoint(Checkpoint):
-    """Keeps the weights with the best monitored metric as ``best.ckpt``, and has them tested.
-
-    Each validation is compared with the best one so far, and each epoch's end too. If the metric
-    has improved, ``LastCheckpoint`` saves ``last.ckpt`` before the next step, and ``best.ckpt``
-    becomes a hard link to it. So ``best.ckpt`` holds exactly the weights that were validated. A
-    process that is killed in between does the rest when it continues. Rank zero decides and links
-    alone, so ranks with other values cannot wait for each other. A value that is not a number is no
-    improvement.
-
-    Args:
-        dirpath: directory of the checkpoints.
-        monitor: a metric that the model logs, such as ``val/loss``. None: the weights of the last
-            epoch are the best ones.
-        mode: ``min`` or ``max``.
-    """
-
-    def __init__(self, dirpath: str, monitor: str | None, mode: str) -> None:
-        if mode not in ("min", "max"):
-            raise ValueError(f"mode={mode}: must be min or max")
-        self.path = Path(dirpath) / "best.ckpt"
-        self.monitor = monitor
-        self.mode = mode
-        self.score: float | None = None
-        self.step: int | None = None
-        """Optimizer steps of the best checkpoint; None: nothing had a score yet."""
-        self.epoch: int | None = None
-        """Its epoch, counted from 1."""
-        self.has_improved = False
-        """Whether the weights of now are the best ones, and not yet kept."""
-        self._has_validated = False
-
-    @property
-    def state_key(self) -> str:
-        """The name of the state in a checkpoint: that of a subclass is found too."""
-        return "BestCheckpoint"
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuse validations within an optimizer step: no checkpoint is saved there.
-
-        Say so if no validation will come at all.
-        """
-        if trainer.is_global_zero and (why := why_last_is_tested(trainer, self.monitor)):
-            print(f"Note: {why}, so the last weights are tested, not the best ones", flush=True)
-        interval, num_batches = trainer.val_check_batch, trainer.num_training_batches
-        if interval is None or interval >= num_batches:
-            return  # validation comes at the end of an epoch
-        if interval % trainer.accumulate_grad_batches:
-            raise ConfigError(
-                f"trainer.val_check_interval: a validation after {interval} batches comes "
-                f"within an optimizer step of {trainer.accumulate_grad_batches} batches "
-                "(trainer.accumulate_grad_batches); choose a multiple of it",
-                on_all_ranks=True,
-            )
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Compare the weights that were validated with the best ones."""
-        if trainer.sanity_checking:
-            return
-        self._has_validated = True
-        self._compare(trainer)
-
-    def update(self, trainer: L.Trainer) -> None:
-        """Compare again at the end of an epoch: the metric may be one of training.
-
-        Raises:
-            ConfigError: if the run logs no such metric.
-        """
-        self._compare(trainer)
-        if self.monitor is None:
-            self.has_improved, self.step = True, trainer.global_step
-        elif self._has_validated and self.monitor not in trainer.callback_metrics:
-            names = ", ".join(sorted(trainer.callback_metrics)) or "no metric at all"
-            message = f"callbacks.best.monitor={self.monitor}: the run logs {names}"
-            raise ConfigError(message, on_all_ranks=True)
-
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Let each checkpoint say which one is the best."""
-        checkpoint["best_step"] = self.step
-
-    def state_dict(self) -> dict[str, Any]:
-        """The best score, its step and its epoch."""
-        known = {"score": self.score, "step": self.step, "epoch": self.epoch}
-        return {"monitor": self.monitor, **known}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
-        if state_dict["monitor"] == self.monitor:
-            self.score, self.step = state_dict["score"], state_dict["step"]
-            self.epoch = state_dict["epoch"]
-
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Of a run that continues: repair ``best.ckpt``."""
-        if trainer.state.fn == "test":
-            # A callback that averages weights has just put those of training into the model.
-            trainer.strategy.load_model_state_dict(checkpoint, strict=pl_module.strict_loading)
-        elif trainer.state.fn == "fit" and trainer.is_global_zero:
-            self._repair(trainer, checkpoint)
-
-    def _repair(self, trainer: L.Trainer, checkpoint: dict[str, Any]) -> None:
-        """Compare ``best.ckpt`` with the state of a run that continues."""
-        state = checkpoint["callbacks"].get(self.state_key)
-        if not state or state["step"] is None:
-            return
-        found = verify(self.path, record.read(self.path.parent.parent))
-        if isinstance(found, Seal) and found.global_step == state["step"]:
-            return
-        # The process was killed after it had saved last.ckpt and before it linked best.ckpt; or
-        # somebody has removed best.ckpt, and its weights are kept as epoch-0002.ckpt too.
-        if self._link_again(state["step"]):
-            return
-        why = found if isinstance(found, str) else f"it is of step {found.global_step}"
-        log.warning(
-            "%s is not the checkpoint of step %s, which was the best one: %s. The best one from "
-            "here on takes its place.", self.path, state["step"], why,
-        )  # fmt: skip
-        state.update(score=None, step=None, epoch=None)
-
     def _compare(self, trainer: L.Trainer) -> None:
         """Note whether the weights of now have a better value than the best ones."""
         value = float(trainer.callback_metrics.get(self.monitor or "", math.nan))
         if math.isnan(value):
             return
-        if self.score is not None:
-            better = value > self.score if self.mode == "max" else value < self.score
-            if not better:
-                return
-        self.has_improved = True
-        self.score, self.step = value, trainer.global_step
-        self.epoch = trainer.current_epoch + 1
+        best = self.best_score
+        if best is not None and not (value > best if self.mode == "max" else value < best):
+            return
+        self._has_improved = True
+        self.best_score, self.best_step = value, trainer.global_step
+        self.best_epoch = trainer.current_epoch + 1
 
-    def _link_again(self, step: int) -> bool:
-        """Link ``best.ckpt`` to another checkpoint of this step; return whether there is one."""
-        for source in sorted(self.path.parent.glob("[!.]*.ckpt")):
-            own = seal.read(source)
-            if source == self.path or own is None or own.global_step != step:
+    def _save(self, trainer: L.Trainer) -> None:
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        with lightning_patches.between_steps(trainer):
+            trainer.save_checkpoint(self.last)
+        self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
+        saved = [self.last, *self._link(trainer)]
+        nodes.share(self.run_dir, [f"checkpoints/{path.name}" for path in saved])
+
+    def _link(self, trainer: L.Trainer) -> list[Path]:
+        """Give the file that was just saved the other names that it should have, on rank zero."""
+        paths = []
+        if self._has_improved:
+            self._has_improved = False
+            paths.append(self.best)
+        epoch, _ = self._kept
+        if epoch == trainer.current_epoch + 1:
+            paths.append(self._path_of(epoch))
+        for path in paths if trainer.is_global_zero else []:
+            link_checkpoint(self.last, path)
+        return paths
+
+    def _repair(self, source: Path, global_step: int) -> None:
+        """Make the links that are missing, when a run continues from ``source``.
+
+        The process before may have been killed after it had saved last.ckpt, and before it linked.
+        """
+        epoch, step = self._kept
+        if epoch and step == global_step and not self._path_of(epoch).exists():
+            link_checkpoint(source, self._path_of(epoch))
+        if self.best_step is None:
+            return
+        known = record.read(self.run_dir)
+        found = verify(self.best, known)
+        if isinstance(found, Seal) and found.global_step == self.best_step:
+            return
+        # Also if somebody has removed best.ckpt, its weights may have another name.
+        for path in sorted(self.folder.glob("[!.]*.ckpt")):
+            own = seal.read(path)
+            if path == self.best or own is None or own.global_step != self.best_step:
                 continue
-            if isinstance(verify(source, record.read(source.parent.parent)), Seal):
-                link_checkpoint(source, self.path)
-                return True
-        return False
+            if isinstance(verify(path, known), Seal):
+                link_checkpoint(path, self.best)
+                return
+        why = found if isinstance(found, str) else f"it is of step {found.global_step}"
+        log.warning(
+            "%s is not the checkpoint of step %s, which was the best one: %s. The best one from "
+            "here on takes its place.", self.best, self.best_step, why,
+        )  # fmt: skip
+        self.best_score = self.best_step = self.best_epoch = None
+
+    def _record(self, trainer: L.Trainer, num_epochs: int) -> None:
+        """Write how far the run is; ``samestep.run`` and ``samestep.ending`` write how it ends."""
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            facts = progress_of(trainer) | {"epoch": num_epochs}
+            record.try_to_update(self.run_dir, record.RUNNING, **facts)
+
+    def _path_of(self, epoch: int) -> Path:
+        return self.folder / f"epoch-{epoch:04}.ckpt"
 
 
-def why_last_is_tested(trainer: L.Trainer, monitor: str | None) -> str | None:
-    """Why no weights will be known to be the best ones, as a clause; None if some may be."""
-    if monitor is None:
-        return "callbacks.best.monitor=null chooses no metric"
-    if re.search("val", monitor, re.IGNORECASE) and never_validates(trainer):
-        return f"this run never validates, and nothing logs {monitor}"
-    return None
+def progress_of(trainer: L.Trainer) -> dict[str, Any]:
+    """The step, the best value so far (None where there is none yet), and unequal shares."""
+    facts: dict[str, Any] = {"step": trainer.global_step}
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Checkpoints):
+            best, epoch = callback.best_score, callback.best_epoch
+            facts |= {"monitor": callback.monitor, "best": best, "best_epoch": epoch}
+        if isinstance(callback, ShareOut) and callback.shares:
+            facts["shares"] = list(callback.shares)
+    return facts
+
+
+def check_validation_interval(trainer: L.Trainer) -> None:
+    """Raise a ConfigError for validations within an optimizer step: they could not be kept."""
+    interval, num_batches = trainer.val_check_batch, trainer.num_training_batches
+    if interval is None or interval >= num_batches:
+        return  # validation comes at the end of an epoch
+    if interval % trainer.accumulate_grad_batches:
+        raise ConfigError(
+            f"trainer.val_check_interval: a validation after {interval} batches comes "
+            f"within an optimizer step of {trainer.accumulate_grad_batches} batches "
+            "(trainer.accumulate_grad_batches); choose a multiple of it",
+            on_all_ranks=True,
+        )
 
 
 def never_validates(trainer: L.Trainer) -> bool:

@@ -1,6 +1,7 @@
-"""Trackers besides metrics.csv: TensorBoard, Weights & Biases, MLflow.
+"""Trackers besides metrics.csv: Weights & Biases, MLflow, and none.
 
-``configs/logger`` names these functions; rank zero calls them. A tracker gets the metrics and the
+``configs/logger`` names these functions, and Lightning's class for TensorBoard; rank zero calls
+them. A tracker gets the metrics and the
 run's ``config.yaml``, which is free of secrets, but no code, no output and no command line.
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 
 from samestep.errors import ConfigError
 from samestep.ranks import environment
@@ -24,17 +25,6 @@ log = logging.getLogger(__name__)
 FINISH_TIMEOUT_S = 30  # for W&B to upload what is left when the process ends
 
 
-def tensorboard(run_dir: str) -> TensorBoardLogger:
-    """Event files in ``<run_dir>/tensorboard``."""
-    return TensorBoardLogger(run_dir, name="tensorboard", version="")
-
-
-class WandbRun(WandbLogger):
-    """Lightning's logger, which also says whether W&B gets the gradients (``StepLog``)."""
-
-    watches = False
-
-
 def wandb(
     run_dir: str,
     run_id: str,
@@ -42,14 +32,12 @@ def wandb(
     entity: str | None,
     group: str | None,
     tags: list[str],
-    watch: bool = False,
-) -> WandbRun:
+) -> WandbLogger:
     """The Weights & Biases run named ``run_id``; the same name continues the same run.
 
     Without a key, or without an answer from the server, the run goes on offline, with one warning
     that says why and how to upload it later. ``WANDB_MODE`` is respected without a warning. All
     files of W&B go to ``<run_dir>/wandb``, and what a server that goes away missed stays there.
-    With ``watch`` it also gets histograms of the gradients, every ``trainer.log_every_n_steps``.
     """
     import wandb as wb  # slow
 
@@ -64,7 +52,7 @@ def wandb(
         finish_timeout=FINISH_TIMEOUT_S,
     )
 
-    def start(mode: Any) -> WandbRun:
+    def start(mode: Any) -> WandbLogger:
         try:
             run = wb.init(
                 project=project, entity=entity, group=group, tags=tags, id=run_id, name=run_id,
@@ -74,9 +62,7 @@ def wandb(
             raise ConfigError(str(error)) from error
         run.define_metric("trainer/global_step")
         run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-        logger = WandbRun(experiment=run, save_dir=run_dir)
-        logger.watches = watch
-        return logger
+        return WandbLogger(experiment=run, save_dir=run_dir)
 
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # W&B's report on itself
     environment.set_variable("WANDB_DATA_DIR", str(Path(run_dir, "wandb").absolute()))

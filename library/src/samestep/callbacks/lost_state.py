@@ -125,8 +125,12 @@ class LostState(L.Callback):
         """Every attribute by its name that no checkpoint holds, and its leaves."""
         buffers = dict(pl_module.named_buffers())
         unsaved = {name: buffers[name] for name in self._unsaved_buffers if name in buffers}
-        kept = ids_of_kept(trainer, pl_module)
-        kept -= {number for b in unsaved.values() for number in (id(b), place_of(b))}
+        # What a checkpoint holds: these objects, and the places of the weights in memory.
+        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+        weights = [*pl_module.parameters(), *buffers.values()]
+        parts: list[Any] = [*pl_module.modules(), *trainer.optimizers, *schedules, *weights]
+        kept = {number for part in parts for number in (id(part), place_of(part))}
+        kept -= {number for b in unsaved.values() for number in (id(b), place_of(b))} | {0}
         attributes = list(attributes_of_module(pl_module))
         for name, buffer in unsaved.items():
             attributes.append((f"{type(pl_module).__name__}.{name}", buffer, None))
@@ -147,23 +151,18 @@ class LostState(L.Callback):
         return found
 
 
-def ids_of_kept(trainer: L.Trainer, module: L.LightningModule) -> set[int]:
-    """Ids of the objects that a checkpoint holds, and the places of its weights in memory."""
-    schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
-    weights = [*module.parameters(), *module.buffers()]
-    kept: list[Any] = [*module.modules(), *trainer.optimizers, *schedules, *weights]
-    return {number for part in kept for number in (id(part), place_of(part))} - {0}
-
-
 def attributes_of_module(module: L.LightningModule) -> Iterator[Attribute]:
     """The attributes of a module and of all its parts that do not save themselves."""
     of_base = vars(L.LightningModule()).keys()
+    hooks = ("on_save_checkpoint", "state_dict", "get_extra_state")
     for path, part in module.named_modules():
         name = ".".join(filter(None, [type(module).__name__, path]))
         if isinstance(part, Metric):
             yield name, part.metric_state, None
-        elif part is module or not is_of_library(part):
-            if saves_itself(part, L.LightningModule if part is module else nn.Module):
+        elif part is module or not (isinstance(part, Sums) or is_of_library(part)):
+            base = L.LightningModule if part is module else nn.Module
+            # Such a part says itself what a checkpoint holds of it.
+            if any(getattr(type(part), h, None) is not getattr(base, h, None) for h in hooks):
                 continue
             for attribute, value in vars(part).items():
                 if attribute not in of_base:
@@ -214,7 +213,16 @@ def leaves_of(value: Any, kept: set[int], depth: int = 0) -> Iterator[object]:
         if isinstance(value, kind):
             yield leaf_of(value)
             return
-    children = children_of(value)
+    children: list[Any] = []  # what a container holds, or an object that is not of a library
+    if isinstance(value, dict):
+        children = list(value.values())
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        children = list(value)
+    elif isinstance(value, (nn.Module, Optimizer, LRScheduler)):
+        # A net in a list or a callback, an optimizer that Lightning does not know.
+        children = [value.state_dict()]
+    elif isinstance(value, (Namespace, SimpleNamespace)) or not is_of_library(value):
+        children = [vars(value)] if hasattr(value, "__dict__") else []
     if len(children) > 2 * NUM_ENDS:
         children = [len(children), *children[:NUM_ENDS], *children[-NUM_ENDS:]]
     for child in children:
@@ -231,11 +239,10 @@ def bytes_of_tensor(tensor: Tensor) -> bytes:
 
 def bytes_of_array(array: Any) -> bytes:
     """Some values of an array, spread over all of it."""
-    return (
-        b""
-        if array.dtype == object
-        else array.ravel()[:: max(1, array.size // MAX_VALUES)].tobytes()
-    )
+    if array.dtype == object:
+        return b""
+    part: bytes = array.ravel()[:: max(1, array.size // MAX_VALUES)].tobytes()
+    return part
 
 
 LEAVES: dict[Any, Callable[[Any], object]] = {
@@ -248,31 +255,10 @@ LEAVES: dict[Any, Callable[[Any], object]] = {
 }
 
 
-def children_of(value: Any) -> list[Any]:
-    """What a container or an object holds; nothing for the objects of a library."""
-    if isinstance(value, dict):
-        return list(value.values())
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
-        return list(value)
-    if isinstance(value, (nn.Module, Optimizer, LRScheduler)):
-        # A net in a list or a callback, an optimizer that Lightning does not know.
-        return [value.state_dict()]
-    is_own = isinstance(value, (Namespace, SimpleNamespace)) or not is_of_library(value)
-    return [vars(value)] if is_own and hasattr(value, "__dict__") else []
-
-
 def is_of_library(value: Any, *, itself: bool = False) -> bool:
     """Whether the class of ``value``, or ``value`` itself, is of a library that we know."""
     kind = value if itself else type(value)
     return str(kind.__module__).partition(".")[0] in LIBRARIES
-
-
-def saves_itself(part: nn.Module, base: type) -> bool:
-    """Whether a part of the model says itself what a checkpoint holds of it."""
-    hooks = ("on_save_checkpoint", "state_dict", "get_extra_state")
-    return isinstance(part, Sums) or any(
-        getattr(type(part), hook, None) is not getattr(base, hook, None) for hook in hooks
-    )
 
 
 def place_of(tensor: Tensor) -> int:

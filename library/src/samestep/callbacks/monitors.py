@@ -16,7 +16,7 @@ class Monitors(L.Callback):
     name are compared, because others may be logged by training.
 
     Args:
-        monitors: by the key that sets it, such as ``callbacks.best.monitor``.
+        monitors: by the key that sets it, such as ``callbacks.checkpoints.monitor``.
     """
 
     def __init__(self, monitors: Mapping[str, str]) -> None:
@@ -44,7 +44,7 @@ class Monitors(L.Callback):
         if wrong:
             raise ConfigError(
                 f"{', '.join(wrong)}: validation logs {', '.join(logged)}; choose one of these. "
-                "callbacks.best.monitor=null tests the last weights. If the metric is logged "
-                "later only, add trainer.num_sanity_val_steps=0",
+                "callbacks.checkpoints.monitor=null tests the last weights. If the metric is "
+                "logged later only, add trainer.num_sanity_val_steps=0",
                 on_all_ranks=True,
             )

@@ -31,10 +31,6 @@ class Progress(L.Callback):
     Logs, once per epoch:
     - ``train/<unit>_per_second``: over all ranks, data loading included, validation excluded.
 
-    Attributes:
-        seconds: how long ``fit`` trained and validated, in this process.
-        samples_per_second: as logged, of the last epoch.
-
     Args:
         log_every_s: seconds between two lines where there is no terminal.
         metrics: which metrics are shown, such as ``["train/loss", "val/loss"]``.
@@ -47,7 +43,7 @@ class Progress(L.Callback):
         self.log_every_s = log_every_s
         self.metrics = list(metrics)
         self.unit = unit
-        self.seconds = self.samples_per_second = self._start = 0.0
+        self._start = 0.0  # of this epoch, on a clock that stands still while it validates
         self._epoch_line: list[str] = []  # of the epoch before, if it has not been shown
         self._bar: Bar | None = None
         self._train_sums: list[Sums] = []
@@ -59,7 +55,7 @@ class Progress(L.Callback):
         self._epochs = math.inf if epochs in (None, -1) else epochs
         self._first_look: tuple[float, int] | None = None  # time and step
         self._due = -math.inf  # when to show something again
-        self._fit_start = self._start = time.perf_counter()
+        self._start = time.perf_counter()
         self._samples = 0.0  # of this epoch, on all ranks
         self._per_own_sample = trainer.world_size / weights_of_ranks(trainer)[trainer.global_rank]
         self._train_sums = [sums for sums in sums_of(pl_module).values() if sums.stage == "train"]
@@ -108,7 +104,7 @@ class Progress(L.Callback):
         The epoch is reported later: some of its metrics are logged after this hook, and to read
         them here, on rank zero alone, could start a reduction that the other ranks do not join.
         """
-        self.samples_per_second = speed = self._samples / (now(pl_module) - self._start)
+        speed = self._samples / (now(pl_module) - self._start)
         if trainer.is_global_zero:
             name = f"train/{self.unit}_per_second"
             # With rank_zero_only, sync_dist reduces nothing: it only keeps Lightning from warning.
@@ -119,7 +115,6 @@ class Progress(L.Callback):
         """Report the last epoch and give the terminal back."""
         self._report_epoch(trainer)
         self.on_exception()
-        self.seconds = time.perf_counter() - self._fit_start
 
     def on_exception(self, *_: Any) -> None:
         """Give the terminal back, after Ctrl-C too."""

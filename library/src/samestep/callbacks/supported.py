@@ -21,8 +21,8 @@ UNSUPPORTED: dict[type[L.Callback], str] = {
     "use lightning.pytorch.callbacks.WeightAveraging or EMAWeightAveraging",
     ModelPruning: "a checkpoint of a pruned model cannot be continued; prune the weights of a "
     "finished run",
-    OnExceptionCheckpoint: "Lightning would begin the next run from its file; callbacks.last saves "
-    "what is needed to continue",
+    OnExceptionCheckpoint: "Lightning would begin the next run from its file; "
+    "callbacks.checkpoints saves what is needed to continue",
     SpikeDetection: "its state cannot be saved (Lightning 2.6); callbacks.loss_guard watches "
     "the gradients",
 }

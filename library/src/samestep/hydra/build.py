@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import lightning as L
 from hydra.errors import InstantiationException
@@ -25,7 +25,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
+from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.supported import check_supported
 from samestep.errors import ConfigError, RunError
@@ -47,9 +47,6 @@ from samestep.trainer import callbacks_of_run
 REFUSALS = (ValueError, TypeError, LookupError, ImportError, MisconfigurationException)
 # It logs what it also raises, and we print one line for that.
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
-
-
-Kept = TypeVar("Kept", LastCheckpoint, BestCheckpoint)
 
 
 class Parts(NamedTuple):
@@ -194,14 +191,17 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
                 f"callbacks.{name}: leave it out; callbacks.progress draws a bar, and two of them "
                 "cannot share a terminal"
             )
-    last = find_only(LastCheckpoint, chosen, cfg.run_dir)
-    best = find_only(BestCheckpoint, chosen, cfg.run_dir)
-    if last:
-        last.best = best
     spec = spec_of(cfg)
     accumulates = cfg.trainer.accumulate_grad_batches > 1
     monitors = dict(monitors_of(cfg))
-    callbacks = callbacks_of_run(spec, history, last, list(chosen.values()), monitors, accumulates)
+    callbacks = callbacks_of_run(
+        spec,
+        history,
+        find_checkpoints(chosen, cfg.run_dir),
+        list(chosen.values()),
+        monitors,
+        accumulates,
+    )
     where = topology(spec)
     if isinstance(cfg.trainer.strategy, DictConfig):
         where["strategy"] = strategy(cfg, spec)
@@ -210,7 +210,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         "callbacks": callbacks,
         "logger": False,
         "plugins": [AtomicCheckpointIO(), *where.pop("plugins", [])],
-        # Lightning saves none of its own: ``RunState`` is a Checkpoint to it.
+        # Lightning saves none of its own: ``Checkpoints`` is one to it.
         "enable_checkpointing": True,
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -233,7 +233,7 @@ def strategy(cfg: DictConfig, spec: RunSpec) -> Strategy:
 
     Raises:
         ConfigError: if it does not save all weights in one file, or is for one rank only. Other
-            strategies that write files of their own are found by ``LastCheckpoint``.
+            strategies that write files of their own are found by ``Checkpoints``.
     """
     node, key = cfg.trainer.strategy, f"trainer.strategy._target_={cfg.trainer.strategy._target_}"
     kind = get_object(node._target_)
@@ -261,26 +261,27 @@ def strategy(cfg: DictConfig, spec: RunSpec) -> Strategy:
     return made
 
 
-def find_only(kind: type[Kept], chosen: dict[str, L.Callback], run_dir: str) -> Kept | None:
-    """The callback of this class, under any name; None if there is none.
+def find_checkpoints(chosen: dict[str, L.Callback], run_dir: str) -> Checkpoints | None:
+    """The callback that saves, under any name; None if there is none.
 
     Raises:
         ConfigError: if there are several, or its checkpoints would not be found when the run
             continues.
     """
-    found = {name: c for name, c in chosen.items() if isinstance(c, kind)}
+    found = {name: c for name, c in chosen.items() if isinstance(c, Checkpoints)}
     if len(found) > 1:
         names = " and ".join(f"callbacks.{name}" for name in found)
-        raise ConfigError(f"{names}: a run has one {kind.__name__}; leave out the others")
+        raise ConfigError(f"{names}: a run has one Checkpoints; leave out the others")
     folder = Path(run_dir, "checkpoints")
-    for name, callback in found.items():
-        if callback.path.parent.resolve() != folder.resolve():
+    for name, checkpoints in found.items():
+        if checkpoints.folder.resolve() != folder.resolve():
             raise ConfigError(
-                f"callbacks.{name}.dirpath={callback.path.parent}: a run continues from the "
+                f"callbacks.{name}.dirpath={checkpoints.folder}: a run continues from the "
                 f"checkpoints in {folder}; leave it out, and choose another place for the whole "
                 "run with run_root=..."
             )
-    return next(iter(found.values()), None)
+        return checkpoints
+    return None
 
 
 def flags_of_lightning(cfg: DictConfig) -> DictConfig:

@@ -174,10 +174,10 @@ OF_CLUSTER = {
     "cluster.export": each(TEXT),
 }
 OF_CALLBACKS = {
-    "callbacks.best.monitor": NULL | TEXT,
-    "callbacks.best.mode": one_of("min", "max"),
-    "callbacks.last.every_s": ABOVE_0,
-    "callbacks.last.every_n_epochs": NULL | whole(1),
+    "callbacks.checkpoints.monitor": NULL | TEXT,
+    "callbacks.checkpoints.mode": one_of("min", "max"),
+    "callbacks.checkpoints.every_s": ABOVE_0,
+    "callbacks.checkpoints.every_n_epochs": NULL | whole(1),
     "callbacks.artifacts.url": NULL | TEXT,
     "callbacks.artifacts.flush_timeout_s": ABOVE_0,
     "callbacks.loss_guard.max_skipped": whole(0),

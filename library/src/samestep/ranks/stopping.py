@@ -4,7 +4,7 @@
 
     SIGTERM, SIGINT    the handler only remembers the signal; SIGHUP too: a closed terminal
     before each step   check(): the ranks agree, by one all-reduce, whether any of them got one
-    one of them did    every rank raises Stopped, LastCheckpoint saves, the exit code is 143
+    one of them did    every rank raises Stopped, Checkpoints saves, the exit code is 143
 
 Lightning's own handler talks to the other ranks at once, in the middle of a step, and hangs there.
 """

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from samestep.ranks import environment
 from samestep.ranks.secrets import redact
-from samestep.run.directory import BEST
+from samestep.run.directory import tested_checkpoint
 from samestep.run.store import RunCopy
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Artifacts(L.Callback):
         url: where the runs are; null copies nothing.
         run_dir: what to copy; its name is the one in the store.
         flush_timeout_s: seconds that ``flush`` waits for what is left.
-        wandb: also give the best checkpoint and ``config.yaml`` to the W&B logger, if there is one.
+        wandb: also give the tested checkpoint and ``config.yaml`` to W&B, if it is a logger.
     """
 
     def __init__(
@@ -48,14 +48,15 @@ class Artifacts(L.Callback):
             self._thread.start()
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Give the best checkpoint to W&B as ``run-<run_id>``: its own process copies it."""
+        """Give what is tested to W&B as ``run-<run_id>``: its own process copies it."""
+        best = f"checkpoints/{tested_checkpoint(self.run_dir)}.ckpt"
         for logger in trainer.loggers if self.wandb else []:
             if isinstance(logger, WandbLogger):
                 import wandb
 
                 try:
                     artifact = wandb.Artifact(f"run-{self.run_dir.name}", type="model")
-                    for name in (BEST, "config.yaml"):
+                    for name in (best, "config.yaml"):
                         artifact.add_file(str(self.run_dir / name))
                     logger.experiment.log_artifact(artifact)
                 except Exception as error:

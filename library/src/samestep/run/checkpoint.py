@@ -4,7 +4,7 @@ checkpoints/
     best.ckpt               the best so far by the monitored metric
     last.ckpt               to continue from
     last-previous.ckpt      the one before it, should last.ckpt be damaged
-    epoch-0002.ckpt         one to keep, with callbacks.last.every_n_epochs=2
+    epoch-0002.ckpt         one to keep, with callbacks.checkpoints.every_n_epochs=2
 
 Only ``last.ckpt`` is ever written; best.ckpt and epoch-0002.ckpt are second names of it. So what a
 file is follows from its seal and not from its name: a run continues from the newest intact file.

@@ -161,21 +161,25 @@ def is_finished(spec: RunSpec) -> bool:
     return not any(a is not None and (b is None or b > a) for a, b in pairs)
 
 
+def tested_checkpoint(run_dir: Path) -> str:
+    """The checkpoint that a run tests: ``best``, or ``last`` where no metric has chosen one."""
+    newest = _newest_seal(run_dir)
+    # A best checkpoint that is lost is not replaced by other weights.
+    return "last" if newest and newest.best_step is None else "best"
+
+
 def best_checkpoint(run_dir: Path) -> str | None:
-    """The checkpoint to test; None where none was the best one, as in ``debug=fast``.
+    """The best checkpoint; None where no metric has chosen one: the last one is tested then.
 
     Raises:
         CheckpointError: if the best checkpoint is missing, or another one is in its place.
     """
     from samestep.run.checkpoint import refused
 
-    path = run_dir / BEST
-    seals = [found for found in map(seal.read, path.parent.glob("[!.]*.ckpt")) if found]
-    # The newest checkpoint says which one is the best.
-    step = max(seals, key=lambda found: found.age).best_step if seals else None
-    if step is None:
+    path, newest = run_dir / BEST, _newest_seal(run_dir)
+    if newest is None or newest.best_step is None:
         return None
-    best = seal.read(path)
+    best, step = seal.read(path), newest.best_step
     if best and best.global_step == step:
         return str(path)
     why = f"it is of step {best.global_step}" if best else "it is missing, or damaged"
@@ -200,6 +204,12 @@ def finish(spec: RunSpec, metrics: Mapping[str, float | None]) -> None:
     record.update(spec.run_dir, record.FINISHED, results=sha256_of(path))
     if odd := ", ".join(sorted(name for name in finite if finite[name] is None)):
         log.warning("%s: not a number, and null in metrics.json; look for nan in the data", odd)
+
+
+def _newest_seal(run_dir: Path) -> seal.Seal | None:
+    """The seal of the newest checkpoint, which says which one is the best."""
+    seals = map(seal.read, (run_dir / "checkpoints").glob("[!.]*.ckpt"))
+    return max(filter(None, seals), key=lambda found: found.age, default=None)
 
 
 def _open(spec: RunSpec, argv: list[str]) -> Path | None:

@@ -124,14 +124,6 @@ def add_history(run_dir: Path, other: Record) -> None:
     update(run_dir, RUNNING, **facts)
 
 
-def tested_checkpoint(run_dir: Path) -> str:
-    """The checkpoint that a run tests: ``best``, or ``last`` if no metric has ever chosen one."""
-    best, last = (run_dir / f"checkpoints/{name}.ckpt" for name in ("best", "last"))
-    # A best checkpoint that is lost is not replaced by other weights.
-    has_none = last.exists() and not best.exists() and read(run_dir).best is None
-    return "last" if has_none else "best"
-
-
 def _read_file(run_dir: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(read_text(run_dir / FILE))

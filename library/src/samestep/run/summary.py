@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.ranks import environment
-from samestep.run import metrics, record
+from samestep.run import directory, metrics, record
 from samestep.run.changes import find_patience, read_config
 from samestep.spec import select
 
@@ -39,7 +39,7 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
     files = {f"{run_dir}/{name}": text for name, text in look_at.items() if is_there(name)}
     width = max(map(len, files), default=0)
     commands = []
-    if is_there(f"checkpoints/{record.tested_checkpoint(run_dir)}.ckpt"):
+    if is_there(f"checkpoints/{directory.tested_checkpoint(run_dir)}.ckpt"):
         next_if = select(config, "summary.next_if") or {}
         commands = list(select(config, "summary.next") or [])
         commands += [command for name, command in next_if.items() if is_there(name)]

@@ -24,7 +24,7 @@ from samestep.launch import render
 from samestep.launch.main import check_run, compose_run
 from samestep.ranks import environment
 
-BEST = "samestep.callbacks.checkpoints.BestCheckpoint"
+CHECKPOINTS = "samestep.callbacks.checkpoints.Checkpoints"
 ARTIFACTS = "samestep.run.artifacts.Artifacts"
 
 
@@ -82,11 +82,13 @@ def read(words: Sequence[str]) -> Settings:
     ends = {key: getattr(d, "choices", None) or (d.low, d.high) for key, d in space.items()}
     grid = [f"{key}={','.join(map(str, values))}" for key, values in ends.items()]
     corners = check_all([*overrides, *grid], multirun=True)
-    nodes = [find_callback(corner, BEST) for corner in corners]
+    nodes = [find_callback(corner, CHECKPOINTS) for corner in corners]
     metrics = {(str(node.monitor), str(node.mode)) for node in nodes if node and node.monitor}
     if len(metrics) != 1 or None in nodes:
-        text = "a search compares trials by the one metric of BestCheckpoint (callbacks.best."
-        raise ConfigError(f"{text}monitor), and not by {sorted(metrics)}")
+        raise ConfigError(
+            "a search compares trials by one metric (callbacks.checkpoints.monitor), and not by "
+            f"{sorted(metrics)}"
+        )
     ((monitor, mode),) = metrics
 
     cfg, copies = corners[0], None

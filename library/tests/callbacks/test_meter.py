@@ -1,16 +1,29 @@
-"""Seconds and learning rate of each epoch."""
+"""Loss and learning rate of steps, seconds and learning rate of epochs."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.optim import SGD
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import ExponentialLR, StepLR
 
 from library.tests.kit import Net, fit
-from samestep.callbacks import epoch_times
+from samestep.callbacks import meter
 from samestep.run.metrics import read_history
+
+
+@pytest.mark.parametrize("lr", [0.5, torch.tensor(0.5)], ids=["number", "tensor"])
+def test_the_rate_is_the_one_with_which_the_step_was_taken(lr, tmp_path: Path):
+    def halve(module):
+        optimizer = SGD(module.parameters(), lr=lr)
+        return [optimizer], [{"scheduler": ExponentialLR(optimizer, 0.5), "interval": "step"}]
+
+    fit(tmp_path, lambda: Net(halve), max_steps=3)
+    rows = read_history(tmp_path)
+    rates = {row["step"]: row["step/lr"] for row in rows if "step/lr" in row}
+    assert rates == {0: 0.5, 1: 0.25, 2: 0.125}
 
 
 class Clock:
@@ -25,7 +38,7 @@ class Clock:
 @pytest.mark.parametrize("options", [{}, {"places": [(1, 2)], "how": "SIGKILL"}], ids=str)
 def test_each_epoch_has_its_seconds_and_learning_rate(tmp_path: Path, monkeypatch, options: Any):
     clock = Clock()
-    monkeypatch.setattr(epoch_times, "time", clock)
+    monkeypatch.setattr(meter, "time", clock)
 
     class Ticking(Net):
         def __init__(self) -> None:
