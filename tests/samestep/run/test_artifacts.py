@@ -283,7 +283,7 @@ def test_numbered_checkpoints_are_copied_too(tmp_path: Path):
 def test_a_run_whose_callbacks_have_other_names_keeps_its_best_value_and_its_copy(tmp_path: Path):
     words = [
         "train.py", "~callbacks.best", "~callbacks.artifacts", *QUICK, NO_PICTURES, "model=mlp",
-        "+callbacks.keep={_target_:tests.samestep.callbacks.test_run_state.KeepBest,"
+        "+callbacks.keep={_target_:library.tests.callbacks.test_run_state.KeepBest,"
         "dirpath:${run_dir}/checkpoints,monitor:val/loss,mode:min}",
         "+callbacks.copies={_target_:samestep.run.artifacts.Artifacts,"
         f"url:{tmp_path}/store,run_dir:${{run_dir}},flush_timeout_s:30}}",
