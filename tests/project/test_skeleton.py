@@ -5,17 +5,15 @@ from pathlib import Path
 
 import torch
 
-from tests.conftest import run_ranks
+from tests.conftest import run
 
 SKELETON = ["data=skeleton", "model=skeleton", "callbacks.best.monitor=val/loss",
             "trainer.accelerator=cpu", "summary.metrics=[test/loss]", "report=false"]  # fmt: skip
 
 
-def train(root: Path, name: str, *overrides: str, num: int = 0) -> dict[str, torch.Tensor]:
+def train(root: Path, name: str, *overrides: str) -> dict[str, torch.Tensor]:
     """Train a run, and return the weights of its last checkpoint."""
-    nodes = (num,) if num else ()
-    where = f"run_root={root}"
-    done = run_ranks("train.py", *SKELETON, where, *overrides, nodes=nodes, RUN_ID=name)
+    done = run("train.py", *SKELETON, f"run_root={root}", *overrides, RUN_ID=name)
     assert done.returncode == 0, done.stderr
     last = torch.load(root / name / "checkpoints/last.ckpt", weights_only=True)
     weights: dict[str, torch.Tensor] = last["state_dict"]
@@ -34,6 +32,6 @@ def test_it_learns_and_continues_bit_by_bit(tmp_path: Path):
 
 def test_two_ranks_learn_what_one_rank_learns(tmp_path: Path):
     one = train(tmp_path, "one", "trainer.max_epochs=1")
-    two = train(tmp_path, "two", "trainer.max_epochs=1", num=2)
+    two = train(tmp_path, "two", "trainer.max_epochs=1", "trainer.devices=2")
     for name in one:
         torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-5)
