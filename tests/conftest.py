@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +76,47 @@ def run(
     )  # fmt: skip
 
 
-def run_code(code: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """``run`` a script with this code. Unlike ``python -c``, it starts from the fork server."""
+def run_ranks(
+    *command: str, nodes: Sequence[int] = (2,), **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """``run`` a program in so many ranks on each node, with the variables that torchrun sets.
+
+    There is no agent, which spares the tests a process: the ranks that are left when one fails must
+    end by themselves. Without nodes it is one process, without these variables.
+
+    Returns:
+        The exit code of the lowest rank that failed, and what the ranks said, one after the other.
+    """
+    places = [(node, local, num) for node, num in enumerate(nodes) for local in range(num)]
+    port = free_port()
+
+    def run_rank(rank: int) -> subprocess.CompletedProcess[str]:
+        node, local_rank, num = places[rank]
+        numbers = {
+            "RANK": rank, "LOCAL_RANK": local_rank, "GROUP_RANK": node, "MASTER_PORT": port,
+            "WORLD_SIZE": len(places), "LOCAL_WORLD_SIZE": num, "GROUP_WORLD_SIZE": len(nodes),
+        }  # fmt: skip
+        texts = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "none"}
+        texts |= {name: str(number) for name, number in numbers.items()}
+        return run(*command, **texts, **options)
+
+    if not places:
+        return run(*command, **options)
+    with ThreadPoolExecutor(len(places)) as threads:
+        done = list(threads.map(run_rank, range(len(places))))
+    failed = [rank.returncode for rank in done if rank.returncode]
+    said = ["".join(getattr(rank, name) for rank in done) for name in ("stdout", "stderr")]
+    return subprocess.CompletedProcess(done[0].args, (failed or [0])[0], *said)
+
+
+def run_code(
+    code: str, *arguments: str, nodes: Sequence[int] = (), **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """``run_ranks`` of a script. Unlike ``python -c``, it starts from the fork server."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
         script.write_text(code)
-        return run(str(script), *arguments, **options)
+        return run_ranks(str(script), *arguments, nodes=nodes, **options)
 
 
 def run_pytest(root: Path, *tests: str) -> subprocess.CompletedProcess[str]:

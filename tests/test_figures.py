@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanSquaredError
 
 from samestep.data.loader import BatchLoader
-from tests.conftest import final_figures, run
+from tests.conftest import final_figures, run, run_ranks
 
 
 class Data(L.LightningDataModule):
@@ -131,7 +131,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a run on two ranks."""
     root = tmp_path_factory.mktemp("figures")
     watch = f"+callbacks.watch._target_={__name__}.Monitored"
-    result = run(*command(Plain, root, "trainer.devices=2", watch), RUN_ID="two")
+    result = run_ranks(*command(Plain, root, watch), RUN_ID="two")
     assert result.returncode == 0, result.stderr
     assert "sync_dist" not in result.stderr
     return root / "two"
@@ -159,11 +159,11 @@ def test_every_rank_monitors_the_same_value(two_ranks: Path):
 def test_figures_of_two_ranks_survive_an_interruption(two_ranks: Path, tmp_path: Path):
     watch = "+callbacks.signaller"
     words = [
-        *command(Plain, tmp_path, "trainer.devices=2"),
+        *command(Plain, tmp_path),
         f"{watch}._target_=tests.signaller.Quiet", f"{watch}.dirpath={tmp_path / 'seen'}",
     ]  # fmt: skip
     for fault, code in ((f"4 {signal.SIGTERM:d} 1 rank", 143), ("-1 0 0 rank", 0)):
-        result = run(*words, RUN_ID="stopped", SIGNAL_AT=fault)
+        result = run_ranks(*words, RUN_ID="stopped", SIGNAL_AT=fault)
         assert result.returncode == code, result.stderr
     assert final_figures(tmp_path / "stopped") == final_figures(two_ranks)
 

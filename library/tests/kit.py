@@ -239,18 +239,11 @@ def make_spec(run_dir: Path, **facts: Any) -> RunSpec:
     )
 
 
-RANKS = """
-import sys
-if sys.argv[1:]:
-    from {module} import {name} as function
-    function(*{arguments!r})
-else:
-    from samestep.node import agent
-    sys.exit(agent.start([__file__, "rank"], {num}, run_id="ranks"))
-"""
+RANK = "from {module} import {name} as function\nfunction(*{arguments!r})"
 
 
 def on_ranks(function: Callable[..., object], *arguments: object, num: int = 2) -> CompletedProcess:
     """Call a function of a test module in ``num`` ranks; its arguments are plain values."""
     module, name = function.__module__, function.__name__
-    return run_code(RANKS.format(module=module, name=name, arguments=arguments, num=num))
+    code = RANK.format(module=module, name=name, arguments=arguments)
+    return run_code(code, nodes=(num,))

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from library.tests.kit import check_same, rows, weights
 from samestep import Trainer
-from tests.conftest import environment, free_port, run, run_code
+from tests.conftest import environment, free_port, run, run_code, run_ranks
 
 SCRIPT = """
 import json
@@ -82,6 +83,8 @@ if __name__ == "__main__":
     if trainer.is_global_zero:
         print("tested", result[0]["test_loss"])
 """
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+SAMESTEP_RUN = ("-m", "samestep", "run", "--nproc-per-node=2")
 BASE = {"seed": 1, "max_epochs": 2, "monitor": "val_loss"}  # 6 steps an epoch
 
 
@@ -98,13 +101,15 @@ def train(
     launcher: tuple[str, ...] = (),
     model: dict[str, Any] | None = None,
     variables: dict[str, str] | None = None,
+    ranks: int = 0,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Run the script with these arguments of the Trainer, as ``python script.py`` or otherwise."""
-    arguments = {**BASE, "run_dir": name, "devices": 1, **options}
-    arguments = {key: value for key, value in arguments.items() if value != "left out"}
+    alone = {} if launcher or ranks else {"devices": 1}
+    arguments = {**BASE, "run_dir": name, **alone, **options}
     words = [*launcher, "script.py", json.dumps(arguments), json.dumps(model or {})]
-    return run(*words, cwd=folder, **(variables or {}))
+    nodes = (ranks,) if ranks else ()
+    return run_ranks(*words, nodes=nodes, cwd=folder, **(variables or {}))
 
 
 @pytest.fixture(scope="module")
@@ -128,81 +133,78 @@ def test_a_run_that_is_stopped_and_killed_ends_like_an_undisturbed_one(
     folder: Path, reference: str, request: pytest.FixtureRequest
 ):
     undisturbed = request.getfixturevalue(reference)
-    name, devices = f"disturbed-{reference}", int(reference == "two") + 1
-    last = devices - 1  # the rank that gets the signals
+    name, ranks = f"disturbed-{reference}", 2 if reference == "two" else 0
+    last = max(0, ranks - 1)  # the rank that gets the signals
 
     def disturb(step: int, signum: int, **options: Any) -> subprocess.CompletedProcess[str]:
         variables = {"AT": f"{step} {last}", "SIGNAL": str(int(signum))}
-        return train(folder, name, devices=devices, variables=variables, **options)
+        return train(folder, name, ranks=ranks, variables=variables, **options)
 
     stopped = disturb(2, signal.SIGTERM)
     assert stopped.returncode == 143, stopped.stderr
     assert "To continue: the same command" in stopped.stdout
     killed = disturb(8, signal.SIGKILL, save_every_s=1e-9)
-    assert killed.returncode == (137 if devices == 2 else -9), killed.stderr
-    done = train(folder, name, devices=devices)
+    assert killed.returncode == (1 if ranks else -9), killed.stderr  # of the lowest rank
+    done = train(folder, name, ranks=ranks)
     assert done.returncode == 0, done.stderr
     assert f"Continuing: {name}" in done.stdout
     check_same(folder / name, undisturbed)
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-        ("-m", "samestep", "run", "--nproc-per-node=2"),
-    ],
-    ids=["torchrun", "samestep-run"],
-)
-def test_any_launcher_starts_the_same_run(
-    folder: Path, two: Path, launcher: tuple[str, ...], request: pytest.FixtureRequest
-):
-    name = request.node.callspec.id
-    done = train(folder, name, launcher, devices="left out")
+def test_torchrun_starts_the_same_run(folder: Path, two: Path):
+    done = train(folder, "torchrun", TORCHRUN)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("tested") == 1
-    check_same(folder / name, two)
+    check_same(folder / "torchrun", two)
 
 
-def test_samestep_run_ends_with_the_exit_codes_of_the_ranks(folder: Path):
-    launcher = ("-m", "samestep", "run", "--nproc-per-node=2")
-    stopped = train(
-        folder, "codes", launcher, variables={"AT": "2 1", "SIGNAL": str(int(signal.SIGTERM))}
-    )
+def test_samestep_run_starts_the_same_run_and_ends_with_the_exit_codes_of_the_ranks(
+    folder: Path, two: Path
+):
+    variables = {"AT": "2 1", "SIGNAL": str(int(signal.SIGTERM))}
+    stopped = train(folder, "samestep-run", SAMESTEP_RUN, variables=variables)
     assert stopped.returncode == 143, stopped.stderr
-    # Of the one only rank zero looks into the run directory, the other fails on all ranks.
-    for options in {"model": {"lr": 0.5}}, {"shares": [1, 2, 3]}:
-        rejected = train(folder, "codes", launcher, **options)
-        assert rejected.returncode == 2, rejected.stderr
-        assert rejected.stderr.count("error: ") == 1
-        assert "Traceback" not in rejected.stderr
+    done = train(folder, "samestep-run", SAMESTEP_RUN)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("tested") == 1
+    check_same(folder / "samestep-run", two)
+    # Only rank zero looks into the run directory.
+    rejected = train(folder, "samestep-run", SAMESTEP_RUN, model={"lr": 0.5})
+    check_rejected(rejected)
+
+
+def test_what_all_ranks_reject_is_one_message(folder: Path):
+    check_rejected(train(folder, "rejected", ranks=2, shares=[1, 2, 3]))
+
+
+def check_rejected(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("error: ") == 1
+    assert "Traceback" not in done.stderr
 
 
 def test_two_tasks_of_srun_are_two_ranks(folder: Path, two: Path):
-    words = [json.dumps({**BASE, "run_dir": "srun"}), "{}"]
-    port = str(free_port())
-    tasks = [
-        subprocess.Popen(
-            [sys.executable, "script.py", *words], cwd=folder, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            env=environment(
-                SLURM_JOB_ID="7", SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NUM_NODES="1",
-                SLURM_STEP_NODELIST="localhost", SLURM_PROCID=str(rank),
-                SLURM_LOCALID=str(rank), SLURM_NODEID="0", SLURM_NTASKS="2", MASTER_PORT=port,
-            ),
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    said = [task.communicate(timeout=120)[0] for task in tasks]
-    assert [task.returncode for task in tasks] == [0, 0], said
+    words = ["script.py", json.dumps({**BASE, "run_dir": "srun"}), "{}"]
+    shared = {
+        "SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NODELIST": "localhost", "SLURM_NODEID": "0", "SLURM_NTASKS": "2",
+        "MASTER_PORT": str(free_port()),
+    }  # fmt: skip
+
+    def task(rank: str) -> subprocess.CompletedProcess[str]:
+        return run(*words, cwd=folder, SLURM_PROCID=rank, SLURM_LOCALID=rank, **shared)
+
+    with ThreadPoolExecutor() as threads:
+        tasks = list(threads.map(task, ["0", "1"]))
+    assert [task.returncode for task in tasks] == [0, 0], tasks
     check_same(folder / "srun", two)
 
 
 def test_two_ranks_learn_what_one_rank_learns(folder: Path):
-    for devices in (1, 2):
-        done = train(folder, f"plain-{devices}", devices=devices, model={"dropout": 0.0})
+    for ranks in (0, 2):
+        done = train(folder, f"plain-{ranks}", ranks=ranks, model={"dropout": 0.0})
         assert done.returncode == 0, done.stderr
-    first, second = weights(folder / "plain-1"), weights(folder / "plain-2")
+    first, second = weights(folder / "plain-0"), weights(folder / "plain-2")
     torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)
 
 

@@ -31,7 +31,7 @@ from filelock import FileLock
 
 from samestep.ranks import process
 from tests import etcd_server, pods
-from tests.conftest import NO_PICTURES, ROOT, environment, final_figures, free_port
+from tests.conftest import NO_PICTURES, ROOT, environment, final_figures, free_port, run_ranks
 from tests.project.test_train import history
 
 BASE = [
@@ -229,9 +229,11 @@ class Laboratory:
         run_dir = self.directory / name
         with FileLock(self.directory / f"{name}.lock"):
             if not (run_dir / "metrics.json").exists():
-                topology = {1: "1 process", 2: "2 processes", 3: "agents 1+2"}[num_ranks]
-                codes, said = self.launch(topology, run_dir, [*overrides, *self.saboteur(name, [])])
-                assert codes == [0] * len(codes), said
+                words = [*self.base, *overrides, *self.saboteur(name, [])]
+                words.append(f"run_root={self.directory}")
+                nodes = {1: (), 2: (2,), 3: (1, 2)}[num_ranks]
+                done = run_ranks("train.py", *words, nodes=nodes, RUN_ID=name)
+                assert done.returncode == 0, done.stderr
         return run_dir
 
     def saboteur(self, name: str, faults: list[str]) -> list[str]:

@@ -15,19 +15,22 @@ import pytest
 from tests import etcd_server
 from tests.conftest import ROOT, environment, final_figures, free_port
 from tests.etcd_server import EtcdServer
-from tests.faults.lab import BASE, TORCHRUN
+from tests.faults.lab import BASE
 
+ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]
 EPOCHS = 8
 
 
-def test_a_node_leaves_and_another_joins(tmp_path: Path):
-    """They meet by c10d. By etcd: test_etcd_rendezvous.py in tests/samestep/launch."""
+def test_nodes_leave_and_join(tmp_path: Path):
+    """One is lost, another joins and is stopped. By etcd: tests/samestep/node."""
     records, enough = tmp_path / "records", tmp_path / "enough"
+    endpoint = f"127.0.0.1:{free_port()}"
     command = [
-        "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9", "--monitor-interval=0.2",
-        "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=elastic",
-        "--local-addr=127.0.0.1", "train.py", *BASE, f"trainer.max_epochs={EPOCHS}",
-        f"run_root={tmp_path}", "report=false", "callbacks.checkpoints.every_s=1",
+        *ENTRYPOINT, "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9",
+        "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}",
+        "--rdzv-conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3",
+        *BASE, f"trainer.max_epochs={EPOCHS}", f"run_root={tmp_path}", "report=false",
+        "callbacks.checkpoints.every_s=1",
         "+callbacks.recorder._target_=tests.faults.saboteur.Saboteur",
         f"+callbacks.recorder.dirpath={records}", "+callbacks.recorder.faults=[]",
         "+callbacks.slow._target_=tests.faults.saboteur.SlowUntil", "+callbacks.slow.seconds=0.2",
@@ -36,14 +39,11 @@ def test_a_node_leaves_and_another_joins(tmp_path: Path):
     processes: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:
-        conf = "last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
-        conf += f",join_timeout=200,is_host={int(not processes)}"
-        agent = [*TORCHRUN, f"--rdzv-conf={conf}", *command]
-        variables = environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+        variables = environment(RUN_ID="elastic", TERMINATION_LOG=f"{tmp_path}/message")
         with (tmp_path / f"agent-{len(processes)}.log").open("wb") as log:
             processes.append(
                 subprocess.Popen(
-                    agent, cwd=ROOT, env=variables, stdout=log, stderr=log, start_new_session=True
+                    command, cwd=ROOT, env=variables, stdout=log, stderr=log, start_new_session=True
                 )
             )
 
@@ -66,20 +66,23 @@ def test_a_node_leaves_and_another_joins(tmp_path: Path):
 
     try:
         start()
+        wait_for(1, after=0)  # so the first one has the store
         start()
         steps = wait_for(2, after=0)
         os.killpg(processes[1].pid, signal.SIGKILL)  # the node is gone, without a word
         steps = wait_for(1, after=steps)
         start()
         wait_for(2, after=steps)
+        processes[2].send_signal(signal.SIGTERM)
+        assert processes[2].wait(200) == 143, said()
         enough.touch()
         assert processes[0].wait(300) == 0, said()
-        assert processes[2].wait(60) == 0, said()
     finally:
         for process in processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+    assert f"meets at {endpoint} (127.0.0.1" in said()
     assert final_figures(tmp_path / "elastic")["test/accuracy"] > 0.8
     batches: dict[tuple[int, int, float], list[list[int]]] = {}
     for rank in (0, 1):
@@ -139,7 +142,7 @@ def test_a_node_that_gave_up_waiting_for_etcd_runs_again_when_it_is_made_again(t
         pytest.skip(why)
     server = EtcdServer(tmp_path)
     command = [
-        sys.executable, "-m", "samestep.launch.entrypoint", "--nnodes=1", "--nproc-per-node=1",
+        *ENTRYPOINT, "--nnodes=1", "--nproc-per-node=1",
         "--rdzv-backend=etcd-v2", f"--rdzv-endpoint={server.address}", "--max-restarts=9",
         "--rdzv-conf=timeout=5,last_call_timeout=1",
         *BASE, "trainer.max_epochs=1", "report=false", f"run_root={tmp_path}",

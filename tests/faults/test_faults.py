@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from tests import etcd_server, pods
-from tests.conftest import REFERENCE, environment
+from tests.conftest import REFERENCE, environment, run_ranks
 from tests.faults import experiments, lab
 from tests.faults.experiments import EXPERIMENTS
 from tests.faults.lab import BASE, ETCD, PODS, Experiment, Laboratory, Outcome
@@ -76,9 +76,10 @@ def test_another_number_of_ranks_continues_the_same_global_batches(
     laboratory = Laboratory(tmp_path, REFERENCE)
     run_dir, reference = tmp_path / "changing", reference_run.parent / "records"
     faults = laboratory.saboteur("changing", ["term step 13 0", "term step 30 1"])  # of 39 an epoch
-    for topology in ("1 process", "agents 1+2", "2 processes"):
-        codes, said = laboratory.launch(topology, run_dir, faults)
-    assert codes == [0], said
+    command = ["train.py", *REFERENCE, *faults, f"run_root={tmp_path}"]
+    for nodes in ((), (1, 2), (2,)):
+        done = run_ranks(*command, nodes=nodes, RUN_ID="changing")
+    assert done.returncode == 0, done.stderr
 
     whole: dict[tuple[int, int], list[int]] = {}
     paths = sorted((tmp_path / "records-changing").glob("rank-*.jsonl"))

@@ -23,7 +23,7 @@ from samestep.ranks.preflight import PreflightError, compare, identity, inspect
 from samestep.spec import RunSpec
 from tests import pods
 from tests.conftest import environment as variables
-from tests.conftest import run
+from tests.conftest import run_ranks
 
 Usage = namedtuple("Usage", "total used free")
 DATA = L.LightningDataModule()
@@ -302,8 +302,7 @@ def test_two_ranks_with_other_configuration_and_code(tmp_path: Path):
         (tmp_path / rank / "net.py").write_text(NET % rank)
     each = "import os, sys; sys.path.insert(0, f'{sys.path[0]}/{os.environ[\"RANK\"]}')\n"
     (tmp_path / "rank.py").write_text(each + RANK)
-    words = ["--standalone", "--nproc-per-node=2", str(tmp_path / "rank.py"), str(tmp_path)]
-    result = run(*TORCHRUN, *words, "30", "3")
+    result = run_ranks(str(tmp_path / "rank.py"), str(tmp_path), "30", "3")
     failed = [line for line in result.stdout.splitlines() if line.startswith("failed")]
     assert len(failed) == 2, result.stdout + result.stderr
     assert "rank 0, 1: ranks: 2, nodes: 1 trainer.devices=3 x" in failed[0]

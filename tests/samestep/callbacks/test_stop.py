@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from library.tests.callbacks.interrupted import check_exact
 from samestep.data.loader import BatchLoader
-from tests.conftest import run
+from tests.conftest import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended")
 
@@ -38,7 +38,7 @@ def test_a_stop_leaves_the_accumulation_of_an_epoch_as_it_is(tmp_path: Path):
 SKELETON = [
     "train.py", "data=skeleton", "model=skeleton", "callbacks.checkpoints.monitor=val/loss",
     "callbacks.checkpoints.mode=min",
-    "trainer.accumulate_grad_batches=3", "trainer.max_epochs=2", "trainer.devices=2",
+    "trainer.accumulate_grad_batches=3", "trainer.max_epochs=2",
     "trainer.accelerator=cpu", "report=false", "+callbacks.quiet._target_=tests.signaller.Quiet",
 ]  # fmt: skip
 
@@ -48,11 +48,11 @@ def test_two_ranks_stop_after_a_whole_optimizer_step(tmp_path: Path):
     for run_id, fault in ("whole", "-1 0 0 rank"), ("stopped", f"4 {signal.SIGTERM:d} 1 rank"):
         where = f"+callbacks.quiet.dirpath={tmp_path / run_id}"
         command = [*SKELETON, where, f"run_root={tmp_path / 'runs'}"]
-        done = run(*command, RUN_ID=run_id, SIGNAL_AT=fault)
+        done = run_ranks(*command, RUN_ID=run_id, SIGNAL_AT=fault)
         if run_id == "stopped":
             assert done.returncode == 143, done.stderr
             assert "Stopped by SIGTERM after step 5; saved." in done.stdout
-            done = run(*command, RUN_ID=run_id)
+            done = run_ranks(*command, RUN_ID=run_id)
         assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         whole, ours = (

@@ -25,7 +25,7 @@ from samestep.run.artifacts import Artifacts
 from samestep.run.checkpoint import AtomicCheckpointIO, load
 from samestep.run.files import write_text
 from samestep.run.store import RunCopy
-from tests.conftest import NO_PICTURES, QUICK, final_figures, run
+from tests.conftest import NO_PICTURES, QUICK, final_figures, run, run_ranks
 from tests.conftest import environment as variables
 
 KEY = "AKIA" + "F4K3" * 4
@@ -478,11 +478,11 @@ def test_a_run_killed_elsewhere_ends_here_as_an_undisturbed_one(
 
 def test_a_store_that_fails_then_hangs_stops_no_run_and_one_rank_copies(tmp_path: Path):
     overrides = [*QUICK, NO_PICTURES, "trainer.max_epochs=1", "model=mlp", f"run_root={tmp_path}"]
-    overrides += [f"{NODE}._target_=tests.samestep.run.test_artifacts.Watched", "trainer.devices=2"]
+    overrides += [f"{NODE}._target_=tests.samestep.run.test_artifacts.Watched"]
     overrides += [f"{NODE}.url=faulty://{tmp_path}/store", f"{NODE}.run_dir=${{run_dir}}"]
     overrides += [f"{NODE}.flush_timeout_s=2", f"{NODE}.wandb=true", "logger=wandb"]
     told = {"FAULT": "fails_then_hangs", "FAKE_SECRET": SECRET, "WANDB_MODE": "offline"}
-    result = run("train.py", *overrides, RUN_ID="mine", **told)
+    result = run_ranks("train.py", *overrides, RUN_ID="mine", **told)
     assert result.returncode == 0, result.stderr
     first, last = result.stderr.splitlines()
     assert re.match(r"WARNING: Cannot upload .*: OSError .*the store is broken, says \*\*\*", first)

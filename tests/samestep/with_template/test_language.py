@@ -12,7 +12,7 @@ from samestep import command_line
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
 from scripts import evaluate, export, predict
-from tests.conftest import ROOT, TEXT, final_figures, run
+from tests.conftest import ROOT, TEXT, final_figures, run, run_ranks
 from tests.project.test_train import record, recorded
 
 
@@ -52,15 +52,8 @@ def test_a_stopped_run_continues_bit_by_bit(text_run: Path, tmp_path: Path, sign
 
 def test_two_ranks_see_the_batches_of_one(text_run: Path, tmp_path: Path):
     two, one = tmp_path / "records", text_run.parent / "records"
-    done = run(
-        "train.py",
-        *TEXT,
-        "trainer.devices=2",
-        *record(two),
-        f"run_root={tmp_path}",
-        "report=false",
-        RUN_ID="two",
-    )
+    where = f"run_root={tmp_path}"
+    done = run_ranks("train.py", *TEXT, *record(two), where, "report=false", RUN_ID="two")
     assert done.returncode == 0, done.stderr
     for stage in ("train", "val", "test"):
         assert recorded(two, stage) == recorded(one, stage)
@@ -101,7 +94,7 @@ def test_another_text_is_refused_with_one_message(text_run: Path, tmp_path: Path
     assert run(*command, f"data.file={same}", RUN_ID="mine").returncode == 0
     before = {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()}
     more = [*command, "trainer.max_epochs=2"]
-    refused = run(*more, f"data.file={other}", "trainer.devices=2", RUN_ID="mine")
+    refused = run_ranks(*more, f"data.file={other}", RUN_ID="mine")
     assert refused.returncode == 2
     assert refused.stderr.count("this run has learned") == 1
     assert "Traceback" not in refused.stderr

@@ -7,7 +7,7 @@ import torch
 import yaml
 
 from samestep.run import lock
-from tests.conftest import NO_PICTURES, QUICK, REFERENCE, final_figures, run
+from tests.conftest import NO_PICTURES, QUICK, REFERENCE, final_figures, run, run_ranks
 from tests.project.test_train import record, recorded
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -52,9 +52,9 @@ def test_two_ranks_of_torchrun_see_and_learn_what_one_rank_does(
     assert two == pytest.approx(one, abs=1e-4)
 
 
-def test_torchrun_without_a_run_id_puts_all_ranks_into_one_directory(tmp_path: Path):
+def test_ranks_without_a_run_id_share_one_directory(tmp_path: Path):
     overrides = [*QUICK, NO_PICTURES, "trainer.max_epochs=1", "model=mlp", f"run_root={tmp_path}"]
-    result = run(*TORCHRUN, "train.py", *overrides)
+    result = run_ranks("train.py", *overrides)
     assert result.returncode == 0, result.stderr
     (run_dir,) = tmp_path.iterdir()
     assert run_dir.name != "none"
