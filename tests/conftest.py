@@ -214,11 +214,11 @@ WAITING = (
     "tests/faults/test_faults.py",
     "tests/samestep/sweep/test_search.py",
     "tests/samestep/sweep/test_cluster.py",
-    "tests/samestep/ranks/test_heartbeat.py",
+    "library/tests/ranks/test_heartbeat.py",
     "tests/samestep/launch/test_volume.py",
-    "tests/samestep/node/test_etcd_rendezvous.py",
+    "library/tests/node/test_etcd_rendezvous.py",
     "tests/samestep/launch/test_entrypoint.py",
-    "tests/samestep/ranks/test_stopping.py",
+    "library/tests/ranks/test_stopping.py",
     "tests/scripts/test_sweep.py",
 )
 """Files whose tests wait much longer than they compute."""

@@ -89,7 +89,7 @@ def distributions(*names: str) -> dict[str, importlib.metadata.Distribution]:
 
 @pytest.fixture(scope="module")
 def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Python of an environment with the wheel, Lightning, and torchvision for the tutorial.
+    """Python of an environment with the wheel, Lightning, and what the scripts of the README need.
 
     The packages are links to those of this environment: to install them anew takes minutes.
     """
@@ -100,7 +100,8 @@ def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "--python", str(python)]
     install = [*pip, "install", "--quiet", "--no-index", "--no-deps", str(only(built, "*.whl"))]
     subprocess.run(install, check=True, capture_output=True)
-    for distribution in distributions("lightning", "rich", "fsspec", "torchvision").values():
+    of_scripts = "torchvision", "jsonargparse", "docstring-parser", "typeshed-client"
+    for distribution in distributions("lightning", "rich", "fsspec", *of_scripts).values():
         for top in {file.parts[0] for file in distribution.files or () if file.parts[0] != ".."}:
             source = Path(str(distribution.locate_file(top)))
             if not (site / top).exists() and source.exists():
@@ -180,3 +181,15 @@ def test_the_tutorial_continues_exactly_in_an_empty_environment(python: Path, tu
         assert start(tutorial, *command) == 0
         torch.testing.assert_close(weights(run_dir), undisturbed, rtol=0, atol=0)
         shutil.rmtree(run_dir)
+
+
+def test_lightning_cli_continues_exactly_in_an_empty_environment(python: Path, tutorial: Path):
+    command = [str(python), "cli.py", "fit", "--trainer.max_epochs=2"]
+    whole, parts = tutorial / "runs/whole", tutorial / "runs/parts"
+    assert start(tutorial, *command, f"--trainer.run_dir={whole}") == 0
+    to_parts = [*command, f"--trainer.run_dir={parts}"]
+    assert start(tutorial, *to_parts, at="11 0", by=signal.SIGTERM) == 143
+    assert start(tutorial, *to_parts, at="30 0", by=signal.SIGKILL) != 0
+    assert not (parts / "metrics.json").exists()
+    assert start(tutorial, *to_parts) == 0
+    torch.testing.assert_close(weights(parts), weights(whole), rtol=0, atol=0)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from library.tests.report.fake import make_run
 from samestep.run import record
 from tests.conftest import ROOT, environment, run
-from tests.samestep.report.fake import make_run
 
 
 def test_all_runs_are_listed_and_an_empty_folder_says_so(digits_run: Path, tmp_path: Path):

@@ -8,9 +8,9 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.utils.data import TensorDataset
 
+from library.tests.callbacks.interrupted import check_exact
 from samestep.data.loader import BatchLoader
 from tests.conftest import run
-from tests.samestep.callbacks.interrupted import check_exact
 
 pytestmark = pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended")
 

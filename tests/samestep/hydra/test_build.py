@@ -14,6 +14,7 @@ from lightning.pytorch.strategies import (
 from lightning.pytorch.trainer import call as trainer_call
 from torch.utils.data import DataLoader
 
+from library.tests.callbacks.tiny import Tiny
 from samestep.errors import ConfigError
 from samestep.hydra import build
 from samestep.hydra.adapter import spec_of
@@ -21,7 +22,6 @@ from samestep.hydra.compose import check
 from samestep.ranks import environment, lightning_patches
 from samestep.ranks.process_group import UnequalNodesDDP
 from samestep.run.history import History
-from tests.samestep.callbacks.tiny import Tiny
 
 
 def test_a_step_does_only_what_is_asked_for(compose: Callable[..., object]):

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from library.tests.callbacks.tiny import Tiny, fit
 from samestep.hydra import build
 from samestep.hydra.compose import check
 from samestep.run import directory
-from tests.samestep.callbacks.tiny import Tiny, fit
 
 KEY = "callbacks.checkpoints"
 

@@ -284,7 +284,7 @@ def test_a_run_whose_callbacks_have_other_names_keeps_its_best_value_and_its_cop
     words = [
         "train.py", "~callbacks.checkpoints", "~callbacks.artifacts", *QUICK, NO_PICTURES,
         "model=mlp",
-        "+callbacks.keep={_target_:tests.samestep.callbacks.test_run_state.Keep,every_s:300,"
+        "+callbacks.keep={_target_:library.tests.callbacks.test_run_state.Keep,every_s:300,"
         "dirpath:${run_dir}/checkpoints,monitor:val/loss,mode:min}",
         "+callbacks.copies={_target_:samestep.run.artifacts.Artifacts,"
         f"url:{tmp_path}/store,run_dir:${{run_dir}},flush_timeout_s:30}}",

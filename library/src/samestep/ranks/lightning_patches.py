@@ -1,6 +1,6 @@
 """Every private name of another library that we use, with the version and the reason.
 
-Each has a canary test in tests/samestep/ranks/test_lightning_patches.py, which fails when the
+Each has a canary test in library/tests/ranks/test_lightning_patches.py, which fails when the
 library has changed; pyproject.toml bounds the versions from above.
 """
 

@@ -1,0 +1,195 @@
+from functools import partial
+from pathlib import Path
+
+import lightning as L
+import pytest
+from lightning.pytorch.callbacks import EarlyStopping
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
+
+from library.tests.callbacks.tiny import STEPS_PER_EPOCH, Tiny, fit
+from samestep.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers", "ignore:.*treespec, LeafSpec"
+)
+one_cycle = partial(OneCycleLR, max_lr=0.1)
+
+
+@pytest.fixture(autouse=True)
+def _signals_end_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samestep.ranks.stopping.defer", lambda: None)
+
+
+def falling(optimizer, total_steps):
+    return LambdaLR(optimizer, lambda step: max(0.0, 1 - step / total_steps))
+
+
+def two_parts(optimizer, total_steps):
+    parts = [LinearLR(optimizer, total_iters=2), CosineAnnealingLR(optimizer, total_steps - 2)]
+    return SequentialLR(optimizer, parts, milestones=[2])
+
+
+def plateau(optimizer, total_steps):
+    return ReduceLROnPlateau(optimizer, patience=0)
+
+
+class Ends(L.Callback):
+    """Ends the process, so to say, when the second epoch begins."""
+
+    def on_train_epoch_start(self, trainer, pl_module) -> None:
+        if trainer.current_epoch == 1:
+            raise KeyboardInterrupt
+
+
+def fit_one_epoch(run_dir: Path, model: Tiny) -> None:
+    """Train the first of three epochs."""
+    with pytest.raises(SystemExit):
+        fit(run_dir, model, Ends(), max_epochs=3)
+
+
+def rates(run_dir: Path, schedule, *lengths: int) -> dict[int, float]:
+    """Learning rate of each step of a run that continues, each time with more epochs."""
+    lrs = {}
+    for attempt, epochs in enumerate(lengths):
+        model = Tiny([0.5], schedule)
+        ckpt = "last.ckpt" if attempt else None
+        fit(run_dir, model, max_epochs=epochs, ckpt=ckpt)
+        lrs |= model.lrs
+    return lrs
+
+
+@pytest.mark.parametrize("schedule", [one_cycle, falling])
+def test_a_run_that_becomes_longer_gets_the_schedule_of_its_new_length(tmp_path: Path, schedule):
+    longer = rates(tmp_path / "longer", schedule, 2, 4)
+    whole = rates(tmp_path / "whole", schedule, 4)
+    first = 2 * STEPS_PER_EPOCH  # of the continued run; it still has the rate of the checkpoint
+    assert len(longer) == len(whole) == 4 * STEPS_PER_EPOCH
+    assert longer[0] == whole[0]
+    assert longer[1] != whole[1]
+    assert {s: lr for s, lr in longer.items() if s > first} == {
+        s: pytest.approx(lr) for s, lr in whole.items() if s > first
+    }
+
+
+class WithOptimizer(Tiny):
+    """Learns with the given optimizer, and notes its weight decay too."""
+
+    def __init__(self, schedule, make_optimizer) -> None:
+        super().__init__([0.5], schedule)
+        self.make_optimizer = make_optimizer
+        self.decays: dict[int, float] = {}
+
+    def configure_optimizers(self):
+        optimizer = self.make_optimizer(self.parameters())
+        if self.schedule is None:
+            return optimizer
+        schedule = self.schedule(optimizer, total_steps=self.trainer.estimated_stepping_batches)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def training_step(self, batch, batch_idx):
+        self.decays[self.global_step] = self.trainer.optimizers[0].param_groups[0]["weight_decay"]
+        return super().training_step(batch, batch_idx)
+
+
+def sgd(lr: float, weight_decay: float = 0.0):
+    return partial(SGD, lr=lr, momentum=0.9, weight_decay=weight_decay)
+
+
+def cycle_up_to(max_lr: float):
+    return partial(OneCycleLR, max_lr=max_lr)
+
+
+@pytest.mark.parametrize(
+    ("old_schedule", "new_schedule", "more_epochs"),
+    [
+        (None, None, 0),
+        (falling, falling, 0),
+        (falling, falling, 2),
+        # Its cosine goes on from the rate before, so another length is another curve.
+        (two_parts, two_parts, 0),
+        (cycle_up_to(0.1), cycle_up_to(1), 0),
+        (cycle_up_to(0.1), cycle_up_to(1), 2),
+    ],
+    ids=["none", "falling", "falling, longer", "two parts", "one_cycle", "one_cycle, longer"],
+)
+def test_a_changed_learning_rate_and_weight_decay_are_taken(
+    tmp_path: Path, old_schedule, new_schedule, more_epochs: int
+):
+    """The rates after the change are those of a run that had the new values from the start."""
+    epochs = 3 + more_epochs
+    old, new = sgd(0.1, weight_decay=0.01), sgd(1.0, weight_decay=0.03)
+    whole = WithOptimizer(new_schedule, new)
+    fit(tmp_path / "whole", whole, max_epochs=epochs)
+    fit_one_epoch(tmp_path / "cut", WithOptimizer(old_schedule, old))
+    rest = WithOptimizer(new_schedule, new)
+    fit(tmp_path / "cut", rest, max_epochs=epochs, ckpt="last.ckpt")
+    first = min(rest.lrs)
+    assert first == STEPS_PER_EPOCH
+    # With another length of the run the first step still has the position of the checkpoint.
+    exact = {s: lr for s, lr in rest.lrs.items() if s > first or not more_epochs}
+    assert exact == {s: pytest.approx(whole.lrs[s]) for s in exact}
+    assert set(rest.decays.values()) == {0.03}
+
+
+def test_the_momentum_of_a_run_is_not_lost_with_a_change(tmp_path: Path):
+    fit(tmp_path, WithOptimizer(None, sgd(0.1)), max_epochs=1)
+    trainer = fit(tmp_path, WithOptimizer(None, sgd(0.01)), max_epochs=1, ckpt="last.ckpt")
+    (state,) = {id(p): s for p, s in trainer.optimizers[0].state.items() if p.ndim > 1}.values()
+    assert state["momentum_buffer"].abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "optimizer", "message"),
+    [
+        (falling, Adam, "cannot continue with Adam of 2 tensors, .*its checkpoint is of SGD of 2"),
+        (
+            two_parts,
+            sgd(0.1),
+            "continue with .*SequentialLR: its checkpoint is of .*LambdaLR",
+        ),
+        (None, sgd(0.1), "cannot continue with SGD of 2 tensors: .*SGD of 2 tensors, LambdaLR"),
+    ],
+    ids=["optimizer", "schedule", "no schedule"],
+)
+def test_another_kind_of_optimizer_or_schedule_is_refused(
+    tmp_path: Path, schedule, optimizer, message: str
+):
+    fit(tmp_path, WithOptimizer(falling, sgd(0.1)), max_epochs=1)
+    with pytest.raises(ConfigError, match=message):
+        fit(tmp_path, WithOptimizer(schedule, optimizer), ckpt="last.ckpt")
+
+
+def test_a_changed_patience_is_taken(tmp_path: Path):
+    fit(tmp_path, Tiny([0.5]), EarlyStopping("val/score", patience=9), max_epochs=1)
+    stopping = EarlyStopping("val/score", patience=2)
+    trainer = fit(tmp_path, Tiny([0.5]), stopping, max_epochs=9, ckpt="last.ckpt")
+    assert (stopping.patience, trainer.current_epoch) == (2, 3)
+
+
+@pytest.mark.parametrize("schedule", [two_parts, plateau])
+def test_other_schedules_go_on_too(tmp_path: Path, schedule):
+    assert len(rates(tmp_path, schedule, 2, 4)) == 4 * STEPS_PER_EPOCH
+
+
+def test_the_patience_of_a_plateau_is_not_forgotten(tmp_path: Path):
+    lrs = rates(tmp_path / "longer", plateau, 2, 4)
+    assert lrs == rates(tmp_path / "whole", plateau, 4)
+    assert lrs[8] == pytest.approx(0.01)  # the second epoch did not reach the score of the first
+
+
+@pytest.mark.parametrize("schedule", [one_cycle, falling, two_parts])
+def test_a_run_of_the_same_length_has_the_same_rates(tmp_path: Path, schedule):
+    whole = rates(tmp_path / "whole", schedule, 3)
+    model = Tiny([0.5], schedule)
+    fit_one_epoch(tmp_path / "cut", model)
+    rest = Tiny([0.5], schedule)
+    fit(tmp_path / "cut", rest, ckpt="last.ckpt")
+    assert model.lrs | rest.lrs == whole

@@ -1,0 +1,226 @@
+"""A run that was stopped or killed anywhere, and continued, equals one that was not disturbed.
+
+Its weights and the rows of metrics.csv are compared, for modules in other people's style.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BaseFinetuning,
+    EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    LearningRateMonitor,
+    Timer,
+    WeightAveraging,
+)
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+
+from library.tests.kit import Net, Place, batches, check_exact
+
+pytestmark = pytest.mark.filterwarnings("ignore:ReduceLROnPlateau conditioned on metric")
+
+# An epoch has four batches.
+PLACES: list[Place] = [(0, 3), (1, 0), (1, 1), (1, "validation"), (2, "start"), (2, 0)]
+
+
+def check(tmp_path: Path, make: Callable[[], Any], **options: Any) -> None:
+    """Compare runs of this module, disturbed at all places and not. They save at each step."""
+    default = {"max_epochs": 4, "monitor": "val_loss", "how": "both", "save_every_s": 1e-9}
+    _, parts = check_exact(tmp_path, make, batches, *PLACES, **default | options)
+    assert len(parts) > 3
+
+
+def sgd(module: L.LightningModule) -> SGD:
+    return SGD(module.parameters(), lr=0.1, momentum=0.9)
+
+
+def scheduled(*configs: dict[str, Any]) -> Callable[[L.LightningModule], Any]:
+    """Such a ``configure_optimizers``: each configuration has a function in place of a schedule."""
+
+    def configure(module: L.LightningModule) -> Any:
+        optimizer = sgd(module)
+        built = [config | {"scheduler": config["scheduler"](optimizer)} for config in configs]
+        return [optimizer], built
+
+    return configure
+
+
+plateau = {
+    "scheduler": partial(ReduceLROnPlateau, patience=0, threshold=0.5),
+    "monitor": "val_loss",
+    "strict": False,
+}
+SCHEDULES = {
+    "plateau": scheduled(plateau),
+    "plateau every 2 epochs": scheduled(plateau | {"frequency": 2}),
+    "plateau each step": scheduled(plateau | {"monitor": "train_loss", "interval": "step"}),
+    "one cycle": scheduled(
+        {"scheduler": partial(OneCycleLR, max_lr=0.2, total_steps=16), "interval": "step"}
+    ),
+    "several": scheduled(
+        {"scheduler": partial(StepLR, step_size=2)},
+        {"scheduler": partial(CosineAnnealingLR, T_max=4)},
+        {"scheduler": lambda o: LambdaLR(o, lambda n: 0.9**n), "interval": "step", "frequency": 3},
+    ),
+    "composed": scheduled(
+        {"scheduler": lambda o: ChainedScheduler([StepLR(o, 2), LinearLR(o)], optimizer=o)},
+        {"scheduler": lambda o: SequentialLR(o, [LinearLR(o), StepLR(o, 1)], milestones=[1])},
+    ),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"how": "SIGKILL", "save_every_s": 300}], ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules(tmp_path: Path, schedule: str, options: dict[str, Any]):
+    check(tmp_path, lambda: Net(SCHEDULES[schedule]), **options)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"max_steps": 14, "check_val_every_n_epoch": 2},
+    {"max_steps": 9, "limit_train_batches": 3},
+    {"max_steps": 14, "max_epochs": -1},
+    {"val_check_interval": 2, "max_steps": 14},
+    {"val_check_interval": 3, "check_val_every_n_epoch": None},
+    {"min_epochs": 4, "min_steps": 3},
+    {"accumulate_grad_batches": 2, "max_steps": 7},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_limits(tmp_path: Path, options: dict[str, Any]):
+    check(tmp_path, lambda: Net(SCHEDULES["plateau"]), **options)
+
+
+class Unfreezes(Net):
+    """Adds its body to the optimizer in the second epoch, with batch norm that was frozen."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda module: Adam(module.head.parameters(), lr=0.1))
+        self.body = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.BatchNorm1d(4))
+        self.body.eval().requires_grad_(False)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.body.train().requires_grad_(True)
+            self.optimizers().add_param_group({"params": self.body.parameters(), "lr": 0.01})
+
+
+class Stages(BaseFinetuning):
+    """Unfreezes the body in the second epoch, and its bias before it."""
+
+    def freeze_before_training(self, pl_module) -> None:
+        self.freeze(pl_module.body)
+
+    def finetune_function(self, pl_module, epoch, optimizer) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.body, optimizer)
+
+
+def with_backbone() -> Net:
+    """As BackboneFinetuning needs it."""
+    net = Net(lambda module: SGD(module.head.parameters(), lr=0.1, momentum=0.9))
+    net.backbone = net.body
+    return net
+
+
+FINE_TUNING = {
+    "add_param_group": (Unfreezes, list),
+    "BaseFinetuning": (with_backbone, lambda: [Stages()]),
+    "BackboneFinetuning": (with_backbone, lambda: [BackboneFinetuning(1)]),
+}
+
+
+@pytest.mark.parametrize("make", FINE_TUNING.values(), ids=FINE_TUNING)
+@pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode")
+def test_fine_tuning(tmp_path: Path, make: Any):
+    model, callbacks = make
+    check(tmp_path, model, callbacks=callbacks)
+
+
+class EveryOtherEpoch(WeightAveraging):
+    def should_update(self, step_idx=None, epoch_idx=None) -> bool:
+        return epoch_idx is not None and epoch_idx % 2 == 1
+
+
+class Scales(L.Callback):
+    """Multiplies the rate of learning by a number that it keeps itself."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def on_train_batch_start(self, trainer, *args) -> None:
+        self.factor *= 0.9
+        trainer.optimizers[0].param_groups[0]["lr"] = 0.1 * self.factor
+
+    def state_dict(self) -> dict[str, float]:
+        return {"factor": self.factor}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        self.factor = state_dict["factor"]
+
+
+CALLBACKS = {
+    "average of steps": lambda: [EMAWeightAveraging(decay=0.5)],
+    "average of epochs": lambda: [EveryOtherEpoch()],
+    "accumulation": lambda: [GradientAccumulationScheduler({1: 2, 3: 4})],
+    "early stopping": lambda: [EarlyStopping("val_loss", patience=1, min_delta=0.5)],
+    "watching": lambda: [
+        LearningRateMonitor(),
+        Timer(interval="epoch"),
+        LambdaCallback(),
+    ],
+    "state of its own": lambda: [Scales()],
+}
+
+
+@pytest.mark.parametrize("make", CALLBACKS.values(), ids=CALLBACKS)
+def test_callbacks(tmp_path: Path, make: Any):
+    check(tmp_path, lambda: Net(sgd), callbacks=make)
+
+
+class Gan(Net):
+    """Two optimizers, stepped by hand, and a schedule for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self):
+        body, head = Adam(self.body.parameters(), lr=0.1), SGD(self.head.parameters(), lr=0.1)
+        return [body, head], [StepLR(body, 1), ReduceLROnPlateau(head, patience=0)]
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            self.toggle_optimizer(optimizer)
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+
+    def on_train_epoch_end(self):
+        steps, plateau = self.lr_schedulers()
+        steps.step()
+        plateau.step(self.trainer.callback_metrics["val_loss"])
+
+
+def test_optimizers_stepped_by_hand(tmp_path: Path):
+    check(tmp_path, Gan)

@@ -1,0 +1,79 @@
+from pathlib import Path
+
+import lightning as L
+import pytest
+
+from library.tests.callbacks.tiny import STEPS_PER_EPOCH, Tiny, fit
+from samestep.callbacks.checkpoints import Checkpoints
+from samestep.run.checkpoint import find_newest, load
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers", "ignore:.*treespec, LeafSpec"
+)
+
+
+@pytest.fixture(autouse=True)
+def _signals_end_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samestep.ranks.stopping.defer", lambda: None)
+
+
+def kept(run_dir: Path) -> dict[str, int]:
+    """The numbered checkpoints, which are verified by loading them, and their steps."""
+    paths = sorted((run_dir / "checkpoints").glob("epoch-*.ckpt"))
+    return {path.stem: load(path)["global_step"] for path in paths}
+
+
+def test_every_second_epoch_is_kept_beside_last_and_best(tmp_path: Path):
+    fit(tmp_path, Tiny([0.1, 0.2, 0.9, 0.3, 0.4]), max_epochs=5, every_n_epochs=2)
+    assert kept(tmp_path) == {"epoch-0002": 2 * STEPS_PER_EPOCH, "epoch-0004": 4 * STEPS_PER_EPOCH}
+    folder = tmp_path / "checkpoints"
+    assert load(folder / "last.ckpt")["global_step"] == 5 * STEPS_PER_EPOCH
+    assert load(folder / "best.ckpt")["global_step"] == 3 * STEPS_PER_EPOCH
+
+
+def test_it_is_the_last_checkpoint_under_another_name(tmp_path: Path):
+    fit(tmp_path, Tiny([0.1]), max_epochs=2, every_n_epochs=2)
+    last, epoch = (tmp_path / f"checkpoints/{name}.ckpt" for name in ("last", "epoch-0002"))
+    assert last.samefile(epoch)
+
+
+def test_by_default_none_is_kept(tmp_path: Path):
+    fit(tmp_path, Tiny([0.1]), max_epochs=2)
+    assert kept(tmp_path) == {}
+
+
+def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path, monkeypatch):
+    link = Checkpoints._link
+
+    def link_or_die(self: Checkpoints, trainer: L.Trainer) -> list[Path]:
+        if trainer.current_epoch == 1:
+            raise KeyboardInterrupt
+        return link(self, trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "_link", link_or_die)
+        with pytest.raises(SystemExit):
+            fit(tmp_path, Tiny([0.1]), every_n_epochs=2)
+    assert kept(tmp_path) == {}
+    fit(tmp_path, Tiny([0.1]), ckpt="last.ckpt", every_n_epochs=2)
+    assert kept(tmp_path) == {"epoch-0002": 2 * STEPS_PER_EPOCH}
+
+
+def test_a_run_can_continue_from_one_that_was_kept(tmp_path: Path, monkeypatch):
+    """It is read only if it is newer than the others that are whole."""
+    fit(tmp_path, Tiny([0.9, 0.1, 0.1]), max_epochs=2, every_n_epochs=1)
+    folder = tmp_path / "checkpoints"
+    hashed = []
+    verify = find_newest.__globals__["verify"]
+
+    def noting(path: Path, identity: object) -> object:
+        hashed.append(path.name)
+        return verify(path, identity)
+
+    monkeypatch.setitem(find_newest.__globals__, "verify", noting)
+    assert find_newest(folder) == folder / "last.ckpt"
+    assert hashed == ["last.ckpt"]
+    for name in ("last.ckpt", "last-previous.ckpt"):
+        (folder / name).unlink()
+    assert find_newest(folder) == folder / "epoch-0002.ckpt"
+    assert "epoch-0001.ckpt" not in hashed

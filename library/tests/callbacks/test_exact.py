@@ -1,0 +1,151 @@
+"""What is kept of each rank when an epoch is interrupted: buffers, sums, random numbers, order."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from torch.utils.data import DataLoader, IterableDataset
+
+from library.tests.kit import Net, Normalized, batches, check_exact, check_same, fit
+from samestep.callbacks.exact import (
+    RankState,
+    SeedSteps,
+    float_buffers,
+    seed_all,
+    sums_of,
+)
+from samestep.callbacks.sums import Sums
+from samestep.errors import ConfigError
+
+
+def test_buffers_and_sums_survive_an_interrupted_epoch(tmp_path: Path):
+    """On two ranks: test_two_ranks.py."""
+    whole, _ = check_exact(tmp_path, Normalized, batches, (0, 1), (1, 0), (1, 2))
+    assert whole.module.body[1].running_mean.abs().sum() > 0
+
+
+def test_counters_and_empty_buffers_have_no_mean():
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(2), Sums("train", "loss"))
+    assert [tuple(buffer.shape) for buffer in float_buffers(module).values()] == [(2,), (2,)]
+    assert list(sums_of(module)) == ["1"]
+
+
+def test_a_rank_with_more_samples_counts_more_in_the_mean_of_buffers():
+    """When a run continues on another number of ranks, within an epoch."""
+    module = torch.nn.BatchNorm1d(2)
+    ranks = RankState()
+    trainer = L.Trainer(accelerator="cpu", logger=False)
+    trainer.state.fn = "fit"
+    saved = [
+        {"weight": weight, "sums": {}, "buffers": {"running_mean": torch.full((2,), value)}}
+        for weight, value in ((0.5, 1.0), (1.5, 4.0))
+    ]
+    ranks.on_load_checkpoint(trainer, module, {"state_of_ranks": saved})
+    ranks.on_train_start(trainer, module)
+    assert module.running_mean.tolist() == [3.25, 3.25]
+
+
+@pytest.mark.parametrize(("is_rank_zero", "mean"), [(True, 2.0), (False, 0.0)])
+def test_on_another_number_of_ranks_sums_are_counted_once(monkeypatch, is_rank_zero, mean: float):
+    module, ranks = Sums("train", "loss"), RankState()
+    monkeypatch.setattr(L.Trainer, "world_size", 3)
+    monkeypatch.setattr(L.Trainer, "is_global_zero", is_rank_zero)
+    trainer = L.Trainer(accelerator="cpu", logger=False)
+    trainer.state.fn = "fit"
+    saved = [
+        {"weight": 1.0, "sums": {"": torch.tensor([loss, 2.0], dtype=torch.float64)}}
+        for loss in (3.0, 5.0)
+    ]
+    ranks.on_load_checkpoint(trainer, module, {"state_of_ranks": saved})
+    ranks.on_train_start(trainer, module)
+    assert module.mean_so_far("loss") == mean
+
+
+def draw() -> tuple[float, float, float]:
+    return torch.rand(1).item(), float(np.random.rand()), random.random()
+
+
+def test_a_step_gets_the_same_random_numbers_from_every_library():
+    trainer = L.Trainer(accelerator="cpu", logger=False)
+
+    def draw_in_batch(number: int) -> tuple[float, float, float]:
+        SeedSteps(7).on_train_batch_start(trainer, L.LightningModule(), None, number)
+        return draw()
+
+    first, other = draw_in_batch(3), draw_in_batch(4)
+    assert draw_in_batch(3) == first
+    assert not set(first) & set(other)
+    seed_all(5)
+    first = draw()
+    seed_all(5)
+    assert draw() == first
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.ones(4, 1))
+
+
+def test_of_a_stream_it_is_said_that_an_interrupted_epoch_begins_again(tmp_path: Path, capsys):
+    parts = fit(
+        tmp_path, Net, lambda: DataLoader(Stream()), [(0, 2)], how="SIGKILL", save_every_s=1e-9
+    )
+    assert [len(part.seen) for part in parts] == [3, 4 + 4]
+    assert capsys.readouterr().out.count("it begins again with the first samples") == 2
+
+
+class Passes(IterableDataset[Any]):
+    """As litdata's: an order of its own for each pass."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Any:
+        self.passes += 1
+        yield from torch.full((8, 1), float(self.passes))
+
+
+def own_generator() -> Any:
+    generator = torch.Generator().manual_seed(3)
+    return DataLoader(torch.arange(8.0)[:, None], 2, shuffle=True, generator=generator)
+
+
+def test_the_generator_of_a_loader_continues_after_an_epoch(tmp_path: Path):
+    """As after SIGKILL; and after SIGTERM, once the interrupted epoch is over."""
+    (whole,) = fit(tmp_path / "whole", Net, own_generator)
+    for epochs in (1, 2):
+        fit(tmp_path / "longer", Net, own_generator, max_epochs=epochs)
+    check_same(tmp_path / "longer", tmp_path / "whole")
+    stopped = fit(tmp_path / "stopped", Net, own_generator, [(0, 1)])
+    assert stopped[-1].seen[-4:] == whole.seen[-4:]
+
+
+@pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")
+def test_passes_that_a_data_set_counts_are_named(tmp_path: Path, capsys):
+    for epochs in (1, 2):
+        fit(tmp_path, Net, lambda: DataLoader(Passes(), 2), max_epochs=epochs)
+        said = capsys.readouterr().out
+    assert "no checkpoint holds them: " in said
+    assert "Passes.passes" in said
+
+
+@pytest.mark.parametrize(("cut", "of_trainer"), [(3, 1), (2, 3), (2, {0: 2, 1: 3})])
+def test_steps_that_are_cut_otherwise_than_accumulated_are_rejected(tmp_path, cut, of_trainer):
+    def loader() -> Any:
+        return batches(12, 6, drop_last=True, accumulate_grad_batches=cut)
+
+    options: dict[str, Any] = {"accumulate_grad_batches": of_trainer}
+    if isinstance(of_trainer, dict):
+        options = {"callbacks": lambda: [GradientAccumulationScheduler(of_trainer)]}
+    said = rf"accumulate_grad_batches={cut}\) must be that of the"
+    with pytest.raises(ConfigError, match=said):
+        fit(tmp_path, Net, loader, **options)

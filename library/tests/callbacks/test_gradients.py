@@ -1,0 +1,51 @@
+"""Gradients that a module with manual optimization has accumulated, when a run stops."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+
+from library.tests.kit import Net, batches, check_exact, check_same, fit
+from samestep.callbacks.exact import RankState
+
+
+class Manual(Net):
+    """Steps after every third batch, also over the end of an epoch, as Lightning's docs show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.unused = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(self.loss(batch) / 3)
+        if (self.trainer.fit_loop.total_batch_idx + 1) % 3 == 0:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+
+def test_accumulated_gradients_survive_a_stop(tmp_path: Path):
+    def data() -> Any:
+        return batches(20, 2)
+
+    # Each is one batch or two after an optimizer step.
+    check_exact(tmp_path, Manual, data, (0, 3), (0, 6), (1, 2), (1, 5))
+    # The checkpoint of the first epoch's end comes one batch after a step, too.
+    for epochs in (1, 2):
+        fit(tmp_path / "longer", Manual, data, max_epochs=epochs)
+    check_same(tmp_path / "longer", tmp_path / "whole")
+
+
+def test_on_another_number_of_ranks_the_mean_goes_on():
+    module, ranks = Manual(), RankState()
+    trainer: Any = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.state.fn = "fit"
+    saved = [
+        {"weight": 1.0, "sums": {}, "gradients": {"head.bias": torch.tensor([1.0])}},
+        {"weight": 1.0, "sums": {}, "gradients": {"head.bias": torch.tensor([3.0])}},
+    ]
+    ranks.on_load_checkpoint(trainer, module, {"state_of_ranks": saved})
+    ranks.on_train_start(trainer, module)
+    assert module.head.bias.grad.tolist() == [2.0]
+    assert module.unused.weight.grad is None

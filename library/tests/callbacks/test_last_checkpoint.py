@@ -1,0 +1,164 @@
+import json
+import signal
+from datetime import timedelta
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+
+from library.tests.callbacks.tiny import Tiny, fit
+from samestep.callbacks.checkpoints import Checkpoints
+from samestep.errors import ConfigError
+from samestep.ranks.stopping import Stopped
+from samestep.run import nodes
+from samestep.run.checkpoint import load
+from tests.conftest import QUICK, run
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers",
+    "ignore:.*treespec, LeafSpec",
+    "ignore:Be aware that when using `ckpt_path`",
+    "ignore:You're resuming from a checkpoint that ended before",
+)
+
+
+@pytest.fixture(autouse=True)
+def _signals_end_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samestep.ranks.stopping.defer", lambda: None)
+
+
+class Batches(L.Callback):
+    """Stops the run before the batches that it is told, and notes those that were trained."""
+
+    def __init__(self, *stops: int) -> None:
+        self.stops = stops
+        self.trained: list[tuple[int, int]] = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if 4 * trainer.current_epoch + batch_idx in self.stops:
+            raise Stopped(signal.SIGTERM)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        self.trained.append((trainer.current_epoch, batch_idx))
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}, {"val_check_interval": 2}])
+@pytest.mark.parametrize("stop", range(0, 12, 2))
+def test_a_run_stopped_as_a_batch_begins_takes_each_batch_once(
+    tmp_path: Path, stop: int, options: dict[str, int]
+):
+    whole = Batches()
+    model = Tiny([0.5])
+    fit(tmp_path / "whole", model, whole, **options)
+    first, rest = Batches(stop), Batches()
+    with pytest.raises(SystemExit):
+        fit(tmp_path / "cut", Tiny([0.5]), first, **options)
+    ckpt = "last.ckpt" if (tmp_path / "cut/checkpoints/last.ckpt").exists() else None
+    again = Tiny([0.5])
+    trainer = fit(tmp_path / "cut", again, rest, ckpt=ckpt, **options)
+    assert first.trained + rest.trained == whole.trained
+    assert trainer.global_step == 12 // options.get("accumulate_grad_batches", 1)
+    assert torch.equal(model.layer.weight, again.layer.weight)
+
+
+def test_it_saves_within_an_epoch_when_it_is_time(tmp_path: Path):
+    class AsksFirst(L.Callback):
+        def on_train_batch_start(self, trainer, *args) -> None:
+            (checkpoints,) = [c for c in trainer.callbacks if isinstance(c, Checkpoints)]
+            checkpoints.between_steps(trainer)
+
+    class Ends(L.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+            if batch_idx == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit):
+        fit(tmp_path, Tiny([0.5]), AsksFirst(), Ends(), every_s=0)
+    checkpoint = load(tmp_path / "checkpoints/last.ckpt")
+    assert checkpoint["global_step"] == 2
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    assert progress["current"]["ready"] == progress["current"]["completed"] == 2
+
+
+def test_nodes_that_do_not_see_the_directory_get_each_file_that_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sent = []
+    monkeypatch.setattr("samestep.callbacks.checkpoints.is_shared", lambda run_dir: False)
+    monkeypatch.setattr(nodes, "send", lambda run_dir, names: sent.append((run_dir, *names)))
+    fit(tmp_path, Tiny([0.1, 0.3, 0.2]), every_n_epochs=2)
+    always = (tmp_path, *nodes.RECORDS, "checkpoints/last.ckpt")
+    assert sent == [
+        (*always, "checkpoints/best.ckpt"),
+        (*always, "checkpoints/best.ckpt", "checkpoints/epoch-0002.ckpt"),
+        always,
+    ]
+
+
+def test_a_checkpoint_of_another_model_is_one_message(tmp_path: Path):
+    fit(tmp_path, Tiny([0.5]), max_epochs=1)
+    wider = Tiny([0.5])
+    wider.layer = torch.nn.Linear(3, 1)
+    with pytest.raises(ConfigError, match=r"layer.weight has the shape \[1, 2\], and not \[1,"):
+        fit(tmp_path, wider, ckpt="last.ckpt")
+
+
+def test_a_run_that_was_out_of_time_goes_on_with_more_of_it(tmp_path: Path):
+    steps = []
+    for attempt, limit in enumerate(
+        [timedelta(microseconds=1), timedelta(microseconds=2), timedelta(hours=1)]
+    ):
+        ckpt = "last.ckpt" if attempt else None
+        steps.append(fit(tmp_path, Tiny([0.5]), max_time=limit, ckpt=ckpt).global_step)
+    # The first epoch was cut after one step, and the two others were trained with the new limit.
+    assert steps == [1, 1, 9]
+
+
+def test_the_next_line_of_a_finished_run_trains_it_further(tmp_path: Path):
+    command = ["train.py", *QUICK[1:], "model=mlp", "model/lr_scheduler=one_cycle"]
+    command += [f"run_root={tmp_path}", "report=false"]
+    first = run(*command, "trainer.max_epochs=1", RUN_ID="mine")
+    assert first.returncode == 0, first.stderr
+    words = first.stdout.splitlines()[-1].split()
+    assert words[:3] == ["RUN_ID=mine", "python", "train.py"]
+    again = run(*words[2:], RUN_ID="mine")
+    assert again.returncode == 0, again.stderr
+    assert "Continuing: " in again.stdout
+    assert "epochs         2" in again.stdout
+    rows = (tmp_path / "mine/metrics.csv").read_text().splitlines()
+    assert len(rows) == 4  # a header, two epochs and the test
+    assert json.loads((tmp_path / "mine/metrics.json").read_text())["test/accuracy"] > 0
+
+
+def stopping(patience: int, **settings: float) -> EarlyStopping:
+    return EarlyStopping("val/score", patience=patience, mode="max", **settings)
+
+
+@pytest.mark.parametrize(
+    ("changed", "epochs"),
+    [
+        ([stopping(1)], 2),
+        ([stopping(0)], 2),
+        ([stopping(3)], 4),
+        ([stopping(1, min_delta=-0.1)], 6),
+        ([], 6),
+    ],
+    ids=["the same", "less patience", "more patience", "another threshold", "removed"],
+)
+def test_a_run_that_ended_early_goes_on_where_its_new_settings_let_it(
+    tmp_path: Path, changed: list[L.Callback], epochs: int
+):
+    assert fit(tmp_path, Tiny([0.5]), stopping(1), max_epochs=6).current_epoch == 2
+    again = fit(tmp_path, Tiny([0.5]), *changed, max_epochs=6, ckpt="last.ckpt")
+    assert again.current_epoch == epochs
+
+
+def test_a_run_that_ended_itself_has_ended(tmp_path: Path):
+    class Ends(L.Callback):
+        def on_train_batch_end(self, trainer, *args) -> None:
+            trainer.should_stop = trainer.global_step == 4
+
+    assert fit(tmp_path, Tiny([0.5]), Ends()).current_epoch == 1
+    assert fit(tmp_path, Tiny([0.5]), Ends(), ckpt="last.ckpt").current_epoch == 1

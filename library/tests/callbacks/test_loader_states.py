@@ -1,0 +1,128 @@
+"""Training data with a state of their own, as torchdata's and litdata's loaders have it."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader
+
+from library.tests.kit import Net, Place, batches, check_exact, check_same, fit
+
+
+class Stateful:
+    """Draws an order of its own for each epoch, and goes on in the middle of one.
+
+    In the style of litdata: the state counts epochs and samples, and that of a whole epoch is one
+    whose iterator gives nothing more.
+    """
+
+    def __init__(self, num: int = 12) -> None:
+        self.num = num
+        self.epoch = 0
+        self.index = 0
+        self.is_restored = False
+        self.state: dict[str, Any] = {}
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if not self.is_restored:
+            self.epoch, self.index = self.epoch + 1, 0
+        self.is_restored = False
+        order = random.Random(self.epoch).sample(range(self.num), self.num)
+        while self.index < self.num:
+            self.index += 1
+            yield torch.tensor([[float(order[self.index - 1])]])
+
+    def state_dict(self) -> dict[str, Any]:
+        # The same object each time, as some loaders have it.
+        self.state.update(epoch=self.epoch, index=self.index)
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.index, self.is_restored = state["epoch"], state["index"], True
+
+
+class Sized(Stateful):
+    def __len__(self) -> int:
+        return self.num
+
+
+class Drawing(Sized):
+    """Never begins an order again: an endless stream of random numbers, cut into epochs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(self.num):
+            yield torch.randn(1, 1, generator=self.generator)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.generator.set_state(state["generator"])
+
+
+STOPS: list[Place] = [(0, 3), (0, 11), (1, 0), (1, 5)]
+
+
+@pytest.mark.parametrize("kind", [Stateful, Sized, Drawing])
+@pytest.mark.parametrize("options", [{}, {"how": "SIGKILL", "save_every_s": 1e-9}], ids=str)
+def test_a_loader_with_a_state_continues_exactly(tmp_path: Path, kind: type, options, capsys):
+    check_exact(tmp_path, Net, kind, *STOPS, **options)
+    said = capsys.readouterr().out
+    assert "a loader with a state of its own" in said
+    assert "ordinary DataLoader" not in said
+    # As after SIGKILL, which leaves the checkpoint of the last epoch's end.
+    for epochs in (1, 2):
+        fit(tmp_path / "longer", Net, kind, max_epochs=epochs)
+    check_same(tmp_path / "longer", tmp_path / "whole")
+
+
+def test_accumulated_batches_and_validations_within_an_epoch_are_kept(tmp_path: Path):
+    options = {"accumulate_grad_batches": 2, "val_check_interval": 4}
+    check_exact(tmp_path, Net, Sized, *STOPS, **options)
+
+
+def short() -> Any:
+    return batches(8, seed=1)
+
+
+@pytest.mark.parametrize("mode", ["max_size_cycle", "min_size"])
+@pytest.mark.parametrize(
+    "kinds", [(Sized, Drawing), (Sized, batches), (Stateful, batches), (batches, short)]
+)
+def test_several_loaders_continue_together(tmp_path: Path, mode: str, kinds, capsys):
+    def make() -> CombinedLoader:
+        return CombinedLoader({str(i): kind() for i, kind in enumerate(kinds)}, mode)
+
+    check_exact(tmp_path, Net, make, (0, 0), (0, 1), (1, 0))
+    assert "ordinary DataLoader" not in capsys.readouterr().out
+
+
+def test_each_note_says_what_is_true_of_its_loader(tmp_path: Path, capsys):
+    def make() -> dict[str, Any]:
+        return {"a": Sized(), "b": DataLoader(torch.ones(12, 1))}
+
+    fit(tmp_path, Net, make, max_epochs=1)
+    said = capsys.readouterr().out
+    assert said.count("ordinary DataLoader") == said.count("a state of its own") == 1
+
+
+def one_cycle(module: Any) -> Any:
+    """Asks for the number of steps, for which Lightning makes the loaders before the rest."""
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.1, total_steps=module.trainer.estimated_stepping_batches
+    )
+    return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@pytest.mark.parametrize("kind", [Sized, batches])
+def test_loaders_that_the_schedule_asked_for_continue_too(tmp_path: Path, kind: Any):
+    check_exact(tmp_path, lambda: Net(one_cycle), kind, (0, 2), (1, 1))

@@ -1,0 +1,385 @@
+"""Trackers against real servers on loopback; each part with W&B runs in a process of its own."""
+
+import csv
+import gzip
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+import wandb
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb.proto import wandb_internal_pb2
+
+from library.tests.kit import Net, batches, fit
+from samestep.callbacks import loggers
+from samestep.errors import ConfigError
+from samestep.run.artifacts import Artifacts
+from tests.conftest import run_code
+
+KEY = "k3y" * 14
+PASSWORD = "hunter2-of-the-server"
+SECRET = "sesame-open-123"
+LATER = "To upload later: wandb sync"
+
+
+class Wandb(BaseHTTPRequestHandler):
+    """As much of a W&B server as a run needs; it refuses every key if told so."""
+
+    refuses = False
+    received: tuple[str, ...] = ()
+
+    def do_GET(self):
+        self._answer(200, {})
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        Wandb.received += (body.decode(errors="replace"),)
+        if Wandb.refuses:
+            return self._answer(401, {"errors": [{"message": "wrong key"}]})
+        request = json.loads(body) if self.path == "/graphql" else {"query": ""}
+        if "UpsertBucket" in request["query"]:
+            run = {"id": "1", "project": {"name": "p", "entity": {"name": "me"}}}
+            run |= {"name": "mine", "displayName": "mine", "config": "{}", "historyLineCount": 0}
+            return self._answer(200, {"data": {"upsertBucket": {"bucket": run, "inserted": True}}})
+        if "CreateRunFiles" in request["query"]:
+            url = f"http://{self.headers['Host']}/files"
+            names = request["variables"]["files"]
+            files = [{"name": name, "uploadUrl": url} for name in names]
+            answer = {"runID": "1", "uploadHeaders": [], "files": files}
+            return self._answer(200, {"data": {"createRunFiles": answer}})
+        return self._answer(200, {"data": {"model": {"bucket": None}}})
+
+    do_PUT = do_POST
+
+    def _answer(self, code, answer):
+        body = json.dumps(answer).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Wandb) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def build(run_dir: Path, **arguments: object) -> loggers.WandbLogger:
+    """A W&B logger, and two steps logged."""
+    run_dir.mkdir()
+    (run_dir / "config.yaml").write_text("model: {lr: 0.125}\n")
+    arguments = {"project": "p", "entity": None, "group": "g", "tags": ["t"]} | arguments
+    logger = loggers.wandb(str(run_dir), "mine", **arguments)
+    for step in (0, 1):
+        logger.log_metrics({"train/loss": 0.0625 + step}, step=step)
+    return logger
+
+
+def go_on_offline(root: str, muted: str) -> None:
+    """One process, as in a sweep, that meets every reason to go on offline."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = f"http://me:{PASSWORD}@127.0.0.1:{server.getsockname()[1]}"
+    with serving() as url:
+        servers = {"closed": closed, "muted": muted, "keyless": url, "refused": url}
+        for name, base_url in servers.items():
+            key = "" if name == "keyless" else KEY
+            Wandb.refuses = name == "refused"
+            os.environ.update(WANDB_BASE_URL=base_url, WANDB_API_KEY=key)
+            build(Path(root, name))
+        os.environ["WANDB_MODE"] = "offline"
+        build(Path(root, "asked"))
+        with pytest.raises(ConfigError, match="Invalid project name 'a/b'"):
+            build(Path(root, "misnamed"), project="a/b")
+        os.environ["WANDB_MODE"] = "disabled"
+        build(Path(root, "disabled"))
+
+
+def lose_the_server(root: str) -> None:
+    """A run whose server goes away while it trains."""
+    loggers.FINISH_TIMEOUT_S = 2
+    with serving() as url:
+        os.environ.update(WANDB_BASE_URL=url, WANDB_API_KEY=KEY)
+        logger = build(Path(root, "online"))
+    for step in range(2, 20):
+        logger.log_metrics({"train/loss": 0.0625 + step}, step=step)
+    logger.finalize("success")
+    Path(root, "received.json").write_text(json.dumps(Wandb.received))
+
+
+def leave_a_hanging_server(root: str) -> None:
+    """A run whose server stops to answer while it trains, and whose process then just ends."""
+    loggers.FINISH_TIMEOUT_S = 2
+    with serving() as url:
+        os.environ.update(WANDB_BASE_URL=url, WANDB_API_KEY=KEY)
+        logger = build(Path(root, "hung"))
+        Wandb.do_GET = Wandb.do_POST = Wandb.do_PUT = lambda self: Event().wait()
+        for step in range(2, 500):  # a step that waited would wait for ever
+            logger.log_metrics({"train/loss": 0.0625 + step}, step=step)
+        logger.finalize("success")
+        wandb.finish()
+
+
+def offline_run(run_dir: Path) -> str:
+    (path,) = run_dir.glob("wandb/offline-run-*-mine/run-mine.wandb")
+    return path.read_bytes().decode(errors="replace")
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("offline")
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and never answers
+        muted = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        code = f"import sys; from {__name__} import *; go_on_offline(*sys.argv[1:3])"
+        secrets = {"FAKE_SECRET": SECRET, "NETRC": str(root / "netrc")}
+        result = run_code(code, str(root), muted, f"a={SECRET}", timeout=120, **secrets)
+    assert result.returncode == 0, result.stderr
+    (root / "stderr.txt").write_text(result.stderr)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("closed", "does not answer: [Errno"),
+        ("muted", "does not answer: timed out"),
+        ("keyless", "there is no key"),
+        ("refused", "wrong key"),
+    ],
+)
+def test_wandb_goes_on_offline_with_one_warning(offline: Path, name: str, reason: str):
+    warnings = (offline / "stderr.txt").read_text().splitlines()
+    (warning,) = [line for line in warnings if f"{LATER} {offline}/{name}/wandb" in line]
+    assert reason in warning
+    text = offline_run(offline / name)
+    assert "train/loss" in text
+    assert "0.0625" in text
+
+
+def test_nothing_but_those_warnings_is_shown(offline: Path):
+    warnings = (offline / "stderr.txt").read_text().splitlines()
+    assert [LATER in line for line in warnings] == [True] * 4
+
+
+def test_a_wish_for_offline_is_respected_without_a_warning(offline: Path):
+    assert "train/loss" in offline_run(offline / "asked")
+    assert not (offline / "disabled/wandb").exists()
+
+
+def test_wandb_gets_the_configuration_and_no_secret(offline: Path):
+    assert "0.125" in offline_run(offline / "closed")
+    for path in offline.rglob("*"):
+        if path.is_file():
+            text = path.read_bytes()
+            assert SECRET.encode() not in text, path
+            assert KEY.encode() not in text, path
+            assert PASSWORD.encode() not in text, path
+    assert not list(offline.rglob("wandb-metadata.json"))
+    assert not list(offline.rglob("*.py"))
+
+
+def test_a_server_that_goes_away_stops_nothing(tmp_path: Path):
+    code = f"import sys; from {__name__} import *; lose_the_server(sys.argv[1])"
+    result = run_code(code, str(tmp_path), f"a={SECRET}", timeout=120, FAKE_SECRET=SECRET)
+    assert result.returncode == 0, result.stderr
+    assert "W&B: http://127.0.0.1" in result.stdout
+    (path,) = tmp_path.glob("online/wandb/run-*-mine/run-mine.wandb")
+    assert "19.0625" in path.read_bytes().decode(errors="replace")
+
+    received = (tmp_path / "received.json").read_text()
+    assert SECRET not in received
+    assert KEY not in received
+    queries = [json.loads(body) for body in json.loads(received) if body.startswith('{"query')]
+    (resume,) = [q["variables"] for q in queries if "RunResumeStatus" in q["query"]]
+    assert (resume["project"], resume["name"]) == ("p", "mine")  # continued where it exists
+    start = next(q["variables"] for q in queries if "UpsertBucket" in q["query"])
+    assert (start["name"], start["displayName"], start["groupName"]) == ("mine", "mine", "g")
+    assert json.loads(start["config"])["model"]["value"] == {"lr": 0.125}
+    assert start["commit"] is start["repo"] is None
+
+
+def test_a_server_that_hangs_holds_up_nothing(tmp_path: Path):
+    code = f"import sys; from {__name__} import *; leave_a_hanging_server(sys.argv[1])"
+    result = run_code(code, str(tmp_path), timeout=120)
+    assert result.returncode == 0, result.stderr
+    (path,) = tmp_path.glob("hung/wandb/run-*-mine/run-mine.wandb")
+    assert "499.0625" in path.read_bytes().decode(errors="replace")  # for `wandb sync`
+
+
+def test_tensorboard_gets_every_figure(tmp_path: Path):
+    logger = TensorBoardLogger(tmp_path, name="tensorboard", version="")
+    logger.log_metrics({"train/loss": 0.25}, step=3)
+    logger.finalize("success")
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(3, 0.25)]
+
+
+@pytest.fixture
+def no_mlflow_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE"):
+        monkeypatch.setenv(name, "")  # restored afterwards
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("no_mlflow_variables")
+def test_mlflow_keeps_each_run_in_its_own_directory(tmp_path: Path):
+    from mlflow import MlflowClient  # takes seconds, also in the processes with W&B
+
+    for name in ("one", "two"):  # as in a sweep
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("model: {lr: 0.125}\n")
+        logger = loggers.mlflow(str(tmp_path / name), name, "digits", None)
+        logger.log_metrics({"train/loss": 0.125}, step=1)
+        logger.finalize("success")
+    for name in ("one", "two"):
+        client = MlflowClient((tmp_path / name / "mlflow").as_uri())
+        experiment = client.get_experiment_by_name("digits")
+        (mlflow_run,) = client.search_runs([experiment.experiment_id])
+        assert mlflow_run.info.run_name == name
+        assert mlflow_run.info.status == "FINISHED"
+        assert mlflow_run.data.params == {"model/lr": "0.125"}
+        history = client.get_metric_history(mlflow_run.info.run_id, "train/loss")
+        assert [metric.value for metric in history] == [0.125]
+
+
+def test_an_mlflow_server_that_does_not_answer_is_named(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = f"http://127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(ConfigError, match=f"{closed} does not answer"):
+        loggers.mlflow(str(tmp_path), "mine", "digits", closed)
+
+
+class WithTest(Net):
+    def test_step(self, batch, batch_idx):
+        self.log("test_loss", self.loss(batch))
+
+
+def track(root: str) -> None:
+    """A run with all trackers, each of which writes its own files: four steps, two are logged."""
+    run_dir = str(Path(root, "mine"))
+    Path(run_dir).mkdir()
+    Path(run_dir, "config.yaml").write_text("model: {lr: 0.125}\n")
+    trackers = [
+        TensorBoardLogger(run_dir, name="tensorboard", version=""),
+        loggers.wandb(run_dir, "mine", "p", None, None, []),
+        loggers.mlflow(run_dir, "mine", "project", None),
+    ]
+    (part,) = fit(
+        Path(run_dir), WithTest, logger=trackers, max_epochs=1, log_every_n_steps=2,
+        monitor="val_loss", callbacks=lambda: [Artifacts(None, run_dir, 1, wandb=True)],
+    )  # fmt: skip
+    part.trainer.test(part.module, batches(shuffle=False), verbose=False)
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tracked")
+    code = f"import sys; from {__name__} import *; track(sys.argv[1])"
+    result = run_code(code, str(root), timeout=240, WANDB_MODE="offline")
+    assert result.returncode == 0, result.stderr
+    return root / "mine"
+
+
+def rows_of_csv(run_dir: Path) -> list[dict[str, str]]:
+    with (run_dir / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def records_of_wandb(run_dir: Path) -> list[Any]:
+    """What W&B has written for `wandb sync`: LevelDB's format of logs, after a header of 7 bytes.
+
+    A block of 32 KiB holds pieces: checksum (4 bytes), length (2), kind (1), and the data. Kinds:
+    1 whole record, 2 its first piece, 3 a middle one, 4 the last one.
+    """
+    (path,) = run_dir.glob("wandb/offline-run-*/run-mine.wandb")
+    content, position, pieces, records = path.read_bytes(), 7, b"", []
+    while position + 7 <= len(content):
+        left = 32768 - position % 32768
+        length, kind = struct.unpack_from("<HB", content, position + 4) if left >= 7 else (0, 0)
+        if kind == 0:  # the rest of the block is empty
+            position += left
+            continue
+        pieces += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(pieces)
+            records.append(record)
+            pieces = b""
+    return records
+
+
+def history_of_wandb(run_dir: Path) -> dict[str, dict[int, Any]]:
+    """The values of each name by ``trainer/global_step``."""
+    found: dict[str, dict[int, Any]] = {}
+    for record in records_of_wandb(run_dir):
+        items = {".".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
+        if "trainer/global_step" in items:
+            step = int(float(items.pop("trainer/global_step")))
+            for name, value in items.items():
+                found.setdefault(name, {})[step] = json.loads(value)
+    return found
+
+
+def history_of_tensorboard(run_dir: Path) -> dict[str, dict[int, float]]:
+    events = EventAccumulator(str(run_dir / "tensorboard")).Reload()
+    return {
+        name: {event.step: event.value for event in events.Scalars(name)}
+        for name in events.Tags()["scalars"]
+    }
+
+
+def mlflow_run_of(run_dir: Path) -> tuple[Any, str]:
+    from mlflow import MlflowClient  # takes seconds, also in the processes with W&B
+
+    client = MlflowClient((run_dir / "mlflow").as_uri())
+    experiment = client.get_experiment_by_name("project")
+    (found,) = client.search_runs([experiment.experiment_id])
+    return client, found.info.run_id
+
+
+@pytest.mark.usefixtures("no_mlflow_variables")
+def test_all_trackers_have_the_figures_of_metrics_csv(tracked: Path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    wandb_history, tensorboard = history_of_wandb(tracked), history_of_tensorboard(tracked)
+    client, mlflow_id = mlflow_run_of(tracked)
+    rows = rows_of_csv(tracked)
+    for name in ("step/loss", "step/lr", "val_loss", "test_loss"):
+        expected = {int(row["step"]): float(row[name]) for row in rows if row[name]}
+        assert len(expected) == (2 if name.startswith("step/") else 1)
+        metrics = client.get_metric_history(mlflow_id, name)
+        for found in (
+            wandb_history[name],
+            tensorboard[name],
+            {metric.step: metric.value for metric in metrics},
+        ):
+            assert found.keys() == expected.keys(), name
+            for step, value in expected.items():
+                assert found[step] == pytest.approx(value, rel=1e-6)
+    assert [int(row["step"]) for row in rows if row["step/loss"]] == [1, 3]
+
+
+def test_wandb_gets_the_model(tracked: Path):
+    records = records_of_wandb(tracked)
+    artifacts = [r.request.log_artifact.artifact for r in records]
+    artifacts += [r.artifact for r in records]
+    (model,) = [a for a in artifacts if a.type == "model"]
+    assert model.name == "run-mine"
+    paths = {entry.path for entry in model.manifest.contents}
+    assert paths == {"best.ckpt", "config.yaml"}

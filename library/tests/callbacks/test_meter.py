@@ -1,0 +1,62 @@
+"""Loss and learning rate of steps, seconds and learning rate of epochs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ExponentialLR, StepLR
+
+from library.tests.kit import Net, fit
+from samestep.callbacks import meter
+from samestep.run.metrics import read_history
+
+
+@pytest.mark.parametrize("lr", [0.5, torch.tensor(0.5)], ids=["number", "tensor"])
+def test_the_rate_is_the_one_with_which_the_step_was_taken(lr, tmp_path: Path):
+    def halve(module):
+        optimizer = SGD(module.parameters(), lr=lr)
+        return [optimizer], [{"scheduler": ExponentialLR(optimizer, 0.5), "interval": "step"}]
+
+    fit(tmp_path, lambda: Net(halve), max_steps=3)
+    rows = read_history(tmp_path)
+    rates = {row["step"]: row["step/lr"] for row in rows if "step/lr" in row}
+    assert rates == {0: 0.5, 1: 0.25, 2: 0.125}
+
+
+class Clock:
+    """Advances by one second for each training step."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("options", [{}, {"places": [(1, 2)], "how": "SIGKILL"}], ids=str)
+def test_each_epoch_has_its_seconds_and_learning_rate(tmp_path: Path, monkeypatch, options: Any):
+    clock = Clock()
+    monkeypatch.setattr(meter, "time", clock)
+
+    class Ticking(Net):
+        def __init__(self) -> None:
+            super().__init__(self.configure_two_rates)
+            clock.now += 1000  # nobody trains
+
+        def configure_two_rates(self, module):
+            optimizer = SGD(module.parameters(), lr=0.1)
+            return [optimizer], [{"scheduler": StepLR(optimizer, 4), "interval": "step"}]
+
+        def training_step(self, batch, batch_idx):
+            clock.now += 1
+            return super().training_step(batch, batch_idx)
+
+    fit(tmp_path, Ticking, save_every_s=1e-9, **options)
+    rows = [row for row in read_history(tmp_path) if "lr" in row]
+    # Of four steps each; what the killed process did after its last checkpoint does not count.
+    assert [row["time/epoch_s"] for row in rows] == [4, 4]
+    assert [row["lr"] for row in rows] == pytest.approx([0.01, 0.001])
+    figures = json.loads((tmp_path / "metrics.json").read_text())
+    assert (figures["time/epoch_s"], figures["time/total_s"]) == (4, 8)

@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from library.tests.kit import Scores, batches, fit
+from samestep import Trainer
+from samestep.errors import ConfigError
+from samestep.run.checkpoint import load
+
+
+class NoSteps(Scores):
+    def training_step(self, batch, batch_idx):
+        raise AssertionError("a step was taken")
+
+
+def scores() -> Scores:
+    return Scores(1.0)
+
+
+def plateau(module):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    config = {"scheduler": schedule, "monitor": "valid_loss"}
+    return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+def test_a_wrong_monitor_is_found_before_the_first_step(tmp_path: Path):
+    def of_a_schedule() -> Scores:
+        model = NoSteps(1.0)
+        model.configure = plateau
+        return model
+
+    for make, monitor, said in (
+        (
+            lambda: NoSteps(1.0),
+            "val/accuracy",
+            "^monitor=val/accuracy: validation logs val/score; ",
+        ),
+        (of_a_schedule, None, "the schedule ReduceLROnPlateau, monitor=valid_loss: "),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            fit(tmp_path / "run", make, monitor=monitor, num_sanity_val_steps=1)
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["val/score", "train_loss"])
+def test_other_monitors_are_not_rejected(tmp_path: Path, name: str):
+    (part,) = fit(tmp_path, scores, monitor=name, num_sanity_val_steps=1)
+    assert part.trainer.global_step == 8
+
+
+NOTE = "so the last weights are tested"
+
+
+def test_without_a_monitor_the_last_weights_are_the_best(tmp_path: Path, capsys):
+    for epochs in (1, 2):
+        (part,) = fit(tmp_path, scores, max_epochs=epochs)
+        assert isinstance(part.trainer, Trainer)
+        assert NOTE not in capsys.readouterr().out  # the script has said so: monitor=None
+    part.trainer.test(part.module, batches(shuffle=False), verbose=False)
+    assert Path(part.trainer.ckpt_path).name == "last.ckpt"
+    assert load(tmp_path / "checkpoints/last.ckpt")["global_step"] == 8
+
+
+@pytest.mark.parametrize(
+    "options", [{"limit_val_batches": 0}, {"check_val_every_n_epoch": 4}], ids=str
+)
+def test_a_run_that_never_validates_says_so(tmp_path: Path, capsys, options):
+    fit(tmp_path, scores, monitor="val/score", **options)
+    said = capsys.readouterr().out
+    assert f"never validates, and nothing logs val/score, {NOTE}" in said
+
+
+def test_one_that_validates_later_does_not(tmp_path: Path, capsys):
+    fit(tmp_path, scores, monitor="val/score", check_val_every_n_epoch=2)
+    assert NOTE not in capsys.readouterr().out

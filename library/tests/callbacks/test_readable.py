@@ -1,0 +1,96 @@
+"""What other people's code puts into a checkpoint, and whether it can be read again."""
+
+import functools
+import warnings
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+from library.tests.kit import Net, fit
+from samestep.errors import ConfigError
+from samestep.run.checkpoint import CheckpointError, load
+
+
+class Encoder:
+    """As PyTorch Forecasting's NaNLabelEncoder: an object of another library."""
+
+
+class WithParts(Net):
+    def __init__(self, net: Any, encoder: Any, make: Any, path: Any, options: Any, lr: Any):
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Lightning, to leave out the net
+            self.save_hyperparameters()
+
+
+PARTS = {
+    "net": torch.nn.Linear(1, 1), "encoder": Encoder(), "make": functools.partial(torch.optim.Adam),
+    "path": Path("data"), "options": Namespace(width=3, sizes=(1, 2)),
+    "lr": np.float64(0.5),
+}  # fmt: skip
+
+
+def test_hyperparameters_that_cannot_be_read_again_are_left_out(tmp_path: Path, capsys):
+    fit(tmp_path, lambda: WithParts(**PARTS))
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if "read again" in line]
+    assert "read again: net (Linear), encoder (Encoder), make (partial). load_from" in note
+    assert "self.save_hyperparameters(ignore=['net', 'encoder', 'make'])" in note
+    saved = load(tmp_path / "checkpoints/last.ckpt")["hyper_parameters"]
+    assert saved == {"path": "data", "options": {"width": 3, "sizes": (1, 2)}, "lr": 0.5}
+    fit(tmp_path, lambda: WithParts(**PARTS), max_epochs=3)
+
+
+def test_hyperparameters_of_omegaconf_are_plain(tmp_path: Path):
+    OmegaConf = pytest.importorskip("omegaconf").OmegaConf
+
+    class Configured(Net):
+        def __init__(self, config: Any):
+            super().__init__()
+            self.save_hyperparameters(config)
+
+    values = OmegaConf.create({"lr": 0.1, "same": "${lr}", "sizes": [1, 2]})
+    fit(tmp_path, lambda: Configured(values), max_epochs=1)
+    saved = load(tmp_path / "checkpoints/last.ckpt")
+    assert saved["hyper_parameters"] == {"lr": 0.1, "same": 0.1, "sizes": [1, 2]}
+
+
+class Odd(L.Callback):
+    """Saves a value that torch does not read again, from a step on."""
+
+    def __init__(self, since: int):
+        self.since = since
+        self.step = 0
+
+    def on_train_batch_end(self, trainer, *args):
+        self.step = trainer.global_step
+
+    def state_dict(self):
+        return {"best": np.float64(0.5) if self.step >= self.since else None}
+
+
+def test_what_a_checkpoint_cannot_hold_is_found_before_the_first_step(tmp_path: Path):
+    odd = Odd(since=0)
+    with pytest.raises(ConfigError, match=r"\['Odd'\]\['best'\] is a numpy.float64"):
+        fit(tmp_path / "run", callbacks=lambda: [odd])
+    assert odd.step == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_so_is_what_the_model_adds(tmp_path: Path):
+    class Adds(Net):
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["config"] = lambda: None
+
+    with pytest.raises(ConfigError, match="could not be read again"):
+        fit(tmp_path, Adds)
+
+
+def test_a_later_checkpoint_that_could_not_be_read_is_not_saved(tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"\['Odd'\]\['best'\] is a numpy.float64"):
+        fit(tmp_path, callbacks=lambda: [Odd(since=6)])
+    assert load(tmp_path / "checkpoints/last.ckpt")["global_step"] == 4

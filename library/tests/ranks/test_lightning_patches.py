@@ -1,0 +1,276 @@
+"""Canaries: tests that fail once a library no longer needs, or no longer has, what we patch."""
+
+import inspect
+import os
+from pathlib import Path
+
+import lightning as L
+import lightning.fabric
+import pytest
+import torch
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.loops import _EvaluationLoop, _FitLoop, fit_loop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.trainer import call as trainer_call
+from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
+from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
+    _LoggerConnector,
+)
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _ResultCollection,
+    _ResultMetric,
+)
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from lightning.pytorch.utilities.data import _dataloader_init_kwargs_resolve_sampler
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from torchmetrics import MeanSquaredError
+
+from library.tests.kit import Net
+from samestep.ranks import lightning_patches, process_group
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`.*")
+
+
+def test_canary_lightning_still_talks_to_other_ranks_in_its_handler():
+    assert "broadcast" in inspect.getsource(_SignalConnector._sigterm_notifier_fn)
+    assert "_signal_connector.register_signal_handlers" in inspect.getsource(
+        __import__("lightning.pytorch.trainer.trainer", fromlist=["Trainer"])
+    )
+
+
+def test_canary_lightning_still_broadcasts_every_step():
+    assert "self._broadcast_sigterm_tensor()" in inspect.getsource(_TrainingEpochLoop.advance)
+
+
+def test_canary_lightning_still_repeats_and_leaves_out_when_it_restarts():
+    advance = inspect.getsource(_TrainingEpochLoop.advance)
+    assert "self._skip_next_val = True\n                return" in advance
+    fit_loop = inspect.getsource(_FitLoop)
+    assert "restarting and epoch_unfinished or self._iteration_based_training()" in fit_loop
+    assert "if not self.restarting and self.epoch_loop._num_ready_batches_reached()" in fit_loop
+    # The plateau schedules are stepped after the hook in which checkpoints are saved.
+    end = inspect.getsource(_FitLoop.on_advance_end)
+    assert end.index('"on_train_epoch_end"') < end.index("update_plateau_schedulers")
+    assert "self.epoch_loop.run(self._data_fetcher)" in inspect.getsource(_FitLoop.advance)
+    assert "self.reset()" in inspect.getsource(_TrainingEpochLoop.run)
+
+
+def test_canary_lightning_still_ends_an_epoch_in_this_order():
+    """Where ``reduce_logs_over_ranks`` reduces: before anybody reads the values."""
+    source = inspect.getsource(_FitLoop.on_advance_end)
+    batches, module = source.index("epoch_end_reached()"), source.index("_call_lightning_module")
+    assert batches < source.index("monitoring_callbacks=False") < module
+    assert module < source.index("monitoring_callbacks=True") < source.index(".on_epoch_end()")
+    source = inspect.getsource(_EvaluationLoop._store_dataloader_outputs)
+    assert source.index("epoch_end_reached()") < source.index("update_eval_epoch_metrics()")
+    source = inspect.getsource(_EvaluationLoop._on_evaluation_epoch_end)
+    assert source.index("_call_lightning_module_hook(trainer, hook_name)") < source.index(
+        "on_epoch_end()"
+    )
+
+
+def test_canary_lightning_still_takes_a_computed_value_as_it_is():
+    source = inspect.getsource(_ResultCollection._get_cache)
+    assert "if result_metric._computed is None:" in source
+    assert "It is recommended to use" in source
+
+
+def test_values_of_all_ranks_become_one(monkeypatch: pytest.MonkeyPatch):
+    """The means by their samples; a value that a rank lacks is that of the others."""
+    lightning_patches.reduce_logs_over_ranks()
+    trainer = tiny_trainer(devices=1)
+    loop = trainer.fit_loop.epoch_loop
+    monkeypatch.setattr(L.Trainer, "world_size", 2)
+    monkeypatch.setattr(L.Trainer, "_results", loop._results)
+    nan = float("nan")
+    others = {
+        "f.mean": (("mean", "mean"), "mean", 9.0, 3),
+        "f.max": (("max", "max"), "max", nan, 1),
+        "f.other": (("other", "other_epoch"), "mean", 4.0, 2),
+        "f.empty": (("empty", "empty"), "mean", 0.0, 0),
+    }
+    monkeypatch.setattr(process_group, "gather", lambda own: [own, others])
+    for name, reduction in (("mean", torch.mean), ("max", torch.max), ("empty", torch.mean)):
+        size = 0 if name == "empty" else 1
+        loop._results.log("f", name, torch.tensor(1.0), reduce_fx=reduction, batch_size=size)
+    loop._results.log("f", "synced", torch.tensor(1.0), sync_dist=True)
+    trainer._logger_connector.epoch_end_reached()
+    figures = {name: value.item() for name, value in trainer.callback_metrics.items()}
+    assert figures == pytest.approx(
+        {"mean": 2.5, "max": nan, "empty": nan, "synced": 1, "other": 2, "other_epoch": 2},
+        nan_ok=True,
+    )
+
+
+def test_canary_lightning_still_logs_an_epoch_after_its_checkpoint():
+    source = inspect.getsource(_FitLoop.on_advance_end)
+    last = source.index("update_train_epoch_metrics()")
+    assert source.index("monitoring_callbacks=True") < last
+    source = inspect.getsource(_LoggerConnector.update_train_epoch_metrics)
+    assert 'self.log_metrics(self.metrics["log"])' in source
+
+
+def test_canary_torchmetrics_still_loses_the_number_of_updates():
+    metric, other = MeanSquaredError(), MeanSquaredError()
+    metric.persistent(True)
+    metric(torch.ones(2), torch.zeros(2))
+    other.persistent(True)
+    other.load_state_dict(metric.state_dict())
+    assert (metric.update_count, other.update_count) == (1, 0)
+
+
+def test_metrics_of_two_ranks_continue_in_one():
+    states = []
+    whole = MeanSquaredError()
+    for value in (1.0, 3.0):
+        metric = MeanSquaredError()
+        for each in (metric, whole):
+            each.update(torch.full((2,), value), torch.zeros(2))
+        states.append(lightning_patches.state_of_metric(metric))
+    merged = MeanSquaredError()
+    lightning_patches.continue_metric(merged, states)
+    assert (merged.update_count, merged.compute()) == (2, whole.compute())
+
+
+def test_canary_torchruns_agent_still_asks_how_its_ranks_are():
+    source = inspect.getsource(SimpleElasticAgent._invoke_run)
+    assert "self._monitor_workers(self._worker_group)" in source
+
+
+def test_canary_lightning_still_counts_a_batch_before_its_first_hook():
+    source = inspect.getsource(_TrainingEpochLoop.advance)
+    ready, hook = source.index("increment_ready()"), source.index('"on_train_batch_start"')
+    assert ready < hook < source.index("increment_started()")
+
+
+def test_canary_adam_still_searches_for_gpus_in_each_step(monkeypatch: pytest.MonkeyPatch):
+    searches = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: searches.append(1) or False)
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    torch.optim.Adam([weight], fused=True).step()
+    assert searches
+    assert "PYTORCH_NVML_BASED_CUDA_CHECK" in inspect.getsource(lightning.fabric)
+
+
+def test_without_gpus_torch_searches_for_them_once(monkeypatch: pytest.MonkeyPatch):
+    for has_gpu in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        lightning_patches.search_gpus_once()
+        assert ("PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ) is has_gpu
+
+
+def tiny_trainer(**flags: object) -> L.Trainer:
+    return L.Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0, **flags,
+    )  # fmt: skip
+
+
+BATCHES = DataLoader(torch.ones(4, 1), batch_size=2)
+
+
+def test_between_steps_no_batch_is_begun():
+    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    progress.increment_ready()
+    with lightning_patches.between_steps(trainer):
+        assert (progress.current.ready, progress.total.ready) == (0, 0)
+    assert (progress.current.ready, progress.total.ready) == (1, 1)
+
+
+class Means(L.LightningModule):
+    """Logs the mean of each batch: nan for an empty one, as every mean of a loss is."""
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("mean", batch.mean())
+
+
+@pytest.mark.parametrize(("is_patched", "mean"), [(False, float("nan")), (True, 3.0)])
+def test_a_batch_without_samples_is_left_out_of_a_mean(monkeypatch, is_patched: bool, mean: float):
+    """Without the patch, it is the canary."""
+    update = inspect.unwrap(_ResultMetric.update)
+    monkeypatch.setattr(_ResultMetric, "update", update)
+    if is_patched:
+        lightning_patches.leave_out_empty_batches.__wrapped__()
+    batches = [torch.full((size,), value) for size, value in ((3, 2.0), (1, 6.0), (0, 0.0))]
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False
+    )
+    (metrics,) = trainer.validate(Means(), DataLoader(batches, batch_size=None), verbose=False)
+    assert metrics == pytest.approx({"mean": mean}, nan_ok=True)
+
+
+class Named(Net):
+    """Notes under which hook each of its methods runs, as ``log`` needs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        self.names.append(self._current_fx_name)
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, *args: object) -> None:
+        self.names.append(self._current_fx_name)
+
+
+@pytest.mark.parametrize("profiler", [None, "simple"])
+def test_hooks_that_are_called_directly_have_a_name(profiler: str | None):
+    lightning_patches.call_hooks_directly()
+    lightning_patches.call_hooks_directly()
+    module = Named()
+    seen: list[str] = []
+    callback = LambdaCallback(on_train_batch_start=lambda *_: seen.append(module._current_fx_name))
+    callback.on_train_batch_end = None  # Lightning leaves out what cannot be called
+    trainer = tiny_trainer(callbacks=[callback], profiler=profiler)
+    trainer.fit(module, BATCHES)
+    assert module.names == ["training_step", "on_train_batch_end"] * 2
+    assert seen == ["on_train_batch_start"] * 2
+    assert module._current_fx_name is None
+    sections = getattr(trainer.profiler, "recorded_durations", {})
+    assert ("[LightningModule]Named.on_train_batch_end" in sections) is (profiler is not None)
+
+
+def test_canary_lightning_still_announces_its_hooks():
+    source = Path(trainer_call.__file__).read_text()
+    for text in (
+        'log.debug(f"{trainer.__class__.__name__}: calling lightning module hook: {hook_name}")',
+        "pl_module._current_fx_name = hook_name",
+        "for callback in callbacks:\n        fn = getattr(callback, hook_name)",
+        "fn = getattr(pl_module, hook_name)\n    if not callable(fn):\n        return None",
+        "fn(trainer, trainer.lightning_module, *args, **kwargs)",
+        "fn = getattr(trainer.strategy, hook_name)",
+    ):
+        assert text in source
+
+
+def test_canary_lightning_still_has_no_hook_before_those_of_transfer():
+    source = inspect.getsource(_TrainingEpochLoop.advance)
+    convert = source.index("convert_input(batch)")
+    assert convert < source.index("_on_before_batch_transfer(batch")
+
+
+def test_canary_ddp_still_sums_the_gradients_that_were_needed_when_it_was_made():
+    build = inspect.getsource(DistributedDataParallel._build_params_for_reducer)
+    assert "if param.requires_grad" in build
+    assert "requires_grad" not in inspect.getsource(DistributedDataParallel._pre_forward)
+    assert callable(DistributedDataParallel._remove_autograd_hooks)
+
+
+def test_canary_lightning_still_saves_the_states_of_its_loaders_as_they_are():
+    source = inspect.getsource(fit_loop._FitLoop)
+    assert "loader_states := self._combined_loader._state_dicts()" in source
+    assert "self._load_combined_loader_states()\n\n        self._data_fetcher = " in source
+    assert "if not self.restarting or not self._combined_loader_states_to_load" in source
+
+
+def test_canary_lightning_still_replaces_batch_samplers():
+    source = inspect.getsource(_DataConnector._prepare_dataloader)
+    assert "return _update_dataloader(dataloader, sampler, mode=mode)" in source
+    source = inspect.getsource(_dataloader_init_kwargs_resolve_sampler)
+    assert 'return {"sampler": sampler, "shuffle": False, "batch_sampler": None}' in source

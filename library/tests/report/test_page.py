@@ -1,0 +1,241 @@
+"""report.html: what it shows, what it leaves out, and that it never ends a run."""
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from library.tests.report.fake import make_run
+from samestep.report import charts, page
+from samestep.report.files import MAX_BYTES, read_predictions, read_run, timeline
+from samestep.run import record
+from tests.conftest import environment
+
+SCRIPT = "<script>alert(1)</script>"
+
+
+class Page(HTMLParser):
+    """The elements of a page, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag == name]
+
+
+def report(run_dir: Path) -> Page:
+    return Page(page.write(run_dir).read_text())
+
+
+def test_the_page_shows_a_run(tmp_path: Path):
+    run_dir = make_run(tmp_path / "one", words=("model.optimizer.lr=0.25", "data=points"))
+    html = report(run_dir)
+    for text in (
+        "finished", "test/score", "0.8750", "0.7000 in epoch 3", "6.0 s", "points/s",
+        "data=points", "abc", "2.15.0", "node",
+        "RUN_ID=one python train.py model.optimizer.lr=0.25 data=points trainer.max_epochs=6",
+    ):  # fmt: skip
+        assert text in html.text, text
+    assert "What is missing" not in html.text
+    # loss has two curves, and stands first.
+    assert re.findall(r"^(loss|lr|points_per_second|score|time/epoch_s)$", html.text, re.M) == [
+        "loss", "lr", "points_per_second", "score", "time/epoch_s",
+    ]  # fmt: skip
+    assert "val/loss: 0.5 at first, 0.25 at last, lowest 0.25 (epoch 3)" in html.text
+
+
+def test_what_was_overridden_is_marked_with_its_source(tmp_path: Path):
+    overridden = {"model.optimizer.lr": "the command line", "model": "experiment/<x>.yaml"}
+    run_dir = make_run(tmp_path / "one", overridden=overridden)
+    text = page.write(run_dir).read_text()
+    marked = re.findall(r"<code>([^<]*)</code> <mark>([^<]*)</mark>", text)
+    assert marked == [
+        ("model", "set by experiment/&lt;x&gt;.yaml"),
+        ("lr: 0.25", "set by the command line"),
+    ]
+
+
+def test_the_page_needs_no_other_file_and_no_program(tmp_path: Path):
+    run_dir = make_run(tmp_path / "one")
+    (run_dir / "predictions").mkdir()
+    (run_dir / "predictions/a.png").write_bytes(b"\x89PNG")
+    html = report(run_dir)
+    assert html.all("script") == []
+    addresses = [a.get(name) for _, a in html.tags for name in ("src", "href", "xlink:href")]
+    assert {address[:5] for address in addresses if address and address[0] != "#"} == {"data:"}
+    ids = [attributes["id"] for _, attributes in html.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {a["href"][1:] for a in html.all("a")} <= set(ids)
+
+
+def test_people_who_do_not_see_the_page_can_use_it(tmp_path: Path):
+    run_dir = make_run(tmp_path / "one")
+    (run_dir / "predictions").mkdir()
+    (run_dir / "predictions/seen.png").write_bytes(b"\x89PNG")
+    (run_dir / "predictions/seen.txt").write_text("What was seen\nTwo points & a line.\n")
+    (run_dir / "predictions/counts.csv").write_text("name,number\na,1\n")
+    html = report(run_dir)
+    assert html.all("html")[0]["lang"] == "en"
+    assert [img["alt"] for img in html.all("img")] == ["Two points & a line."]
+    assert "What was seen" in html.text
+    assert len(html.all("caption")) == len(html.all("table")) >= 4
+    assert all("scope" in heading for heading in html.all("th"))
+    levels = [int(tag[1]) for tag, _ in html.tags if re.fullmatch(r"h\d", tag)]
+    assert levels[0] == 1
+    assert all(new <= old + 1 for old, new in itertools.pairwise(levels))
+    svgs = html.all("svg")
+    assert svgs
+    assert all(svg["aria-hidden"] == "true" for svg in svgs)  # the text beside it says the same
+
+
+def test_texts_are_escaped(tmp_path: Path):
+    run_dir = make_run(tmp_path / "one", words=(f"model.names={SCRIPT}",))
+    (run_dir / "predictions").mkdir()
+    (run_dir / "predictions/generated.txt").write_text(SCRIPT)
+    (run_dir / "predictions/counts.csv").write_text(f"name\n{SCRIPT}\n")
+    rows = (run_dir / "metrics.csv").read_text().replace("val/score", f"val/{SCRIPT}")
+    (run_dir / "metrics.csv").write_text(rows)
+    (run_dir / "metrics.json").write_text(json.dumps({f"test/{SCRIPT}": 1.0}))
+    html = report(run_dir)
+    assert html.all("script") == []
+    assert html.text.count(SCRIPT) >= 6
+
+
+def test_a_curve_of_many_steps_stays_small(tmp_path: Path):
+    run_dir = make_run(tmp_path / "one")
+    lines = [f"{step // 1000},{step},{step % 7}" for step in range(100_000)]
+    (run_dir / "metrics.csv").write_text("\n".join(["epoch,step,train/loss_step", *lines]))
+    path = page.write(run_dir)
+    assert path.stat().st_size < 300_000
+    assert "train/loss_step: 0 at first, 4 at last" in path.read_text()
+
+
+def test_large_pictures_and_long_tables_are_only_named(tmp_path: Path):
+    run_dir = make_run(tmp_path / "one")
+    folder = run_dir / "predictions"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(b"x" * (MAX_BYTES // 2))
+    (folder / "b.png").write_bytes(b"x" * (MAX_BYTES // 2))
+    (folder / "test.csv").write_text("id\n" + "1\n" * 1000)
+    (folder / "bad.csv").write_bytes(b"\xff\xfe\x00")
+    (folder / "model.bin").write_bytes(b"")
+    shown = {item.title: (item.kind, item.text) for item in read_predictions(run_dir)}
+    assert shown["A"][0] == "picture"
+    assert shown["B"] == ("note", "b.png is too large for this page: open the file")
+    assert shown["Test"] == ("note", "test.csv has 1,000 rows; open the file")
+    assert shown["Bad"][1].startswith("bad.csv cannot be read")
+    assert shown.keys() == {"A", "B", "Test", "Bad"}
+    assert page.write(run_dir).stat().st_size < 3_000_000
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "metrics.csv", "run.json", "config.yaml"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff[1", b"[1, 2]", b"{}"])
+def test_a_file_that_is_missing_or_damaged_is_named(tmp_path: Path, name, content, monkeypatch):
+    monkeypatch.setattr(charts, "draw", lambda title, *_: charts.Chart(title, "<svg></svg>", ""))
+    run_dir = make_run(tmp_path / "one")
+    (run_dir / name).unlink()
+    if content is not None:
+        (run_dir / name).write_bytes(content)
+    text = report(run_dir).text
+    if name == "run.json":
+        assert "finished" in text  # the results say so too
+    if not (name == "metrics.json" and content == b"{}"):
+        assert "What is missing" in text
+        assert name in text
+    if name == "metrics.csv":
+        is_damaged = "metrics.csv is damaged: it has no columns epoch and step" in text
+        assert is_damaged == (content in (b"", b"[1, 2]", b"{}"))
+        assert ("metrics.csv is damaged: " in text) == (content is not None)
+
+
+@pytest.mark.parametrize("command", [3, None, ["train.py", None, 4], []])
+def test_values_of_a_wrong_kind_are_left_out(tmp_path: Path, command, monkeypatch):
+    monkeypatch.setattr(charts, "draw", lambda title, *_: charts.Chart(title, "<svg></svg>", ""))
+    run_dir = make_run(tmp_path / "one")
+    (run_dir / "metrics.json").write_text('{"test/score": "high", "val/score": [1]}')
+    (run_dir / "run.json").write_text(json.dumps({"starts": [4, {"command": command}]}))
+    assert "high" not in report(run_dir).text
+
+
+def test_a_run_that_still_trains_has_a_report(tmp_path: Path):
+    run_dir = make_run(tmp_path / "one", words=("trainer.max_epochs=9",))
+    (run_dir / "metrics.json").unlink()
+    record.update(run_dir, record.RUNNING, epoch=3)
+    assert "killed, or its machine was lost" in report(run_dir).text
+    lock = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX);"
+    command = [sys.executable, "-c", f"{lock} print(flush=True); input()", run_dir / ".claim"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:  # fmt: skip
+        process.stdout.readline()
+        html = report(run_dir)
+        process.communicate(b"\n")
+    assert "metrics.json is absent: the run is running" in html.text
+    assert "RUN_ID=one python train.py trainer.max_epochs=9\n" in html.text
+
+
+def test_the_timeline_has_every_start_and_end(tmp_path: Path):
+    run_dir = make_run(tmp_path / "one")
+    starts = [{"started": f"2026-11-22T0{hour}:00:00+00:00", "hostname": "node", "world_size": 2,
+               "command": ["train.py"]} for hour in (1, 3, 5)]  # fmt: skip
+    ends = [
+        {"time": "2026-11-22T02:00:00+00:00", "state": "stopped", "why": "SIGTERM", "step": 7},
+        {"time": "2026-11-22T06:00:00+00:00", "state": "finished", "why": "", "step": 30},
+    ]
+    (run_dir / record.FILE).write_text(
+        json.dumps({"state": "finished", "starts": starts, "ends": ends})
+    )
+    events = timeline(read_run(run_dir))
+    assert [event["what"] for event in events] == [
+        "started", "stopped", "continued", "stopped", "continued", "finished",
+    ]  # fmt: skip
+    assert events[1]["details"] == "after step 7, SIGTERM"
+    assert events[3]["details"] == record.KILLED
+    assert events[0]["details"] == "2 rank(s), node: python train.py"
+
+
+def test_figures_of_before_are_not_final_in_a_run_that_was_continued(tmp_path: Path):
+    run_dir = make_run(tmp_path / "one")
+    record.update(run_dir, record.STOPPED, "SIGTERM", best=0.8, best_epoch=4)
+    run = read_run(run_dir)
+    assert run.figures == {}
+    (problem,) = run.problems
+    assert problem.startswith("metrics.json and predictions hold what the run had reached before")
+    assert page.facts_of(run)["val/score"] == "0.8000 in epoch 4"
+    assert "test/score" not in page.facts_of(run)
+    record.update(run_dir, record.FINISHED)
+    assert page.facts_of(read_run(run_dir))["test/score"] == "0.8750"
+
+
+def test_a_report_that_fails_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    run_dir = make_run(tmp_path / "one")
+    (run_dir / "report.html").mkdir()
+    page.write_or_warn(run_dir)
+    (message,) = caplog.messages
+    assert "report.html was not written: IsADirectoryError" in message
+    assert f"samestep report {run_dir}" in message
+
+
+def test_a_run_that_starts_does_not_wait_for_matplotlib():
+    program = (
+        "import sys; from samestep.report import page, listing, compare; "
+        "print({'matplotlib', 'jinja2', 'torch'} & sys.modules.keys())"
+    )
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment())
+    assert result.stdout == "set()\n", result.stderr

@@ -1,0 +1,118 @@
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from library.tests.report.fake import make_run
+from samestep.run import record
+from samestep.run.checkpoint import AtomicCheckpointIO
+from samestep.run.metrics import count_epochs, count_steps
+from samestep.run.summary import command_to_go_on, summarize
+
+SUMMARY = {
+    "metrics": ["test/score", "test/nothing"],
+    "look_at": {"metrics.csv": "the history", "predictions/grid.png": "pictures"},
+    "next": ["python evaluate.py {run_dir}"],
+    "next_if": {"metrics.json": "python card.py", "labels.csv": "python predict.py"},
+}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A finished run with a checkpoint, in a directory with a space in its name."""
+    run_dir = make_run(tmp_path / "my run", words=("seed=3", "trainer.max_epochs=3"))
+    config = {"run_dir": str(run_dir), "run_id": "mine", "summary": dict(SUMMARY)}
+    config["summary"]["next"] = [f"python evaluate.py {run_dir}"]
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config | {"trainer": {"max_epochs": 3}}))
+    (run_dir / "checkpoints").mkdir()
+    (run_dir / "checkpoints/best.ckpt").touch()
+    return run_dir
+
+
+def test_the_summary_says_what_the_files_say(run_dir: Path):
+    assert (
+        summarize(run_dir, seconds=61.4)
+        == f"""\
+Finished: {run_dir}
+  epochs         3
+  test/score     0.8750
+  val/score      0.7000 in epoch 3
+  time           0:01:01 h:m:s
+  points/s       100
+Look at
+  {run_dir}/metrics.csv     the history
+Next
+  python evaluate.py '{run_dir}'
+  python card.py
+  RUN_ID=mine python train.py seed=3 trainer.max_epochs=6"""
+    )
+    assert "time" not in summarize(run_dir)
+
+
+def test_commands_that_need_a_checkpoint_are_named_if_there_is_one(run_dir: Path):
+    (run_dir / "checkpoints/best.ckpt").unlink()
+    assert "evaluate.py" not in summarize(run_dir)  # of callbacks=null
+    for best_step in 1, None:
+        last = {"global_step": 2, "best_step": best_step}
+        AtomicCheckpointIO().save_checkpoint(last, run_dir / "checkpoints/last.ckpt")
+        # The best one is lost, or without a monitor there is none.
+        assert ("evaluate.py" in summarize(run_dir)) == (best_step is None)
+
+
+def test_the_command_names_the_run_and_not_its_directory(tmp_path: Path):
+    cfg = {"run_id": "mine", "run_dir": f"{tmp_path}/here"}
+    assert command_to_go_on(cfg, tmp_path / "here", None) == "RUN_ID=mine python train.py"
+    moved = command_to_go_on(cfg, tmp_path / "moved", None)
+    assert moved == "RUN_ID=moved python train.py", "it must not begin anew in its old place"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "action"), [("k8s", "submit"), ("swarm", "submit"), ("docker", "render")]
+)
+def test_the_summary_of_a_run_on_a_cluster_names_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str, action: str
+):
+    words = ["train.py", f"cluster={cluster}", "trainer.num_nodes=2", "trainer.max_epochs=3"]
+    record.update(tmp_path, record.FINISHED, starts=[{"command": words}])
+    cfg = {"cluster": {"name": cluster}}
+    by_hand = f"RUN_ID={tmp_path.name} python train.py cluster={cluster} trainer.num_nodes=2 "
+    assert command_to_go_on(cfg, tmp_path, 3) == f"{by_hand}trainer.max_epochs=6"
+    assert command_to_go_on(cfg, tmp_path, 0) == by_hand.rstrip(), "not for 2 * 0 epochs"
+    monkeypatch.setenv("SAMESTEP_ON_CLUSTER", "1")  # by the entry point
+    assert command_to_go_on(cfg, tmp_path, 3) == (
+        f"RUN_ID={tmp_path.name} samestep launch cluster={cluster} trainer.num_nodes=2 "
+        f"trainer.max_epochs=6 action={action}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("trainer", "callbacks", "words"),
+    [
+        ({"max_epochs": 3}, {}, ["trainer.max_epochs=6"]),
+        # Early stopping, a limit of time, or of steps has ended these.
+        (
+            {"max_epochs": 20},
+            {"patience": 5},
+            ["trainer.max_epochs=20", "callbacks.mine.patience=10"],
+        ),
+        ({"max_epochs": 4, "max_time": "00:00:10:00"}, {}, ["trainer.max_epochs=6"]),
+        ({"max_epochs": 1000, "max_steps": 50}, {}, ["trainer.max_epochs=6"]),
+        ({"max_epochs": -1, "max_steps": 50}, {}, ["trainer.max_epochs=6"]),
+    ],
+    ids=["epochs", "early stopping", "time", "steps", "steps only"],
+)
+def test_the_command_for_longer_names_what_had_ended_the_run(tmp_path, trainer, callbacks, words):
+    command = ["train.py", "model=mlp", "trainer.max_steps=50", "callbacks.mine.patience=5"]
+    record.update(tmp_path, record.FINISHED, starts=[{"command": command}])
+    node = {"_target_": "lightning.pytorch.callbacks.EarlyStopping"} | callbacks
+    cfg = {"trainer": trainer, "callbacks": {"mine": node} if callbacks else {}}
+    kept = ["model=mlp"] if callbacks else ["model=mlp", "callbacks.mine.patience=5"]
+    again = shlex.split(command_to_go_on(cfg, tmp_path, 3))
+    assert again[3:] == [*kept, *words]
+
+
+def test_epochs_of_a_module_with_names_of_its_own_are_counted():
+    rows = [{"step": 3.0, "epoch": 0.0, "train_loss": 1.0, "time/epoch_s": 2.0}]
+    rows.append({"step": 4.0, "epoch": 1.0, "test_loss": 1.0})
+    assert (count_epochs(rows), count_steps(rows)) == (1, 4)

@@ -1,0 +1,400 @@
+"""``samestep.Trainer`` in scripts as Lightning's tutorials have them, on one and two ranks."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from library.tests.kit import check_same, rows, weights
+from samestep import Trainer
+from tests.conftest import environment, free_port, run, run_code
+
+SCRIPT = """
+import json
+import os
+import signal
+import sys
+
+import lightning as L
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from samestep import BatchLoader, Trainer
+
+
+class LitNet(L.LightningModule):
+    def __init__(self, lr=0.01, dropout=0.2):
+        super().__init__()
+        self.save_hyperparameters()
+        layers = nn.Linear(8, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1)
+        self.net = nn.Sequential(*layers)
+
+    def training_step(self, batch, batch_idx):
+        if f"{self.global_step} {self.global_rank}" == os.environ.get("AT"):
+            os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+        x, y = batch
+        loss = nn.functional.mse_loss(self.net(x), y)
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val_loss", nn.functional.mse_loss(self.net(x), y))
+
+    def test_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("test_loss", nn.functional.mse_loss(self.net(x), y))
+
+    def predict_step(self, batch, batch_idx):
+        return self.net(batch[0])
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=self.hparams.lr)
+
+
+class LitData(L.LightningDataModule):
+    def setup(self, stage):
+        x = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
+        self.set = TensorDataset(x, x.sum(1, keepdim=True))
+
+    def train_dataloader(self):
+        return BatchLoader(self.set, 16, shuffle=True, drop_last=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.set, batch_size=16)
+
+    test_dataloader = predict_dataloader = val_dataloader
+"""
+MAIN = """
+
+if __name__ == "__main__":
+    trainer_options, model_options = map(json.loads, sys.argv[1:])
+    trainer = Trainer(accelerator="cpu", enable_progress_bar=False, **trainer_options)
+    model = LitNet(**model_options)
+    trainer.fit(model, datamodule=LitData())
+    result = trainer.test(model, datamodule=LitData())
+    if trainer.is_global_zero:
+        print("tested", result[0]["test_loss"])
+"""
+BASE = {"seed": 1, "max_epochs": 2, "monitor": "val_loss"}  # 6 steps an epoch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trainer")
+    (folder / "script.py").write_text(SCRIPT + MAIN)
+    return folder
+
+
+def train(
+    folder: Path,
+    name: str,
+    launcher: tuple[str, ...] = (),
+    model: dict[str, Any] | None = None,
+    variables: dict[str, str] | None = None,
+    **options: Any,
+) -> subprocess.CompletedProcess[str]:
+    """Run the script with these arguments of the Trainer, as ``python script.py`` or otherwise."""
+    arguments = {**BASE, "run_dir": name, "devices": 1, **options}
+    arguments = {key: value for key, value in arguments.items() if value != "left out"}
+    words = [*launcher, "script.py", json.dumps(arguments), json.dumps(model or {})]
+    return run(*words, cwd=folder, **(variables or {}))
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path) -> Path:
+    """A run of one process that nothing has disturbed."""
+    done = train(folder, "one")
+    assert done.returncode == 0, done.stderr
+    return folder / "one"
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Path:
+    """A run of two ranks, started by ``devices=2``, that nothing has disturbed."""
+    done = train(folder, "two", devices=2)
+    assert done.returncode == 0, done.stderr
+    return folder / "two"
+
+
+@pytest.mark.parametrize("reference", ["one", "two"])
+def test_a_run_that_is_stopped_and_killed_ends_like_an_undisturbed_one(
+    folder: Path, reference: str, request: pytest.FixtureRequest
+):
+    undisturbed = request.getfixturevalue(reference)
+    name, devices = f"disturbed-{reference}", int(reference == "two") + 1
+    last = devices - 1  # the rank that gets the signals
+
+    def disturb(step: int, signum: int, **options: Any) -> subprocess.CompletedProcess[str]:
+        variables = {"AT": f"{step} {last}", "SIGNAL": str(int(signum))}
+        return train(folder, name, devices=devices, variables=variables, **options)
+
+    stopped = disturb(2, signal.SIGTERM)
+    assert stopped.returncode == 143, stopped.stderr
+    assert "To continue: the same command" in stopped.stdout
+    killed = disturb(8, signal.SIGKILL, save_every_s=1e-9)
+    assert killed.returncode == (137 if devices == 2 else -9), killed.stderr
+    done = train(folder, name, devices=devices)
+    assert done.returncode == 0, done.stderr
+    assert f"Continuing: {name}" in done.stdout
+    check_same(folder / name, undisturbed)
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        ("-m", "samestep", "run", "--nproc-per-node=2"),
+    ],
+    ids=["torchrun", "samestep-run"],
+)
+def test_any_launcher_starts_the_same_run(
+    folder: Path, two: Path, launcher: tuple[str, ...], request: pytest.FixtureRequest
+):
+    name = request.node.callspec.id
+    done = train(folder, name, launcher, devices="left out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("tested") == 1
+    check_same(folder / name, two)
+
+
+def test_samestep_run_ends_with_the_exit_codes_of_the_ranks(folder: Path):
+    launcher = ("-m", "samestep", "run", "--nproc-per-node=2")
+    stopped = train(
+        folder, "codes", launcher, variables={"AT": "2 1", "SIGNAL": str(int(signal.SIGTERM))}
+    )
+    assert stopped.returncode == 143, stopped.stderr
+    # Of the one only rank zero looks into the run directory, the other fails on all ranks.
+    for options in {"model": {"lr": 0.5}}, {"shares": [1, 2, 3]}:
+        rejected = train(folder, "codes", launcher, **options)
+        assert rejected.returncode == 2, rejected.stderr
+        assert rejected.stderr.count("error: ") == 1
+        assert "Traceback" not in rejected.stderr
+
+
+def test_two_tasks_of_srun_are_two_ranks(folder: Path, two: Path):
+    words = [json.dumps({**BASE, "run_dir": "srun"}), "{}"]
+    port = str(free_port())
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, "script.py", *words], cwd=folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            env=environment(
+                SLURM_JOB_ID="7", SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NUM_NODES="1",
+                SLURM_STEP_NODELIST="localhost", SLURM_PROCID=str(rank),
+                SLURM_LOCALID=str(rank), SLURM_NODEID="0", SLURM_NTASKS="2", MASTER_PORT=port,
+            ),
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [task.communicate(timeout=120)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], said
+    check_same(folder / "srun", two)
+
+
+def test_two_ranks_learn_what_one_rank_learns(folder: Path):
+    for devices in (1, 2):
+        done = train(folder, f"plain-{devices}", devices=devices, model={"dropout": 0.0})
+        assert done.returncode == 0, done.stderr
+    first, second = weights(folder / "plain-1"), weights(folder / "plain-2")
+    torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)
+
+
+def test_a_finished_run_is_tested_again_and_trained_on_only_if_a_limit_is_higher(
+    folder: Path, one: Path
+):
+    before, figures = rows(one), json.loads((one / "metrics.json").read_text())
+    assert "test_loss" in figures
+    again = train(folder, "one")
+    assert again.returncode == 0, again.stderr
+    assert "Nothing to do" in again.stdout
+    assert f"tested {figures['test_loss']}" in again.stdout
+    assert rows(one) == before
+    assert json.loads((one / "metrics.json").read_text()) == figures
+    assert train(folder, "trained-on", max_epochs=1).returncode == 0
+    on = train(folder, "trained-on")
+    assert on.returncode == 0, on.stderr
+    assert "trainer.max_epochs: 1 -> 2" in on.stdout
+    check_same(folder / "trained-on", one)
+
+
+def test_other_hyperparameters_are_another_run(folder: Path):
+    assert train(folder, "other", max_epochs=1).returncode == 0
+    rejected = train(folder, "other", model={"lr": 0.5})
+    assert rejected.returncode == 2
+    assert "model.lr: 0.01 -> 0.5" in rejected.stderr
+    assert "Traceback" not in rejected.stderr
+    accepted = train(folder, "other", model={"lr": 0.5}, allow_changes=["model.lr"])
+    assert accepted.returncode == 0, accepted.stderr
+
+
+CONTRADICTIONS = {
+    "Trainer(run_dir='r', enable_checkpointing=False)": "enable_checkpointing=False",
+    "Trainer(run_dir='r', default_root_dir='x')": "default_root_dir",
+    "Trainer(run_dir='r', overfit_batches=1)": "overfit_batches=1",
+    "Trainer(run_dir='r', barebones=True)": "barebones=True",
+    "Trainer(run_dir='r', reload_dataloaders_every_n_epochs=1)": "reload_dataloaders_every",
+    "Trainer(run_dir='r', strategy='deepspeed')": "strategy=deepspeed",
+    "Trainer(run_dir='r', strategy='ddp_spawn')": "strategy=ddp_spawn",
+    "Trainer(run_dir='r', callbacks=[LearningRateFinder()])": "LearningRateFinder",
+    "Trainer(run_dir='r', callbacks=ModelCheckpoint('r/checkpoints'))": "ModelCheckpoint",
+    "Trainer(run_dir='r').fit(LitNet(), LitData(), ckpt_path='other.ckpt')": "ckpt_path=other",
+}
+EACH = """
+import traceback
+from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
+from samestep import ConfigError
+for code in sys.argv[1:]:
+    try:
+        eval(code)
+    except ConfigError as error:
+        print(str(error).replace(chr(10), " "))
+    else:
+        print("accepted")
+"""
+
+
+def test_arguments_that_contradict_a_run_are_one_line_each(tmp_path: Path):
+    done = run_code(SCRIPT + EACH, *CONTRADICTIONS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for line, (code, part) in zip(lines, CONTRADICTIONS.items(), strict=True):
+        assert line.startswith((part, "callbacks: " + part)), (code, line)
+    assert not (tmp_path / "r").exists()
+    ended = run_code(SCRIPT + "Trainer(run_dir='r', barebones=True)", cwd=tmp_path)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: barebones=True: is not supported: ")
+
+
+SURVIVES = """
+class Broken(LitNet):
+    def training_step(self, batch, batch_idx):
+        raise LookupError("of my own")
+trainer = Trainer(run_dir="r", accelerator="cpu", timeout_s=2, enable_progress_bar=False)
+try:
+    trainer.fit(Broken(), LitData())
+except LookupError:
+    import time
+    time.sleep(3)  # as a notebook does
+    print("alive", flush=True)
+    raise
+"""
+
+
+def test_an_error_of_the_script_is_an_ordinary_traceback_and_nobody_watches_it(tmp_path: Path):
+    done = run_code(SCRIPT + SURVIVES, cwd=tmp_path)
+    assert (done.returncode, "alive" in done.stdout) == (1, True)
+    assert done.stderr.startswith("Traceback") or "\nTraceback" in done.stderr
+    assert done.stderr.rstrip().endswith("LookupError: of my own")
+
+
+def test_callbacks_loggers_and_stages_of_lightning_work(tmp_path: Path):
+    code = (
+        SCRIPT
+        + """
+from pathlib import Path
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+options = {"accelerator": "cpu", "enable_progress_bar": False, "max_epochs": 1}
+tracker = TensorBoardLogger("boards")
+class Logs(LitNet):
+    def on_fit_start(self):
+        assert self.logger is tracker
+    def train_dataloader(self):
+        return self.loaders.train_dataloader()
+    def val_dataloader(self):
+        return self.loaders.val_dataloader()
+model = Logs()
+model.loaders = LitData()
+model.loaders.setup("fit")
+own = ModelCheckpoint(monitor="val_loss", save_last=True)
+config = {"lr": 1, "api_key": "abcdefgh1234"}
+trainer = Trainer(run_dir="r", logger=tracker, callbacks=own, config=config, **options)
+trainer.fit(model)
+assert own.best_model_path and own.last_model_path
+assert Path(own.last_model_path).parent.absolute() == Path("r/model_checkpoints").absolute()
+assert (text := Path("r/config.yaml").read_text()) and "abcdefgh" not in text and "lr: 1" in text
+assert trainer.validate(datamodule=LitData())[0]["val_loss"] > 0
+assert len(trainer.predict(datamodule=LitData())) == 6
+trainer = Trainer(run_dir="fast", fast_dev_run=True, **options)
+trainer.fit(LitNet(), LitData())
+assert not Path("fast").exists()
+"""
+    )
+    done = run_code(code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+BLOCKED = """
+import importlib.metadata
+import sys
+names = "hydra omegaconf torchvision optuna wandb jinja2 matplotlib".split()
+for name in [name for name in sys.modules if name.split(".")[0] in names]:
+    del sys.modules[name]
+sys.modules.update(dict.fromkeys(names))
+original = importlib.metadata.version
+def version(name):  # torchmetrics asks for it
+    if name in names:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return original(name)
+importlib.metadata.version = version
+"""
+
+
+def test_a_run_needs_lightning_only(tmp_path: Path):
+    fits = 'Trainer(run_dir="r", accelerator="cpu", max_epochs=1).fit(LitNet(), LitData())'
+    script = tmp_path / "script.py"
+    script.write_text(BLOCKED + SCRIPT + fits)
+    # A variable that Python reads when it starts: so this is a fresh interpreter.
+    done = run("script.py", cwd=tmp_path, PYTHONNODEBUGRANGES="1")
+    assert done.returncode == 0, done.stderr
+    assert "Finished: r" in done.stdout
+
+
+def test_hydra_takes_the_class_and_the_program_keeps_its_hook(tmp_path: Path):
+    instantiate = pytest.importorskip("hydra.utils").instantiate
+    before = sys.excepthook
+    sys.excepthook = sys.__excepthook__  # an earlier test may have left that of its Trainer
+    try:
+        options = {"run_dir": str(tmp_path), "accelerator": "cpu", "logger": False}
+        for _ in range(2):
+            trainer = instantiate({"_target_": "samestep.Trainer", **options})
+            assert isinstance(trainer, Trainer)
+        assert sys.excepthook.before is sys.__excepthook__  # type: ignore[attr-defined]
+        seen = []
+        sys.excepthook.before = lambda *error: seen.append(error[0])  # type: ignore[attr-defined]
+        sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+        assert seen == [KeyboardInterrupt]
+    finally:
+        sys.excepthook = before
+
+
+def test_lightning_cli(tmp_path: Path):
+    library = pytest.importorskip("jsonargparse", reason='pip install "jsonargparse[signatures]"')
+    path = f"{environment()['PYTHONPATH']}:{Path(library.__file__).parents[1]}"
+    cli = """
+from lightning.pytorch.cli import LightningCLI
+if __name__ == "__main__":
+    LightningCLI(LitNet, LitData, trainer_class=Trainer)
+"""
+    code = SCRIPT.replace("lr=0.01, dropout=0.2", "lr: float = 0.01, dropout: float = 0.2") + cli
+    (tmp_path / "cli.py").write_text(code)
+
+    def fit(name: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        fixed = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", f"--trainer.run_dir={name}"]
+        return run("cli.py", "fit", *fixed, *words, cwd=tmp_path, PYTHONPATH=path, **variables)
+
+    said = fit("help", "--help").stdout
+    assert all(f"--trainer.{name} " in said for name in ("run_dir", "monitor", "max_steps")), said
+    both = fit("both", "--trainer.devices=2")
+    assert both.returncode == 0, both.stderr
+    rejected = fit("both", "--model.lr=0.5")
+    assert rejected.returncode == 2
+    assert "Traceback" not in rejected.stderr
