@@ -18,7 +18,7 @@ CONTRACT = ROOT / "docs" / "contract.md"  # tests/test_contract.py executes its 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXPERIMENTS = sorted((CONFIGS / "experiment").glob("*.yaml"))
 IS_TEMPLATE = (ROOT / "copier.yml").exists()  # not a copy of it
-NOT_HERE = ("configs/local", "src/pets", "tests/pets")  # what the reader makes
+NOT_HERE = ("configs/local", "configs/cluster/ours", "src/pets", "tests/pets")  # the reader makes
 if not IS_TEMPLATE:
     NOT_HERE += ("tests/",)  # tests that stay with the template
 only_in_the_template = pytest.mark.skipif(not IS_TEMPLATE, reason="is about the template")

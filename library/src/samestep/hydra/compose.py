@@ -180,7 +180,7 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
     rewritten = [_rewrite(override, groups) for override in overrides]
     cfg = hydra.compose("train", rewritten, return_hydra_config=True)
     choices = _find_choices(cfg, rewritten, groups)
-    _refuse(
+    _reject(
         f"{group}: a run needs one of {', '.join(groups[group])}"
         for group in NEEDED
         if choices.get(group) not in groups[group]
@@ -206,11 +206,11 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
             for key, _ in faults
         }
         files = find_origins(choices, groups, configs)
-        _refuse(
+        _reject(
             f"{line} ({files[key]})" if key in files and not is_typed[key] else line
             for key, line in faults
         )
-    _refuse([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
+    _reject([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
 
     with open_dict(cfg):
         cfg.choices = choices
@@ -306,7 +306,7 @@ def _keys_of(group: str, name: str, configs: Path) -> dict[str, str]:
     return found | dict.fromkeys(keys, f"configs/{group}/{name}.yaml")
 
 
-def _refuse(faults: Iterable[str]) -> None:
+def _reject(faults: Iterable[str]) -> None:
     """Raise a ConfigError with these lines, if there are any."""
     if message := "\n".join(faults):
         raise ConfigError(message)
