@@ -10,7 +10,8 @@ from library.tests.callbacks.tiny import Tiny, fit
 from samestep.callbacks.checkpoints import BestCheckpoint, LastCheckpoint
 from samestep.callbacks.run_state import RunState
 from samestep.callbacks.share_out import ShareOut
-from samestep.run import directory, record, summary
+from samestep.report import summary
+from samestep.run import directory, record
 from samestep.run.checkpoint import CheckpointError
 
 
