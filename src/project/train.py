@@ -44,8 +44,8 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
     from samestep.hydra import build
     from samestep.hydra.adapter import spec_of
     from samestep.ranks import preflight, process_group, stopping
-    from samestep.report import page
-    from samestep.run import artifacts, nodes, summary
+    from samestep.report import page, summary
+    from samestep.run import artifacts, nodes
     from samestep.run import directory as run
     from samestep.run.logs import log_to_files, mute_lightning
 

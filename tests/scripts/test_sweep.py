@@ -15,9 +15,8 @@ from tests.samestep.sweep.test_search import study_of, wait_until
 SWEEP = (str(ROOT / "tests/samestep_here.py"), "sweep")
 WORDS = [
     "sweep=digits_lr", "n_trials=2", "model=mlp", "trainer.max_epochs=2",
-    "trainer.accelerator=cpu", "callbacks.checkpoints.every_s=1e-9", "trainer.limit_train_batches=10",
-    "trainer.limit_val_batches=1", "trainer.limit_test_batches=1", "report=false",
-    NO_PICTURES,
+    "trainer.accelerator=cpu", "callbacks.checkpoints.every_s=1e-9", "report=false", NO_PICTURES,
+    "trainer.limit_train_batches=10", "trainer.limit_val_batches=1", "trainer.limit_test_batches=1",
 ]  # fmt: skip
 
 

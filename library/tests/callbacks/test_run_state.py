@@ -9,7 +9,8 @@ from library.tests.callbacks import tiny
 from library.tests.callbacks.tiny import Tiny, fit
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.share_out import ShareOut
-from samestep.run import directory, record, summary
+from samestep.report import summary
+from samestep.run import directory, record
 from samestep.run.checkpoint import CheckpointError
 
 

@@ -16,7 +16,7 @@ from project import load_run
 from project.train import train
 from samestep.hydra.compose import check
 from samestep.hydra.saved_run import evaluate
-from samestep.run.summary import summarize
+from samestep.report.summary import summarize
 from tests.conftest import CONFIGS, NO_PICTURES, QUICK
 
 

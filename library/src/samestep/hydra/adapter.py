@@ -1,15 +1,17 @@
 """From a composed configuration to the facts that the rooms below it read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.hydra.compose import find_overridden
 from samestep.hydra.rules import load_project_rules
 from samestep.ranks.secrets import redact_values
-from samestep.run.changes import find_patience
 from samestep.spec import RunSpec
+
+LIGHTNINGS_PATIENCE = 3  # of EarlyStopping, where the configuration has none
 
 
 def topology_of(cfg: DictConfig) -> tuple[str, int | str, int]:
@@ -48,3 +50,12 @@ def spec_of(cfg: DictConfig, overrides: Sequence[str] = ()) -> RunSpec:
         overridden=find_overridden(cfg.choices or {}, list(overrides)),
         another_run="another name (RUN_ID=...)",
     )
+
+
+def find_patience(config: Mapping[str, Any]) -> dict[str, int]:
+    """The patience of each early stopping in ``config``, by its key."""
+    return {
+        f"callbacks.{name}.patience": node.get("patience", LIGHTNINGS_PATIENCE)
+        for name, node in (config.get("callbacks") or {}).items()
+        if str(node.get("_target_")).endswith("EarlyStopping")
+    }

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from samestep.ranks.secrets import redact
+from samestep.report import summary
 from samestep.report.files import Run, read_predictions, read_run, timeline
-from samestep.run import record, summary
+from samestep.run import record
 from samestep.run.files import write_text
 from samestep.spec import select
 

@@ -8,8 +8,8 @@ a file that is not its own is rejected. Read in this order:
    and machine that ``provenance`` finds; ``logs`` is what its ranks log.
 2. ``checkpoint``: files that are written atomically; ``seal`` proves that each is whole, and that
    it belongs to this run.
-3. ``history``: the metrics over time, which ``metrics`` reads and ``summary`` prints. ``store``: a
-   copy of the run elsewhere, which the callback ``artifacts`` keeps up to date, and ``upload``
-   makes by hand. ``nodes``: checkpoints for nodes that do not share the directory.
+3. ``history``: the metrics over time, which ``metrics`` reads. ``store``: a copy of the run
+   elsewhere, which the callback ``artifacts`` keeps up to date, and ``upload`` makes by hand.
+   ``nodes``: checkpoints for nodes that do not share the directory.
 4. ``files``: how a file is written whole or not at all.
 """

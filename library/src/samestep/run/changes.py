@@ -14,8 +14,6 @@ from samestep.run import record
 from samestep.run.files import read_text
 from samestep.spec import RunSpec, leaves
 
-LIGHTNINGS_PATIENCE = 3  # of EarlyStopping, where the configuration has none
-
 
 def config_digest(spec: RunSpec) -> str:
     """A digest of all that would make another run."""
@@ -23,15 +21,6 @@ def config_digest(spec: RunSpec) -> str:
     learned = {key: value for key, value in values if not nature_of(key, spec.may_change)}
     text = json.dumps(learned, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def find_patience(config: Mapping[str, Any]) -> dict[str, int]:
-    """The patience of each early stopping in ``config``, by its key."""
-    return {
-        f"callbacks.{name}.patience": node.get("patience", LIGHTNINGS_PATIENCE)
-        for name, node in (config.get("callbacks") or {}).items()
-        if str(node.get("_target_")).endswith("EarlyStopping")
-    }
 
 
 def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:

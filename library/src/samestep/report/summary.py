@@ -8,7 +8,7 @@ from typing import Any
 
 from samestep.ranks import environment
 from samestep.run import directory, metrics, record
-from samestep.run.changes import find_patience, read_config
+from samestep.run.changes import read_config
 from samestep.spec import select
 
 REPORT = "report.html"
@@ -88,14 +88,17 @@ def command_to_go_on(config: Config, run_dir: Path, num_epochs: int | None) -> s
             it has ended before that, early stopping gets twice its patience. None, or 0, for a run
             to which its own limits apply.
     """
-    command = record.read(run_dir).start.get("command")
+    known = record.read(run_dir)
+    command = known.start.get("command")
     words = [str(word) for word in command[1:]] if isinstance(command, list) else []
     if num_epochs:
         max_epochs = select(config, "trainer.max_epochs") or 0
         longer = {"trainer.max_epochs": max(2 * num_epochs, max_epochs)}
         if num_epochs < max_epochs:
-            patience = find_patience(config).items()
-            longer |= {key: 2 * max(1, n) for key, n in patience if select(config, key) is not None}
+            # One that is Lightning's default is no key that a command line may change.
+            patience = [key for key in known.limits if key.endswith(".patience")]
+            patience = [key for key in patience if select(config, key) is not None]
+            longer |= {key: 2 * max(1, select(config, key)) for key in patience}
         kept = [word for word in words if not word.startswith("trainer.max_")]
         kept = [word for word in kept if word.split("=")[0] not in longer]
         words = kept + [f"{key}={number}" for key, number in longer.items()]

@@ -5,10 +5,10 @@ import pytest
 import yaml
 
 from library.tests.report.fake import make_run
+from samestep.report.summary import command_to_go_on, summarize
 from samestep.run import record
 from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.metrics import count_epochs, count_steps
-from samestep.run.summary import command_to_go_on, summarize
 
 SUMMARY = {
     "metrics": ["test/score", "test/nothing"],
@@ -104,9 +104,9 @@ def test_the_summary_of_a_run_on_a_cluster_names_the_launcher(
 )
 def test_the_command_for_longer_names_what_had_ended_the_run(tmp_path, trainer, callbacks, words):
     command = ["train.py", "model=mlp", "trainer.max_steps=50", "callbacks.mine.patience=5"]
-    record.update(tmp_path, record.FINISHED, starts=[{"command": command}])
-    node = {"_target_": "lightning.pytorch.callbacks.EarlyStopping"} | callbacks
-    cfg = {"trainer": trainer, "callbacks": {"mine": node} if callbacks else {}}
+    limits = {f"callbacks.mine.{key}": float(number) for key, number in callbacks.items()}
+    record.update(tmp_path, record.FINISHED, starts=[{"command": command}], limits=limits)
+    cfg = {"trainer": trainer, "callbacks": {"mine": callbacks} if callbacks else {}}
     kept = ["model=mlp"] if callbacks else ["model=mlp", "callbacks.mine.patience=5"]
     again = shlex.split(command_to_go_on(cfg, tmp_path, 3))
     assert again[3:] == [*kept, *words]
