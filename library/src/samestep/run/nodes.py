@@ -7,7 +7,8 @@ of training cost it. When a run starts, the newest valid checkpoint of all nodes
 rank zero may be on another node than before, or its disk may be lost.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -117,7 +118,7 @@ def share(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
     Every rank must call this. Nothing happens where all nodes see one directory.
 
     Raises:
-        CheckpointError: on a rank where a file does not arrive whole, or cannot be written.
+        CheckpointError: on every rank, if a file does not arrive whole, or cannot be written.
     """
     if is_shared(run_dir):
         return
@@ -130,47 +131,42 @@ def share(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
             if isinstance(found := seal.verify(run_dir / name), Seal):
                 offered.append((name, found, (run_dir / name).stat().st_size))
     records, offered = broadcast((records, offered), source)
-    try:
-        receive(run_dir, records, offered, source)
-    except OSError as error:
-        raise CheckpointError(
-            f"rank {environment.rank()}: {error.filename or run_dir} cannot be written: "
-            f"{error.strerror}; make room or get permission on this node, or share the run "
-            "directory between the nodes"
-        ) from error
-    gather(None)  # no rank reads what is not written yet
-
-
-def receive(
-    run_dir: Path,
-    records: Mapping[str, bytes | None],
-    offered: Sequence[tuple[str, Seal, int]],
-    source: int,
-) -> None:
-    """Let the first rank of each node write what the node lacks; every rank must call this."""
+    # The first rank of each node writes.
     receives = environment.local_rank() == 0 and environment.rank() != source
-    for name, content in records.items():
-        if receives and content not in (None, read_bytes(run_dir / name)):
-            (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
-            with open_atomic(run_dir / name) as file:
-                file.write(content)
+    on_all_ranks(write_records, run_dir, records if receives else {})
     arrived: dict[Seal, Path] = {}
     for name, wanted, size in offered:
         path = run_dir / name
         # Most differ in their seals, which are read much faster than whole files.
         lacks = receives and not (seal.read(path) == wanted == seal.verify(path))
         chain = [source, *(rank for rank, it_lacks in enumerate(gather(lacks)) if it_lacks)]
-        if wanted not in arrived:
-            transfer(path, wanted, size, chain)
-        elif lacks:
-            # The same file under a second name, as rank zero has linked it.
-            make_way(path)
-            link_file(arrived[wanted], path)
+        if wanted in arrived:
+            on_all_ranks(add_name, arrived[wanted], path, is_due=lacks)
+        elif len(chain) > 1:
+            on_all_ranks(transfer, path, wanted, size, chain)
         arrived[wanted] = path
 
 
-def transfer(path: Path, wanted: Seal, size: int, chain: list[int]) -> None:
-    """Send a checkpoint along a chain of ranks: the first has it, each gives it to the next."""
+def write_records(run_dir: Path, records: Mapping[str, bytes | None]) -> None:
+    """Write the records that differ here."""
+    with explained(run_dir):
+        for name, content in records.items():
+            if content not in (None, read_bytes(run_dir / name)):
+                (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+                with open_atomic(run_dir / name) as file:
+                    file.write(content)
+
+
+def add_name(source: Path, target: Path, *, is_due: bool) -> None:
+    """Give a checkpoint the second name that it has on rank zero's node."""
+    if is_due:
+        with explained(target):
+            make_way(target)
+            link_file(source, target)
+
+
+def transfer(path: Path, wanted: Seal, size: int, chain: Sequence[int]) -> None:
+    """Send a checkpoint along a chain of ranks: the first has it, the others write it."""
 
     def arrive() -> None:
         if seal.verify(partial_of(path)) != wanted:
@@ -180,19 +176,43 @@ def transfer(path: Path, wanted: Seal, size: int, chain: list[int]) -> None:
             )
         make_way(path)
 
-    if len(chain) == 1 or environment.rank() not in chain:
+    if environment.rank() not in chain:
         return
+    blocks = pass_on(path, size, chain)
+    try:
+        if environment.rank() != chain[0]:
+            with explained(path), open_atomic(path, before_rename=arrive) as file:
+                file.writelines(blocks)
+    finally:
+        # Also a node whose disk is full passes on what it gets: the next one needs it.
+        for _ in blocks:
+            pass
+
+
+def pass_on(path: Path, size: int, chain: Sequence[int]) -> Iterator[memoryview]:
+    """The blocks of a file: the first rank of the chain reads them, each gives them to the next."""
     place = chain.index(environment.rank())
     block = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
-    with path.open("rb") if place == 0 else open_atomic(path, before_rename=arrive) as file:
+    with path.open("rb") if place == 0 else nullcontext() as file:
         for start in range(0, size, BLOCK_BYTES):
             part = block[: size - start]
             content = part.numpy().data
-            if place == 0:
+            if file:
                 content[:] = file.read(len(content))
             else:
                 dist.recv(part, chain[place - 1])
             if place + 1 < len(chain):
                 dist.send(part, chain[place + 1])
-            if place > 0:
-                file.write(content)
+            yield content
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn an error of this node's disk into one message, and say what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"rank {environment.rank()}: {path} cannot be written: {error.strerror}; make room or "
+            "get permission on this node, or share the run directory between the nodes"
+        ) from error
