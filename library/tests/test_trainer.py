@@ -400,3 +400,4 @@ if __name__ == "__main__":
     rejected = fit("both", "--model.lr=0.5")
     assert rejected.returncode == 2
     assert "Traceback" not in rejected.stderr
+    assert "'--trainer.allow_changes=[model.lr]'" in rejected.stderr

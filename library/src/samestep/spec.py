@@ -48,6 +48,8 @@ class RunSpec:
     """What has set each value that is not the default, for the records."""
     another_run: str = "another run_dir"
     """How the user asks for a new run, for messages."""
+    allows_by: str = "allow_changes="
+    """How the user allows a change, for messages."""
 
     @property
     def is_fsdp(self) -> bool:

@@ -142,6 +142,7 @@ class Trainer(L.Trainer):
         limits = {name: value for name, value in options.items() if name.startswith("max_")}
         stoppers = [callback for callback in own if isinstance(callback, EarlyStopping)]
         limits |= {f"patience of {stopper.monitor}": stopper.patience for stopper in stoppers}
+        is_cli = any(type(callback).__name__ == "SaveConfigCallback" for callback in own)
         self.spec = RunSpec(
             run_id=run_id or run_dir.absolute().name,
             run_dir=run_dir,
@@ -155,6 +156,7 @@ class Trainer(L.Trainer):
             timeout_s=timeout_s,
             shares=shares,
             allow_changes=tuple(allow_changes),
+            allows_by="--trainer.allow_changes=" if is_cli else "allow_changes=",
             limits=limits,
             saves_nothing=bool(options.get("fast_dev_run")),
         )

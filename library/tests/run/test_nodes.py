@@ -34,7 +34,7 @@ from samestep.run.directory import LAST
 from samestep.spec import RunSpec
 from tests.conftest import QUICK
 
-NODES = (0, 1, 1)  # the node of each rank
+NODES = (0, 1, 1, 2)  # the node of each rank
 Scenario = Callable[[RunSpec], None]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
@@ -50,7 +50,7 @@ def be_rank(rank: int, tmp_path: Path, scenario: Scenario, spec: RunSpec) -> Non
     """Meet the other ranks, as torchrun would have started them, and play the scenario."""
     node = NODES[rank]
     variables = {"RANK": rank, "WORLD_SIZE": len(NODES), "TORCHELASTIC_RUN_ID": "test"}
-    variables |= {"LOCAL_RANK": NODES[:rank].count(node), "GROUP_WORLD_SIZE": 2}
+    variables |= {"LOCAL_RANK": NODES[:rank].count(node), "GROUP_WORLD_SIZE": 3}
     os.environ.update({name: str(value) for name, value in variables.items()})
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -280,9 +280,10 @@ def test_a_node_that_cannot_write_ends_all_ranks_with_one_message(tmp_path: Path
     play(tmp_path, scenario)
 
 
-def test_a_disk_that_is_full_in_the_middle_of_a_file_ends_all_ranks(tmp_path: Path):
+def test_a_node_whose_disk_is_full_ends_all_ranks_and_passes_the_file_on(tmp_path: Path):
     def scenario(spec: RunSpec) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+        if dist.get_rank() == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
         ends_all_ranks(
             r"rank 1: .* cannot be written: .*this node", nodes.share, spec.run_dir, [LAST]
         )
@@ -290,6 +291,7 @@ def test_a_disk_that_is_full_in_the_middle_of_a_file_ends_all_ranks(tmp_path: Pa
     save(tmp_path, 0, 20)
     play(tmp_path, scenario)
     assert not list(run_dir_of(tmp_path, 1).rglob("*.ckpt*"))
+    assert step_of(run_dir_of(tmp_path, 2) / LAST) == 20
 
 
 def test_the_preflight_finds_out_whether_the_directory_is_shared(tmp_path: Path):
@@ -299,7 +301,7 @@ def test_the_preflight_finds_out_whether_the_directory_is_shared(tmp_path: Path)
             assert not preflight.is_shared(place / own)
             assert preflight.is_shared(place / "both/mine")
 
-    for name in ("node-0", "node-1", "both"):
+    for name in ("node-0", "node-1", "node-2", "both"):
         (tmp_path / "exists" / name / "mine").mkdir(parents=True)
     play(tmp_path, scenario)
     assert not list(tmp_path.rglob(".samestep-*"))

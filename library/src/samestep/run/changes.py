@@ -57,7 +57,7 @@ def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:
         raise ConfigError(
             f"{run_dir} holds a run with another configuration:{lines}\n"
             f"Use {spec.another_run} for the new values, or repeat the old ones; or take the "
-            f"new ones into this run: 'allow_changes=[{','.join(refused)}]'"
+            f"new ones into this run: '{spec.allows_by}[{','.join(refused)}]'"
         )
     return changed
 
