@@ -7,6 +7,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
+from torch.utils.data import DataLoader
 
 from library.tests.callbacks.tiny import Tiny, fit
 from samestep.callbacks.checkpoints import Checkpoints
@@ -136,6 +137,24 @@ def test_with_averaged_weights_the_average_is_kept(tmp_path: Path):
     assert best["global_step"] == 8
     assert (best["state_dict"]["layer.weight"] != best["current_model_state"]["layer.weight"]).any()
     assert trainer.is_global_zero
+
+
+@pytest.mark.parametrize("function", ["validate", "test"])
+def test_with_averaged_weights_the_average_is_evaluated(tmp_path: Path, function: str):
+    weights = []
+
+    class Noting(Tiny):
+        def on_validation_epoch_end(self):
+            super().on_validation_epoch_end()
+            weights.append(self.layer.weight.detach().clone())
+
+        on_test_epoch_end = on_validation_epoch_end
+
+    model, best = Noting([0.1]), tmp_path / "checkpoints/best.ckpt"
+    trainer = fit(tmp_path, model, EMAWeightAveraging(decay=0.9), max_epochs=1)
+    evaluate = getattr(trainer, function)
+    evaluate(model, DataLoader(torch.ones(2, 2)), ckpt_path=best, verbose=False)
+    assert torch.equal(weights[-1], load(best)["state_dict"]["layer.weight"])
 
 
 @pytest.mark.parametrize("harm", ["delete", "cut", "older", "last"])
