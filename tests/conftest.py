@@ -5,13 +5,10 @@ import functools
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
+from library.tests.programs import environment, free_port, run, run_code, run_ranks
 from tests import fork_server
+
+__all__ = ["environment", "free_port", "run", "run_code", "run_ranks"]
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -49,74 +49,6 @@ TEXT = [
     "model.net.num_heads=2", "callbacks.samples.length=20",
 ]  # fmt: skip
 """Overrides that make a run of text finish in seconds: about 14 steps an epoch."""
-
-
-def environment(**variables: str) -> dict[str, str]:
-    """The environment of a subprocess: this one, less what names a run or reaches a service."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("RUN_ID", "WANDB", "MLFLOW"))}
-    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"} | variables
-    # The library of the tree the tests are in, not the one that was installed.
-    return kept | ours | {"PYTHONPATH": f"{ours['PYTHONPATH']}:{ROOT / 'library/src'}"}
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
-
-
-def run(
-    *command: str, cwd: Path = ROOT, timeout: float = 240, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run ``python <command>`` as a user would, and return what it said."""
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=cwd, env=environment(**variables), timeout=timeout,
-        capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
-
-
-def run_ranks(
-    *command: str, nodes: Sequence[int] = (2,), **options: Any
-) -> subprocess.CompletedProcess[str]:
-    """``run`` a program in so many ranks on each node, with the variables that torchrun sets.
-
-    There is no agent, which spares the tests a process: the ranks that are left when one fails must
-    end by themselves. Without nodes it is one process, without these variables.
-
-    Returns:
-        The exit code of the lowest rank that failed, and what the ranks said, one after the other.
-    """
-    places = [(node, local, num) for node, num in enumerate(nodes) for local in range(num)]
-    port = free_port()
-
-    def run_rank(rank: int) -> subprocess.CompletedProcess[str]:
-        node, local_rank, num = places[rank]
-        numbers = {
-            "RANK": rank, "LOCAL_RANK": local_rank, "GROUP_RANK": node, "MASTER_PORT": port,
-            "WORLD_SIZE": len(places), "LOCAL_WORLD_SIZE": num, "GROUP_WORLD_SIZE": len(nodes),
-        }  # fmt: skip
-        texts = {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "none"}
-        texts |= {name: str(number) for name, number in numbers.items()}
-        return run(*command, **texts, **options)
-
-    if not places:
-        return run(*command, **options)
-    with ThreadPoolExecutor(len(places)) as threads:
-        done = list(threads.map(run_rank, range(len(places))))
-    failed = [rank.returncode for rank in done if rank.returncode]
-    said = ["".join(getattr(rank, name) for rank in done) for name in ("stdout", "stderr")]
-    return subprocess.CompletedProcess(done[0].args, (failed or [0])[0], *said)
-
-
-def run_code(
-    code: str, *arguments: str, nodes: Sequence[int] = (), **options: Any
-) -> subprocess.CompletedProcess[str]:
-    """``run_ranks`` of a script. Unlike ``python -c``, it starts from the fork server."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "script.py")
-        script.write_text(code)
-        return run_ranks(str(script), *arguments, nodes=nodes, **options)
 
 
 def run_pytest(root: Path, *tests: str) -> subprocess.CompletedProcess[str]:

@@ -70,7 +70,7 @@ Not wandb and mlflow, which start threads; not flytekit, which handles signals w
 not copier, which keeps the variables of that moment. Kubernetes keeps one: see ``tell_kubernetes``.
 """
 
-ENTER_POD = str(Path(__file__).with_name("enter_pod.py"))
+ENTER_POD = str(Path(__file__).parents[1] / "library/tests/enter_pod.py")
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

@@ -14,7 +14,8 @@ import pytest
 from execnet import gateway_io
 from hydra.core.global_hydra import GlobalHydra
 
-from tests import fork_server, pods
+from library.tests import pods
+from tests import fork_server
 from tests.conftest import environment, run
 
 pytestmark = pytest.mark.skipif(

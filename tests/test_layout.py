@@ -78,6 +78,15 @@ def test_samestep_imports_nothing_of_the_project():
     )
 
 
+def test_tests_of_the_library_need_no_template():
+    check_none(
+        f"{place(path, node)} imports {name}"
+        for path in sorted((ROOT / "library/tests").rglob("*.py"))
+        for name, node in imports(path)
+        if name.split(".")[0] in ("project", "scripts", "train", "tests", "hydra", "omegaconf")
+    )
+
+
 CORE = {"errors", "keys", "spec", "ranks", "data", "run", "node", "callbacks", "ending", "trainer"}
 """What any Lightning project can use: it must not need the framework of a template."""
 

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from library.tests.programs import run_code
 from samestep import BatchLoader, Trainer
 from samestep.callbacks.sums import Sums
 from samestep.callbacks.watchdog import Watchdog
 from samestep.ranks import stopping
 from samestep.spec import RunSpec
-from tests.conftest import run_code
 
 Place = tuple[int, int | str]
 """An epoch, and the batch after which a run is disturbed, or its ``start`` or ``validation``."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from library.tests.programs import ROOT, environment, run
 from samestep import cli
 from samestep.cli import COMMANDS
 from samestep.command_line import call
-from tests.conftest import ROOT, environment, run
 
 HEAVY = ("torch", "lightning", "hydra", "matplotlib", "optuna", "numpy")
 CODE = f"""
@@ -63,14 +63,6 @@ def test_invalid_arguments_are_one_message_and_quick(line: str, message: str, tm
     assert done.stderr.startswith(f"error: {message}")
     assert done.stderr.count("\n") == 1
     assert done.stdout == "[]\n"
-
-
-@pytest.mark.parametrize("name", ["doctor", "launch", "sweep"])
-def test_a_wrong_override_needs_no_torch(name: str):
-    done = start(name, "sweep=digits_lr" if name == "sweep" else "seed=1", "modle=mlp")
-    assert done.returncode == 2
-    assert "did you mean model=mlp?" in done.stderr
-    assert "torch" not in done.stdout
 
 
 @pytest.mark.parametrize("name", ["doctor", "launch", "sweep"])

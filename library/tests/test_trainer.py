@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from library.tests.kit import check_same, rows, weights
+from library.tests.programs import environment, free_port, run, run_code, run_ranks
 from samestep import Trainer
-from tests.conftest import environment, free_port, run, run_code, run_ranks
 
 SCRIPT = """
 import json

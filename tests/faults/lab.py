@@ -29,8 +29,8 @@ from typing import BinaryIO
 import torch
 from filelock import FileLock
 
+from library.tests import etcd_server, pods
 from samestep.ranks import process
-from tests import etcd_server, pods
 from tests.conftest import NO_PICTURES, ROOT, environment, final_figures, free_port, run_ranks
 from tests.project.test_train import history
 

@@ -13,10 +13,10 @@ from typing import Any
 import lightning as L
 import torch
 
+from library.tests import etcd_server
 from project.data.images import ImageSet
 from samestep.errors import ConfigError
 from samestep.ranks import environment
-from tests import etcd_server
 
 
 class Saboteur(L.Callback):

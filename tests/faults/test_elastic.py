@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import etcd_server
+from library.tests import etcd_server
+from library.tests.etcd_server import EtcdServer
 from tests.conftest import ROOT, environment, final_figures, free_port
-from tests.etcd_server import EtcdServer
 from tests.faults.lab import BASE
 
 ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests import etcd_server, pods
+from library.tests import etcd_server, pods
 from tests.conftest import REFERENCE, environment, run_ranks
 from tests.faults import experiments, lab
 from tests.faults.experiments import EXPERIMENTS

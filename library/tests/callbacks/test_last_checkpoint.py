@@ -1,4 +1,3 @@
-import json
 import signal
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +13,6 @@ from samestep.errors import ConfigError
 from samestep.ranks.stopping import Stopped
 from samestep.run import nodes
 from samestep.run.checkpoint import load
-from tests.conftest import QUICK, run
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers",
@@ -113,22 +111,6 @@ def test_a_run_that_was_out_of_time_goes_on_with_more_of_it(tmp_path: Path):
         steps.append(fit(tmp_path, Tiny([0.5]), max_time=limit, ckpt=ckpt).global_step)
     # The first epoch was cut after one step, and the two others were trained with the new limit.
     assert steps == [1, 1, 9]
-
-
-def test_the_next_line_of_a_finished_run_trains_it_further(tmp_path: Path):
-    command = ["train.py", *QUICK[1:], "model=mlp", "model/lr_scheduler=one_cycle"]
-    command += [f"run_root={tmp_path}", "report=false"]
-    first = run(*command, "trainer.max_epochs=1", RUN_ID="mine")
-    assert first.returncode == 0, first.stderr
-    words = first.stdout.splitlines()[-1].split()
-    assert words[:3] == ["RUN_ID=mine", "python", "train.py"]
-    again = run(*words[2:], RUN_ID="mine")
-    assert again.returncode == 0, again.stderr
-    assert "Continuing: " in again.stdout
-    assert "epochs         2" in again.stdout
-    rows = (tmp_path / "mine/metrics.csv").read_text().splitlines()
-    assert len(rows) == 4  # a header, two epochs and the test
-    assert json.loads((tmp_path / "mine/metrics.json").read_text())["test/accuracy"] > 0
 
 
 def stopping(patience: int, **settings: float) -> EarlyStopping:

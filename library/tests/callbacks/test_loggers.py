@@ -20,10 +20,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto import wandb_internal_pb2
 
 from library.tests.kit import Net, batches, fit
+from library.tests.programs import run_code
 from samestep.callbacks import loggers
 from samestep.errors import ConfigError
 from samestep.run.artifacts import Artifacts
-from tests.conftest import run_code
 
 KEY = "k3y" * 14
 PASSWORD = "hunter2-of-the-server"

@@ -14,8 +14,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
-from tests import etcd_server
-from tests.etcd_server import EtcdServer
+from library.tests import etcd_server
+from library.tests.etcd_server import EtcdServer
 
 pytest.importorskip("etcd", reason="pip install python-etcd")
 from samestep.node.etcd_rendezvous import EtcdRendezvous, is_loss

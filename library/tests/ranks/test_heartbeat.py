@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from library.tests.programs import run
 from samestep.ranks import heartbeat
-from tests.conftest import run
 
 RANK = """
 import math, os, signal, sys, time

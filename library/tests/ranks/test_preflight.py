@@ -16,14 +16,14 @@ import lightning as L
 import pytest
 import torch
 
+from library.tests import pods
 from library.tests.kit import Net, make_spec
+from library.tests.programs import environment as variables
+from library.tests.programs import run_ranks
 from samestep.errors import ConfigError
 from samestep.ranks import environment, network, preflight
 from samestep.ranks.preflight import PreflightError, compare, identity, inspect
 from samestep.spec import RunSpec
-from tests import pods
-from tests.conftest import environment as variables
-from tests.conftest import run_ranks
 
 Usage = namedtuple("Usage", "total used free")
 DATA = L.LightningDataModule()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import environment
+from library.tests.programs import environment
 
 PROGRAM = """
 import os, subprocess, sys, time

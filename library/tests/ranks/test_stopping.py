@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import samestep
-from tests.conftest import environment, run_code
+from library.tests.programs import environment, run_code
 
 PROGRAM = """
 import os, signal, time

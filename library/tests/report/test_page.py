@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from library.tests.programs import environment
 from library.tests.report.fake import make_run
 from samestep.report import charts, page
 from samestep.report.files import MAX_BYTES, read_predictions, read_run, timeline
 from samestep.run import record
-from tests.conftest import environment
 
 SCRIPT = "<script>alert(1)</script>"
 

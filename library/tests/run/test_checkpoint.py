@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from library.tests.programs import run
 from library.tests.run.settings import newest
 from samestep.errors import ConfigError
 from samestep.run import checkpoint, seal
@@ -24,7 +25,6 @@ from samestep.run.checkpoint import (
     link_checkpoint,
 )
 from samestep.run.seal import Seal
-from tests.conftest import run
 
 WEIGHTS = torch.arange(50_000.0)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from library.tests.programs import environment
 from samestep.errors import ConfigError
 from samestep.run import lock
-from tests.conftest import environment
 
 
 def test_two_processes_do_not_share_a_run_directory(tmp_path: Path, monkeypatch):

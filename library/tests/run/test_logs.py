@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from library.tests.programs import run
 from samestep.run.logs import log_to_files
-from tests.conftest import run
 
 LOGGING = """
 import logging, sys, warnings

@@ -17,9 +17,8 @@ import torch.distributed as dist
 import yaml
 from torch.distributed import FileStore
 
+from library.tests.kit import make_spec
 from samestep.errors import ConfigError
-from samestep.hydra.adapter import spec_of
-from samestep.hydra.compose import check
 from samestep.ranks import preflight
 from samestep.run import nodes
 from samestep.run.changes import config_digest
@@ -32,7 +31,6 @@ from samestep.run.checkpoint import (
 )
 from samestep.run.directory import LAST
 from samestep.spec import RunSpec
-from tests.conftest import QUICK
 
 NODES = (0, 1, 1, 2)  # the node of each rank
 Scenario = Callable[[RunSpec], None]
@@ -40,10 +38,9 @@ Scenario = Callable[[RunSpec], None]
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 
 
-def spec(tmp_path: Path, node: int, *overrides: str) -> RunSpec:
-    cfg = check([*QUICK, "run_id=mine", *overrides])
-    cfg.run_root = f"{tmp_path}/node-{node}"
-    return spec_of(cfg)
+def spec(tmp_path: Path, node: int) -> RunSpec:
+    config = {"model": {"lr": 0.003}}
+    return make_spec(run_dir_of(tmp_path, node), run_id="mine", config=config)
 
 
 def be_rank(rank: int, tmp_path: Path, scenario: Scenario, spec: RunSpec) -> None:
@@ -62,11 +59,11 @@ def be_rank(rank: int, tmp_path: Path, scenario: Scenario, spec: RunSpec) -> Non
     dist.destroy_process_group()
 
 
-def play(tmp_path: Path, scenario: Scenario, *overrides: str) -> None:
+def play(tmp_path: Path, scenario: Scenario) -> None:
     """Play a scenario on all ranks; an assertion that fails on one of them fails the test."""
     (tmp_path / "meet").unlink(missing_ok=True)  # of ranks that have ended
     context = multiprocessing.get_context("fork")
-    specs = [spec(tmp_path, node, *overrides) for node in NODES]
+    specs = [spec(tmp_path, node) for node in NODES]
     ranks = [
         context.Process(target=be_rank, args=(rank, tmp_path, scenario, own))
         for rank, own in enumerate(specs)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from library.tests import etcd_server, pods
+from library.tests.etcd_server import EtcdServer
 from samestep.node import pid1
-from tests import etcd_server, pods
 from tests.conftest import NO_PICTURES, ROOT, environment, final_figures, free_port, run
-from tests.etcd_server import EtcdServer
 from tests.samestep.launch.test_cluster_environment import PYTORCHJOB
 
 ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from library.tests import pods
 from samestep.hydra.compose import check
 from samestep.launch import render
 from samestep.launch.check.documents import find_pods
-from tests import pods
 from tests.conftest import NO_PICTURES, ROOT, environment, final_figures
 from tests.printed_commands import Command, find_commands
 

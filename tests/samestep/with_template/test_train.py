@@ -1,5 +1,6 @@
 """Whole runs, started as a user starts them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,19 @@ def test_a_sweep_gives_each_run_a_directory(tmp_path: Path):
         yaml.safe_load((tmp_path / f"sweep-{n}/config.yaml").read_text())["seed"] for n in (0, 1)
     ]
     assert seeds == [1, 2]
+
+
+def test_the_next_line_of_a_finished_run_trains_it_further(tmp_path: Path):
+    command = ["train.py", *QUICK[1:], "model=mlp", "model/lr_scheduler=one_cycle"]
+    command += [f"run_root={tmp_path}", "report=false"]
+    first = run(*command, "trainer.max_epochs=1", RUN_ID="mine")
+    assert first.returncode == 0, first.stderr
+    words = first.stdout.splitlines()[-1].split()
+    assert words[:3] == ["RUN_ID=mine", "python", "train.py"]
+    again = run(*words[2:], RUN_ID="mine")
+    assert again.returncode == 0, again.stderr
+    assert "Continuing: " in again.stdout
+    assert "epochs         2" in again.stdout
+    rows = (tmp_path / "mine/metrics.csv").read_text().splitlines()
+    assert len(rows) == 4  # a header, two epochs and the test
+    assert json.loads((tmp_path / "mine/metrics.json").read_text())["test/accuracy"] > 0

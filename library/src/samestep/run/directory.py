@@ -53,7 +53,7 @@ class Before(NamedTuple):
     """What a start must leave behind if it never saves a checkpoint."""
 
     made: list[Path]  # folders that are new: the run directory, and those above it
-    records: dict[Path, bytes | None]  # config.yaml and run.json of an older run
+    records: dict[Path, bytes | None]  # of an older run
     last: seal.Seal | None  # of its last checkpoint
 
 
@@ -105,15 +105,15 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
 
 def _remember(run_dir: Path, made: list[Path]) -> None:
     """Keep for ``abandon`` what is in the directory, which this process owns."""
-    records = {run_dir / name: read_bytes(run_dir / name) for name in ("config.yaml", record.FILE)}
+    records = {run_dir / name: read_bytes(run_dir / name) for name in RECORDS}
     _before[run_dir.absolute()] = Before(made, records, seal.read(run_dir / LAST))
 
 
 def abandon(run_dir: Path) -> None:
     """Undo what ``begin`` has written for a run that cannot be run; on rank zero only.
 
-    A run directory that ``begin`` has made is removed. An older one gets its configuration and its
-    record back. If a checkpoint was saved since, everything stays.
+    A run directory that ``begin`` has made is removed. An older one gets its records back. If a
+    checkpoint was saved since, everything stays.
     """
     before = _before.pop(run_dir.absolute(), None)
     if before is None or seal.read(run_dir / LAST) != before.last:

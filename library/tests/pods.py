@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from tests.conftest import ROOT
+from library.tests.programs import ROOT
 
 DOMAIN = "ml.svc.cluster.local"
-ENTER = str(ROOT / "tests" / "enter_pod.py")
+ENTER = str(Path(__file__).with_name("enter_pod.py"))
 
 
 def why_not() -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.conftest import free_port
+from library.tests.programs import free_port
 
 
 def why_not() -> str:

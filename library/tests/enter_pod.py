@@ -1,4 +1,4 @@
-"""python tests/enter_pod.py NETWORK HOSTNAME FOLDER COMMAND...: be process 1 of a pod.
+"""python library/tests/enter_pod.py NETWORK HOSTNAME FOLDER COMMAND...: be process 1 of a pod.
 
 NETWORK is a network namespace that ``ip netns`` knows. FOLDER holds ``hosts-HOSTNAME``, the pod's
 /etc/hosts, and ``resolv``, its /etc/resolv.conf. The fork server calls ``enter`` itself, in a
