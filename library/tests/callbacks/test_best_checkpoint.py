@@ -3,14 +3,12 @@ import os
 import shutil
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch.utils.data import DataLoader
 
-from library.tests.callbacks.tiny import Tiny, fit
-from samestep.callbacks.checkpoints import Checkpoints
+from library.tests.callbacks.tiny import Tiny, fit, killed_before_the_link
 from samestep.errors import ConfigError
 from samestep.run import directory, files
 from samestep.run.checkpoint import CheckpointError, find_valid, load
@@ -178,18 +176,9 @@ def test_other_weights_than_the_best_ones_are_never_tested(tmp_path: Path, harm:
         directory.best_checkpoint(tmp_path)
 
 
-def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path, monkeypatch):
-    link = Checkpoints._link
-
-    def link_or_die(self: Checkpoints, trainer: L.Trainer) -> list[Path]:
-        if trainer.current_epoch == 1:
-            raise KeyboardInterrupt
-        return link(self, trainer)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "_link", link_or_die)
-        with pytest.raises(SystemExit):
-            fit(tmp_path, Tiny([0.1, 0.3, 0.2]))
+def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path):
+    with killed_before_the_link():
+        fit(tmp_path, Tiny([0.1, 0.3, 0.2]))
     assert best_step(tmp_path) == 4
     fit(tmp_path, Tiny([0.1, 0.3, 0.2]), ckpt="last.ckpt")
     assert best_step(tmp_path) == 8

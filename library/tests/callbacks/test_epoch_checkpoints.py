@@ -1,10 +1,8 @@
 from pathlib import Path
 
-import lightning as L
 import pytest
 
-from library.tests.callbacks.tiny import STEPS_PER_EPOCH, Tiny, fit
-from samestep.callbacks.checkpoints import Checkpoints
+from library.tests.callbacks.tiny import STEPS_PER_EPOCH, Tiny, fit, killed_before_the_link
 from samestep.run.checkpoint import find_valid, load
 
 pytestmark = pytest.mark.filterwarnings(
@@ -42,18 +40,9 @@ def test_by_default_none_is_kept(tmp_path: Path):
     assert kept(tmp_path) == {}
 
 
-def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path, monkeypatch):
-    link = Checkpoints._link
-
-    def link_or_die(self: Checkpoints, trainer: L.Trainer) -> list[Path]:
-        if trainer.current_epoch == 1:
-            raise KeyboardInterrupt
-        return link(self, trainer)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "_link", link_or_die)
-        with pytest.raises(SystemExit):
-            fit(tmp_path, Tiny([0.1]), every_n_epochs=2)
+def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path):
+    with killed_before_the_link():
+        fit(tmp_path, Tiny([0.1]), every_n_epochs=2)
     assert kept(tmp_path) == {}
     fit(tmp_path, Tiny([0.1]), ckpt="last.ckpt", every_n_epochs=2)
     assert kept(tmp_path) == {"epoch-0002": 2 * STEPS_PER_EPOCH}

@@ -1,9 +1,13 @@
 """A model that learns nothing, for tests of what happens around it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import lightning as L
+import pytest
 import torch
 from torch.utils.data import DataLoader
 
@@ -77,3 +81,17 @@ def fit(
     )  # fmt: skip
     trainer.fit(model, batches, batches, ckpt_path=folder / ckpt if ckpt else None)
     return trainer
+
+
+@contextmanager
+def killed_before_the_link() -> Iterator[None]:
+    """Within this block a run ends in its second epoch, when it has saved and not yet linked."""
+    link = Checkpoints._link
+
+    def link_or_die(checkpoints: Checkpoints, trainer: L.Trainer) -> list[Path]:
+        if trainer.current_epoch == 1:
+            raise KeyboardInterrupt
+        return link(checkpoints, trainer)
+
+    with mock.patch.object(Checkpoints, "_link", link_or_die), pytest.raises(SystemExit):
+        yield

@@ -1,8 +1,8 @@
 """Trackers besides metrics.csv: Weights & Biases, MLflow, and none.
 
 ``configs/logger`` names these functions, and Lightning's class for TensorBoard; rank zero calls
-them. A tracker gets the metrics and the
-run's ``config.yaml``, which is free of secrets, but no code, no output and no command line.
+them. A tracker gets the metrics and the run's ``config.yaml``, which is free of secrets, but no
+code, no output and no command line.
 """
 
 import logging

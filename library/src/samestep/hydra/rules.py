@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.errors import ConfigError
+from samestep.spec import is_fsdp, is_sharded
 
 
 class Rule(NamedTuple):
@@ -203,21 +204,18 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
         )
     strategy = cfg.trainer.strategy
     name = strategy if isinstance(strategy, str) else str(strategy._target_)
-    # As RunSpec says it, which there is none of yet.
-    is_fsdp = name == "fsdp" or name.endswith(".FSDPStrategy")
-    is_sharded = is_fsdp or ("." in name and "DDP" not in name)
-    if is_sharded and cfg.cluster.shares != "equal":
+    if is_sharded(name) and cfg.cluster.shares != "equal":
         yield (
             f"cluster.shares={cfg.cluster.shares}: trainer.strategy=fsdp gives every rank the same "
             "share; use cluster.shares=equal, or trainer.strategy=ddp"
         )
-    if is_fsdp and cfg.trainer.accelerator not in {"gpu", "auto"}:
+    if is_fsdp(name) and cfg.trainer.accelerator not in {"gpu", "auto"}:
         yield (
             f"trainer.strategy=fsdp: needs GPUs, and trainer.accelerator="
             f"{cfg.trainer.accelerator}; on CPUs use trainer.strategy=ddp"
         )
     clips_by_norm = cfg.trainer.get("gradient_clip_algorithm") != "value"
-    if is_fsdp and cfg.trainer.gradient_clip_val and clips_by_norm:
+    if is_fsdp(name) and cfg.trainer.gradient_clip_val and clips_by_norm:
         yield (
             f"trainer.gradient_clip_val={cfg.trainer.gradient_clip_val}: fsdp clips only by value; "
             "add trainer.gradient_clip_algorithm=value"

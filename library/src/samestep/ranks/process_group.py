@@ -295,9 +295,8 @@ def options_of(kind: type[Strategy], spec: RunSpec) -> dict[str, Any]:
         options["cluster_environment"] = TorchrunEnvironment()
         options["timeout"] = timedelta(seconds=spec.timeout_s)
     if issubclass(kind, DDPStrategy):
-        options["forward_sync_buffers"] = (
-            False  # RankState gives every rank the same, once per epoch
-        )
+        # RankState gives every rank the same buffers, once per epoch.
+        options["forward_sync_buffers"] = False
         options["gradient_as_bucket_view"] = True
         # Without this DDP sorts its gradients anew after its first step, also after a restart. The
         # order in which three ranks or more are summed changes then, and so do the last bits.
