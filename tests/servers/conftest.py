@@ -1,0 +1,163 @@
+"""One real cluster for all tests of this folder, and a namespace of its own for each test."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from filelock import FileLock
+
+from tests import launching
+from tests.conftest import ROOT, environment
+from tests.servers import start
+
+Object = dict[str, Any]
+WAIT_S = 120  # for what takes a second or two on a quiet machine
+SAVES = "trap 'echo saved; exit 143' TERM; echo started $POD; while :; do sleep 0.1; done"
+"""What a pod does, for ``Cluster.pods_do``: it trains for ever, and saves when it is stopped."""
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that leads to the cluster. The first process of pytest-xdist starts it for all."""
+    if given := os.environ.get("SAMESTEP_KUBECONFIG"):
+        return Path(given)  # of a cluster that `python -m tests.servers.start` has started
+    if reason := start.why_not():
+        pytest.skip(reason)
+    shared, parent = tmp_path_factory.getbasetemp(), os.getpid()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared, parent = shared.parent, os.getppid()
+    folder = shared / "servers"
+    found = folder / "kubeconfig"
+    with FileLock(shared / "servers.lock"):
+        if not found.exists():
+            folder.mkdir()
+            with (folder / "start.log").open("wb") as log:
+                server = subprocess.Popen(
+                    [sys.executable, "-m", "tests.servers.start", folder, f"--while={parent}"],
+                    cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
+                )  # fmt: skip
+            until(lambda: found.exists() or server.poll() is not None, start.START_S)
+            assert server.poll() is None, (folder / "start.log").read_text()
+    return found
+
+
+def until(probe: Callable[[], Any], seconds: float = WAIT_S) -> Any:
+    """Wait until ``probe`` returns a true value, and return that value."""
+    deadline = time.monotonic() + seconds
+    while not (found := probe()):
+        assert time.monotonic() < deadline, f"not true after {seconds:.0f} s"
+        time.sleep(0.3)
+    return found
+
+
+@dataclass
+class Cluster:
+    """A namespace in which the restricted Pod Security Standard is enforced."""
+
+    kubeconfig: Path
+    namespace: str
+    folder: Path  # in which the commands are typed; submit remembers runs there
+
+    def kubectl(self, *words: str, documents: Sequence[Object] = (), fails: bool = False) -> str:
+        """Run kubectl as an administrator; return what it prints, of a failure what it says."""
+        command = ["kubectl", f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}"]
+        text = yaml.safe_dump_all(documents) if documents else ""
+        done = subprocess.run(
+            [*command, *words], input=text, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode != 0) is fails, done.stdout + done.stderr
+        return done.stderr if fails else done.stdout
+
+    def apply(self, *documents: Object) -> None:
+        """Create or change objects."""
+        self.kubectl("apply", "--filename=-", documents=documents)
+
+    def get(self, *words: str) -> Any:
+        """An object, or a list of objects; None if it is not there."""
+        found = self.kubectl("get", *words, "--output=json", "--ignore-not-found")
+        content = json.loads(found) if found else None
+        return content["items"] if content and "items" in content else content
+
+    def pods(self, run_id: str, phase: str = "") -> list[Object]:
+        """The pods of a run, sorted by name; only those in ``phase``, if one is given."""
+        found = self.get("pods", f"--selector=app.kubernetes.io/instance={run_id}")
+        return [pod for pod in found if phase in ("", pod["status"].get("phase"))]
+
+    def until_running(self, run_id: str, count: int = 2) -> list[Object]:
+        """Wait until so many pods of a run are running, and return them."""
+        found: list[Object] = until(
+            lambda: pods if len(pods := self.pods(run_id, "Running")) == count else None
+        )
+        return found
+
+    def pods_do(self, script: str) -> None:
+        """Let all pods of the namespace that start from now on execute a script of sh.
+
+        Their ``JOB_COMPLETION_INDEX`` and ``POD``, their name, are set.
+        """
+        self.apply(
+            {
+                "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "pods"},
+                "data": {"default": script},
+            }
+        )  # fmt: skip
+
+    def words(self, cluster: str) -> list[str]:
+        """The overrides of a run of two small pods."""
+        return [
+            f"cluster={cluster}", f"cluster.namespace={self.namespace}", "cluster.image=x:1",
+            "trainer.accelerator=cpu", "cluster.cpus=100m", "cluster.memory=64Mi",
+            "cluster.shm=16Mi", *([] if cluster.startswith("elastic") else ["trainer.num_nodes=2"]),
+        ]  # fmt: skip
+
+    def samestep(self, command: str, *words: str, **variables: str) -> launching.Done:
+        """What a command of ``samestep`` does here, within this process."""
+        variables = {"KUBECONFIG": str(self.kubeconfig)} | variables
+        return launching.samestep(command, *words, cwd=self.folder, **variables)
+
+    def launch(self, cluster: str, run_id: str, *more: str) -> launching.Done:
+        """Submit a run of two pods."""
+        return self.samestep("launch", *self.words(cluster), *more, RUN_ID=run_id)
+
+    def follow(self, run_id: str) -> "subprocess.Popen[str]":
+        """Start ``samestep logs``, which ends when the run ends."""
+        return subprocess.Popen(
+            [sys.executable, ROOT / "tests/samestep_here.py", "logs", run_id], cwd=self.folder,
+            env=environment(KUBECONFIG=str(self.kubeconfig), SAMESTEP_PROJECT=str(ROOT)),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+
+@pytest.fixture
+def cluster(kubeconfig: Path, tmp_path: Path) -> Iterator[Cluster]:
+    """A namespace with the claim ``project``, whose pods run until they are stopped."""
+    name = f"test-{secrets.token_hex(4)}"
+    here = Cluster(kubeconfig, name, tmp_path)
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    volume = {
+        "accessModes": ["ReadWriteMany"], "capacity": {"storage": "1Gi"},
+        "hostPath": {"path": str(tmp_path)}, "persistentVolumeReclaimPolicy": "Delete",
+        "claimRef": {"namespace": name, "name": "project"},
+    }  # fmt: skip
+    here.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}},
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name},
+         "spec": volume | {"storageClassName": ""}},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim",
+         "metadata": {"name": "project", "namespace": name},
+         "spec": claim | {"storageClassName": "", "volumeName": name}},
+    )  # fmt: skip
+    here.pods_do(SAVES)
+    yield here
+    here.kubectl("delete", "namespace", name, "--wait=false")
+    here.kubectl("delete", "persistentvolume", name, "--wait=false")
