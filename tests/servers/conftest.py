@@ -21,6 +21,10 @@ from tests.servers import start
 
 Object = dict[str, Any]
 WAIT_S = 120  # for what takes a second or two on a quiet machine
+KINDS = (
+    *("jobs", "jobsets", "trainjobs", "trainingruntimes", "pytorchjobs", "pods", "services"),
+    *("deployments", "replicasets", "networkpolicies"),
+)
 SAVES = "trap 'echo saved; exit 143' TERM; echo started $POD; while :; do sleep 0.1; done"
 """What a pod does, for ``Cluster.pods_do``: it trains for ever, and saves when it is stopped."""
 
@@ -92,12 +96,21 @@ class Cluster:
         found = self.get("pods", f"--selector=app.kubernetes.io/instance={run_id}")
         return [pod for pod in found if phase in ("", pod["status"].get("phase"))]
 
-    def until_running(self, run_id: str, count: int = 2) -> list[Object]:
-        """Wait until so many pods of a run are running, and return them."""
-        found: list[Object] = until(
-            lambda: pods if len(pods := self.pods(run_id, "Running")) == count else None
-        )
+    def until_training(self, run_id: str) -> list[Object]:
+        """Wait until both pods that train are running, and return them."""
+
+        def find() -> list[Object] | None:
+            pods = self.pods(run_id, "Running")
+            found = [pod for pod in pods if "etcd" not in pod["metadata"]["name"]]
+            return found if len(found) == 2 else None
+
+        found: list[Object] = until(find)
         return found
+
+    def left(self) -> str:
+        """The names of all that the runs of the namespace consist of, one line each."""
+        kinds = [kind for kind in KINDS if kind in self.kubectl("api-resources", "--output=name")]
+        return self.kubectl("get", ",".join(kinds), "--output=name", "--ignore-not-found")
 
     def pods_do(self, script: str) -> None:
         """Let all pods of the namespace that start from now on execute a script of sh.
@@ -107,7 +120,7 @@ class Cluster:
         self.apply(
             {
                 "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "pods"},
-                "data": {"default": script},
+                "data": {"script": script},
             }
         )  # fmt: skip
 
@@ -119,12 +132,14 @@ class Cluster:
             "cluster.shm=16Mi", *([] if cluster.startswith("elastic") else ["trainer.num_nodes=2"]),
         ]  # fmt: skip
 
-    def samestep(self, command: str, *words: str, **variables: str) -> launching.Done:
+    def samestep(
+        self, command: str, *words: str, **variables: str
+    ) -> "subprocess.CompletedProcess[str]":
         """What a command of ``samestep`` does here, within this process."""
         variables = {"KUBECONFIG": str(self.kubeconfig)} | variables
         return launching.samestep(command, *words, cwd=self.folder, **variables)
 
-    def launch(self, cluster: str, run_id: str, *more: str) -> launching.Done:
+    def launch(self, cluster: str, run_id: str, *more: str) -> "subprocess.CompletedProcess[str]":
         """Submit a run of two pods."""
         return self.samestep("launch", *self.words(cluster), *more, RUN_ID=run_id)
 

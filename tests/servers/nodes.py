@@ -2,9 +2,8 @@
 
 python -m tests.servers.nodes FOLDER
 
-A pod on them is one process on this machine: ``sh -c`` with what the ConfigMap ``pods`` of its
-namespace says under the name of the container, or under ``default``. Everything else is as on a real
-node: the pod gets SIGTERM when it is deleted and SIGKILL after its grace period, its exit code and
+A pod on them is one process on this machine: ``sh -c`` with the script that the ConfigMap ``pods``
+of its namespace has. Everything else is as on a real node: the pod gets SIGTERM when it is deleted and SIGKILL after its grace period, its exit code and
 the last lines of its log are in its status, kubectl reads and follows its log, and a container
 that fails is started again where ``restartPolicy`` says so. FOLDER has the kubeconfig.
 """
@@ -145,8 +144,7 @@ class Nodes:
         """Start the process of a pod, and report that it runs."""
         meta, spec = pod["metadata"], pod["spec"]["containers"][0]
         path = f"/api/v1/namespaces/{meta['namespace']}/configmaps/pods"
-        scripts = self.call("GET", path).get("data", {})
-        script = scripts.get(spec["name"], scripts.get("default", SCRIPT))
+        script = self.call("GET", path).get("data", {}).get("script", SCRIPT)
         log = self.folder / "pods" / f"{meta['uid']}-{restarts}.log"
         log.parent.mkdir(exist_ok=True)
         annotations = meta.get("annotations", {})
@@ -173,14 +171,14 @@ class Nodes:
         self.report(pod, "Running", container, {"running": {"startedAt": container.started}})
 
     def report_end(self, pod: Object, container: Container, *, is_deleted: bool) -> None:
-        """Report the exit code, or start the container again if it failed and the pod wants that."""
+        """Report the exit code; start a container again that failed, if the pod wants that."""
         code = container.process.returncode
         exit_code = code if code >= 0 else 128 - code
         policy = pod["spec"]["restartPolicy"]
-        if policy == "Always" or (policy == "OnFailure" and exit_code):
-            if not is_deleted:
-                self.start(pod, container.restarts + 1)
-                return
+        is_restarted = policy == "Always" or (policy == "OnFailure" and exit_code)
+        if is_restarted and not is_deleted:
+            self.start(pod, container.restarts + 1)
+            return
         time.sleep(POLL_S)  # the last lines are still on their way into the log
         end = {
             "exitCode": exit_code, "reason": "Error" if exit_code else "Completed",

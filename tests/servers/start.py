@@ -2,8 +2,8 @@
 
 python -m tests.servers.start FOLDER [--while=PID]
 
-It starts etcd, what tests/servers/build.sh has built, and the nodes of ``tests.servers.nodes``. When
-everything answers it writes FOLDER/kubeconfig. The log of each server is FOLDER/NAME.log.
+It starts etcd, what tests/servers/build.sh has built, and the nodes of ``tests.servers.nodes``.
+When everything answers it writes FOLDER/kubeconfig. The log of each server is FOLDER/NAME.log.
 
 Each controller runs with the rights of an administrator, and the API server calls its webhooks at
 an address of this machine: the only differences from a cluster in which they run in pods.
@@ -53,9 +53,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     try:
         servers.start()
-        while (
-            not arguments.parent or Path(f"/proc/{arguments.parent}").exists()
-        ):
+        while not arguments.parent or Path(f"/proc/{arguments.parent}").exists():
             servers.raise_if_one_has_ended()
             time.sleep(1)
     finally:
@@ -108,9 +106,10 @@ class Servers:
         """Write a file that leads kubectl here, as an administrator."""
         path.parent.mkdir(exist_ok=True)
         ca = base64.b64encode(self.certificate.read_bytes()).decode()
+        here = {"server": self.server, "certificate-authority-data": ca}
         config = {
             "apiVersion": "v1", "kind": "Config", "current-context": "here",
-            "clusters": [{"name": "here", "cluster": {"server": self.server, "certificate-authority-data": ca}}],
+            "clusters": [{"name": "here", "cluster": here}],
             "users": [{"name": "me", "user": {"token": "administrator"}}],
             "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
         }  # fmt: skip
@@ -133,8 +132,10 @@ class Servers:
             f"--secure-port={self.server.rpartition(':')[2]}", "--bind-address=127.0.0.1",
             f"--tls-cert-file={self.certificate}", f"--tls-private-key-file={self.key}",
             f"--token-auth-file={tokens}", "--authorization-mode=RBAC",
-            "--service-cluster-ip-range=10.96.0.0/16", "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-key-file={self.key}", f"--service-account-signing-key-file={self.key}",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={self.key}",
+            f"--service-account-signing-key-file={self.key}",
         )  # fmt: skip
         self.wait_for("kube-apiserver", lambda: self.kubectl("get", "--raw=/readyz"))
         self.start_process(
@@ -156,7 +157,7 @@ class Servers:
         }, "jobset/webhook/manifests.yaml")  # fmt: skip
 
     def start_trainer(self) -> None:
-        """Start the controller of Kubeflow Trainer, and make the runtime that it ships for torch."""
+        """Start the controller of Kubeflow Trainer, with the runtime that it ships for torch."""
         self.apply(read("trainer/crds"))
         self.start_controller("trainer", {
             "apiVersion": "config.trainer.kubeflow.org/v1alpha1", "kind": "Configuration",
@@ -173,7 +174,7 @@ class Servers:
         authority. It gets all three; the webhook that the API server calls is another one.
         """
         self.apply([item for item in read("training-operator/crds") if "pytorchjobs" in name(item)])
-        fixed = Path("/tmp/k8s-webhook-server/serving-certs")  # noqa: S108 - in its code
+        fixed = Path("/tmp/k8s-webhook-server/serving-certs")
         fixed.mkdir(parents=True, exist_ok=True)
         shutil.copy(self.certificate, fixed)
         decoy = read("training-operator/webhook/manifests.yaml")[0]
@@ -190,8 +191,8 @@ class Servers:
         port = next(self.ports)
         self.start_process(
             "training-operator", BIN / "training-operator", "--enable-scheme=pytorchjob",
-            f"--webhook-server-port={port}", "--metrics-bind-address=0", "--health-probe-bind-address=0",
-            MY_POD_NAMESPACE=NAMESPACE,
+            f"--webhook-server-port={port}", "--metrics-bind-address=0",
+            "--health-probe-bind-address=0", MY_POD_NAMESPACE=NAMESPACE,
         )  # fmt: skip
         self.register("training-operator/webhook/manifests.yaml", port, only=("pytorchjobs",))
 
@@ -228,7 +229,7 @@ class Servers:
         self.register(webhooks, port)
 
     def register(self, file: str, port: int, only: tuple[str, ...] = ()) -> None:
-        """Register the webhooks of ``file`` at a port of this machine, once somebody answers there."""
+        """Register the webhooks of ``file`` at a port of this machine, once there is an answer."""
         source = file.partition("/")[0]
         configurations = []
         for item in read(file):
@@ -322,7 +323,7 @@ def name(item: Object) -> str:
 
 
 def is_wanted(source: str, webhook: Object, only: tuple[str, ...]) -> bool:
-    """Whether the controller serves the webhook; Kueue has some for kinds that are not installed."""
+    """Whether the controller serves the webhook; Kueue has more, for kinds that are not here."""
     rule = webhook["rules"][0]
     if source == "kueue":
         return rule["resources"][0] in KINDS or "kueue.x-k8s.io" in rule["apiGroups"]

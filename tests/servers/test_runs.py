@@ -1,0 +1,102 @@
+"""Runs of every target on real servers: they come, end, fail, are evicted and go."""
+
+import pytest
+
+from tests.servers.conftest import SAVES, Cluster, until
+
+pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+TARGETS = ("k8s", "jobset", "kubeflow", "pytorchjob", "elastic")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_run_is_submitted_followed_and_cancelled(cluster: Cluster, target: str) -> None:
+    done = cluster.launch(target, "mine")
+    assert done.returncode == 0, done.stderr
+    assert "samestep logs mine" in done.stdout
+    pods = cluster.until_training("mine")
+    objects = {pod["metadata"]["uid"] for pod in pods}
+    follower = cluster.follow("mine")
+
+    again = cluster.launch(target, "mine")
+    assert again.returncode == 0, again.stderr
+    assert {pod["metadata"]["uid"] for pod in cluster.pods("mine")} >= objects
+    changed = cluster.launch(target, "mine", "seed=5")
+    assert changed.returncode == 1
+    assert "runs already, with other overrides" in changed.stderr
+
+    status = cluster.samestep("status", "mine")
+    assert status.returncode == 0, status.stderr
+    for pod in pods:
+        assert pod["metadata"]["name"] in status.stdout
+    assert status.stdout.count("started") >= 2  # the last line of each pod
+
+    cancelled = cluster.samestep("cancel", "mine")
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert "cancelled; the same submit continues it" in cancelled.stdout
+    log, _ = follower.communicate(timeout=60)
+    assert log.count("saved") >= 2, log
+    assert "was removed before it ended" in log
+    assert follower.returncode == 1
+    until(lambda: not cluster.left())
+    assert cluster.samestep("cancel", "mine").stdout == "mine: nothing to cancel\n"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_run_that_succeeds_is_finished_for_good(cluster: Cluster, target: str) -> None:
+    cluster.pods_do("case $POD in *etcd*) exec sleep 3600;; esac; echo trained in $POD")
+    assert cluster.launch(target, "mine").returncode == 0
+    follower = cluster.follow("mine")
+    log, _ = follower.communicate(timeout=120)
+    assert follower.returncode == 0, log
+    assert log.count("trained in") == 2
+    again = cluster.launch(target, "mine")
+    assert "is finished, nothing to do" in again.stdout, again.stderr
+
+
+@pytest.mark.parametrize("target", ["k8s", "jobset", "kubeflow"])
+def test_an_invalid_configuration_fails_the_run_at_once(cluster: Cluster, target: str) -> None:
+    go = cluster.folder / "go"
+    refuse = f"until [ -e {go} ]; do sleep 0.1; done; echo 'error: seed=x: no'; exit 2"
+    cluster.pods_do(f"[ $JOB_COMPLETION_INDEX = 0 ] || {{ {refuse}; }}; {SAVES}")
+    assert cluster.launch(target, "mine").returncode == 0
+    cluster.until_training("mine")
+    follower = cluster.follow("mine")
+    go.touch()
+    log, _ = follower.communicate(timeout=120)
+    assert follower.returncode == 1
+    assert "error: seed=x: no" in log
+    assert "saved" in log  # the other pod had time for it
+    again = cluster.launch(target, "mine")
+    assert "failed before, and starts again" in again.stdout, again.stderr
+
+
+@pytest.mark.parametrize("target", ["k8s", "jobset", "kubeflow", "pytorchjob"])
+def test_a_pod_that_saved_and_stopped_comes_again(cluster: Cluster, target: str) -> None:
+    """As after SIGTERM of its node: exit code 143 is counted nowhere and ends nothing."""
+    stopped = cluster.folder / "stopped"
+    cluster.pods_do(f"mkdir {stopped} 2>/dev/null && {{ echo stopped; exit 143; }}; {SAVES}")
+    assert cluster.launch(target, "mine").returncode == 0
+    until(lambda: stopped.exists())
+    cluster.until_training("mine")
+    status = cluster.get(*address(target))["status"]
+
+
+@pytest.mark.parametrize("target", ["k8s", "jobset", "kubeflow", "pytorchjob", "elastic"])
+def test_an_evicted_pod_saves_and_comes_again(cluster: Cluster, target: str) -> None:
+    assert cluster.launch(target, "mine").returncode == 0
+    pod = cluster.until_training("mine")[0]["metadata"]
+    eviction = {
+        "apiVersion": "policy/v1", "kind": "Eviction",
+        "metadata": {"name": pod["name"], "namespace": cluster.namespace},
+    }  # fmt: skip
+    path = f"/api/v1/namespaces/{cluster.namespace}/pods/{pod['name']}/eviction"
+    cluster.kubectl("create", f"--raw={path}", "--filename=-", documents=[eviction])
+    until(lambda: pod["uid"] not in {p["metadata"]["uid"] for p in cluster.until_training("mine")})
+    if target == "jobset":
+        status = cluster.get(*address(target))["status"]
+        assert (status["restarts"], status.get("restartsCountTowardsMax", 0)) == (1, 0)
+
+
+def address(target: str) -> tuple[str, str]:
+    kinds = {"jobset": "jobsets", "kubeflow": "trainjobs", "pytorchjob": "pytorchjobs"}
+    return kinds.get(target, "jobs"), "mine"
