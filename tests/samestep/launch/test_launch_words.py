@@ -1,6 +1,5 @@
 """The arguments of the pods: the entry point understands them, and elastic pods meet by etcd."""
 
-import os
 import shutil
 import subprocess
 import time
@@ -10,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from library.tests.node.test_cluster_environment import RUNAI as RUNAI_VARIABLES
+from library.tests.node.test_cluster_environment import TRAINJOB
 from samestep.hydra.compose import check
-from samestep.launch import cluster_environment
+from samestep.node.cluster_environment import read_node
 from tests.apiserver import serve
 from tests.faults.lab import free_port
 from tests.launching import launch
-from tests.samestep.launch.test_cluster_environment import RUNAI as RUNAI_VARIABLES
-from tests.samestep.launch.test_cluster_environment import TRAINJOB
 from tests.samestep.launch.test_targets import RUNAI, TARGETS, command, document, pod
 
 
@@ -33,17 +32,14 @@ from tests.samestep.launch.test_targets import RUNAI, TARGETS, command, document
         ("elasticjob", {}, "one of 1 to 2 nodes", "cifar-etcd:2379"),
     ],
 )  # fmt: skip
-def test_the_entry_point_understands_arguments_of_pods(name, given, who, endpoint, monkeypatch):
+def test_the_entry_point_understands_arguments_of_pods(name, given, who, endpoint):
     """Together with the variables that the target's controller sets for the second pod."""
-    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], "RUN_ID": "cifar", **given})
     words = command(name) if name in RUNAI else ["--", *pod(name)["spec"]["containers"][0]["args"]]
-    options, overrides = cluster_environment.split_arguments(words[words.index("--") + 1 :])
-    assert overrides[-len(TARGETS[name]) :] == TARGETS[name]
-    plan, config = cluster_environment.plan(options, check(overrides))
-    assert who in plan
-    assert (config.rdzv_endpoint, config.nproc_per_node) == (endpoint, 2)
-    assert config.max_restarts == check(overrides).cluster.max_restarts
-    assert int(config.rdzv_configs["timeout"]) == 900
+    node = read_node({"RUN_ID": "cifar", **given}, words[words.index("--") + 1 :], "entrypoint")
+    assert node.program[-len(TARGETS[name]) :] == TARGETS[name]
+    assert who in str(node)
+    assert (node.endpoint, node.processes, node.timeout_s) == (endpoint, 2, 900)
+    assert node.options.max_restarts == check(node.program).cluster.max_restarts
 
 
 @pytest.mark.skipif(not shutil.which("etcd"), reason="apt-get install etcd-server")

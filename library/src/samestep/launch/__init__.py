@@ -11,5 +11,5 @@ To send a run, read in this order:
    ``slurm`` with ``slurm_errors``.
 4. ``submitted``: finds a run by its name.
 
-To be a node: ``entrypoint`` and ``cluster_environment`` (who am I), above ``samestep.node``.
+To be a node: ``entrypoint``, above ``samestep.node``.
 """

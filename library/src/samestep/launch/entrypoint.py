@@ -10,21 +10,24 @@ docs/clusters/entrypoint.md lists them. Exit codes: 0 finished, 1 error, 2 wrong
 
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import replace
 
 from samestep.errors import ConfigError, RunError
+from samestep.hydra.adapter import topology_of
 from samestep.hydra.compose import check
 from samestep.hydra.folder import project_folder
-from samestep.launch.cluster_environment import plan, split_arguments
-from samestep.node import agent, pid1
+from samestep.hydra.name import name_run
+from samestep.node import agent, meeting, pid1
+from samestep.node.cluster_environment import read_node
 from samestep.node.outcome import Outcome
-from samestep.ranks import environment, failure, network, process
+from samestep.ranks import environment, failure, process
 from samestep.ranks.secrets import redact
 
-if TYPE_CHECKING:
-    from torch.distributed.launcher.api import LaunchConfig
-
-ETCD_ANSWERS_S = 5  # seconds for one answer; its client tries four times
+DEFAULTS = {  # each line of stderr begins with its rank, and is kept in a file
+    "PET_TEE": "2",
+    "PET_LOG_LINE_PREFIX_TEMPLATE": "rank ${rank}: ",
+}
 
 
 def main() -> int:
@@ -35,75 +38,48 @@ def main() -> int:
     exit_code = pid1.supervise()
     if exit_code is not None:  # this is the supervisor, and its child has ended
         return exit_code
-    outcome = train_as_node(sys.argv[1:])
+    try:
+        outcome = train_as_node(sys.argv[1:])
+    except (ConfigError, RunError) as error:
+        outcome = Outcome(failure.exit_code(error), failure.message(error))
+    except KeyboardInterrupt:
+        outcome = Outcome(process.EXIT_INTERRUPTED)
+    except Exception as error:
+        print(redact(traceback.format_exc()), file=sys.stderr)
+        outcome = Outcome(failure.EXIT_ERROR, f"{failure.PREFIX}{failure.message(error)}")
     return pid1.report(outcome.exit_code, outcome.cause)
 
 
-def train_as_node(argv: list[str]) -> Outcome:
-    """Find the other nodes and train with them; every error becomes an exit code and a cause."""
-    try:
-        options, overrides = split_arguments(argv)
-        cfg = check(overrides)
-        description, config = plan(options, cfg)
-        way = find_meeting_place(config)
-        print(f"entrypoint: {description}{way}, run {config.run_id}", flush=True)
-        environment.set_variable(environment.ON_CLUSTER, "1")  # for the ranks
-        return agent.launch(config, [str(project_folder() / "train.py"), *overrides])
-    except (ConfigError, RunError) as error:
-        return Outcome(failure.exit_code(error), failure.message(error))
-    except KeyboardInterrupt:
-        return Outcome(process.EXIT_INTERRUPTED)
-    except Exception as error:
-        print(redact(traceback.format_exc()), file=sys.stderr)
-        return Outcome(failure.EXIT_ERROR, f"{failure.PREFIX}{failure.message(error)}")
-
-
-def find_meeting_place(config: "LaunchConfig") -> str:
-    """Wait until this node can reach the place where the nodes meet, and complete ``config``.
-
-    torchrun does not find out by itself under which address the other nodes reach this one, and
-    whether it is this node that must open the store.
-
-    Returns:
-        Name, address and interface in words for the log; nothing for a single node.
-
-    Raises:
-        NetworkError: after the seconds that a node waits for the others.
-    """
-    if config.rdzv_endpoint == "localhost:0":
-        config.local_addr = "localhost"
-        return ""
-    name, _, port = config.rdzv_endpoint.rpartition(":")
-    name = name.strip("[]")
-    timeout_s = int(config.rdzv_configs["timeout"])
-    address, own_address = network.wait_for(
-        name,
-        timeout_s,
-        lambda reason: print(f"entrypoint: waits for {name} ({reason})", flush=True),
-        # Other meeting places are opened by a node, and torch waits for it.
-        port=int(port) if config.rdzv_backend == "etcd-v2" else None,
+def train_as_node(argv: Sequence[str]) -> Outcome:
+    """Find the other nodes, and train with them."""
+    node = read_node(DEFAULTS | environment.variables(), argv, "entrypoint")
+    if options := [word for word in node.program if word.startswith("-")]:
+        raise ConfigError(f"{options[0]}: options of torchrun come before the overrides")
+    cfg = check(node.program)
+    accelerator, devices, num_nodes = topology_of(cfg)
+    if num_nodes > 1 and not node.min_nodes <= num_nodes <= node.max_nodes:
+        raise ConfigError(
+            f"trainer.num_nodes={num_nodes}: --nnodes={node.options.nnodes} are started"
+        )
+    cfg.run_id = cfg.run_id or node.run_id or None
+    if node.max_nodes > 1 and not cfg.run_id:
+        raise ConfigError(
+            "RUN_ID: is not set; several nodes need one name for the run, the same on each"
+        )
+    gpus = agent.num_gpus(accelerator) if devices in (1, "auto") else int(devices)
+    node = replace(
+        node,
+        processes=node.processes or max(1, gpus),
+        run_id=name_run(cfg),
+        timeout_s=node.timeout_s or cfg.cluster.timeout_s,
     )
-    config.local_addr = config.local_addr or own_address
-    if config.rdzv_backend != "static":
-        # A loopback address says nothing: it would be "here" on every node.
-        is_here = address == own_address and not address.startswith("127.")
-        complete_elastic_rendezvous(config, is_here=is_here)
-    interface = network.interface_with(own_address)
-    over = f" over {interface}" if interface else ""
-    return f", meets at {name}:{port} ({address}{over})"
-
-
-def complete_elastic_rendezvous(config: "LaunchConfig", *, is_here: bool) -> None:
-    """Set what nodes that come and go need besides the address of the meeting place."""
-    settings = config.rdzv_configs
-    settings.setdefault("join_timeout", settings["timeout"])
-    # An etcd answers at once or is lost. Another store may wait for its node to start.
-    is_etcd = config.rdzv_backend == "etcd-v2"
-    settings.setdefault("read_timeout", ETCD_ANSWERS_S if is_etcd else settings["timeout"])
-    if config.rdzv_backend == "c10d" and is_here:
-        settings.setdefault("is_host", "1")
-    # If torchrun and the ranks shared one store, a node that comes later could not find it.
-    environment.set_variable("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    place = meeting.find_meeting_place(node)
+    print(f"entrypoint: {node}{place.description}, run {node.run_id}", flush=True)
+    meeting.prepare_variables(node)
+    environment.set_variable("RUN_ID", node.run_id)
+    environment.set_variable(environment.ON_CLUSTER, "1")
+    config = meeting.launch_config(node, place)
+    return agent.launch(config, [str(project_folder() / "train.py"), *node.program])
 
 
 if __name__ == "__main__":

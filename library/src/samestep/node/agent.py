@@ -1,7 +1,6 @@
 """Several processes on this machine, started and watched by torchrun's own agent."""
 
 import logging
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -81,9 +80,7 @@ def this_program() -> list[str]:
 
 
 def start(program: Sequence[str], num_processes: int, *, run_id: str) -> int:
-    """Run a program in several processes, and wait for them.
-
-    When one process fails the others are stopped.
+    """Run a program in several processes on this machine, and wait for them.
 
     Args:
         program: what Python runs: a script and its arguments, or ``-m``, a module and so on.
@@ -106,7 +103,6 @@ def start(program: Sequence[str], num_processes: int, *, run_id: str) -> int:
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
         max_restarts=0,
-        monitor_interval=0.1,
     )
     return report(launch(config, program))
 
@@ -131,64 +127,36 @@ def launch(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
     if not environment.variable("TORCH_CPP_LOG_LEVEL"):
         # Otherwise torch prints frames of C++ when a rank loses another one.
         environment.set_variable("TORCH_CPP_LOG_LEVEL", "ERROR")
+    environment.set_variable("TORCHELASTIC_SIGNALS_TO_HANDLE", config.signals_to_handle)
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.rendezvous import RendezvousError
 
+    to_close: RendezvousHandler | None = None
     try:
-        return run_until_final(config, program)
+        spec = worker_spec(config, program)
+        to_close = spec.rdzv_handler
+        return run_agents(config, spec)
     except SignalException as error:
+        to_close = None  # other nodes may go on without this one, and meet again
         return Outcome(128 + error.sigval)
     except (DistError, RendezvousError) as error:
         reason = reason_of(error, config)
         return Outcome(
             EXIT_ERROR, f"{config.rdzv_endpoint}: the nodes cannot meet, or no more ({reason})"
         )
+    finally:
+        if to_close is not None:
+            # The store may have ended with another node; the cause is known already.
+            with suppress(Exception):
+                to_close.shutdown()
 
 
-def run_until_final(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
+def run_agents(config: "LaunchConfig", spec: "WorkerSpec") -> Outcome:
     """Run torchrun's agents, one after the other, until the processes succeed or must not go on.
 
     torchrun's agent restarts its processes whatever their exit codes are. So each agent here has no
     restarts, and the next one meets the other nodes again at the same place.
-
-    Returns:
-        How the processes of the last attempt ended.
-    """
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-
-    environment.set_variable("TORCHELASTIC_SIGNALS_TO_HANDLE", config.signals_to_handle)
-    spec = worker_spec(config, program)
-    keep_meeting_place = False
-    heartbeats = tempfile.mkdtemp(prefix="heartbeats-")
-    environment.set_variable(heartbeat.FOLDER, heartbeats)
-    hung_ranks = HungRanks(Path(heartbeats))
-    restarts_left = config.max_restarts
-    try:
-        while True:
-            outcome = run_agent(config, spec, hung_ranks, may_restart=restarts_left > 0)
-            if outcome is not None:
-                return outcome
-            restarts_left -= 1
-    except SignalException:
-        # Other nodes may go on without this one, so the meeting place stays open.
-        keep_meeting_place = True
-        raise
-    finally:
-        shutil.rmtree(heartbeats, ignore_errors=True)
-        if not keep_meeting_place:
-            # The store may have ended with another node; the cause is known already.
-            with suppress(Exception):
-                spec.rdzv_handler.shutdown()
-
-
-def run_agent(
-    config: "LaunchConfig", spec: "WorkerSpec", hung_ranks: HungRanks, *, may_restart: bool
-) -> Outcome | None:
-    """Run one of torchrun's agents until its processes have ended.
-
-    Returns:
-        How they ended; None if another agent must start them again.
     """
     from torch.distributed.elastic.agent.server.api import WorkerState
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -198,31 +166,37 @@ def run_agent(
 
     assert config.logs_specs is not None  # LaunchConfig has set both
     assert config.shutdown_timeout is not None
-    agent = LocalElasticAgent(
-        spec,
-        config.logs_specs,
-        start_method=config.start_method,
-        log_line_prefix_template=config.log_line_prefix_template,
-        shutdown_timeout=config.shutdown_timeout,
-    )
-    look_while_monitoring(agent, hung_ranks.end)
-    try:
-        result = agent.run()
-    except Exception as error:
-        if may_restart and config.rdzv_backend == "etcd-v2":
-            from samestep.node.etcd_rendezvous import is_loss
+    with tempfile.TemporaryDirectory(prefix="heartbeats-", ignore_cleanup_errors=True) as folder:
+        environment.set_variable(heartbeat.FOLDER, folder)
+        hung_ranks = HungRanks(Path(folder))
+        restarts_left = config.max_restarts + 1
+        while True:
+            restarts_left -= 1
+            agent = LocalElasticAgent(
+                spec,
+                config.logs_specs,
+                start_method=config.start_method,
+                log_line_prefix_template=config.log_line_prefix_template,
+                shutdown_timeout=config.shutdown_timeout,
+            )
+            look_while_monitoring(agent, hung_ranks.end)
+            try:
+                result = agent.run()
+            except Exception as error:
+                if not restarts_left or config.rdzv_backend != "etcd-v2":
+                    raise
+                from samestep.node.etcd_rendezvous import is_loss
 
-            if is_loss(error):
-                return None
-        raise
-    if result is None:
-        raise RendezvousClosedError("the other nodes have finished without this one")
-    if result.state is WorkerState.SUCCEEDED:
-        return Outcome(0)
-    hung_ranks.explain(result.failures)
-    if may_restart and not is_final(result.failures, config):
-        return None
-    return outcome_of(result.failures)
+                if not is_loss(error):
+                    raise
+                continue
+            if result is None:
+                raise RendezvousClosedError("the other nodes have finished without this one")
+            if result.state is WorkerState.SUCCEEDED:
+                return Outcome(0)
+            hung_ranks.explain(result.failures)
+            if not restarts_left or is_final(result.failures, config):
+                return outcome_of(result.failures)
 
 
 def worker_spec(config: "LaunchConfig", program: Sequence[str]) -> "WorkerSpec":

@@ -11,11 +11,14 @@ Exit codes: 0 finished, 1 error, 2 invalid arguments or configuration, 137 kille
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from samestep.command_line import Parser
 from samestep.errors import ConfigError
-from samestep.node import agent
+from samestep.node import agent, meeting
+from samestep.node.cluster_environment import read_node
 from samestep.ranks import environment
+
+DEFAULTS = {"PET_NPROC_PER_NODE": "1"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,28 +26,21 @@ def main(argv: Sequence[str]) -> int:
 
     Raises:
         ConfigError: if torchrun's options are wrong or contradict each other.
+        NetworkError: if this node does not find the others.
     """
     if argv[:1] in (["-h"], ["--help"]):  # behind the script they belong to the script
         print(__doc__)
         return 0
-    from torch.distributed import run as torchrun
-
-    parents = [torchrun.get_args_parser()]
-    options = Parser("samestep run", __doc__, parents=parents, add_help=False).parse_args(argv)
-    if options.no_python:
-        raise ConfigError("--no-python: is not supported: samestep.Trainer runs in Python")
-    is_alone = options.rdzv_backend == "static" and options.nnodes in ("1", "1:1")
-    if options.standalone or (is_alone and not options.rdzv_endpoint and not options.master_port):
-        # As torchrun does: any free port.
-        options.rdzv_backend, options.rdzv_endpoint = "c10d", "localhost:0"
-        options.local_addr = options.local_addr or "localhost"
-    options.master_port = options.master_port or 29500
-    try:
-        config, _, _ = torchrun.config_from_args(options)
-    except (AssertionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"samestep run: {error}") from error
-    environment.limit_threads(config.nproc_per_node)
-    module = ["-m"] if options.module else []
-    return agent.report(
-        agent.launch(config, [*module, options.training_script, *options.training_script_args])
+    node = read_node(DEFAULTS | environment.variables(), argv, "samestep run")
+    if node.program in ([], ["-m"]):
+        raise ConfigError("samestep run: names no script; write samestep run [options] script.py")
+    node = replace(
+        node,
+        processes=node.processes or max(1, agent.num_gpus("auto")),
+        run_id=node.run_id or "none",
+        timeout_s=node.timeout_s or 900,
     )
+    place = meeting.find_meeting_place(node)
+    meeting.prepare_variables(node)
+    config = meeting.launch_config(node, place)
+    return agent.report(agent.launch(config, node.program))

@@ -46,8 +46,7 @@ def adopt_srun() -> None:
     if tasks == "1" or "RANK" in os.environ:
         return
     nodes = int(os.environ["SLURM_STEP_NUM_NODES"])
-    # Of gpu[01-04,07],cpu3 the first node is gpu01.
-    first = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", os.environ["SLURM_STEP_NODELIST"]).split(",")[0]
+    first, port = first_of_slurm(os.environ)
     os.environ.update(
         RANK=os.environ["SLURM_PROCID"],
         LOCAL_RANK=os.environ["SLURM_LOCALID"],
@@ -56,9 +55,17 @@ def adopt_srun() -> None:
         GROUP_RANK=os.environ["SLURM_NODEID"],
         GROUP_WORLD_SIZE=str(nodes),
         MASTER_ADDR=os.environ.get("MASTER_ADDR", first),
-        MASTER_PORT=os.environ.get("MASTER_PORT", str(10000 + int(job) % 20000)),
+        MASTER_PORT=os.environ.get("MASTER_PORT", port),
         TORCHELASTIC_RUN_ID=f"slurm-{job}",
     )
+
+
+def first_of_slurm(variables: Mapping[str, str]) -> tuple[str, str]:
+    """The first node of a job step, where its nodes meet, and a port that other jobs do not use."""
+    # Of gpu[01-04,07],cpu3 the first node is gpu01.
+    first, *_ = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", variables["SLURM_STEP_NODELIST"]).split(",")
+    # The kernel gives none of these ports to other programs.
+    return first, str(10000 + int(variables["SLURM_JOB_ID"]) % 20000)
 
 
 def run_id() -> str | None:

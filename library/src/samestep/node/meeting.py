@@ -1,0 +1,85 @@
+"""Where the nodes of a run meet, and what torchrun's agent must know to get there."""
+
+from argparse import Namespace
+from typing import TYPE_CHECKING, NamedTuple
+
+from samestep.node.cluster_environment import ALONE, Node, torchrun_errors
+from samestep.ranks import environment, network
+
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
+
+# torchrun gives its ranks these variables; those of the node would mislead other libraries.
+VARIABLES_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+ETCD_ANSWERS_S = 5  # seconds for one answer; its client tries four times
+
+
+class MeetingPlace(NamedTuple):
+    """What torchrun does not find out by itself."""
+
+    own_address: str  # by which the other nodes reach this one
+    is_here: bool = False  # this node must open the store
+    description: str = ""
+
+
+def find_meeting_place(node: Node) -> MeetingPlace:
+    """Wait until this node can reach the place where the nodes meet.
+
+    Raises:
+        NetworkError: after the seconds that a node waits for the others.
+    """
+    if node.endpoint == ALONE:
+        return MeetingPlace("localhost")
+    name, _, port = node.endpoint.rpartition(":")
+    name = name.strip("[]")
+    address, own_address = network.wait_for(
+        name,
+        node.timeout_s,
+        lambda reason: print(f"entrypoint: waits for {name} ({reason})", flush=True),
+        # Other meeting places are opened by a node, and torch waits for it.
+        port=int(port) if node.backend == "etcd-v2" else None,
+    )
+    # A loopback address says nothing: it would be "here" on every node.
+    is_here = address == own_address and not address.startswith("127.")
+    interface = network.interface_with(own_address)
+    over = f" over {interface}" if interface else ""
+    return MeetingPlace(own_address, is_here, f", meets at {name}:{port} ({address}{over})")
+
+
+def prepare_variables(node: Node) -> None:
+    """Remove the variables of the node that its ranks must not inherit, and set what they need."""
+    of_torchrun = [name for name in environment.variables() if name.startswith("PET_")]
+    environment.unset_variables([*VARIABLES_OF_RANKS, *of_torchrun])
+    environment.limit_threads(node.processes)
+    if node.number is None:
+        # If torchrun and the ranks shared one store, a node that comes later could not find it.
+        environment.set_variable("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+@torchrun_errors()
+def launch_config(node: Node, place: MeetingPlace) -> "LaunchConfig":
+    """What torchrun's agent must know. Call ``prepare_variables`` before: torchrun reads them."""
+    from torch.distributed.run import config_from_args
+
+    settings = [f"timeout={node.timeout_s}"]
+    if node.number is None:
+        # An etcd answers at once or is lost. Another store may wait for its node to start.
+        answers_s = ETCD_ANSWERS_S if node.backend == "etcd-v2" else node.timeout_s
+        settings += [f"join_timeout={node.timeout_s}", f"read_timeout={answers_s}"]
+    if node.backend == "c10d" and place.is_here:
+        settings.append("is_host=1")
+    if node.options.rdzv_conf:
+        settings.append(node.options.rdzv_conf)  # of two settings the last counts
+    found = {
+        "nnodes": f"{node.min_nodes}:{node.max_nodes}",
+        "nproc_per_node": str(node.processes),
+        "node_rank": node.number or 0,
+        "rdzv_backend": node.backend,
+        "rdzv_endpoint": node.endpoint,
+        "rdzv_id": node.run_id,
+        "rdzv_conf": ",".join(settings),
+        "local_addr": node.options.local_addr or place.own_address,
+    }
+    config: LaunchConfig
+    config, *_ = config_from_args(Namespace(**(vars(node.options) | found)))
+    return config
