@@ -3,9 +3,10 @@
 python -m tests.servers.nodes FOLDER
 
 A pod on them is one process on this machine: ``sh -c`` with the script that the ConfigMap ``pods``
-of its namespace has. Everything else is as on a real node: the pod gets SIGTERM when it is deleted and SIGKILL after its grace period, its exit code and
-the last lines of its log are in its status, kubectl reads and follows its log, and a container
-that fails is started again where ``restartPolicy`` says so. FOLDER has the kubeconfig.
+of its namespace has. Everything else is as on a real node: the pod gets SIGTERM when it is deleted
+and SIGKILL after its grace period, its exit code and the end of its log are in its status, kubectl
+reads and follows its log, and a container that fails is started again where ``restartPolicy`` says
+so. FOLDER has the kubeconfig.
 """
 
 import os

@@ -78,7 +78,9 @@ def test_a_pod_that_saved_and_stopped_comes_again(cluster: Cluster, target: str)
     assert cluster.launch(target, "mine").returncode == 0
     until(lambda: stopped.exists())
     cluster.until_training("mine")
-    status = cluster.get(*address(target))["status"]
+    conditions = cluster.get(*address(target))["status"].get("conditions", ())
+    true = {condition["type"] for condition in conditions if condition["status"] == "True"}
+    assert not true & {"Failed", "FailureTarget", "Completed", "Complete"}
 
 
 @pytest.mark.parametrize("target", ["k8s", "jobset", "kubeflow", "pytorchjob", "elastic"])

@@ -1,0 +1,63 @@
+"""Runs in a queue of Kueue: they wait, take their turn, and stop and save for a more urgent one."""
+
+import pytest
+
+from tests.servers.conftest import Cluster, until
+
+pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+KUEUE = "kueue.x-k8s.io/v1beta2"
+TARGETS = ("k8s", "jobset", "kubeflow", "pytorchjob")
+
+
+@pytest.fixture
+def queue(cluster: Cluster) -> Cluster:
+    """A namespace with the queue ``team``, which has room for one run of two pods."""
+    if "clusterqueues" not in cluster.kubectl("api-resources", "--output=name"):
+        pytest.skip("Kueue is not started: it needs the right to write below /etc/kueue")
+    name = cluster.namespace
+    quotas = [
+        {"name": "cpu", "nominalQuota": "200m"},
+        {"name": "memory", "nominalQuota": "1Gi"},
+    ]
+    flavors = [{"name": name, "resources": quotas}]
+    cluster.apply(
+        {"apiVersion": KUEUE, "kind": "ResourceFlavor", "metadata": {"name": name}},
+        {"apiVersion": KUEUE, "kind": "ClusterQueue", "metadata": {"name": name}, "spec": {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}},
+            "preemption": {"withinClusterQueue": "LowerPriority"},
+            "resourceGroups": [{"coveredResources": ["cpu", "memory"], "flavors": flavors}],
+        }},
+        {"apiVersion": KUEUE, "kind": "LocalQueue", "metadata": {"name": "team"},
+         "spec": {"clusterQueue": name}},
+        {"apiVersion": KUEUE, "kind": "WorkloadPriorityClass", "metadata": {"name": "urgent"},
+         "value": 1000},
+    )  # fmt: skip
+    return cluster
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_run_waits_for_its_turn(queue: Cluster, target: str) -> None:
+    assert queue.launch(target, "first", "cluster.queue=team").returncode == 0
+    queue.until_training("first")
+    assert queue.launch(target, "second", "cluster.queue=team").returncode == 0
+    until(lambda: "waits in the queue" in queue.samestep("status", "second").stdout)
+    assert not queue.pods("second", "Running")
+    assert queue.samestep("cancel", "first").returncode == 0
+    queue.until_training("second")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_run_saves_and_waits_while_a_more_urgent_one_runs(queue: Cluster, target: str) -> None:
+    assert queue.launch(target, "first", "cluster.queue=team").returncode == 0
+    queue.until_training("first")
+    follower = queue.follow("first")
+    urgent = ("cluster.queue=team", "cluster.queue_priority=urgent")
+    assert queue.launch(target, "second", *urgent).returncode == 0
+    queue.until_training("second")
+    until(lambda: not queue.pods("first", "Running"))
+    assert queue.samestep("cancel", "second").returncode == 0
+    queue.until_training("first")
+    assert queue.samestep("cancel", "first").returncode == 0
+    log, _ = follower.communicate(timeout=120)
+    assert log.count("saved") == 4, log  # both pods, when they made room and when they ended
+    assert "waits in the queue" in log

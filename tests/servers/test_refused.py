@@ -1,0 +1,152 @@
+"""What the real servers accept of our manifests, and which planted mistakes they refuse.
+
+Rules of Kubernetes stand nowhere in this project: the servers have them.
+"""
+
+import random
+from typing import Any
+
+import pytest
+
+from samestep.hydra.compose import check as compose
+from samestep.launch import render
+from tests.servers.conftest import Cluster, Object
+
+pytestmark = [pytest.mark.clusters, pytest.mark.servers]
+TARGETS = ("k8s", "jobset", "kubeflow", "pytorchjob", "elastic")
+POD = "spec.template.spec"  # of a Job
+TRAINER = f"{POD}.containers.0"
+OF_JOBSET = "spec.replicatedJobs.0.template.spec"
+WORKER = "spec.pytorchReplicaSpecs.Worker"
+RUNTIME = "spec.template.spec.replicatedJobs.0.template"
+REFUSED = [  # target, kind, place, value; and what the server says of it
+    ("k8s", "Job", "spec.podFailurePolicy.rules.1.onExitCodes.values", [143, 2], "must be ordered"),
+    ("k8s", "Job", "spec.podFailurePolicy.rules.1.onExitCodes.values", [], "at least one value"),
+    ("k8s", "Job", "spec.podFailurePolicy.rules.1.onExitCodes.values", [0], "0 for the In operator"),
+    ("k8s", "Job", "spec.podFailurePolicy.rules.1.onExitCodes.containerName", "other", "must be one of the container"),
+    ("k8s", "Job", "spec.podFailurePolicy.rules.0.onPodConditions.0.status", "yes", "status"),
+    ("k8s", "Job", "spec.podFailurePolicy.rules.0.action", "Retry", "supported values"),
+    ("k8s", "Job", "spec.podReplacementPolicy", "TerminatingOrFailed", "podReplacementPolicy"),
+    ("k8s", "Job", "spec.completionMode", "NonIndexed", "requires indexed completion mode"),
+    ("k8s", "Job", "spec.completions", None, "completions"),
+    ("k8s", "Job", "spec.backoffLimit", -1, "greater than or equal to 0"),
+    ("k8s", "Job", "spec.backofLimit", 1, 'unknown field "spec.backofLimit"'),
+    ("k8s", "Job", f"{POD}.restartPolicy", "OnFailure", "restartPolicy"),
+    ("k8s", "Job", f"{POD}.restartPolicy", None, "restartPolicy"),
+    ("k8s", "Job", f"{POD}.subdomain", "-a", "subdomain"),
+    ("k8s", "Job", f"{POD}.terminationGracePeriodSeconds", "soon", "terminationGracePeriodSeconds"),
+    ("k8s", "Job", f"{POD}.tolerations", [{"operator": "Is"}], "operator"),
+    ("k8s", "Job", f"{POD}.nodeSelector", {"a b": "c"}, "nodeSelector"),
+    ("k8s", "Job", f"{POD}.volumes.0.name", "other", "Not found"),
+    ("k8s", "Job", f"{POD}.volumes.0.emptyDir.sizeLimit", "2 Gi", "quantities"),
+    ("k8s", "Job", f"{TRAINER}.name", "other", "containerName"),
+    ("k8s", "Job", f"{TRAINER}.image", None, "image"),
+    ("k8s", "Job", f"{TRAINER}.imagePullPolicy", "Sometimes", "imagePullPolicy"),
+    ("k8s", "Job", f"{TRAINER}.resources.requests.memory", "99Ti", "less than or equal to memory limit"),
+    ("k8s", "Job", f"{TRAINER}.resources.limits.memory", "16 GB", "quantities"),
+    ("k8s", "Job", f"{TRAINER}.env.0.name", "A=B", "env"),
+    ("k8s", "Job", f"{TRAINER}.ports.0.name", "much-too-long-a-name", "no more than 15"),
+    ("k8s", "Job", f"{TRAINER}.ports.0.containerPort", 70000, "between 1 and 65535"),
+    ("k8s", "Job", f"{TRAINER}.volumeMounts.1.mountPath", "/dev/shm", "must be unique"),
+    ("k8s", "Job", "metadata.name", "Mine", "lowercase RFC 1123"),
+    ("k8s", "Job", "metadata.labels", {"a": "b" * 64}, "no more than 63"),
+    ("k8s", "Job", "kind", "Jobs", "no matches for kind"),
+    ("k8s", "Service", "spec.ports.0.port", 0, "between 1 and 65535"),
+    ("k8s", "Service", "spec.clusterIP", "here", "clusterIP"),
+    ("k8s", "NetworkPolicy", "spec.policyTypes", ["Inwards"], "policyTypes"),
+    ("k8s", "NetworkPolicy", "spec.ingress.0.from.0", {}, "must specify a peer"),
+    ("elastic", "Job", "spec.parallelism", -1, "greater than or equal to 0"),
+    ("elastic", "Deployment", "spec.selector.matchLabels", {"a": "b"}, "does not match template"),
+    ("elastic", "Deployment", "spec.strategy.type", "Replace", "strategy"),
+    ("jobset", "JobSet", "metadata.name", "m" * 60, "must be no more than 63"),
+    ("jobset", "JobSet", "spec.network.subdomain", "A", "subdomain"),
+    ("jobset", "JobSet", "spec.failurePolicy.restartStrategy", "Fast", "restartStrategy"),
+    ("jobset", "JobSet", "spec.failurePolicy.rules.1.name", "evicted", "rule names are not unique"),
+    ("jobset", "JobSet", "spec.failurePolicy.rules.0.action", "Ignore", "action"),
+    ("jobset", "JobSet", "spec.failurePolicy.rules.0.onJobFailureReasons", ["Bad"], "reason"),
+    ("jobset", "JobSet", "spec.failurePolicy.rules.0.onJobFailureMessagePatterns", ["("], "pattern"),
+    ("jobset", "JobSet", "spec.replicatedJobs.0.name", "Node", "replicatedJobs"),
+    ("jobset", "JobSet", f"{OF_JOBSET}.podFailurePolicy.rules.1.onExitCodes.values", [143, 2], ""),
+    ("jobset", "JobSet", f"{OF_JOBSET}.template.spec.containers.0.image", None, ""),
+    ("pytorchjob", "PyTorchJob", f"{WORKER}.template.spec.containers.0.name", "trainer", "pytorch"),
+    ("pytorchjob", "PyTorchJob", f"{WORKER}.restartPolicy", "Sometimes", "restartPolicy"),
+    ("pytorchjob", "PyTorchJob", "spec.pytorchReplicaSpecs.Helper", {"replicas": 1}, "Helper"),
+    ("pytorchjob", "PyTorchJob", "spec.runPolicy.cleanPodPolicy", "Never", "cleanPodPolicy"),
+    ("kubeflow", "TrainJob", "spec.runtimeRef.name", "other", "must be created before"),
+    ("kubeflow", "TrainJob", "spec.trainer.numNodes", 0, "numNodes"),
+    ("kubeflow", "TrainJob", "spec.trainer.numProcPerNode", "many", "numProcPerNode"),
+    ("kubeflow", "TrainingRuntime", f"{RUNTIME}.metadata.labels", None, "trainer"),
+    ("kubeflow", "TrainingRuntime", "spec.mlPolicy.mpi", {}, "mpi"),
+]  # fmt: skip
+
+
+def documents_of(cluster: Cluster, target: str, *more: str) -> list[Object]:
+    """What would be submitted."""
+    words = [*cluster.words(target), *more]
+    cfg = compose(words)
+    cfg.run_id = "mine"
+    return render.render(cfg, words)
+
+
+def plant(item: Any, place: str, value: object) -> None:
+    """Put a value at a place such as ``spec.rules.0.name``; None removes what is there."""
+    *path, last = [int(part) if part.isdigit() else part for part in place.split(".")]
+    for part in path:
+        item = item[part]
+    if value is None:
+        del item[last]
+    else:
+        item[last] = value
+
+
+@pytest.mark.parametrize(("target", "kind", "place", "value", "said"), REFUSED)
+def test_a_planted_mistake_is_refused(
+    cluster: Cluster, target: str, kind: str, place: str, value: object, said: str
+) -> None:
+    documents = documents_of(cluster, target)
+    if kind == "TrainJob":
+        cluster.apply(documents[-2])  # a dry run creates nothing, and the webhook looks for it
+    (item,) = [document for document in documents if document["kind"] == kind]
+    dry_run = ("apply", "--dry-run=server", "--validate=strict", "--filename=-")
+    cluster.kubectl(*dry_run, documents=[item])
+    plant(item, place, value)
+    assert said in cluster.kubectl(*dry_run, documents=[item], fails=True)
+
+
+CHOICES: dict[str, list[str]] = {  # values that a user may choose, for random configurations
+    "trainer.num_nodes": ["1", "2", "7"],
+    "trainer.devices": ["1", "8"],
+    "trainer.accelerator": ["cpu", "gpu"],
+    "cluster.cpus": ["1", "500m"],
+    "cluster.cpu_limit": ["null", "4"],
+    "cluster.memory": ["4Gi", "2000M"],
+    "cluster.shm": ["64Mi", "1Gi"],
+    "cluster.user": ["null", "1000"],
+    "cluster.priority_class": ["null"],
+    "cluster.queue": ["null", "team"],
+    "cluster.pull_secret": ["null", "login"],
+    "cluster.secret": ["project", "other"],
+    "cluster.volume": ["project", "null"],
+    "cluster.node_selector": ["null", "{example.com/gpu: h100}"],
+    "cluster.tolerations": ["null", "[{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]"],
+    "cluster.env": ["null", "[{name: NCCL_DEBUG, value: INFO}]"],
+    "cluster.backoff_limit": ["0", "12"],
+    "cluster.grace_s": ["120", "600"],
+    "cluster.image_pull_policy": ["IfNotPresent", "Always"],
+    "cluster.download": ["true", "false"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("number", range(4))
+def test_random_valid_configurations_are_accepted(
+    cluster: Cluster, target: str, number: int
+) -> None:
+    generator = random.Random(f"{target} {number}")
+    words = [f"{key}={generator.choice(values)}" for key, values in CHOICES.items()]
+    if target == "elastic":
+        words = [word for word in words if not word.startswith("trainer.num_nodes")]
+    documents = documents_of(cluster, target, *words)
+    if target == "kubeflow":
+        cluster.apply(documents[-2])
+    cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "--filename=-", documents=documents)  # fmt: skip
