@@ -7,12 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from filelock import FileLock
 
 from tests import launching
@@ -74,7 +74,7 @@ class Cluster:
     def kubectl(self, *words: str, documents: Sequence[Object] = (), fails: bool = False) -> str:
         """Run kubectl as an administrator; return what it prints, of a failure what it says."""
         command = ["kubectl", f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}"]
-        text = yaml.safe_dump_all(documents) if documents else ""
+        text = "\n".join(map(json.dumps, documents))
         done = subprocess.run(
             [*command, *words], input=text, capture_output=True, text=True, check=False
         )
@@ -143,25 +143,36 @@ class Cluster:
         """Submit a run of two pods."""
         return self.samestep("launch", *self.words(cluster), *more, RUN_ID=run_id)
 
-    def follow(self, run_id: str) -> "subprocess.Popen[str]":
-        """Start ``samestep logs``, which ends when the run ends."""
-        return subprocess.Popen(
+    def follow(self, run_id: str, started: int = 0) -> "subprocess.Popen[str]":
+        """Start ``samestep logs``, and wait until it has shown that so many pods have started."""
+        follower = subprocess.Popen(
             [sys.executable, ROOT / "tests/samestep_here.py", "logs", run_id], cwd=self.folder,
             env=environment(KUBECONFIG=str(self.kubeconfig), SAMESTEP_PROJECT=str(ROOT)),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
+        assert follower.stdout
+        for _ in range(started):
+            assert any("started" in line for line in follower.stdout), "it has ended before"
+        return follower
 
 
 @pytest.fixture
 def cluster(kubeconfig: Path, tmp_path: Path) -> Iterator[Cluster]:
     """A namespace with the claim ``project``, whose pods run until they are stopped."""
+    with own_namespace(kubeconfig, tmp_path) as here:
+        yield here
+
+
+@contextmanager
+def own_namespace(kubeconfig: Path, folder: Path) -> Iterator[Cluster]:
+    """Make a namespace, and remove it afterwards."""
     name = f"test-{secrets.token_hex(4)}"
-    here = Cluster(kubeconfig, name, tmp_path)
+    here = Cluster(kubeconfig, name, folder)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     volume = {
         "accessModes": ["ReadWriteMany"], "capacity": {"storage": "1Gi"},
-        "hostPath": {"path": str(tmp_path)}, "persistentVolumeReclaimPolicy": "Delete",
+        "hostPath": {"path": str(folder)}, "persistentVolumeReclaimPolicy": "Delete",
         "claimRef": {"namespace": name, "name": "project"},
     }  # fmt: skip
     here.apply(

@@ -150,7 +150,7 @@ class Servers:
 
     def start_jobset(self) -> None:
         """Start the controller of JobSet."""
-        self.apply(read("jobset/bases"))
+        self.define(read("jobset/bases"))
         self.start_controller("jobset", {
             "apiVersion": "config.jobset.x-k8s.io/v1alpha1", "kind": "Configuration",
             "internalCertManagement": {"enable": False},
@@ -158,7 +158,7 @@ class Servers:
 
     def start_trainer(self) -> None:
         """Start the controller of Kubeflow Trainer, with the runtime that it ships for torch."""
-        self.apply(read("trainer/crds"))
+        self.define(read("trainer/crds"))
         self.start_controller("trainer", {
             "apiVersion": "config.trainer.kubeflow.org/v1alpha1", "kind": "Configuration",
             "certManagement": {"enable": False}, "statusServer": {"port": next(self.ports)},
@@ -173,7 +173,9 @@ class Servers:
         file at a fixed place and for a configuration of webhooks, into which it writes its own
         authority. It gets all three; the webhook that the API server calls is another one.
         """
-        self.apply([item for item in read("training-operator/crds") if "pytorchjobs" in name(item)])
+        self.define(
+            [item for item in read("training-operator/crds") if "pytorchjobs" in name(item)]
+        )
         fixed = Path("/tmp/k8s-webhook-server/serving-certs")
         fixed.mkdir(parents=True, exist_ok=True)
         shutil.copy(self.certificate, fixed)
@@ -200,7 +202,7 @@ class Servers:
         """Start Kueue, where its certificates can be put into their place."""
         if not os.access(KUEUE_CERTIFICATES, os.W_OK):
             return
-        self.apply(read("kueue/bases"))
+        self.define(read("kueue/bases"))
         frameworks = [
             "batch/job",
             "jobset.x-k8s.io/jobset",
@@ -213,6 +215,12 @@ class Servers:
             "featureGates": {"VisibilityOnDemand": False},
             "integrations": {"frameworks": frameworks},
         }, "kueue/webhook/manifests.yaml")  # fmt: skip
+
+    def define(self, kinds: list[Object]) -> None:
+        """Let the API server know kinds of objects; a controller ends where it does not yet."""
+        self.apply(kinds)
+        established = ("wait", "--for=condition=Established", "crds", "--all")
+        self.wait_for("kube-apiserver", lambda: self.kubectl(*established))
 
     def start_controller(self, name: str, config: Object, webhooks: str) -> None:
         """Start a controller by a configuration file, as all of them write it, and its webhooks."""

@@ -50,7 +50,7 @@ def test_a_run_waits_for_its_turn(queue: Cluster, target: str) -> None:
 def test_a_run_saves_and_waits_while_a_more_urgent_one_runs(queue: Cluster, target: str) -> None:
     assert queue.launch(target, "first", "cluster.queue=team").returncode == 0
     queue.until_training("first")
-    follower = queue.follow("first")
+    follower = queue.follow("first", started=2)
     urgent = ("cluster.queue=team", "cluster.queue_priority=urgent")
     assert queue.launch(target, "second", *urgent).returncode == 0
     queue.until_training("second")

@@ -15,7 +15,7 @@ def test_a_run_is_submitted_followed_and_cancelled(cluster: Cluster, target: str
     assert "samestep logs mine" in done.stdout
     pods = cluster.until_training("mine")
     objects = {pod["metadata"]["uid"] for pod in pods}
-    follower = cluster.follow("mine")
+    follower = cluster.follow("mine", started=2)
 
     again = cluster.launch(target, "mine")
     assert again.returncode == 0, again.stderr
@@ -59,8 +59,7 @@ def test_an_invalid_configuration_fails_the_run_at_once(cluster: Cluster, target
     refuse = f"until [ -e {go} ]; do sleep 0.1; done; echo 'error: seed=x: no'; exit 2"
     cluster.pods_do(f"[ $JOB_COMPLETION_INDEX = 0 ] || {{ {refuse}; }}; {SAVES}")
     assert cluster.launch(target, "mine").returncode == 0
-    cluster.until_training("mine")
-    follower = cluster.follow("mine")
+    follower = cluster.follow("mine", started=1)
     go.touch()
     log, _ = follower.communicate(timeout=120)
     assert follower.returncode == 1
