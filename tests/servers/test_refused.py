@@ -67,7 +67,6 @@ REFUSED = [  # target, kind, place, value; and what the server says of it
     ("jobset", "JobSet", f"{OF_SET}.1.name", "evicted", "rule names are not unique"),
     ("jobset", "JobSet", f"{OF_SET}.0.action", "Ignore", "action"),
     ("jobset", "JobSet", f"{OF_SET}.0.onJobFailureReasons", ["Bad"], "reason"),
-    ("jobset", "JobSet", f"{OF_SET}.0.onJobFailureMessagePatterns", ["("], "pattern"),
     ("jobset", "JobSet", "spec.replicatedJobs.0.name", "Node", "replicatedJobs"),
     ("pytorchjob", "PyTorchJob", f"{WORKER}.template.spec.containers.0.name", "trainer", "pytorch"),
     ("pytorchjob", "PyTorchJob", "spec.pytorchReplicaSpecs.Helper", {"replicas": 1}, "Helper"),
