@@ -88,8 +88,8 @@ CLUSTERS: dict[str, tuple[dict[str, str], str, str, str, str]] = {
         "Indexed Job, node 0 of 2, 0 process", "[fd00::1]:9", "static",
     ),
     "empty variables": (
-        {"PET_NNODES": "", "WORLD_SIZE": "", "PET_STANDALONE": "0"}, "",
-        "variables of torchrun, alone, 0 process", "localhost:0", "c10d",
+        {"MASTER_ADDR": "", "WORLD_SIZE": "", "RUNAI_PROJECT": "", "PET_STANDALONE": "0"}, "",
+        "Run:ai, alone, 0 process", "localhost:0", "c10d",
     ),
     "nothing": ({}, "", "this machine, alone, 0 process", "localhost:0", "c10d"),
     "one pod": (

@@ -154,8 +154,8 @@ def read_variables(variables: Mapping[str, str]) -> dict[str, str]:
         found["nnodes"], found["node_rank"] = nodes, variables["SLURM_NODEID"]
         found["master_addr"], found["master_port"] = environment.first_of_slurm(variables)
         found["rdzv_id"] = f"{variables['SLURM_JOB_NAME']}-{variables['SLURM_JOB_ID']}"
-    of_torchrun = {name: value for name, value in variables.items() if name.startswith("PET_")}
-    return found | {name[4:].lower(): value for name, value in of_torchrun.items() if value}
+    of_torchrun = [name for name in variables if name.startswith("PET_")]
+    return found | {name.removeprefix("PET_").lower(): variables[name] for name in of_torchrun}
 
 
 def parse(argv: Sequence[str], found: dict[str, str], command: str) -> Namespace:
