@@ -57,16 +57,22 @@ class Node:
     """All options as torchrun's parser reads them: restarts, logs, signals."""
     program: list[str]
     """The words after the options: a script, ``-m`` and a module, or overrides."""
+    own_address: str = ""
+    """By which the other nodes reach this one."""
+    is_here: bool = False
+    """Whether the nodes meet at this one, which must open the store."""
+    way: str = ""
+    """Where the nodes meet, in words."""
 
     def __str__(self) -> str:
-        """For the log: ``Indexed Job, node 1 of 2, 2 processes here``."""
+        """For the log: ``Indexed Job, node 1 of 2, 2 processes here, meets at ...``."""
         is_fixed = self.min_nodes == self.max_nodes
         nodes = f"{self.max_nodes}" if is_fixed else f"{self.min_nodes} to {self.max_nodes}"
         place = f"one of {nodes} nodes" if self.number is None else f"node {self.number} of {nodes}"
         if self.endpoint == ALONE:
             place = "alone"
         plural = "es" if self.processes > 1 else ""
-        return f"{self.controller}, {place}, {self.processes} process{plural} here"
+        return f"{self.controller}, {place}, {self.processes} process{plural} here{self.way}"
 
 
 @contextmanager
