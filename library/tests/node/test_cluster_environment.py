@@ -1,12 +1,12 @@
 """Variables and options of every kind of cluster, and which node they mean. No processes."""
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 
 from samestep.errors import ConfigError
 from samestep.node.cluster_environment import Node, read_node
-from samestep.node.meeting import MeetingPlace, launch_config
+from samestep.node.meeting import launch_config
 
 PYTORCHJOB = {  # of training operator 1.9, with nprocPerNode: 2
     "MASTER_ADDR": "cifar-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "4", "RANK": "1",
@@ -88,8 +88,8 @@ CLUSTERS: dict[str, tuple[dict[str, str], str, str, str, str]] = {
         "Indexed Job, node 0 of 2, 0 process", "[fd00::1]:9", "static",
     ),
     "empty variables": (
-        {"PET_NNODES": "", "WORLD_SIZE": "", "PET_STANDALONE": "0"}, "",
-        "variables of torchrun, alone, 0 process", "localhost:0", "c10d",
+        {"MASTER_ADDR": "", "WORLD_SIZE": "", "RUNAI_PROJECT": "", "PET_STANDALONE": "0"}, "",
+        "Run:ai, alone, 0 process", "localhost:0", "c10d",
     ),
     "nothing": ({}, "", "this machine, alone, 0 process", "localhost:0", "c10d"),
     "one pod": (
@@ -177,8 +177,9 @@ def test_what_cannot_be_is_rejected_in_one_line(
 
 
 def settings(node: Node, *, is_here: bool) -> dict[str, object]:
-    node = dataclasses.replace(node, processes=2, timeout_s=node.timeout_s or 300)
-    config = launch_config(node, MeetingPlace("10.0.0.1", is_here))
+    found = {"own_address": "10.0.0.1", "is_here": is_here}
+    node = replace(node, processes=2, timeout_s=node.timeout_s or 300, **found)
+    config = launch_config(node)
     assert (config.rdzv_endpoint, config.rdzv_backend) == (node.endpoint, node.backend)
     assert (config.min_nodes, config.max_nodes) == (node.min_nodes, node.max_nodes)
     assert (config.nproc_per_node, config.local_addr) == (2, "10.0.0.1")

@@ -40,13 +40,10 @@ def main() -> int:
         return exit_code
     try:
         outcome = train_as_node(sys.argv[1:])
-    except (ConfigError, RunError) as error:
-        outcome = Outcome(failure.exit_code(error), failure.message(error))
-    except KeyboardInterrupt:
-        outcome = Outcome(process.EXIT_INTERRUPTED)
     except Exception as error:
-        print(redact(traceback.format_exc()), file=sys.stderr)
-        outcome = Outcome(failure.EXIT_ERROR, f"{failure.PREFIX}{failure.message(error)}")
+        if not isinstance(error, (ConfigError, RunError)):
+            print(redact(traceback.format_exc()), file=sys.stderr)
+        outcome = Outcome(failure.exit_code(error), failure.message(error))
     return pid1.report(outcome.exit_code, outcome.cause)
 
 
@@ -73,13 +70,13 @@ def train_as_node(argv: Sequence[str]) -> Outcome:
         run_id=name_run(cfg),
         timeout_s=node.timeout_s or cfg.cluster.timeout_s,
     )
-    place = meeting.find_meeting_place(node)
-    print(f"entrypoint: {node}{place.description}, run {node.run_id}", flush=True)
+    node = meeting.find_meeting_place(node)
+    print(f"entrypoint: {node}, run {node.run_id}", flush=True)
     meeting.prepare_variables(node)
     environment.set_variable("RUN_ID", node.run_id)
     environment.set_variable(environment.ON_CLUSTER, "1")
-    config = meeting.launch_config(node, place)
-    return agent.launch(config, [str(project_folder() / "train.py"), *node.program])
+    program = [str(project_folder() / "train.py"), *node.program]
+    return agent.launch(meeting.launch_config(node), program)
 
 
 if __name__ == "__main__":

@@ -57,16 +57,22 @@ class Node:
     """All options as torchrun's parser reads them: restarts, logs, signals."""
     program: list[str]
     """The words after the options: a script, ``-m`` and a module, or overrides."""
+    own_address: str = ""
+    """By which the other nodes reach this one."""
+    is_here: bool = False
+    """Whether the nodes meet at this one, which must open the store."""
+    way: str = ""
+    """Where the nodes meet, in words."""
 
     def __str__(self) -> str:
-        """For the log: ``Indexed Job, node 1 of 2, 2 processes here``."""
+        """For the log: ``Indexed Job, node 1 of 2, 2 processes here, meets at ...``."""
         is_fixed = self.min_nodes == self.max_nodes
         nodes = f"{self.max_nodes}" if is_fixed else f"{self.min_nodes} to {self.max_nodes}"
         place = f"one of {nodes} nodes" if self.number is None else f"node {self.number} of {nodes}"
         if self.endpoint == ALONE:
             place = "alone"
         plural = "es" if self.processes > 1 else ""
-        return f"{self.controller}, {place}, {self.processes} process{plural} here"
+        return f"{self.controller}, {place}, {self.processes} process{plural} here{self.way}"
 
 
 @contextmanager
@@ -154,8 +160,8 @@ def read_variables(variables: Mapping[str, str]) -> dict[str, str]:
         found["nnodes"], found["node_rank"] = nodes, variables["SLURM_NODEID"]
         found["master_addr"], found["master_port"] = environment.first_of_slurm(variables)
         found["rdzv_id"] = f"{variables['SLURM_JOB_NAME']}-{variables['SLURM_JOB_ID']}"
-    of_torchrun = {name: value for name, value in variables.items() if name.startswith("PET_")}
-    return found | {name[4:].lower(): value for name, value in of_torchrun.items() if value}
+    of_torchrun = [name for name in variables if name.startswith("PET_")]
+    return found | {name.removeprefix("PET_").lower(): variables[name] for name in of_torchrun}
 
 
 def parse(argv: Sequence[str], found: dict[str, str], command: str) -> Namespace:

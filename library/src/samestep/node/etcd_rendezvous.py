@@ -65,10 +65,7 @@ class EtcdRendezvous(RendezvousHandler):
             try:
                 return self._meet()
             except Exception as error:
-                if not is_loss(error):
-                    raise
-                reason = str(error.__cause__ or error)
-            self._forget(reason)
+                reason = self._disconnect(error)
             if time.monotonic() > deadline:
                 raise RendezvousTimeoutError(f"no etcd for {self._timeout_s} s: {reason}")
             time.sleep(1)
@@ -78,13 +75,11 @@ class EtcdRendezvous(RendezvousHandler):
         if self._handler is None or self._store is None:
             return int(network.answers(*self._address))
         try:
-            if self._store.check([self._mark]):
-                return self._handler.num_nodes_waiting()
-            self._forget("its data are lost")
+            if not self._store.check([self._mark]):
+                raise LookupError("its data are lost")
+            return self._handler.num_nodes_waiting()
         except Exception as error:
-            if not is_loss(error):
-                raise
-            self._forget(str(error.__cause__ or error))
+            self._disconnect(error)
         return 0
 
     def _meet(self) -> RendezvousInfo:
@@ -98,15 +93,17 @@ class EtcdRendezvous(RendezvousHandler):
         self._is_lost = False
         return info
 
-    def _forget(self, reason: str) -> None:
-        """Drop the connection: a client of etcd does not always recover from a failure."""
+    def _disconnect(self, error: Exception) -> str:
+        """Drop the connection, because a client of etcd does not always recover from a failure."""
+        if not is_loss(error):
+            raise error
+        reason = str(error.__cause__ or error)
         if not self._is_lost:
-            print(
-                f"entrypoint: etcd is lost ({reason}); the nodes meet again when it is back",
-                flush=True,
-            )
+            lost = f"etcd is lost ({reason}); the nodes meet again when it is back"
+            print(f"entrypoint: {lost}", flush=True)
         self._is_lost = True
         self._handler = self._store = None
+        return reason
 
     def get_backend(self) -> str:
         """What torch calls this kind of rendezvous."""

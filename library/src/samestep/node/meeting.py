@@ -1,7 +1,8 @@
 """Where the nodes of a run meet, and what torchrun's agent must know to get there."""
 
 from argparse import Namespace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from samestep.node.cluster_environment import ALONE, Node, torchrun_errors
 from samestep.ranks import environment, network
@@ -14,22 +15,17 @@ VARIABLES_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER
 ETCD_ANSWERS_S = 5  # seconds for one answer; its client tries four times
 
 
-class MeetingPlace(NamedTuple):
-    """What torchrun does not find out by itself."""
-
-    own_address: str  # by which the other nodes reach this one
-    is_here: bool = False  # this node must open the store
-    description: str = ""
-
-
-def find_meeting_place(node: Node) -> MeetingPlace:
+def find_meeting_place(node: Node) -> Node:
     """Wait until this node can reach the place where the nodes meet.
+
+    Returns:
+        The node, with its own address and whether it is there. torchrun finds out neither.
 
     Raises:
         NetworkError: after the seconds that a node waits for the others.
     """
     if node.endpoint == ALONE:
-        return MeetingPlace("localhost")
+        return replace(node, own_address="localhost")
     name, _, port = node.endpoint.rpartition(":")
     name = name.strip("[]")
     address, own_address = network.wait_for(
@@ -43,7 +39,8 @@ def find_meeting_place(node: Node) -> MeetingPlace:
     is_here = address == own_address and not address.startswith("127.")
     interface = network.interface_with(own_address)
     over = f" over {interface}" if interface else ""
-    return MeetingPlace(own_address, is_here, f", meets at {name}:{port} ({address}{over})")
+    way = f", meets at {name}:{port} ({address}{over})"
+    return replace(node, own_address=own_address, is_here=is_here, way=way)
 
 
 def prepare_variables(node: Node) -> None:
@@ -57,7 +54,7 @@ def prepare_variables(node: Node) -> None:
 
 
 @torchrun_errors()
-def launch_config(node: Node, place: MeetingPlace) -> "LaunchConfig":
+def launch_config(node: Node) -> "LaunchConfig":
     """What torchrun's agent must know. Call ``prepare_variables`` before: torchrun reads them."""
     from torch.distributed.run import config_from_args
 
@@ -66,7 +63,7 @@ def launch_config(node: Node, place: MeetingPlace) -> "LaunchConfig":
         # An etcd answers at once or is lost. Another store may wait for its node to start.
         answers_s = ETCD_ANSWERS_S if node.backend == "etcd-v2" else node.timeout_s
         settings += [f"join_timeout={node.timeout_s}", f"read_timeout={answers_s}"]
-    if node.backend == "c10d" and place.is_here:
+    if node.backend == "c10d" and node.is_here:
         settings.append("is_host=1")
     if node.options.rdzv_conf:
         settings.append(node.options.rdzv_conf)  # of two settings the last counts
@@ -78,7 +75,7 @@ def launch_config(node: Node, place: MeetingPlace) -> "LaunchConfig":
         "rdzv_endpoint": node.endpoint,
         "rdzv_id": node.run_id,
         "rdzv_conf": ",".join(settings),
-        "local_addr": node.options.local_addr or place.own_address,
+        "local_addr": node.options.local_addr or node.own_address,
     }
     config: LaunchConfig
     config, *_ = config_from_args(Namespace(**(vars(node.options) | found)))

@@ -37,37 +37,27 @@ def supervise() -> int | None:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         return None
-    status = wait_for(child, signals)
+    # Slurm sends SIGTERM to every process of a job step, so the child gets that one from there.
+    is_job_step = environment.variable("SLURM_STEP_ID") is not None
+    to_forward = FORWARDED - {signal.SIGTERM} if is_job_step else FORWARDED
+    ended: dict[int, int] = {}
+    while child not in ended:
+        signum = signal.sigwait(signals)
+        if signum in to_forward:
+            os.kill(child, signum)
+            to_forward = set()  # a second signal would end torchrun's agent without its ranks
+        ended |= reap()
     stop_orphans()
-    exit_code = os.waitstatus_to_exitcode(status)
+    exit_code = os.waitstatus_to_exitcode(ended[child])
     if exit_code >= 0:
         return exit_code
     # A signal ended the child, which could not report that itself.
-    signum = signal.Signals(-exit_code)
-    cause = f"ended by {signum.name} before the ranks had started"
-    if signum not in FORWARDED:
-        hint = " (out of memory?)" if signum == signal.SIGKILL else ""
-        cause = f"{PREFIX}the agent of torchrun was ended by {signum.name}{hint}"
-    return report(128 + signum, cause)
-
-
-def wait_for(child: int, signals: set[signal.Signals]) -> int:
-    """Forward the first signal to the child, and return the child's status when it has ended.
-
-    A second signal would end torchrun's agent without its ranks. Slurm sends SIGTERM to every
-    process of a job step, so the child gets its first one from there.
-    """
-    is_job_step = environment.variable("SLURM_STEP_ID") is not None
-    has_forwarded = False
-    while True:
-        signum = signal.sigwait(signals)
-        if signum == signal.SIGCHLD:
-            ended = reap()
-            if child in ended:
-                return ended[child]
-        elif not has_forwarded and not (is_job_step and signum == signal.SIGTERM):
-            os.kill(child, signum)
-            has_forwarded = True
+    name = signal.Signals(-exit_code).name
+    hint = " (out of memory?)" if exit_code == -signal.SIGKILL else ""
+    cause = f"ended by {name} before the ranks had started"
+    if -exit_code not in FORWARDED:
+        cause = f"{PREFIX}the agent of torchrun was ended by {name}{hint}"
+    return report(128 - exit_code, cause)
 
 
 def reap() -> dict[int, int]:

@@ -40,7 +40,6 @@ def main(argv: Sequence[str]) -> int:
         run_id=node.run_id or "none",
         timeout_s=node.timeout_s or 900,
     )
-    place = meeting.find_meeting_place(node)
+    node = meeting.find_meeting_place(node)
     meeting.prepare_variables(node)
-    config = meeting.launch_config(node, place)
-    return agent.report(agent.launch(config, node.program))
+    return agent.report(agent.launch(meeting.launch_config(node), node.program))
