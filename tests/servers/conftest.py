@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from samestep.hydra.compose import check as compose
+from samestep.launch import render
 from tests import launching
 from tests.conftest import ROOT, environment
 from tests.servers import start
@@ -187,3 +189,22 @@ def own_namespace(kubeconfig: Path, folder: Path) -> Iterator[Cluster]:
     yield here
     here.kubectl("delete", "namespace", name, "--wait=false")
     here.kubectl("delete", "persistentvolume", name, "--wait=false")
+
+
+def documents_of(cluster: Cluster, target: str, *more: str) -> list[Object]:
+    """What would be submitted."""
+    words = [*cluster.words(target), *more]
+    cfg = compose(words)
+    cfg.run_id = "mine"
+    return render.render(cfg, words)
+
+
+def plant(item: Any, place: str, value: object) -> None:
+    """Put a value at a place such as ``spec.rules.0.name``; None removes what is there."""
+    *path, last = [int(part) if part.isdigit() else part for part in place.split(".")]
+    for part in path:
+        item = item[part]
+    if value is None:
+        del item[last]
+    else:
+        item[last] = value

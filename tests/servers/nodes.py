@@ -1,4 +1,4 @@
-"""Two nodes that run pods as processes: what a kubelet does, without containers.
+"""Nodes that run pods as processes: what a kubelet does, without containers.
 
 python -m tests.servers.nodes FOLDER
 
@@ -6,7 +6,7 @@ A pod on them is one process on this machine: ``sh -c`` with the script that the
 of its namespace has. Everything else is as on a real node: the pod gets SIGTERM when it is deleted
 and SIGKILL after its grace period, its exit code and the end of its log are in its status, kubectl
 reads and follows its log, and a container that fails is started again where ``restartPolicy`` says
-so. FOLDER has the kubeconfig.
+so. The third node has a taint. FOLDER has the kubeconfig.
 """
 
 import os
@@ -27,7 +27,8 @@ from urllib.parse import parse_qs, urlsplit
 import requests
 import yaml
 
-NODES = ("node-a", "node-b")
+NODES = ("node-a", "node-b", "node-c")
+TAINTS = {"node-c": [{"key": "team", "value": "other", "effect": "NoSchedule"}]}
 POLL_S, HEARTBEAT_S = 0.2, 10
 CAPACITY = {"cpu": "64", "memory": "512Gi", "pods": "500", "nvidia.com/gpu": "8"}
 MESSAGE_BYTES = 2048  # of the log, under FallbackToLogsOnError
@@ -102,12 +103,9 @@ class Nodes:
         """Create the node if there is none, and say that it is ready."""
         path = f"/api/v1/nodes/{name}"
         if not self.call("GET", path):
-            labels = {"kubernetes.io/hostname": name}
-            node = {
-                "apiVersion": "v1",
-                "kind": "Node",
-                "metadata": {"name": name, "labels": labels},
-            }
+            meta = {"name": name, "labels": {"kubernetes.io/hostname": name}}
+            node = {"apiVersion": "v1", "kind": "Node", "metadata": meta}
+            node["spec"] = {"taints": TAINTS.get(name, [])}
             self.call("POST", "/api/v1/nodes", node)
         ready = {
             "type": "Ready",

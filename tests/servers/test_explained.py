@@ -6,24 +6,23 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.servers.conftest import Cluster, until
+from tests.servers.conftest import Cluster, documents_of, plant, until
 
+TRAINER = "spec.template.spec.containers.0"  # of a Job
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [(["cluster.namespace=nowhere"], "there is no namespace nowhere"),
-     (["cluster=elasticjob", "~trainer.num_nodes"], "does not know ElasticJob"),
-     (["cluster.volume=other"], "other: there is no such claim"),
-     (["cluster.node_selector={a b: c}"], "nodeSelector"),
-     (["cluster.memory=64Mi", "cluster.cpus=4x"], "quantities must match")],
+    ("target", "word", "said"),
+    [("k8s", "cluster.namespace=nowhere", "there is no namespace nowhere"),
+     ("elasticjob", "seed=1", "does not know ElasticJob"),
+     ("k8s", "cluster.volume=other", "other: there is no such claim"),
+     ("k8s", "cluster.node_selector={a b: c}", "nodeSelector")],
 )  # fmt: skip
 def test_check_says_what_the_server_would_refuse(
-    cluster: Cluster, words: list[str], said: str
+    cluster: Cluster, target: str, word: str, said: str
 ) -> None:
-    typed = [word for word in cluster.words("k8s") if word.partition("=")[0] not in words]
-    done = cluster.samestep("launch", "--check", *typed, *words, RUN_ID="mine")
+    done = cluster.samestep("launch", "--check", *cluster.words(target), word, RUN_ID="mine")
     assert done.returncode == 1, done.stdout
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -38,16 +37,22 @@ def test_check_of_a_good_run_asks_the_server_and_leaves_nothing(cluster: Cluster
 
 
 def test_warnings_of_the_server_are_shown(cluster: Cluster) -> None:
-    """A pod that the namespace will refuse is a Job that the server accepts, with a warning."""
-    words = [*cluster.words("k8s"), "cluster.user=0"]
-    checked = cluster.samestep("launch", "--check", *words, RUN_ID="mine")
-    assert "would violate PodSecurity" in checked.stdout + checked.stderr
-    submitted = cluster.samestep("launch", *words, RUN_ID="mine")
-    assert submitted.returncode == 0
-    assert "would violate PodSecurity" in submitted.stdout + submitted.stderr
-    said = until(lambda: find(cluster, "are refused"))
-    assert "restricted" in said
-    assert "runAsUser=0" in said
+    twice = "cluster.env=[{name: A, value: x}, {name: A, value: y}]"
+    for flags in (["--check"], []):
+        words = [*flags, *cluster.words("k8s"), twice]
+        done = cluster.samestep("launch", *words, RUN_ID="mine")
+        assert done.returncode == 0, done.stderr
+        assert 'hides previous definition of "A"' in done.stderr
+
+
+def test_status_says_that_the_namespace_rejects_the_pods(cluster: Cluster) -> None:
+    """The server accepts a Job with such pods, so nobody hears of it but its controller."""
+    documents = documents_of(cluster, "k8s")
+    plant(documents[-1], f"{TRAINER}.securityContext.capabilities", None)
+    cluster.apply(*documents)
+    said = until(lambda: find(cluster, "pods are rejected", *cluster.words("k8s")))
+    assert "Pod Security level restricted" in said
+    assert "unrestricted capabilities" in said
 
 
 @pytest.mark.parametrize(
@@ -55,20 +60,12 @@ def test_warnings_of_the_server_are_shown(cluster: Cluster) -> None:
     [(["cluster.cpus=100"], "that much free cpu"),
      (["cluster.memory=900Gi"], "that much free memory"),
      (["cluster.node_selector={kind: h100}"], "has these labels|cluster.node_selector"),
+     (["cluster.node_selector={kubernetes.io/hostname: node-c}"], "cluster.tolerations"),
      (["trainer.accelerator=gpu", "trainer.devices=9"], "nvidia.com/gpu")],
 )  # fmt: skip
 def test_status_says_why_no_pod_starts(cluster: Cluster, words: list[str], said: str) -> None:
     assert cluster.launch("k8s", "mine", *words).returncode == 0
     assert until(lambda: find(cluster, said))
-
-
-def test_status_says_that_the_nodes_have_a_taint(cluster: Cluster) -> None:
-    cluster.kubectl("taint", "nodes", "--all", f"test={cluster.namespace}:NoSchedule")
-    try:
-        assert cluster.launch("k8s", "mine").returncode == 0
-        assert until(lambda: find(cluster, "cluster.tolerations"))
-    finally:
-        cluster.kubectl("taint", "nodes", "--all", "test-")
 
 
 def test_status_says_that_the_quota_is_used_up(cluster: Cluster) -> None:
@@ -78,9 +75,9 @@ def test_status_says_that_the_quota_is_used_up(cluster: Cluster) -> None:
     assert "small" in until(lambda: find(cluster, "quota"))
 
 
-def find(cluster: Cluster, said: str) -> str:
+def find(cluster: Cluster, said: str, *words: str) -> str:
     """The line of ``samestep status`` that says it; nothing if none does yet."""
-    done = cluster.samestep("status", "mine")
+    done = cluster.samestep("status", "mine", *words)
     lines = [line for line in done.stdout.splitlines() if re.search(said, line)]
     return lines[0] if lines else ""
 

@@ -6,13 +6,10 @@ Rules of Kubernetes stand nowhere in this project: the servers have them.
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from samestep.hydra.compose import check as compose
-from samestep.launch import render
-from tests.servers.conftest import Cluster, Object, own_namespace, until
+from tests.servers.conftest import Cluster, Object, documents_of, own_namespace, plant, until
 
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
 TARGETS = ("k8s", "jobset", "kubeflow", "pytorchjob", "elastic")
@@ -74,25 +71,6 @@ REFUSED = [  # target, kind, place, value; and what the server says of it
     ("kubeflow", "TrainJob", "spec.trainer.numProcPerNode", "many", "numProcPerNode"),
     ("kubeflow", "TrainingRuntime", "spec.mlPolicy.mpi", {}, "Only one of the policy"),
 ]  # fmt: skip
-
-
-def documents_of(cluster: Cluster, target: str, *more: str) -> list[Object]:
-    """What would be submitted."""
-    words = [*cluster.words(target), *more]
-    cfg = compose(words)
-    cfg.run_id = "mine"
-    return render.render(cfg, words)
-
-
-def plant(item: Any, place: str, value: object) -> None:
-    """Put a value at a place such as ``spec.rules.0.name``; None removes what is there."""
-    *path, last = [int(part) if part.isdigit() else part for part in place.split(".")]
-    for part in path:
-        item = item[part]
-    if value is None:
-        del item[last]
-    else:
-        item[last] = value
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +139,7 @@ def test_a_job_that_a_controller_may_not_create_is_explained(cluster: Cluster) -
     plant(documents[-1], f"{OF_JOBSET}.podFailurePolicy.rules.1.onExitCodes.values", [143, 2])
     cluster.apply(*documents)
     words = cluster.words("jobset")
-    said = until(lambda: find(cluster.samestep("status", "mine", *words).stdout, "are refused"))
+    said = until(lambda: find(cluster.samestep("status", "mine", *words).stdout, "are rejected"))
     assert "must be ordered" in said
     assert cluster.samestep("cancel", "mine", *words).returncode == 0
 

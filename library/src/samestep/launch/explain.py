@@ -41,8 +41,8 @@ CAUSES = {  # pattern of an error or a reason: cause and remedy; {0} is the firs
         "no node has that many free {0}: wait, or ask for fewer by trainer.devices",
     r"Insufficient (cpu|memory|[\w/.-]+)":
         "no node has that much free {0}: wait, or ask for less by cluster.cpus or cluster.memory",
-    r"untolerated taint \{(\S+?)[:}]":
-        "the free nodes have the taint {0}: set cluster.tolerations",
+    r"untolerated taint":  # Kubernetes 1.36 does not say which
+        "the free nodes have taints: look at kubectl describe nodes, and set cluster.tolerations",
     r"node affinity|node selector":
         "no free node has these labels: check cluster.node_selector",
     r'persistentvolumeclaim "(\S+?)" not found':
