@@ -45,7 +45,7 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = folder / "kubeconfig"
     with FileLock(shared / "servers.lock"):
         if not found.exists():
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
             with (folder / "start.log").open("wb") as log:
                 server = subprocess.Popen(
                     [sys.executable, "-m", "tests.servers.start", folder, f"--while={parent}"],

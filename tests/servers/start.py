@@ -67,6 +67,8 @@ class Servers:
         self.folder = folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.certificate, self.key = folder / "tls.crt", folder / "tls.key"
+        # Where controllers look for it that have no option for it, below TMPDIR.
+        self.certificates = folder / "k8s-webhook-server/serving-certs"
         self.ports = free_ports()
         self.server = f"https://127.0.0.1:{next(self.ports)}"
         self.kubeconfig = folder / "starting" / "kubeconfig"
@@ -93,8 +95,7 @@ class Servers:
              "/CN=localhost", "-addext", names, "-keyout", self.key, "-out", self.certificate],
             check=True, capture_output=True,
         )  # fmt: skip
-        # Where controllers look for it that have no option for the folder; see TMPDIR below.
-        for folder in (self.folder / "k8s-webhook-server/serving-certs", KUEUE_CERTIFICATES):
+        for folder in (self.certificates, KUEUE_CERTIFICATES):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 shutil.copy(self.certificate, folder)
@@ -212,6 +213,7 @@ class Servers:
         self.start_controller("kueue", {
             "apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration",
             "namespace": NAMESPACE, "internalCertManagement": {"enable": False},
+            "webhook": {"certDir": str(self.certificates)},
             "featureGates": {"VisibilityOnDemand": False},
             "integrations": {"frameworks": frameworks},
         }, "kueue/webhook/manifests.yaml")  # fmt: skip
@@ -226,7 +228,7 @@ class Servers:
         """Start a controller by a configuration file, as all of them write it, and its webhooks."""
         port = next(self.ports)
         config |= {
-            "webhook": {"port": port, "host": "127.0.0.1"},
+            "webhook": config.get("webhook", {}) | {"port": port, "host": "127.0.0.1"},
             "leaderElection": {"leaderElect": False},
             "metrics": {"bindAddress": "0"},
             "health": {"healthProbeBindAddress": f"127.0.0.1:{next(self.ports)}"},

@@ -48,7 +48,7 @@ def test_an_error_of_kubectl(said: str, meant: str):
         ("0/2 nodes are available: 2 Insufficient cpu.", "much free cpu"),
         ('0/1 nodes are available: persistentvolumeclaim "project" not found.',
          "there is no volume claim project: make it by samestep launch --data"),
-        ("1 node(s) had untolerated taint {nvidia.com/gpu: present}", "taint nvidia.com/gpu"),
+        ("1 node(s) had untolerated taint(s)", "the free nodes have taints"),
         ("1 node(s) didn't match Pod's node affinity/selector", "check cluster.node_selector"),
         ("SchedulingGated: Scheduling is blocked", "its turn in the queue"),
         ("something new", "Unschedulable: something new"),
