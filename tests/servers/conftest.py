@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,7 @@ class Cluster:
     kubeconfig: Path
     namespace: str
     folder: Path  # in which the commands are typed; submit remembers runs there
+    followers: "list[subprocess.Popen[str]]" = field(default_factory=list)
 
     def kubectl(self, *words: str, documents: Sequence[Object] = (), fails: bool = False) -> str:
         """Run kubectl as an administrator; return what it prints, of a failure what it says."""
@@ -88,14 +89,14 @@ class Cluster:
         self.kubectl("apply", "--filename=-", documents=documents)
 
     def get(self, *words: str) -> Any:
-        """An object, or a list of objects; None if it is not there."""
+        """An object, or a list of objects; None if there is none."""
         found = self.kubectl("get", *words, "--output=json", "--ignore-not-found")
         content = json.loads(found) if found else None
         return content["items"] if content and "items" in content else content
 
     def pods(self, run_id: str, phase: str = "") -> list[Object]:
         """The pods of a run, sorted by name; only those in ``phase``, if one is given."""
-        found = self.get("pods", f"--selector=app.kubernetes.io/instance={run_id}")
+        found = self.get("pods", f"--selector=app.kubernetes.io/instance={run_id}") or []
         return [pod for pod in found if phase in ("", pod["status"].get("phase"))]
 
     def until_training(self, run_id: str) -> list[Object]:
@@ -152,6 +153,7 @@ class Cluster:
             env=environment(KUBECONFIG=str(self.kubeconfig), SAMESTEP_PROJECT=str(ROOT)),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
+        self.followers.append(follower)
         assert follower.stdout
         for _ in range(started):
             assert any("started" in line for line in follower.stdout), "it has ended before"
@@ -187,15 +189,18 @@ def own_namespace(kubeconfig: Path, folder: Path) -> Iterator[Cluster]:
     )  # fmt: skip
     here.pods_do(SAVES)
     yield here
+    for follower in here.followers:
+        follower.kill()
+        follower.communicate()
     here.kubectl("delete", "namespace", name, "--wait=false")
     here.kubectl("delete", "persistentvolume", name, "--wait=false")
 
 
-def documents_of(cluster: Cluster, target: str, *more: str) -> list[Object]:
+def documents_of(cluster: Cluster, target: str, *more: str, run_id: str = "mine") -> list[Object]:
     """What would be submitted."""
     words = [*cluster.words(target), *more]
     cfg = compose(words)
-    cfg.run_id = "mine"
+    cfg.run_id = run_id
     return render.render(cfg, words)
 
 

@@ -130,7 +130,10 @@ def test_random_valid_configurations_are_accepted(
     words = [f"{key}={generator.choice(values)}" for key, values in CHOICES.items()]
     if target == "elastic":
         words = [word for word in words if not word.startswith("trainer.num_nodes")]
-    dry_run(shared, *documents_of(shared, target, *words))
+    documents = documents_of(shared, target, *words, run_id=f"random-{number}")
+    if target == "kubeflow":
+        shared.apply(documents[-2])
+    dry_run(shared, *documents)
 
 
 def test_a_job_that_a_controller_may_not_create_is_explained(cluster: Cluster) -> None:

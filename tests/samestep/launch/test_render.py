@@ -114,3 +114,14 @@ def test_a_block_of_yaml_is_refused_where_a_line_is_needed():
     assert "cluster.options[0]=" in fault("cluster=slurm", "cluster.options=['--qos=a\nrm x']")
     assert "run_root=" in fault("run_root='a\nb'")
     assert "a string" in fault("cluster=slurm", "cluster.partition={a: b}")
+
+
+@pytest.mark.parametrize("word", ["y", "N", "1e3", "1e-3", "-2", ".5", "0o14", "1_000", "no"])
+def test_a_text_that_kubectl_would_read_as_something_else_has_quotes(word):
+    """Found by a real API server: a variable with the value y was true for it."""
+    assert f"'{word}'" in render.text([{"value": word}])
+
+
+@pytest.mark.parametrize("word", ["2Gi", "--nnodes=2", "1.2.3", "v1", "yes-no", "500m"])
+def test_other_texts_have_no_quotes(word):
+    assert render.text([{"value": word}]) == f"value: {word}\n"

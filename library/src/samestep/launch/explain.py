@@ -41,6 +41,9 @@ CAUSES = {  # pattern of an error or a reason: cause and remedy; {0} is the firs
         "no node has that many free {0}: wait, or ask for fewer by trainer.devices",
     r"Insufficient (cpu|memory|[\w/.-]+)":
         "no node has that much free {0}: wait, or ask for less by cluster.cpus or cluster.memory",
+    r"untolerated taint.*node affinity":  # of some nodes the one, of others the other
+        "the free nodes have other labels, or taints: check cluster.node_selector and "
+        "cluster.tolerations",
     r"untolerated taint":  # Kubernetes 1.36 does not say which
         "the free nodes have taints: look at kubectl describe nodes, and set cluster.tolerations",
     r"node affinity|node selector":

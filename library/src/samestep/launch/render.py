@@ -40,6 +40,16 @@ WITHOUT_GPUS: dict[str, Any] = {
 }
 """Keys of ``cluster`` that give GPUs to a run, with their values for a run without GPUs."""
 
+READ_OTHERWISE = re.compile(r"([yYnN]|[-+]?[.\d][\d_]*\.?[\d_]*([eE][-+]?\d+)?|0[ob][\d_]+)$")
+"""Texts that kubectl's reader of YAML takes for true, false or a number, and PyYAML for text."""
+
+
+class Dumper(yaml.SafeDumper):
+    """Puts quotes around texts that another reader of YAML would take for something else."""
+
+
+Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", READ_OTHERWISE, list("yYnN+-.0123456789"))
+
 Document = dict[str, Any]
 """A document of YAML, such as the manifest of a Job; also an object that kubectl prints."""
 
@@ -147,7 +157,7 @@ def text(documents: Sequence[Document]) -> str:
     if documents and "sbatch" in documents[0]:
         return batch_script(documents[0])
     if not all("command" in document for document in documents):
-        return yaml.safe_dump_all(documents, sort_keys=False, width=1000)
+        return yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, width=1000)
     lines = []
     for document in documents:
         words = [str(word).replace("$$", "$") for word in document["command"]]
