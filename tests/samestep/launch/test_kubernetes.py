@@ -93,9 +93,7 @@ def test_check_finds_that_the_claim_is_missing(cluster):
     result = launch(cluster, "check")
     assert result.returncode == 1
     assert "cluster.volume=project: there is no such claim in the namespace" in result.stderr
-    assert (
-        "; make it by samestep launch cluster=k8s cluster.volume_size=SIZE --data" in result.stderr
-    )
+    assert "; make it by samestep launch --data cluster=k8s cluster.volume_size" in result.stderr
     assert launch(cluster, "check", "cluster.volume=null").returncode == 0
 
     def refuse(method, path):
@@ -306,11 +304,14 @@ def test_logs_end_when_nobody_reads_them_any_more(cluster):
 
 def test_logs_go_on_where_a_connection_broke(cluster):
     submit(cluster)
-    cluster.logs["mine-0-aaaaa"] = ["one", "two", "three"]
+    cluster.logs["mine-0-aaaaa"] = ["one"]
     cluster.pod("mine-0-aaaaa", job(cluster), RUNNING)
-    cluster.cuts = 1
     with follow(cluster) as process:
-        lines = until("three", process.stdout)
+        lines = until("one", process.stdout)
+        time.sleep(5)  # some polls, after which only new lines are asked for
+        cluster.cuts = 1
+        cluster.logs["mine-0-aaaaa"] += ["two", "three"]
+        lines += until("three", process.stdout)
         end(cluster, COMPLETE)
         assert process.wait(60) == 0
     assert lines == [f"[pod/mine-0-aaaaa/trainer] {word}\n" for word in ("one", "two", "three")]

@@ -89,7 +89,7 @@ def explain_pod(pod: Document, warnings: Sequence[str] = ()) -> str:
         return ""
     # This one only says that a volume is late, and comes beside the one that says why.
     causes = [text for text in warnings if not text.startswith("Unable to attach or mount")]
-    found = " ".join((causes or [*warnings, ""])[-1].split())
+    found = " ".join(["", *warnings, *causes][-1].split())
     return explain(found) if found else "is being placed, or pulls its image"
 
 
