@@ -115,6 +115,37 @@ def test_check_fails_where_the_cluster_refuses(cluster):
     assert "me may not create services here" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("message", "exit_code"),
+    [
+        ('pods "mine-check" is forbidden: violates PodSecurity "restricted:latest": no', 1),
+        ('pods is forbidden: User "me" cannot create resource "pods" in API group ""', 0),
+    ],
+)
+def test_check_asks_for_a_pod_if_its_user_may_create_some(cluster, message, exit_code):
+    """A server judges the pods of an operator, Pod Security and quotas only when it gets a pod."""
+
+    def refuse(method, path):
+        if method == "POST" and path.endswith("/pods"):
+            raise Refusal(403, "Forbidden", message)
+
+    cluster.refuse = refuse
+    result = launch(cluster, "check", "cluster=jobset", "cluster.volume=null")
+    assert result.returncode == exit_code
+    assert ("by its Pod Security level restricted:latest: no" in result.stderr) == bool(exit_code)
+
+
+def test_warnings_of_the_server_are_printed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "kubectl").write_text(
+        "#!/bin/sh\ncat > /dev/null\necho Warning: old label >&2\necho job.batch/mine created\n"
+    )
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    cfg = OmegaConf.create({"cluster": {"namespace": None}})
+    assert kubectl.apply(cfg, [{"kind": "Job"}]) == "job.batch/mine created\n"
+    assert capsys.readouterr().err == "Warning: old label\n"
+
+
 def test_check_forgives_a_dry_run_that_needs_the_objects_before_it(cluster):
     """Trainer's webhook looks for the TrainingRuntime, which the dry run did not leave there."""
 
