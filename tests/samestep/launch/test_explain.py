@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from samestep.launch import follow
-from samestep.launch.explain import explain, explain_pod
+from samestep.launch.explain import explain_error, explain_pod
 
 FAILED = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
 
@@ -34,7 +34,7 @@ FAILED = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
     ],
 )  # fmt: skip
 def test_an_error_of_kubectl(said: str, meant: str):
-    sentence = explain(f"Warning: be careful\n{said}")
+    sentence = explain_error(f"Warning: be careful\n{said}")
     assert meant in sentence
     assert sentence == meant or said not in sentence
     assert "\n" not in sentence
@@ -51,7 +51,8 @@ def test_an_error_of_kubectl(said: str, meant: str):
         ("1 node(s) had untolerated taint(s)", "the free nodes have taints"),
         ("1 node(s) didn't match Pod's node affinity/selector", "check cluster.node_selector"),
         ("SchedulingGated: Scheduling is blocked", "its turn in the queue"),
-        ("something new", "Unschedulable: something new"),
+        ("1 node(s) had a new problem. preemption: Preemption is not helpful for scheduling",
+         "Unschedulable: 1 node(s) had a new problem."),
     ],
 )  # fmt: skip
 def test_why_a_pod_has_no_node(message: str, meant: str):
@@ -66,11 +67,12 @@ def test_why_a_pod_has_no_node(message: str, meant: str):
         ("ErrImagePull", "its image cannot be pulled: check cluster.image, that it was pushed, and "
          "the namespace's right to pull it: why"),
         ("InvalidImageName", "its image cannot be pulled"),
+        ("RunContainerError", "RunContainerError: why: context deadline exceeded"),  # no kubectl's
         ("CreateContainerConfigError", "CreateContainerConfigError: why"),
     ],
 )  # fmt: skip
 def test_why_a_container_does_not_start(reason: str, meant: str):
-    state = {"state": {"waiting": {"reason": reason, "message": "why"}}}
+    state = {"state": {"waiting": {"reason": reason, "message": "why: context deadline exceeded"}}}
     pod = {"status": {"phase": "Pending", "containerStatuses": [state]}}
     assert explain_pod(pod).startswith(meant)
 

@@ -93,9 +93,7 @@ def test_check_finds_that_the_claim_is_missing(cluster):
     result = launch(cluster, "check")
     assert result.returncode == 1
     assert "cluster.volume=project: there is no such claim in the namespace" in result.stderr
-    assert (
-        "; make it by samestep launch cluster=k8s cluster.volume_size=SIZE --data" in result.stderr
-    )
+    assert "; make it by samestep launch --data cluster=k8s cluster.volume_size" in result.stderr
     assert launch(cluster, "check", "cluster.volume=null").returncode == 0
 
     def refuse(method, path):
@@ -115,6 +113,37 @@ def test_check_fails_where_the_cluster_refuses(cluster):
     result = launch(cluster, "check")
     assert result.returncode == 1
     assert "me may not create services here" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("message", "exit_code"),
+    [
+        ('pods "mine-check" is forbidden: violates PodSecurity "restricted:latest": no', 1),
+        ('pods is forbidden: User "me" cannot create resource "pods" in API group ""', 0),
+    ],
+)
+def test_check_asks_for_a_pod_if_its_user_may_create_some(cluster, message, exit_code):
+    """A server judges the pods of an operator, Pod Security and quotas only when it gets a pod."""
+
+    def refuse(method, path):
+        if method == "POST" and path.endswith("/pods"):
+            raise Refusal(403, "Forbidden", message)
+
+    cluster.refuse = refuse
+    result = launch(cluster, "check", "cluster=jobset", "cluster.volume=null")
+    assert result.returncode == exit_code
+    assert ("by its Pod Security level restricted:latest: no" in result.stderr) == bool(exit_code)
+
+
+def test_warnings_of_the_server_are_printed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "kubectl").write_text(
+        "#!/bin/sh\ncat > /dev/null\necho Warning: old label >&2\necho job.batch/mine created\n"
+    )
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    cfg = OmegaConf.create({"cluster": {"namespace": None}})
+    assert kubectl.apply(cfg, [{"kind": "Job"}]) == "job.batch/mine created\n"
+    assert capsys.readouterr().err == "Warning: old label\n"
 
 
 def test_check_forgives_a_dry_run_that_needs_the_objects_before_it(cluster):
@@ -306,11 +335,14 @@ def test_logs_end_when_nobody_reads_them_any_more(cluster):
 
 def test_logs_go_on_where_a_connection_broke(cluster):
     submit(cluster)
-    cluster.logs["mine-0-aaaaa"] = ["one", "two", "three"]
+    cluster.logs["mine-0-aaaaa"] = ["one"]
     cluster.pod("mine-0-aaaaa", job(cluster), RUNNING)
-    cluster.cuts = 1
     with follow(cluster) as process:
-        lines = until("three", process.stdout)
+        lines = until("one", process.stdout)
+        time.sleep(5)  # some polls, after which only new lines are asked for
+        cluster.cuts = 1
+        cluster.logs["mine-0-aaaaa"] += ["two", "three"]
+        lines += until("three", process.stdout)
         end(cluster, COMPLETE)
         assert process.wait(60) == 0
     assert lines == [f"[pod/mine-0-aaaaa/trainer] {word}\n" for word in ("one", "two", "three")]

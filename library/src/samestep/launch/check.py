@@ -118,8 +118,8 @@ def check_devices(cfg: DictConfig) -> Iterator[str]:
         )
     if "gpus" in cfg.cluster and cfg.trainer.accelerator == "gpu" and not gpus:
         yield (
-            f"cluster.gpus={show(gpus)}: trainer.accelerator=gpu needs some; leave out "
-            "cluster.gpus, or say trainer.accelerator=cpu"
+            f"cluster.gpus={'null' if gpus is None else gpus}: trainer.accelerator=gpu needs some; "
+            "leave out cluster.gpus, or say trainer.accelerator=cpu"
         )
 
 

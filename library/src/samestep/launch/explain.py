@@ -4,7 +4,7 @@ Every other error is kubectl's own last line.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from samestep.launch.render import Document
 from samestep.ranks.failure import EXIT_SIGTERM
@@ -13,6 +13,13 @@ MAKE_CLAIM = (
     "make it by samestep launch --data cluster=k8s cluster.volume_size=SIZE, or name another by "
     "cluster.volume"
 )
+NO_CLUSTER = {  # pattern of an error of kubectl: cause and remedy
+    r"context .* does not exist|current-context is not set|no configuration has|localhost:8080":
+        "kubectl knows no cluster: choose one by kubectl config use-context, or set KUBECONFIG",
+    r"was refused|connection refused|no such host|[Tt]imeout|deadline exceeded|is unreachable|EOF":
+        "the cluster does not answer: check that it runs, network and VPN, and kubectl config "
+        "current-context",
+}  # fmt: skip
 CAUSES = {  # pattern of an error or a reason: cause and remedy; {0} is the first group
     r'violates PodSecurity "?(\S+?)"?: (.*)':
         "the namespace rejects the pods by its Pod Security level {0}: {1}; change k8s/pod.yaml, "
@@ -27,11 +34,6 @@ CAUSES = {  # pattern of an error or a reason: cause and remedy; {0} is the firs
         "there is no namespace {0}: have it created, or name another by cluster.namespace",
     r'User "(.*?)" cannot (\w+) resource "(\S+?)"':
         "{0} may not {1} {2} here: ask for the right, or choose another cluster.namespace",
-    r"context .* does not exist|current-context is not set|no configuration has|localhost:8080":
-        "kubectl knows no cluster: choose one by kubectl config use-context, or set KUBECONFIG",
-    r"was refused|connection refused|no such host|[Tt]imeout|deadline exceeded|is unreachable|EOF":
-        "the cluster does not answer: check that it runs, network and VPN, and kubectl config "
-        "current-context",
     r"field is immutable":
         "it is in the cluster already, with other values: cancel it first (samestep cancel), or "
         "choose another RUN_ID",
@@ -41,12 +43,12 @@ CAUSES = {  # pattern of an error or a reason: cause and remedy; {0} is the firs
         "no node has that many free {0}: wait, or ask for fewer by trainer.devices",
     r"Insufficient (cpu|memory|[\w/.-]+)":
         "no node has that much free {0}: wait, or ask for less by cluster.cpus or cluster.memory",
-    r"untolerated taint.*node affinity":  # of some nodes the one, of others the other
+    r"untolerated taint.*Pod's node affinity":  # of some nodes the one, of others the other
         "the free nodes have other labels, or taints: check cluster.node_selector and "
         "cluster.tolerations",
     r"untolerated taint":  # Kubernetes 1.36 does not say which
         "the free nodes have taints: look at kubectl describe nodes, and set cluster.tolerations",
-    r"node affinity|node selector":
+    r"Pod's node affinity|node selector":
         "no free node has these labels: check cluster.node_selector",
     r'persistentvolumeclaim "(\S+?)" not found':
         "there is no volume claim {0}: " + MAKE_CLAIM,
@@ -56,15 +58,20 @@ CAUSES = {  # pattern of an error or a reason: cause and remedy; {0} is the firs
     r"OOMKilled":
         "it used more memory than cluster.memory: raise that, or use smaller batches or fewer "
         "loader processes",
-    r"Evicted|DisruptionTarget|Preempt":
+    r"^(?:Evicted|DisruptionTarget|Preempt)":
         "its node was taken away; another pod replaces it",
 }  # fmt: skip
 
 
-def explain(text: str) -> str:
-    """Explain an error of kubectl, an event or a reason in one line; others by their last line."""
+def explain_error(stderr: str) -> str:
+    """Explain an error of kubectl in one line; others by their last line."""
+    return explain(stderr, CAUSES | NO_CLUSTER)
+
+
+def explain(text: str, causes: Mapping[str, str] = CAUSES) -> str:
+    """Explain an event or a reason in one line; others by their last line."""
     lines = [line for line in text.strip().splitlines() if not line.startswith("Warning:")]
-    for pattern, sentence in CAUSES.items():
+    for pattern, sentence in causes.items():
         if match := re.search(pattern, " ".join(lines)):
             return sentence.format(*(group for group in match.groups() if group is not None))
     return lines[-1].removeprefix("error: ").lstrip("* ") if lines else "kubectl failed"
@@ -92,7 +99,7 @@ def explain_pod(pod: Document, warnings: Sequence[str] = ()) -> str:
         return ""
     # This one only says that a volume is late, and comes beside the one that says why.
     causes = [text for text in warnings if not text.startswith("Unable to attach or mount")]
-    found = " ".join((causes or [*warnings, ""])[-1].split())
+    found = " ".join(["", *warnings, *causes][-1].split())
     return explain(found) if found else "is being placed, or pulls its image"
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
@@ -20,6 +20,7 @@ from samestep.ranks.process import EXIT_LOST_READER, has_lost_reader
 
 EVENTS_EVERY = 10  # polls; events say why pods are missing or do not start
 LAST_LINES_S = 60  # seconds that the last lines of an ended run may take to arrive
+LATE_S = 5  # seconds after the end of a log in which the cluster learns that its container ended
 
 REJECTED = re.compile("FailedCreate|CreationFailed")
 """Reasons of events of controllers that cannot create their Jobs or pods."""
@@ -33,8 +34,8 @@ class Stream:
 
     process: subprocess.Popen[bytes]
     has_ended: bool  # whether the container had ended when it was started
-    started: float = field(default_factory=time.monotonic)
     alive: float = 0  # when it was last seen to run
+    ended: float = 0  # when it was first seen to have ended
 
 
 def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
@@ -92,8 +93,10 @@ def follow_containers(
             if old.process.poll() is None:
                 old.alive = now
                 continue
+            old.ended = old.ended or now
             # A proxy has cut it, if the container runs on, or if kubectl says so.
-            if old.has_ended or (has_ended and not old.process.returncode):
+            is_late = not has_ended and now - old.ended < LATE_S
+            if is_late or old.has_ended or (has_ended and not old.process.returncode):
                 continue
             if old.alive:  # otherwise perhaps nothing was printed
                 options.append(f"--since={math.ceil(now - old.alive) + 1}s")

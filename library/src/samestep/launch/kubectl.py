@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.launch import render
-from samestep.launch.explain import explain
+from samestep.launch.explain import explain, explain_error
 from samestep.launch.render import Document
 
 HANGS_S = 60  # seconds after its own limit in which kubectl must end; it also asks several times
@@ -53,7 +53,7 @@ def call(
             "https://kubernetes.io/docs/tasks/tools"
         ) from None
     if result.returncode:
-        raise RunError(explain(result.stderr))
+        raise RunError(explain_error(result.stderr))
     if arguments[0] == "apply":
         for line in dict.fromkeys(result.stderr.splitlines()):  # the server's warnings
             print(line, file=sys.stderr)

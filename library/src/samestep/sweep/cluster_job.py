@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from samestep.errors import ConfigError, RunError
 from samestep.launch import main as launch
-from samestep.ranks import environment, failure, process
+from samestep.ranks import failure, process
 
 TRIES, WAIT_S = 6, 60  # of a cluster that does not answer
 
@@ -19,11 +19,13 @@ TRIES, WAIT_S = 6, 60  # of a cluster that does not answer
 def main(overrides: Sequence[str]) -> int:
     """Submit the run named ``$RUN_ID`` or find it, print its output, and return its exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
-    name = environment.run_id() or ""  # the search sets it
     try:
+        cfg, documents = launch.prepare(overrides)
         for _ in range(TRIES):
             try:
-                return launch.main(overrides) or launch.logs([name])
+                return launch.main(overrides) or launch.call_cluster(
+                    "logs", cfg, overrides, documents
+                )
             except RunError as error:
                 exit_code = failure.report(error)
             time.sleep(WAIT_S)
@@ -33,7 +35,8 @@ def main(overrides: Sequence[str]) -> int:
     except KeyboardInterrupt:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may interrupt the cancellation
         with suppress(ConfigError, RunError):
-            launch.cancel([name])
+            cfg, documents = launch.prepare(overrides)  # perhaps it is not remembered yet
+            launch.call_cluster("cancel", cfg, overrides, documents)
         return failure.EXIT_SIGTERM
 
 
