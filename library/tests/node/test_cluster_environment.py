@@ -70,7 +70,7 @@ CLUSTERS: dict[str, tuple[dict[str, str], str, str, str, str]] = {
         "variables of torchrun, one of 1 to 3 nodes, 0 process", "cifar-worker-0:29400", "c10d",
     ),
     "fixed c10d": (
-        RUNAI, "--rdzv_backend=c10d",
+        {**RUNAI, "PET_STANDALONE": "0"}, "--rdzv_backend=c10d",
         "PyTorchJob, one of 2 nodes, 0 process", "cifar-master-0:23456", "c10d",
     ),
     "Slurm": (SLURM, "", "Slurm, node 1 of 2, 0 process", "gpu08:10123", "static"),
@@ -88,7 +88,7 @@ CLUSTERS: dict[str, tuple[dict[str, str], str, str, str, str]] = {
         "Indexed Job, node 0 of 2, 0 process", "[fd00::1]:9", "static",
     ),
     "empty variables": (
-        {"MASTER_ADDR": "", "WORLD_SIZE": "", "RUNAI_PROJECT": "", "PET_STANDALONE": "0"}, "",
+        {"MASTER_ADDR": "", "WORLD_SIZE": "", "RUNAI_PROJECT": ""}, "",
         "Run:ai, alone, 0 process", "localhost:0", "c10d",
     ),
     "nothing": ({}, "", "this machine, alone, 0 process", "localhost:0", "c10d"),

@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,12 @@ LONG = [  # 12 epochs of at least 2 s, saved each second
 WHY_NO_PODS = pods.why_not()
 
 
+def start_here(command: list[str], log: Any, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+    )
+
+
 class Nodes:
     """Starts entry points in the background; what each says is in ``said``."""
 
@@ -39,15 +46,13 @@ class Nodes:
         self.directory = directory
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *arguments: str, **variables: str) -> int:
+    def start(self, *arguments: str, start: Any = None, **variables: str) -> int:
+        """``start`` starts it elsewhere than in a process here: command, log, variables."""
         number = len(self.processes)
         variables = {"TERMINATION_LOG": f"{self.directory}/message-{number}", **variables}
+        command = [*ENTRYPOINT, *arguments, f"run_root={self.directory}"]
         with (self.directory / f"node-{number}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [*ENTRYPOINT, *arguments, f"run_root={self.directory}"], cwd=ROOT,
-                env=environment(**variables), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
-        self.processes.append(process)
+            self.processes.append((start or start_here)(command, log, environment(**variables)))
         return number
 
     def said(self, number: int) -> str:
@@ -107,49 +112,26 @@ def test_what_does_not_fit_the_configuration_is_rejected(
         entrypoint.train_as_node(arguments)
 
 
-PAIRS: dict[str, tuple[list[str], dict[str, str], list[dict[str, str]]]] = {
-    "PyTorchJob": (
-        ["cluster=pytorchjob"], PYTORCHJOB | {"PET_NPROC_PER_NODE": "1", "WORLD_SIZE": "2"},
-        [{"PET_NODE_RANK": "1", "RANK": "1"}, {"PET_NODE_RANK": "0", "RANK": "0"}],
-    ),
-    "ElasticJob": (
-        ["--rdzv_backend=etcd", "--rdzv_endpoint=127.0.0.1:PORT", "--rdzv_id=two",
-         "--nnodes=1:2", "--rdzv-conf=last_call_timeout=20"], {"RUN_ID": ""}, [{}, {}],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("dialect", PAIRS)
-def test_two_nodes_train_together(dialect: str, nodes: Nodes):
-    options, shared, each = PAIRS[dialect]
-    server = None
-    if dialect == "ElasticJob":
-        if why := etcd_server.why_not():
-            pytest.skip(why)
-        server = EtcdServer(nodes.directory)
-    port = str(server.port if server else free_port())
-    shared = {"RUN_ID": "two", **shared}
-    for name in ("MASTER_ADDR", "PET_MASTER_ADDR"):
-        if name in shared:
-            shared |= {name: "127.0.0.1", name.replace("ADDR", "PORT"): port}
-    options = [option.replace("PORT", port) for option in options]
-    with ExitStack() as servers:
-        nodes.start(*options, *TRAIN, **(shared | each[0]))
-        if server:  # later than the node, as if its image was still being pulled
-            nodes.wait_until(0, "waits for 127.0.0.1 (Connection refused)")
-            servers.enter_context(server.running())
-        nodes.wait_until(0, "meets at")  # and now for the other one, which may be node 0
-        nodes.start(*options, *TRAIN, **(shared | each[1]))
+def test_nodes_meet_by_an_etcd_that_comes_late_and_train_together(nodes: Nodes):
+    if why := etcd_server.why_not():
+        pytest.skip(why)
+    server = EtcdServer(nodes.directory)
+    options = ["--rdzv_backend=etcd", f"--rdzv_endpoint={server.address}", "--rdzv_id=two"]
+    options += ["--nnodes=1:2", "--rdzv-conf=last_call_timeout=20", "cluster=pytorchjob", *TRAIN]
+    nodes.start(*options, RUN_ID="")
+    nodes.wait_until(0, "waits for 127.0.0.1 (Connection refused)")
+    with server.running():
+        nodes.wait_until(0, "meets at")  # and now for the other one
+        nodes.start(*options, RUN_ID="")
         assert [nodes.ends(0), nodes.ends(1)] == [0, 0], nodes.said(0) + nodes.said(1)
     assert final_figures(nodes.directory / "two")["test/accuracy"] > 0.2
     assert len(list((nodes.directory / "two/logs").glob("rank-*.log"))) == 2
     assert "Warning" not in nodes.said(0) + nodes.said(1)
-    next_command = "samestep launch cluster=pytorchjob "
-    assert (next_command in nodes.said(0) + nodes.said(1)) == (dialect == "PyTorchJob")
+    assert "samestep launch cluster=pytorchjob " in nodes.said(0) + nodes.said(1)
     for number in (0, 1):
         line = next(line for line in nodes.said(number).splitlines() if "meets at" in line)
-        assert line.startswith("entrypoint: ")
-        assert f"meets at 127.0.0.1:{port} (127.0.0.1" in line
+        assert line.startswith("entrypoint: options, one of 1 to 2 nodes, 1 process here, ")
+        assert f"meets at {server.address} (127.0.0.1" in line
         assert line.endswith(", run two")
         assert nodes.message(number) == ""
 
@@ -278,60 +260,45 @@ def test_ranks_whose_agent_was_killed_save_and_are_waited_for(nodes: Nodes):
 
 
 @pytest.mark.skipif(bool(WHY_NO_PODS), reason=WHY_NO_PODS)
-def test_pods_find_each_other_and_one_is_replaced(tmp_path: Path):
+def test_pods_find_each_other_and_one_is_replaced(nodes: Nodes):
     """A pod of an Indexed Job is late, a name is later, and one is lost in the middle."""
-    name = f"pods-0.pods.{pods.DOMAIN}"
     options = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=pods-0.pods", "--max-restarts=3"]
-    training = [*LONG, "trainer.max_epochs=4", f"run_root={tmp_path}"]
 
-    with pods.cluster(tmp_path) as cluster:
-        logs: list[Path] = []
+    def start(index: int) -> subprocess.Popen[bytes]:
+        number = nodes.start(
+            *options, *LONG, "trainer.max_epochs=4", start=partial(cluster.start, f"pods-{index}"),
+            RUN_ID="pods", JOB_COMPLETION_INDEX=str(index),
+        )  # fmt: skip
+        return nodes.processes[number]
 
-        def start(index: int) -> subprocess.Popen[bytes]:
-            logs.append(tmp_path / f"pod-{len(logs)}.log")
-            with logs[-1].open("wb") as log:
-                return cluster.start(
-                    f"pods-{index}", [*ENTRYPOINT, *options, *training], log,
-                    environment(
-                        RUN_ID="pods", JOB_COMPLETION_INDEX=str(index),
-                        TERMINATION_LOG=f"{tmp_path}/message-{len(logs) - 1}",
-                    ),
-                )  # fmt: skip
-
-        def wait_until(number: int, words: str) -> None:
-            deadline = time.monotonic() + 200
-            while words not in logs[number].read_text():
-                assert time.monotonic() < deadline, logs[number].read_text()
-                assert cluster.pods[number].poll() is None, logs[number].read_text()
-                time.sleep(0.1)
-
+    with pods.cluster(nodes.directory) as cluster:
         second = start(1)
-        wait_until(0, "waits for pods-0.pods (")
+        nodes.wait_until(0, "waits for pods-0.pods (")
         cluster.names.append("pods-0")
-        cluster.records[name] = cluster.address(3)  # its Service knows it before it listens
-        wait_until(0, f"meets at pods-0.pods:29500 ({cluster.address(3)} over eth0), run pods")
+        address = cluster.address(3)  # its Service knows it before it listens
+        cluster.records[f"pods-0.pods.{pods.DOMAIN}"] = address
+        nodes.wait_until(0, f"meets at pods-0.pods:29500 ({address} over eth0), run pods")
         first = start(0)
-        wait_until(1, "epoch 1/4  step 20")
+        nodes.wait_until(1, "epoch 1/4  step 20")
         second.kill()
         second.wait()
         third = start(1)
-        wait_until(1, "epoch 2/4  step 40")
+        nodes.wait_until(1, "epoch 2/4  step 40")
         pods.signal_pod(third)
         assert third.wait(100) == first.wait(100) == 143
-    assert "Stopped by SIGTERM after step" in logs[1].read_text()
-    assert len(list(tmp_path.glob("message-*"))) == 0
+    assert "Stopped by SIGTERM after step" in nodes.said(1)
+    assert len(list(nodes.directory.glob("message-*"))) == 0
 
 
 @pytest.mark.skipif(bool(WHY_NO_PODS), reason=WHY_NO_PODS)
-def test_workstations_whose_own_name_leads_nowhere_meet_by_c10d(tmp_path: Path):
+def test_workstations_whose_own_name_leads_nowhere_meet_by_c10d(nodes: Nodes):
     options = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-endpoint=meeting"]
-    with pods.cluster(tmp_path) as cluster:
+    with pods.cluster(nodes.directory) as cluster:
         cluster.records[f"meeting.{pods.DOMAIN}"] = cluster.address(2)
         for number in (0, 1):
-            with (tmp_path / f"{number}.log").open("wb") as log:
-                command = [*ENTRYPOINT, *options, *TRAIN, f"run_root={tmp_path}"]
-                cluster.start(f"ws-{number}", command, log, environment(RUN_ID="ws"), "127.0.1.1")
-        assert [pod.wait(100) for pod in cluster.pods] == [0, 0]
-        said = [(tmp_path / f"{number}.log").read_text() for number in (0, 1)]
-        for text in said:
-            assert f"meets at meeting:29400 ({cluster.address(2)} over eth0)" in text
+            start = partial(cluster.start, f"ws-{number}", own="127.0.1.1")
+            nodes.start(*options, *TRAIN, start=start, RUN_ID="ws")
+        assert [nodes.ends(0), nodes.ends(1)] == [0, 0]
+        for number in (0, 1):
+            place = f"meets at meeting:29400 ({cluster.address(2)} over eth0)"
+            assert place in nodes.said(number)

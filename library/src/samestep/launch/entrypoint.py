@@ -8,6 +8,7 @@ docs/clusters/entrypoint.md lists them. Exit codes: 0 finished, 1 error, 2 wrong
 137 killed (out of memory?), 143 stopped by SIGTERM.
 """
 
+import math
 import sys
 import traceback
 from collections.abc import Sequence
@@ -68,7 +69,7 @@ def train_as_node(argv: Sequence[str]) -> Outcome:
         node,
         processes=node.processes or max(1, gpus),
         run_id=name_run(cfg),
-        timeout_s=node.timeout_s or cfg.cluster.timeout_s,
+        timeout_s=node.timeout_s or math.ceil(cfg.cluster.timeout_s),
     )
     node = meeting.find_meeting_place(node)
     print(f"entrypoint: {node}, run {node.run_id}", flush=True)

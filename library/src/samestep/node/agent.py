@@ -22,12 +22,9 @@ if TYPE_CHECKING:
 
 
 def num_processes(accelerator: str, devices: int | str, num_nodes: int) -> int:
-    """How many processes to start here: 1 under torchrun, which has started them all.
+    """How many processes to start here for these arguments of the Trainer.
 
-    Args:
-        accelerator: as the Trainer's.
-        devices: as the Trainer's: a number, or ``auto`` for all GPUs.
-        num_nodes: as the Trainer's.
+    It is 1 under torchrun, which has started them all.
 
     Raises:
         ConfigError: if this machine has too few devices, or the run needs other machines.
@@ -80,15 +77,12 @@ def this_program() -> list[str]:
 
 
 def start(program: Sequence[str], num_processes: int, *, run_id: str) -> int:
-    """Run a program in several processes on this machine, and wait for them.
+    """Run a program in several processes on this machine, and return their exit code.
 
     Args:
         program: what Python runs: a script and its arguments, or ``-m``, a module and so on.
         num_processes: the ranks.
         run_id: name of the run.
-
-    Returns:
-        The exit code: that of the process that failed first, 0 if none did.
     """
     environment.limit_threads(num_processes)
     environment.set_variable("RUN_ID", run_id)

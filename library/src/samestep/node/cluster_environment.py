@@ -33,7 +33,6 @@ OPTIONS = {  # of torchrun, by the variables that mean the same; a later variabl
 DEFAULTS = {"master_addr": "", "node_rank": "-1", "nproc_per_node": "auto"}
 PORTS = {"static": 29500, "etcd-v2": 2379}  # others: 29400
 ALONE = "localhost:0"  # a single node needs no network, and takes any free port
-END = "(end of the command)"
 
 
 @dataclass(frozen=True)
@@ -172,8 +171,8 @@ def parse(argv: Sequence[str], found: dict[str, str], command: str) -> Namespace
     for name, value in (DEFAULTS | found).items():
         is_flag = isinstance(parser.get_default(name), bool)
         parser.set_defaults(**{name: value != "0" if is_flag else value})
-    # torchrun needs a script, and the entry point has none.
-    given = parser.parse_args([*argv, END])
+    # torchrun's parser needs a script, and the entry point has none. read_node takes it off again.
+    given = parser.parse_args([*argv, "(end)"])
     if given.no_python or given.run_path:
         raise ConfigError("--no-python, --run-path: are not supported; the ranks run in Python")
     return given
