@@ -16,7 +16,7 @@ _samestep_complete() {
     for ((index = 2; index < COMP_CWORD; index++)); do
         case ${COMP_WORDS[index]} in
             # Words for samestep launch and sweep, which Hydra does not know.
-            action=* | sweep=* | n_trials=* | trials_at_once=*) ;;
+            --check | --render | --data | sweep=* | n_trials=* | trials_at_once=*) ;;
             *) line+=" ${COMP_WORDS[index]}" ;;
         esac
     done

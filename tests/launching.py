@@ -1,8 +1,8 @@
-"""Call ``samestep launch`` within the process of the tests.
+"""Call ``samestep launch``, ``status``, ``logs`` and ``cancel`` within the process of the tests.
 
 A process of its own would compose each configuration anew, and import the checks again. Processes
 of their own are in tests/scripts/test_launch.py, tests/scripts/test_pipes.py and in the tests of
-``action=logs``.
+``samestep logs``.
 """
 
 import os
@@ -14,13 +14,28 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from samestep.command_line import call
-from samestep.launch.main import main
+from samestep.launch import main as launch_module
 from tests import fork_server
 from tests.conftest import ROOT, environment
 
 
 def launch(*words: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
     """What ``samestep launch`` does with these words and variables, in a folder."""
+    return samestep("launch", *words, cwd=cwd, **variables)
+
+
+def line_of(action: str, run_id: str, *words: str) -> list[str]:
+    """The command line that submits, checks or renders a run, or does ``action`` with one."""
+    if action in launch_module.COMMANDS:
+        return [action, run_id, *words]
+    return ["launch", *([] if action == "submit" else [f"--{action}"]), *words]
+
+
+def samestep(
+    command: str, *words: str, cwd: Path = ROOT, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """What a command of this part of ``samestep`` does with these words and variables."""
+    main = getattr(launch_module, "main" if command == "launch" else command)
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         before, folder = dict(os.environ), Path.cwd()
         try:

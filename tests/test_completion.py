@@ -23,7 +23,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         (["train.py", "model=ml"], ["model=mlp"]),
         (["train.py", "model=mlp", "trainer.max_t"], ["trainer.max_time="]),
         (["runs", "mod"], [""]),
-        (["launch", "action=check", "cluster=k8"], ["cluster=k8s"]),
+        (["launch", "--check", "cluster=k8"], ["cluster=k8s"]),
         (["sweep", "n_trials=3", "sweep=digits"], ["sweep=digits_lr"]),
         (["scripts/predict.py", "mod"], [""]),  # it must not be started; bash completes files
     ],

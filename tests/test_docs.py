@@ -55,7 +55,7 @@ def commands_of(code: str) -> list[tuple[str, str]]:
             )
             if starts:
                 error = below if below.startswith("error: ") else ""
-                words = re.sub(r"(^| )action=\w+", "", part[starts.end() :])
+                words = re.sub(r"(^| )--(check|render|data)\b", "", part[starts.end() :])
                 found.append((words, error))
     return found
 

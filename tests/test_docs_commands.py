@@ -14,15 +14,15 @@ import pytest
 from PIL import Image
 
 from samestep.hydra.compose import check
-from samestep.hydra.name import name_run
 from samestep.launch import check as rules
-from samestep.launch import main, render, volume
+from samestep.launch import main, render, submitted, volume
 from samestep.sweep import settings
 from tests.conftest import NO_PICTURES, ROOT, run
 from tests.printed_commands import PAGES, Command, find_commands
 
 HERE = (
-    "train.py", "scripts/prepare_data.py", "samestep launch", "samestep doctor", "samestep sweep",
+    "train.py", "scripts/prepare_data.py", "samestep doctor", "samestep sweep", "samestep launch",
+    "samestep status", "samestep logs", "samestep cancel",
 )  # fmt: skip
 WITH_A_RUN = (
     "scripts/evaluate.py", "scripts/predict.py", "scripts/export.py",
@@ -31,11 +31,10 @@ WITH_A_RUN = (
 ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"uvx copier ": "tests/test_copies.py",
     r"git commit ": "before an update",
-    r"samestep image ": "tests/samestep/launch/test_image.py",
     r"pyflyte run ": "tests/scripts/test_flyte.py",
     r"sh tests/image_build.sh": "tests/test_image.py",
     r"buildah bud |docker build|docker push": "tests/test_image.py",
-    r"podman save|ctr --namespace": "tests/samestep/launch/test_image.py",
+    r"podman save|ctr --namespace": "needs a cluster on this machine",
     r"docker run .*IMAGE": "tests/image_build.sh",
     r"docker (swarm|node|secret) ": "needs a swarm; seen on Docker 20.10: docs/clusters/swarm.md",
     r"docker run .*nginx": "a server of others",
@@ -106,29 +105,34 @@ def numbers_of_ranks(cfg) -> list[int]:
 
 
 @of_program("samestep launch")
-def test_what_is_launched_has_no_mistakes(command: Command, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_launched_has_no_errors(command: Command, monkeypatch: pytest.MonkeyPatch):
     words = arguments_of(command)
-    action = main.parse_action(words)
-    overrides = [word for word in words if not word.startswith("action=")]
+    overrides = [word for word in words if not word.startswith("--")]
+    flags = set(words) - set(overrides)
+    assert flags <= {f"--{flag}" for flag in main.FLAGS}
     cfg = check(overrides)
-    if action in main.ACTIONS_ON_EXISTING_RUN:
-        assert "RUN_ID" in command.variables
-        if not any(word.startswith("cluster=") for word in words):
-            return  # the run is found by its name alone: tests/samestep/launch
     monkeypatch.setenv("RUN_ID", command.variables.get("RUN_ID", ""))
-    if action == "data":
+    if "--data" in flags:
         cfg.run_id = volume.name_job(cfg)
         documents = volume.render_job(cfg, overrides)
     else:
-        cfg.run_id = name_run(cfg)
-        documents = render.render(cfg, overrides) if cfg.cluster.manifest else []
+        cfg, documents = main.prepare(overrides)
     assert list(rules.faults(cfg, documents)) == []
-    if action in ("data", "submit") or cfg.cluster.name == "docker":
+    if flags <= {"--data"} or cfg.cluster.name == "docker":
         assert list(rules.check_examples(cfg)) == []
     for number in numbers_of_ranks(cfg):
         assert cfg.data.global_batch_size >= number, f"{number} ranks"
-    if "commands" in cfg.cluster and cfg.cluster.name != "docker" and action not in ("check",):
-        assert render.command(cfg, overrides, "submit" if action == "render" else action)
+    if "commands" in cfg.cluster and cfg.cluster.name != "docker":
+        assert render.command(cfg, overrides, "submit")
+
+
+@of_program(*(f"samestep {name}" for name in main.COMMANDS))
+def test_what_is_done_with_a_run_names_it_and_at_most_its_cluster(command: Command):
+    name, *overrides = arguments_of(command)
+    assert "=" not in name
+    if overrides:
+        assert submitted.cluster_of(overrides)
+        check(overrides)
 
 
 @of_program("samestep sweep")

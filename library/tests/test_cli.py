@@ -54,7 +54,7 @@ def test_help_is_quick_and_works_anywhere(name: str, tmp_path: Path):
         ("compare nowhere", "nowhere: there is no run"),
         ("report nowhere", "samestep report: nowhere must be the directory of a run"),
         ("upload nowhere", "samestep upload: nowhere must be the directory of a run"),
-        ("image", "samestep image: the following arguments are required: NAME"),
+        ("image x", "samestep image: no such command; choose from run, doctor, report, "),
     ],
 )
 def test_invalid_arguments_are_one_message_and_quick(line: str, message: str, tmp_path: Path):
@@ -65,7 +65,7 @@ def test_invalid_arguments_are_one_message_and_quick(line: str, message: str, tm
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("name", ["doctor", "launch", "sweep"])
+@pytest.mark.parametrize("name", ["doctor", "launch", "logs", "sweep"])
 def test_the_project_of_this_folder_is_imported(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

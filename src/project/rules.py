@@ -70,7 +70,7 @@ def needed_files(cfg: DictConfig) -> list[str]:
 def check_ranks(cfg: DictConfig, num_ranks: Sequence[int]) -> Iterator[str]:
     """What a run refuses if it may get these numbers of ranks, such as 1, 2 and 3.
 
-    ``action=check`` asks this before a run is submitted. Each rank asks ``check_batch_size``.
+    ``samestep launch`` asks this before a run is submitted. Each rank asks ``check_batch_size``.
     """
     if "global_batch_size" in cfg.data:  # another DataModule may not have the key
         yield from check_batch_size(

@@ -18,7 +18,7 @@ FirstStep().on_train_batch_end()" """
 ANSWERS = {
     "help": "train.py --help",
     "error": "train.py data.num_wrokers=2",
-    "render": "-m samestep launch cluster=k8s cluster.image=registry/me:1 run_id=bench",
+    "render": "-m samestep launch --render cluster=k8s cluster.image=registry/me:1 run_id=bench",
 }
 WIDTH = 8_000  # hidden units of the net whose checkpoint is saved: 76 MB with Adam
 DATA_SIZES = {"data-1": 6_000, "data-10": 60_000, "data-100": 600_000}  # images

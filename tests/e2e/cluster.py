@@ -87,7 +87,7 @@ class Cluster:
         )
 
     def launch(self, action: str, run_id: str, *words: str) -> str:
-        """Run ``samestep launch action=...`` as a user does, and return what it prints.
+        """Submit or check a run, or call ``samestep status``, ``logs`` or ``cancel``.
 
         Every action may be repeated, so one in which kubectl got no answer is tried again.
         """
@@ -95,11 +95,11 @@ class Cluster:
             exit_code, output = self.launch_once(action, run_id, *words)
             if exit_code == 0 or "no answer in" not in output:
                 break
-        assert exit_code == 0, f"action={action} has failed:\n{output}"
+        assert exit_code == 0, f"samestep {action} has failed:\n{output}"
         return output
 
     def launch_once(self, action: str, run_id: str, *words: str) -> tuple[int, str]:
-        """Run ``samestep launch action=...``, and return its exit code and what it prints."""
+        """Run a command of ``samestep``, and return its exit code and what it prints."""
         overrides = [
             "cluster=k8s", "trainer.accelerator=cpu", "trainer.num_nodes=2",
             f"cluster.namespace={self.namespace}", f"cluster.image={self.image}",
@@ -108,14 +108,15 @@ class Cluster:
             "cluster.env=[{name: OMP_NUM_THREADS, value: '1'}]",
             "callbacks.progress.log_every_s=1", "data.global_batch_size=60", *words,
         ]  # fmt: skip
-        is_new = action in ("check", "submit")  # the others find the run by its name alone
+        flags = {"submit": ["launch"], "check": ["launch", "--check"]}
+        # The others find the run by its name alone.
+        line = [*flags[action], *overrides] if action in flags else [action, run_id]
         # What submit remembers of a run stays out of the repository.
         folder = Path(tempfile.gettempdir(), f"{self.namespace}-{os.getpid()}")
         folder.mkdir(exist_ok=True)
-        words = [*(overrides if is_new else ()), f"action={action}"]
         try:
             done = subprocess.run(
-                [sys.executable, ROOT / "tests/samestep_here.py", "launch", *words],
+                [sys.executable, ROOT / "tests/samestep_here.py", *line],
                 cwd=folder, env=os.environ | {"RUN_ID": run_id},
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 text=True, timeout=SECONDS, check=False,
@@ -123,7 +124,7 @@ class Cluster:
         except subprocess.TimeoutExpired as error:
             said = (error.stdout or b"").decode(errors="replace")
             raise AssertionError(
-                f"action={action} has not ended after {SECONDS:.0f} s:\n{said}"
+                f"samestep {action} has not ended after {SECONDS:.0f} s:\n{said}"
             ) from None
         return done.returncode, done.stdout
 

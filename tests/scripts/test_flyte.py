@@ -16,7 +16,7 @@ from samestep.hydra.compose import check
 from samestep.launch import render
 from samestep.run.metrics import read_history
 from tests.conftest import NO_PICTURES, QUICK, ROOT, run
-from tests.launching import launch
+from tests.launching import samestep
 
 WORKFLOW = ROOT / "scripts" / "flyte_workflow.py"
 GOLDEN = ["launch", "cluster=flyte", "trainer.devices=2", "data=cifar10"]
@@ -171,9 +171,9 @@ def test_the_actions_are_commands_of_flyte(tmp_path):
         script.write_text(f'#!/bin/sh\necho {name} "$FLYTE_OVERRIDES" "$@" >> {tmp_path}/told\n')
         script.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    for action in ("submit", "logs", "status", "cancel"):
-        words = ["cluster=flyte", "cluster.image=ours:1", f"action={action}"]
-        result = launch(*words, cwd=tmp_path, RUN_ID="cifar", PATH=path)
+    words = ["cluster=flyte", "cluster.image=ours:1"]
+    for line in (["launch", *words], ["logs", "cifar"], ["status", "cifar"], ["cancel", "cifar"]):
+        result = samestep(*line, cwd=tmp_path, RUN_ID="cifar", PATH=path)
         assert result.returncode == 0, result.stderr
     submit, logs, status, cancel = (tmp_path / "told").read_text().splitlines()
     assert submit.startswith('pyflyte ["cluster=flyte", "cluster.image=ours:1"] run --remote')

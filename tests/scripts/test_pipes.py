@@ -55,7 +55,7 @@ def test_the_help_of_a_command_may_be_cut_off(command: str):
     ("words", "exit_code"),
     [
         ([*SAMESTEP, "launch", "cluster=k8s"], 0),
-        ([*SAMESTEP, "launch", "cluster=k8s", "action=sumbit"], 2),
+        ([*SAMESTEP, "launch", "cluster=k8s", "--chekc"], 2),
         (["scripts/new.py", "model", "squeeze", "--from=nothing"], 2),
         (["scripts/evaluate.py", "nothing"], 2),
         (["train.py", "--cfg", "job"], 0),

@@ -18,8 +18,8 @@ class Command(NamedTuple):
     main: str
     summary: str
     takes_overrides: bool = False
-    """Whether it composes the configuration of a project, as train.py does. Its help is then the
-    docstring of its module."""
+    """Whether it composes the configuration of a project, as train.py does. Its help is then a
+    docstring: that of its function, or that of the module of a function ``main``."""
 
 
 COMMANDS = {
@@ -30,8 +30,10 @@ COMMANDS = {
     "runs": Command("samestep.report.commands:runs", "list the runs of a folder"),
     "upload": Command("samestep.run.upload:main", "copy a run to a store again"),
     "launch": Command("samestep.launch.main:main", "send a run to a cluster", True),
+    "status": Command("samestep.launch.main:status", "describe a run on a cluster", True),
+    "logs": Command("samestep.launch.main:logs", "follow a run on a cluster", True),
+    "cancel": Command("samestep.launch.main:cancel", "end a run on a cluster", True),
     "sweep": Command("samestep.sweep.main:main", "search good values with Optuna", True),
-    "image": Command("samestep.launch.image:main", "build and publish the container image"),
 }
 EXIT_CODES = "Exit codes: 0 done, 1 error, 2 invalid arguments or configuration."
 
@@ -59,7 +61,7 @@ def command() -> int:
     module, _, function = COMMANDS[name].main.partition(":")
     if COMMANDS[name].takes_overrides:
         if {"-h", "--help"} & set(argv):
-            print(read_docstring(module))
+            print(read_docstring(module, function))
             return 0
         from samestep.hydra.folder import project_folder
 
@@ -69,9 +71,12 @@ def command() -> int:
     return exit_code
 
 
-def read_docstring(module: str) -> str | None:
-    """The docstring of a module that is not imported: Hydra takes a third of a second."""
+def read_docstring(module: str, function: str) -> str | None:
+    """A docstring of a module that is not imported: Hydra takes a third of a second."""
     spec = find_spec(module)
     assert spec
     assert spec.origin
-    return ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8")))
+    tree = ast.parse(Path(spec.origin).read_text("utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    named = [node for node in functions if node.name == function != "main"]
+    return ast.get_docstring(named[0] if named else tree)

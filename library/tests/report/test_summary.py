@@ -67,11 +67,9 @@ def test_the_command_names_the_run_and_not_its_directory(tmp_path: Path):
     assert moved == "RUN_ID=moved python train.py", "it must not begin anew in its old place"
 
 
-@pytest.mark.parametrize(
-    ("cluster", "action"), [("k8s", "submit"), ("swarm", "submit"), ("docker", "render")]
-)
+@pytest.mark.parametrize(("cluster", "flag"), [("k8s", ""), ("swarm", ""), ("docker", " --render")])
 def test_the_summary_of_a_run_on_a_cluster_names_the_launcher(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str, action: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str, flag: str
 ):
     words = ["train.py", f"cluster={cluster}", "trainer.num_nodes=2", "trainer.max_epochs=3"]
     record.update(tmp_path, record.FINISHED, starts=[{"command": words}])
@@ -82,7 +80,7 @@ def test_the_summary_of_a_run_on_a_cluster_names_the_launcher(
     monkeypatch.setenv("SAMESTEP_ON_CLUSTER", "1")  # by the entry point
     assert command_to_go_on(cfg, tmp_path, 3) == (
         f"RUN_ID={tmp_path.name} samestep launch cluster={cluster} trainer.num_nodes=2 "
-        f"trainer.max_epochs=6 action={action}"
+        f"trainer.max_epochs=6{flag}"
     )
 
 

@@ -309,7 +309,7 @@ def test_in_a_pod_the_volume_is_what_can_be_filled(tmp_path, arguments, monkeypa
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     with pytest.raises(DataError) as caught:
         fetch(tmp_path / "mnist", **{**arguments, "download": False})
-    assert "samestep launch cluster=k8s data=mnist action=data" in str(caught.value)
+    assert "samestep launch cluster=k8s data=mnist --data" in str(caught.value)
     assert "prepare_data" not in str(caught.value)
 
 

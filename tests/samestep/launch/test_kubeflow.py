@@ -43,9 +43,7 @@ def cluster(tmp_path: Path) -> Iterator[Server]:
 
 
 def submit(server, *words):
-    return launching.launch(
-        *WORDS, *words, "action=submit", cwd=server.folder, RUN_ID="mine", **server.variables
-    )
+    return launching.launch(*WORDS, *words, cwd=server.folder, RUN_ID="mine", **server.variables)
 
 
 def train_job(server):
@@ -109,7 +107,7 @@ def test_what_the_cluster_refuses_is_said_in_one_line(cluster):
 def test_a_cluster_without_trainer_is_said_to_be_one(tmp_path):
     with serve(without=("TrainJob", "TrainingRuntime")) as server:
         result = run(
-            *LAUNCH, *WORDS, "action=submit", cwd=tmp_path, RUN_ID="mine",
+            *LAUNCH, *WORDS, cwd=tmp_path, RUN_ID="mine",
             KUBECONFIG=server.kubeconfig(tmp_path), KUBECACHEDIR=str(tmp_path),
         )  # fmt: skip
     assert result.returncode == 1
@@ -235,7 +233,7 @@ def make_client(server: Server) -> TrainerClient:
 
 
 def test_a_run_of_the_launcher_is_seen_by_the_sdk(trainer: Server):
-    words = [*LAUNCH, *WORDS, "action=submit"]
+    words = [*LAUNCH, *WORDS]
     submitted = run(*words, cwd=trainer.folder, RUN_ID="mine", **trainer.variables)
     assert (submitted.returncode, submitted.stderr) == (0, "")
     client = make_client(trainer)

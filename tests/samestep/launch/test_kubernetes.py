@@ -24,7 +24,8 @@ from tests.apiserver import Refusal, Server, serve
 from tests.conftest import ROOT, environment, run
 
 pytestmark = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
-LAUNCH = (str(ROOT / "tests/samestep_here.py"), "launch")
+HERE = str(ROOT / "tests/samestep_here.py")
+LAUNCH = (HERE, "launch")
 WORDS = ["cluster=k8s", "cluster.image=ghcr.io/me/project:1.2.3", "trainer.num_nodes=2"]
 RUNNING = {
     "phase": "Running",
@@ -47,12 +48,13 @@ def variables(server, tmp_path):
 
 
 def launch(server, action, *words, run_id="mine"):
-    return type_in(server, *WORDS, *words, f"action={action}", RUN_ID=run_id)
+    line = launching.line_of(action, run_id, *WORDS, *words)
+    return type_in(server, *line, RUN_ID=run_id)
 
 
 def type_in(server, *words, **variables):
-    """Call ``samestep launch`` with these words only."""
-    return launching.launch(*words, cwd=server.folder, **variables, **server.variables)
+    """Call ``samestep`` with these words only."""
+    return launching.samestep(*words, cwd=server.folder, **variables, **server.variables)
 
 
 def submit(server, *words):
@@ -93,7 +95,9 @@ def test_check_finds_that_the_claim_is_missing(cluster):
     result = launch(cluster, "check")
     assert result.returncode == 1
     assert "cluster.volume=project: there is no such claim in the namespace" in result.stderr
-    assert "; make it by cluster=k8s cluster.volume_size=SIZE action=data, or name" in result.stderr
+    assert (
+        "; make it by samestep launch cluster=k8s cluster.volume_size=SIZE --data" in result.stderr
+    )
     assert launch(cluster, "check", "cluster.volume=null").returncode == 0
 
     def refuse(method, path):
@@ -135,16 +139,16 @@ def test_check_forgives_a_dry_run_that_needs_the_objects_before_it(cluster):
 
 
 def test_check_needs_no_cluster(tmp_path):
-    result = run(*LAUNCH, *WORDS, "action=check", KUBECONFIG=str(tmp_path / "none"))
+    result = run(*LAUNCH, *WORDS, "--check", KUBECONFIG=str(tmp_path / "none"))
     assert (result.returncode, result.stderr) == (0, "")
     assert "no cluster was asked; kubectl knows no cluster" in result.stdout
 
 
 def test_check_and_submit_without_kubectl(tmp_path):
-    result = run(*LAUNCH, *WORDS, "action=check", PATH=str(tmp_path))
+    result = run(*LAUNCH, *WORDS, "--check", PATH=str(tmp_path))
     assert result.returncode == 0
     assert "kubectl: no such command on this machine" in result.stdout
-    result = run(*LAUNCH, *WORDS, "action=submit", PATH=str(tmp_path))
+    result = run(*LAUNCH, *WORDS, PATH=str(tmp_path))
     assert result.returncode == 1
     assert "kubectl: no such command on this machine" in result.stderr
 
@@ -152,7 +156,7 @@ def test_check_and_submit_without_kubectl(tmp_path):
 def test_submitting_twice_is_submitting_once(cluster):
     first, second = submit(cluster), submit(cluster)
     assert "job.batch/mine created" in first
-    assert "RUN_ID=mine samestep launch action=logs\n" in first
+    assert "  samestep logs mine\n" in first
     assert "job.batch/mine unchanged" in second
     assert len(cluster.objects) == 3
 
@@ -199,7 +203,7 @@ def test_the_image_of_the_example_is_not_submitted(cluster):
 def test_every_target_comes_and_goes(cluster, words, kind):
     submit(cluster, *words)
     assert [item["metadata"]["name"] for item in cluster.of_kind(kind)] == ["mine"]
-    result = type_in(cluster, "action=cancel", RUN_ID="mine")
+    result = type_in(cluster, "cancel", "mine")
     assert (result.returncode, result.stderr) == (0, "")
     assert "mine: cancelled; the same submit continues it" in result.stdout
     assert cluster.objects == {}
@@ -229,7 +233,7 @@ def test_what_a_run_needs_goes_when_the_run_goes(cluster, words):
 def test_how_the_object_of_a_run_is_deleted(cluster, target, policy):
     """In the foreground a TrainJob would lose its TrainingRuntime first, and never go."""
     submit(cluster, f"cluster={target}", "trainer.num_nodes=1")
-    result = type_in(cluster, "action=cancel", RUN_ID="mine")
+    result = type_in(cluster, "cancel", "mine")
     assert (result.returncode, result.stderr) == (0, "")
     assert cluster.policies[0] == policy
 
@@ -242,7 +246,7 @@ def test_a_run_starts_where_its_user_may_not_change_objects(cluster):
     cluster.refuse = refuse
     printed = submit(cluster)
     assert "mine: NetworkPolicy, Service will stay when the run is removed; me may not" in printed
-    assert "action=logs" in printed
+    assert "samestep logs mine" in printed
 
 
 def test_the_server_refuses_what_its_schema_allows(cluster):
@@ -278,7 +282,7 @@ def test_a_job_that_a_controller_cannot_create_leaves_an_event(cluster):
 
 def follow(server, *words):
     """The logs action, running."""
-    command = [sys.executable, "-u", *LAUNCH, *words, "action=logs"]
+    command = [sys.executable, "-u", HERE, "logs", "mine", *words]
     return subprocess.Popen(
         command, cwd=server.folder, env=environment(RUN_ID="mine", **server.variables), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -476,7 +480,7 @@ def test_status_asks_for_the_events_of_a_controller(cluster):
         "involvedObject": {"kind": "JobSet", "name": "mine"}, "reason": "JobCreationFailed",
         "message": REFUSED, "eventTime": stamp,
     })  # fmt: skip
-    result = type_in(cluster, "action=status", RUN_ID="mine")
+    result = type_in(cluster, "status", "mine")
     assert (result.returncode, result.stderr) == (0, "")
     title, refused, _ = result.stdout.splitlines()
     assert title == "JobSet mine: is pending: none of its pods runs"
@@ -575,8 +579,8 @@ def test_what_kubectl_says_in_one_sentence(said, meant):
          "{control-plane: }, 1 Insufficient nvidia.com/gpu.", "many free nvidia.com/gpu"),
         ("Unschedulable", "0/2 nodes are available: 2 Insufficient cpu.", "much free cpu"),
         ("Unschedulable", '0/1 nodes are available: persistentvolumeclaim "project" not found.',
-         "there is no volume claim project: make it by cluster=k8s cluster.volume_size=SIZE "
-         "action=data, or name another by cluster.volume"),
+         "there is no volume claim project: make it by samestep launch cluster=k8s cluster.volume_size=SIZE "
+         "--data, or name another by cluster.volume"),
         ("Unschedulable", "unbound immediate PersistentVolumeClaims", "volume is not ready"),
         ("Unschedulable", "1 node(s) had untolerated taint {nvidia.com/gpu: present}",
          "have the taint nvidia.com/gpu"),

@@ -91,7 +91,7 @@ def test_an_elastic_run_that_failed_starts_again_with_an_empty_etcd(tmp_path: Pa
         variables = {"KUBECONFIG": server.kubeconfig(tmp_path), "KUBECACHEDIR": str(tmp_path)}
         seen = []
         for _ in range(2):
-            result = launch(*words, "action=submit", cwd=tmp_path, RUN_ID="mine", **variables)
+            result = launch(*words, cwd=tmp_path, RUN_ID="mine", **variables)
             assert (result.returncode, result.stderr) == (0, "")
             (etcd,), (job,) = server.of_kind("Deployment"), server.of_kind("Job")
             seen.append(etcd["metadata"]["uid"])

@@ -35,7 +35,9 @@ def copy(tmp_path: Path) -> Path:
 def test_a_cluster_file_of_ones_own_needs_no_typed_names(copy: Path):
     """The manifest is of what the pods compose: they do not have configs/local."""
     variables = {"PYTHONPATH": str(copy / "src"), "KUBECONFIG": "/nowhere", "RUN_ID": "mine"}
-    done = run("-m", "samestep", "launch", "cluster=mine", "seed=1", cwd=copy, **variables)
+    done = run(
+        "-m", "samestep", "launch", "--render", "cluster=mine", "seed=1", cwd=copy, **variables
+    )
     assert (done.returncode, done.stderr) == (0, "")
     *_, job = yaml.safe_load_all(done.stdout)
     pod = job["spec"]["template"]["spec"]

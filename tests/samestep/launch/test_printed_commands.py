@@ -42,7 +42,7 @@ def find_printed(page: str, cluster: str) -> Command:
 def rendered(command: Command, *more: str):
     """The documents of a printed command."""
     words = [word.replace("$IMAGE", "ours:1") for word in command.arguments]
-    words = [word for word in words if not word.startswith("action=")] + [*SMALL, *more]
+    words = [word for word in words if not word.startswith("--")] + [*SMALL, *more]
     cfg = check(words)
     cfg.run_id = command.variables["RUN_ID"]
     return cfg, render.render(cfg, words)

@@ -103,7 +103,7 @@ def test_a_value_without_a_home_is_an_error():
 def test_rendering_needs_no_torch_and_no_network():
     code = (
         "import sys\nfrom samestep.cli import main\n"
-        "sys.argv[1:] = ['launch', 'cluster=k8s']\n"
+        "sys.argv[1:] = ['launch', 'cluster=k8s', '--render']\n"
         "try: main()\n"
         "except SystemExit as end: print([end.code, 'torch' in sys.modules])"
     )

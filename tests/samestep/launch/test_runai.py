@@ -6,7 +6,7 @@ import pytest
 
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
-from tests.launching import launch
+from tests.launching import launch, line_of, samestep
 from tests.samestep.launch.test_targets import RUNAI, TARGETS, command
 
 OURS = "cluster.image=ours:1"
@@ -31,8 +31,8 @@ def test_runai_gets_options_and_then_the_words_of_the_container(name):
 def test_runai_is_executed_with_these_words(name, action, tmp_path):
     (tmp_path / "runai").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 7\n')
     (tmp_path / "runai").chmod(0o755)
-    result = launch(
-        *TARGETS[name], OURS, f"action={action}",
+    result = samestep(
+        *line_of(action, "cifar", *TARGETS[name], OURS),
         cwd=tmp_path, RUN_ID="cifar", PATH=f"{tmp_path}:{os.environ['PATH']}",
     )  # fmt: skip
     assert (result.returncode, result.stderr) == (7, "")  # what the command says
@@ -46,18 +46,18 @@ def test_a_run_is_found_by_its_name_alone(name, tmp_path):
     (tmp_path / "runai").chmod(0o755)
     variables = {"RUN_ID": "cifar", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     words = [*TARGETS[name], OURS, "cluster.project=my team"]
-    result = launch(*words, "action=submit", cwd=tmp_path, **variables)
+    result = launch(*words, cwd=tmp_path, **variables)
     assert (result.returncode, result.stderr) == (0, "")
     for action in ("logs", "status", "cancel"):
-        line = f"samestep launch action={action}"
-        assert f"  RUN_ID=cifar {line}\n" in result.stdout
-        done = launch(f"action={action}", cwd=tmp_path, **variables)
+        line = f"samestep {action} cifar"
+        assert f"  {line}\n" in result.stdout
+        done = samestep(action, "cifar", cwd=tmp_path, **variables)
         told = ["runai", *done.stdout.splitlines()]
         assert told == command(name, "cluster.project=my team", action=action)
 
 
 def test_a_command_that_is_not_there_is_said_to_be_typed_elsewhere(tmp_path):
-    words = [*TARGETS["runai"], OURS, "action=submit"]
+    words = [*TARGETS["runai"], OURS]
     result = launch(*words, cwd=tmp_path, PATH=str(tmp_path))
     assert result.returncode == 1
     assert "runai: no such command on this machine" in result.stderr

@@ -12,7 +12,7 @@ from samestep.errors import ConfigError
 from samestep.hydra.compose import check
 from samestep.launch import check as rules
 from samestep.launch import render, slurm_errors
-from tests.launching import launch
+from tests.launching import launch, line_of, samestep
 
 FOLDERS = ["cluster.container=pyxis", "cluster.runs=/s/r", "cluster.data=/s/d"]
 FAKES = {  # programs of Slurm that write down what they are told
@@ -175,14 +175,14 @@ def test_a_time_limit_may_have_every_form_of_slurm(time):
 
 
 def test_a_trial_is_checked_before_it_is_sent():
-    result = launch("cluster=slurm", 'cluster.trials=["seed=1", "sed=2"]')
+    result = launch("cluster=slurm", 'cluster.trials=["seed=1", "sed=2"]', "--render")
     assert (result.returncode, result.stdout) == (2, "")
     assert "sed" in result.stderr
     assert "did you mean seed" in result.stderr
 
 
 def test_the_script_names_variables_and_holds_no_values():
-    result = launch("cluster=slurm", WANDB_API_KEY="0123456789abcdef")
+    result = launch("cluster=slurm", "--render", WANDB_API_KEY="0123456789abcdef")
     assert result.returncode == 0, result.stderr
     assert "WANDB_API_KEY" in result.stdout
     assert "0123456789abcdef" not in result.stdout
@@ -192,15 +192,15 @@ def test_the_script_names_variables_and_holds_no_values():
 
 @pytest.mark.parametrize("action", ["submit", "status", "logs", "cancel"])
 def test_without_slurm_one_message_says_so(action, tmp_path):
-    words = ["cluster=slurm", f"action={action}"]
-    result = launch(*words, cwd=tmp_path, RUN_ID="cifar", PATH=str(tmp_path))
+    words = line_of(action, "cifar", "cluster=slurm")
+    result = samestep(*words, cwd=tmp_path, RUN_ID="cifar", PATH=str(tmp_path))
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("error: squeue: no such command on this machine")
     assert "Traceback" not in result.stderr
 
 
 def test_without_slurm_a_run_is_checked_all_the_same(tmp_path):
-    result = launch("cluster=slurm", "action=check", RUN_ID="cifar", PATH=str(tmp_path))
+    result = launch("cluster=slurm", "--check", RUN_ID="cifar", PATH=str(tmp_path))
     assert (result.returncode, result.stderr) == (0, "")
     assert "no mistakes found" in result.stdout
     assert "Slurm was not asked" in result.stdout

@@ -10,7 +10,7 @@ import torch
 from samestep.run import record
 from tests import slurm
 from tests.conftest import NO_PICTURES, QUICK, ROOT, environment, run
-from tests.launching import launch
+from tests.launching import line_of, samestep
 from tests.samestep.sweep.test_search import states
 
 HERE = str(ROOT / "tests/samestep_here.py")
@@ -46,14 +46,14 @@ class Launcher:
 
     def __call__(self, action, *more, **variables):
         variables = {**self.variables, **variables}
-        words = [*self.words, *more, f"action={action}"]
+        words = line_of(action, variables["RUN_ID"], *self.words, *more)
         if action == "logs":  # may wait for ever
-            return run(HERE, "launch", *words, cwd=self.folder, timeout=900, **variables)
-        return launch(*words, cwd=self.folder, **variables)
+            return run(HERE, *words, cwd=self.folder, timeout=900, **variables)
+        return samestep(*words, cwd=self.folder, **variables)
 
     def follow(self):
         return subprocess.Popen(
-            [sys.executable, HERE, "launch", *self.words, "action=logs"], cwd=self.folder,
+            [sys.executable, HERE, *line_of("logs", self.variables["RUN_ID"], *self.words)], cwd=self.folder,
             env=environment(**self.variables), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True,
         )  # fmt: skip

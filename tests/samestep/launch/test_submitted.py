@@ -9,8 +9,7 @@ import yaml
 
 from samestep.command_line import call
 from samestep.errors import ConfigError
-from samestep.launch import submitted
-from samestep.launch.main import main
+from samestep.launch import main, submitted
 from tests.apiserver import Server, serve
 from tests.conftest import ROOT
 
@@ -36,8 +35,9 @@ def cluster(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         yield server
 
 
-def launch(*words: str) -> int:
-    return call(lambda: main(words))
+def launch(command: str, *words: str) -> int:
+    function = main.main if command == "launch" else getattr(main, command)
+    return call(lambda: function(words))
 
 
 @pytest.mark.parametrize("first", ["cluster=swarm", "cluster=runai"])
@@ -85,16 +85,16 @@ def test_a_damaged_file_is_named(here, text):
 
 def test_an_unknown_run_needs_a_cluster(here, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(here))
-    assert launch("action=status") == 2
+    assert launch("status", "mine") == 2
     said = capsys.readouterr().err
-    assert "runs/mine/launch.yaml does not exist, and kubectl: no such command" in said
-    assert "name its cluster: cluster=NAME" in said
+    assert "runs/mine/launch.yaml does not exist, so it was not submitted here" in said
+    assert "add its cluster, such as cluster=k8s" in said
     assert submitted.recall("mine", ["cluster=swarm"]) == ["cluster=swarm"]
 
 
 def test_a_name_that_leads_elsewhere_is_refused(here, capsys):
-    assert launch("action=status", "run_id=../mine") == 2
-    assert "no run can have this name" in capsys.readouterr().err
+    assert launch("status", "../mine") == 2
+    assert "is not the name of a run" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_written_changes_nothing_else(here, capsys):
@@ -104,34 +104,31 @@ def test_a_folder_that_cannot_be_written_changes_nothing_else(here, capsys):
 
 
 @needs_kubectl
-def test_a_run_is_found_by_its_name_on_this_machine_and_on_others(cluster, here, capsys):
-    """Names in the namespace, odd characters, and what was submitted beside the Job."""
+def test_a_run_is_found_by_its_name_here_and_with_its_cluster_on_other_machines(
+    cluster, here, capsys
+):
     cluster.namespaces.add("ml")
-    words = ["cluster=elasticjob", IMAGE, "cluster.namespace=ml", "data.root='$HOME/$$(x)'"]
-    assert launch(*words, "action=submit") == 0
-    assert "RUN_ID=mine samestep launch action=cancel\n" in capsys.readouterr().out
+    place = ["cluster=elasticjob", "cluster.namespace=ml"]
+    words = [*place, IMAGE, "data.root='$HOME/$$(x)'"]
+    assert launch("launch", *words) == 0
+    assert "  samestep cancel mine\n" in capsys.readouterr().out
     told = submitted.path_of("mine")
     assert yaml.safe_load(told.read_text()) == {"overrides": words}
-    assert launch("action=status") == 0
+    assert launch("status", "mine") == 0
     assert "ElasticJob mine: is pending" in capsys.readouterr().out
 
     told.unlink()  # as for a colleague
-    assert launch("action=status") == 2
-    assert "has no run of this name" in capsys.readouterr().err  # it is in another namespace
-    assert submitted.recall("mine", ["cluster=k8s", "cluster.namespace=no"])  # nothing there
-    with pytest.raises(ConfigError, match="mine was submitted with cluster=elasticjob"):
-        submitted.recall("mine", ["cluster=elastic", "cluster.namespace=ml"])
-    found = submitted.ask_cluster("mine", ["cluster=k8s", "cluster.namespace=ml"])
-    assert found == (words, "")
-    assert launch("cluster=elasticjob", "cluster.namespace=ml", "action=cancel") == 0
+    assert launch("status", "mine", *place) == 0
+    assert "ElasticJob mine: is pending" in capsys.readouterr().out
+    assert launch("cancel", "mine", *place) == 0
     assert "mine: cancelled; the same submit continues it" in capsys.readouterr().out
     assert cluster.objects == {}
 
 
 @needs_kubectl
 def test_a_submit_that_is_refused_is_not_remembered(cluster, here, capsys):
-    assert launch("cluster=k8s", IMAGE, "action=submit") == 0
-    assert launch("cluster=k8s", IMAGE, "trainer.max_epochs=3", "action=submit") == 1
+    assert launch("launch", "cluster=k8s", IMAGE) == 0
+    assert launch("launch", "cluster=k8s", IMAGE, "trainer.max_epochs=3") == 1
     assert submitted.recall("mine", []) == ["cluster=k8s", IMAGE]
 
 
@@ -144,7 +141,7 @@ def test_a_submit_that_is_refused_is_not_remembered(cluster, here, capsys):
 )
 def test_a_secret_is_neither_submitted_nor_remembered(cluster, here, secret, capsys):
     words = ["cluster=k8s", IMAGE, secret]
-    assert launch(*words, "action=submit") == 2
+    assert launch("launch", *words) == 2
     assert not (here / "runs").exists()
     assert cluster.objects == {}
     assert "hunter2secret" not in str(capsys.readouterr())

@@ -19,7 +19,7 @@ from samestep.hydra.compose import check
 from samestep.launch import render
 from tests import mirror
 from tests.conftest import NO_PICTURES, ROOT, run
-from tests.launching import launch
+from tests.launching import launch, line_of, samestep
 
 UNEQUAL = "cluster.devices_per_node=[1,2]"
 GOLDEN = {  # file: the command that writes it
@@ -91,7 +91,7 @@ def test_secrets_are_named_and_never_shown():
     assert found["secrets"]["secret-1"] == {"name": "aws", "external": True}
     assert "secrets" not in stack()
     assert "secrets" not in stack()["services"]["node-0"]
-    without = launch("cluster=docker", WANDB_API_KEY="0123456789abcdef")
+    without = launch("cluster=docker", "--render", WANDB_API_KEY="0123456789abcdef")
     assert "--env=WANDB_API_KEY " in without.stdout
     assert "0123456789abcdef" not in without.stdout
 
@@ -162,8 +162,8 @@ def fake_docker(tmp_path, monkeypatch):
 def test_the_actions_are_commands_of_docker(fake_docker, tmp_path):
     """Those on a run find it by its name alone."""
     words = ["cluster=swarm", "cluster.image=ours:1", "trainer.max_epochs=2"]
-    for action, more in (("submit", words), ("status", []), ("logs", []), ("cancel", [])):
-        result = launch(*more, f"action={action}", cwd=tmp_path, RUN_ID="cifar")
+    for line in (["launch", *words], ["status", "cifar"], ["logs", "cifar"], ["cancel", "cifar"]):
+        result = samestep(*line, cwd=tmp_path, RUN_ID="cifar")
         assert result.returncode == 0, result.stderr
     calls = fake_docker()
     (submit, text), (status, _), *logs, (cancel, _) = calls
@@ -176,8 +176,7 @@ def test_the_actions_are_commands_of_docker(fake_docker, tmp_path):
 
 
 def test_without_docker_the_command_is_shown(tmp_path):
-    words = ["cluster=swarm", "action=status"]
-    result = launch(*words, cwd=tmp_path, RUN_ID="cifar", PATH="/nowhere")
+    result = samestep("status", "cifar", "cluster=swarm", cwd=tmp_path, PATH="/nowhere")
     assert result.returncode == 1
     assert "docker: no such command" in result.stderr
     assert "docker stack ps --no-trunc cifar" in result.stderr
@@ -203,10 +202,10 @@ def test_commands_for_machines_without_swarm_are_typed_as_they_are(fake_docker, 
 
 def test_nothing_is_submitted_without_swarm(tmp_path):
     for action in ("submit", "logs"):
-        words = ["cluster=docker", "cluster.image=ours:1", f"action={action}"]
-        result = launch(*words, cwd=tmp_path, RUN_ID="cifar")
+        words = line_of(action, "cifar", "cluster=docker", "cluster.image=ours:1")
+        result = samestep(*words, cwd=tmp_path, RUN_ID="cifar")
         assert (result.returncode, result.stdout) == (2, "")
-        assert "action=render prints what to type" in result.stderr
+        assert "samestep launch --render prints what to type" in result.stderr
 
 
 def test_for_each_repeats_a_mapping_with_its_own_values():

@@ -243,7 +243,7 @@ def test_rendering_needs_neither_torch_nor_an_sdk():
     code = (
         "import sys\nfrom samestep.cli import main\n"
         "for words in sys.argv[1:]:\n"
-        "    sys.argv[1:] = ['launch', *words.split()]\n"
+        "    sys.argv[1:] = ['launch', '--render', *words.split()]\n"
         "    try: main()\n"
         "    except SystemExit as end: assert end.code == 0\n"
         "print([name for name in ('torch', 'kubernetes', 'kubeflow') if name in sys.modules])"

@@ -18,7 +18,7 @@ from samestep.launch.check.documents import find_pods
 from tests import mirror
 from tests.apiserver import Server, serve
 from tests.conftest import ROOT, environment
-from tests.launching import launch
+from tests.launching import launch, samestep
 from tests.samestep.launch.test_kubernetes import variables
 from tests.samestep.launch.test_targets import pod
 from tests.samestep.launch.test_targets import rendered as rendered_target
@@ -82,16 +82,16 @@ def test_a_claim_is_made_only_if_it_has_a_size():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["cluster=jobset"], "cluster=jobset action=data: only cluster=k8s fills a volume"),
-        (["cluster=swarm"], "cluster=swarm action=data: only cluster=k8s fills a volume"),
-        (["cluster.volume=null"], "cluster.volume=null: action=data fills a volume"),
+        (["cluster=jobset"], "cluster=jobset --data: only cluster=k8s fills a volume"),
+        (["cluster=swarm"], "cluster=swarm --data: only cluster=k8s fills a volume"),
+        (["cluster.volume=null"], "cluster.volume=null: --data fills a volume"),
         (["cluster.volume_size=lots"], "cluster.volume_size=lots: must be a size"),
         (["cluster.access_mode=ReadWriteAll"], "one of ReadWriteMany, ReadWriteOnce"),
         (["cluster.image=registry.example.com/project:1"], "is only an example"),
     ],
 )
 def test_what_cannot_be_filled_is_refused_with_one_line(words, message):
-    result = launch(*WORDS, *words, "action=data")
+    result = launch(*WORDS, *words, "--data")
     assert (result.returncode, result.stdout) == (2, "")
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
@@ -148,7 +148,7 @@ def test_a_new_claim_is_filled_and_what_was_lost_is_filled_again(cluster, tmp_pa
     miniature, root = mirror.mnist(tmp_path / "official"), tmp_path / "volume"
 
     def fill(url: str):
-        words = [*WORDS, SIZE, *miniature.overrides(root, url), "action=data"]
+        words = [*WORDS, SIZE, *miniature.overrides(root, url), "--data"]
         return launch(*words, **cluster.variables)
 
     with mirror.serve(tmp_path / "official") as official:
@@ -169,7 +169,7 @@ def test_a_new_claim_is_filled_and_what_was_lost_is_filled_again(cluster, tmp_pa
     failed = fill("http://127.0.0.1:9")  # nobody answers there
     assert failed.returncode == 1
     assert "[x] error: " in failed.stdout
-    cancelled = launch(*WORDS, "action=cancel", RUN_ID="data-mnist", **cluster.variables)
+    cancelled = samestep("cancel", "data-mnist", *WORDS, **cluster.variables)
     assert (cancelled.returncode, cancelled.stderr) == (0, "")
     assert [kind for kind, _, _ in cluster.objects] == ["v1 PersistentVolumeClaim"]
 
@@ -178,7 +178,7 @@ def test_a_new_claim_is_filled_and_what_was_lost_is_filled_again(cluster, tmp_pa
 def test_check_asks_for_a_claim_only_if_there_is_none(cluster):
     for number_of_claims in (1, 0):
         cluster.requests.clear()
-        result = launch(*WORDS, SIZE, "action=check", RUN_ID="mine", **cluster.variables)
+        result = launch(*WORDS, SIZE, "--check", RUN_ID="mine", **cluster.variables)
         assert (result.returncode, result.stderr) == (0, "")
         written = [path for method, path in cluster.requests if method in ("POST", "PATCH")]
         assert sum("persistentvolumeclaims" in path for path in written) == number_of_claims

@@ -83,7 +83,7 @@ def test_each_trial_is_a_job_that_is_cancelled_when_it_is_pruned(tmp_path: Path)
     assert "BackoffLimitExceeded" in trials[1].user_attrs["reason"]
     assert left == {"digits-lr-0", "digits-lr-1"}  # the pruned one was cancelled
     assert pods.at_once == 2
-    # `RUN_ID=digits-lr-1 samestep launch action=logs` finds the trial.
+    # `samestep logs digits-lr-1` finds the trial.
     assert (tmp_path / "runs/digits-lr-1/launch.yaml").is_file()
     assert done.stdout.splitlines()[-1].startswith("  samestep launch trainer.max_epochs")
 

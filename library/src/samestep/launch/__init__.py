@@ -5,11 +5,11 @@ exit code of a container is that of the run.
 
 To send a run, read in this order:
 
-1. ``main``: what each action does. ``render``: fills the files of k8s/.
+1. ``main``: what each command does. ``render``: fills the files of k8s/.
 2. ``check``: finds mistakes before a cluster sees them.
 3. ``kubernetes`` with ``kubectl``, ``kubectl_errors``, ``volume``, ``follow`` and ``kubeflow``;
    ``slurm`` with ``slurm_errors``.
-4. ``submitted``: finds a run by its name. ``image``: builds what runs on the cluster.
+4. ``submitted``: finds a run by its name.
 
 To be a node: ``entrypoint`` and ``cluster_environment`` (who am I), above ``samestep.node``.
 """

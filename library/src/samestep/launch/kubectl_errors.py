@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from samestep.launch.render import Document
 from samestep.ranks.failure import EXIT_SIGTERM
 
-MAKE_CLAIM = "make it by cluster=k8s cluster.volume_size=SIZE action=data, or name another"
+MAKE_CLAIM = (
+    "make it by samestep launch cluster=k8s cluster.volume_size=SIZE --data, or name another"
+)
 
 ERRORS = {  # pattern of an error: cause and remedy; {0} is the first group of the pattern
     r'violates PodSecurity "?(\S+?)"?: (.*)':
@@ -26,7 +28,7 @@ ERRORS = {  # pattern of an error: cause and remedy; {0} is the first group of t
     r'namespaces? "(\S+?)" not found':
         "there is no namespace {0}: have it created, or name another by cluster.namespace",
     r"field is immutable":
-        "it is in the cluster already, with other values: cancel it first (action=cancel), or "
+        "it is in the cluster already, with other values: cancel it first (samestep cancel), or "
         "choose another RUN_ID",
     r'unknown field "(.*?)"':
         "the cluster does not know the field {0}: it is older than the manifests; they need "
@@ -74,7 +76,7 @@ POD_REASONS = {  # pattern of why a pod waits or was ended: cause and remedy
         "its image {image} cannot be pulled: check cluster.image, that it was pushed, and the "
         "namespace's right to pull it",
     r"CrashLoopBackOff|BackOff":
-        "it fails again and again: action=logs says why",
+        "it fails again and again: samestep logs says why",
     r"CreateContainerConfigError|CreateContainerError|RunContainerError":
         "its container cannot be created: check cluster.secret, cluster.user and the volume",
     r"OOMKilled":

@@ -147,10 +147,10 @@ def refuse_to_change(cfg: DictConfig, run: Document, is_same: bool) -> None:
         RunError: with the command that helps.
     """
     if run["metadata"].get("deletionTimestamp"):
-        raise RunError(f"{cfg.run_id}: is still being cancelled; wait for that (action=status)")
+        raise RunError(f"{cfg.run_id}: is still being cancelled; wait for that (samestep status)")
     if find_outcome(run) is None and not is_same:
         raise RunError(
-            f"{cfg.run_id}: runs already, with other overrides; cancel it first (action=cancel), "
+            f"{cfg.run_id}: runs already, with other overrides; cancel it first (samestep cancel), "
             "then this submit continues it, or choose another RUN_ID"
         )
 
@@ -219,7 +219,7 @@ def wait_until_none(cfg: DictConfig, count_remaining: Callable[[], int]) -> None
         if time.monotonic() > deadline:
             raise RunError(
                 f"{cfg.run_id}: {number} left after {limit_s} seconds; is a node lost? Look at "
-                "action=status, and cancel again"
+                "samestep status, and cancel again"
             )
         time.sleep(POLL_S)
 

@@ -1,23 +1,19 @@
-"""Send a run to a cluster. It takes the same overrides as train.py, plus action=.
+"""Send a run to a cluster. It takes the same overrides as train.py.
 
-samestep launch cluster=k8s trainer.num_nodes=2                 # print the manifests
-samestep launch cluster=k8s trainer.num_nodes=2 action=check    # look for mistakes
-RUN_ID=mine samestep launch cluster=k8s cluster.image=$IMAGE action=submit
-RUN_ID=mine samestep launch action=logs                         # also status, cancel
+samestep launch cluster=k8s trainer.num_nodes=2 --render     # print the manifests
+samestep launch cluster=k8s trainer.num_nodes=2 --check      # look for errors, and start nothing
+RUN_ID=mine samestep launch cluster=k8s cluster.image=$IMAGE trainer.num_nodes=2
+samestep logs mine                                           # also status, cancel
 
-action  render  print what the cluster would get; the default
-        check   look for mistakes in the configuration and the manifests; then ask the cluster,
-                if there is one, whether it would accept them
-        data    download the data set in the cluster, into the volume of the runs (cluster=k8s)
-        submit  start the run, or continue it; a second submit changes nothing
-        logs    print the logs of all pods until the run ends
-        status  print the state of each pod, and how far the run has come
-        cancel  let the run save, then remove it
+Without a flag it submits the run, or continues it; a second submit changes nothing.
 
-IMAGE is what `samestep image NAME --push` prints. RUN_ID names the run; without it, it
-gets a new name. logs, status and cancel need no more than it: submit remembers the overrides in
-<run_root>/<run_id>/launch.yaml. The pods run train.py with the same overrides.
-Exit codes: 0 done, 1 error, 2 wrong usage or configuration.
+--check   check the configuration; then ask the cluster, if there is one, whether it would accept it
+--render  print what the cluster would get
+--data    download the data set in the cluster, into the volume of the runs (cluster=k8s)
+
+IMAGE is what `docker push` published. RUN_ID names the run; without it, the run gets a new name.
+The pods run train.py with the same overrides.
+Exit codes: 0 done, 1 error, 2 invalid arguments or configuration.
 """
 
 import shlex
@@ -26,75 +22,131 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
+from samestep.command_line import Parser
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.compose import check as compose
 from samestep.hydra.folder import configs_folder
 from samestep.hydra.name import name_run
-from samestep.hydra.schema import choices_of, nearest
+from samestep.hydra.schema import choices_of
 from samestep.launch import render, submitted
 from samestep.launch.render import Document
 
-ACTIONS_ON_EXISTING_RUN = ("logs", "status", "cancel")
-ACTIONS = ("render", "check", "data", "submit", *ACTIONS_ON_EXISTING_RUN)
+FLAGS = ("check", "render", "data")
+COMMANDS = ("logs", "status", "cancel")
+"""The commands for a run that was submitted."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what ``action=`` in ``argv`` says with the run that the other words describe.
-
-    Returns:
-        0, or the exit code of the cluster's own command.
+    """Check, render or submit the run that ``argv`` describes, and return the exit code.
 
     Raises:
-        ConfigError: if the arguments or the configuration are wrong.
+        ConfigError: if the arguments or the configuration are invalid.
         RunError: if the cluster cannot do it.
     """
-    action = parse_action(argv)
-    words = [word for word in argv if not word.startswith("action=")]
-    return fill_volume(words) if action == "data" else launch(action, words)
-
-
-def parse_action(argv: Sequence[str]) -> str:
-    """Find the last ``action=``; without one it is ``render``.
-
-    Raises:
-        ConfigError: if there is no such action.
-    """
-    given = [word.removeprefix("action=") for word in argv if word.startswith("action=")]
-    action = given[-1] if given else "render"
-    if action not in ACTIONS:
-        near = nearest(action, ACTIONS)
-        hint = f"did you mean action={near}? " if near else ""
-        raise ConfigError(f"action={action}: no such action; {hint}there is {', '.join(ACTIONS)}")
-    return action
-
-
-def launch(action: str, typed: Sequence[str]) -> int:
-    """Do ``action`` with the run that ``typed`` describes; return the exit code."""
-    if action in ACTIONS_ON_EXISTING_RUN:
-        overrides = submitted.recall(submitted.name_of(typed, action), typed)
-    else:
-        overrides = list(typed)
-    cfg = compose_run(overrides)
-    documents = render.render(cfg, overrides) if cfg.cluster.manifest else []
-    if action == "render":
-        print_documents(cfg, overrides, documents)
+    reject_action(argv)
+    parser = Parser("samestep launch", None)
+    parser.add_argument("overrides", nargs="*", default=[])
+    one_of = parser.add_mutually_exclusive_group()
+    for flag in FLAGS:
+        one_of.add_argument(f"--{flag}", action="store_true")
+    given = parser.parse(argv)
+    if given.data:
+        return fill_volume(given.overrides)
+    if not (given.check or given.render):
+        return submit(given.overrides)
+    cfg, documents = prepare(given.overrides)
+    if given.render:
+        print_documents(cfg, given.overrides, documents)
         return 0
-    if action in ("check", "submit"):
-        check_run(action, cfg, documents)
-    exit_code = call_cluster(action, cfg, overrides, documents)
-    if action == "submit" and exit_code == 0:
-        print_next_commands(cfg, overrides)
+    check_run(cfg, documents)
+    return call_cluster("check", cfg, given.overrides, documents)
+
+
+def status(argv: Sequence[str]) -> int:
+    """Print the state of a run, of each of its pods or jobs, and how far it has come.
+
+    samestep status NAME [OVERRIDES...]
+
+    Where the run was submitted its NAME is enough. Elsewhere add its cluster, such as cluster=k8s
+    cluster.namespace=ml.
+    """
+    return call_command("status", argv)
+
+
+def logs(argv: Sequence[str]) -> int:
+    """Print what all pods or nodes of a run print, until the run ends.
+
+    samestep logs NAME [OVERRIDES...]
+
+    Where the run was submitted its NAME is enough. Elsewhere add its cluster, such as cluster=k8s
+    cluster.namespace=ml.
+    Exit codes: 0 the run succeeded, 1 it failed or was removed.
+    """
+    return call_command("logs", argv)
+
+
+def cancel(argv: Sequence[str]) -> int:
+    """Let a run save, and then remove it from its cluster; the same submit continues it.
+
+    samestep cancel NAME [OVERRIDES...]
+
+    Where the run was submitted its NAME is enough. Elsewhere add its cluster, such as cluster=k8s
+    cluster.namespace=ml.
+    """
+    return call_command("cancel", argv)
+
+
+def call_command(command: str, argv: Sequence[str]) -> int:
+    """Do what one of ``COMMANDS`` says with the run that ``argv`` names."""
+    reject_action(argv)
+    parser = Parser(f"samestep {command}", None)
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("overrides", nargs="*", default=[])
+    given = parser.parse(argv)
+    overrides = submitted.recall(given.name, given.overrides)
+    cfg, documents = prepare(overrides, given.name)
+    return call_cluster(command, cfg, overrides, documents)
+
+
+def reject_action(argv: Sequence[str]) -> None:
+    """Name the command that has taken the place of ``action=``."""
+    for word in argv:
+        action = word.removeprefix("action=")
+        if action == word:
+            continue
+        flags = {flag: f"samestep launch --{flag} OVERRIDES..." for flag in FLAGS}
+        commands = {name: f"samestep {name} NAME" for name in COMMANDS}
+        new = (flags | commands).get(action, "samestep launch OVERRIDES...")
+        raise ConfigError(f"{word}: there is no action= any more; type {new}")
+
+
+def submit(overrides: Sequence[str]) -> int:
+    """Check a run and submit it; print the commands that follow, describe and cancel it."""
+    cfg, documents = prepare(overrides)
+    check_run(cfg, documents, is_submitted=True)
+    exit_code = call_cluster("submit", cfg, overrides, documents)
+    if exit_code == 0:
+        words = [] if submitted.remember(cfg.run_id, overrides) else list(overrides)
+        print("\nNext:")
+        for command in COMMANDS:
+            print("  " + shlex.join(["samestep", command, cfg.run_id, *words]), flush=True)
     return exit_code
 
 
-def compose_run(overrides: Sequence[str]) -> DictConfig:
-    """Compose a run for its cluster, and name it; of a sweep of Slurm each trial is composed.
+def prepare(overrides: Sequence[str], name: str = "") -> tuple[DictConfig, list[Document]]:
+    """Compose a run, and render its documents.
+
+    Of a sweep of Slurm each trial is composed too.
+
+    Args:
+        overrides: of train.py, as they were typed.
+        name: of the run; empty: the name that it was given, or a new one.
 
     Raises:
-        ConfigError: if the configuration of the run or of a trial is wrong, or needs no cluster.
+        ConfigError: if the configuration of the run or of a trial is invalid, or needs no cluster.
     """
     cfg = compose_for_pods(overrides)
-    cfg.run_id = name_run(cfg)
+    cfg.run_id = name or name_run(cfg)
     if "manifest" not in cfg.cluster:
         others = [
             name for name in choices_of(configs_folder())["cluster"] if name != cfg.cluster.name
@@ -105,14 +157,15 @@ def compose_run(overrides: Sequence[str]) -> DictConfig:
         )
     for trial in cfg.cluster.get("trials", ()):
         compose_for_pods([*overrides, trial])
-    return cfg
+    return cfg, render.render(cfg, overrides) if cfg.cluster.manifest else []
 
 
 def compose_for_pods(overrides: Sequence[str]) -> DictConfig:
     """Compose what the pods will compose: they do not have configs/local of this machine.
 
     Raises:
-        ConfigError: if the configuration is wrong, or a text of it would become lines of a script.
+        ConfigError: if the configuration is invalid, or a text of it would become lines of a
+            script.
     """
     has_local = (configs_folder() / "local").is_dir()
     cfg = compose([*overrides, "local=null"] if has_local else overrides)
@@ -135,14 +188,16 @@ def print_documents(
         print(shlex.join(render.command(cfg, overrides, "submit")))
 
 
-def check_run(action: str, cfg: DictConfig, documents: Sequence[Document]) -> None:
-    """Refuse a run with mistakes; print what its user should know before it starts."""
+def check_run(
+    cfg: DictConfig, documents: Sequence[Document], *, is_submitted: bool = False
+) -> None:
+    """Reject a run with errors; print what its user should know before it starts."""
     from samestep.launch import check  # takes a third of a second, which wrong usage does not need
 
     check.refuse(check.faults(cfg, documents))
     for note in check.notes(cfg):
         print(f"{cfg.run_id}: {note}")
-    if action == "submit":
+    if is_submitted:
         check.refuse(check.check_examples(cfg))
 
 
@@ -151,45 +206,36 @@ def call_cluster(
 ) -> int:
     """Do ``action`` by the cluster's command, Slurm's or kubectl; return the exit code."""
     if "commands" in cfg.cluster:
-        return run_command(cfg, overrides, action, documents)
+        return run_command(action, cfg, overrides, documents)
     from samestep.launch import kubernetes, slurm
 
     actions = slurm.ACTIONS if cfg.cluster.name == "slurm" else kubernetes.ACTIONS
     return actions[action](cfg, documents)
 
 
-def print_next_commands(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Remember a run that was submitted; print the commands that follow, describe and cancel it."""
-    words = [] if submitted.remember(cfg.run_id, overrides) else list(overrides)
-    print("\nNext:")
-    for action in ACTIONS_ON_EXISTING_RUN:
-        line = shlex.join(["samestep", "launch", *words, f"action={action}"])
-        print(f"  RUN_ID={cfg.run_id} {line}", flush=True)
-
-
-def fill_volume(typed: Sequence[str]) -> int:
+def fill_volume(overrides: Sequence[str]) -> int:
     """Download the data set into the volume of the runs, in the cluster; return the exit code."""
     from samestep.launch import check, kubernetes, volume
 
-    cfg = compose_for_pods(typed)
+    cfg = compose_for_pods(overrides)
     cfg.run_id = volume.name_job(cfg)
-    documents = volume.render_job(cfg, typed)
+    documents = volume.render_job(cfg, overrides)
     check.refuse([*check.faults(cfg, documents), *check.check_examples(cfg)])
     return kubernetes.fill_volume(cfg, documents)
 
 
 def run_command(
-    cfg: DictConfig, overrides: Sequence[str], action: str, documents: Sequence[Document]
+    action: str, cfg: DictConfig, overrides: Sequence[str], documents: Sequence[Document]
 ) -> int:
     """Run the cluster's own command, which reads the documents; return its exit code."""
     if action == "check":
-        print(f"{cfg.run_id}: no mistakes found")
+        print(f"{cfg.run_id}: no errors found; cluster={cfg.cluster.name} was not asked")
         return 0
     command = render.command(cfg, overrides, action)
     if not command:
         raise ConfigError(
-            f"cluster={cfg.cluster.name} action={action}: nothing on this machine does that; "
-            "action=render prints what to type elsewhere"
+            f"cluster={cfg.cluster.name}: nothing on this machine can {action} its runs; "
+            "samestep launch --render prints what to type elsewhere"
         )
     try:
         done = subprocess.run(command, input=render.text(documents), text=True, check=False)

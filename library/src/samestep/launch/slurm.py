@@ -104,7 +104,9 @@ def cancel(cfg: DictConfig, documents: Sequence[Document]) -> int:
     deadline = time.monotonic() + cfg.cluster.grace_s + EXTRA_S
     while find_active(cfg):
         if time.monotonic() > deadline:
-            raise RunError(f"{cfg.run_id}: was cancelled, and has not ended yet; see action=status")
+            raise RunError(
+                f"{cfg.run_id}: was cancelled, and has not ended yet; see samestep status"
+            )
         time.sleep(POLL_S)
     print(f"{cfg.run_id}: cancelled; the same submit continues it")
     return 0
@@ -124,7 +126,7 @@ def call(*command: str, script: str = "") -> str:
     except FileNotFoundError:
         raise RunError(
             f"{command[0]}: no such command on this machine; use a login node of the cluster, "
-            f"or take the output of action=render there; the command was\n  {shlex.join(command)}"
+            f"or take the output of samestep launch --render there; the command was\n  {shlex.join(command)}"
         ) from None
     if done.returncode:
         raise RunError(slurm_errors.explain_error(done.stderr))

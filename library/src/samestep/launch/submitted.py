@@ -1,41 +1,19 @@
-"""The overrides of each run that was submitted: ``action=logs`` needs only the name of the run.
+"""The overrides of each run that was submitted here: ``samestep logs NAME`` needs only the name.
 
-This machine remembers it in ``<run_root>/<run_id>/launch.yaml``. Kubernetes remembers it too, as an
-annotation of the run's NetworkPolicy (k8s/network.yaml), which serves other people and machines.
-Both hold the overrides. No secret is among them, because ``check`` refuses to submit one.
+They stand in ``<run_root>/<run_id>/launch.yaml``. No secret is among them, because ``check``
+rejects one before a run is submitted. On another machine the cluster is typed again.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from samestep.errors import ConfigError, RunError
+from samestep.errors import ConfigError
 from samestep.hydra.compose import check as compose
 from samestep.hydra.rules import NAME
-from samestep.ranks import environment
 
-ANNOTATION = "samestep/overrides"
-HEADER = "# Overrides of action=submit, for action=logs, status and cancel of samestep launch.\n"
-
-
-def name_of(typed: Sequence[str], action: str) -> str:
-    """Find the name of an existing run: ``run_id=`` in ``typed``, or ``$RUN_ID``.
-
-    Raises:
-        ConfigError: if there is none, or no run can have it.
-    """
-    given = [word.partition("=")[2] for word in typed if word.lstrip("+").startswith("run_id=")]
-    name = given[-1] if given else environment.run_id()
-    if not name:
-        raise ConfigError(
-            f"RUN_ID: is not set; action={action} needs the name that action=submit printed"
-        )
-    if not NAME.holds(name):
-        raise ConfigError(f"RUN_ID={name}: no run can have this name")
-    return name
+HEADER = "# Overrides of samestep launch, for samestep logs, status and cancel.\n"
 
 
 def remember(run_id: str, overrides: Sequence[str]) -> bool:
@@ -54,26 +32,24 @@ def recall(run_id: str, typed: Sequence[str]) -> list[str]:
     """Return the overrides with which a run was submitted, and then those of ``typed``.
 
     Raises:
-        ConfigError: if the run is unknown and ``typed`` names no cluster, or another cluster.
+        ConfigError: if no run can have the name, the run is unknown and ``typed`` names no cluster,
+            or ``typed`` names another cluster.
     """
-    path = path_of(run_id)
-    source, reason = str(path), ""
+    if not NAME.holds(run_id):
+        raise ConfigError(f"{run_id}: is not the name of a run; type it before the overrides")
+    path, cluster = path_of(run_id), cluster_of(typed)
     submitted = read_file(path)
     if submitted is None:
-        source = f"the annotation {ANNOTATION}"
-        submitted, reason = ask_cluster(run_id, typed)
-    if submitted is None:
-        if cluster_of(typed) in (None, "local"):
+        if cluster in (None, "local"):
             raise ConfigError(
-                f"RUN_ID={run_id}: {path} does not exist, and {reason}; if it was "
-                "submitted, name its cluster: cluster=NAME"
+                f"{run_id}: {path} does not exist, so it was not submitted here; if it was "
+                "submitted elsewhere, add its cluster, such as cluster=k8s cluster.namespace=NAME"
             )
         return list(typed)
-    cluster, before = cluster_of(typed), cluster_of(submitted)
-    if cluster not in (None, before):
+    if cluster not in (None, cluster_of(submitted)):
         raise ConfigError(
-            f"cluster={cluster}: {run_id} was submitted with cluster={before} ({source}); "
-            "leave out cluster=, or choose another RUN_ID"
+            f"cluster={cluster}: {run_id} was submitted with cluster={cluster_of(submitted)} "
+            f"({path}); leave out cluster=, or name another run"
         )
     return [*submitted, *typed]
 
@@ -109,31 +85,7 @@ def read_file(path: Path) -> list[str] | None:
         return None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read: {type(error).__name__}; delete it") from None
-    if not isinstance(content, dict) or not is_overrides(content.get("overrides")):
+    overrides = content.get("overrides") if isinstance(content, dict) else None
+    if not isinstance(overrides, list) or not all(isinstance(word, str) for word in overrides):
         raise ConfigError(f"{path}: has no list of overrides; delete it")
-    return list(content["overrides"])
-
-
-def ask_cluster(run_id: str, typed: Sequence[str]) -> tuple[list[str] | None, str]:
-    """Read the overrides that Kubernetes remembers; otherwise return None and the reason."""
-    cfg = compose([*([] if cluster_of(typed) else ["cluster=k8s"]), *typed])
-    if "namespace" not in cfg.cluster:
-        return None, "this cluster is not Kubernetes"
-    from samestep.launch import kubectl
-
-    try:
-        policy = kubectl.get(cfg, f"networkpolicies.networking.k8s.io/{run_id}")
-    except RunError as error:
-        return None, str(error)
-    annotations = (policy or {}).get("metadata", {}).get("annotations", {})
-    # In manifests a $ is written twice, because Kubernetes replaces variables in arguments.
-    submitted = json.loads(annotations.get(ANNOTATION, "null").replace("$$", "$"))
-    if is_overrides(submitted):
-        return submitted, ""
-    where = f"namespace {cfg.cluster.namespace}" if cfg.cluster.namespace else "kubectl's namespace"
-    return None, f"{where} has no run of this name"
-
-
-def is_overrides(content: Any) -> bool:
-    """Whether it is a list of strings."""
-    return isinstance(content, list) and all(isinstance(word, str) for word in content)
+    return overrides

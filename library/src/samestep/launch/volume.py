@@ -28,11 +28,11 @@ def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Document]:
     """
     if cfg.cluster.name != "k8s":
         raise ConfigError(
-            f"cluster={cfg.cluster.name} action=data: only cluster=k8s fills a volume, also for "
+            f"cluster={cfg.cluster.name} --data: only cluster=k8s fills a volume, also for "
             "the other clusters on Kubernetes; docs/data.md says how to fill other volumes"
         )
     if cfg.cluster.volume is None:
-        raise ConfigError("cluster.volume=null: action=data fills a volume; name its claim")
+        raise ConfigError("cluster.volume=null: --data fills a volume; name its claim")
     cfg = cfg.copy()
     cfg.trainer.accelerator = "cpu"
     cfg.cluster.manifest = "data"
@@ -49,7 +49,7 @@ def command_to_fill(data: str, root: Path) -> str:
     # kubelet sets it in every container. A pod has no shell to type the other command in.
     if environment.variable("KUBERNETES_SERVICE_HOST"):
         return (
-            f"samestep launch cluster=k8s data={data} action=data, where you submit runs; "
+            f"samestep launch cluster=k8s data={data} --data, where you submit runs; "
             "with the cluster.image and cluster.volume of the run"
         )
     return f"python scripts/prepare_data.py data={data} {shlex.quote(f'data.root={root}')}"

@@ -111,6 +111,6 @@ def command_to_go_on(config: Config, run_dir: Path, num_epochs: int | None) -> s
     if cluster == "local" or environment.variable(environment.ON_CLUSTER) is None:
         return f"RUN_ID={name} {shlex.join(['python', 'train.py', *words])}"
     # Each machine has a Docker of its own, so only somebody who sits there can start the run.
-    action = "render" if cluster == "docker" else "submit"
-    again = shlex.join(["samestep", "launch", *words, f"action={action}"])
+    flags = ["--render"] if cluster == "docker" else []
+    again = shlex.join(["samestep", "launch", *words, *flags])
     return f"RUN_ID={name} {again}"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from samestep.errors import ConfigError, RunError
-from samestep.launch.main import launch
-from samestep.ranks import failure, process
+from samestep.launch import main as launch
+from samestep.ranks import environment, failure, process
 
 TRIES, WAIT_S = 6, 60  # of a cluster that does not answer
 
@@ -19,10 +19,11 @@ TRIES, WAIT_S = 6, 60  # of a cluster that does not answer
 def main(overrides: Sequence[str]) -> int:
     """Submit the run named ``$RUN_ID`` or find it, print its output, and return its exit code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
+    name = environment.run_id() or ""  # the search sets it
     try:
         for _ in range(TRIES):
             try:
-                return launch("submit", overrides) or launch("logs", [])
+                return launch.submit(overrides) or launch.logs([name])
             except RunError as error:
                 exit_code = failure.report(error)
             time.sleep(WAIT_S)
@@ -32,7 +33,7 @@ def main(overrides: Sequence[str]) -> int:
     except KeyboardInterrupt:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may interrupt the cancellation
         with suppress(ConfigError, RunError):
-            launch("cancel", [])
+            launch.cancel([name])
         return failure.EXIT_SIGTERM
 
 

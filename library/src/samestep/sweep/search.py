@@ -230,7 +230,7 @@ class Search:
         if settings.cfg.cluster.name == "local":
             words = ["python", "train.py", *words]
         else:
-            words = ["samestep", "launch", *words, "action=submit"]
+            words = ["samestep", "launch", *words]
         print(f"Next\n  {shlex.join(words)}", flush=True)
         return 0
 

@@ -20,8 +20,7 @@ from samestep.hydra.compose import check_all, message_of
 from samestep.hydra.folder import configs_folder
 from samestep.hydra.rules import NAME
 from samestep.hydra.schema import no_such_choice
-from samestep.launch import render
-from samestep.launch.main import check_run, compose_run
+from samestep.launch.main import check_run, prepare
 from samestep.ranks import environment
 
 CHECKPOINTS = "samestep.callbacks.checkpoints.Checkpoints"
@@ -105,9 +104,8 @@ def read(words: Sequence[str]) -> Settings:
                 "where it reads metrics from copies: callbacks.artifacts.url=s3://bucket/runs"
             )
         # The manifests of a trial, as before a submit.
-        with environment.exported({"RUN_ID": last}):
-            cfg = compose_run(overrides)
-            check_run("submit", cfg, render.render(cfg, overrides))
+        cfg, documents = prepare(overrides, last)
+        check_run(cfg, documents, is_submitted=True)
     from samestep.hydra.build import check_arguments
 
     for corner in corners:
