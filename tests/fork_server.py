@@ -58,7 +58,7 @@ from typing import Any, NoReturn
 LIBRARIES = (
     "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "filelock", "fsspec", "hydra",
     "hydra._internal.core_plugins.basic_launcher", "hydra._internal.core_plugins.basic_sweeper",
-    "hydra._internal.core_plugins.file_config_source", "jinja2", "jsonschema",
+    "hydra._internal.core_plugins.file_config_source", "jinja2",
     "kubeflow.trainer", "kubernetes", "lightning",
     "matplotlib.backends.backend_agg", "matplotlib.pyplot", "optuna",
     "optuna.visualization.matplotlib", "sklearn.ensemble", "torch", "torch.distributed.run",

@@ -15,7 +15,7 @@ from PIL import Image
 
 from samestep.hydra.compose import check
 from samestep.launch import check as rules
-from samestep.launch import main, render, submitted, volume
+from samestep.launch import main, render, submitted
 from samestep.sweep import settings
 from tests.conftest import NO_PICTURES, ROOT, run
 from tests.printed_commands import PAGES, Command, find_commands
@@ -104,13 +104,8 @@ def test_what_is_launched_has_no_errors(command: Command, monkeypatch: pytest.Mo
     overrides = [word for word in words if not word.startswith("--")]
     flags = set(words) - set(overrides)
     assert flags <= {f"--{flag}" for flag in main.FLAGS}
-    cfg = check(overrides)
     monkeypatch.setenv("RUN_ID", command.variables.get("RUN_ID", ""))
-    if "--data" in flags:
-        cfg.run_id = volume.name_job(cfg)
-        documents = volume.render_job(cfg, overrides)
-    else:
-        cfg, documents = main.prepare(overrides)
+    cfg, documents = main.prepare(overrides, is_data="--data" in flags)
     assert list(rules.faults(cfg, documents)) == []
     if flags <= {"--data"} or cfg.cluster.name == "docker":
         assert list(rules.check_examples(cfg)) == []

@@ -60,7 +60,6 @@ def test_the_help_of_a_command_may_be_cut_off(command: str):
         (["scripts/evaluate.py", "nothing"], 2),
         (["train.py", "--cfg", "job"], 0),
         (["-m", "tests.count_code"], 0),
-        (["-m", "tests.make_schemas"], 2),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -217,17 +217,6 @@ def check_credentials(spec: Node) -> None:
     assert files == {"/credentials/netrc", "/credentials/aws"}
 
 
-def test_trainer_refuses_variables_of_the_patch(trainer: Server):
-    """What the guide says of ``ContainerPatch(env=...)``."""
-    patched = CELLS[1].replace(
-        "volume_mounts=[", 'env=[{"name": "A", "value": "1"}], volume_mounts=['
-    )
-    (trainer.folder / "notebook.py").write_text("\n".join([CELLS[0], patched, CELLS[2]]))
-    result = run(str(trainer.folder / "notebook.py"), **trainer.variables)
-    assert "must not have env for the container node" in result.stderr
-    assert trainer.of_kind("TrainJob") == []
-
-
 def make_client(server: Server) -> TrainerClient:
     return TrainerClient(KubernetesBackendConfig(config_file=server.variables["KUBECONFIG"]))
 

@@ -16,7 +16,7 @@ import yaml
 from library.tests import pods
 from samestep.hydra.compose import check
 from samestep.launch import render
-from samestep.launch.check.documents import find_pods
+from samestep.launch.kubernetes import find_pod_template
 from tests.conftest import NO_PICTURES, ROOT, environment, final_figures
 from tests.printed_commands import Command, find_commands
 
@@ -114,8 +114,8 @@ def test_the_command_of_elastic_pods_trains_on_two(tmp_path: Path):
     _, documents = rendered(find_printed("docs/clusters/elastic.md", "elastic"))
     containers = {
         pod["spec"]["containers"][0]["name"]: pod["spec"]["containers"][0]
-        for document in documents
-        for _, pod in find_pods(document)
+        for pod in (find_pod_template(document.get("spec")) for document in documents)
+        if pod
     }
     etcd, worker = containers["etcd"], containers["elasticjob-worker"]
     variables = {item["name"]: item["value"] for item in worker["env"] if "value" in item}

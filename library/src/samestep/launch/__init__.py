@@ -1,14 +1,14 @@
 """Sending a run to a cluster, and being one node of it.
 
-Promise: the same command runs on every cluster; a mistake is found before a cluster sees it; the
-exit code of a container is that of the run.
+Promise: the same command runs on every cluster; a value that breaks a run is found before a cluster
+sees it; the exit code of a container is that of the run.
 
 To send a run, read in this order:
 
 1. ``main``: what each command does. ``render``: fills the files of k8s/.
-2. ``check``: finds mistakes before a cluster sees them.
-3. ``kubernetes`` with ``kubectl``, ``kubectl_errors``, ``volume``, ``follow`` and ``kubeflow``;
-   ``slurm`` with ``slurm_errors``.
+2. ``check``: finds the values that break a run on a cluster.
+3. ``kubernetes`` with ``kubectl``, ``explain``, ``volume``, ``follow`` and ``kubeflow``; ``slurm``;
+   ``poll``, the loop in which both wait.
 4. ``submitted``: finds a run by its name.
 
 To be a node: ``entrypoint`` and ``cluster_environment`` (who am I), above ``samestep.node``.

@@ -2,13 +2,16 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from omegaconf import DictConfig
 
 from samestep.errors import RunError
-from samestep.launch import check, kubectl_errors, render
+from samestep.launch import render
+from samestep.launch.explain import explain
 from samestep.launch.render import Document
 
 HANGS_S = 60  # seconds after its own limit in which kubectl must end; it also asks several times
@@ -50,13 +53,16 @@ def call(
             "https://kubernetes.io/docs/tasks/tools"
         ) from None
     if result.returncode:
-        raise RunError(kubectl_errors.explain_error(result.stderr))
+        raise RunError(explain(result.stderr))
+    if arguments[0] == "apply":
+        for line in dict.fromkeys(result.stderr.splitlines()):  # the server's warnings
+            print(line, file=sys.stderr)
     return result.stdout
 
 
-def apply(cfg: DictConfig, documents: Sequence[Document]) -> str:
+def apply(cfg: DictConfig, documents: Sequence[Document], *options: str) -> str:
     """Create or change the objects of the documents, and return what kubectl prints."""
-    return call(cfg, "apply", "--validate=strict", "--filename=-", documents=documents)
+    return call(cfg, "apply", "--validate=strict", "--filename=-", *options, documents=documents)
 
 
 def get(cfg: DictConfig, *arguments: str) -> Any:
@@ -65,9 +71,14 @@ def get(cfg: DictConfig, *arguments: str) -> Any:
     return json.loads(answer) if answer.strip() else None
 
 
+def select_pods(cfg: DictConfig) -> str:
+    """The option that selects the pods of the run."""
+    return f"--selector=app.kubernetes.io/instance={cfg.run_id}"
+
+
 def get_pods(cfg: DictConfig) -> list[Document]:
     """Get the pods of the run, sorted by name."""
-    found = get(cfg, "pods", f"--selector=app.kubernetes.io/instance={cfg.run_id}")
+    found = get(cfg, "pods", select_pods(cfg))
     return sorted((found or {}).get("items", []), key=lambda pod: pod["metadata"]["name"])
 
 
@@ -77,17 +88,10 @@ def find_run(documents: Sequence[Document]) -> Document:
 
 
 def build_address(document: Document) -> str:
-    """Build the name by which kubectl knows the document's object, such as ``jobs.batch/mine``."""
-    kind = f"{document['apiVersion']} {document['kind']}"
-    group, has_group, _ = document["apiVersion"].rpartition("/")
-    plural = check.schemas()["kinds"][kind]["plural"]
-    resource = f"{plural}.{group}" if has_group else plural
-    return f"{resource}/{document['metadata']['name']}"
-
-
-def is_training_pod(cfg: DictConfig, pod: Document) -> bool:
-    """Whether the pod is a node of the run, and not one that the nodes need, such as etcd."""
-    return cfg.cluster.container in [container["name"] for container in pod["spec"]["containers"]]
+    """Build the name by which kubectl knows the document's object: ``job.v1.batch/mine``."""
+    group, _, version = document["apiVersion"].rpartition("/")
+    kind = ".".join([document["kind"].lower(), *([version, group] if group else [])])
+    return f"{kind}/{document['metadata']['name']}"
 
 
 def find_outcome(run: Document | None) -> bool | None:
@@ -119,21 +123,18 @@ def get_event_time(event: Document) -> str:
 
 def build_missing_error(cfg: DictConfig) -> RunError:
     """Build the error for a run that is not in the cluster."""
-    refuse_missing_namespace(cfg)
+    reject_missing_namespace(cfg)
     where = f" in namespace {cfg.cluster.namespace}" if cfg.cluster.namespace else ""
     return RunError(
         f"{cfg.run_id}: there is no such run{where}; it was not submitted, was cancelled, or ended "
-        "longer ago than its cluster.ttl_s; RUN_ID=... names another run"
+        "longer ago than its cluster.ttl_s"
     )
 
 
-def refuse_missing_namespace(cfg: DictConfig) -> None:
-    """Raise a RunError if the namespace does not exist; a search in it finds nothing then."""
-    query = ("config", "view", "--minify", "--output=jsonpath={..namespace}")
-    name = cfg.cluster.namespace or call(cfg, *query).strip() or "default"
-    try:
-        is_there = get(cfg, "namespaces", name) is not None
-    except RunError:
-        return  # not everybody may read namespaces
-    if not is_there:
-        raise RunError(kubectl_errors.explain_error(f'namespaces "{name}" not found'))
+def reject_missing_namespace(cfg: DictConfig) -> None:
+    """Raise a RunError if the namespace does not exist: nothing is found in it then."""
+    name, is_missing = cfg.cluster.namespace, False
+    with suppress(RunError):  # not everybody may read namespaces
+        is_missing = bool(name) and get(cfg, "namespaces", name) is None
+    if is_missing:
+        raise RunError(explain(f'namespaces "{name}" not found'))

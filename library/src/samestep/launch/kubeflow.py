@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.launch import kubectl
-from samestep.launch.kubectl_errors import explain_error
+from samestep.launch.explain import explain
 from samestep.launch.render import Document
 
 SUBMITTED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
@@ -58,10 +58,10 @@ def create(cfg: DictConfig, documents: Sequence[Document]) -> str:
     except (RuntimeError, TimeoutError, ConfigException) as error:
         cause = error.__cause__
         if not isinstance(cause, ApiException):
-            raise RunError(explain_error(str(cause or error))) from None
+            raise RunError(explain(str(cause or error))) from None
         if cause.status != HTTPStatus.CONFLICT:
             answer = re.search(r'"message": ?("(?:[^"\\]|\\.)*")', cause.body or "")
             text = json.loads(answer[1]) if answer else str(cause.reason)
-            raise RunError(explain_error(text)) from None
+            raise RunError(explain(text)) from None
         result = "unchanged"
     return f"{lines}trainjob.trainer.kubeflow.org/{metadata['name']} {result}\n"

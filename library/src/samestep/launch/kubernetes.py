@@ -1,7 +1,6 @@
 """Check, submit and cancel a run in a Kubernetes cluster, by kubectl."""
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,9 +8,10 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.launch import kubectl, kubeflow, volume
-from samestep.launch.follow import POLL_S, logs, status
+from samestep.launch.explain import MAKE_CLAIM
+from samestep.launch.follow import logs, status
 from samestep.launch.kubectl import RUNS, build_address, find_outcome, find_run, get_pods
-from samestep.launch.kubectl_errors import MAKE_CLAIM
+from samestep.launch.poll import poll
 from samestep.launch.render import Document
 
 KEPT_KINDS = (volume.CLAIM,)  # these objects outlive a run that is cancelled
@@ -20,12 +20,8 @@ EXTRA_S = 60  # seconds that pods may take to end, beyond their grace period
 
 
 def check(cfg: DictConfig, documents: Sequence[Document]) -> int:
-    """Report that the checks found no mistakes; then ask the cluster, if there is one."""
-    kinds = ", ".join(document["kind"] for document in documents)
-    print(
-        f"{cfg.run_id}: no mistakes in {kinds}: schemas, rules of the servers, Pod Security "
-        "Standard (restricted), names, images, secrets"
-    )
+    """Ask the cluster, if there is one, whether it would accept the objects and the pods."""
+    print(f"{cfg.run_id}: no errors in the configuration")
     try:
         kubectl.call(cfg, "get", "--raw=/version", timeout_s=ANSWER_S)
     except RunError as error:
@@ -33,28 +29,49 @@ def check(cfg: DictConfig, documents: Sequence[Document]) -> int:
         return 0
     documents = volume.leave_existing_claim(cfg, documents)
     try:
-        kubectl.call(
-            cfg, "apply", "--dry-run=server", "--validate=strict", "--filename=-",
-            documents=documents,
-        )  # fmt: skip
+        kubectl.apply(cfg, documents, "--dry-run=server")
     except RunError as error:
         # A dry run creates nothing, so a later document may refer to an object that is missing.
-        if "is not in the cluster yet" not in str(error):
+        if "must be created before" not in str(error):
             raise
-        refuse_missing_claim(cfg, documents)
         kind = documents[-1]["kind"]
         print(f"{cfg.run_id}: the cluster can judge the {kind} only when it is submitted")
-        return 0
-    refuse_missing_claim(cfg, documents)
+    check_pod(cfg, documents)
+    reject_missing_claim(cfg, documents)
     print(f"{cfg.run_id}: the cluster would accept it (strict dry run of its server)")
     return 0
 
 
-def refuse_missing_claim(cfg: DictConfig, documents: Sequence[Document]) -> None:
+def check_pod(cfg: DictConfig, documents: Sequence[Document]) -> None:
+    """Ask the cluster for a pod as a controller would make it.
+
+    The API server itself judges only the pods of Jobs before they are made, and Pod Security and
+    quotas not even these.
+    """
+    template = find_pod_template(documents)
+    meta = {"name": f"{cfg.run_id}-check", **template.get("metadata", {})}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"]}
+    try:
+        kubectl.apply(cfg, [pod], "--dry-run=server")
+    except RunError as error:
+        if "may not create pods" not in str(error):  # only controllers may
+            raise
+
+
+def find_pod_template(node: Any) -> Any:
+    """Find the first pod template within ``node`` that is not etcd's; None if there is none."""
+    if isinstance(node, dict) and "containers" in (node.get("spec") or {}):
+        return node
+    if isinstance(node, dict) and node.get("kind") == "Deployment":
+        return None
+    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return next(filter(None, map(find_pod_template, children)), None)
+
+
+def reject_missing_claim(cfg: DictConfig, documents: Sequence[Document]) -> None:
     """Raise a RunError if the pods would wait for a volume claim that nobody has created."""
     name = cfg.cluster.volume
-    created = [d["metadata"]["name"] for d in documents if d["kind"] == volume.CLAIM]
-    if name is None or name in created:
+    if name is None or any(document["kind"] == volume.CLAIM for document in documents):
         return
     try:
         is_there = kubectl.get(cfg, "persistentvolumeclaims", name) is not None
@@ -67,13 +84,24 @@ def refuse_missing_claim(cfg: DictConfig, documents: Sequence[Document]) -> None
 
 
 def submit(cfg: DictConfig, documents: Sequence[Document]) -> int:
-    """Start the run, or start it again after it ended; change nothing while it runs."""
+    """Start the run, or start it again after it ended; change nothing while it runs.
+
+    Raises:
+        RunError: if the run is being cancelled, or runs with other overrides.
+    """
     document = find_run(documents)
     run = kubectl.get(cfg, build_address(document))
     if run is not None:
+        if run["metadata"].get("deletionTimestamp"):
+            raise RunError(f"{cfg.run_id}: is still being cancelled; wait for that")
         is_same = read_submitted_spec(run) == json.loads(json.dumps(document["spec"]))
-        refuse_to_change(cfg, run, is_same)
         outcome = find_outcome(run)
+        if outcome is None and not is_same:
+            raise RunError(
+                f"{cfg.run_id}: runs already, with other overrides; cancel it first "
+                f"(samestep cancel {cfg.run_id}), then this submit continues it, or choose another "
+                "RUN_ID"
+            )
         if outcome and is_same:
             print(f"{cfg.run_id}: is finished, nothing to do; another RUN_ID begins a new run")
             return 0
@@ -88,6 +116,13 @@ def submit(cfg: DictConfig, documents: Sequence[Document]) -> int:
         print(kubectl.apply(cfg, documents), end="")
     make_owner(cfg, documents)
     return 0
+
+
+def read_submitted_spec(run: Document) -> Any:
+    """Read the specification that was submitted, which kubectl noted; None if it did not."""
+    annotations = run["metadata"].get("annotations", {})
+    note = annotations.get(kubeflow.SUBMITTED_ANNOTATION, "{}")
+    return json.loads(note).get("spec")
 
 
 def make_owner(cfg: DictConfig, documents: Sequence[Document]) -> None:
@@ -117,8 +152,7 @@ def make_owner(cfg: DictConfig, documents: Sequence[Document]) -> None:
 
 def fill_volume(cfg: DictConfig, documents: Sequence[Document]) -> int:
     """Run the Job that puts data into the volume; return 0 when the data are ready, or 1."""
-    run = kubectl.get(cfg, build_address(find_run(documents)))
-    if find_outcome(run) is not None:
+    if find_outcome(kubectl.get(cfg, build_address(find_run(documents)))) is not None:
         # Somebody may have removed the files in the meantime, so the Job looks again.
         remove_all(cfg, documents)
     submit(cfg, documents)
@@ -134,74 +168,46 @@ def cancel(cfg: DictConfig, documents: Sequence[Document]) -> int:
     elif existed:
         state = "had ended; what it had left in the cluster is removed"
     else:
-        kubectl.refuse_missing_namespace(cfg)
+        kubectl.reject_missing_namespace(cfg)
         state = "nothing to cancel"
     print(f"{cfg.run_id}: {state}")
     return 0
 
 
-def refuse_to_change(cfg: DictConfig, run: Document, is_same: bool) -> None:
-    """Refuse a submit while the run is being cancelled, or runs with another specification.
-
-    Raises:
-        RunError: with the command that helps.
-    """
-    if run["metadata"].get("deletionTimestamp"):
-        raise RunError(f"{cfg.run_id}: is still being cancelled; wait for that (samestep status)")
-    if find_outcome(run) is None and not is_same:
-        raise RunError(
-            f"{cfg.run_id}: runs already, with other overrides; cancel it first (samestep cancel), "
-            "then this submit continues it, or choose another RUN_ID"
-        )
-
-
-def read_submitted_spec(run: Document) -> Any:
-    """Read the specification that was submitted, which kubectl noted; None if it did not."""
-    annotations = run["metadata"].get("annotations", {})
-    note = annotations.get(kubeflow.SUBMITTED_ANNOTATION, "{}")
-    return json.loads(note).get("spec")
-
-
 def remove_all(cfg: DictConfig, documents: Sequence[Document]) -> bool:
     """Remove all objects of the run, and wait for its pods; return whether there were any."""
-    existed = remove_run(cfg, find_run(documents))
-    # The pods need their Service and their volume while they save, so these come afterwards.
-    rest = [document for document in documents if document["kind"] not in (*RUNS, *KEPT_KINDS)]
-    if rest:
-        answer = kubectl.call(
-            cfg, "delete", "--filename=-", "--ignore-not-found", "--wait=false", documents=rest
-        )
-        existed = existed or bool(answer.strip())
-    # A TrainJob that is submitted again must not find the old runtime, which is about to go.
-    runtimes = [build_address(item) for item in rest if item["kind"] == "TrainingRuntime"]
-
-    def count_remaining() -> int:
-        return len(get_pods(cfg)) or sum(kubectl.get(cfg, name) is not None for name in runtimes)
-
-    wait_until_none(cfg, count_remaining)
-    return existed
-
-
-def remove_run(cfg: DictConfig, document: Document) -> bool:
-    """Delete the object of the run, and wait for its pods; return whether there was one."""
+    document = find_run(documents)
     address = build_address(document)
-    if kubectl.get(cfg, address) is None:
-        return False
+    run = kubectl.get(cfg, address)
+    if run is not None:
+        if any(pod["status"].get("phase") == "Running" for pod in get_pods(cfg)):
+            print(f"{cfg.run_id}: its pods have {cfg.cluster.grace_s} seconds to save", flush=True)
+        # In the foreground the cluster removes what a TrainJob owns before the TrainJob itself.
+        # Without its TrainingRuntime Trainer's webhook then denies every change of it, also its
+        # removal.
+        cascade = "background" if document["kind"] == "TrainJob" else "foreground"
+        kubectl.call(
+            cfg, "delete", address, f"--cascade={cascade}", "--ignore-not-found", "--wait=false"
+        )
+        wait_until_none(
+            cfg,
+            lambda: (
+                sum(is_training_pod(cfg, pod) for pod in get_pods(cfg))
+                or int(kubectl.get(cfg, address) is not None)
+            ),
+        )
+    # The pods need their Service and their volume while they save, so these come afterwards.
+    rest = [item for item in documents if item["kind"] not in (*RUNS, *KEPT_KINDS)]
+    # A run that is submitted again must not find an old object, which is about to go.
+    options = ("--filename=-", "--ignore-not-found", f"--timeout={EXTRA_S}s")
+    answer = kubectl.call(cfg, "delete", *options, documents=rest) if rest else ""
+    wait_until_none(cfg, lambda: len(get_pods(cfg)))
+    return run is not None or bool(answer.strip())
 
-    def count_remaining() -> int:
-        pods = [pod for pod in get_pods(cfg) if kubectl.is_training_pod(cfg, pod)]
-        return len(pods) or int(kubectl.get(cfg, address) is not None)
 
-    if any(pod["status"].get("phase") == "Running" for pod in get_pods(cfg)):
-        print(f"{cfg.run_id}: its pods have {cfg.cluster.grace_s} seconds to save", flush=True)
-    # In the foreground the cluster removes what a TrainJob owns before the TrainJob itself. Without
-    # its TrainingRuntime Trainer's webhook then denies every change of it, also its removal.
-    cascade = "background" if document["kind"] == "TrainJob" else "foreground"
-    kubectl.call(
-        cfg, "delete", address, f"--cascade={cascade}", "--ignore-not-found", "--wait=false"
-    )
-    wait_until_none(cfg, count_remaining)
-    return True
+def is_training_pod(cfg: DictConfig, pod: Document) -> bool:
+    """Whether the pod is a node of the run, and not one that the nodes need, such as etcd."""
+    return cfg.cluster.container in [container["name"] for container in pod["spec"]["containers"]]
 
 
 def wait_until_none(cfg: DictConfig, count_remaining: Callable[[], int]) -> None:
@@ -210,18 +216,20 @@ def wait_until_none(cfg: DictConfig, count_remaining: Callable[[], int]) -> None
     Raises:
         RunError: if something remains after the grace period.
     """
-    limit_s = cfg.cluster.grace_s + EXTRA_S
-    deadline, before = time.monotonic() + limit_s, 0
-    while number := count_remaining():
+    limit_s, before = cfg.cluster.grace_s + EXTRA_S, 0
+    for number in poll(count_remaining, limit_s):
+        if not number:
+            return
         if number != before:
             print(f"{cfg.run_id}: waits for {number} pod{'s' * (number > 1)} to end", flush=True)
         before = number
-        if time.monotonic() > deadline:
-            raise RunError(
-                f"{cfg.run_id}: {number} left after {limit_s} seconds; is a node lost? Look at "
-                "samestep status, and cancel again"
-            )
-        time.sleep(POLL_S)
+    raise RunError(
+        f"{cfg.run_id}: {before} left after {limit_s} seconds; is a node lost? Look at "
+        f"samestep status {cfg.run_id}, and cancel again"
+    )
 
 
-ACTIONS = {"check": check, "submit": submit, "logs": logs, "status": status, "cancel": cancel}
+ACTIONS = {
+    "check": check, "submit": submit, "data": fill_volume, "logs": logs, "status": status,
+    "cancel": cancel,
+}  # fmt: skip

@@ -28,7 +28,7 @@ from samestep.hydra.compose import check as compose
 from samestep.hydra.folder import configs_folder
 from samestep.hydra.name import name_run
 from samestep.hydra.schema import choices_of
-from samestep.launch import render, submitted
+from samestep.launch import check, kubernetes, render, slurm, submitted, volume
 from samestep.launch.render import Document
 
 FLAGS = ("check", "render", "data")
@@ -37,7 +37,7 @@ COMMANDS = ("logs", "status", "cancel")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Check, render or submit the run that ``argv`` describes, and return the exit code.
+    """Compose, render, check and submit the run that ``argv`` describes; return the exit code.
 
     Raises:
         ConfigError: if the arguments or the configuration are invalid.
@@ -48,18 +48,21 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("overrides", nargs="*", default=[])
     one_of = parser.add_mutually_exclusive_group()
     for flag in FLAGS:
-        one_of.add_argument(f"--{flag}", action="store_true")
+        one_of.add_argument(f"--{flag}", dest="action", action="store_const", const=flag)
     given = parser.parse(argv)
-    if given.data:
-        return fill_volume(given.overrides)
-    if not (given.check or given.render):
-        return submit(given.overrides)
-    cfg, documents = prepare(given.overrides)
-    if given.render:
-        print_documents(cfg, given.overrides, documents)
+    overrides, action = given.overrides, given.action or "submit"
+    cfg, documents = prepare(overrides, is_data=action == "data")
+    if action == "render":
+        print_documents(cfg, overrides, documents)
         return 0
-    check_run(cfg, documents)
-    return call_cluster("check", cfg, given.overrides, documents)
+    check_run(cfg, documents, action)
+    exit_code = call_cluster(action, cfg, overrides, documents)
+    if action == "submit" and exit_code == 0:
+        words = [] if submitted.remember(cfg.run_id, overrides) else overrides
+        print("\nNext:")
+        for command in COMMANDS:
+            print("  " + shlex.join(["samestep", command, cfg.run_id, *words]), flush=True)
+    return exit_code
 
 
 def status(argv: Sequence[str]) -> int:
@@ -120,20 +123,9 @@ def reject_action(argv: Sequence[str]) -> None:
         raise ConfigError(f"{word}: there is no action= any more; type {new}")
 
 
-def submit(overrides: Sequence[str]) -> int:
-    """Check a run and submit it; print the commands that follow, describe and cancel it."""
-    cfg, documents = prepare(overrides)
-    check_run(cfg, documents, is_submitted=True)
-    exit_code = call_cluster("submit", cfg, overrides, documents)
-    if exit_code == 0:
-        words = [] if submitted.remember(cfg.run_id, overrides) else list(overrides)
-        print("\nNext:")
-        for command in COMMANDS:
-            print("  " + shlex.join(["samestep", command, cfg.run_id, *words]), flush=True)
-    return exit_code
-
-
-def prepare(overrides: Sequence[str], name: str = "") -> tuple[DictConfig, list[Document]]:
+def prepare(
+    overrides: Sequence[str], name: str = "", *, is_data: bool = False
+) -> tuple[DictConfig, list[Document]]:
     """Compose a run, and render its documents.
 
     Of a sweep of Slurm each trial is composed too.
@@ -141,11 +133,15 @@ def prepare(overrides: Sequence[str], name: str = "") -> tuple[DictConfig, list[
     Args:
         overrides: of train.py, as they were typed.
         name: of the run; empty: the name that it was given, or a new one.
+        is_data: prepare the Job that downloads the data of the run instead.
 
     Raises:
         ConfigError: if the configuration of the run or of a trial is invalid, or needs no cluster.
     """
     cfg = compose_for_pods(overrides)
+    if is_data:
+        cfg.run_id = volume.name_job(cfg)
+        return cfg, volume.render_job(cfg, overrides)
     cfg.run_id = name or name_run(cfg)
     if "manifest" not in cfg.cluster:
         others = [
@@ -178,27 +174,22 @@ def print_documents(
     cfg: DictConfig, overrides: Sequence[str], documents: Sequence[Document]
 ) -> None:
     """Print the documents, or the command that submits the run, if they hold no secret."""
-    from samestep.launch.check import refuse, secrets
-
     # What is printed is kept in files and in the history of terminals.
-    refuse(secrets.check_secrets_of_configuration(cfg))
+    check.reject(check.find_secrets(cfg))
     if documents:
         print(render.text(documents), end="")
     else:
         print(shlex.join(render.command(cfg, overrides, "submit")))
 
 
-def check_run(
-    cfg: DictConfig, documents: Sequence[Document], *, is_submitted: bool = False
-) -> None:
+def check_run(cfg: DictConfig, documents: Sequence[Document], action: str) -> None:
     """Reject a run with errors; print what its user should know before it starts."""
-    from samestep.launch import check  # takes a third of a second, which wrong usage does not need
-
-    check.refuse(check.faults(cfg, documents))
-    for note in check.notes(cfg):
-        print(f"{cfg.run_id}: {note}")
-    if is_submitted:
-        check.refuse(check.check_examples(cfg))
+    check.reject(check.faults(cfg, documents))
+    if action != "data":
+        for note in check.notes(cfg):
+            print(f"{cfg.run_id}: {note}")
+    if action != "check":
+        check.reject(check.check_examples(cfg))
 
 
 def call_cluster(
@@ -207,21 +198,8 @@ def call_cluster(
     """Do ``action`` by the cluster's command, Slurm's or kubectl; return the exit code."""
     if "commands" in cfg.cluster:
         return run_command(action, cfg, overrides, documents)
-    from samestep.launch import kubernetes, slurm
-
     actions = slurm.ACTIONS if cfg.cluster.name == "slurm" else kubernetes.ACTIONS
     return actions[action](cfg, documents)
-
-
-def fill_volume(overrides: Sequence[str]) -> int:
-    """Download the data set into the volume of the runs, in the cluster; return the exit code."""
-    from samestep.launch import check, kubernetes, volume
-
-    cfg = compose_for_pods(overrides)
-    cfg.run_id = volume.name_job(cfg)
-    documents = volume.render_job(cfg, overrides)
-    check.refuse([*check.faults(cfg, documents), *check.check_examples(cfg)])
-    return kubernetes.fill_volume(cfg, documents)
 
 
 def run_command(

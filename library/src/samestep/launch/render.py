@@ -211,24 +211,22 @@ def find_unprintable(cfg: DictConfig) -> Iterator[str]:
     comment with Slurm's options ends there.
     """
     places = {key: cfg[key] for key in ("run_root", "run_dir") if key in cfg}
-    parts = [("cluster", OmegaConf.to_container(cfg.cluster, resolve=True)), *places.items()]
-    for key, value in parts:
-        for path, text in find_texts(key, value):
-            if not text.isprintable():
+    places["cluster"] = OmegaConf.to_container(cfg.cluster, resolve=True)
+    for path, node in walk(places):
+        for text in [node] if isinstance(node, str) else node if isinstance(node, dict) else ():
+            if not str(text).isprintable():
                 yield (
                     f"{path}={json.dumps(text)}: must be one line without control characters; in "
                     "a YAML file write it beside its key, without | or >"
                 )
 
 
-def find_texts(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Each text in plain containers, also the keys, and where it is."""
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from find_texts(f"{key}[{index}]", item)
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield key, str(name)
-            yield from find_texts(f"{key}.{name}", item)
+def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ``node`` and every value within it, each with its path."""
+    yield path, node
+    if isinstance(node, dict):
+        for key, child in node.items():
+            yield from walk(child, f"{path}.{key}".lstrip("."))
+    elif isinstance(node, list):
+        for index, child in enumerate(node):
+            yield from walk(child, f"{path}[{index}]")

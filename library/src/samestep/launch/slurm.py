@@ -5,19 +5,17 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from samestep.errors import RunError
-from samestep.launch import render, slurm_errors
+from samestep.launch import render
+from samestep.launch.poll import poll
 from samestep.launch.render import Document
 from samestep.ranks.process import EXIT_LOST_READER, has_lost_reader
 
-POLL_S = 2.0
-RETRIES = 30  # polls without an answer before we give up; Slurm's controller may restart
 EXTRA_S = 60  # seconds that a job may take to end, beyond its grace period
 ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
@@ -31,8 +29,8 @@ Job = dict[str, str]
 
 
 def check(cfg: DictConfig, documents: Sequence[Document]) -> int:
-    """Report that the checks found no mistakes; then ask Slurm, if it answers here."""
-    print(f"{cfg.run_id}: no mistakes found")
+    """Ask Slurm, if it answers here, whether it would accept the job."""
+    print(f"{cfg.run_id}: no errors in the configuration")
     try:
         call("squeue", "--me")
     except RunError as error:
@@ -63,12 +61,11 @@ def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
     stdout = os.fstat(sys.stdout.fileno())
     printed: dict[str, int] = {}  # bytes of each file
     described: set[str] = set()
-    while True:
-        jobs = find_jobs(cfg, retries=RETRIES if described or printed else 0)
+    for jobs in poll(lambda: find_jobs(cfg)):
         if not jobs:
-            raise build_missing_error(cfg)
+            break
         for job in jobs:
-            print_new_lines(cfg, job, printed)
+            print_new_lines(job, printed)
             line = describe(cfg, job, with_times=False)
             if line not in described:
                 print(line, file=sys.stderr, flush=True)
@@ -77,7 +74,7 @@ def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
             return 0 if all(job["JobState"] == "COMPLETED" for job in jobs) else 1
         if has_lost_reader(stdout):
             return EXIT_LOST_READER
-        time.sleep(POLL_S)
+    raise build_missing_error(cfg)
 
 
 def status(cfg: DictConfig, documents: Sequence[Document]) -> int:
@@ -101,15 +98,11 @@ def cancel(cfg: DictConfig, documents: Sequence[Document]) -> int:
         print(f"{cfg.run_id}: nothing to cancel")
         return 0
     call("scancel", *{job.get("ArrayJobId", job["JobId"]) for job in active})
-    deadline = time.monotonic() + cfg.cluster.grace_s + EXTRA_S
-    while find_active(cfg):
-        if time.monotonic() > deadline:
-            raise RunError(
-                f"{cfg.run_id}: was cancelled, and has not ended yet; see samestep status"
-            )
-        time.sleep(POLL_S)
-    print(f"{cfg.run_id}: cancelled; the same submit continues it")
-    return 0
+    for left in poll(lambda: find_active(cfg), cfg.cluster.grace_s + EXTRA_S):
+        if not left:
+            print(f"{cfg.run_id}: cancelled; the same submit continues it")
+            return 0
+    raise RunError(f"{cfg.run_id}: was cancelled, and has not ended yet; see samestep status")
 
 
 ACTIONS = {"check": check, "submit": submit, "logs": logs, "status": status, "cancel": cancel}
@@ -119,41 +112,26 @@ def call(*command: str, script: str = "") -> str:
     """Run a command of Slurm, and return what it prints.
 
     Raises:
-        RunError: with the cause, if it failed.
+        RunError: with Slurm's own words, if it failed.
     """
     try:
         done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise RunError(
-            f"{command[0]}: no such command on this machine; use a login node of the cluster, "
-            f"or take the output of samestep launch --render there; the command was\n  {shlex.join(command)}"
+            f"{command[0]}: no such command on this machine; use a login node of the cluster, or "
+            "take the output of samestep launch --render there; the command was\n"
+            f"  {shlex.join(command)}"
         ) from None
     if done.returncode:
-        raise RunError(slurm_errors.explain_error(done.stderr))
+        raise RunError("; ".join(done.stderr.split("\n")).strip("; ") or f"{command[0]} failed")
     return (done.stdout + done.stderr).strip()
 
 
-def find_jobs(cfg: DictConfig, retries: int = 0) -> list[Job]:
+def find_jobs(cfg: DictConfig) -> list[Job]:
     """Find the last job with the name of the run: one entry, or one for each trial.
 
     Slurm forgets jobs some minutes after their end.
-
-    Raises:
-        RunError: if Slurm does not answer more than ``retries`` times, one poll apart.
     """
-    failures = 0
-    while True:
-        try:
-            return show_jobs(cfg)
-        except RunError:
-            failures += 1
-            if failures > retries:
-                raise
-        time.sleep(POLL_S)
-
-
-def show_jobs(cfg: DictConfig) -> list[Job]:
-    """Ask Slurm once for the last job with the name of the run."""
     # %F is the number of the whole job, also for a trial of a sweep.
     words = ("--me", "--noheader", "--states=all", f"--name={cfg.run_id}", "--format=%F")
     numbers = [int(word) for word in call("squeue", *words).split() if word.isdigit()]
@@ -177,24 +155,26 @@ def build_missing_error(cfg: DictConfig) -> RunError:
 
 
 def describe(cfg: DictConfig, job: Job, *, with_times: bool = True) -> str:
-    """Describe the state of a job in a sentence, with the reason if it waits or has failed."""
+    """Describe the state of a job in a sentence, with Slurm's reason if it waits or has failed."""
     name = f"{cfg.run_id}-{job['ArrayTaskId']}" if "ArrayTaskId" in job else cfg.run_id
-    state, nodes = job["JobState"], job.get("NodeList", "(null)")
+    state = job["JobState"]
     words = [f"{name}: job {job['JobId']}: {state}"]
     if state in ("RUNNING", "COMPLETING"):
-        words.append(f"on {nodes}")
+        words.append(f"on {job.get('NodeList', '(null)')}")
         if with_times:
             words.append(f"for {job['RunTime']} of {job['TimeLimit']}")
-    elif state != "COMPLETED":
-        words.append(slurm_errors.explain(job))
+    elif state == "FAILED" and job.get("ExitCode", "").endswith(":0"):
+        words.append(f"exit code {job['ExitCode'].removesuffix(':0')}")
+    elif job.get("Reason", "None") != "None":
+        words.append(job["Reason"])
     if state == "PENDING" and with_times and job.get("StartTime", "Unknown") != "Unknown":
         words.append(f"Slurm expects to start it at {job['StartTime']}")
     if job.get("Restarts", "0") != "0":
         words.append(f"started again {job['Restarts']} times")
-    return ", ".join(filter(None, words))
+    return ", ".join(words)
 
 
-def print_new_lines(cfg: DictConfig, job: Job, printed: dict[str, int]) -> None:
+def print_new_lines(job: Job, printed: dict[str, int]) -> None:
     """Print what a job has printed since the last call; trials with their numbers."""
     path = Path(job.get("StdOut", ""))
     if not path.is_file() or path.stat().st_size <= printed.get(str(path), 0):

@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -78,12 +79,17 @@ def parent() -> int:
 
 
 def has_lost_reader(stdout: os.stat_result) -> bool:
-    """Whether nobody reads the standard output any more, so that ``/dev/null`` has replaced it.
+    """Whether nobody reads the standard output any more.
 
     Args:
-        stdout: ``os.fstat`` of the standard output at the start.
+        stdout: ``os.fstat`` of the standard output at the start; once something could not be
+            written there, ``/dev/null`` has replaced it.
     """
-    return not os.path.samestat(stdout, os.fstat(sys.stdout.fileno()))
+    if not os.path.samestat(stdout, os.fstat(sys.stdout.fileno())):
+        return True
+    pipe = select.poll()
+    pipe.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in pipe.poll(0))
 
 
 class _Output(io.FileIO):

@@ -23,7 +23,7 @@ def main(overrides: Sequence[str]) -> int:
     try:
         for _ in range(TRIES):
             try:
-                return launch.submit(overrides) or launch.logs([name])
+                return launch.main(overrides) or launch.logs([name])
             except RunError as error:
                 exit_code = failure.report(error)
             time.sleep(WAIT_S)

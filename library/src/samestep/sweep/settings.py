@@ -105,7 +105,7 @@ def read(words: Sequence[str]) -> Settings:
             )
         # The manifests of a trial, as before a submit.
         cfg, documents = prepare(overrides, last)
-        check_run(cfg, documents, is_submitted=True)
+        check_run(cfg, documents, "submit")
     from samestep.hydra.build import check_arguments
 
     for corner in corners:

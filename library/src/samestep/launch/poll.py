@@ -1,0 +1,35 @@
+"""The one loop that asks a cluster again and again: for logs, and until a run has gone."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from samestep.errors import RunError
+
+POLL_S = 1.0
+RETRIES = 60  # polls without an answer before we give up; a cluster may be upgraded
+
+Answer = TypeVar("Answer")
+
+
+def poll(ask: Callable[[], Answer], limit_s: float = float("inf")) -> Iterator[Answer]:
+    """Yield an answer every second, for ``limit_s`` seconds.
+
+    Raises:
+        RunError: if the first call of ``ask`` raises one, or more than ``RETRIES`` in a row do.
+    """
+    deadline = time.monotonic() + limit_s
+    failures = RETRIES
+    while True:
+        try:
+            answer = ask()
+        except RunError:
+            failures += 1
+            if failures > RETRIES:
+                raise
+        else:
+            failures = 0
+            yield answer
+        if time.monotonic() > deadline:
+            return
+        time.sleep(POLL_S)

@@ -1,0 +1,170 @@
+"""What people meet most, in one sentence: errors of kubectl, and pods that wait or fail."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from samestep.launch import follow
+from samestep.launch.explain import explain, explain_pod
+
+FAILED = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("The connection to the server localhost:8080 was refused", "knows no cluster"),
+        ("The connection to the server 10.0.0.1:6443 was refused - did", "does not answer"),
+        ('error: context "x" does not exist', "knows no cluster"),
+        ("dial tcp: lookup k8s.example.com: no such host", "network and VPN"),
+        ("net/http: TLS handshake timeout", "network and VPN"),
+        ('Error from server (Forbidden): jobs.batch is forbidden: User "me" cannot create resource '
+         '"jobs" in API group "batch" in the namespace "ml"', "me may not create jobs here"),
+        ('error: resource mapping not found for name: "x": no matches for kind "JobSet" in version '
+         '"jobset.x-k8s.io/v1alpha2"', "the cluster does not know JobSet: have its operator"),
+        ('error: the server doesn\'t have a resource type "trainjob"', "does not know trainjob"),
+        ('Error from server (NotFound): namespaces "ml" not found', "there is no namespace ml"),
+        ('pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true',
+         "Pod Security level restricted:latest: runAsNonRoot != true"),
+        ('pods "x" is forbidden: exceeded quota: team, requested: cpu=8, used: 0',
+         "quota team is used up: cpu=8"),
+        ("Job.batch is invalid: spec.template: field is immutable", "cancel it first"),
+        ("one\nerror: something else", "something else"),
+        ('The Job "mine" is invalid:\n* spec.a: wrong\n* spec.b: wrong', "spec.b: wrong"),
+        ("", "kubectl failed"),
+    ],
+)  # fmt: skip
+def test_an_error_of_kubectl(said: str, meant: str):
+    sentence = explain(f"Warning: be careful\n{said}")
+    assert meant in sentence
+    assert sentence == meant or said not in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("message", "meant"),
+    [
+        ("0/2 nodes are available: 1 node(s) had untolerated taint {control-plane: }, 1 "
+         "Insufficient nvidia.com/gpu.", "many free nvidia.com/gpu"),
+        ("0/2 nodes are available: 2 Insufficient cpu.", "much free cpu"),
+        ('0/1 nodes are available: persistentvolumeclaim "project" not found.',
+         "there is no volume claim project: make it by samestep launch --data"),
+        ("1 node(s) had untolerated taint {nvidia.com/gpu: present}", "taint nvidia.com/gpu"),
+        ("1 node(s) didn't match Pod's node affinity/selector", "check cluster.node_selector"),
+        ("SchedulingGated: Scheduling is blocked", "its turn in the queue"),
+        ("something new", "Unschedulable: something new"),
+    ],
+)  # fmt: skip
+def test_why_a_pod_has_no_node(message: str, meant: str):
+    reason = {"reason": "Unschedulable", "message": message}
+    condition = {"type": "PodScheduled", "status": "False", **reason}
+    assert meant in explain_pod({"status": {"phase": "Pending", "conditions": [condition]}})
+
+
+@pytest.mark.parametrize(
+    ("reason", "meant"),
+    [
+        ("ErrImagePull", "its image cannot be pulled: check cluster.image, that it was pushed, and "
+         "the namespace's right to pull it: why"),
+        ("InvalidImageName", "its image cannot be pulled"),
+        ("CreateContainerConfigError", "CreateContainerConfigError: why"),
+    ],
+)  # fmt: skip
+def test_why_a_container_does_not_start(reason: str, meant: str):
+    state = {"state": {"waiting": {"reason": reason, "message": "why"}}}
+    pod = {"status": {"phase": "Pending", "containerStatuses": [state]}}
+    assert explain_pod(pod).startswith(meant)
+
+
+def test_why_a_container_is_not_created():
+    cause = 'MountVolume.SetUp failed for volume "pvc-0a1b" : no such\n  folder'
+    late = "Unable to attach or mount volumes: unmounted volumes=[project]: timed out"
+    waiting = {"state": {"waiting": {"reason": "ContainerCreating"}}}
+    pod = {"status": {"phase": "Pending", "containerStatuses": [waiting]}}
+    assert explain_pod(pod, [late, cause, late]) == " ".join(cause.split())
+    assert explain_pod(pod, [late]) == late
+    assert explain_pod(pod) == "is being placed, or pulls its image"
+    assert explain_pod({"status": {"phase": "Running"}}, [late]) == ""
+
+
+@pytest.mark.parametrize(
+    ("ended", "meant"),
+    [
+        ({"exitCode": 137, "reason": "OOMKilled"},
+         "exit code 137: it used more memory than cluster.memory: raise that"),
+        ({"exitCode": 2, "message": "Traceback\nerror: no such key\n"},
+         "exit code 2: error: no such key"),
+        ({"exitCode": 2, "message": "exit code 2: rank 0: error: changed:\n  lr: 0.1 -> 1\nmore"},
+         "exit code 2: rank 0: error: changed: lr: 0.1 -> 1 more"),  # of our entry point
+        ({"exitCode": 143, "message": "the end of the log\n"}, "exit code 143: saved and stopped"),
+        ({"exitCode": 143, "message": "exit code 143: ended by SIGTERM before the ranks had begun"},
+         "exit code 143: ended by SIGTERM before the ranks had begun"),
+        ({"exitCode": 1}, "exit code 1"),
+        ({"exitCode": 0}, ""),
+    ],
+)  # fmt: skip
+def test_how_a_container_ended(ended: dict, meant: str):
+    status = {"phase": "Failed", "containerStatuses": [{"state": {"terminated": ended}}]}
+    assert explain_pod({"status": status})[: len(meant) or None] == meant
+    # While it runs again, its last end is worth knowing; if it has succeeded since, it is not.
+    again = {"state": {"running": {}}, "lastState": {"terminated": ended}}
+    assert explain_pod({"status": {"phase": "Running", "containerStatuses": [again]}}) == (
+        explain_pod({"status": status})
+    )
+    again["state"] = {"terminated": {"exitCode": 0}}
+    assert explain_pod({"status": {"phase": "Succeeded", "containerStatuses": [again]}}) == ""
+
+
+def test_an_evicted_pod_is_replaced():
+    status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory."}
+    assert explain_pod({"status": status}) == "its node was taken away; another pod replaces it"
+
+
+# The answer of a Kubernetes 1.36, which controllers put into their events. The reasons of the
+# events are those in the sources of JobSet, Kubeflow Trainer, the training operator and Kubernetes.
+INVALID = (
+    'Job.batch "mine-node-0" is invalid: spec.podFailurePolicy.rules[1].onExitCodes.values: '
+    "Invalid value: [143,2]: must be ordered"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "what"),
+    [
+        ("JobSet", "JobCreationFailed", "Jobs"),
+        ("TrainJob", "TrainJobResourcesCreationFailed", "Jobs"),
+        ("PyTorchJob", "FailedCreatePod", "pods"),
+        ("Job", "FailedCreate", "pods"),
+    ],
+)
+def test_what_a_controller_cannot_create_is_said_once(kind: str, reason: str, what: str):
+    about = {"kind": kind, "name": "mine"}
+    rejected = {"reason": reason, "message": INVALID, "involvedObject": about}
+    others = [
+        {**rejected, "message": "another run", "involvedObject": about | {"name": name}}
+        for name in ("min", "mines", "mine-2")
+    ]
+    cfg = OmegaConf.create({"run_id": "mine"})
+    lines = follow.explain_run(cfg, {}, [], [*others, rejected, rejected])
+    assert lines == [f"mine: {what} are rejected; {INVALID}"]
+
+
+def test_a_suspended_pytorchjob_waits_in_the_queue():
+    cfg = OmegaConf.create({"run_id": "mine", "run_root": "runs"})
+    run = {"kind": "PyTorchJob", "spec": {"runPolicy": {"suspend": True}}}
+    assert follow.explain_run(cfg, run, [], []) == ["mine: waits in the queue"]
+
+
+def test_a_failed_pytorchjob_says_where_its_logs_are():
+    """Its operator removes the pods, whatever the cleanPodPolicy is."""
+    cfg = OmegaConf.create({"run_id": "mine", "run_root": "runs"})
+    run = {"kind": "PyTorchJob", "status": {"conditions": [FAILED]}}
+    (line,) = follow.explain_run(cfg, run, [], [])
+    assert line.endswith("the run has left its own in runs/mine/logs on the volume")
+
+
+def test_a_run_without_a_running_pod_is_pending():
+    run = {"metadata": {}, "status": {}}
+    pods = [{"status": {"phase": "Pending"}}, {"status": {"phase": "Failed"}}]
+    assert follow.describe_run(run, pods) == "is pending: none of its pods runs"
+    assert follow.describe_run(run, []) == "is pending: none of its pods runs"
+    assert follow.describe_run(run, [*pods, {"status": {"phase": "Running"}}]) == "runs"
