@@ -1,8 +1,12 @@
 # The image of a run: Python, the locked packages, and this code. It holds no data and no secrets.
 #
-#   docker build -t project:1 .     # docs/clusters/image.md has the rest: other bases, a private package index
+#   docker build -t project:1 .     # or podman build, buildah bud --layers; Docker before 23 needs DOCKER_BUILDKIT=1
 #
-# Any base with Python 3.11 to 3.13 will do; what Debian or Ubuntu lack of it, apt brings.
+# --build-arg REVISION=COMMIT                 runs record it in run.json, as there is no git in the image
+# --build-arg EXTRAS="python-etcd s3fs"       packages beyond requirements.lock, such as mlflow-skinny
+# --build-arg BASE_IMAGE=...                  any base with Python 3.11 to 3.13; what Debian 12 or Ubuntu 24.04 lack of it, apt brings
+# --secret id=pip.conf,src=pip.conf           names a private package index; the image does not keep the file. With
+#   --volume /etc/ssl/certs:/run/certs:ro     (podman, buildah) it may say cert = /run/certs/ca-certificates.crt
 ARG BASE_IMAGE=docker.io/library/python:3.11.13-slim-bookworm
 FROM ${BASE_IMAGE}
 

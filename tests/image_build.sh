@@ -6,7 +6,7 @@
 #   sh tests/image_build.sh [ARGUMENTS OF buildah bud ...]
 #
 # BASE_IMAGE is the base; without it, a plain Debian 12 with its Python 3.11 is made here. IMAGE is
-# the name of the result. A private package index: docs/clusters/image.md.
+# the name of the result. A private package index: see the Dockerfile.
 set -eu
 cd "$(dirname "$0")/.."
 IMAGE=${IMAGE:-localhost/project:test}

@@ -163,7 +163,7 @@ def build_and_train(*arguments: str, **variables: str) -> subprocess.CompletedPr
 @builds
 def test_the_image_of_flyte_runs_its_workflow():
     page = (ROOT / "docs/clusters/flyte.md").read_text()
-    extras = re.search(r'--build-arg EXTRAS="(.*)"\)', page)[1]
+    extras = re.search(r'--build-arg EXTRAS="(.*)"', page)[1]
     done = build_and_train(f"--build-arg=EXTRAS={extras}", IMAGE="localhost/project:flyte-test")
     assert "Result(epoch_accuracies=[0." in re.sub(r"\s+", " ", done.stdout)
 

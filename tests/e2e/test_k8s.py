@@ -1,6 +1,18 @@
-"""Runs on a real cluster, submitted as a user does: docs/clusters/e2e.md.
+"""Runs on the cluster that kubectl reaches, submitted as a user does. Six minutes on two cores.
 
 E2E=1 IMAGE=project:e2e python -m pytest --confcutdir=tests/e2e tests/e2e
+
+It needs Kubernetes 1.29 or later, a node with 1 free CPU and 3 GiB of free memory, and the image
+there (kind load docker-image project:e2e). It makes and removes a restricted namespace and a volume
+in a folder of a node, which takes the right to make namespaces and PersistentVolumes. Without it,
+name an existing namespace, and a claim there that two pods may share and user 1000 may write to.
+
+IMAGE              name and tag, or digest, of the image
+IMAGE_PULL_POLICY  Never; IfNotPresent if the image comes from a registry
+NAMESPACE, VOLUME  an existing namespace and an existing claim; otherwise the test makes them
+E2E_SECONDS        seconds that each wait may take, 900
+
+A killed test may leave namespaces and volumes called project-e2e-... behind. No torch is needed.
 """
 
 import json

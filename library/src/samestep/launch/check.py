@@ -89,7 +89,7 @@ def check_examples(cfg: DictConfig) -> Iterator[str]:
     if str(cfg.cluster.get("image")).startswith(EXAMPLE_REGISTRY):
         yield (
             f"cluster.image={cfg.cluster.image}: is only an example; build and push an image as "
-            "docs/clusters/image.md says, and name it"
+            "docs/clusters/README.md says, and name it"
         )
 
 
