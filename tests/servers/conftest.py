@@ -191,7 +191,9 @@ def own_namespace(kubeconfig: Path, folder: Path) -> Iterator[Cluster]:
     yield here
     for follower in here.followers:
         follower.kill()
-        follower.communicate()
+        follower.wait()
+        assert follower.stdout
+        follower.stdout.close()
     here.kubectl("delete", "namespace", name, "--wait=false")
     here.kubectl("delete", "persistentvolume", name, "--wait=false")
 

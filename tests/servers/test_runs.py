@@ -1,5 +1,7 @@
 """Runs of every target on real servers: they come, end, fail, are evicted and go."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.servers.conftest import SAVES, Cluster, until
@@ -51,6 +53,8 @@ def test_a_run_that_succeeds_is_finished_for_good(cluster: Cluster, target: str)
     assert log.count("trained in") == 2
     again = cluster.launch(target, "mine")
     assert "is finished, nothing to do" in again.stdout, again.stderr
+    changed = cluster.launch(target, "mine", "seed=5")
+    assert "finished before, and starts again" in changed.stdout, changed.stderr
 
 
 @pytest.mark.parametrize("target", ["k8s", "jobset", "kubeflow"])
@@ -101,3 +105,62 @@ def test_an_evicted_pod_saves_and_comes_again(cluster: Cluster, target: str) -> 
 def address(target: str) -> tuple[str, str]:
     kinds = {"jobset": "jobsets", "kubeflow": "trainjobs", "pytorchjob": "pytorchjobs"}
     return kinds.get(target, "jobs"), "mine"
+
+
+@pytest.mark.parametrize("target", ["k8s", "kubeflow", "elastic"])
+def test_what_a_run_needs_goes_when_the_run_goes(cluster: Cluster, target: str) -> None:
+    """As after its cluster.ttl_s."""
+    assert cluster.launch(target, "mine").returncode == 0
+    cluster.until_training("mine")
+    cluster.kubectl("delete", *address(target), "--cascade=background", "--wait=false")
+    until(lambda: not cluster.left())
+
+
+def test_a_run_is_found_on_other_machines(cluster: Cluster, tmp_path: Path) -> None:
+    assert cluster.launch("jobset", "mine").returncode == 0
+    elsewhere = Cluster(cluster.kubeconfig, cluster.namespace, tmp_path / "elsewhere")
+    elsewhere.folder.mkdir()
+    unknown = elsewhere.samestep("status", "mine")
+    assert unknown.returncode == 2
+    assert "add its cluster" in unknown.stderr
+    words = ("cluster=jobset", f"cluster.namespace={cluster.namespace}")
+    assert "JobSet mine: " in elsewhere.samestep("status", "mine", *words).stdout
+    assert "cancelled" in elsewhere.samestep("cancel", "mine", *words).stdout
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
+def test_what_is_not_there_is_said(cluster: Cluster, command: str) -> None:
+    place = ("cluster=k8s", f"cluster.namespace={cluster.namespace}")
+    done = cluster.samestep(command, "mine", *place)
+    assert "no such run" in done.stderr or "nothing to cancel" in done.stdout
+    nowhere = cluster.samestep(command, "mine", "cluster=k8s", "cluster.namespace=nowhere")
+    assert nowhere.returncode == 1
+    assert "there is no namespace nowhere" in nowhere.stderr
+
+
+def test_a_run_starts_where_its_user_may_only_create(cluster: Cluster) -> None:
+    """Its other objects then stay when the run goes, which is said."""
+    rules = [
+        {"apiGroups": ["", "batch", "networking.k8s.io"], "verbs": ["get", "list", "create"],
+         "resources": ["jobs", "services", "networkpolicies", "persistentvolumeclaims"]},
+    ]  # fmt: skip
+    group = "rbac.authorization.k8s.io"
+    role = {"apiGroup": group, "kind": "Role", "name": "creates"}
+    guest = {"apiGroup": group, "kind": "User", "name": "guest"}
+    cluster.apply(
+        {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": {"name": "creates"},
+         "rules": rules},
+        {"apiVersion": f"{group}/v1", "kind": "RoleBinding", "metadata": {"name": "creates"},
+         "roleRef": role, "subjects": [guest]},
+    )  # fmt: skip
+    config = cluster.kubeconfig.read_text().replace("token: administrator", "token: guest")
+    path = cluster.folder / "guest"
+    path.write_text(config)
+    words = cluster.words("k8s")
+    there = {"RUN_ID": "mine", "KUBECONFIG": str(path)}
+    checked = cluster.samestep("launch", "--check", *words, **there)
+    assert checked.returncode == 0, checked.stderr  # only controllers may create pods here
+    submitted = cluster.samestep("launch", *words, **there)
+    assert submitted.returncode == 0, submitted.stderr
+    assert "will stay when the run is removed" in submitted.stdout
+    cluster.until_training("mine")

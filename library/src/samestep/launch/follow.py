@@ -84,7 +84,9 @@ def follow_containers(
     ``streams`` has those that were started, by pod, container and number of restarts.
     """
     now = time.monotonic()
-    for pod, container in list_started_containers(pods):
+    # The log of an etcd beside them does not end with the run.
+    training = [pod for pod in pods if kubectl.is_training_pod(cfg, pod)]
+    for pod, container in list_started_containers(training):
         name = container["name"]
         key = f"{pod['metadata']['uid']} {name} {container.get('restartCount', 0)}"
         has_ended = "terminated" in container["state"]

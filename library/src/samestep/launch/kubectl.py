@@ -82,6 +82,11 @@ def get_pods(cfg: DictConfig) -> list[Document]:
     return sorted((found or {}).get("items", []), key=lambda pod: pod["metadata"]["name"])
 
 
+def is_training_pod(cfg: DictConfig, pod: Document) -> bool:
+    """Whether the pod is a node of the run, and not one that the nodes need, such as etcd."""
+    return cfg.cluster.container in [container["name"] for container in pod["spec"]["containers"]]
+
+
 def find_run(documents: Sequence[Document]) -> Document:
     """Find the document of the object that ends when the run ends."""
     return next(document for document in documents if document["kind"] in RUNS)

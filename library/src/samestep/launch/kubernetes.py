@@ -51,8 +51,10 @@ def check_pod(cfg: DictConfig, documents: Sequence[Document]) -> None:
     template = find_pod_template(documents)
     meta = {"name": f"{cfg.run_id}-check", **template.get("metadata", {})}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"]}
+    # Not `apply`, which also wants the right to read pods.
+    options = ("--dry-run=server", "--validate=strict", "--filename=-")
     try:
-        kubectl.apply(cfg, [pod], "--dry-run=server")
+        kubectl.call(cfg, "create", *options, documents=[pod])
     except RunError as error:
         if "may not create pods" not in str(error):  # only controllers may
             raise
@@ -192,7 +194,7 @@ def remove_all(cfg: DictConfig, documents: Sequence[Document]) -> bool:
         wait_until_none(
             cfg,
             lambda: (
-                sum(is_training_pod(cfg, pod) for pod in get_pods(cfg))
+                sum(kubectl.is_training_pod(cfg, pod) for pod in get_pods(cfg))
                 or int(kubectl.get(cfg, address) is not None)
             ),
         )
@@ -203,11 +205,6 @@ def remove_all(cfg: DictConfig, documents: Sequence[Document]) -> bool:
     answer = kubectl.call(cfg, "delete", *options, documents=rest) if rest else ""
     wait_until_none(cfg, lambda: len(get_pods(cfg)))
     return run is not None or bool(answer.strip())
-
-
-def is_training_pod(cfg: DictConfig, pod: Document) -> bool:
-    """Whether the pod is a node of the run, and not one that the nodes need, such as etcd."""
-    return cfg.cluster.container in [container["name"] for container in pod["spec"]["containers"]]
 
 
 def wait_until_none(cfg: DictConfig, count_remaining: Callable[[], int]) -> None:
