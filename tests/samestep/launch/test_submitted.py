@@ -1,21 +1,16 @@
 """What submit was told is remembered, so that a run is found by its name alone."""
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from samestep.command_line import call
 from samestep.errors import ConfigError
 from samestep.launch import main, submitted
-from tests.apiserver import Server, serve
 from tests.conftest import ROOT
 
 IMAGE = "cluster.image=ghcr.io/me/project:1.2.3"
 ODD = ["data.root=$HOME/${x}", "model.net.name='a \\\\ \"b\"'", "# c: [1, 2]", "é $$ \n"]
-needs_kubectl = pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
 
 
 @pytest.fixture
@@ -25,14 +20,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SAMESTEP_PROJECT", str(ROOT))
     monkeypatch.setenv("RUN_ID", "mine")
     return tmp_path
-
-
-@pytest.fixture
-def cluster(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    with serve() as server:
-        monkeypatch.setenv("KUBECONFIG", server.kubeconfig(here))
-        monkeypatch.setenv("KUBECACHEDIR", str(here / "cache"))
-        yield server
 
 
 def launch(command: str, *words: str) -> int:
@@ -103,35 +90,6 @@ def test_a_folder_that_cannot_be_written_changes_nothing_else(here, capsys):
     assert "cannot be written" in capsys.readouterr().out
 
 
-@needs_kubectl
-def test_a_run_is_found_by_its_name_here_and_with_its_cluster_on_other_machines(
-    cluster, here, capsys
-):
-    cluster.namespaces.add("ml")
-    place = ["cluster=elasticjob", "cluster.namespace=ml"]
-    words = [*place, IMAGE, "data.root='$HOME/$$(x)'"]
-    assert launch("launch", *words) == 0
-    assert "  samestep cancel mine\n" in capsys.readouterr().out
-    told = submitted.path_of("mine")
-    assert yaml.safe_load(told.read_text()) == {"overrides": words}
-    assert launch("status", "mine") == 0
-    assert "ElasticJob mine: is pending" in capsys.readouterr().out
-
-    told.unlink()  # as for a colleague
-    assert launch("status", "mine", *place) == 0
-    assert "ElasticJob mine: is pending" in capsys.readouterr().out
-    assert launch("cancel", "mine", *place) == 0
-    assert "mine: cancelled; the same submit continues it" in capsys.readouterr().out
-    assert cluster.objects == {}
-
-
-@needs_kubectl
-def test_a_submit_that_is_refused_is_not_remembered(cluster, here, capsys):
-    assert launch("launch", "cluster=k8s", IMAGE) == 0
-    assert launch("launch", "cluster=k8s", IMAGE, "trainer.max_epochs=3") == 1
-    assert submitted.recall("mine", []) == ["cluster=k8s", IMAGE]
-
-
 @pytest.mark.parametrize(
     "secret",
     [
@@ -139,9 +97,9 @@ def test_a_submit_that_is_refused_is_not_remembered(cluster, here, capsys):
         "run_root=s3://me:hunter2secret@x/y",
     ],
 )
-def test_a_secret_is_neither_submitted_nor_remembered(cluster, here, secret, capsys):
+def test_a_secret_is_neither_submitted_nor_remembered(here, secret, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "")  # no kubectl is asked
     words = ["cluster=k8s", IMAGE, secret]
     assert launch("launch", *words) == 2
     assert not (here / "runs").exists()
-    assert cluster.objects == {}
     assert "hunter2secret" not in str(capsys.readouterr())
