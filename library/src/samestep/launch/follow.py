@@ -66,12 +66,14 @@ def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
                     printed.add(line)
         if run is None and not streams:
             raise kubectl.build_missing_error(cfg)
-        for stream in streams.values():
+        # Not for etcd, which runs until the run is removed.
+        for key in [key for key in streams if cfg.cluster.container in key.split()]:
             with suppress(subprocess.TimeoutExpired):
-                stream.process.wait(LAST_LINES_S)
+                streams[key].process.wait(LAST_LINES_S)
     finally:
         for stream in streams.values():
             stream.process.terminate()
+            stream.process.wait()
     print(f"{cfg.run_id}: {describe_run(run, pods)}", file=sys.stderr)
     return 0 if kubectl.find_outcome(run) else 1
 
