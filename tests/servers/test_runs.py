@@ -1,10 +1,12 @@
 """Runs of every target on real servers: they come, end, fail, are evicted and go."""
 
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.servers.conftest import SAVES, Cluster, until
+from samestep.launch.follow import LAST_LINES_S
+from tests.servers.conftest import SAVES, WAIT_S, Cluster, until
 
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
 TARGETS = ("k8s", "jobset", "kubeflow", "pytorchjob", "elastic")
@@ -72,6 +74,29 @@ def test_an_invalid_configuration_fails_the_run_at_once(cluster: Cluster, target
     assert "saved" in log  # the other pod had time for it
     again = cluster.launch(target, "mine")
     assert "failed before, and starts again" in again.stdout, again.stderr
+
+
+def test_an_elastic_run_that_failed_starts_again_with_an_empty_etcd(cluster: Cluster) -> None:
+    """A failed run has closed its rendezvous in etcd, so nobody could join it again."""
+    cluster.pods_do("case $POD in *etcd*) exec sleep 3600;; esac; exit 2")
+    assert cluster.launch("elastic", "mine").returncode == 0
+    cluster.kubectl("wait", "--for=condition=Failed", "job/mine", f"--timeout={WAIT_S}s")
+    began = time.monotonic()
+    assert cluster.samestep("logs", "mine").returncode == 1
+    assert time.monotonic() - began < LAST_LINES_S  # it does not wait for the log of etcd to end
+    before = etcd_of(cluster)
+    cluster.pods_do(SAVES)
+    again = cluster.launch("elastic", "mine")
+    assert "failed before, and starts again" in again.stdout, again.stderr
+    cluster.until_training("mine")
+    assert etcd_of(cluster) != before
+
+
+def etcd_of(cluster: Cluster) -> str:
+    """The id of the one pod of etcd that is running."""
+    pods = [pod["metadata"] for pod in cluster.pods("mine", "Running")]
+    (etcd,) = [pod["uid"] for pod in pods if "etcd" in pod["name"]]
+    return str(etcd)
 
 
 @pytest.mark.parametrize("target", ["k8s", "jobset", "kubeflow", "pytorchjob"])

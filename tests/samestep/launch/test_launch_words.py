@@ -13,9 +13,7 @@ from library.tests.node.test_cluster_environment import RUNAI as RUNAI_VARIABLES
 from library.tests.node.test_cluster_environment import TRAINJOB
 from samestep.hydra.compose import check
 from samestep.node.cluster_environment import read_node
-from tests.apiserver import serve
 from tests.faults.lab import free_port
-from tests.launching import launch
 from tests.samestep.launch.test_targets import RUNAI, TARGETS, command, document, pod
 
 
@@ -77,19 +75,3 @@ def make_key(address: str) -> int | None:
         return None
     finally:
         connection.close()
-
-
-@pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
-def test_an_elastic_run_that_failed_starts_again_with_an_empty_etcd(tmp_path: Path):
-    """A failed run has closed its rendezvous in etcd, so nobody could join it again."""
-    words = ["cluster=elastic", "cluster.image=ghcr.io/me/project:1.2.3"]
-    with serve() as server:
-        variables = {"KUBECONFIG": server.kubeconfig(tmp_path), "KUBECACHEDIR": str(tmp_path)}
-        seen = []
-        for _ in range(2):
-            result = launch(*words, cwd=tmp_path, RUN_ID="mine", **variables)
-            assert (result.returncode, result.stderr) == (0, "")
-            (etcd,), (job,) = server.of_kind("Deployment"), server.of_kind("Job")
-            seen.append(etcd["metadata"]["uid"])
-            job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
-    assert seen[0] != seen[1]

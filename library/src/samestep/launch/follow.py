@@ -72,6 +72,7 @@ def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
     finally:
         for stream in streams.values():
             stream.process.terminate()
+            stream.process.wait()
     print(f"{cfg.run_id}: {describe_run(run, pods)}", file=sys.stderr)
     return 0 if kubectl.find_outcome(run) else 1
 
