@@ -50,7 +50,7 @@ def test_each_trial_is_a_job_that_is_cancelled_when_it_is_pruned(cluster: Cluste
     assert states(folder) == ["COMPLETE", "FAIL", "PRUNED"]
     trials = study_of(folder).trials
     assert trials[0].value == 0.9
-    assert "PodFailurePolicy" in trials[1].user_attrs["reason"]
+    assert trials[1].user_attrs["reason"] == "exit code 1: no space left"
     left = {job["metadata"]["name"] for job in cluster.get("jobs")}
     assert left == {"digits-lr-0", "digits-lr-1"}  # the pruned one was cancelled
     assert (cluster.folder / "saved").exists()

@@ -18,7 +18,7 @@ RUNAI = {
 }  # fmt: skip
 TRAINJOB = {
     "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "1", "JOB_COMPLETION_INDEX": "1",
-    "PET_MASTER_ADDR": "cifar-node-0-0.cifar", "PET_MASTER_PORT": "29400",
+    "PET_MASTER_ADDR": "cifar-node-0-0.cifar", "PET_MASTER_PORT": "29500",
 }  # fmt: skip
 SLURM = {  # of a job step that srun started, of Slurm 22.05
     "SLURM_JOB_ID": "40123", "SLURM_JOB_NAME": "cifar", "SLURM_NODEID": "1",
@@ -52,7 +52,7 @@ CLUSTERS: dict[str, tuple[dict[str, str], str, str, str, str]] = {
         "Volcano, node 1 of 2, 2 processes", "cifar-master-0:23456", "static",
     ),
     "TrainJob": (
-        TRAINJOB, "", "TrainJob, node 1 of 2, 1 process", "cifar-node-0-0.cifar:29400", "static",
+        TRAINJOB, "", "TrainJob, node 1 of 2, 1 process", "cifar-node-0-0.cifar:29500", "static",
     ),
     "Indexed Job, JobSet": (
         {"JOB_COMPLETION_INDEX": "1"}, FIXED,

@@ -3,6 +3,7 @@
 import fcntl
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -87,7 +88,8 @@ class Running:
 
     def find_error(self, exit_code: int) -> str:
         """Why the process has failed: its last error message, otherwise its last line."""
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
+        log = re.sub(r"^\[pod/\S+\] ", "", self.log.read_text(errors="replace"), flags=re.MULTILINE)
+        lines = [line.strip() for line in log.splitlines()]
         errors = [line for line in lines if line.startswith(failure.PREFIX)]
         text = next(filter(None, [*errors[::-1], *lines[::-1]]), "no output")
         return f"exit code {exit_code}: {text.removeprefix(failure.PREFIX)}"
