@@ -302,7 +302,7 @@ def test_a_copy_of_all_things_is_small_and_passes_its_tests(template: Path, tmp_
     assert line == (template.as_uri(), git(template, "rev-parse", f"{version}^{{commit}}").strip())
     assert git(copy, "ls-files", "docs", "tests/samestep", "tests/faults") == ""
     check(copy, "tests")
-    call(copy, "-m", "samestep", "launch", "cluster=swarm")
+    call(copy, "-m", "samestep", "launch", "--render", "cluster=swarm")
 
 
 COUNTED = (".py", ".yaml", ".yml", ".md")

@@ -30,6 +30,8 @@ WITH_A_RUN = (
 )  # fmt: skip
 ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"uvx copier ": "tests/test_copies.py",
+    r"tests/servers/build.sh|tests.servers.start": ".github/workflows/ci.yml",
+    r"E2E=1 ": ".github/workflows/e2e.yml",
     r"git commit ": "before an update",
     r"pyflyte run ": "tests/scripts/test_flyte.py",
     r"docker build|docker push": "tests/test_image.py",

@@ -54,7 +54,7 @@ def test_the_help_of_a_command_may_be_cut_off(command: str):
 @pytest.mark.parametrize(
     ("words", "exit_code"),
     [
-        ([*SAMESTEP, "launch", "cluster=k8s"], 0),
+        ([*SAMESTEP, "launch", "--render", "cluster=k8s"], 0),
         ([*SAMESTEP, "launch", "cluster=k8s", "--chekc"], 2),
         (["scripts/new.py", "model", "squeeze", "--from=nothing"], 2),
         (["scripts/evaluate.py", "nothing"], 2),
