@@ -22,6 +22,7 @@ from tests.conftest import ROOT, environment
 from tests.servers import start
 
 Object = dict[str, Any]
+STARTED: "dict[str, subprocess.Popen[bytes]]" = {}  # it runs until all tests have ended
 WAIT_S = 120  # for what takes a second or two on a quiet machine
 KINDS = (
     *("jobs", "jobsets", "trainjobs", "trainingruntimes", "pytorchjobs", "pods", "services"),
@@ -47,7 +48,7 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not found.exists():
             folder.mkdir(exist_ok=True)
             with (folder / "start.log").open("wb") as log:
-                server = subprocess.Popen(
+                STARTED["servers"] = server = subprocess.Popen(
                     [sys.executable, "-m", "tests.servers.start", folder, f"--while={parent}"],
                     cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
                 )  # fmt: skip

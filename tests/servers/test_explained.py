@@ -8,6 +8,7 @@ import yaml
 
 from tests.servers.conftest import Cluster, documents_of, plant, until
 
+TARGETS = ("k8s", "jobset", "kubeflow", "pytorchjob", "elastic")
 TRAINER = "spec.template.spec.containers.0"  # of a Job
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
 
@@ -29,8 +30,11 @@ def test_check_says_what_the_server_would_refuse(
     assert not cluster.left()
 
 
-def test_check_of_a_good_run_asks_the_server_and_leaves_nothing(cluster: Cluster) -> None:
-    done = cluster.samestep("launch", "--check", *cluster.words("k8s"), RUN_ID="mine")
+@pytest.mark.parametrize("target", TARGETS)
+def test_check_of_a_good_run_asks_the_server_and_leaves_nothing(
+    cluster: Cluster, target: str
+) -> None:
+    done = cluster.samestep("launch", "--check", *cluster.words(target), RUN_ID="mine")
     assert done.returncode == 0, done.stderr
     assert "the cluster would accept it" in done.stdout
     assert not cluster.left()

@@ -67,7 +67,7 @@ REFUSED = [  # target, kind, place, value; and what the server says of it
     ("jobset", "JobSet", "spec.replicatedJobs.0.name", "Node", "replicatedJobs"),
     ("pytorchjob", "PyTorchJob", f"{WORKER}.template.spec.containers.0.name", "trainer", "pytorch"),
     ("pytorchjob", "PyTorchJob", "spec.pytorchReplicaSpecs.Helper", {"replicas": 1}, "Helper"),
-    ("kubeflow", "TrainJob", "spec.runtimeRef.name", "other", "must be created before"),
+    ("kubeflow", "TrainJob", "spec.runtimeRef.name", "other", "untime"),
     ("kubeflow", "TrainJob", "spec.trainer.numProcPerNode", "many", "numProcPerNode"),
     ("kubeflow", "TrainingRuntime", "spec.mlPolicy.mpi", {}, "Only one of the policy"),
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """Check, submit and cancel a run in a Kubernetes cluster, by kubectl."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,8 +32,9 @@ def check(cfg: DictConfig, documents: Sequence[Document]) -> int:
     try:
         kubectl.apply(cfg, documents, "--dry-run=server")
     except RunError as error:
-        # A dry run creates nothing, so a later document may refer to an object that is missing.
-        if "must be created before" not in str(error):
+        # A dry run creates nothing, so the TrainJob refers to a runtime that is missing. Either
+        # Trainer or Kueue says so first.
+        if not re.search("must be created before|runtime '.*' not found", str(error)):
             raise
         kind = documents[-1]["kind"]
         print(f"{cfg.run_id}: the cluster can judge the {kind} only when it is submitted")
