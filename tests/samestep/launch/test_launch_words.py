@@ -23,7 +23,7 @@ from tests.samestep.launch.test_targets import RUNAI, TARGETS, command, document
         ("jobset", {"JOB_COMPLETION_INDEX": "1"}, "node 1 of 2", "cifar-node-0-0.cifar:29500"),
         ("pytorchjob", {"PET_NODE_RANK": "1", "PET_NNODES": "2"}, "node 1 of 2",
          "cifar-worker-0:29500"),
-        ("kubeflow", TRAINJOB, "node 1 of 2", "cifar-node-0-0.cifar:29400"),
+        ("kubeflow", TRAINJOB, "node 1 of 2", "cifar-node-0-0.cifar:29500"),
         ("runai", RUNAI_VARIABLES, "node 1 of 2", "cifar-master-0:23456"),
         ("runai-v1", RUNAI_VARIABLES, "node 1 of 2", "cifar-master-0:23456"),
         ("elastic", {}, "one of 1 to 4 nodes", "cifar-etcd:2379"),
