@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from filelock import FileLock
 
 from samestep.hydra.compose import check as compose
@@ -147,11 +148,29 @@ class Cluster:
         """Submit a run of two pods."""
         return self.samestep("launch", *self.words(cluster), *more, RUN_ID=run_id)
 
-    def follow(self, run_id: str, started: int = 0) -> "subprocess.Popen[str]":
+    def kubeconfig_of(self, token: str = "administrator", server: str = "") -> str:
+        """A file of another user, ``guest``, or with another address of the server.
+
+        The namespace is that of its context, for programs that name none.
+        """
+        config = yaml.safe_load(self.kubeconfig.read_text())
+        config["contexts"][0]["context"]["namespace"] = self.namespace
+        config["users"][0]["user"]["token"] = token
+        if server:
+            config["clusters"][0]["cluster"]["server"] = server
+        path = self.folder / f"kubeconfig-{secrets.token_hex(4)}"
+        path.write_text(yaml.safe_dump(config))
+        return str(path)
+
+    def follow(
+        self, run_id: str, started: int = 0, kubeconfig: str = ""
+    ) -> "subprocess.Popen[str]":
         """Start ``samestep logs``, and wait until it has shown that so many pods have started."""
         follower = subprocess.Popen(
             [sys.executable, ROOT / "tests/samestep_here.py", "logs", run_id], cwd=self.folder,
-            env=environment(KUBECONFIG=str(self.kubeconfig), SAMESTEP_PROJECT=str(ROOT)),
+            env=environment(
+                KUBECONFIG=kubeconfig or str(self.kubeconfig), SAMESTEP_PROJECT=str(ROOT)
+            ),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         self.followers.append(follower)

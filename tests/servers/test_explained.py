@@ -1,14 +1,13 @@
 """What the commands say of the causes that people meet, from the words of real servers."""
 
 import re
-from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.servers.conftest import Cluster, documents_of, plant, until
 
 TARGETS = ("k8s", "jobset", "kubeflow", "pytorchjob", "elastic")
+OF_JOBSET = "spec.replicatedJobs.0.template.spec"
 TRAINER = "spec.template.spec.containers.0"  # of a Job
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
 
@@ -86,22 +85,26 @@ def find(cluster: Cluster, said: str, *words: str) -> str:
     return lines[0] if lines else ""
 
 
-def test_a_user_without_rights_is_told_so(cluster: Cluster, tmp_path: Path) -> None:
-    config = yaml.safe_load(cluster.kubeconfig.read_text())
-    config["users"][0]["user"]["token"] = "guest"
-    path = tmp_path / "guest"
-    path.write_text(yaml.safe_dump(config))
-    done = cluster.samestep("launch", *cluster.words("k8s"), RUN_ID="mine", KUBECONFIG=str(path))
+def test_a_job_that_a_controller_may_not_create_is_explained(cluster: Cluster) -> None:
+    """JobSet does not judge the Jobs in it: their server does, when nobody waits for its answer."""
+    documents = documents_of(cluster, "jobset")
+    plant(documents[-1], f"{OF_JOBSET}.podFailurePolicy.rules.1.onExitCodes.values", [143, 2])
+    cluster.apply(*documents)
+    words = cluster.words("jobset")
+    assert "must be ordered" in until(lambda: find(cluster, "are rejected", *words))
+    assert cluster.samestep("cancel", "mine", *words).returncode == 0
+
+
+def test_a_user_without_rights_is_told_so(cluster: Cluster) -> None:
+    there = {"RUN_ID": "mine", "KUBECONFIG": cluster.kubeconfig_of("guest")}
+    done = cluster.samestep("launch", *cluster.words("k8s"), **there)
     assert done.returncode == 1
     assert "guest may not" in done.stderr
 
 
-def test_a_cluster_that_does_not_answer_is_said_to_be_one(cluster: Cluster, tmp_path: Path) -> None:
-    config = yaml.safe_load(cluster.kubeconfig.read_text())
-    config["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
-    path = tmp_path / "closed"
-    path.write_text(yaml.safe_dump(config))
-    there = {"RUN_ID": "mine", "KUBECONFIG": str(path)}
+def test_a_cluster_that_does_not_answer_is_said_to_be_one(cluster: Cluster) -> None:
+    closed = cluster.kubeconfig_of(server="https://127.0.0.1:1")
+    there = {"RUN_ID": "mine", "KUBECONFIG": closed}
     done = cluster.samestep("launch", *cluster.words("k8s"), **there)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +13,6 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from tests.conftest import ROOT, environment
 from tests.servers.conftest import Cluster, until
 
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
@@ -63,21 +61,11 @@ def kubectl_of(follower: "subprocess.Popen[str]") -> set[int]:
 
 
 def test_it_outlives_a_cluster_that_does_not_answer_for_a_while(
-    cluster: Cluster, gate: "Gate", tmp_path: Path
+    cluster: Cluster, gate: "Gate"
 ) -> None:
     assert cluster.launch("k8s", "mine").returncode == 0
-    config = yaml.safe_load(cluster.kubeconfig.read_text())
-    config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{gate.port}"
-    path = tmp_path / "through-the-gate"
-    path.write_text(yaml.safe_dump(config))
-    follower = subprocess.Popen(
-        [sys.executable, ROOT / "tests/samestep_here.py", "logs", "mine"], cwd=cluster.folder,
-        env=environment(KUBECONFIG=str(path), SAMESTEP_PROJECT=str(ROOT)),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    cluster.followers.append(follower)
-    assert follower.stdout
-    assert any("started" in line for line in follower.stdout)
+    through_the_gate = cluster.kubeconfig_of(server=f"https://127.0.0.1:{gate.port}")
+    follower = cluster.follow("mine", started=1, kubeconfig=through_the_gate)
     gate.close()
     until(lambda: gate.refused > 3)
     gate.is_open = True

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.conftest import Cluster, Object, documents_of, own_namespace, plant, until
+from tests.servers.conftest import Cluster, Object, documents_of, own_namespace, plant
 
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
 TARGETS = ("k8s", "jobset", "kubeflow", "pytorchjob", "elastic")
@@ -17,7 +17,6 @@ POD = "spec.template.spec"  # of a Job
 POLICY = "spec.podFailurePolicy.rules"
 OF_SET = "spec.failurePolicy.rules"
 TRAINER = f"{POD}.containers.0"
-OF_JOBSET = "spec.replicatedJobs.0.template.spec"
 WORKER = "spec.pytorchReplicaSpecs.Worker"
 REFUSED = [  # target, kind, place, value; and what the server says of it
     ("k8s", "Job", f"{POLICY}.1.onExitCodes.values", [143, 2], "must be ordered"),
@@ -134,19 +133,3 @@ def test_random_valid_configurations_are_accepted(
     if target == "kubeflow":
         shared.apply(documents[-2])
     dry_run(shared, *documents)
-
-
-def test_a_job_that_a_controller_may_not_create_is_explained(cluster: Cluster) -> None:
-    """JobSet does not judge the Jobs in it: their server does, when nobody waits for its answer."""
-    documents = documents_of(cluster, "jobset")
-    plant(documents[-1], f"{OF_JOBSET}.podFailurePolicy.rules.1.onExitCodes.values", [143, 2])
-    cluster.apply(*documents)
-    words = cluster.words("jobset")
-    said = until(lambda: find(cluster.samestep("status", "mine", *words).stdout, "are rejected"))
-    assert "must be ordered" in said
-    assert cluster.samestep("cancel", "mine", *words).returncode == 0
-
-
-def find(text: str, words: str) -> str:
-    """The first line with these words; nothing if there is none."""
-    return next((line for line in text.splitlines() if words in line), "")

@@ -179,11 +179,8 @@ def test_a_run_starts_where_its_user_may_only_create(cluster: Cluster) -> None:
         {"apiVersion": f"{group}/v1", "kind": "RoleBinding", "metadata": {"name": "creates"},
          "roleRef": role, "subjects": [guest]},
     )  # fmt: skip
-    config = cluster.kubeconfig.read_text().replace("token: administrator", "token: guest")
-    path = cluster.folder / "guest"
-    path.write_text(config)
     words = cluster.words("k8s")
-    there = {"RUN_ID": "mine", "KUBECONFIG": str(path)}
+    there = {"RUN_ID": "mine", "KUBECONFIG": cluster.kubeconfig_of("guest")}
     checked = cluster.samestep("launch", "--check", *words, **there)
     assert checked.returncode == 0, checked.stderr  # only controllers may create pods here
     submitted = cluster.samestep("launch", *words, **there)

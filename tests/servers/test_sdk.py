@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import yaml
 
 from samestep.node.cluster_environment import read_node
 from tests.conftest import ROOT, run
@@ -24,18 +23,8 @@ CELLS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 PRINTS = "for line in 0 1; do echo line $line of node $JOB_COMPLETION_INDEX; sleep 0.5; done"
 
 
-def write_kubeconfig(cluster: Cluster, token: str = "administrator") -> str:
-    """Write a file whose context has the namespace, which notebooks do not name."""
-    config = yaml.safe_load(cluster.kubeconfig.read_text())
-    config["contexts"][0]["context"]["namespace"] = cluster.namespace
-    config["users"][0]["user"]["token"] = token
-    path = cluster.folder / f"kubeconfig-{token}"
-    path.write_text(yaml.safe_dump(config))
-    return str(path)
-
-
 def make_client(cluster: Cluster) -> TrainerClient:
-    place = write_kubeconfig(cluster)
+    place = cluster.kubeconfig_of()
     return TrainerClient(KubernetesBackendConfig(config_file=place, namespace=cluster.namespace))
 
 
@@ -43,7 +32,7 @@ def run_cells(cluster: Cluster, cells: Sequence[str]) -> str:
     """Run cells of the notebook in one process, and return what they print."""
     path = cluster.folder / "notebook.py"
     path.write_text("\n".join(cells))
-    result = run(str(path), KUBECONFIG=write_kubeconfig(cluster))
+    result = run(str(path), KUBECONFIG=cluster.kubeconfig_of())
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -111,7 +100,7 @@ def test_what_the_cluster_refuses_is_said_in_one_line(cluster: Cluster) -> None:
         may | {"kind": "RoleBinding", "subjects": [{"kind": "User", "name": "guest"}]}
         | {"roleRef": {"apiGroup": group, "kind": "Role", "name": "guest"}},
     )  # fmt: skip
-    words, place = cluster.words("kubeflow"), write_kubeconfig(cluster, "guest")
+    words, place = cluster.words("kubeflow"), cluster.kubeconfig_of("guest")
     done = cluster.samestep("launch", *words, RUN_ID="mine", KUBECONFIG=place)
     assert done.returncode == 1, done.stdout
     assert "guest may not create trainjobs here" in done.stderr
