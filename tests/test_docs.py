@@ -91,8 +91,9 @@ def test_a_command_does_what_is_said(words: str, error: str):
 @only_in_the_template
 def test_commands_are_found_where_there_are_some():
     silent = SOURCES.keys() - {source for source, *_ in COMMANDS}
-    about_nodes = {"docs/clusters/entrypoint.md"}
-    assert silent == {"CONTRIBUTING.md", "docs/copies.md", "docs/use.md"} | about_nodes
+    of_other_commands = {"install", "copies", "use", "foreign", "reference"}
+    others = {f"docs/{name}.md" for name in of_other_commands} | {"docs/clusters/entrypoint.md"}
+    assert silent == {"CONTRIBUTING.md", *others}
     assert [source for source, *_ in COMMANDS].count("--help") == 6  # usage and five examples
 
 
@@ -111,6 +112,18 @@ def test_links_and_paths_lead_somewhere(page: Path):
     for name in re.findall(r"(?<![\w/])(?:src|configs|scripts|docs|tests|k8s)/[\w./-]*\w", text):
         is_made = name.startswith(NOT_HERE) or page == CONTRACT  # whose files the reader writes
         assert (ROOT / name).exists() or is_made, name
+
+
+@only_in_the_template
+def test_every_promise_names_its_tests():
+    page = (ROOT / "docs/reliability.md").read_text()
+    rows = re.findall(r"^\| .* \| .* \| (.*) \|$", page.partition("## Limits")[0], re.M)[1:]
+    assert len(rows) >= 30
+    for proofs in rows:
+        names = re.findall(r"`([\w/]+\.py)`", proofs)
+        assert names or "lab" in proofs, proofs
+        for name in names:
+            assert any((ROOT / at / name).is_file() for at in ("library/tests", "tests")), name
 
 
 @only_in_the_template

@@ -41,7 +41,8 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"python -m samestep.launch.entrypoint": "tests/samestep/launch/test_entrypoint.py",
     r"kubectl (create|apply) |kind |sudo install ": "needs a cluster or a server",
     r"source |echo .source ": "tests/test_completion.py",
-    r"git clone ": "the reader's own copy",
+    r"git clone |scripts/new.py": "tests/test_start.py",
+    r"python3 -m venv|^\\. |pip install .torch": "tests/test_install.py",
     r"printf ": "the Dockerfile of Flyte's image, for docker build",
 }
 NOT_COMMANDS = {  # first words of blocks that show something else
