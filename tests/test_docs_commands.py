@@ -42,7 +42,6 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"kubectl (create|apply) |kind |sudo install ": "needs a cluster or a server",
     r"source |echo .source ": "tests/test_completion.py",
     r"git clone |scripts/new.py": "tests/test_start.py",
-    r"python3 -m venv|^\\. |pip install .torch": "tests/test_install.py",
     r"printf ": "the Dockerfile of Flyte's image, for docker build",
 }
 NOT_COMMANDS = {  # first words of blocks that show something else
