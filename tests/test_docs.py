@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,10 @@ CONTRACT = ROOT / "docs" / "contract.md"  # tests/test_contract.py executes its 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXPERIMENTS = sorted((CONFIGS / "experiment").glob("*.yaml"))
 IS_TEMPLATE = (ROOT / "copier.yml").exists()  # not a copy of it
-NOT_HERE = ("configs/local", "configs/cluster/ours", "src/pets", "tests/pets")  # the reader makes
+NOT_HERE = (  # the reader makes
+    "configs/local", "configs/cluster/ours", "configs/model/squeeze", "src/pets", "tests/pets",
+    "src/project/model/nets/squeeze",
+)  # fmt: skip
 if not IS_TEMPLATE:
     NOT_HERE += ("tests/",)  # tests that stay with the template
 only_in_the_template = pytest.mark.skipif(not IS_TEMPLATE, reason="is about the template")
@@ -91,7 +95,7 @@ def test_a_command_does_what_is_said(words: str, error: str):
 @only_in_the_template
 def test_commands_are_found_where_there_are_some():
     silent = SOURCES.keys() - {source for source, *_ in COMMANDS}
-    of_other_commands = {"install", "copies", "use", "foreign", "reference"}
+    of_other_commands = {"copies", "foreign", "reference", "reliability", "use"}
     others = {f"docs/{name}.md" for name in of_other_commands} | {"docs/clusters/entrypoint.md"}
     assert silent == {"CONTRIBUTING.md", *others}
     assert [source for source, *_ in COMMANDS].count("--help") == 6  # usage and five examples
@@ -124,6 +128,20 @@ def test_every_promise_names_its_tests():
         assert names or "lab" in proofs, proofs
         for name in names:
             assert any((ROOT / at / name).is_file() for at in ("library/tests", "tests")), name
+
+
+@only_in_the_template
+def test_supported_versions_are_those_of_the_library():
+    project = tomllib.loads((ROOT / "library/pyproject.toml").read_text())["project"]
+    bounds = {"Python": project["requires-python"]}
+    for line in [*project["dependencies"], *project["optional-dependencies"]["hydra"]]:
+        name, bound = re.match(r"([\w-]+)(\S+?)(,!=|$)", line).groups()[:2]
+        bounds[name] = bound
+    page = (ROOT / "docs/install.md").read_text()
+    head, row = re.findall(r"^\| (samestep|1\.0) \| (.*) \|$", page, re.M)
+    table = dict(zip(head[1].split(" | "), row[1].split(" | "), strict=True))
+    assert len(table) == 5
+    assert table.items() <= bounds.items()
 
 
 @only_in_the_template

@@ -51,4 +51,4 @@ def test_the_workflow_installs_what_the_site_needs():
     (install,) = (step["run"] for step in steps["steps"] if "pip install" in step.get("run", ""))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {re.split("[<>=]", line)[0] for line in project["optional-dependencies"]["dev"]}
-    assert {word for word in re.findall(r"mkdoc[\w\[\]-]*", install)} <= named
+    assert set(re.findall(r"mkdoc[\w\[\]-]*", install)) <= named

@@ -13,7 +13,9 @@ NET = "src/project/model/nets/squeeze.py"
 def test_the_first_ten_minutes(tmp_path: Path):
     clone = clone_working_tree(tmp_path / "project")
     done = {}
-    for command in (command for block in find_commands(ROOT / "docs/start.md") for command in block):
+    for command in (
+        command for block in find_commands(ROOT / "docs/start.md") for command in block
+    ):
         words = [*command.program.split(), *command.arguments]
         if words[0] in ("git", "cd"):
             continue
@@ -22,9 +24,7 @@ def test_the_first_ten_minutes(tmp_path: Path):
         if words[0] == "train.py" and "--help" not in words:
             words += [*QUICK, NO_PICTURES]
         start = ["-m", *words] if words[0] == "samestep" else words
-        result = run(
-            *start, cwd=clone, **command.variables, PYTHONPATH=f"{clone}:{clone / 'src'}"
-        )
+        result = run(*start, cwd=clone, **command.variables, PYTHONPATH=f"{clone}:{clone / 'src'}")
         assert result.returncode == 0, (command.text, result.stderr)
         done[command.text] = result.stdout
         if words[0] == "scripts/new.py":
