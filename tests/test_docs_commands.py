@@ -158,7 +158,7 @@ def test_targets_of_make_and_extras_of_pip_exist():
 def place(digits_run: Path, text_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the commands name: runs, an image, and a folder of images."""
     folder = tmp_path_factory.mktemp("reader")
-    names = ["mine", "ranks-1", "ranks-1-0", "ranks-2-0"]
+    names = ["mine", "cnn", "squeeze", "ranks-1", "ranks-1-0", "ranks-2-0"]
     for name in [*names, "digits-0", "digits-1", "lr/lr-0", "lr/lr-1"]:
         shutil.copytree(digits_run, folder / "runs" / name)
     shutil.copytree(text_run, folder / "runs" / "book")
