@@ -97,11 +97,11 @@ def of_runs(runs: Sequence[Run]) -> list[Chart]:
     of_each = {run.name: of_run(run.rows, run.status.best_epoch) for run in runs}
     if len(runs) == 1:
         return of_each[runs[0].name]
-    found: dict[tuple[bool, str, str], Chart] = {}
+    found: dict[tuple[bool, bool, str, str], Chart] = {}
     for name, charts in of_each.items():
         for chart in charts:
             for curve in chart.curves:
-                key = (chart.is_about_machine, curve.name, chart.axis)
+                key = (chart.is_about_machine, not is_result(curve.name), curve.name, chart.axis)
                 shared = found.setdefault(key, Chart(curve.name, chart.axis, []))
                 shared.curves.append(curve._replace(name=name))
     return [found[key] for key in sorted(found)]
@@ -119,7 +119,8 @@ def _chart(
     axis = "epoch" if all(map(_has_one_per_epoch, columns.values())) else "step"
     curves = []
     for name, column in columns.items():
-        points = [(row.get(axis, 0) + 1, row[name]) for row in column if math.isfinite(row[name])]
+        finite = [row for row in column if math.isfinite(row[name])]
+        points: Points = [(int(row.get(axis, 0)) + 1, row[name]) for row in finite]
         best = best_epoch if axis == "epoch" and is_result(name) else None
         if points:
             curves.append(Curve(name, points, best))

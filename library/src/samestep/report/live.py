@@ -45,7 +45,7 @@ class Handler(BaseHTTPRequestHandler):
         place, query = unquote(address.path), parse_qs(address.query)
         host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         if host not in HOSTS:
-            self.send_error(HTTPStatus.FORBIDDEN, "ask for 127.0.0.1 or localhost")
+            self.send_error(HTTPStatus.FORBIDDEN, "ask for localhost")
         elif place == "/":
             self._send("text/html", page.render("live.html", title=f"Runs in {self.folder}"))
         elif place == "/data":
