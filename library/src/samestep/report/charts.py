@@ -15,7 +15,7 @@ from samestep.report.files import Run
 from samestep.run.metrics import is_result
 
 MAX_POINTS = 1000  # of a curve; more of them cannot be seen
-PLACES = 6  # significant digits of a point
+PLACES = 6  # of a point, the first that is not 0 included
 
 Points = list[tuple[float, float]]
 

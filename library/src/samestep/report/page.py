@@ -119,7 +119,7 @@ def epochs_of(run: Run) -> list[list[str]]:
 def align(column: Sequence[float | None]) -> list[str]:
     """A column of figures with the same number of places; None is left out.
 
-    It has five digits of the largest value, unless the smallest would lose most of its own.
+    It has five figures of the largest value, unless the smallest would lose most of its own.
     """
     sizes = [abs(value) for value in column if value and math.isfinite(value)]
     places = max(0, 4 - math.floor(math.log10(max(sizes, default=1))))
