@@ -13,6 +13,8 @@ import pytest
 
 from library.tests.programs import environment
 from library.tests.report.fake import make_run
+from samestep.errors import ConfigError
+from samestep.report import live
 from samestep.run import record
 
 
@@ -87,3 +89,12 @@ def test_only_runs_of_the_folder_are_sent(served: tuple[Path, str], place: str):
     with pytest.raises(HTTPError, match="404"):
         ask(f"{served[1]}/report/{place}")
     assert json.loads(ask(f"{served[1]}/data?run={place}"))["charts"] == ""
+
+
+@pytest.mark.parametrize(
+    ("port", "why"), [(None, "Address already in use"), (70000, "port must be")]
+)
+def test_a_port_that_cannot_be_used_is_one_line(served: tuple[Path, str], port, why):
+    folder, address = served
+    with pytest.raises(ConfigError, match=rf"^--port \d+: .*{why}.*; leave it out for a free one$"):
+        live.serve(folder, port or int(address.rpartition(":")[2]))

@@ -6,6 +6,7 @@ must name it, so that no other page in the browser can read runs through a name 
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from samestep.errors import ConfigError
 from samestep.report import charts, listing, page
 from samestep.report.compare import compare, tables
 from samestep.report.files import Run, read_run
@@ -25,9 +27,14 @@ def serve(folder: Path, port: int) -> None:
     """Show the runs of a folder until the program is interrupted; port 0 is any free one.
 
     Raises:
-        OSError: if the port is taken.
+        ConfigError: if the port cannot be used.
     """
-    with ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, folder)) as server:
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, folder))
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--port {port}: {why}; leave it out for a free one") from error
+    with server:
         print(f"http://127.0.0.1:{server.server_port}/ shows {folder}. Ctrl-C ends it", flush=True)
         server.serve_forever()
 
@@ -63,8 +70,9 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in (("Content-Type", f"{kind}; charset=utf-8"), *headers):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        with suppress(ConnectionError):  # the page was closed meanwhile
+            self.end_headers()
+            self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
         """Nothing: the page asks every two seconds."""
