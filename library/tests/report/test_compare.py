@@ -204,17 +204,17 @@ def test_the_page_lays_the_curves_over_each_other(tmp_path: Path):
     assert text.count("<h3>val/loss</h3>") == 1
 
 
-def test_runs_are_found_by_path_and_by_folder(tmp_path: Path):
+def test_runs_are_found_by_path_by_glob_and_by_folder(tmp_path: Path):
     for name in ("a1", "a2", "b1"):
         make_run(tmp_path / name)
     (tmp_path / "c").mkdir()
-    assert len(compare.find_runs([tmp_path])) == 3
-    found = compare.find_runs([tmp_path / "b1", tmp_path / "a1", tmp_path / "b1"])
-    assert [path.name for path in found] == ["b1", "a1"]
-    for path in (tmp_path / "c", tmp_path / "d*", tmp_path / "a1/config.yaml"):
+    assert len(compare.find_runs([str(tmp_path)])) == 3
+    found = compare.find_runs([f"{tmp_path}/a*", f"{tmp_path}/b1", f"{tmp_path}/a1"])
+    assert [path.name for path in found] == ["a1", "a2", "b1"]
+    for pattern in (f"{tmp_path}/c", f"{tmp_path}/d*", "", "nowhere/**x"):
         with pytest.raises(ConfigError, match="there is no run"):
-            compare.find_runs([tmp_path / "a1", path])
+            compare.find_runs([f"{tmp_path}/a1", pattern])
     (tmp_path / "link").symlink_to("a1")
-    for other in ([], [tmp_path / "link"], [tmp_path / "b1/../a1"]):
+    for other in ([], [f"{tmp_path}/link"], [f"{tmp_path}/b1/../a1"]):
         with pytest.raises(ConfigError, match="is one run; name at least two"):
-            compare.find_runs([tmp_path / "a1", *other])
+            compare.find_runs([f"{tmp_path}/a1", *other])

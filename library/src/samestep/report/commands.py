@@ -28,7 +28,7 @@ those that are ticked.
 COMPARE = """Compare runs: configuration, final figures, time and speed, and curves.
 
 samestep compare runs/one runs/two
-samestep compare runs/mine-* --html compare.html
+samestep compare 'runs/mine-*' --html compare.html
 samestep compare runs/seeds runs/other-seeds --json
 
 A path may also be a folder of runs, such as one of a sweep. Finished runs that differ in nothing
@@ -66,7 +66,7 @@ def report(argv: Sequence[str]) -> int:
 def compare(argv: Sequence[str]) -> int:
     """Print the comparison of several runs; write the page if it is wanted."""
     parser = Parser("samestep compare", COMPARE)
-    parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders of runs")
+    parser.add_argument("runs", nargs="+", help="run directories, globs, or folders of runs")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with curves")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")

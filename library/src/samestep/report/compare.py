@@ -15,7 +15,7 @@ import re
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -91,22 +91,37 @@ class Comparison(NamedTuple):
     """Processes, times and speeds of each group."""
 
 
-def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run directories of paths, also of folders that hold several runs.
+def find_runs(patterns: Sequence[str]) -> list[Path]:
+    """The run directories of paths, globs, and folders that hold several runs.
 
     Raises:
-        ConfigError: naming the path at which there is no run, or if there is only one run.
+        ConfigError: naming the pattern at which there is no run, or if there is only one run.
     """
     found: dict[Path, Path] = {}  # by its real path: a link to a run is the same run
-    for path in paths:
-        configs = [*path.glob("config.yaml")] or sorted(path.glob("*/config.yaml"))
+    for pattern in patterns:
+        configs = [
+            config
+            for path in _matching(pattern)
+            for config in [*path.glob("config.yaml")] or sorted(path.glob("*/config.yaml"))
+        ]
         if not configs:
-            raise ConfigError(f"{path}: there is no run; name directories such as runs/<id>")
+            raise ConfigError(f"{pattern}: there is no run; name directories such as runs/<id>")
         for config in configs:
             found.setdefault(config.parent.resolve(), config.parent)
     if len(found) < 2:
         raise ConfigError(f"{next(iter(found.values()))} is one run; name at least two of them")
     return list(found.values())
+
+
+def _matching(pattern: str) -> list[Path]:
+    """The path itself, or the paths that a glob stands for where the shell has not replaced it."""
+    if Path(pattern).exists():
+        return [Path(pattern)]
+    root = Path(pattern).anchor
+    try:
+        return sorted(Path(root).glob(pattern.removeprefix(root)))
+    except (ValueError, IndexError):  # no pattern at all, such as an empty one
+        return []
 
 
 def compare(runs: Sequence[Run]) -> Comparison:
@@ -233,16 +248,16 @@ def num_ranks(run: Run) -> int | None:
 def costs_of(groups: Sequence[Group]) -> dict[str, list[str]]:
     """Ranks, steps, times, speeds and scaling efficiency: means over the runs of each group."""
     ranks = [num_ranks(group.runs[0]) for group in groups]
-    epoch_s = means_of(groups, lambda run: run.figures.get("time/epoch_s"))
+    epoch_s = means_of([[run.figures.get("time/epoch_s") for run in g.runs] for g in groups])
+    total_s = means_of([[run.figures.get("time/total_s") for run in g.runs] for g in groups])
     costs = {
         "ranks": [str(number or "?") for number in ranks],
         "epochs": [_words(run.num_epochs for run in group.runs) for group in groups],
         "steps": [_words(run.num_steps for run in group.runs) for group in groups],
     }
-    figures = {"seconds of training": means_of(groups, lambda run: run.figures.get("time/total_s"))}
-    figures["seconds per epoch, median"] = epoch_s
+    figures = {"seconds of training": total_s, "seconds per epoch, median": epoch_s}
     for name in sorted({name for group in groups for run in group.runs for name in run.speeds}):
-        figures[name] = means_of(groups, lambda run, name=name: run.speeds.get(name))
+        figures[name] = means_of([[run.speeds.get(name) for run in g.runs] for g in groups])
     if len(set(ranks)) > 1:
         base = epoch_s[0]
         figures["speedup"] = [base / own if base and own else None for own in epoch_s]
@@ -255,9 +270,9 @@ def costs_of(groups: Sequence[Group]) -> dict[str, list[str]]:
     return costs | shown
 
 
-def means_of(groups: Sequence[Group], figure: Callable[[Run], float | None]) -> list[float | None]:
-    """The mean of a figure over the runs of each group; None where it is not known."""
-    known = [[v for run in group.runs if (v := figure(run)) is not None] for group in groups]
+def means_of(groups: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """The mean over each group of the values that are known; None without any."""
+    known = [[value for value in values if value is not None] for values in groups]
     return [statistics.fmean(values) if values else None for values in known]
 
 
