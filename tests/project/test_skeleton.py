@@ -8,8 +8,7 @@ import torch
 from tests.conftest import run
 
 SKELETON = ["data=skeleton", "model=skeleton", "callbacks.checkpoints.monitor=val/loss",
-            "callbacks.checkpoints.mode=min", "trainer.accelerator=cpu",
-            "summary.metrics=[test/loss]", "report=false"]  # fmt: skip
+            "callbacks.checkpoints.mode=min", "trainer.accelerator=cpu", "report=false"]  # fmt: skip
 
 
 def train(root: Path, name: str, *overrides: str) -> dict[str, torch.Tensor]:

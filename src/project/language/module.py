@@ -137,4 +137,4 @@ class LanguageModel(L.LightningModule):
         means = sums.means()
         bits = {f"{sums.stage}/bits_per_character": means[f"{sums.stage}/loss"] / math.log(2)}
         # Equal on all ranks already; sync_dist says so to Lightning.
-        self.log_dict(means | bits, sync_dist=True)
+        self.log_dict(means | bits, sync_dist=True, prog_bar=True)

@@ -167,4 +167,4 @@ class ImageClassifier(L.LightningModule):
 
     def _log_means(self, sums: Sums) -> None:
         # Equal on all ranks already; sync_dist says so to Lightning.
-        self.log_dict(sums.means(), sync_dist=True)
+        self.log_dict(sums.means(), sync_dist=True, prog_bar=True)
