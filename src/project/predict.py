@@ -74,10 +74,8 @@ def print_guesses(
         0, or 1 if a file could not be read. It is named on stderr, and the others are predicted.
 
     Raises:
-        ConfigError: if the run has not learned images, or has fewer classes than ``top``.
+        ConfigError: if the run has fewer classes than ``top``.
     """
-    if not isinstance(model, ImageClassifier):
-        raise ConfigError(f"{files[0]}: this run has not learned images")
     if top > model.num_classes:
         raise ConfigError(
             f"--top {top}: must not exceed the {model.num_classes} classes of the run"

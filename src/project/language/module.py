@@ -47,6 +47,7 @@ class LanguageModel(L.LightningModule):
         self.net = net
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
+        self.example_input_array = torch.zeros(2, net.context, dtype=torch.int64)  # for an export
         self.train_sums = Sums("train", "loss")
         self.val_sums = Sums("val", "loss")
         self.test_sums = Sums("test", "loss")
