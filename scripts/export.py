@@ -1,13 +1,11 @@
 """Write the model of a run in forms that other programs read, each checked against the original.
 
 runs/<run_id>/export/
-    model.safetensors  the weights
-    config.yaml        what rebuilds the net; of images also what prepares them
-    model.pt2          a torch.export program, for batches of any size; it takes images as bytes
-    model.onnx         the same as ONNX, with --onnx
-    README.md          a model card: metrics, data, command, commit, licence
+    model.safetensors, config.yaml  the weights, and what rebuilds the net
+    model.pt2, model.onnx           torch.export, and ONNX with --onnx; batches of any size
+    README.md                       a model card: metrics, data, command, commit, licence
 
-A model of something else than images sets example_input_array, as Lightning knows it.
+Images go in as bytes. Any other model sets example_input_array, as Lightning knows it.
 
 `huggingface_hub.upload_folder` takes the folder as it is. Read the card before you publish it.
 

@@ -97,3 +97,23 @@ def print_guesses(
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         print("\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows))
     return exit_code
+
+
+def main(
+    model: ImageClassifier,
+    data: ImageDataModule,
+    names: Sequence[str],
+    top: int,
+    form: str,
+    accelerator: str,
+) -> int:
+    """Find the files, move the model to the device, and print the guesses; see above."""
+    if not names:
+        raise ConfigError("there is nothing to predict; name image files, or directories of them")
+    files = find_images(names)
+    has_accelerator = torch.accelerator.is_available()
+    if accelerator == "gpu" and not has_accelerator:
+        raise ConfigError("--accelerator gpu: this machine has none; auto takes the CPU then")
+    if accelerator != "cpu" and has_accelerator:
+        model.to(torch.accelerator.current_accelerator())
+    return print_guesses(model, data, files, top, form == "json")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.datasets import load_diabetes
 
-from project import load_run
+from project import load_run, table
 from samestep.command_line import call
 from scripts import predict
 from scripts.export import main as export
@@ -54,16 +54,16 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "patients"
 
 
-def table(text: str) -> list[float]:
+def read_table(text: str) -> list[float]:
     heading, *rows = csv.reader(io.StringIO(text))
     assert heading == ["progress"]
     return [float(row[0]) for row in rows]
 
 
-def test_any_model_predicts_by_its_own_step(run_dir: Path, tmp_path: Path, capsys):
+def test_any_model_predicts_by_its_own_step(run_dir: Path, tmp_path: Path, capsys, monkeypatch):
     done = run("scripts/predict.py", str(run_dir))
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(table(done.stdout)) == 71  # of the test
+    assert len(read_table(done.stdout)) == 71  # of the test
 
     patients, _ = load_diabetes(return_X_y=True)
     np.savetxt(tmp_path / "new.csv", patients[:3], delimiter=",")
@@ -71,24 +71,29 @@ def test_any_model_predicts_by_its_own_step(run_dir: Path, tmp_path: Path, capsy
     assert call(lambda: predict.main([*words, str(tmp_path / "out.csv")])) == 0
     model, _ = load_run(run_dir)
     wanted = 100 * model(20 * torch.tensor(patients[:3]).float()).flatten()
-    assert table((tmp_path / "out.csv").read_text()) == pytest.approx(wanted.tolist(), abs=1e-2)
+    assert read_table((tmp_path / "out.csv").read_text()) == pytest.approx(
+        wanted.tolist(), abs=1e-2
+    )
 
     assert call(lambda: predict.main([*words, str(tmp_path / "out.pt")])) == 0
     (batch,) = torch.load(tmp_path / "out.pt")
     torch.testing.assert_close(batch["progress"].flatten(), wanted)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert call(lambda: predict.main([*words, "out.parquet"])) == 2
+    assert "--output out.parquet: needs pyarrow; `pip install pyarrow`" in capsys.readouterr().err
     assert call(lambda: predict.main([*words, "out.txt"])) == 2
     assert "--output out.txt: must end in .csv, .parquet or .pt" in capsys.readouterr().err
 
 
 def test_columns_are_named_and_what_is_no_column_is_rejected():
-    assert predict.columns_of(torch.tensor([0.1, 0.5])) == {"prediction": [0.1, 0.5]}
-    assert predict.columns_of(torch.tensor([[1, 2]])) == {"prediction_0": [1], "prediction_1": [2]}
-    both = predict.columns_of({"name": ["a"], "score": torch.zeros(1, 1)})
+    assert table.columns_of(torch.tensor([0.1, 0.5])) == {"prediction": [0.1, 0.5]}
+    assert table.columns_of(torch.tensor([[1, 2]])) == {"prediction_0": [1], "prediction_1": [2]}
+    both = table.columns_of({"name": ["a"], "score": torch.zeros(1, 1)})
     assert both == {"name": ["a"], "score": [0.0]}
     with pytest.raises(
-        ValueError, match=r"prediction as Tensor \[2, 8, 8\]: a table takes tensors"
+        ValueError, match=r"prediction as a tensor \[2, 8, 8\]: a table takes tensors"
     ):
-        predict.columns_of(torch.zeros(2, 8, 8))
+        table.columns_of(torch.zeros(2, 8, 8))
 
 
 def test_any_model_with_an_example_is_exported(run_dir: Path, capsys):

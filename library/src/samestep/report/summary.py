@@ -86,7 +86,7 @@ def figures_of_test(figures: Mapping[str, Any]) -> dict[str, float]:
         for name, value in sorted(figures.items())
         if re.match("test[/_]", name) and isinstance(value, int | float)
     }
-    if len(found) > MAX_FIGURES:  # such as test/accuracy_cat beside test/accuracy
+    if len(found) > MAX_FIGURES:  # such as test/score_cat beside test/score
         found = {n: v for n, v in found.items() if not any(n.startswith(f"{o}_") for o in found)}
     return dict(list(found.items())[:MAX_FIGURES])
 
