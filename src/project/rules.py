@@ -56,8 +56,9 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
             "one task"
         )
     optimizer = cfg.model.get("optimizer") or {}
-    if str(optimizer.get("_target_")).startswith("torch.optim.") and optimizer.get("lr", 1) is None:
-        yield f"model.optimizer.lr=null: {optimizer._target_} needs a number above 0"
+    target = str(optimizer.get("_target_"))
+    if target.startswith("torch.optim.") and optimizer.get("lr", 1) is None:
+        yield f"model.optimizer.lr=null: {target} needs a number above 0"
     if cfg.trainer.max_epochs == cfg.trainer.max_steps == -1 and "lr_scheduler" in cfg.model:
         yield (
             "trainer.max_epochs=-1: the learning-rate schedule must know where the run ends; set "
