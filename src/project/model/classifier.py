@@ -144,7 +144,7 @@ class ImageClassifier(L.LightningModule):
         parameters = [p for p in self.net.parameters() if p.requires_grad]
         parts: list[tuple[list[Any], dict[str, Any]]] = [(parameters, {})]
         if self.backbone_lr is not None:
-            backbone = list(self.net.backbone.parameters())  # type: ignore[union-attr, operator]
+            backbone = list(self.net.get_submodule("backbone").parameters())
             others = set(parameters) - set(backbone)
             head = [p for p in parameters if p in others]
             parts = [(head, {}), (backbone, {"lr": self.backbone_lr})]
