@@ -11,16 +11,8 @@ from project.train import train as train_config
 def train(overrides: Sequence[str] = ()) -> dict[str, float]:
     """Train a run in this process, such as a notebook, as ``python train.py OVERRIDES`` does.
 
-    The run ends with its exception, if it fails. Interrupting it saves a checkpoint first.
-
-    Args:
-        overrides: such as ``["trainer.max_epochs=2", "run_id=mine"]``.
-
-    Returns:
-        The final metrics, also of a run that was finished before.
-
-    Raises:
-        ConfigError, RunError: see ``project.train.train``.
+    ``overrides`` are such as ``["trainer.max_epochs=2"]``. Returns the final metrics, also of a run
+    that was finished before, and raises what ``project.train.train`` raises.
     """
     from samestep.errors import ConfigError
     from samestep.hydra.adapter import topology_of

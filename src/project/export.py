@@ -47,11 +47,8 @@ def export_run(
     ``README.md`` in it is the model card.
 
     Args:
-        run_dir: directory of the run.
-        model: of the run, from the checkpoint ``ckpt``.
-        data: of the run.
-        ckpt: name of the checkpoint, for the card.
-        licence: of the weights, for the card.
+        run_dir, model, data: of one run.
+        ckpt, licence: name of its checkpoint, and licence of the weights, for the card.
         onnx: also write ``model.onnx``.
 
     Returns:

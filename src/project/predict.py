@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torchvision.datasets.folder import IMG_EXTENSIONS
@@ -99,14 +100,7 @@ def print_guesses(
     return exit_code
 
 
-def main(
-    model: ImageClassifier,
-    data: ImageDataModule,
-    names: Sequence[str],
-    top: int,
-    form: str,
-    accelerator: str,
-) -> int:
+def main(model: Any, data: Any, names: Sequence[str], top: int, form: str, accelerator: str) -> int:
     """Find the files, move the model to the device, and print the guesses; see above."""
     if not names:
         raise ConfigError("there is nothing to predict; name image files, or directories of them")

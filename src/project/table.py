@@ -61,11 +61,8 @@ def write(batches: Sequence[Any], output: Path | None) -> None:
             raise ConfigError(f"--output {output}: needs pyarrow; `pip install pyarrow`") from error
         parquet.write_table(pyarrow.table(columns), output)
         return
-    with (
-        output.open("w", encoding="utf-8", newline="")
-        if output
-        else nullcontext(sys.stdout) as file
-    ):
+    opened = output.open("w", encoding="utf-8", newline="") if output else nullcontext(sys.stdout)
+    with opened as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(columns)
         table.writerows(zip(*columns.values(), strict=True))
