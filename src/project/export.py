@@ -44,12 +44,8 @@ def export_run(
 ) -> dict[str, float]:
     """Write ``<run_dir>/export`` once all files in it are proven right on real inputs.
 
-    ``README.md`` in it is the model card.
-
-    Args:
-        run_dir, model, data: of one run.
-        ckpt, licence: name of its checkpoint, and licence of the weights, for the card.
-        onnx: also write ``model.onnx``.
+    ``README.md`` in it is the model card, for which ``ckpt`` names the checkpoint of ``model``, and
+    ``licence`` is that of the weights. ``onnx`` writes ``model.onnx`` too.
 
     Returns:
         For each file the largest difference between its outputs and the original ones.
