@@ -84,7 +84,7 @@ def export_run(
         torch.export.save(program, folder / "model.pt2")
 
         # Each file is read back, and must give the outputs of the original.
-        again: nn.Module = build(OmegaConf.load(folder / "config.yaml")[key], key)
+        again: nn.Module = build(getattr(OmegaConf.load(folder / "config.yaml"), key), key)
         load_model(again, folder / "model.safetensors")
         found = {
             "model.safetensors": compute(whole(again), inputs),

@@ -167,7 +167,7 @@ class Progress(L.Callback):
 
 def metrics_to_show(trainer: L.Trainer) -> dict[str, Any]:
     """What is logged with ``prog_bar=True``, or else losses and the monitored metric."""
-    chosen = dict(trainer.progress_bar_metrics)
+    chosen: dict[str, Any] = dict(trainer.progress_bar_metrics)
     if not chosen:
         monitored = {c.monitor for c in trainer.callbacks if isinstance(c, Checkpoints)}  # type: ignore[attr-defined]
         logged = trainer.callback_metrics.items()
