@@ -1,10 +1,11 @@
-"""Write the net of a run in forms that other programs read, each checked against the original.
+"""Write the model of a run in forms that other programs read, each checked against the original.
 
 runs/<run_id>/export/
-    model.safetensors  the weights of the net
-    config.yaml        what rebuilds the net and prepares its images
-    model.pt2          a torch.export program, from uint8 images [B, C, H, W], any B, to logits
-    README.md          a model card: metrics, data, command, commit, licence
+    model.safetensors, config.yaml  the weights, and what rebuilds the net
+    model.pt2, model.onnx           torch.export, and ONNX with --onnx; batches of any size
+    README.md                       a model card: metrics, data, command, commit, licence
+
+Images go in as bytes. Any other model sets example_input_array, as Lightning knows it.
 
 `huggingface_hub.upload_folder` takes the folder as it is. Read the card before you publish it.
 
@@ -33,15 +34,18 @@ def main(argv: Sequence[str]) -> int:
     options.add_ckpt_option(parser)
     text = "of the weights, as in MIT; default: that of the project"
     parser.add_argument("--licence", metavar="SPDX", help=text)
+    parser.add_argument("--onnx", action="store_true", help="write model.onnx too")
     options.add_data_options(parser)
     arguments = parser.parse(argv)
-    from project.export import NUM_IMAGES, export_run  # imports torch
+    from project.export import export_run  # imports torch
 
     model, data = options.load(arguments)
     licence = arguments.licence or licence_of_project()
-    differences = export_run(arguments.run_dir, model, data, arguments.ckpt, licence)
+    differences = export_run(
+        arguments.run_dir, model, data, arguments.ckpt, licence, onnx=arguments.onnx
+    )
     target = arguments.run_dir / "export"
-    print(f"Written to {target}; logits of up to {NUM_IMAGES} test images differ at most by")
+    print(f"Written to {target}; on real inputs the outputs differ at most by")
     for file, difference in differences.items():
         print(f"  {file:<17}  {difference:.1e}")
     return 0

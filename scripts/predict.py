@@ -1,10 +1,16 @@
-"""Name what is in image files, with the model of a run.
+"""Predict with the model of a run: name what is in image files, or write a table.
 
 python scripts/predict.py runs/mine seven.png
 python scripts/predict.py runs/mine photos/ --top 3 --format json
+python scripts/predict.py runs/houses new.csv --output prices.csv
+
+The classifier of images takes image files. Every other model predicts by its own `predict_step` on
+the `predict_dataloader` of its data, which get the named files as their attribute `predict_files`.
 """
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import options
 
@@ -12,34 +18,35 @@ from samestep.errors import ConfigError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the most likely classes of each image.
+    """Print or write what the model predicts.
 
     Returns:
-        0, or 1 if a file could not be read.
+        0, or 1 if an image could not be read.
     """
     parser = options.make_parser(__doc__)
-    parser.add_argument("files", nargs="*", help="image files, and directories of them")
+    parser.add_argument("files", nargs="*", help="image files, folders of them, or other data")
     parser.add_argument("--top", type=int, default=1, metavar="N", help="classes for each image")
     options.add_model_options(parser)
-    parser.add_argument("--format", choices=["table", "json"], default="table")
+    parser.add_argument("--format", choices=["table", "json"], default="table", help="of images")
+    text = ".csv, .parquet, or .pt for tensors of any shape; default: CSV on stdout"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=text)
+    options.add_data_options(parser)
     arguments = parser.parse(argv)
-    if not arguments.files:
-        raise ConfigError("there is nothing to predict; name image files, or directories of them")
     if arguments.top < 1:
         raise ConfigError(f"--top {arguments.top}: must be a whole number, at least 1")
-    # These import torch, which takes seconds: wrong usage is reported before.
-    import torch
+    if arguments.output and arguments.output.suffix not in (".csv", ".parquet", ".pt"):
+        raise ConfigError(f"--output {arguments.output}: must end in .csv, .parquet or .pt")
+    model, data = options.load(arguments)  # imports torch: wrong usage is reported before
+    files, accelerator = arguments.files, arguments.accelerator
+    known = sys.modules.get("project.model.classifier")  # imported, if the model is of this kind
+    if known and isinstance(model, known.ImageClassifier):
+        from project import predict
 
-    from project.predict import find_images, print_guesses
+        return predict.main(model, data, files, arguments.top, arguments.format, accelerator)
+    from project import table
 
-    files = find_images(arguments.files)
-    model, data = options.load(arguments)
-    has_accelerator = torch.accelerator.is_available()
-    if arguments.accelerator == "gpu" and not has_accelerator:
-        raise ConfigError("--accelerator gpu: this machine has none; auto takes the CPU then")
-    if arguments.accelerator != "cpu" and has_accelerator:
-        model.to(torch.accelerator.current_accelerator())
-    return print_guesses(model, data, files, arguments.top, arguments.format == "json")
+    table.predict(model, data, arguments.run_dir, files, arguments.output, accelerator)
+    return 0
 
 
 if __name__ == "__main__":

@@ -85,8 +85,8 @@ def losses(records: Path) -> list[float]:
 def seconds_per_epoch(run_dir: Path) -> float:
     """Seconds of training in the last epoch, without validation."""
     with (run_dir / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row.get("train/images_per_second")]
-    return IMAGES_PER_EPOCH / float(rows[-1]["train/images_per_second"])
+        rows = [row for row in csv.DictReader(file) if row.get("train/samples_per_second")]
+    return IMAGES_PER_EPOCH / float(rows[-1]["train/samples_per_second"])
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ REFUSED_AT_ONCE = [  # by the configuration alone, without torch
     ("data=null", "ImageClassifier needs data.num_classes, data.num_channels, "),
     ("x" * 5000 + "=1", "a key or a choice cannot be used: File name too long"),
     ("RUN_ID=mine", "RUN_ID=mine: no such key; did you mean run_id=mine?"),
+    ("model.optimizer.lr=null", "lr=null: torch.optim.AdamW needs a number above 0"),
     ("=5", "=5: has no key; write KEY=VALUE or GROUP=CHOICE"),
     ("run_dir=", "), and not empty"),
     ("run_dir=/", "run_dir=/: must be a directory of its own"),
@@ -44,9 +45,9 @@ REFUSED_AT_ONCE = [  # by the configuration alone, without torch
 ]
 REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run directory is made
     ("data=folder data.root=/no data.num_classes=2", "/no/train cannot be read: No such file"),
-    ("data.num_val=1437", "data.num_val=1437: must leave some of the 1437 training images"),
+    ("data.num_val=1437", "is too much for 1437 training images; add data.num_val=143 "),
     ("data.image_size=9", "the images found have the shape [1, 8, 8]"),
-    ("data.global_batch_size=5000", "must not exceed the 1257 training images"),
+    ("data.global_batch_size=5000", "data.global_batch_size=5000: is too much for 1437 "),
     ("cluster.shares=[1,2]", "the run may have 1 ranks on 1 nodes; give one number for each rank"),
     ("trainer.accelerator=mps", "`MPSAccelerator` can not run on your system"),
     ("trainer.strategy=fsdp", "needs GPUs, and this machine has none"),
@@ -62,6 +63,7 @@ REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run direc
     ("callbacks.artifacts.url=foo://x", "Protocol not known: foo"),
     ("model.optimizer.betas=[0.9]", "refuses: "),
     ("model.net._target_=project.nope.Net", "there is no such object"),
+    ("model.net._target_=no_such_package.Net", "the module no_such_package is missing; if it is"),
     ("model.net._target_=torch", "must be a class or a function"),
     ("+callbacks.x._target_=builtins.dict", "does not say its arguments"),
     ("+callbacks.x._target_=os.system", "os.system needs a value for command"),

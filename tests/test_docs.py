@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from project import train
+from project.train import __doc__ as page_of_the_run
 from samestep.errors import ConfigError
 from samestep.hydra import build
 from samestep.hydra.compose import check, help_text
@@ -15,7 +15,9 @@ from samestep.hydra.flags import flags_of
 from samestep.launch import main as launch
 from tests.conftest import CONFIGS, ROOT
 
-CONTRACT = ROOT / "docs" / "contract.md"  # tests/test_contract.py executes its commands
+EXECUTED = [  # tests/test_contract.py and test_tasks.py execute these, with files of their own
+    ROOT / "docs/contract.md", ROOT / "docs/tasks.md",
+]  # fmt: skip
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXPERIMENTS = sorted((CONFIGS / "experiment").glob("*.yaml"))
 IS_TEMPLATE = (ROOT / "copier.yml").exists()  # not a copy of it
@@ -68,12 +70,12 @@ SOURCES = {
     **{
         page.relative_to(ROOT).as_posix(): code_of(page.read_text())
         for page in PAGES
-        if page != CONTRACT
+        if page not in EXECUTED
     },
     **{path.stem: re.sub("^# *", "", path.read_text(), flags=re.M) for path in EXPERIMENTS},
     "--help": help_text(),
     "train.py": (ROOT / "train.py").read_text().split('"""')[1],
-    "project.train": str(train.__doc__),
+    "project.train": str(page_of_the_run),
 }
 if (ROOT / "k8s").exists():  # a copy without clusters has none to launch on
     SOURCES["samestep launch"] = str(launch.__doc__)
@@ -95,7 +97,7 @@ def test_a_command_does_what_is_said(words: str, error: str):
 @only_in_the_template
 def test_commands_are_found_where_there_are_some():
     silent = SOURCES.keys() - {source for source, *_ in COMMANDS}
-    of_other_commands = {"copies", "foreign", "reference", "reliability", "use"}
+    of_other_commands = {"copies", "foreign", "reference", "reliability"}
     others = {f"docs/{name}.md" for name in of_other_commands} | {"docs/clusters/entrypoint.md"}
     assert silent == {"CONTRIBUTING.md", *others}
     assert [source for source, *_ in COMMANDS].count("--help") == 6  # usage and five examples
@@ -114,7 +116,7 @@ def test_links_and_paths_lead_somewhere(page: Path):
         slugs = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
         assert not anchor or anchor in slugs, link
     for name in re.findall(r"(?<![\w/])(?:src|configs|scripts|docs|tests|k8s)/[\w./-]*\w", text):
-        is_made = name.startswith(NOT_HERE) or page == CONTRACT  # whose files the reader writes
+        is_made = name.startswith(NOT_HERE) or page in EXECUTED  # whose files the reader writes
         assert (ROOT / name).exists() or is_made, name
 
 
@@ -190,6 +192,8 @@ def test_the_tour_passes_every_place():
 def test_an_experiment_opens_with_what_was_measured(path: Path):
     header = path.read_text().partition("defaults:")[0]
     assert f" experiment={path.stem} " in header
+    if "???" in path.read_text():
+        return  # it needs data of the reader, and has no result of ours
     result = r"test/(accuracy|bits_per_character): mean \d\.\d+"
     for fact in (r"CPU cores|GPU", r"\d s a run", result, r"n = \d+ seeds"):
         assert re.search(fact, header), fact

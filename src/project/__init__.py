@@ -1,7 +1,38 @@
 """Yours: models and data, and the page of the run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+# Imported first: the function below takes the name of this module.
+from project.train import train as train_config
+
+
+def train(overrides: Sequence[str] = ()) -> dict[str, float]:
+    """Train a run in this process, such as a notebook, as ``python train.py OVERRIDES`` does.
+
+    ``overrides`` are such as ``["trainer.max_epochs=2"]``. Returns the final metrics, also of a run
+    that was finished before, and raises what ``project.train.train`` raises.
+    """
+    from samestep.errors import ConfigError
+    from samestep.hydra.adapter import topology_of
+    from samestep.hydra.compose import check
+    from samestep.hydra.name import name_run
+    from samestep.node import agent
+    from samestep.ranks import environment, stopping
+
+    cfg = check(list(overrides))
+    cfg.run_id = name_run(cfg)
+    if agent.num_processes(*topology_of(cfg)) > 1:
+        raise ConfigError(
+            f"trainer.devices={cfg.trainer.devices}: several processes need a terminal, and "
+            "`python train.py`; here use trainer.devices=1"
+        )
+    environment.limit_threads()
+    try:
+        return train_config(cfg, list(overrides))
+    finally:
+        stopping.uninstall()
 
 
 def load_run(run_dir: str | Path, ckpt: str = "best", *, trust: bool = False) -> tuple[Any, Any]:

@@ -1,10 +1,11 @@
-"""The model card of an exported net: README.md, as the Hugging Face Hub reads it.
+"""The model card of an exported model: README.md, as the Hugging Face Hub reads it.
 
 The front matter follows https://huggingface.co/docs/hub/model-cards, without its library.
 """
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ PAGE = """---
 
 # {name}
 
-A net that sorts images into {num_classes} classes: {classes}.
+{what}
 
 {metrics}
 
-- **Data**: `data={data}`, images as uint8 `{shape}`.
+- **Data**: `data={data}`
 - **Net**: `{net}`, `{weights}` parameters.
 - **Command**: `{command}`
 - **Commit**: {commit}
@@ -38,31 +39,37 @@ A net that sorts images into {num_classes} classes: {classes}.
 import torch
 
 program = torch.export.load("model.pt2").module()
-logits = program(images)  # uint8 {shape} to float32 [B, {num_classes}]
+outputs = program({names})  # of {shapes}
 ```
 
-`model.safetensors` holds the weights of the net, and `config.yaml` its class, its arguments, the
-names of the classes, and mean and std of the images.
+`model.safetensors` holds the weights, and `config.yaml` what builds the net again.
 """
 
 
 def write_card(
-    run_dir: Path, ckpt: str, classes: list[str], weights: int, licence: str | None
+    run_dir: Path,
+    ckpt: str,
+    classes: list[str],
+    weights: int,
+    licence: str | None,
+    inputs: Sequence[str],
 ) -> str:
     """The text of a model card. It holds no secrets and no paths or addresses of this machine.
 
     Args:
         run_dir: a finished run.
         ckpt: name of the checkpoint whose weights were exported; the card shows their test.
-        classes: names of the classes.
+        classes: names of the classes of images; a model of something else has none.
         weights: number of parameters.
         licence: of the weights, as in SPDX; None leaves it out.
+        inputs: types and shapes of what the program takes, such as ``uint8 [B, 1, 8, 8]``.
     """
     cfg = read_saved_config(run_dir)
     data, metrics = str(cfg.choices.data), read_metrics(run_dir, ckpt)
+    task = "image-classification" if classes else "other"
     front: dict[str, Any] = {
         "library_name": "pytorch",
-        "pipeline_tag": "image-classification",
+        "pipeline_tag": task,
         "tags": ["lightning", "hydra", "samestep"],
     }
     if licence:
@@ -72,11 +79,10 @@ def write_card(
     table = f"The checkpoint `{ckpt}` was not tested."
     if metrics:
         values = [
-            {"type": name.partition("/")[2], "name": name, "value": value}
-            for name, value in metrics.items()
+            {"type": name[5:], "name": name, "value": value} for name, value in metrics.items()
         ]
-        dataset, task = {"name": data, "type": data}, {"type": "image-classification"}
-        result = {"task": task, "dataset": dataset, "metrics": values}
+        dataset = {"name": data, "type": data}
+        result = {"task": {"type": task}, "dataset": dataset, "metrics": values}
         front["model-index"] = [{"name": str(cfg.run_id), "results": [result]}]
         rows = [f"| {name} | {value:.4f} |" for name, value in metrics.items()]
         table = "\n".join(["| metric | value |", "|---|---|", *rows])
@@ -88,10 +94,12 @@ def write_card(
     return PAGE.format(
         front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
         name=cfg.run_id,
-        classes=", ".join(classes),
+        what=f"A net that sorts images into {len(classes)} classes: {', '.join(classes)}."
+        if classes
+        else "A PyTorch model.",
         metrics=table,
         data=data,
-        net=cfg.model.net["_target_"].rpartition(".")[2],
+        net=cfg.model.get("net", cfg.model)["_target_"].rpartition(".")[2],
         weights=weights,
         # Addresses, and paths that only this machine has, are left out.
         command=re.sub(r"(?<=[\s=\[,'\"])(?:\w+://|~|/)[^\s\],'\"]*", "...", command),
@@ -101,8 +109,8 @@ def write_card(
             for name, version in known.packages.items()
             if name in ("lightning", "torch")
         ),
-        num_classes=cfg.data.num_classes,
-        shape=f"[B, {cfg.data.num_channels}, {cfg.data.image_size}, {cfg.data.image_size}]",
+        names=", ".join(f"x{n}" for n in range(len(inputs))) if len(inputs) > 1 else "x",
+        shapes=", ".join(inputs),
     )
 
 
@@ -116,7 +124,7 @@ def read_metrics(run_dir: Path, ckpt: str) -> dict[str, float]:
     return {
         name: value
         for name, value in sorted(final.items())
-        if re.fullmatch(r"test/[a-z_]*[a-z]", name)
+        if re.fullmatch(r"test[/_][a-z_]*[a-z]", name)
         and isinstance(value, int | float)  # null stands for nan
         and math.isfinite(value)
     }

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torchvision.datasets.folder import IMG_EXTENSIONS
@@ -74,10 +75,8 @@ def print_guesses(
         0, or 1 if a file could not be read. It is named on stderr, and the others are predicted.
 
     Raises:
-        ConfigError: if the run has not learned images, or has fewer classes than ``top``.
+        ConfigError: if the run has fewer classes than ``top``.
     """
-    if not isinstance(model, ImageClassifier):
-        raise ConfigError(f"{files[0]}: this run has not learned images")
     if top > model.num_classes:
         raise ConfigError(
             f"--top {top}: must not exceed the {model.num_classes} classes of the run"
@@ -99,3 +98,16 @@ def print_guesses(
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         print("\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows))
     return exit_code
+
+
+def main(model: Any, data: Any, names: Sequence[str], top: int, form: str, accelerator: str) -> int:
+    """Find the files, move the model to the device, and print the guesses; see above."""
+    if not names:
+        raise ConfigError("there is nothing to predict; name image files, or directories of them")
+    files = find_images(names)
+    has_accelerator = torch.accelerator.is_available()
+    if accelerator == "gpu" and not has_accelerator:
+        raise ConfigError("--accelerator gpu: this machine has none; auto takes the CPU then")
+    if accelerator != "cpu" and has_accelerator:
+        model.to(torch.accelerator.current_accelerator())
+    return print_guesses(model, data, files, top, form == "json")

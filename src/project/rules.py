@@ -55,6 +55,10 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
             f"{cfg.data.get('_target_', 'data=null')} does not have; choose data and a model of "
             "one task"
         )
+    optimizer = cfg.model.get("optimizer") or {}
+    target = str(optimizer.get("_target_"))
+    if target.startswith("torch.optim.") and optimizer.get("lr", 1) is None:
+        yield f"model.optimizer.lr=null: {target} needs a number above 0"
     if cfg.trainer.max_epochs == cfg.trainer.max_steps == -1 and "lr_scheduler" in cfg.model:
         yield (
             "trainer.max_epochs=-1: the learning-rate schedule must know where the run ends; set "

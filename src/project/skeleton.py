@@ -5,6 +5,7 @@ python train.py data=skeleton model=skeleton \
 """
 
 import lightning as L
+import numpy as np
 import torch
 from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ class SkeletonData(L.LightningDataModule):
         super().__init__()
         self.global_batch_size = global_batch_size
         self.seed = seed
+        self.predict_files: list[str] = []
 
     def setup(self, stage: str) -> None:
         """Split the patients into 300 for training, 71 for validation and 71 for the test."""
@@ -51,6 +53,16 @@ class SkeletonData(L.LightningDataModule):
         """All of ``test`` in one batch."""
         return BatchLoader(self.test, len(self.test))
 
+    def predict_dataloader(self) -> BatchLoader:
+        """The patients in the files that ``scripts/predict.py`` names, or those of the test.
+
+        A file is CSV without a heading: ten numbers a row, scaled as ``load_diabetes`` does.
+        """
+        if not self.predict_files:
+            return self.test_dataloader()
+        tables = [np.loadtxt(f, np.float32, delimiter=",", ndmin=2) for f in self.predict_files]
+        return BatchLoader(TensorDataset(20 * torch.from_numpy(np.concatenate(tables))), 1024)
+
 
 class SkeletonModel(L.LightningModule):
     """A net with one hidden layer, trained by the squared error.
@@ -66,14 +78,24 @@ class SkeletonModel(L.LightningModule):
         super().__init__()
         self.lr = lr
         self.net = nn.Sequential(nn.Linear(10, hidden_size), nn.ReLU(), nn.Linear(hidden_size, 1))
+        self.example_input_array = torch.zeros(2, 10)  # what scripts/export.py traces
         self.train_sums = Sums("train", "loss")
         self.val_sums = Sums("val", "loss")
         self.test_sums = Sums("test", "loss")
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Progress ``[B, 1]`` of measurements ``[B, 10]``."""
+        progress: Tensor = self.net(x)
+        return progress
+
+    def predict_step(self, batch: list[Tensor], batch_idx: int) -> dict[str, Tensor]:
+        """The columns that ``scripts/predict.py`` writes."""
+        return {"progress": 100 * self(batch[0])}
+
     def score(self, batch: list[Tensor], sums: Sums) -> Tensor:
         """Mean squared error of a batch, x ``[B, 10]`` and y ``[B, 1]``, which ``sums`` counts."""
         x, y = batch
-        loss = F.mse_loss(self.net(x), y, reduction="sum")
+        loss = F.mse_loss(self(x), y, reduction="sum")
         sums.update(len(x), loss=loss)
         return loss / len(x)
 

@@ -14,9 +14,6 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from samestep.hydra.main import main
-from samestep.ranks import process
-
 KEEPS_NOTHING = "trainer.fast_dev_run keeps no results; the name is free"
 NOTHING_TO_DO = "Nothing to do, the run is finished. RUN_ID=<another name> begins a new one."
 
@@ -31,8 +28,8 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
         overrides: what made it from the defaults, for the records.
 
     Returns:
-        The final figures, as in ``metrics.json``: ``{"test/accuracy": 0.98, ...}``; nothing on
-        ranks other than zero, and for a run that was finished before.
+        The final figures, as in ``metrics.json``: ``{"test/accuracy": 0.98, ...}``, also of a run
+        that was finished before; nothing on ranks other than zero.
 
     Raises:
         ConfigError: if the configuration cannot be run; nothing was changed then.
@@ -45,7 +42,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
     from samestep.hydra.adapter import spec_of
     from samestep.ranks import preflight, process_group, stopping
     from samestep.report import page, summary
-    from samestep.run import artifacts, nodes
+    from samestep.run import artifacts, metrics, nodes
     from samestep.run import directory as run
     from samestep.run.logs import log_to_files, mute_lightning
 
@@ -65,9 +62,10 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
         preflight.run(spec, model, datamodule)
         state = nodes.begin(spec, ["train.py", *overrides], copies=artifacts.url_of(trainer))
         if state.finished:
-            if trainer.is_global_zero:
-                print(NOTHING_TO_DO, summary.summarize(spec.run_dir), sep="\n", flush=True)
-            return {}
+            if not trainer.is_global_zero:
+                return {}
+            print(NOTHING_TO_DO, summary.summarize(spec.run_dir), sep="\n", flush=True)
+            return metrics.read_figures(spec.run_dir) or {}
         again = summary.command_to_go_on(spec.config, spec.run_dir, None)
         report = page.write_or_warn if cfg.report else None
         with (
@@ -98,7 +96,3 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
                 return figures
             print(summary.summarize(spec.run_dir, time.monotonic() - started), flush=True)
             return figures
-
-
-if __name__ == "__main__":
-    process.run(lambda: main(train), interrupt_at_once=True)

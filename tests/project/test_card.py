@@ -43,7 +43,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_hub_reads_the_metadata(run_dir: Path):
-    card = ModelCard(write_card(run_dir, "best", ["cat", "dog"], 93_950, "Apache-2.0"))
+    card = ModelCard(write_card(run_dir, "best", ["cat", "dog"], 93_950, "Apache-2.0", []))
     assert card.data.license == "apache-2.0"
     assert card.data.pipeline_tag == "image-classification"
     assert card.data.library_name == "pytorch"
@@ -57,7 +57,7 @@ def test_the_hub_reads_the_metadata(run_dir: Path):
 
 
 def test_the_page_has_no_secrets_and_no_places(run_dir: Path):
-    page = write_card(run_dir, "best", ["cat", "dog"], 1, "MIT")
+    page = write_card(run_dir, "best", ["cat", "dog"], 1, "MIT", [])
     for private in ("very-secret", "/home", "10.0.0.5", "s3:", "~", "/srv", "ada-desk",
                     str(run_dir)):  # fmt: skip
         assert private not in page, private
@@ -74,7 +74,7 @@ def test_the_page_has_no_secrets_and_no_places(run_dir: Path):
 def test_the_metrics_are_those_of_the_exported_weights(run_dir: Path, ckpt, status, shown):
     record.update(run_dir, status)
     assert read_metrics(run_dir, ckpt) == shown
-    page = write_card(run_dir, ckpt, ["cat", "dog"], 1, "LicenseRef-Proprietary")
+    page = write_card(run_dir, ckpt, ["cat", "dog"], 1, "LicenseRef-Proprietary", [])
     assert (f"The checkpoint `{ckpt}` was not tested." in page) == (not shown)
     card = ModelCard(page)
     assert (card.data.eval_results is None) == (not shown)
@@ -84,6 +84,6 @@ def test_the_metrics_are_those_of_the_exported_weights(run_dir: Path, ckpt, stat
 def test_a_run_without_records_has_a_card(run_dir: Path):
     (run_dir / "run.json").unlink()
     (run_dir / "metrics.json").unlink()
-    page = write_card(run_dir, "best", ["cat", "dog"], 1, "MIT")
+    page = write_card(run_dir, "best", ["cat", "dog"], 1, "MIT", [])
     assert "**Commit**: unknown" in page
     assert ModelCard(page).data.eval_results is None

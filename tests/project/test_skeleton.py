@@ -1,15 +1,24 @@
 """The skeleton: it learns, on any number of ranks, and continues."""
 
 import csv
+import io
+import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
+from sklearn.datasets import load_diabetes
 
+from project import load_run, table
+from samestep.command_line import call
+from scripts import predict
+from scripts.export import main as export
 from tests.conftest import run
 
 SKELETON = ["data=skeleton", "model=skeleton", "callbacks.checkpoints.monitor=val/loss",
             "callbacks.checkpoints.mode=min", "trainer.accelerator=cpu",
-            "summary.metrics=[test/loss]", "report=false"]  # fmt: skip
+            "report=false"]  # fmt: skip
 
 
 def train(root: Path, name: str, *overrides: str) -> dict[str, torch.Tensor]:
@@ -36,3 +45,74 @@ def test_two_ranks_learn_what_one_rank_learns(tmp_path: Path):
     two = train(tmp_path, "two", "trainer.max_epochs=1", "trainer.devices=2")
     for name in one:
         torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    train(root, "patients", "trainer.max_epochs=1")
+    return root / "patients"
+
+
+def read_table(text: str) -> list[float]:
+    heading, *rows = csv.reader(io.StringIO(text))
+    assert heading == ["progress"]
+    return [float(row[0]) for row in rows]
+
+
+def test_any_model_predicts_by_its_own_step(run_dir: Path, tmp_path: Path, capsys, monkeypatch):
+    done = run("scripts/predict.py", str(run_dir))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(read_table(done.stdout)) == 71  # of the test
+
+    patients, _ = load_diabetes(return_X_y=True)
+    np.savetxt(tmp_path / "new.csv", patients[:3], delimiter=",")
+    words = [str(run_dir), str(tmp_path / "new.csv"), "--output"]
+    assert call(lambda: predict.main([*words, str(tmp_path / "out.csv")])) == 0
+    model, _ = load_run(run_dir)
+    wanted = 100 * model(20 * torch.tensor(patients[:3]).float()).flatten()
+    assert read_table((tmp_path / "out.csv").read_text()) == pytest.approx(
+        wanted.tolist(), abs=1e-2
+    )
+
+    assert call(lambda: predict.main([*words, str(tmp_path / "out.pt")])) == 0
+    (batch,) = torch.load(tmp_path / "out.pt")
+    torch.testing.assert_close(batch["progress"].flatten(), wanted)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert call(lambda: predict.main([*words, "out.parquet"])) == 2
+    assert "--output out.parquet: needs pyarrow; `pip install pyarrow`" in capsys.readouterr().err
+    assert call(lambda: predict.main([*words, "out.txt"])) == 2
+    assert "--output out.txt: must end in .csv, .parquet or .pt" in capsys.readouterr().err
+
+
+def test_columns_are_named_and_what_is_no_column_is_rejected():
+    assert table.columns_of(torch.tensor([0.1, 0.5])) == {"prediction": [0.1, 0.5]}
+    assert table.columns_of(torch.tensor([[1, 2]])) == {"prediction_0": [1], "prediction_1": [2]}
+    both = table.columns_of({"name": ["a"], "score": torch.zeros(1, 1)})
+    assert both == {"name": ["a"], "score": [0.0]}
+    with pytest.raises(
+        ValueError, match=r"prediction as a tensor \[2, 8, 8\]: a table takes tensors"
+    ):
+        table.columns_of(torch.zeros(2, 8, 8))
+
+
+def test_any_model_with_an_example_is_exported(run_dir: Path, capsys):
+    pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+    assert call(lambda: export([str(run_dir), "--onnx"])) == 0
+    differences = dict(line.split() for line in capsys.readouterr().out.splitlines()[1:])
+    assert [*differences] == ["model.safetensors", "model.pt2", "model.onnx"]
+    assert all(float(difference) < 1e-4 for difference in differences.values())
+    program = torch.export.load(run_dir / "export/model.pt2").module()
+    x = torch.randn(5, 10)
+    torch.testing.assert_close(program(x), load_run(run_dir)[0](x).detach())
+    card = (run_dir / "export/README.md").read_text()
+    assert "float32 [B, 10]" in card
+    assert "test/loss" in card
+
+
+def test_onnx_without_its_packages_is_one_line(run_dir: Path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    assert call(lambda: export([str(run_dir), "--onnx"])) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: --onnx: needs the package onnxscript, of the extra onnx; ")
+    assert said.count("\n") == 1

@@ -70,7 +70,7 @@ def test_a_bad_step_changes_neither_weights_nor_moments(
     assert str(model.moments[4]) == str(model.moments[3])
     assert not torch.equal(model.weights[5], model.weights[4])
     assert guard.num_skipped == 1
-    assert "step 3: the loss on rank 0 is infinite or nan; skipped, 1 of 2" in caplog.text
+    assert "step 4: the loss on rank 0 is infinite or nan; skipped, 1 of 2" in caplog.text
 
 
 @pytest.mark.parametrize("place", [0, 511, 999])
@@ -94,6 +94,6 @@ def test_one_bad_batch_of_an_accumulated_step_leaves_it_out():
 
 def test_one_step_too_many_ends_the_run_before_the_update():
     model, guard = Model(torch.optim.SGD), LossGuard(max_skipped=1)
-    with pytest.raises(LossError, match=r"step 5: the loss on rank 0 .*Lower the learning rate"):
+    with pytest.raises(LossError, match=r"step 6: the loss on rank 0 .*Lower the learning rate"):
         fit(model, guard, {3: torch.nan, 5: torch.inf})
     assert torch.equal(model.layer.weight, model.weights[5])

@@ -94,3 +94,20 @@ def test_each_epoch_has_its_seconds_and_learning_rate(tmp_path: Path, monkeypatc
     assert [row["lr"] for row in rows] == pytest.approx([0.01, 0.001])
     figures = json.loads((tmp_path / "metrics.json").read_text())
     assert (figures["time/epoch_s"], figures["time/total_s"]) == (4, 8)
+
+
+@pytest.mark.parametrize("options", [{}, {"places": [(1, 2)], "how": "SIGKILL"}], ids=str)
+def test_an_epoch_shorter_than_the_interval_has_what_its_last_step_logs(tmp_path: Path, options):
+    fit(tmp_path, log_every_n_steps=50, save_every_s=1e-9, **options)
+    rows = [row for row in read_history(tmp_path) if "lr" in row]
+    assert [row["step"] for row in rows] == [3, 7]
+    assert all(row["train_loss"] > 0 and row["epoch"] == i for i, row in enumerate(rows))
+    assert json.loads((tmp_path / "metrics.json").read_text())["train_loss"] > 0
+
+
+@pytest.mark.parametrize("lr", [0.01, torch.tensor(0.01)], ids=["number", "tensor"])
+def test_a_learning_rate_is_the_number_that_was_typed(lr, tmp_path: Path):
+    fit(tmp_path, lambda: Net(lambda module: SGD(module.parameters(), lr=lr)))
+    text = (tmp_path / "metrics.csv").read_text()
+    assert ",0.01," in text
+    assert "0.00999" not in text

@@ -14,6 +14,14 @@ class NoSteps(Scores):
         raise AssertionError("a step was taken")
 
 
+class Losses(NoSteps):
+    def __init__(self) -> None:
+        super().__init__(1.0)
+
+    def validation_step(self, batch, batch_idx):
+        self.log_dict({"val_mae": 1.0, "val_loss": 1.0})
+
+
 def scores() -> Scores:
     return Scores(1.0)
 
@@ -35,8 +43,15 @@ def test_a_wrong_monitor_is_found_before_the_first_step(tmp_path: Path):
         (
             lambda: NoSteps(1.0),
             "val/accuracy",
-            "^monitor=val/accuracy: validation logs val/score; ",
+            "^monitor=val/accuracy: validation logs val/score; .* such as monitor=val/score. ",
         ),
+        (
+            Losses,
+            "val/accuracy",
+            "such as monitor=val_loss mode=min. ",
+        ),
+        (Losses, "val_los", "such as monitor=val_loss mode=min. "),
+        (Losses, "test_loss", "^monitor=test_loss: validation logs val_loss, val_mae; "),
         (of_a_schedule, None, "the schedule ReduceLROnPlateau, monitor=valid_loss: "),
     ):
         with pytest.raises(ConfigError, match=said):

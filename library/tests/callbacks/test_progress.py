@@ -15,17 +15,16 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 from torch.utils.data import DataLoader
 
+from library.tests.kit import Scores
+from library.tests.kit import fit as train
 from samestep.callbacks.progress import Progress
 from samestep.callbacks.sums import Sums
 
 BATCHES = [[torch.ones(8, 1), torch.zeros(8)]] * 4
 
 
-METRICS = ["train/loss", "train/accuracy", "val/loss", "val/accuracy"]
-
-
 def new_progress(log_every_s: float) -> Progress:
-    return Progress(log_every_s, METRICS, "images")
+    return Progress(log_every_s, "images")
 
 
 class Clock:
@@ -53,12 +52,13 @@ class Model(L.LightningModule):
         return loss
 
     def on_train_epoch_end(self):
-        self.log_dict(self.train_sums.means())
-        self.log("train/loss", 0.5)
+        self.log_dict(self.train_sums.means(), prog_bar=True)
+        self.log("train/loss", 0.5, prog_bar=True)
 
     def validation_step(self, batch, batch_idx):
         self.clock.now += 2.5
-        self.log("val/accuracy", 0.25 + self.current_epoch / 100, on_epoch=True)
+        self.log("val/accuracy", 0.25 + self.current_epoch / 100, prog_bar=True)
+        self.log("val/loss", 0.125)
 
     def train_dataloader(self):
         return DataLoader(BATCHES, batch_size=None)
@@ -121,6 +121,51 @@ def test_lines_say_where_the_run_is_and_how_long_it_takes(tmp_path, clock, capsy
         "epoch 2/2  step 8/8  loss 0.5000  accuracy 0.7500  8 images/s",
         "epoch 2/2  step 8/8  loss 0.5000  accuracy 0.7500  val accuracy 0.2600  8 images/s",
     ]
+
+
+class Ordinary(Scores):
+    """Logs as Lightning's examples do, and says of nothing that it is to be shown."""
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch) * 0 + 0.5
+        self.log("train_loss", loss)
+        self.log("train_mae", 2.0)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.log_dict({"val_loss": 0.25, "val_mae": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("monitor", "shown"),
+    [
+        ("val/score", "train_loss 0.5000  val_loss 0.2500  val score 0.7500"),
+        (None, "train_loss 0.5000  val_loss 0.2500"),
+    ],
+)
+def test_losses_and_the_monitored_metric_are_shown_unasked(tmp_path, capsys, monitor, shown):
+    train(
+        tmp_path, lambda: Ordinary(0.5, 0.75), callbacks=lambda: [Progress(1e9)], monitor=monitor
+    )  # fmt: skip
+    *_, last, _ = capsys.readouterr().out.splitlines()
+    assert last.startswith(f"epoch 2/2  step 8/8  {shown}  ")
+
+
+def test_what_a_step_logs_to_be_shown_is_shown_at_once(tmp_path, clock, capsys):
+    class Both(Model):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.log("train_loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+            self.log("train_error", 2.0 + batch_idx, prog_bar=True)
+            return loss
+
+    flags = {"max_epochs": 1, "limit_val_batches": 0, "limit_train_batches": 2}
+    new_trainer(tmp_path, new_progress(0), **flags).fit(Both(clock))
+    first, _, epoch = capsys.readouterr().out.splitlines()
+    assert "loss 0.5000  accuracy 0.7500  error 2.0000  8 images/s" in first
+    losses = "loss 0.5000  train_loss 0.5000"  # under both names that are logged
+    assert f"{losses}  accuracy 0.7500  train_error 3.0000  8 images/s" in epoch
 
 
 def test_between_two_lines_nothing_is_read_from_the_device(tmp_path, clock, capsys):

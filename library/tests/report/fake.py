@@ -15,7 +15,6 @@ CONFIG = {
     "choices": {"data": "points"},
     "callbacks": {"best": {"monitor": "val/score", "mode": "max", "dirpath": "x/checkpoints"}},
     "model": {"optimizer": {"lr": 0.25}, "names": ["<script>alert(1)</script>", "b"]},
-    "summary": {"metrics": ["test/score"]},
 }
 
 

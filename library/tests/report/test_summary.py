@@ -5,13 +5,12 @@ import pytest
 import yaml
 
 from library.tests.report.fake import make_run
-from samestep.report.summary import command_to_go_on, summarize
+from samestep.report.summary import command_to_go_on, figures_of_test, summarize
 from samestep.run import record
 from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.metrics import count_epochs, count_steps
 
 SUMMARY = {
-    "metrics": ["test/score", "test/nothing"],
     "look_at": {"metrics.csv": "the history", "predictions/grid.png": "pictures"},
     "next": ["python evaluate.py {run_dir}"],
     "next_if": {"metrics.json": "python card.py", "labels.csv": "python predict.py"},
@@ -48,6 +47,17 @@ Next
   RUN_ID=mine python train.py seed=3 trainer.max_epochs=6"""
     )
     assert "time" not in summarize(run_dir)
+
+
+def test_every_metric_of_a_test_is_named_unless_it_is_a_part_of_another():
+    figures = {"test_mae": 2.5, "val_mae": 2.0, "test/loss": 1.0, "testing": 3.0, "test/bad": None}
+    assert figures_of_test(figures) == {"test/loss": 1.0, "test_mae": 2.5}
+    classes = {f"test/score_{number}": 0.5 for number in range(7)}
+    assert len(figures_of_test(classes | figures)) == 8
+    assert figures_of_test(classes | figures | {"test/score": 0.5}) == {
+        "test/loss": 1.0, "test/score": 0.5, "test_mae": 2.5,
+    }  # fmt: skip
+    assert len(figures_of_test({f"test/{number}": 0.5 for number in range(9)})) == 8
 
 
 def test_commands_that_need_a_checkpoint_are_named_if_there_is_one(run_dir: Path):

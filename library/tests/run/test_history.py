@@ -37,7 +37,7 @@ class Tiny(L.LightningModule):
 
     def on_train_epoch_end(self):
         self._log("train")
-        self.log("train/images_per_second", 1 / 3 + self.current_epoch)
+        self.log("train/samples_per_second", 1 / 3 + self.current_epoch)
 
     def on_validation_epoch_end(self):
         self._log("val")
@@ -126,7 +126,7 @@ def test_final_metrics_are_the_newest_of_each_and_no_speeds(undisturbed: Path):
         "train/loss": float(table[2]["train/loss"]),
         "val/loss": float(table[2]["val/loss"]),
     }
-    assert table[2]["train/images_per_second"]
+    assert table[2]["train/samples_per_second"]
 
 
 def test_final_metrics_may_have_any_name(tmp_path: Path):

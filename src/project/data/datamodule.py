@@ -37,7 +37,7 @@ class ImageDataModule(L.LightningDataModule):
         num_channels, image_size, num_classes: what the images must be like; size in pixels.
         class_names: one for each class; None takes those of the source, if it has any, otherwise
             numbers the classes.
-        num_val: training images held out for validation.
+        num_val: training images held out for validation; None: a tenth of them.
         global_batch_size: images per optimizer step, over all ranks.
         eval_batch_size: images per validation or test batch, over all ranks.
         num_workers: loader processes per rank, for images that are read from files.
@@ -63,7 +63,7 @@ class ImageDataModule(L.LightningDataModule):
         image_size: int,
         num_classes: int,
         class_names: Sequence[str] | None,
-        num_val: int,
+        num_val: int | None,
         global_batch_size: int,
         eval_batch_size: int,
         num_workers: int,
@@ -112,20 +112,20 @@ class ImageDataModule(L.LightningDataModule):
             raise ConfigError(fault)
         train, test = self._load(train=True), self._load(train=False)
         num_images = len(train.labels)
-        if not 0 < self.num_val < num_images:
+        num_val = max(1, num_images // 10) if self.num_val is None else self.num_val
+        if not (num_val > 0 and self.global_batch_size <= num_images - num_val):
+            keys = {"num_val": self.num_val, "global_batch_size": self.global_batch_size}
+            now = ", ".join(f"data.{key}={value}" for key, value in keys.items() if value)
+            tenth = max(1, num_images // 10)
+            fits = max(1, min(self.global_batch_size, (num_images - tenth) // 4))
             raise ConfigError(
-                f"data.num_val={self.num_val}: must leave some of the {num_images} "
-                "training images for training and some for validation"
-            )
-        if num_images - self.num_val < self.global_batch_size:
-            raise ConfigError(
-                f"data.global_batch_size={self.global_batch_size}: must not exceed the "
-                f"{num_images - self.num_val} training images"
+                f"{now}: is too much for {num_images} training images; add data.num_val={tenth} "
+                f"data.global_batch_size={fits}"
             )
         order = torch.randperm(num_images, generator=generator(SPLIT_SEED))
         kinds = {"num_channels": self.num_channels, "image_size": self.image_size}
-        self.train_set = ImageSet(train, order[self.num_val :].sort().values, **kinds)
-        self.val_set = ImageSet(train, order[: self.num_val].sort().values, **kinds)
+        self.train_set = ImageSet(train, order[num_val:].sort().values, **kinds)
+        self.val_set = ImageSet(train, order[:num_val].sort().values, **kinds)
         self.test_set = ImageSet(test, torch.arange(len(test.labels)), **kinds)
 
     def train_dataloader(self) -> BatchLoader:
@@ -149,6 +149,14 @@ class ImageDataModule(L.LightningDataModule):
     def test_dataloader(self) -> BatchLoader:
         """Test batches, in a fixed order."""
         return self._eval_loader(self.test_set)
+
+    def export_inputs(self, num_images: int) -> tuple[torch.nn.Module, torch.Tensor]:
+        """For ``project.export``: what comes before the net, and test images as they are stored."""
+        self.num_workers, self.eval_batch_size = 0, num_images
+        self.prepare_data()
+        self.setup("test")
+        raw, _ = next(iter(self.test_dataloader()))
+        return self.normalize, raw.images
 
     def transfer_batch_to_device(
         self, batch: tuple[RawBatch, Slice], device: torch.device, dataloader_idx: int

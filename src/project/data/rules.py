@@ -18,16 +18,19 @@ RULES: dict[str, Rule] = {
     "data.image_size": whole(1),
     "data.num_classes": whole(2),
     "data.class_names": NULL | each(TEXT),
-    "data.num_val": whole(1),
+    "data.num_val": NULL | whole(1),
     "data.std": each(ABOVE_0),
     "data.crop_padding": whole(0),
     "data.shuffle": BOOL | NODE,
     "model.label_smoothing": BELOW_1,
+    "model.backbone_lr": NULL | ABOVE_0,
+    "callbacks.finetuning.weights": NULL | TEXT,
+    "callbacks.finetuning.frozen_epochs": whole(0),
 }
 
 MAY_CHANGE = [
     r"data\.(root|download|mirror|num_threads|storage_options(\..+)?|version)",
-    r"callbacks\.predictions(\..+)?",
+    r"callbacks\.(predictions(\..+)?|finetuning\.weights)",
 ]
 
 

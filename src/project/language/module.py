@@ -47,6 +47,7 @@ class LanguageModel(L.LightningModule):
         self.net = net
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
+        self.example_input_array = torch.zeros(2, net.context, dtype=torch.int64)  # for an export
         self.train_sums = Sums("train", "loss")
         self.val_sums = Sums("val", "loss")
         self.test_sums = Sums("test", "loss")
@@ -137,4 +138,4 @@ class LanguageModel(L.LightningModule):
         means = sums.means()
         bits = {f"{sums.stage}/bits_per_character": means[f"{sums.stage}/loss"] / math.log(2)}
         # Equal on all ranks already; sync_dist says so to Lightning.
-        self.log_dict(means | bits, sync_dist=True)
+        self.log_dict(means | bits, sync_dist=True, prog_bar=True)

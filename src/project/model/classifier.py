@@ -40,6 +40,7 @@ class ImageClassifier(L.LightningModule):
             It steps once per optimizer step and ends with the last one.
         label_smoothing: share of the training target spread over all classes, 0 to 1.
         compile: compile the net in place, which leaves the keys of checkpoints as they are.
+        backbone_lr: learning rate of ``net.backbone``; None: that of the rest.
 
     Raises:
         ValueError, TypeError: if the optimizer or the schedule refuses its arguments.
@@ -54,6 +55,7 @@ class ImageClassifier(L.LightningModule):
         lr_scheduler: Callable[..., LRScheduler],
         label_smoothing: float,
         compile: bool,
+        backbone_lr: float | None = None,
     ) -> None:
         super().__init__()
         self.net = net
@@ -61,6 +63,7 @@ class ImageClassifier(L.LightningModule):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.label_smoothing = label_smoothing
+        self.backbone_lr = backbone_lr
         self.train_sums = make_sums("train", num_classes)
         self.val_sums = make_sums("val", num_classes)
         self.test_sums = make_sums("test", num_classes)
@@ -139,9 +142,18 @@ class ImageClassifier(L.LightningModule):
     def build_optimizer(self, total_steps: int) -> tuple[Optimizer, LRScheduler]:
         """An optimizer that decays only matrices and kernels, and its schedule."""
         parameters = [p for p in self.net.parameters() if p.requires_grad]
-        decayed = {"params": [p for p in parameters if p.ndim > 1]}
-        plain = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
-        optimizer = self.optimizer([decayed, plain])
+        parts: list[tuple[list[Any], dict[str, Any]]] = [(parameters, {})]
+        if self.backbone_lr is not None:
+            backbone = list(self.net.get_submodule("backbone").parameters())
+            others = set(parameters) - set(backbone)
+            head = [p for p in parameters if p in others]
+            parts = [(head, {}), (backbone, {"lr": self.backbone_lr})]
+        groups = []
+        for part, options in parts:
+            groups.append({"params": [p for p in part if p.ndim > 1], **options})
+            plain = [p for p in part if p.ndim <= 1]
+            groups.append({"params": plain, "weight_decay": 0.0, **options})
+        optimizer = self.optimizer(groups)
         return optimizer, self.lr_scheduler(optimizer, total_steps=total_steps)
 
     def _score(
@@ -167,4 +179,4 @@ class ImageClassifier(L.LightningModule):
 
     def _log_means(self, sums: Sums) -> None:
         # Equal on all ranks already; sync_dist says so to Lightning.
-        self.log_dict(sums.means(), sync_dist=True)
+        self.log_dict(sums.means(), sync_dist=True, prog_bar=True)

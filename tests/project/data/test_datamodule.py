@@ -24,10 +24,10 @@ QUIET = {
 }  # fmt: skip
 
 
-def write_folder(root: Path, classes: int = 3) -> None:
+def write_folder(root: Path, classes: int = 3, num: int = 6) -> None:
     """Colour photographs in miniature: ``train/<class>/<n>.png`` and ``test/<class>/<n>.png``."""
     rng = np.random.default_rng(0)
-    for part, label, number in product(("train", "test"), range(classes), range(6)):
+    for part, label, number in product(("train", "test"), range(classes), range(num)):
         path = root / part / f"class{label}" / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         pixels = rng.integers(0, 80, (40, 50, 3)) + 60 * label
@@ -127,6 +127,25 @@ def test_folders_name_the_classes(overrides):
     data.prepare_data()
     data.setup("fit")
     assert data.class_names == ["class0", "class1", "class2"]
+
+
+def test_the_defaults_fit_a_small_folder_or_the_error_says_what_does(tmp_path: Path):
+    words = ["data=folder", "data.num_classes=2", "data.num_workers=0", "data.image_size=8"]
+
+    def split(root: Path, *more: str) -> tuple[int, int]:
+        data = build.datamodule(check([*words, f"data.root={root}", *more]))
+        data.setup("fit")
+        assert len(data.train_dataloader()) > 0
+        return len(data.train_set), len(data.val_set)
+
+    write_folder(tmp_path / "hundred", classes=2, num=50)
+    assert split(tmp_path / "hundred") == (90, 10)
+    write_folder(tmp_path / "few", classes=2, num=6)
+    for wrong in ([], ["data.num_val=12"], ["data.num_val=500", "data.global_batch_size=512"]):
+        with pytest.raises(ConfigError, match=": is too much for 12 training images; add") as error:
+            split(tmp_path / "few", *wrong)
+        remedy = str(error.value).partition("; add ")[2].split()
+        assert split(tmp_path / "few", *remedy) == (11, 1)
 
 
 def test_the_split_does_not_depend_on_the_seed(digits, compose):

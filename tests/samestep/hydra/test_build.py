@@ -166,3 +166,19 @@ def test_a_strategy_for_one_rank_is_rejected_on_two(compose, monkeypatch):
     monkeypatch.setattr(environment, "world_size", lambda: 2)
     with pytest.raises(ConfigError, match="is for one rank, and there are 2"):
         strategy_of(compose, "SingleDeviceStrategy")
+
+
+def test_a_module_that_cannot_be_imported_says_why(tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text, said in (
+        ("needs", "import not_installed.part", "the module not_installed is missing; if it is a p"),
+        ("raises", "x = 1\nx.y", r"AttributeError: .* \(.*/raises.py:2\)"),
+        ("typo", "class Net(:", "cannot be imported: SyntaxError: invalid syntax .*line 1"),
+        ("empty", "", "there is no such object"),
+    ):
+        (tmp_path / f"own_{name}").mkdir()
+        (tmp_path / f"own_{name}/__init__.py").touch()
+        (tmp_path / f"own_{name}/{name}.py").write_text(text)
+        target = f"own_{name}.{name}.Net"
+        with pytest.raises(ConfigError, match=rf"^model\._target_={target}: .*{said}"):
+            build.locate(target, "model")

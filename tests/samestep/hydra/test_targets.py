@@ -18,8 +18,8 @@ WRITES = [
     "lightning.pytorch.callbacks.ModelCheckpoint", "optuna.samplers.TPESampler",
     # What the project imports is not of the project.
     "project.export.torch.load", "project.export.shutil.rmtree", "project.export.save_model",
-    "project.export.write_weights", "project.export.write_program", "project.card.write_card",
-    "project.predictions.Predictions", "project.export.build", "project.train.train",
+    "project.export.export_run", "project.export.trace", "project.card.write_card",
+    "project.predictions.Predictions", "project.export.build", "project.train",
     "torch.nn.modules.module.torch.load", "torchvision.models.resnet.torch.hub.load",
     # Importing these does something already.
     "antigravity.webbrowser", "idlelib.idle.main", "this.s",

@@ -55,9 +55,9 @@ class Branching(nn.Module):
 @pytest.mark.parametrize(
     ("net", "message"),
     [
-        (Forgetful, "model.safetensors: logits differ"),
-        (Traced, "model.pt2: logits differ"),
-        (Nan, "logits differ from the original's by nan"),
+        (Forgetful, "model.safetensors: outputs differ"),
+        (Traced, "model.pt2: outputs differ"),
+        (Nan, "outputs differ from the original's by nan"),
         (Branching, "torch.export cannot trace the net"),
     ],
 )

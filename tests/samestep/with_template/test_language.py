@@ -1,5 +1,6 @@
 """Whole runs of text: the promises of every run, kept by a task that has no images."""
 
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -67,16 +68,21 @@ def test_two_ranks_see_the_batches_of_one(text_run: Path, tmp_path: Path):
 
 def test_what_is_only_for_images_says_so(text_run: Path, digits_run: Path, call):
     for words, message in {
-        (export, text_run): "only nets of images are exported",
         (evaluate, text_run, "--data-root", "."): "--data-root: TextDataModule of this run has no",
         (evaluate, digits_run, "--data-file", "a"): "--data-file: ImageDataModule of this run has",
-        (predict, text_run, "seven.png"): "seven.png: this run has not learned images",
+        (predict, text_run, "seven.png"): "seven.png: TextDataModule takes no files; give",
     }.items():
         code, out, err = call(*words)
         assert (code, out) == (2, "")
         assert message in err
         assert err.count("\n") == 1
-    assert not (text_run / "export").exists()
+
+
+def test_a_model_of_text_is_exported(text_run: Path, tmp_path: Path, call):
+    run_dir = shutil.copytree(text_run, tmp_path / "text")
+    code, out, err = call(export, run_dir, "--onnx")
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()[1:]][1:] == ["model.pt2", "model.onnx"]
 
 
 def test_another_text_is_refused_with_one_message(text_run: Path, tmp_path: Path, call):

@@ -79,12 +79,6 @@ def test_what_a_constructor_refuses_leaves_nothing(tmp_path: Path, override: str
     assert not (tmp_path / "runs").exists()
 
 
-def test_python_m_project_train_is_the_same_program(tmp_path: Path):
-    result = run("-m", "project.train", "--cfg", "job", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == run("train.py", "--cfg", "job").stdout
-
-
 def test_a_sweep_gives_each_run_a_directory(tmp_path: Path):
     result = run(
         "train.py", "-m", *QUICK, NO_PICTURES, "trainer.max_epochs=1", "model=mlp", "seed=1,2",

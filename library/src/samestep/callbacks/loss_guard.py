@@ -69,7 +69,7 @@ class LossGuard(L.Callback):
         loss_is_finite = ~bad
         if losses:
             loss_is_finite = torch.stack([loss.isfinite().all() for loss in losses]).all()
-        self._steps.append((trainer.global_step, bad, loss_is_finite))
+        self._steps.append((trainer.global_step + 1, bad, loss_is_finite))
 
         if bad.is_cuda and optimizer.defaults.get("fused"):
             lightning_patches.skip_fused_step(optimizer, bad)

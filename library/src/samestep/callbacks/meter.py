@@ -26,6 +26,7 @@ class Meter(L.Callback):
       workers that have ended.
     - ``system/memory_gib``: the most memory that this process has used so far.
     - ``system/gpu_memory_gib``: the most memory of its GPU that tensors have used so far.
+    - What the model logs per step, of the epoch's last step, so that a short epoch has it too.
 
     And every ``trainer.log_every_n_steps`` optimizer steps:
 
@@ -82,7 +83,7 @@ class Meter(L.Callback):
             loss = outputs["loss"].detach().float() * trainer.accumulate_grad_batches
             values["step/loss"] = float(trainer.strategy.reduce(loss, reduce_op="mean"))
         if self._lr is not None:
-            values["step/lr"] = float(self._lr)
+            values["step/lr"] = to_number(self._lr)
         if self._norm is not None:
             values["step/gradient_norm"] = float(self._norm)
             self._norm = None
@@ -99,9 +100,15 @@ class Meter(L.Callback):
         if not trainer.is_global_zero:
             return
         if (lr := lr_of(trainer)) is not None:
-            values["lr"] = float(lr)
-        # With rank_zero_only, sync_dist reduces nothing: it only keeps Lightning from warning.
-        pl_module.log_dict(values, rank_zero_only=True, sync_dist=True)
+            values["lr"] = to_number(lr)
+        num_steps = lightning_patches.num_logged_steps(trainer)
+        if num_steps % trainer.log_every_n_steps:  # type: ignore[attr-defined]
+            # Lightning has not logged this step, and an epoch may be shorter than its interval.
+            last = lightning_patches.metrics_of_step(trainer)["log"]
+            values |= {name: float(value) for name, value in last.items()}
+        # Not by the module: Lightning would make 0.009999999776482582 of a learning rate of 0.01.
+        for logger in trainer.loggers:
+            logger.log_metrics(values, step=num_steps - 1)
 
     def state_dict(self) -> dict[str, Any]:
         """How long the interrupted epoch has taken so far."""
@@ -132,3 +139,10 @@ class Meter(L.Callback):
 def lr_of(trainer: L.Trainer) -> Any:
     """The learning rate of the first parameter group, a number or a tensor; None without one."""
     return trainer.optimizers[0].param_groups[0].get("lr") if trainer.optimizers else None
+
+
+def to_number(value: Any) -> float:
+    """The shortest number that a tensor of 32 bits holds: 0.01, and not 0.009999999776482582."""
+    if isinstance(value, torch.Tensor) and value.dtype is torch.float32:
+        return float(str(value.detach().cpu().numpy()))
+    return float(value)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 
 import lightning as L
 
@@ -13,7 +14,7 @@ class Monitors(L.Callback):
 
     A model that says its ``metric_names`` needs no such batch: ``samestep.hydra.build`` compares
     those. Lightning leaves the batch out if a run continues. Only monitors with ``val`` in their
-    name are compared, because others may be logged by training.
+    name, or that begin with ``test``, are compared, because others may be logged by training.
 
     Args:
         monitors: by the key that sets it, such as ``callbacks.checkpoints.monitor``.
@@ -36,14 +37,21 @@ class Monitors(L.Callback):
             for config in trainer.lr_scheduler_configs
             if config.reduce_on_plateau
         }
-        wrong = [
-            f"{key}={name}"
+        wrong = {
+            key: name
             for key, name in {**self.monitors, **schedules}.items()
-            if name not in logged and re.search("val", name, re.IGNORECASE)
-        ]
+            if name not in logged and re.search("val|^test", name, re.IGNORECASE)
+        }
         if wrong:
+            key, name = next(iter(wrong.items()))
+            losses = [name for name in logged if "loss" in name.lower()]
+            near = (get_close_matches(name, logged, cutoff=0.8) or losses or logged)[0]
+            remedy = f"{key}={near}"
+            if near in losses and key.endswith("monitor"):
+                remedy += f" {key.removesuffix('monitor')}mode=min"
             raise ConfigError(
-                f"{', '.join(wrong)}: validation logs {', '.join(logged)}; choose one of these. "
+                f"{', '.join(f'{k}={n}' for k, n in wrong.items())}: validation logs "
+                f"{', '.join(logged)}; choose one of these, such as {remedy}. "
                 "callbacks.checkpoints.monitor=null tests the last weights. If the metric is "
                 "logged later only, add trainer.num_sanity_val_steps=0",
                 on_all_ranks=True,

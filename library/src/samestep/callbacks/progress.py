@@ -1,9 +1,9 @@
 """What a person watches while a run trains: a live bar on a terminal, plain lines elsewhere."""
 
 import math
+import re
 import sys
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,10 +11,12 @@ import lightning as L
 from rich.progress import BarColumn
 from rich.progress import Progress as Bar
 
+from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.exact import sums_of
 from samestep.callbacks.share_out import now, weights_of_ranks
 from samestep.callbacks.sums import Sums
 from samestep.data.loader import count_samples
+from samestep.ranks import lightning_patches
 
 REDRAW_S = 0.2  # seconds between two updates of the bar
 
@@ -24,24 +26,22 @@ class Progress(L.Callback):
 
     Rank zero writes to stdout, the other ranks nothing. On a terminal a bar is drawn, at most five
     times a second, and removed at the end; elsewhere a line is written after the first step and
-    then every ``log_every_s`` seconds. These show the loss of the last batch, and the means of the
-    epoch so far of the model's ``Sums``, on rank zero; they are read from the device only to be
-    shown. Every epoch also leaves one line with the latest metrics over all ranks.
+    then every ``log_every_s`` seconds. These show the loss of the last batch, the means of the
+    epoch so far of the model's ``Sums``, and what a step logs with ``prog_bar=True``, on rank zero;
+    they are read from the device only to be shown. Every epoch also leaves one line with the latest
+    metrics over all ranks: those that are logged with ``prog_bar=True``, or without any the losses
+    and the monitored metric.
 
     Logs, once per epoch:
     - ``train/<unit>_per_second``: over all ranks, data loading included, validation excluded.
 
     Args:
         log_every_s: seconds between two lines where there is no terminal.
-        metrics: which metrics are shown, such as ``["train/loss", "val/loss"]``.
         unit: what a batch is counted in, in the plural.
     """
 
-    def __init__(
-        self, log_every_s: float, metrics: Sequence[str] = ("train/loss",), unit: str = "samples"
-    ) -> None:
+    def __init__(self, log_every_s: float, unit: str = "samples") -> None:
         self.log_every_s = log_every_s
-        self.metrics = list(metrics)
         self.unit = unit
         self._start = 0.0  # of this epoch, on a clock that stands still while it validates
         self._epoch_line: list[str] = []  # of the epoch before, if it has not been shown
@@ -123,27 +123,25 @@ class Progress(L.Callback):
             self._bar = None
 
     def _running_metrics(self, trainer: L.Trainer, outputs: Any) -> list[str]:
-        """The loss of the last batch, and the means of the epoch so far."""
-        shown = []
+        """The loss of the last batch, the means of the epoch so far, and what the step logs."""
+        shown: dict[str, float] = {}
         if isinstance(outputs, dict) and "loss" in outputs:
             # Lightning divides the loss by the number of batches that are accumulated.
-            loss = float(outputs["loss"]) * trainer.accumulate_grad_batches
-            shown.append(f"loss {loss:.4f}")
+            shown["loss"] = float(outputs["loss"]) * trainer.accumulate_grad_batches
         for sums in self._train_sums:
-            for name in sums.names:
-                if name != "loss" and f"train/{name}" in self.metrics:
-                    shown.append(f"{name} {sums.mean_so_far(name):.4f}")
-        return shown
+            shown |= {n: sums.mean_so_far(n) for n in sums.names if n not in shown}
+        for name, value in lightning_patches.metrics_of_step(trainer)["pbar"].items():
+            shown.setdefault(re.sub("^train[/_]|_step$", "", name), float(value))
+        return [f"{name} {value:.4f}" for name, value in shown.items()]
 
     def _report_epoch(self, trainer: L.Trainer) -> None:
         """Leave a line with the metrics of the epoch before, over all ranks."""
         if not self._epoch_line:
             return
-        shown = []
-        for name in self.metrics:
-            if name in trainer.callback_metrics:
-                title = name.removeprefix("train/").replace("/", " ")
-                shown.append(f"{title} {trainer.callback_metrics[name]:.4f}")
+        shown = [
+            f"{name.removeprefix('train/').replace('/', ' ')} {value:.4f}"
+            for name, value in metrics_to_show(trainer).items()
+        ]
         epoch, step, *pace = self._epoch_line
         # The bar tells the rest, and a terminal may have 80 columns.
         self._write([epoch, *shown] if self._bar else [epoch, step, *shown, *pace])
@@ -165,3 +163,17 @@ class Progress(L.Callback):
         """Leave a line; rich puts it above the bar."""
         print("  ".join(facts), flush=True)
         self._due = time.perf_counter() + (REDRAW_S if self._bar else self.log_every_s)
+
+
+def metrics_to_show(trainer: L.Trainer) -> dict[str, Any]:
+    """What is logged with ``prog_bar=True``, or else losses and the monitored metric."""
+    chosen: dict[str, Any] = dict(trainer.progress_bar_metrics)
+    if not chosen:
+        monitored = {c.monitor for c in trainer.callbacks if isinstance(c, Checkpoints)}  # type: ignore[attr-defined]
+        logged = trainer.callback_metrics.items()
+        chosen = {n: v for n, v in logged if "loss" in n.lower() or n in monitored}
+    # What is logged for steps and for the epoch has two names, and here the epoch counts.
+    chosen = {name.removesuffix("_epoch"): chosen[name] for name in sorted(chosen)}
+    names = [n for n in chosen if not (n.endswith("_step") and n[: -len("_step")] in chosen)]
+    names.sort(key=lambda name: ("val" in name, "loss" not in name))
+    return {name: chosen[name] for name in names}

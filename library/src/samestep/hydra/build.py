@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -392,10 +393,7 @@ def check_signatures(node: DictConfig, key: str) -> None:
     """Compare the arguments below ``node`` with what their constructors take."""
     for path, target_node in find_targets(node, key):
         target = str(target_node._target_)
-        try:
-            function = get_object(target)
-        except Exception as error:
-            raise ConfigError(f"{path}._target_={target}: there is no such object") from error
+        function = locate(target, path)
         if not callable(function):
             raise ConfigError(f"{path}._target_={target}: must be a class or a function")
         try:
@@ -414,6 +412,31 @@ def check_signatures(node: DictConfig, key: str) -> None:
         ]
         if missing and not target_node.get("_partial_"):
             raise ConfigError(f"{path}: {target} needs a value for {', '.join(missing)}")
+
+
+def locate(target: str, path: str) -> Any:
+    """The object that ``path._target_`` names.
+
+    Raises:
+        ConfigError: if there is none, or its module cannot be imported; it says which package is
+            missing, or where the error is.
+    """
+    try:
+        return get_object(target)
+    except Exception as error:
+        cause, why = error.__cause__, "there is no such object"
+        if isinstance(cause, ModuleNotFoundError) and cause.name:
+            name = cause.name.partition(".")[0]
+            if name == cause.name or not f"{target}.".startswith(f"{cause.name}."):
+                why = (
+                    f"the module {cause.name} is missing; if it is a package, `pip install {name}` "
+                    "and add it to the dependencies in pyproject.toml"
+                )
+        elif cause and (place := traceback.extract_tb(cause.__traceback__)[-1]).name != "_locate":
+            # Not Hydra's search has failed, but what it has imported.
+            where = "" if isinstance(cause, SyntaxError) else f" ({place.filename}:{place.lineno})"
+            why = f"cannot be imported: {type(cause).__name__}: {cause}{where}"
+        raise ConfigError(f"{path}._target_={target}: {why}") from error
 
 
 def check_names(given: list[str], names: list[str], path: str, target: str) -> None:

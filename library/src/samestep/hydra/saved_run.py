@@ -5,6 +5,7 @@ from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.callbacks.exact import SeedSteps
@@ -91,21 +92,7 @@ def evaluate(
     Raises:
         ConfigError: if this machine has no such accelerator, or the run has no such split.
     """
-    mute_lightning()
-    cfg = read_saved_config(run_dir)
-    try:
-        trainer = L.Trainer(
-            accelerator=accelerator,
-            devices=1,
-            precision=group_of(cfg, "trainer").precision,
-            callbacks=[SeedSteps(cfg.seed)],
-            logger=NoTracker(run_dir),
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-    except MisconfigurationException as error:
-        raise ConfigError(f"--accelerator {accelerator}: {error}") from error
+    trainer = make_trainer(run_dir, accelerator)
     loop = trainer.test if split == "test" else trainer.validate
     try:
         loop(model, datamodule=data, verbose=False)
@@ -113,6 +100,53 @@ def evaluate(
         raise ConfigError(f"--split {split}: {error}") from error
     # As in metrics.json: what the loop returns has the figures of each loader apart.
     return {name: value.item() for name, value in trainer.callback_metrics.items()}
+
+
+def predict(model: Any, data: Any, run_dir: Path, accelerator: str) -> list[Any]:
+    """What ``predict_step`` returns for each batch of ``predict_dataloader``, in one process.
+
+    Args:
+        model: of the run, as ``load_run`` gives it.
+        data: of the run.
+        run_dir: directory of the run.
+        accelerator: auto, cpu or gpu.
+
+    Raises:
+        ConfigError: if this machine has no such accelerator, or there is nothing to predict.
+    """
+    owner = data or model
+    if not is_overridden("predict_dataloader", owner):
+        raise ConfigError(
+            f"{run_dir}: {type(owner).__name__} has no predict_dataloader; write one, and a "
+            "predict_step of the model, as in Lightning's documentation: docs/tasks.md"
+        )
+    found: Any = make_trainer(run_dir, accelerator).predict(model, datamodule=data)
+    several = bool(found) and all(isinstance(part, list) for part in found)  # of several loaders
+    return [batch for part in found for batch in part] if several else list(found or [])
+
+
+def make_trainer(run_dir: Path, accelerator: str) -> L.Trainer:
+    """A Trainer for one process that writes nothing, in the precision of the run.
+
+    Raises:
+        ConfigError: if this machine has no such accelerator.
+    """
+    mute_lightning()
+    cfg = read_saved_config(run_dir)
+    try:
+        return L.Trainer(
+            accelerator=accelerator,
+            devices=1,
+            precision=group_of(cfg, "trainer").precision,
+            callbacks=[SeedSteps(cfg.seed)],
+            logger=NoTracker(run_dir),
+            default_root_dir=run_dir,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+    except MisconfigurationException as error:
+        raise ConfigError(f"--accelerator {accelerator}: {error}") from error
 
 
 def read_saved_config(run_dir: Path) -> DictConfig:

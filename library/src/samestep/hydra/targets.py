@@ -17,7 +17,6 @@ import typing
 from typing import Any
 
 import yaml
-from hydra.utils import get_object
 from omegaconf import DictConfig
 from torch import nn
 from torch.optim import Optimizer
@@ -25,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset, Sampler
 
 from samestep.errors import ConfigError
-from samestep.hydra.build import find_targets
+from samestep.hydra.build import find_targets, locate
 from samestep.hydra.folder import configs_folder
 
 LIBRARIES = (
@@ -54,10 +53,7 @@ def check_targets(node: DictConfig, key: str, kind: str, package: str) -> None:
         # Importing a module runs it, so this comes before the object is looked up.
         if not is_named and not target.startswith((f"{package}.", *LIBRARIES)):
             raise untrusted(path, target)
-        try:
-            found = get_object(target)
-        except Exception as error:
-            raise ConfigError(f"{path}._target_={target}: there is no such object") from error
+        found = locate(target, path)
         if not is_named and not builds_parts(found, package):
             raise untrusted(path, target)
         # By name: lightning and pytorch_lightning each have types of their own.

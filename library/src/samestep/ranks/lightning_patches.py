@@ -217,6 +217,16 @@ def metrics_of_epoch(trainer: "L.Trainer") -> dict[str, Tensor]:
     return metrics
 
 
+def metrics_of_step(trainer: "L.Trainer") -> dict[str, dict[str, Any]]:
+    """What Lightning 2.6 has for the last batch: of each metric logged per step its own value.
+
+    ``log`` is for loggers, and ``pbar`` for whoever shows progress.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    metrics: dict[str, dict[str, Any]] = loop._results.metrics(on_step=True)
+    return metrics
+
+
 def num_logged_steps(trainer: "L.Trainer") -> int:
     """The steps by which Lightning 2.6 counts what it logs.
 

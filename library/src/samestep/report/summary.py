@@ -1,5 +1,6 @@
 """What a finished run prints: its metrics, its files, and what to type next."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from datetime import timedelta
@@ -12,6 +13,7 @@ from samestep.run.changes import read_config
 from samestep.spec import select
 
 REPORT = "report.html"
+MAX_FIGURES = 8  # of the test; metrics.json and the report have all
 
 Config = Mapping[str, Any]
 
@@ -67,15 +69,26 @@ def facts_of(
     times: Mapping[str, str],
 ) -> dict[str, str]:
     """The first things that a reader wants to know: epochs, metrics, best epoch, times, speeds."""
-    names = select(config, "summary.metrics") or []
     facts = {"epochs": str(metrics.count_epochs(rows))}
-    # A damaged file may hold anything.
-    facts |= {n: f"{figures[n]:.4f}" for n in names if isinstance(figures.get(n), int | float)}
+    facts |= {name: f"{value:.4f}" for name, value in figures_of_test(figures).items()}
     if known.best is not None:
         epoch = "" if known.best_epoch is None else f" in epoch {known.best_epoch}"
         facts[known.monitor] = f"{known.best:.4f}{epoch}"
     speeds = {name: f"{speed:,.0f}" for name, speed in metrics.speeds(rows).items()}
     return facts | dict(times) | speeds
+
+
+def figures_of_test(figures: Mapping[str, Any]) -> dict[str, float]:
+    """What the test has logged; of many figures those that are no part of another one."""
+    # A damaged file may hold anything.
+    found = {
+        name: float(value)
+        for name, value in sorted(figures.items())
+        if re.match("test[/_]", name) and isinstance(value, int | float)
+    }
+    if len(found) > MAX_FIGURES:  # such as test/score_cat beside test/score
+        found = {n: v for n, v in found.items() if not any(n.startswith(f"{o}_") for o in found)}
+    return dict(list(found.items())[:MAX_FIGURES])
 
 
 def command_to_go_on(config: Config, run_dir: Path, num_epochs: int | None) -> str:

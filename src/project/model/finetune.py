@@ -1,0 +1,88 @@
+"""Begin with the weights of somebody else, and let them go later: docs/finetune.md."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from samestep.errors import ConfigError
+
+PREFIXES = ("", "net.backbone.", "net.", "backbone.", "module.", "model.")  # of names in files
+
+
+class Finetuning(L.Callback):
+    """Loads pretrained weights into a part of the model, and freezes it for the first epochs.
+
+    What is frozen depends on the epoch alone, so a run that continues needs nothing else, not even
+    the file. A frozen part is in evaluation mode: its batch norm keeps its statistics.
+
+    Args:
+        weights: a file (``.pth``, ``.safetensors``, a checkpoint of another run), or an address
+            ``https://...``, which torch.hub keeps in its folder; None: random weights.
+        frozen_epochs: epochs before the part learns too.
+        part: name of the part in the LightningModule.
+
+    Raises:
+        ConfigError: when a run begins, if the weights cannot be read or do not fit.
+    """
+
+    def __init__(self, weights: str | None, frozen_epochs: int, part: str = "net.backbone") -> None:
+        self.weights = weights
+        self.frozen_epochs = frozen_epochs
+        self.part = part
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Load the weights; a run that continues has its own."""
+        if self.weights and trainer.ckpt_path is None:
+            load_weights(pl_module.get_submodule(self.part), self.weights)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Freeze the part or not, also within an epoch that was interrupted."""
+        is_frozen = trainer.current_epoch < self.frozen_epochs
+        part = pl_module.get_submodule(self.part)
+        part.requires_grad_(not is_frozen)
+        part.train(not is_frozen)
+
+    on_train_epoch_start = on_train_start
+
+
+def load_weights(part: nn.Module, weights: str) -> None:
+    """Load a file or an address into ``part``; of other layers, such as the last one, nothing.
+
+    Raises:
+        ConfigError: if they cannot be read, or lack one of its tensors.
+    """
+    try:
+        found = read_weights(weights)
+    except Exception as error:
+        raise ConfigError(
+            f"weights={weights}: cannot be read: {error}", on_all_ranks=True
+        ) from error
+    own = [name for name in part.state_dict() if not name.endswith("num_batches_tracked")]
+    prefix = max(PREFIXES, key=lambda prefix: sum(f"{prefix}{name}" in found for name in own))
+    if missing := [name for name in own if f"{prefix}{name}" not in found]:
+        raise ConfigError(
+            f"weights={weights}: have no {', '.join(missing[:3])}; they are of another net than "
+            f"{type(part).__name__}",
+            on_all_ranks=True,
+        )
+    try:
+        part.load_state_dict({name: found[f"{prefix}{name}"] for name in own}, strict=False)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"weights={weights}: do not fit: {reason}", on_all_ranks=True) from error
+
+
+def read_weights(weights: str) -> dict[str, Tensor]:
+    """The tensors of a file or an address by their names; nothing in it is executed."""
+    if weights.startswith("https://"):
+        options: Any = {"map_location": "cpu", "weights_only": True}
+        state: Any = torch.hub.load_state_dict_from_url(weights, **options)
+    elif weights.endswith(".safetensors"):
+        state = load_file(weights)
+    else:
+        state = torch.load(weights, map_location="cpu", weights_only=True)
+    tensors: dict[str, Tensor] = state.get("state_dict", state)
+    return tensors
