@@ -6,6 +6,7 @@ from typing import Any
 import lightning as L
 import torch
 
+from samestep.callbacks.loggers import TensorBoard
 from samestep.ranks import lightning_patches
 
 
@@ -33,9 +34,12 @@ class Meter(L.Callback):
         self._start = time.perf_counter()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock, at the step from which the run continues."""
+        """Start the clock, at the step from which the run continues, and tell TensorBoard."""
         self._start = time.perf_counter()
         self._last_step = trainer.global_step
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoard):
+                logger.begin(lightning_patches.num_logged_steps(trainer))
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         """Keep the learning rate: the schedule puts another one there at the end of the step."""
