@@ -255,12 +255,12 @@ def test_offline_folders_sync_as_one_run(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Wandb, "received", ())
     code = f"import sys; from {__name__} import *; log_offline(*sys.argv[1:])"
     for words in (["0", "5", "143"], ["5", "9", "-9"], ["5", "9", "0"]):
-        done = run_code(code, str(tmp_path / "mine"), *words, WANDB_MODE="offline", timeout=120)
+        done = run_code(code, str(tmp_path / "mine"), *words, WANDB_MODE="offline", timeout=300)
         assert done.returncode == int(words[-1]), done.stderr
     assert len(list(tmp_path.glob("mine/wandb/offline-run-*"))) == 2
     with serving() as url:
         variables = {"WANDB_BASE_URL": url, "WANDB_API_KEY": KEY}
-        done = run("-m", "wandb", "sync", str(tmp_path / "mine/wandb"), timeout=120, **variables)
+        done = run("-m", "wandb", "sync", str(tmp_path / "mine/wandb"), timeout=300, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in Wandb.history]
     assert [row["trainer/global_step"] for row in rows] == list(range(9)), done.stderr
@@ -312,11 +312,12 @@ def test_an_mlflow_server_that_does_not_answer_is_named(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("no_mlflow_variables")
-def test_mlflow_shows_what_has_changed_and_not_another_run(tmp_path: Path):
+def test_mlflow_shows_what_has_changed_and_not_another_run(tmp_path: Path, monkeypatch):
     """The name is used again before and after a checkpoint, with another configuration."""
     from mlflow import MlflowClient
 
-    uri = f"sqlite:///{tmp_path}/db"
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "mlflow").as_uri()
 
     def start(rate: float, run_dir: str, step: int | None) -> Any:
         Path(tmp_path, run_dir).mkdir(exist_ok=True)
