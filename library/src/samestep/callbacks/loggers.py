@@ -1,6 +1,6 @@
 """Trackers besides metrics.csv: Weights & Biases, MLflow, TensorBoard, and none.
 
-``configs/logger`` names these functions and classes; rank zero calls them. A tracker gets the
+``configs/logger`` names what is here, and rank zero calls it. A tracker gets the
 metrics and the run's ``config.yaml``, which is free of secrets, but no code, no output and no
 command line.
 """

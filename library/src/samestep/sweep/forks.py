@@ -75,7 +75,7 @@ class Forks:
     def start(
         self, argv: Sequence[str], variables: Mapping[str, str], output: IO[bytes]
     ) -> Forked | None:
-        """Run a script with its arguments; its output goes to ``output``. None: the server is lost.
+        """Run a script with its arguments; its output goes to ``output``. None: nothing can fork.
 
         The server forks twice, and the process between ends. That makes the fork an orphan, which
         goes to its nearest ancestor that is a "subreaper": this process, for this moment.
@@ -83,8 +83,9 @@ class Forks:
         request = os.memfd_create("request")
         os.write(request, json.dumps([list(argv), dict(variables)]).encode())
         prctl = ctypes.CDLL(None).prctl
-        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
+            if prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:  # some sandboxes lack it
+                return None
             socket.send_fds(self.connection, [b"fork"], [request, output.fileno()])
             reply = self.connection.recv(64)
         except OSError:
