@@ -274,9 +274,7 @@ def _parameters(run_dir: str) -> dict[str, str]:
 def require(module: str, package: str) -> None:
     """Raise a ConfigError with the remedy if a package is not installed."""
     if importlib.util.find_spec(module) is None:
-        raise ConfigError(
-            f"logger: needs the package {package}, which is missing: pip install {package}"
-        )
+        raise ConfigError(f"logger: needs a package that is missing: pip install {package}")
 
 
 def _unreachable(url: str) -> str | None:

@@ -151,7 +151,7 @@ def main() -> None:
                 os._exit(0)
             while os.getppid() == between:
                 time.sleep(0.001)
-            run(*descriptors, connection, dict(own))
+            run(descriptors[0], descriptors[1], connection, dict(own))
             break
         os.waitpid(between, 0)
         for descriptor in descriptors:
