@@ -61,9 +61,10 @@ def run_pytest(root: Path, *tests: str) -> subprocess.CompletedProcess[str]:
 
 
 def final_figures(run_dir: Path) -> dict[str, float]:
-    """What ``metrics.json`` holds, without the seconds, which differ from run to run."""
+    """What ``metrics.json`` holds, without seconds and memory, which differ from run to run."""
     figures = json.loads((run_dir / "metrics.json").read_text())
-    return {name: value for name, value in figures.items() if not name.startswith("time/")}
+    measured = ("time/", "system/")
+    return {name: value for name, value in figures.items() if not name.startswith(measured)}
 
 
 def pytest_configure() -> None:

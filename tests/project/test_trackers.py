@@ -1,21 +1,39 @@
-"""The pictures of the test, in each tracker."""
+"""Runs of the template in each tracker: the pictures of the test, a stop, a kill and a continue."""
 
+import csv
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from tests.conftest import run
+from tests.conftest import environment, run
+
+WORDS = [
+    "model=mlp", "logger=[tensorboard,wandb,mlflow]", "report=false", "trainer.accelerator=cpu",
+]  # fmt: skip
+SERVER = """
+import sys
+from mlflow.server import app
+from werkzeug.serving import make_server
+server = make_server("127.0.0.1", 0, app, threaded=True)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+Points = dict[str, list[tuple[int, float]]]
 
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with all trackers, each of which writes its own files."""
     root = tmp_path_factory.mktemp("tracked")
-    words = [
-        "model=mlp", "trainer.max_epochs=1", "logger=[tensorboard,wandb,mlflow]", "report=false",
-        f"run_root={root}", "trainer.accelerator=cpu",
-    ]  # fmt: skip
+    words = [*WORDS, "trainer.max_epochs=1", f"run_root={root}"]
     result = run("train.py", *words, RUN_ID="mine", WANDB_MODE="offline", timeout=240)
     assert result.returncode == 0, result.stderr
     return root / "mine"
@@ -37,3 +55,89 @@ def test_tensorboard_shows_the_pictures(tracked: Path):
 def test_mlflow_keeps_the_pictures(tracked: Path):
     paths = {path.name for path in tracked.glob("mlflow/*/*/artifacts/test/*")}
     assert paths == {"confusion_matrix.png", "grid.png"}
+
+
+@pytest.fixture(scope="module")
+def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """MLflow's own server with a database; its command needs packages that mlflow-skinny lacks."""
+    root = tmp_path_factory.mktemp("mlflow")
+    places = {"FILE_STORE": f"sqlite:///{root}/db", "ARTIFACT_ROOT": str(root / "artifacts")}
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        env=environment(**{f"_MLFLOW_SERVER_{name}": value for name, value in places.items()}),
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+        process.terminate()
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
+def disturbed(
+    request: pytest.FixtureRequest, mlflow_server: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[Run]]:
+    """A run of 40 steps that was stopped, killed and continued, and its runs of MLflow by then."""
+    root = tmp_path_factory.mktemp("disturbed")
+    name = f"mine-{request.param}"
+    faults = "[term step 13 0,kill step 33 0]"
+    words = [
+        *WORDS, "~callbacks.predictions", "trainer.max_epochs=2", "data.global_batch_size=60",
+        "trainer.log_every_n_steps=5", f"trainer.devices={request.param}", f"run_root={root}",
+        "+callbacks.saboteur._target_=tests.faults.saboteur.Saboteur",
+        f"+callbacks.saboteur.dirpath={root}/faults", f"+callbacks.saboteur.faults={faults}",
+        f"logger.mlflow.tracking_uri={mlflow_server}", "logger.mlflow.experiment=disturbed",
+    ]  # fmt: skip
+    states = []
+    for exit_codes in ((143,), (-9, 137), (0,)):
+        result = run("train.py", *words, RUN_ID=name, WANDB_MODE="offline", timeout=300)
+        assert result.returncode in exit_codes, result.stdout + result.stderr
+        states += runs_of_mlflow(mlflow_server, name)
+    return root / name, states
+
+
+def runs_of_mlflow(uri: str, name: str) -> list[Run]:
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("disturbed")
+    return client.search_runs([experiment.experiment_id], f"attributes.run_name = '{name}'")
+
+
+def points_of_csv(run_dir: Path) -> Points:
+    """The points of each curve in metrics.csv; of seconds only the steps."""
+    points: Points = {}
+    with (run_dir / "metrics.csv").open() as file:
+        for row in csv.DictReader(file):
+            step = int(row.pop("step"))
+            for name in row.keys() - {"epoch"}:
+                if row[name]:
+                    points.setdefault(name, []).append(point_of(name, step, row[name]))
+    return points
+
+
+def point_of(name: str, step: int, value: Any) -> tuple[int, float]:
+    return step, 0.0 if "second" in name or name.startswith("time/") else round(float(value), 5)
+
+
+def test_mlflow_has_one_run_and_each_value_once(disturbed: tuple[Path, list[Run]], mlflow_server):
+    run_dir, states = disturbed
+    assert len({run.info.run_id for run in states}) == 1
+    assert [run.info.status for run in states] == ["KILLED", "RUNNING", "FINISHED"]
+    assert states[-1].data.params["model/optimizer/lr"] == "0.003"
+    client, expected = MlflowClient(mlflow_server), points_of_csv(run_dir)
+    assert len(expected["step/loss"]) == 8
+    for name, points in expected.items():
+        metrics = client.get_metric_history(states[-1].info.run_id, name)
+        assert sorted(point_of(name, m.step, m.value) for m in metrics) == points, name
+
+
+def test_tensorboard_has_each_value_once_and_the_configuration(disturbed: tuple[Path, list[Run]]):
+    run_dir, _ = disturbed
+    events = EventAccumulator(str(run_dir / "tensorboard"), {"tensors": 0, "scalars": 0}).Reload()
+    for name, points in points_of_csv(run_dir).items():
+        found = [point_of(name, event.step, event.value) for event in events.Scalars(name)]
+        assert found == points, name
+    text = events.Tensors("config.yaml/text_summary")[-1].tensor_proto.string_val[0].decode()
+    assert "    model:\n" in text
+    start = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    hparams = HParamsPluginData.FromString(start).session_start_info.hparams
+    assert hparams["model/optimizer/lr"].string_value == "0.003"
+    assert "hp_metric" not in events.Tags()["scalars"]

@@ -1,11 +1,13 @@
 """``samestep sweep`` with real trials, killed in the middle."""
 
+import csv
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from samestep.run import record
 from samestep.run.changes import read_config
@@ -25,8 +27,13 @@ def test_a_search_survives_a_kill(tmp_path: Path):
     with subprocess.Popen(
         [sys.executable, *words], cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL
     ) as first:
+        claim = tmp_path / "digits-lr-0/.claim"
+        wait_until(lambda: claim.exists() and claim.read_text(), timeout_s=120)
+        program = Path("/proc", claim.read_text().split()[1], "cmdline").read_text()
         wait_until((tmp_path / "digits-lr-0/checkpoints/last.ckpt").exists, timeout_s=120)
         first.kill()
+    # On a CPU a trial is a fork of what has imported the libraries.
+    assert ("samestep.sweep.forks" in program) == (sys.platform == "linux")
 
     done = run(*words)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,9 +51,27 @@ def test_a_search_survives_a_kill(tmp_path: Path):
     assert "digits-lr-1  finished" in listed
     assert "sweeps" not in listed
 
-    # The last line trains the best one again.
+    # The last line trains the best one again, with the same bits.
     best = max(trials, key=lambda trial: trial.value)
     again = shlex.split(done.stdout.splitlines()[-1])
     again = run(*again[1:], RUN_ID="best")
     assert again.returncode == 0, again.stderr
     assert record.read(tmp_path / "best").best == best.value
+    first, second = tmp_path / f"digits-lr-{best.number}", tmp_path / "best"
+    assert figures_of(first) == figures_of(second)
+    assert weights_of(first) == weights_of(second)
+
+
+def figures_of(run_dir: Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv without seconds, which differ from run to run."""
+    with (run_dir / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("time/", "train/images"))}
+        for row in rows
+    ]
+
+
+def weights_of(run_dir: Path) -> dict[str, bytes]:
+    state = torch.load(run_dir / "checkpoints/best.ckpt", weights_only=False)["state_dict"]
+    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}

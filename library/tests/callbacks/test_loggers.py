@@ -4,8 +4,10 @@ import csv
 import gzip
 import json
 import os
+import signal
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,9 +22,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb.proto import wandb_internal_pb2
 
 from library.tests.kit import Net, batches, fit
-from library.tests.programs import run_code
+from library.tests.programs import run, run_code
 from samestep.callbacks import loggers
 from samestep.errors import ConfigError
+from samestep.run import record as run_record
 from samestep.run.artifacts import Artifacts
 
 KEY = "k3y" * 14
@@ -36,6 +39,7 @@ class Wandb(BaseHTTPRequestHandler):
 
     refuses = False
     received: tuple[str, ...] = ()
+    history: tuple[str, ...] = ()  # of the only run, a line for each row
 
     def do_GET(self):
         self._answer(200, {})
@@ -52,6 +56,17 @@ class Wandb(BaseHTTPRequestHandler):
             run = {"id": "1", "project": {"name": "p", "entity": {"name": "me"}}}
             run |= {"name": "mine", "displayName": "mine", "config": "{}", "historyLineCount": 0}
             return self._answer(200, {"data": {"upsertBucket": {"bucket": run, "inserted": True}}})
+        if "RunResumeStatus" in request["query"] and Wandb.history:
+            numbers = {f"{name}LineCount": 0 for name in ("events", "log")}
+            run = {"name": "mine", "id": "1", "projectId": "1", "config": "{}", "eventsTail": "[]"}
+            run |= {"historyTail": json.dumps(Wandb.history[-1:]), "wandbConfig": "{}", **numbers}
+            run |= {"historyLineCount": len(Wandb.history), "summaryMetrics": Wandb.history[-1]}
+            model = {"id": "1", "name": "p", "entity": {"id": "1", "name": "me"}, "bucket": run}
+            return self._answer(200, {"data": {"model": model}})
+        if "file_stream" in self.path:
+            for name, part in (json.loads(body).get("files") or {}).items():
+                if "history" in name:
+                    Wandb.history = (*Wandb.history[: part["offset"]], *part["content"])
         if "CreateRunFiles" in request["query"]:
             url = f"http://{self.headers['Host']}/files"
             names = request["variables"]["files"]
@@ -222,6 +237,37 @@ def test_a_server_that_hangs_holds_up_nothing(tmp_path: Path):
     assert "499.0625" in path.read_bytes().decode(errors="replace")  # for `wandb sync`
 
 
+def log_offline(run_dir: str, first: str, last: str, exit_code: str) -> None:
+    """Log these steps, and end with this exit code; -9 is SIGKILL, before W&B has written any."""
+    Path(run_dir).mkdir(exist_ok=True)
+    Path(run_dir, "config.yaml").write_text("model: {lr: 0.125}\n")
+    logger = loggers.wandb(run_dir, "mine", "p", None, None, [])
+    for step in range(int(first), int(last)):
+        logger.log_metrics({"train/loss": 0.0625 + step}, step=step)
+    if exit_code == "-9":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(int(exit_code))
+
+
+def test_offline_folders_sync_as_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It was stopped after step 4, killed at once, and continued; W&B's own command reads it."""
+    monkeypatch.setattr(Wandb, "history", ())
+    monkeypatch.setattr(Wandb, "received", ())
+    code = f"import sys; from {__name__} import *; log_offline(*sys.argv[1:])"
+    for words in (["0", "5", "143"], ["5", "9", "-9"], ["5", "9", "0"]):
+        done = run_code(code, str(tmp_path / "mine"), *words, WANDB_MODE="offline", timeout=300)
+        assert done.returncode == int(words[-1]), done.stderr
+    assert len(list(tmp_path.glob("mine/wandb/offline-run-*"))) == 2
+    with serving() as url:
+        variables = {"WANDB_BASE_URL": url, "WANDB_API_KEY": KEY}
+        done = run("-m", "wandb", "sync", str(tmp_path / "mine/wandb"), timeout=300, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in Wandb.history]
+    assert [row["trainer/global_step"] for row in rows] == list(range(9)), done.stderr
+    assert [row["_step"] for row in rows] == list(range(9))
+    assert [row["train/loss"] for row in rows] == [0.0625 + step for step in range(9)]
+
+
 def test_tensorboard_gets_every_figure(tmp_path: Path):
     logger = TensorBoardLogger(tmp_path, name="tensorboard", version="")
     logger.log_metrics({"train/loss": 0.25}, step=3)
@@ -263,6 +309,43 @@ def test_an_mlflow_server_that_does_not_answer_is_named(tmp_path: Path):
         closed = f"http://127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(ConfigError, match=f"{closed} does not answer"):
         loggers.mlflow(str(tmp_path), "mine", "digits", closed)
+
+
+@pytest.mark.usefixtures("no_mlflow_variables")
+def test_mlflow_shows_what_has_changed_and_not_another_run(tmp_path: Path, monkeypatch):
+    """The name is used again before and after a checkpoint, with another configuration."""
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "mlflow").as_uri()
+
+    def start(rate: float, run_dir: str, step: int | None) -> Any:
+        Path(tmp_path, run_dir).mkdir(exist_ok=True)
+        Path(tmp_path, run_dir, "config.yaml").write_text(f"model: {{lr: {rate}}}\n")
+        starts = [{"started": run_dir}]
+        run_record.update(
+            tmp_path / run_dir, run_record.RUNNING, run_id="mine", step=step, starts=starts
+        )
+        logger = loggers.mlflow(str(tmp_path / run_dir), "mine", "digits", uri)
+        logger.log_metrics({"loss": rate}, step=1)
+        logger.log_metrics({"loss": rate}, step=1)  # is not checked within a process
+        return MlflowClient(uri).get_run(logger.run_id)
+
+    first = start(0.1, "one", None)
+    assert start(0.1, "one", None).info.run_id == first.info.run_id
+    second = start(0.2, "one", None)
+    assert second.info.run_id != first.info.run_id
+    third = start(0.3, "one", 10)
+    assert third.info.run_id == second.info.run_id
+    assert (third.data.params["model/lr"], third.data.tags["changed/model/lr"]) == ("0.2", "0.3")
+    history = MlflowClient(uri).get_metric_history(third.info.run_id, "loss")
+    assert {metric.value for metric in history} == {0.2, 0.3}
+    assert start(0.3, "two", None).info.run_id not in {first.info.run_id, second.info.run_id}
+
+
+def test_a_missing_package_is_one_message_with_its_command(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"a package that is missing: pip install no-such$"):
+        loggers.require("no_such", "no-such")
 
 
 class WithTest(Net):

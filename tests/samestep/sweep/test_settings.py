@@ -89,6 +89,12 @@ def test_a_typed_value_replaces_that_of_the_file():
     assert LR not in read.space
 
 
+def test_any_logged_metric_can_be_the_objective():
+    words = ["callbacks.checkpoints.monitor=val/loss", "callbacks.checkpoints.mode=min"]
+    read = settings.read(["sweep=digits_lr", *words])
+    assert (read.monitor, read.is_max) == ("val/loss", False)
+
+
 def test_train_py_says_who_reads_a_sweep():
     done = run("train.py", "sweep=digits_lr")
     assert done.returncode == 2

@@ -1,27 +1,35 @@
-"""Trackers besides metrics.csv: Weights & Biases, MLflow, and none.
+"""Trackers besides metrics.csv: Weights & Biases, MLflow, TensorBoard, and none.
 
-``configs/logger`` names these functions, and Lightning's class for TensorBoard; rank zero calls
-them. A tracker gets the metrics and the run's ``config.yaml``, which is free of secrets, but no
-code, no output and no command line.
+``configs/logger`` names what is here, and rank zero calls it. A tracker gets the
+metrics and the run's ``config.yaml``, which is free of secrets, but no code, no output and no
+command line.
 """
 
+import importlib.util
 import logging
 import os
 import re
+import shutil
+import sys
+import textwrap
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from samestep.errors import ConfigError
 from samestep.ranks import environment
+from samestep.run import record
+from samestep.spec import leaves
 
 log = logging.getLogger(__name__)
 
+EMPTY_BYTES = 7  # of a file of W&B: its header
+IDENTITY = "samestep.run"  # the tag by which MLflow finds a run again
 FINISH_TIMEOUT_S = 30  # for W&B to upload what is left when the process ends
 
 
@@ -39,7 +47,13 @@ def wandb(
     that says why and how to upload it later. ``WANDB_MODE`` is respected without a warning. All
     files of W&B go to ``<run_dir>/wandb``, and what a server that goes away missed stays there.
     """
+    require("wandb", "wandb")
     import wandb as wb  # slow
+
+    # A process that was killed at once leaves an empty file, with which `wandb sync` would stop.
+    for path in Path(run_dir, "wandb").glob("offline-run-*/*.wandb"):
+        if path.stat().st_size <= EMPTY_BYTES:
+            shutil.rmtree(path.parent)
 
     silent = wb.Settings(
         silent=True,
@@ -90,12 +104,30 @@ def wandb(
     return start("offline")
 
 
-def mlflow(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None) -> MLFlowLogger:
-    """A run named ``run_id`` of MLflow's ``experiment``; one that continues adds another.
+class MLflow(MLFlowLogger):
+    """A logger of MLflow that leaves out what MLflow has: a step that is trained again."""
+
+    known: frozenset[tuple[str, int | None, float]] = frozenset()  # names, steps and values
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log what MLflow does not have."""
+        new = {k: v for k, v in metrics.items() if (k, step, v) not in self.known}
+        super().log_metrics(new, step)
+
+    def finalize(self, status: str = "success") -> None:
+        """Tell MLflow how the run has ended; ``KILLED`` is one that was stopped."""
+        is_stopped = isinstance(sys.exc_info()[1], SystemExit)
+        super().finalize("KILLED" if is_stopped else status)
+
+
+def mlflow(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None) -> MLflow:
+    """The run named ``run_id`` of MLflow's ``experiment``; a run that continues is the same one.
 
     Without ``tracking_uri`` it goes to ``MLFLOW_TRACKING_URI``, else to ``<run_dir>/mlflow``.
+    MLflow keeps the first value of a parameter; one that has changed since becomes a tag.
     """
-    from mlflow import environment_variables  # pip install mlflow-skinny
+    require("mlflow", "mlflow-skinny")
+    from mlflow import MlflowClient, environment_variables
 
     variable: Any = environment_variables.MLFLOW_TRACKING_URI  # has no types
     uri = tracking_uri or variable.get()
@@ -104,15 +136,67 @@ def mlflow(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None)
         environment.set_variable("MLFLOW_ALLOW_FILE_STORE", "true")  # no server, no database
     elif uri.startswith("http") and (why := _unreachable(uri)):
         raise ConfigError(f"logger.mlflow.tracking_uri={uri}: {why}")
-    logger = MLFlowLogger(experiment, run_name=run_id, tracking_uri=uri)
-    config = _config(run_dir)
-    # MLflow's file store makes a folder of each slash, and "model/optimizer" beside "model" is both
-    # a folder and a file. The chosen values are logged anyway.
-    config.pop("choices", None)
-    logger.log_hyperparams(config)
+    client, known, found = MlflowClient(uri), record.read(Path(run_dir)), list[Any]()
+    # A run that was deleted and begun again is another one.
+    identity = " ".join([run_id, *(str(s.get("started")) for s in known.starts[:1])])
+    if place := client.get_experiment_by_name(experiment):
+        mine = f"tags.`{IDENTITY}` = '{identity}'"
+        found = client.search_runs([place.experiment_id], mine, max_results=1)
+    params = _parameters(run_dir)
+    before = found[0].data.params if found else {}
+    changed = {k: v for k, v in params.items() if before.get(k, v) != v}
+    if changed and known.step is None:  # nothing was saved, so the name was free
+        client.set_terminated(found[0].info.run_id, "KILLED")
+        found, before, changed = [], {}, {}
+    number = found[0].info.run_id if found else None
+    logger = MLflow(experiment, run_id, uri, tags={IDENTITY: identity}, run_id=number)
+    logger.known = frozenset(
+        (metric.key, metric.step, metric.value)
+        for key in (found[0].data.metrics if found else ())
+        for metric in client.get_metric_history(number, key)
+    )
+    logger.log_hyperparams({k: v for k, v in params.items() if k not in before})
+    for key, value in changed.items():
+        client.set_tag(logger.run_id, f"changed/{key}", value)
+    client.update_run(logger.run_id, "RUNNING")
     if uri.startswith("file:"):  # logging made it the address of every later run
         variable.unset()
     return logger
+
+
+class TensorBoard(TensorBoardLogger):
+    """Event files in ``<run_dir>/tensorboard``; a run that continues adds to them.
+
+    Args:
+        run_dir: directory of the run, with its ``config.yaml``.
+    """
+
+    def __init__(self, run_dir: str) -> None:
+        require("tensorboard", "tensorboard")
+        super().__init__(run_dir, name="tensorboard", version="")
+
+    def begin(self, step: int) -> None:
+        """Hide what a killed process has logged from ``step`` on; write down the configuration."""
+        from tensorboard.compat.proto.event_pb2 import (  # type: ignore[import-untyped]
+            Event,
+            SessionLog,
+        )
+        from torch.utils.tensorboard.summary import hparams
+
+        file_writer = self.experiment.file_writer
+        assert file_writer
+        restart = SessionLog(status=SessionLog.START)
+        file_writer.add_event(Event(step=step, session_log=restart))
+        text = Path(self.save_dir, "config.yaml").read_text()
+        self.experiment.add_text("config.yaml", textwrap.indent(text, "    "), step)
+        # The first summary would say which metrics there are. TensorBoard finds all by itself.
+        for summary in hparams(_parameters(self.save_dir), {})[1:]:
+            file_writer.add_summary(summary)
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log at once, so that a process that is killed loses nothing."""
+        super().log_metrics(metrics, step)
+        self.experiment.flush()
 
 
 class Nothing:
@@ -175,6 +259,22 @@ def _config(run_dir: str) -> dict[str, Any]:
     """The configuration as the run directory has it: resolved, and without secrets."""
     config: dict[str, Any] = yaml.safe_load(Path(run_dir, "config.yaml").read_text())
     return config
+
+
+def _parameters(run_dir: str) -> dict[str, str]:
+    """The configuration as flat texts, such as ``{"model/lr": "0.1"}``."""
+    config = _config(run_dir)
+    # MLflow's file store makes a folder of each slash, and "model/optimizer" beside "model" is both
+    # a folder and a file. The chosen values are logged anyway.
+    config.pop("choices", None)
+    # MLflow takes no more than 250 characters.
+    return {k.replace(".", "/"): str(v)[:250] for k, v in leaves(config).items()}
+
+
+def require(module: str, package: str) -> None:
+    """Raise a ConfigError with the remedy if a package is not installed."""
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(f"logger: needs a package that is missing: pip install {package}")
 
 
 def _unreachable(url: str) -> str | None:

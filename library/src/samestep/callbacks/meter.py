@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
+from samestep.callbacks.loggers import TensorBoard
 from samestep.ranks import lightning_patches
 
 
@@ -46,9 +47,12 @@ class Meter(L.Callback):
         self._start_clocks()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clocks, at the step from which the run continues."""
+        """Start the clocks at the step from which the run continues, and tell TensorBoard."""
         self._start_clocks()
         self._last_step = trainer.global_step
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoard):
+                logger.begin(lightning_patches.num_logged_steps(trainer))
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         """Keep the learning rate: the schedule puts another one there at the end of the step."""

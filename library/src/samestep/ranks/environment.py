@@ -137,6 +137,12 @@ def unset_variables(names: Iterable[str]) -> None:
         os.environ.pop(name, None)
 
 
+def replace(variables: Mapping[str, str]) -> None:
+    """Have these variables, and no others."""
+    os.environ.clear()
+    os.environ.update(variables)
+
+
 @contextmanager
 def exported(variables: Mapping[str, str]) -> Iterator[None]:
     """Set variables inside a ``with`` block, and restore all variables after it."""
@@ -145,5 +151,4 @@ def exported(variables: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        replace(before)

@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.errors import RunError
-from samestep.hydra.folder import project_folder
 from samestep.ranks import environment
 
 
@@ -50,7 +49,7 @@ def main(argv: Sequence[str], script: Path | None = None) -> int:
         settings = read(argv)
         from samestep.sweep.search import Search
 
-        exit_code = Search(settings, script or project_folder() / "train.py").run()
+        exit_code = Search(settings, script).run()
     except OSError as error:
         what = f"{error.filename or 'the search'} cannot be written: {error.strerror}"
         raise RunError(f"{what}; make room, and repeat the command to continue") from error

@@ -23,10 +23,12 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from samestep.errors import ConfigError
 from samestep.hydra import folder
+from samestep.hydra.adapter import topology_of
 from samestep.hydra.compose import message_of
 from samestep.ranks import environment, failure
 from samestep.run import lock
 from samestep.run.metrics import read_history
+from samestep.sweep.forks import Forked, Forks, loaded_libraries
 from samestep.sweep.settings import Settings
 
 POLL_S, COPY_S = 0.5, 5.0  # between two looks at a trial, and at the copy of its run in a store
@@ -46,11 +48,11 @@ class Running:
         self.run_dir = Path(settings.cfg.run_root, self.run_id)
         self.log = settings.folder / "logs" / f"{self.run_id}.log"
         self.gpus: str | None = None  # those that it may use, such as 0,1; None: all
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Forked | None = None
         self.verdict: tuple[TrialState, str] | None = None  # why it was told to stop
         self._copied = 0.0
 
-    def start(self, script: Path) -> None:
+    def start(self, script: Path, forks: Forks | None) -> None:
         """Start ``script`` (of tests: a stand-in), unless a process of this trial still runs."""
         is_local = self.settings.cfg.cluster.name == "local"
         program = [str(script)] if is_local else ["-m", "samestep.sweep.cluster_job"]
@@ -66,7 +68,8 @@ class Running:
         with self.log.open("ab") as output, suppress(BlockingIOError):
             fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.num_starts += 1
-            self.process = subprocess.Popen(
+            self.process = forks and forks.start([*program, *words], variables, output)
+            self.process = self.process or subprocess.Popen(
                 [sys.executable, *program, *words],
                 env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C in the terminal is for the search alone
@@ -98,8 +101,8 @@ class Running:
 class Search:
     """The trials of a study. A ConfigError says if Optuna or an earlier search contradicts."""
 
-    def __init__(self, settings: Settings, script: Path) -> None:
-        self.settings, self.script = settings, script
+    def __init__(self, settings: Settings, script: Path | None = None) -> None:
+        self.settings, self.script = settings, script or folder.project_folder() / "train.py"
         self.gpus = share_gpus(settings)  # those that no trial uses
         self.active: list[Running] = []
         self.signum = 0
@@ -128,6 +131,8 @@ class Search:
                 f"{sorted({*facts} - {*before})}; repeat it, or give this one another RUN_ID"
             )
         self.study.set_user_attr("search", facts)
+        can_fork = script is None and is_one_process_on_cpu(settings)
+        self.forks = Forks(loaded_libraries()) if can_fork else None
 
     def run(self) -> int:
         """Search; return 0, 1 if no trial was completed, or 128 and the number of a signal."""
@@ -180,9 +185,9 @@ class Search:
         # What a killed search has left may use any of the GPUs.
         if not any(lock.is_held(running.run_dir) for running in [*waiting, *unfinished]):
             for running in waiting:
-                running.start(self.script)
+                running.start(self.script, self.forks)
 
-    def _inspect(self, running: Running, process: subprocess.Popen[bytes]) -> None:
+    def _inspect(self, running: Running, process: subprocess.Popen[bytes] | Forked) -> None:
         """Report the new values of a trial; end it if it is bad, or if its process has ended."""
         exit_code, monitor = process.poll(), self.settings.monitor
         values = running.values(now=exit_code is not None)
@@ -240,7 +245,7 @@ class Search:
         """One line for a trial that has ended."""
         result = f"{ENDED[trial.state]}: {trial.user_attrs['reason']}"
         if trial.state is COMPLETE:
-            result = f"{self.settings.monitor} {trial.value:.4g}"
+            result = f"{self.settings.monitor} {trial.value:.5g}"
         time = str(trial.duration).partition(".")[0]
         words = self.settings.choose(trial.params)
         return "  ".join([f"{self.settings.name}-{trial.number}", result, time, *words])
@@ -249,6 +254,15 @@ class Search:
         if self.signum and signum == signal.SIGINT:  # asked twice: the trials save alone
             raise KeyboardInterrupt
         self.signum = self.signum or signum
+
+
+def is_one_process_on_cpu(settings: Settings) -> bool:
+    """Whether each trial is one process that uses no GPU, on Linux."""
+    if settings.cfg.cluster.name != "local" or sys.platform != "linux":
+        return False
+    accelerator, devices, _ = topology_of(settings.cfg)
+    has_gpus = accelerator == "auto" and torch.cuda.device_count() > 0
+    return accelerator in ("auto", "cpu") and devices == 1 and not has_gpus
 
 
 def share_gpus(settings: Settings) -> list[str | None]:
