@@ -6,11 +6,14 @@ It needs Kubernetes 1.29 or later, a node with 1 free CPU and 3 GiB of free memo
 there (kind load docker-image project:e2e). It makes and removes a restricted namespace and a volume
 in a folder of a node, which takes the right to make namespaces and PersistentVolumes. Without it,
 name an existing namespace, and a claim there that two pods may share and user 1000 may write to.
+Targets whose controller the cluster lacks are skipped: JobSet, Kubeflow Trainer, the training
+operator, Kueue.
 
 IMAGE              name and tag, or digest, of the image
 IMAGE_PULL_POLICY  Never; IfNotPresent if the image comes from a registry
 NAMESPACE, VOLUME  an existing namespace and an existing claim; otherwise the test makes them
 E2E_SECONDS        seconds that each wait may take, 900
+E2E_EPOCHS         epochs of a long run, 1500: minutes in which the tests interfere
 
 A killed test may leave namespaces and volumes called project-e2e-... behind. No torch is needed.
 """
@@ -23,21 +26,71 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import INSTANCE, KINDS, SECONDS, WAIT, Cluster, until
+from tests.e2e.cluster import INSTANCE, KINDS, WAIT, Cluster, until
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("E2E") != "1",
     reason="E2E=1 IMAGE=<name:tag> runs it on the cluster that kubectl reaches",
 )
-LONG = ["trainer.max_epochs=1500"]  # 30,000 steps: minutes, in which a test can interfere
+TARGETS = {  # the kind of object that each needs
+    "k8s": "jobs", "jobset": "jobsets", "kubeflow": "trainjobs", "pytorchjob": "pytorchjobs",
+}  # fmt: skip
+LONG = [f"trainer.max_epochs={os.environ.get('E2E_EPOCHS', 1500)}"]
+KILL = """
+import os, pathlib
+for process in pathlib.Path('/proc').glob('[0-9]*'):
+    try:
+        if b'LOCAL_RANK=0' in (process / 'environ').read_bytes():
+            os.kill(int(process.name), 9)
+    except OSError:
+        pass
+"""
+HASH = """
+import hashlib, sys, torch
+weights = torch.load(sys.argv[1], weights_only=False)['state_dict']
+found = hashlib.sha256()
+for name in sorted(weights):
+    found.update(name.encode() + weights[name].numpy().tobytes())
+print('sha256', found.hexdigest())
+"""
 
 
 @pytest.fixture
-def run_id(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+def run_id(cluster: Cluster) -> Iterator[str]:
     """A new name. Afterwards the objects of the run are removed."""
     name = f"e2e-{secrets.token_hex(3)}"
     yield name
-    cluster.kubectl("delete", KINDS, f"--selector={INSTANCE}={name}", *WAIT, timeout=330)
+    remove(cluster, name)
+
+
+def remove(cluster: Cluster, run_id: str) -> None:
+    cluster.samestep_once(["cancel", run_id], {})  # it may not have been submitted
+    cluster.kubectl("delete", KINDS, f"--selector={INSTANCE}={run_id}", *WAIT, timeout=330)
+
+
+@pytest.fixture(params=TARGETS)
+def target(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    if not cluster.knows(TARGETS[name]):
+        pytest.skip(f"the cluster does not know {TARGETS[name]}")
+    return name
+
+
+@pytest.fixture(scope="session")
+def quiet_weights(cluster: Cluster) -> str:
+    """The hash of the final weights of a run that nobody disturbs."""
+    cluster.launch("k8s", "e2e-quiet", *LONG)
+    cluster.samestep("logs", "e2e-quiet")
+    found = hash_weights(cluster, "e2e-quiet")
+    remove(cluster, "e2e-quiet")
+    return found
+
+
+def hash_weights(cluster: Cluster, run_id: str) -> str:
+    path = f"/volume/runs/{run_id}/checkpoints/last.ckpt"
+    output = cluster.execute("hash", "python", "-c", HASH, path)
+    print(run_id, output)
+    return output.split()[-1]
 
 
 def last_epoch(cluster: Cluster, run_id: str) -> int:
@@ -50,78 +103,123 @@ def train_past(cluster: Cluster, run_id: str, epoch: int) -> None:
     until(f"{run_id} is past epoch {epoch}", lambda: last_epoch(cluster, run_id) > epoch)
 
 
-def continues(cluster: Cluster, run_id: str, before: dict[str, list[str]]) -> bool:
-    """Whether node 0 has printed that it continues, in a new pod or again in one of ``before``."""
-    now = cluster.lines(run_id, "Continuing: ")
-    return any(len(lines) > len(before.get(uid, [])) for uid, lines in now.items())
+def count_continued(cluster: Cluster, run_id: str) -> dict[str, int]:
+    """How often each container of node 0 has printed that it continues."""
+    return {key: len(lines) for key, lines in cluster.lines(run_id, "Continuing: ").items()}
 
 
-def complete(cluster: Cluster, run_id: str) -> bool:
-    """Whether the Job is complete; it must not have failed."""
-    job = cluster.job(run_id)
-    assert job, f"the Job of {run_id} does not exist"
-    conditions = {
-        c["type"]: c for c in job["status"].get("conditions", []) if c["status"] == "True"
-    }
-    assert "Failed" not in conditions, conditions["Failed"]
-    return "Complete" in conditions
+def until_it_continues(cluster: Cluster, run_id: str, before: dict[str, int]) -> None:
+    """Wait until node 0 has printed that it continues, in a new container or once more."""
+
+    def continues() -> bool:
+        now = count_continued(cluster, run_id)
+        return any(number > before.get(key, 0) for key, number in now.items())
+
+    until(f"{run_id} continues", continues)
 
 
 def test_two_nodes_train_one_model(cluster: Cluster, run_id: str):
     words = ["trainer.max_epochs=3"]
-    cluster.launch("check", run_id, *words)
-    cluster.launch("submit", run_id, *words)
-    cluster.launch("submit", run_id, *words)  # changes nothing
-    followed = cluster.launch("logs", run_id, *words)
+    cluster.launch("k8s", run_id, *words, "--check")
+    cluster.launch("k8s", run_id, *words)
+    cluster.launch("k8s", run_id, *words)  # changes nothing
+    followed = cluster.samestep("logs", run_id)  # exit code 0: the run has succeeded
     assert f"Finished: runs/{run_id}" in followed
     assert followed.count("entrypoint: ") >= 2  # each node prints its plan
-    until("the Job is complete", lambda: complete(cluster, run_id))
 
     assert json.loads(cluster.read(run_id, "metrics.json"))["test/accuracy"] > 0.2  # of 10 digits
     (start,) = json.loads(cluster.read(run_id, "run.json"))["starts"]
     assert (start["world_size"], start["num_nodes"]) == (2, 2)
-    assert run_id in cluster.launch("status", run_id, *words)
-    cluster.launch("cancel", run_id, *words)
+    assert f"Job {run_id}: Complete" in cluster.samestep("status", run_id)
+    cluster.samestep("cancel", run_id)
     until("nothing is left", lambda: not cluster.left(run_id))
 
 
-def test_a_run_survives_the_loss_of_any_pod(cluster: Cluster, run_id: str):
-    cluster.launch("submit", run_id, *LONG)
+def test_whatever_is_lost_the_run_ends_with_the_same_weights(
+    cluster: Cluster, target: str, run_id: str, quiet_weights: str
+):
+    """Both pods are deleted, a rank is killed, and the run is cancelled and launched again."""
+    cluster.launch(target, run_id, *LONG)
     for index in (1, 0):
         train_past(cluster, run_id, last_epoch(cluster, run_id) + 1)
-        delete_pod(cluster, run_id, index)
-    assert run_id in cluster.launch("status", run_id, *LONG)
-    until("the Job is complete", lambda: complete(cluster, run_id), seconds=2 * SECONDS)
+        before = count_continued(cluster, run_id)
+        pod = cluster.running_pod(run_id, index)
+        cluster.kubectl("delete", "pod", pod, "--wait=false")
+        until_it_continues(cluster, run_id, before)
+    train_past(cluster, run_id, last_epoch(cluster, run_id) + 1)
+    before = count_continued(cluster, run_id)
+    pod = cluster.running_pod(run_id, 1)
+    cluster.kubectl("exec", pod, "--", "python", "-c", KILL)
+    until_it_continues(cluster, run_id, before)
+    assert f"{pod} " in cluster.samestep("status", run_id)
 
-    assert json.loads(cluster.read(run_id, "metrics.json"))["test/accuracy"] > 0.9
-    assert len(json.loads(cluster.read(run_id, "run.json"))["starts"]) >= 3
-
-
-def delete_pod(cluster: Cluster, run_id: str, index: int) -> None:
-    """Delete the pod of a node, as an eviction does, and wait until the run continues."""
-    assert not complete(cluster, run_id), f"{LONG} was too short to interfere"
-    before = cluster.lines(run_id, "Continuing: ")
-    for name in cluster.pods(run_id, index).values():
-        cluster.kubectl("delete", "pod", name, "--wait=false")
-    until(f"goes on without pod {index}", lambda: continues(cluster, run_id, before))
-
-
-def test_a_cancelled_run_has_saved_and_continues(cluster: Cluster, run_id: str):
-    cluster.launch("submit", run_id, *LONG)
-    train_past(cluster, run_id, 1)
-    printed = last_epoch(cluster, run_id)
-    cluster.launch("cancel", run_id, *LONG)
+    train_past(cluster, run_id, epoch := last_epoch(cluster, run_id))
+    cluster.samestep("cancel", run_id)
     until("nothing is left", lambda: not cluster.left(run_id))
     files = cluster.execute("look", "find", f"/volume/runs/{run_id}", "-type", "f").split()
     names = {name.removeprefix(f"/volume/runs/{run_id}/") for name in files}
     assert "checkpoints/last.ckpt" in names
-    assert "metrics.json" not in names
+    assert "metrics.json" not in names, f"{LONG} is too short to interfere"
 
-    cluster.launch("submit", run_id, *LONG)
-    until("the run continues", lambda: continues(cluster, run_id, before={}))
-    until("it prints an epoch", lambda: last_epoch(cluster, run_id))
-    (lines,) = [found for found in cluster.lines(run_id, "epoch ").values() if found]
-    first = re.search(r"epoch (\d+)/", lines[0])
-    assert first
-    assert int(first[1]) >= printed  # no epoch is trained twice
-    cluster.launch("cancel", run_id, *LONG)
+    cluster.launch(target, run_id, *LONG)
+    followed = cluster.samestep("logs", run_id)
+    (first, *_) = re.findall(r"epoch (\d+)/", followed)
+    assert int(first) >= epoch  # no epoch is trained twice
+    assert f"Finished: runs/{run_id}" in followed
+    assert len(json.loads(cluster.read(run_id, "run.json"))["starts"]) >= 5
+    assert hash_weights(cluster, run_id) == quiet_weights
+
+
+@pytest.fixture
+def queue(cluster: Cluster) -> Iterator[list[str]]:
+    """A queue of Kueue with room for one run; the words with which a run waits there."""
+    if not cluster.knows("clusterqueues"):
+        pytest.skip("the cluster does not have Kueue")
+    name = f"{cluster.namespace}-{secrets.token_hex(2)}"
+    api = "kueue.x-k8s.io/v1beta2"
+    quotas = [
+        {"name": "cpu", "nominalQuota": "600m"},
+        {"name": "memory", "nominalQuota": "4Gi"},
+    ]
+    flavors = [{"name": name, "resources": quotas}]
+    documents = [
+        {"apiVersion": api, "kind": "ResourceFlavor", "metadata": {"name": name}},
+        {"apiVersion": api, "kind": "ClusterQueue", "metadata": {"name": name}, "spec": {
+            "namespaceSelector": {},
+            "preemption": {"withinClusterQueue": "LowerPriority"},
+            "resourceGroups": [{"coveredResources": ["cpu", "memory"], "flavors": flavors}],
+        }},
+        {"apiVersion": api, "kind": "LocalQueue", "metadata": {"name": name},
+         "spec": {"clusterQueue": name}},
+        {"apiVersion": api, "kind": "WorkloadPriorityClass", "metadata": {"name": name},
+         "value": 1000},
+    ]  # fmt: skip
+    cluster.kubectl("create", "--filename=-", documents=documents)
+    yield [f"cluster.queue={name}", f"cluster.queue_priority={name}"]
+    cluster.kubectl("delete", "--filename=-", "--wait=false", documents=documents)
+
+
+def test_a_run_makes_room_for_an_urgent_one_and_ends_with_the_same_weights(
+    cluster: Cluster, target: str, queue: list[str], run_id: str, quiet_weights: str
+):
+    waits, urgent = f"{run_id}-waits", f"{run_id}-urgent"
+    short = ["trainer.max_epochs=3"]
+    try:
+        cluster.launch(target, run_id, *LONG, *queue[:1])
+        train_past(cluster, run_id, 1)
+        cluster.launch(target, waits, *short, *queue[:1])
+        said = f"{waits}: waits in the queue"
+        until(said, lambda: said in cluster.samestep("status", waits))
+        assert not cluster.pods(waits)
+        cluster.samestep("cancel", waits)
+
+        before = count_continued(cluster, run_id)
+        cluster.launch(target, urgent, *short, *queue)
+        assert f"Finished: runs/{urgent}" in cluster.samestep("logs", urgent)
+        until_it_continues(cluster, run_id, before)
+        cluster.samestep("logs", run_id)
+        assert len(json.loads(cluster.read(run_id, "run.json"))["starts"]) >= 2
+        assert hash_weights(cluster, run_id) == quiet_weights
+    finally:
+        for name in (waits, urgent):
+            remove(cluster, name)
