@@ -16,6 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TRIES, TRY_S = 3, 60  # of one call of kubectl; a connection may be lost
+NO_ANSWER = re.compile("Unable to connect to the server|[Tt]imeout|connection refused")
 SECONDS = float(os.environ.get("E2E_SECONDS", 900))  # limit of each wait; nodes and pulls are slow
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
@@ -37,7 +38,7 @@ Object = dict[str, Any]
 def kubectl(*words: str, documents: Sequence[Object] = (), timeout: float = TRY_S) -> str:
     """Run kubectl with ``documents`` as its input, and return what it prints; it must succeed.
 
-    A call without an answer is ended after ``timeout`` seconds and tried again.
+    A call without an answer is tried again; after ``timeout`` seconds it is ended before.
     """
     text = "\n".join(map(json.dumps, documents))
     command = ["kubectl", *words]
@@ -47,6 +48,8 @@ def kubectl(*words: str, documents: Sequence[Object] = (), timeout: float = TRY_
                 command, input=text, capture_output=True, text=True, timeout=timeout, check=False
             )
         except subprocess.TimeoutExpired:
+            continue
+        if NO_ANSWER.search(done.stderr) and attempt + 1 < TRIES:
             continue
         # The call before may have done it, although it has not answered.
         is_done = attempt > 0 and re.search(r"\((AlreadyExists|NotFound)\)", done.stderr)
