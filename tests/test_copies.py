@@ -273,7 +273,7 @@ ALL_CLUSTERS = ["kubernetes", "slurm", "docker", "runai", "flyte"]
         ([], [], ["train.py debug=limit run_id=a", "scripts/evaluate.py runs/a"]),
         (["language"], ["docker"], ["train.py debug=fast model.net.num_layers=1"]),
         (["images"], ["kubernetes"], ["-m samestep launch --render cluster=jobset"]),
-        (["images"], ["runai"], ["-m samestep launch --render cluster=runai"]),
+        (["images", "lance"], ["runai"], ["-m samestep launch --render cluster=runai"]),
         (["images"], ["flyte"], ["-m samestep launch --render cluster=flyte"]),
     ],
     ids=["skeleton", "language", "kubernetes", "runai", "flyte"],

@@ -23,7 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from project.data.images import ImageSet, RawBatch
-from samestep.data.sampler import Slice, generator
+from samestep.data.sampler import Slice
+from samestep.data.seeds import generator
 from samestep.hydra import build
 from samestep.ranks import process_group
 from samestep.run.history import History

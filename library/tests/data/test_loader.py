@@ -1,7 +1,9 @@
 """Random transforms in a data set are the same on any number of ranks and loader processes."""
 
 import random
+import time
 from itertools import chain
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch.utils.data import Dataset, default_collate
 
 from samestep.callbacks.exact import seed_all
 from samestep.data.loader import BatchLoader
+from samestep.errors import ConfigError
 from samestep.ranks import environment
 
 
@@ -114,3 +117,61 @@ def test_a_data_set_that_draws_for_whole_batches_is_recognized(draw: Any, draws:
     assert data.count == 0
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
+
+
+class Waits(Dataset):
+    """Answers late, as a store does, and remembers which reads were under way at once."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.fails_at, self.lock = fails_at, Lock()
+        self.reading = self.most_at_once = self.most_ahead = self.num_read = 0
+        self.used = 0
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, ids: Tensor) -> Tensor:
+        with self.lock:
+            self.reading += 1
+            self.num_read += 1
+            self.most_at_once = max(self.most_at_once, self.reading)
+            self.most_ahead = max(self.most_ahead, self.num_read - self.used)
+        time.sleep(0.02)
+        with self.lock:
+            self.reading -= 1
+        if self.fails_at in ids.tolist():
+            raise OSError(f"sample {self.fails_at} cannot be read")
+        return ids.clone()
+
+
+def test_threads_read_ahead_in_the_same_order():
+    data = Waits()
+    expected = [ids.tolist() for ids in BatchLoader(Waits(), 4, shuffle=True, seed=2)]
+    seed_all(1)
+    numbers = draw()
+    seed_all(1)
+    loader = BatchLoader(data, 4, shuffle=True, seed=2, num_threads=3)
+    found = []
+    for ids in loader:
+        data.used += 1
+        found.append(ids.tolist())
+    assert found == expected
+    assert draw() == numbers, "the numbers of a step are left alone"
+    assert 1 < data.most_at_once <= 3
+    assert data.most_ahead <= 2 * 3 + 1, "what is in memory is bounded"
+    loader.start_at(0, 5)
+    assert [ids.tolist() for ids in loader] == expected[5:]
+
+
+def test_what_a_thread_cannot_read_is_raised_at_its_batch():
+    loader = iter(BatchLoader(Waits(fails_at=9), 4, num_threads=2))
+    assert [next(loader).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    with pytest.raises(OSError, match="sample 9 cannot be read"):
+        next(loader)
+
+
+def test_threads_and_random_numbers_do_not_go_together():
+    with pytest.raises(ConfigError, match=r"num_threads=2: the data set draws random numbers"):
+        list(BatchLoader(Draws(np.random.rand), 2, num_threads=2))
+    with pytest.raises(ConfigError, match="num_threads=2, num_workers=1"):
+        BatchLoader(Draws(int), 2, num_threads=2, num_workers=1)

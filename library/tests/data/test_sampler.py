@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, generator, split
+from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, split
+from samestep.data.seeds import generator
 
 
 def global_batches(world_size: int, *, num_samples=23, size=6, epoch=0, train=True, **options):

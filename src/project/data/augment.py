@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from samestep.data.sampler import Slice, generator
+from samestep.data.sampler import Slice
+from samestep.data.seeds import generator
 
 
 class Normalize(nn.Module):

@@ -11,7 +11,8 @@ from project.data.images import Batch, ImageSet, RawBatch
 from project.data.sources import ImageFiles, Images, Source
 from project.rules import check_batch_size
 from samestep.data.loader import BatchLoader
-from samestep.data.sampler import Slice, generator
+from samestep.data.sampler import Slice
+from samestep.data.seeds import generator
 from samestep.errors import ConfigError
 from samestep.ranks import environment
 

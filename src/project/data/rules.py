@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig
 
-from samestep.hydra.rules import ABOVE_0, BELOW_1, NULL, TEXT, Rule, each, whole
+from samestep.hydra.rules import ABOVE_0, BELOW_1, BOOL, NODE, NULL, TEXT, Rule, each, whole
 
 ADDRESS = Rule(
     "an address such as http://host/path",
@@ -21,10 +21,14 @@ RULES: dict[str, Rule] = {
     "data.num_val": whole(1),
     "data.std": each(ABOVE_0),
     "data.crop_padding": whole(0),
+    "data.shuffle": BOOL | NODE,
     "model.label_smoothing": BELOW_1,
 }
 
-MAY_CHANGE = [r"data\.(root|download|mirror)", r"callbacks\.predictions(\..+)?"]
+MAY_CHANGE = [
+    r"data\.(root|download|mirror|num_threads|storage_options(\..+)?|version)",
+    r"callbacks\.predictions(\..+)?",
+]
 
 
 def contradictions(cfg: DictConfig) -> Iterator[str]:

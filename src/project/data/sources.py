@@ -118,9 +118,9 @@ class MNIST(Archives):
     def load(self, root: Path, *, train: bool) -> Images:
         """Training or test images, uint8 ``[N, 1, 28, 28]``."""
         prefix = root / self.name / ("train" if train else "t10k")
-        with _reading(Path(f"{prefix}-images-idx3-ubyte")) as path:
+        with reading(Path(f"{prefix}-images-idx3-ubyte")) as path:
             images = read_image_file(path)[:, None]
-        with _reading(Path(f"{prefix}-labels-idx1-ubyte")) as path:
+        with reading(Path(f"{prefix}-labels-idx1-ubyte")) as path:
             return Images(images, read_label_file(path))
 
 
@@ -138,7 +138,7 @@ class CIFAR10(Archives):
         prefix = "data_batch_" if train else "test_batch"
         parts = []
         for file in sorted(file for file in self.files if Path(file).name.startswith(prefix)):
-            with _reading(root / self.name / file) as path, path.open("rb") as stream:
+            with reading(root / self.name / file) as path, path.open("rb") as stream:
                 batch = _ArrayUnpickler(stream, encoding="latin1").load()
                 images = torch.from_numpy(batch["data"]).view(-1, 3, 32, 32)
                 parts.append(Images(images, torch.tensor(batch["labels"])))
@@ -155,7 +155,7 @@ class ImageFolder:
         """Check that both sets have the same classes. Nothing is ever downloaded."""
         classes = []
         for part in ("train", "test"):
-            with _reading(root / part) as folder:
+            with reading(root / part) as folder:
                 classes.append(set(find_classes(folder)[0]))
         if only := sorted(classes[0] ^ classes[1]):
             raise DataError(f"{root}: train and test have unlike classes; one lacks {only}")
@@ -163,31 +163,35 @@ class ImageFolder:
     def load(self, root: Path, *, train: bool) -> ImageFiles:
         """The files of ``root/train`` or ``root/test``, ordered by class and name."""
         folder = root / ("train" if train else "test")
-        with _reading(folder):
+        with reading(folder):
             classes, labels = find_classes(folder)
             return ImageFiles(classes, make_dataset(folder, labels, IMG_EXTENSIONS))
 
 
 def read_image(path: Path, num_channels: int, image_size: int) -> Tensor:
+    """The image in a file, see ``decode_image``; a DataError if it cannot be read."""
+    with reading(path):
+        return decode_image(path.read_bytes(), num_channels, image_size)
+
+
+def decode_image(content: bytes, num_channels: int, image_size: int) -> Tensor:
     """uint8 ``[num_channels, image_size, image_size]``; 1 channel is grey, 3 are colours.
 
     The image is turned upright, scaled to ``image_size`` on its short side, and cropped centrally;
-    transparency is dropped. A file that cannot be decoded, or has more than 8 bits per channel,
-    raises a DataError.
+    transparency is dropped. Whatever Pillow raises means that it is damaged; ValueError: it has
+    more than 8 bits per channel.
     """
     mode, size = "L" if num_channels == 1 else "RGB", (image_size, image_size)
-    with _reading(path):
-        content = path.read_bytes()
-        with Image.open(io.BytesIO(content)) as file:
-            turned = "exif" in file.info and file.getexif().get(ExifTags.Base.Orientation, 1) != 1
-            is_plain = file.mode in ("L", "RGB") and "progressive" not in file.info and not turned
-            image = None
-            if file.format == "JPEG" and is_plain:
-                image = decode_jpeg(content, image_size, mode)
-            if image is None:
-                image = decode(file, image_size, mode)
-        image = ImageOps.fit(image, size, Image.Resampling.BILINEAR)
-        return torch.from_numpy(np.array(image)).view(*size, num_channels).permute(2, 0, 1)
+    with Image.open(io.BytesIO(content)) as file:
+        turned = "exif" in file.info and file.getexif().get(ExifTags.Base.Orientation, 1) != 1
+        is_plain = file.mode in ("L", "RGB") and "progressive" not in file.info and not turned
+        image = None
+        if file.format == "JPEG" and is_plain:
+            image = decode_jpeg(content, image_size, mode)
+        if image is None:
+            image = decode(file, image_size, mode)
+    image = ImageOps.fit(image, size, Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(image)).view(*size, num_channels).permute(2, 0, 1)
 
 
 def decode_jpeg(content: bytes, image_size: int, mode: str) -> Image.Image | None:
@@ -230,7 +234,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[Path]:
+def reading(path: Any) -> Iterator[Any]:
     """Whatever reading ``path`` raises, raise a DataError that names it."""
     try:
         yield path

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import shutil
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -26,10 +24,8 @@ from samestep.run.checkpoint import AtomicCheckpointIO, load
 from samestep.run.files import write_text
 from samestep.run.store import RunCopy
 from tests.conftest import NO_PICTURES, QUICK, final_figures, run, run_ranks
-from tests.conftest import environment as variables
+from tests.s3_server import KEY, SECRET, s3_server, wait_for
 
-KEY = "AKIA" + "F4K3" * 4
-SECRET = "sesame-open-456"
 NODE = "++callbacks.artifacts"
 NUM_EPOCHS = ["trainer.max_epochs=4", *QUICK[1:], "model=mlp", "model.net.dropout=0.2"]
 
@@ -124,13 +120,6 @@ def copying(tmp_path: Path, timeout_s: float = 20) -> Artifacts:
     callback = Artifacts(url, str(tmp_path / "mine"), timeout_s)
     callback.setup(None, None, "fit")
     return callback
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_copy_can_be_continued_from_wherever_it_is_cut(tmp_path: Path):
@@ -404,24 +393,8 @@ def test_a_store_that_cannot_work_is_refused_before_training(url, message, monke
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment in which ``s3://bucket`` is a server on loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    keys = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
-    keys |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
-    with (tmp_path_factory.mktemp("s3") / "log").open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=variables())
-        try:
-            wait_for(lambda: _answers(int(port)))
-            yield keys | {"no_proxy": "127.0.0.1"}
-        finally:
-            server.kill()
-            server.wait()
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
+    with s3_server(tmp_path_factory.mktemp("s3") / "log") as server:
+        yield server
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from samestep.callbacks.share_out import (
 )
 from samestep.callbacks.sums import Sums
 from samestep.data.loader import BatchLoader
-from samestep.data.sampler import mix_seed, seed_others
+from samestep.data.seeds import mix_seed, seed_others
 from samestep.ranks import lightning_patches
 from samestep.ranks.process_group import gather
 

@@ -2,8 +2,11 @@
 
 import copy
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,13 +15,10 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from samestep.data.sampler import (
-    GlobalBatchSampler,
-    Slice,
-    generator,
-    random_numbers_kept,
-    seed_sample,
-)
+from samestep.data.order import Blocks
+from samestep.data.sampler import GlobalBatchSampler, Slice
+from samestep.data.seeds import generator, random_numbers_kept, seed_sample
+from samestep.errors import ConfigError
 from samestep.ranks import environment, stopping
 
 
@@ -49,12 +49,16 @@ class BatchLoader:
         dataset: answers ``dataset[ids]`` for a tensor of positions; ``TensorDataset`` does.
             With ``collate_fn``, it answers ``dataset[id]`` for one position, as most data sets do.
         batch_size: samples per optimizer step, over all ranks. It need not divide by their number.
-        shuffle: draw a new order each epoch; otherwise keep that of the data set.
+        shuffle: draw a new order each epoch; otherwise keep that of the data set. ``Blocks(1024)``
+            draws one that reads neighbours together, for files that are slow to read at random.
         drop_last: leave out samples that do not fill an optimizer step.
         seed: of the order, and of the random numbers that the data set draws.
         accumulate_grad_batches: batches into which an optimizer step is cut, as the Trainer
             accumulates them.
         num_workers: processes that read ahead; 0 reads in this process.
+        num_threads: threads that read ahead, for data that are waited for, such as those of an
+            object store. Twice as many batches are in memory. The data set must allow it, and must
+            not draw random numbers, because threads share them.
         with_slice: give ``(batch, slice)`` instead of ``batch``. Augmentations need the slice if
             they shall not depend on the number of ranks.
         collate_fn: makes a batch of a list of samples, such as
@@ -66,11 +70,12 @@ class BatchLoader:
         dataset: Any,
         batch_size: int,
         *,
-        shuffle: bool = False,
+        shuffle: bool | Blocks = False,
         drop_last: bool = False,
         seed: int = 0,
         accumulate_grad_batches: int = 1,
         num_workers: int = 0,
+        num_threads: int = 0,
         with_slice: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
@@ -88,6 +93,12 @@ class BatchLoader:
             drop_last=drop_last,
             batches_per_step=accumulate_grad_batches,
         )
+        self.num_threads = num_threads
+        if num_threads < 0 or (num_threads and num_workers):
+            raise ConfigError(
+                f"num_threads={num_threads}, num_workers={num_workers}: batches are read ahead by "
+                "so many threads or by so many processes; one of them must be 0"
+            )
         self.workers: DataLoader[Any] | None = None
         if num_workers:
             self.workers = DataLoader(
@@ -110,11 +121,15 @@ class BatchLoader:
         self.order.first_batch = batch
 
     def draws_by_slice(self) -> bool:
-        """Whether a batch of the data set has random numbers, which depend on the rank's slice.
+        """Whether a batch of the data set has random numbers, which depend on the rank's slice."""
+        return not (self.with_slice or self.slices.collate_fn) and self._draws()
+
+    def _draws(self) -> bool:
+        """Whether the data set draws random numbers.
 
         It reads one sample of a shallow copy, so that nothing is counted.
         """
-        if self.with_slice or self.slices.collate_fn or type(self.dataset) is TensorDataset:
+        if type(self.dataset) is TensorDataset:
             return False
 
         def draw() -> tuple[float, ...]:
@@ -126,17 +141,39 @@ class BatchLoader:
             seed_sample(0)
             # What is wrong with the data set is said when its first batch is read.
             with suppress(Exception):
-                copy.copy(self.dataset)[torch.tensor([0])]
+                copy.copy(self.dataset)[0 if self.slices.collate_fn else torch.tensor([0])]
             return draw() != untouched
 
     def __iter__(self) -> Iterator[Any]:
         # This is a generator, so the order is looked up when the first batch is asked for.
         # Lightning makes the iterator earlier, before it has restored the state of the run.
         first = self.order.first_batch
-        slices = iter(self.workers or map(self.slices.__getitem__, self.order))
+        if self.num_threads:
+            slices = self._read_ahead()
+        else:
+            slices = iter(self.workers or map(self.slices.__getitem__, self.order))
         for _ in range(first, len(self)):
             batch, place = self._wait_for(slices)
             yield (batch, place) if self.with_slice else batch
+
+    def _read_ahead(self) -> Iterator[tuple[Any, Slice]]:
+        """The slices in their order, each read by a thread as soon as there is room for it."""
+        if self._draws():
+            raise ConfigError(
+                f"num_threads={self.num_threads}: the data set draws random numbers, which threads "
+                "would share; read ahead by num_workers, or draw after the batch is read"
+            )
+        order, waiting = iter(self.order), deque[Future[tuple[Any, Slice]]]()
+        pool = ThreadPoolExecutor(self.num_threads, "samestep-data")
+        try:
+            while True:
+                for place in islice(order, 2 * self.num_threads - len(waiting)):
+                    waiting.append(pool.submit(self.slices.read, place))
+                if not waiting:
+                    return
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _wait_for(self, slices: Iterator[tuple[Any, Slice]]) -> tuple[Any, Slice]:
         """The next batch; between two optimizer steps, a signal ends the wait for it and the run.
@@ -167,17 +204,24 @@ class _Slices(Dataset[tuple[Any, Slice]]):
         if type(self.dataset) is TensorDataset and self.collate_fn is None:
             return self.dataset[place.ids], place
         with random_numbers_kept():
-            if self.collate_fn is None:
-                return self._read_batch(place), place
-            # An empty slice is that of a rank that has no sample of a short batch in evaluation.
-            samples = [self._read_sample(id, place.epoch) for id in place.ids.tolist() or [0]]
-            batch = self.collate_fn(samples)
+            return self.read(place, seed_sample)
+
+    def read(self, place: Slice, seed: Callable[..., None] = lambda *_: None) -> tuple[Any, Slice]:
+        """Read a slice; ``seed`` is called with the numbers on which its random numbers depend."""
+        if self.collate_fn is None:
+            seed(self.seed, place.epoch, place.number, place.start)
+            return self._read_batch(place), place
+        samples = []
+        # An empty slice is that of a rank that has no sample of a short batch in evaluation.
+        for id in place.ids.tolist() or [0]:
+            seed(self.seed, place.epoch, id)
+            samples.append(self.dataset[id])
+        batch = self.collate_fn(samples)
         if not len(place.ids):
             batch = apply_to_collection(batch, Tensor, lambda tensor: tensor[:0])
         return batch, place
 
     def _read_batch(self, place: Slice) -> Any:
-        seed_sample(self.seed, place.epoch, place.number, place.start)
         try:
             return self.dataset[place.ids]
         except (TypeError, ValueError, LookupError, RuntimeError) as error:
@@ -186,10 +230,6 @@ class _Slices(Dataset[tuple[Any, Slice]]):
                 "answers one position at a time, write BatchLoader(..., collate_fn=default_collate)"
             )
             raise
-
-    def _read_sample(self, id: int, epoch: int) -> Any:
-        seed_sample(self.seed, epoch, id)
-        return self.dataset[id]
 
 
 def count_samples(batch: Any) -> int:

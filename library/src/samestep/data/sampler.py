@@ -1,18 +1,15 @@
 """Which samples each step sees, on which rank."""
 
-import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
 from itertools import cycle, islice
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.random.mtrand as numpy_random
-import torch
 from torch import Tensor
 from torch.utils.data import Sampler
+
+from samestep.data.order import Blocks, make_order
 
 
 class Slice(NamedTuple):
@@ -47,7 +44,8 @@ class GlobalBatchSampler(Sampler[Slice]):
         rank: of this process.
         world_size: number of ranks.
         seed: of the order.
-        shuffle: draw a new order each epoch; otherwise keep that of the data set.
+        shuffle: draw a new order each epoch; otherwise keep that of the data set. ``Blocks``: draw
+            one that reads neighbours together.
         drop_last: end the epoch with the last full optimizer step.
         batches_per_step: batches into which a step is cut; they differ by one sample at most.
     """
@@ -60,7 +58,7 @@ class GlobalBatchSampler(Sampler[Slice]):
         rank: int,
         world_size: int,
         seed: int,
-        shuffle: bool,
+        shuffle: bool | Blocks,
         drop_last: bool,
         batches_per_step: int = 1,
     ) -> None:
@@ -85,17 +83,14 @@ class GlobalBatchSampler(Sampler[Slice]):
         return num_steps * self.batches_per_step
 
     def __iter__(self) -> Iterator[Slice]:
-        if self.shuffle:
-            order = torch.randperm(self.num_samples, generator=generator(self.seed, self.epoch))
-        else:
-            order = torch.arange(self.num_samples)
+        order = make_order(self.num_samples, self.shuffle, self.seed, self.epoch)
         first_batch, self.first_batch = self.first_batch, 0
         for index in range(first_batch, len(self)):
             begin, size = self._find_batch(index)
             lengths = split(size, self.shares)
             start = sum(lengths[: self.rank])
             first = begin + start
-            ids = order[first : first + lengths[self.rank]]
+            ids = order(first, first + lengths[self.rank])
             yield Slice(ids, self.epoch, index, start, size)
 
     def size_of_step(self, index: int) -> int:
@@ -202,53 +197,3 @@ def split(size: int, shares: tuple[float, ...]) -> tuple[int, ...]:
         lengths[lengths.index(max(lengths))] -= 1
         lengths[lengths.index(0)] += 1
     return tuple(lengths)
-
-
-def mix_seed(*numbers: int) -> int:
-    """One seed made of several whole numbers; neighbours give unrelated random streams.
-
-    Source: the finalizer of splitmix64, Steele et al., https://doi.org/10.1145/2714064.2660195.
-    """
-    state = 0
-    for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) % 2**64
-        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-        state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
-        state ^= state >> 31
-    return state % 2**63
-
-
-def generator(*numbers: int) -> torch.Generator:
-    """A random generator on the CPU that is a pure function of some whole numbers."""
-    return torch.Generator().manual_seed(mix_seed(*numbers))
-
-
-def seed_others(seed: int) -> None:
-    """Seed NumPy and Python's ``random``."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-
-
-def seed_sample(*numbers: int) -> None:
-    """Make the random numbers of a transform on the CPU a pure function of some whole numbers."""
-    seed = mix_seed(*numbers)
-    torch.default_generator.manual_seed(seed)
-    seed_others(seed)
-
-
-BITS_OF_SAMPLES = np.random.MT19937()
-
-
-@contextmanager
-def random_numbers_kept() -> Iterator[None]:
-    """Leave the random numbers of torch, NumPy and ``random`` after this block as they were."""
-    # To save NumPy's state takes 0.1 ms; another source of its random bits takes nothing.
-    bits = numpy_random.get_bit_generator()
-    state, torch_state = random.getstate(), torch.get_rng_state()
-    numpy_random.set_bit_generator(BITS_OF_SAMPLES)
-    try:
-        yield
-    finally:
-        numpy_random.set_bit_generator(bits)
-        random.setstate(state)
-        torch.set_rng_state(torch_state)

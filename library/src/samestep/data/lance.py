@@ -1,0 +1,127 @@
+"""Rows of a Lance table, read by their numbers: data of any size, in a folder or an object store.
+
+``pip install samestep[lance]``. The format is https://lance.org; ``take`` reads some rows in any
+order with few requests, so the exact order of ``BatchLoader`` needs no stream and no shards.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from samestep.errors import ConfigError, RunError
+
+NUM_ROWS = b"samestep.num_rows"  # metadata of a table: how many rows it has when it is complete
+
+
+class LanceRows:
+    """A data set for ``BatchLoader``, of which only the rows of a batch are in memory.
+
+    Lance repeats requests that fail, for three minutes with growing pauses; ``storage_options``
+    such as ``{"client_retry_timeout": "60"}`` change that. Keys of the store come from the
+    environment. Read an object store ahead with ``BatchLoader(..., num_threads=8)``.
+
+    Args:
+        uri: of the table, such as ``data/train.lance`` or ``s3://bucket/train.lance``.
+        columns: their names; None reads all of them.
+        decode: makes a batch of a ``pyarrow.Table`` with these columns and as many rows as the
+            batch; None calls ``to_tensors``.
+        version: of the table; None reads the newest one, and stays with it.
+        storage_options: of the store, see Lance's documentation.
+
+    Raises:
+        ConfigError: if there is no such table, version or column.
+        RunError: when rows are read and the store cannot give them.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        columns: Sequence[str] | None = None,
+        *,
+        decode: Callable[[pa.Table], Any] | None = None,
+        version: int | None = None,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        self.uri = uri
+        self.columns = list(columns) if columns else None
+        self.decode = decode or to_tensors
+        self.options = dict(storage_options or {})
+        try:
+            self.table = lance.dataset(uri, version=version, storage_options=self.options)
+            self.num_rows = self.table.count_rows()
+        except (OSError, ValueError) as error:
+            of_version = f", version {version}" if version else ""
+            raise ConfigError(f"{uri}{of_version}: cannot be opened: {first_line(error)}") from None
+        names = self.table.schema.names
+        if missing := [name for name in self.columns or [] if name not in names]:
+            raise ConfigError(f"{uri}: has no column {missing[0]}; it has {', '.join(names)}")
+        whole = int((self.table.schema.metadata or {}).get(NUM_ROWS, self.num_rows))
+        if self.num_rows < whole:
+            raise ConfigError(
+                f"{uri}: holds {self.num_rows} of {whole} rows; repeat the conversion"
+            )
+        self.version = int(self.table.version)
+        self.process = os.getpid()
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __getitem__(self, ids: Tensor) -> Any:
+        """The rows ``ids``, int64 ``[B]``, in this order."""
+        if os.getpid() != self.process:
+            raise ConfigError(
+                f"{self.uri}: Lance cannot be read by a process that was forked: read ahead by "
+                "threads, BatchLoader(num_threads=8), and not by num_workers"
+            )
+        try:
+            table = self.table.take(ids.tolist(), columns=self.columns)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise RunError(
+                f"{self.uri}: version {self.version} cannot be read: {first_line(error)}"
+            ) from error
+        return self.decode(table)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "table"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the same version in another process."""
+        vars(self).update(state)
+        self.table = lance.dataset(self.uri, version=self.version, storage_options=self.options)
+        self.process = os.getpid()
+
+    @property
+    def digest(self) -> str:
+        """Of the files of this version, whose names are unique: equal only for the same rows."""
+        files = [file for fragment in self.table.get_fragments() for file in fragment.data_files()]
+        deleted = [str(fragment.deletion_file()) for fragment in self.table.get_fragments()]
+        names = [str(file.path) for file in files] + deleted
+        return sha256("\n".join(names).encode()).hexdigest()
+
+
+def to_tensors(table: pa.Table) -> dict[str, Any]:
+    """Numbers as tensors ``[B]``, lists of fixed size as ``[B, size]``, all others as lists."""
+    batch: dict[str, Any] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        values, kind, shape = column.combine_chunks(), column.type, [len(table)]
+        while pa.types.is_fixed_size_list(kind):
+            shape.append(kind.list_size)
+            values, kind = values.flatten(), kind.value_type
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+            numbers = torch.from_numpy(np.array(values.to_numpy(zero_copy_only=False)))
+            batch[name] = numbers.view(shape)
+        else:
+            batch[name] = column.to_pylist()
+    return batch
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of Lance says, without the places in its source."""
+    return str(error).splitlines()[0].partition(", /")[0].removeprefix("LanceError(IO): ")

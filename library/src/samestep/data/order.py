@@ -1,0 +1,111 @@
+"""The order in which an epoch reads its samples: a pure function of the seed and the epoch.
+
+An order is a function from positions ``start`` to ``stop`` of an epoch to sample ids, int64
+``[stop - start]``. Each id comes exactly once in an epoch.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from samestep.data.seeds import generator, mix_seed
+
+MOST_DRAWN = 2**24  # samples of a full shuffle that is kept in memory: 128 MiB, a second to draw
+ROUNDS = 6  # of the cipher; four are proved enough for keys that an adversary does not know
+
+Order = Callable[[int, int], Tensor]
+
+
+class Blocks(NamedTuple):
+    """A shuffle for data that are read faster in blocks of neighbours, such as files in a store.
+
+    The blocks of the data set are shuffled; then the samples of ``at_once`` blocks are shuffled
+    together. So a batch touches ``at_once`` blocks, and not as many as it has samples.
+    """
+
+    size: int
+    """Samples of a block."""
+    at_once: int = 16
+    """Blocks whose samples are mixed."""
+
+
+def make_order(num_samples: int, shuffle: bool | Blocks, seed: int, epoch: int) -> Order:
+    """The order of one epoch."""
+    if not shuffle:
+        return torch.arange
+    if isinstance(shuffle, Blocks):
+        return _BlockOrder(num_samples, shuffle, seed, epoch)
+    if num_samples > MOST_DRAWN:
+        return _CipherOrder(num_samples, seed, epoch)
+    order = torch.randperm(num_samples, generator=generator(seed, epoch))
+    return lambda start, stop: order[start:stop]
+
+
+class _BlockOrder:
+    def __init__(self, num_samples: int, blocks: Blocks, seed: int, epoch: int) -> None:
+        self.num_samples, self.blocks, self.seed, self.epoch = num_samples, blocks, seed, epoch
+        num_blocks = -(-num_samples // blocks.size)
+        self.order = torch.randperm(num_blocks, generator=generator(seed, epoch))
+        lengths = torch.full((num_blocks,), blocks.size)
+        # The last block of the data set may be short, and may stand anywhere in the order.
+        lengths[self.order == num_blocks - 1] -= num_blocks * blocks.size - num_samples
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+        self.starts = starts[:-1][:: blocks.at_once].contiguous()
+        # Two neighbouring batches may share a window, and a batch may end one and begin the next.
+        self.window = lru_cache(maxsize=2)(self._draw_window)
+
+    def __call__(self, start: int, stop: int) -> Tensor:
+        parts = [torch.empty(0, dtype=torch.int64)]
+        number = int(torch.searchsorted(self.starts, start, right=True)) - 1
+        while start < stop:
+            first, ids = int(self.starts[number]), self.window(number)
+            parts.append(ids[start - first : stop - first])
+            start, number = first + len(ids), number + 1
+        return torch.cat(parts)
+
+    def _draw_window(self, number: int) -> Tensor:
+        size, at_once = self.blocks
+        blocks = self.order[number * at_once : (number + 1) * at_once]
+        ids = (blocks[:, None] * size + torch.arange(size)).flatten()
+        ids = ids[ids < self.num_samples]
+        draw = generator(self.seed, self.epoch, number)
+        return ids[torch.randperm(len(ids), generator=draw)]
+
+
+class _CipherOrder:
+    """A full shuffle that is computed where it is read, so that it needs no memory and no start.
+
+    Source: a Feistel network as a permutation of numbers of ``2 * half`` bits, Luby and Rackoff,
+    https://doi.org/10.1137/0217022; results beyond the data set are permuted again (cycle walking,
+    Black and Rogaway, https://doi.org/10.1007/3-540-45760-7_9).
+    """
+
+    def __init__(self, num_samples: int, seed: int, epoch: int) -> None:
+        self.num_samples = num_samples
+        half = -(-(num_samples - 1).bit_length() // 2)
+        self.half, self.mask = np.uint64(half), np.uint64(2**half - 1)
+        self.keys = [np.uint64(mix_seed(seed, epoch, number)) for number in range(ROUNDS)]
+
+    def __call__(self, start: int, stop: int) -> Tensor:
+        ids = self._encrypt(np.arange(start, stop, dtype=np.uint64))
+        while (beyond := ids >= self.num_samples).any():
+            ids[beyond] = self._encrypt(ids[beyond])
+        return torch.from_numpy(ids.astype(np.int64))
+
+    def _encrypt(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        left, right = numbers >> self.half, numbers & self.mask
+        for key in self.keys:
+            left, right = right, left ^ (_mix(right + key) & self.mask)
+        return left << self.half | right
+
+
+def _mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finalizer of splitmix64, see ``mix_seed``; products of arrays wrap around."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))

@@ -1,0 +1,59 @@
+"""Random numbers that are a pure function of a few whole numbers."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.random.mtrand as numpy_random
+import torch
+
+
+def mix_seed(*numbers: int) -> int:
+    """One seed made of several whole numbers; neighbours give unrelated random streams.
+
+    Source: the finalizer of splitmix64, Steele et al., https://doi.org/10.1145/2714064.2660195.
+    """
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) % 2**64
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
+        state ^= state >> 31
+    return state % 2**63
+
+
+def generator(*numbers: int) -> torch.Generator:
+    """A random generator on the CPU that is a pure function of some whole numbers."""
+    return torch.Generator().manual_seed(mix_seed(*numbers))
+
+
+def seed_others(seed: int) -> None:
+    """Seed NumPy and Python's ``random``."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def seed_sample(*numbers: int) -> None:
+    """Make the random numbers of a transform on the CPU a pure function of some whole numbers."""
+    seed = mix_seed(*numbers)
+    torch.default_generator.manual_seed(seed)
+    seed_others(seed)
+
+
+BITS_OF_SAMPLES = np.random.MT19937()
+
+
+@contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Leave the random numbers of torch, NumPy and ``random`` after this block as they were."""
+    # To save NumPy's state takes 0.1 ms; another source of its random bits takes nothing.
+    bits = numpy_random.get_bit_generator()
+    state, torch_state = random.getstate(), torch.get_rng_state()
+    numpy_random.set_bit_generator(BITS_OF_SAMPLES)
+    try:
+        yield
+    finally:
+        numpy_random.set_bit_generator(bits)
+        random.setstate(state)
+        torch.set_rng_state(torch_state)

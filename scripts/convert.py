@@ -1,0 +1,42 @@
+"""Convert data into Lance tables, for data=lance or for samestep's LanceRows.
+
+python scripts/convert.py photos data/photos            # train/<class>/*.jpg and test/<class>/*.jpg
+python scripts/convert.py photos s3://bucket/photos --val 0.05
+python scripts/convert.py table.parquet data/table.lance
+python scripts/convert.py hf-folder data/table.lance    # written by save_to_disk of datasets
+
+Each piece is read back and compared. The same command goes on with a conversion that was stopped.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import options
+
+from samestep.command_line import Parser
+from samestep.errors import ConfigError
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the tables, and print how many rows each has. Returns 0."""
+    parser = Parser("convert.py", __doc__)
+    parser.add_argument("source", type=Path, help="folder of images, Parquet, or datasets")
+    parser.add_argument("target", help="folder, or s3://bucket/folder; a table ends with .lance")
+    share = "share of the training images, 0.1 unless given"
+    parser.add_argument("--val", type=float, default=0.1, metavar="SHARE", help=share)
+    chosen = parser.parse(argv)
+    if not 0 <= chosen.val < 1:
+        raise ConfigError(f"--val {chosen.val}: must be a share from 0 to 1, such as 0.1")
+    try:
+        from project.data.convert import convert
+    except ModuleNotFoundError as error:
+        if error.name not in ("lance", "pyarrow"):
+            raise
+        raise ConfigError("Lance is not installed: .venv/bin/pip install pylance") from None
+    for uri, num_rows in convert(chosen.source, chosen.target.rstrip("/"), chosen.val):
+        print(f"{uri}: {num_rows} rows, read back and compared")
+    return 0
+
+
+if __name__ == "__main__":
+    options.run(main)

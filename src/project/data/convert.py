@@ -1,0 +1,174 @@
+"""Convert other people's formats into Lance tables. ``scripts/convert.py`` calls it."""
+
+import json
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import lance
+import pyarrow as pa
+import pyarrow.dataset as arrow_dataset
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
+
+from project.data.sources import ImageFolder
+from samestep.data.lance import NUM_ROWS, first_line
+from samestep.data.seeds import generator
+from samestep.errors import ConfigError, RunError
+
+SPLIT_SEED = 0  # every conversion of a folder holds out the same images and has the same order
+IMAGES_AT_ONCE, ROWS_AT_ONCE = 1024, 2**18  # rows of a file of the table
+SOURCE = b"project.source"  # metadata of a table: digest of what it is converted from
+
+
+class Part(NamedTuple):
+    """A table to be written."""
+
+    name: str
+    """Such as ``train``; empty if the source is one table."""
+    schema: pa.Schema
+    num_rows: int
+    digest: str
+    """Of the names and sizes of the files that the rows come from."""
+    read: Callable[[int], Iterator[pa.Table]]
+    """Yields the rows from a position on, in pieces that become files of the table."""
+
+
+def convert(source: Path, target: str, val_share: float) -> Iterator[tuple[str, int]]:
+    """Write the tables of a source with a progress bar; yields the address and rows of each."""
+    parts, screen = find_parts(source, val_share), Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=screen, disable=not screen.is_terminal
+    ) as progress:
+        for part in parts:
+            uri = f"{target}/{part.name}.lance" if part.name else target
+            bar = progress.add_task(uri, total=part.num_rows)
+            for done in write_table(part, uri):
+                progress.update(bar, completed=done)
+            yield uri, part.num_rows
+
+
+def find_parts(source: Path, val_share: float) -> list[Part]:
+    """The tables that a source becomes.
+
+    Raises:
+        ConfigError: if it is none that can be converted.
+    """
+    if (source / "train").is_dir():
+        return find_images(source, val_share)
+    if (source / "state.json").is_file():  # written by Hugging Face's Dataset.save_to_disk
+        state = json.loads((source / "state.json").read_text())
+        files = [source / file["filename"] for file in state["_data_files"]]
+        streams = [pa.ipc.open_stream(pa.memory_map(str(file))) for file in files]
+        rows = pa.concat_tables(stream.read_all() for stream in streams)
+        num_rows = len(rows)
+    else:
+        files = sorted(source.rglob("*.parquet")) if source.is_dir() else [source]
+        if not files or not files[0].is_file() or files[0].suffix != ".parquet":
+            raise ConfigError(
+                f"{source}: must be a folder with train/<class>/ and test/<class>/, a Parquet "
+                "file, a folder of them, or what Hugging Face's save_to_disk has written"
+            )
+        rows = arrow_dataset.dataset([str(file) for file in files], format="parquet")
+        num_rows = rows.count_rows()
+
+    def read(start: int) -> Iterator[pa.Table]:
+        held: list[pa.RecordBatch] = []
+        for batch in rows.to_batches():
+            start, new = max(0, start - len(batch)), batch.slice(min(start, len(batch)))
+            held.append(new)
+            if sum(map(len, held)) >= ROWS_AT_ONCE:
+                yield pa.Table.from_batches(held)
+                held = []
+        if sum(map(len, held)):
+            yield pa.Table.from_batches(held)
+
+    return [Part("", rows.schema.remove_metadata(), num_rows, digest_of(files), read)]
+
+
+def find_images(source: Path, val_share: float) -> list[Part]:
+    """The tables ``train``, ``val`` and ``test``, with the columns ``image`` and ``label``.
+
+    The files are kept as they are, in a random order: neighbours in a table are of unlike classes,
+    so ``shuffle=Blocks(...)`` mixes them well.
+    """
+    ImageFolder().prepare(source, download=False, mirror=None)
+    classes = sorted(folder.name for folder in (source / "train").iterdir() if folder.is_dir())
+    labels = {name: label for label, name in enumerate(classes)}
+    train, test = (
+        mix(make_dataset(source / part, labels, IMG_EXTENSIONS)) for part in ("train", "test")
+    )
+    num_val = round(val_share * len(train))
+    if not 0 < num_val < len(train):
+        raise ConfigError(
+            f"--val {val_share}: must leave some of the {len(train)} training images for training "
+            "and some for validation"
+        )
+    columns = [pa.field("image", pa.large_binary()), pa.field("label", pa.int64())]
+    schema = pa.schema(columns, {"classes": json.dumps(classes)})
+
+    def part(name: str, samples: list[tuple[str, int]]) -> Part:
+        def read(start: int) -> Iterator[pa.Table]:
+            for first in range(start, len(samples), IMAGES_AT_ONCE):
+                some = samples[first : first + IMAGES_AT_ONCE]
+                contents = [Path(path).read_bytes() for path, _ in some]
+                yield pa.table([contents, [label for _, label in some]], schema=schema)
+
+        return Part(name, schema, len(samples), digest_of([Path(p) for p, _ in samples]), read)
+
+    return [part("train", train[num_val:]), part("val", train[:num_val]), part("test", test)]
+
+
+def mix(samples: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """The samples in a random order that is always the same."""
+    order = torch.randperm(len(samples), generator=generator(SPLIT_SEED))
+    return [samples[index] for index in order.tolist()]
+
+
+def digest_of(files: list[Path]) -> str:
+    """Of names and sizes, which tell whether the source is still the same."""
+    lines = (f"{file.parent.name}/{file.name} {file.stat().st_size}" for file in files)
+    return sha256("\n".join(lines).encode()).hexdigest()
+
+
+def write_table(part: Part, uri: str) -> Iterator[int]:
+    """Write the rows that the table does not have yet, and yield how many it has.
+
+    Each piece is read back and compared before the next one is written. A conversion that was
+    killed leaves whole pieces only, and the same command goes on after them.
+
+    Raises:
+        ConfigError: if there is a table that comes from something else.
+        RunError: if the table cannot be written, or does not give back what was written.
+    """
+    facts = {NUM_ROWS: str(part.num_rows).encode(), SOURCE: part.digest.encode()}
+    schema = part.schema.with_metadata((part.schema.metadata or {}) | facts)
+    try:
+        table = lance.dataset(uri)
+    except ValueError:
+        table = lance.write_dataset([], uri, schema=schema)
+    if (found := table.schema.metadata or {}).get(SOURCE) != facts[SOURCE]:
+        raise ConfigError(
+            f"{uri}: is a table of other data ({found.get(NUM_ROWS, b'?').decode()} rows); name "
+            "another target, or remove it"
+        )
+    done = table.count_rows()
+    yield done
+    for piece in part.read(done):
+        rows = piece.cast(part.schema).replace_schema_metadata(schema.metadata)
+        try:
+            table = lance.write_dataset(rows, table, mode="append")
+            written = table.take(list(range(done, done + len(rows))))
+        except (OSError, ValueError, RuntimeError) as error:
+            raise RunError(f"{uri}: cannot be written: {first_line(error)}") from error
+        if not written.equals(rows.replace_schema_metadata(written.schema.metadata)):
+            raise RunError(
+                f"{uri}: rows {done} to {done + len(rows)} were read back different from what was "
+                "written; the disk or the store is faulty. Remove the table and repeat the command"
+            )
+        done += len(rows)
+        yield done

@@ -1,0 +1,322 @@
+"""data=lance: converted, read from a folder and from an S3 server, with planted faults."""
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+from pyarrow import parquet
+from sklearn.datasets import load_digits
+
+from project.data import convert
+from project.data.convert import find_parts, write_table
+from samestep.data.lance import LanceRows
+from samestep.data.loader import BatchLoader
+from samestep.errors import ConfigError, RunError
+from tests.conftest import NO_PICTURES, final_figures, run, run_ranks
+from tests.faults.lab import Laboratory
+from tests.project.test_train import history
+from tests.s3_server import harm, s3_server
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """500 real images, 400 of them for training, as data=folder wants them."""
+    digits, root = load_digits(), tmp_path_factory.mktemp("photos")
+    for number, (pixels, label) in enumerate(zip(digits.images[:500], digits.target, strict=False)):
+        folder = root / ("train" if number % 5 else "test") / str(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((pixels * 15.9).astype(np.uint8)).save(folder / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def tables(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tables")
+    write(photos, str(root))
+    return root
+
+
+def write(source: Path, target: str) -> None:
+    for part in find_parts(source, 0.1):
+        list(write_table(part, f"{target}/{part.name}.lance"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with s3_server(tmp_path_factory.mktemp("s3") / "log") as variables:
+        yield variables
+
+
+@pytest.fixture
+def s3(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    import fsspec
+
+    for name, value in server.items():
+        monkeypatch.setenv(name, value)
+    fs = fsspec.filesystem("s3", skip_instance_cache=True)
+    if not fs.exists("images"):
+        fs.mkdir("images")
+    return server
+
+
+def test_a_folder_becomes_three_tables_that_hold_its_files(photos: Path, tables: Path):
+    files = {path.read_bytes(): path for path in photos.rglob("*.png")}
+    found: list[Path] = []
+    for name, num_rows in {"train": 360, "val": 40, "test": 100}.items():
+        table = lance.dataset(tables / f"{name}.lance").to_table()
+        assert table.num_rows == num_rows
+        assert json.loads(table.schema.metadata[b"classes"]) == [str(n) for n in range(10)]
+        paths = [files[content] for content in table["image"].to_pylist()]
+        assert [int(path.parent.name) for path in paths] == table["label"].to_pylist()
+        assert {path.parts[-3] for path in paths} == {"test" if name == "test" else "train"}
+        found += paths
+    assert sorted(found) == sorted(files.values())
+    # Neighbours are of unlike classes, as in any random order.
+    labels = lance.dataset(tables / "train.lance").to_table()["label"].to_numpy()
+    assert (labels[1:] == labels[:-1]).mean() < 0.2
+
+
+def test_a_conversion_that_was_stopped_goes_on(
+    photos: Path, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(convert, "IMAGES_AT_ONCE", 100)
+    part, target = find_parts(photos, 0.1)[0], str(tmp_path / "train.lance")
+    assert list(islice(write_table(part, target), 3)) == [0, 100, 200]
+    with pytest.raises(ConfigError, match=r"holds 200 of 360 rows; repeat the conversion"):
+        LanceRows(target)
+    assert list(write_table(part, target)) == [200, 300, 360]
+    assert list(write_table(part, target)) == [360]
+    assert lance.dataset(target).to_table() == lance.dataset(tables / "train.lance").to_table()
+
+
+def test_a_table_of_other_data_is_not_overwritten(photos: Path, tables: Path, tmp_path: Path):
+    shutil.copytree(photos, tmp_path / "photos")
+    next((tmp_path / "photos/train").rglob("*.png")).unlink()
+    with pytest.raises(ConfigError, match=r"train\.lance: is a table of other data \(360 rows\)"):
+        write(tmp_path / "photos", str(tables))
+    assert len(LanceRows(f"{tables}/train.lance")) == 360
+
+
+def test_rows_that_are_read_back_different_end_the_conversion(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    take = lance.LanceDataset.take
+
+    def flip(self: lance.LanceDataset, ids: Any, **options: Any) -> pa.Table:
+        table = take(self, ids, **options)
+        return table.set_column(1, "label", pa.compute.add(table["label"], 1))
+
+    monkeypatch.setattr(lance.LanceDataset, "take", flip)
+    with pytest.raises(RunError, match=r"rows 0 to 360 were read back different"):
+        write(photos, str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "datasets"])
+def test_tables_of_others_keep_their_columns(tmp_path: Path, kind: str):
+    rows = pa.table({
+        "tokens": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int32(), 2)),
+        "text": ["a", "b", "c"], "weight": [0.5, 1.5, 2.5],
+    })  # fmt: skip
+    source = tmp_path / "source"
+    source.mkdir()
+    if kind == "datasets":  # as save_to_disk of datasets 5.2 writes it
+        with pa.ipc.new_stream(source / "data-00000-of-00001.arrow", rows.schema) as stream:
+            stream.write_table(rows)
+        files = [{"filename": "data-00000-of-00001.arrow"}]
+        (source / "state.json").write_text(json.dumps({"_data_files": files}))
+    else:
+        parquet.write_table(rows[:2], source / "0.parquet")
+        parquet.write_table(rows[2:], source / "1.parquet")
+    if kind == "file":
+        source, rows = source / "0.parquet", rows[:2]
+    target = str(tmp_path / "rows.lance")
+    done = run("scripts/convert.py", str(source), target)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{target}: {len(rows)} rows, read back and compared\n"
+    batch = next(iter(BatchLoader(LanceRows(target), len(rows))))
+    assert batch["tokens"].tolist() == rows["tokens"].to_pylist()
+    assert batch["weight"].tolist() == rows["weight"].to_pylist()
+    assert batch["text"] == rows["text"].to_pylist()
+    assert [
+        len(part)
+        for part in LanceRows(target, ["text", "tokens"])[torch.tensor([], dtype=int)].values()
+    ] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere", "{photos}/x"], r"nowhere: must be a folder with train/<class>/"),
+        (["{photos}", "{photos}/x", "--val", "1.5"], r"--val 1.5: must be a share from 0 to 1"),
+        (
+            ["{photos}", "{photos}/x", "--val", "0"],
+            r"--val 0.0: must leave some of the 400 training images",
+        ),
+    ],
+)
+def test_wrong_arguments_are_one_message(photos: Path, tmp_path: Path, words, message: str):
+    done = run("scripts/convert.py", *(w.format(photos=photos) for w in words))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert re.search(message, done.stderr)
+
+
+SIZES = [
+    "data=lance", "data.num_classes=10", "data.num_channels=1", "data.image_size=8",
+    "data.mean=[0.3]", "data.std=[0.4]", "data.flip=false", "data.crop_padding=1",
+    "data.global_batch_size=32", "data.num_threads=2", "model=mlp", "trainer.accelerator=cpu",
+    "trainer.max_epochs=4", "report=false", NO_PICTURES,
+]  # fmt: skip
+
+
+def steps(folder: Path) -> dict[tuple[int, int], list[list[int]]]:
+    """For each epoch and batch, the ids of the global batch in each attempt at it."""
+    found: dict[tuple[int, int], dict[float, dict[int, list[int]]]] = {}
+    for path in folder.glob("rank-*.jsonl"):
+        rank = int(path.stem.removeprefix("rank-"))
+        for line in map(json.loads, path.read_text().splitlines()):
+            attempts = found.setdefault((line["epoch"], line["batch"]), {})
+            attempts.setdefault(line["world_size"], {})[rank] = line["ids"]
+    return {
+        key: [[id for rank in sorted(ranks) for id in ranks[rank]] for ranks in attempts.values()]
+        for key, attempts in found.items()
+    }
+
+
+def test_a_run_from_s3_is_exact_on_other_ranks_and_after_a_kill(
+    photos: Path, tables: Path, s3: dict[str, str], tmp_path: Path
+):
+    """On one, three and two ranks, killed twice, beside a run from a folder left alone."""
+    write(photos, "s3://images/exact")
+    laboratory = Laboratory(tmp_path, SIZES)
+    whole = ["train.py", *SIZES, *laboratory.saboteur("whole", []), f"run_root={tmp_path}"]
+    done = run(*whole, f"data.root={tables}", RUN_ID="whole")
+    assert done.returncode == 0, done.stderr
+
+    faults = laboratory.saboteur("harmed", ["kill step 14 0", "kill step 29 1"])  # of 11 an epoch
+    command = ["train.py", *SIZES, *faults, f"run_root={tmp_path}", "data.root=s3://images/exact"]
+    for nodes in ((), (3,), (2,)):
+        done = run_ranks(*command, nodes=nodes, RUN_ID="harmed")
+    assert done.returncode == 0, done.stderr
+
+    expected, found = (steps(tmp_path / f"records-{name}") for name in ("whole", "harmed"))
+    assert len(expected) == 44
+    for key, batches in found.items():
+        assert all(batch == expected[key][0] for batch in batches)
+    assert found.keys() == expected.keys()
+    assert {len(batches) for batches in found.values()} == {1, 2}  # some steps were repeated
+    ours, theirs = (
+        [{name: float(value) for name, value in row.items() if value} for row in history(path)]
+        for path in (tmp_path / "harmed", tmp_path / "whole")
+    )
+    for row, expected_row in zip(ours, theirs, strict=True):
+        assert row == pytest.approx(expected_row, abs=1e-4)
+    assert final_figures(tmp_path / "harmed")["test/accuracy"] > 0.3
+
+
+def test_a_store_that_fails_for_a_while_is_asked_again(
+    photos: Path, s3: dict[str, str], monkeypatch
+):
+    write(photos, "s3://images/faulty")
+    order = torch.randperm(360, generator=torch.Generator().manual_seed(0))
+    expected = LanceRows("s3://images/faulty/train.lance")[order]
+    num_faults, num_requests = {503: 0, 500: 0, -1: 0}, 0
+
+    def fault(method: str, path: str) -> int | None:
+        nonlocal num_requests
+        num_requests += 1
+        time.sleep(0.005)
+        for status, every in ((503, 3), (500, 5), (-1, 7)):
+            if num_requests % every == 0:
+                num_faults[status] += 1
+                return status
+        return None
+
+    with harm(s3, fault) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        rows = LanceRows("s3://images/faulty/train.lance")
+        found = [rows[ids] for ids in order.split(40)]
+    assert min(num_faults.values()) > 0
+    assert [n for part in found for n in part["label"].tolist()] == expected["label"].tolist()
+    assert [image for part in found for image in part["image"]] == expected["image"]
+
+
+@pytest.mark.parametrize("harm_done", ["missing", "cut", "gone"])
+def test_what_a_store_cannot_give_is_one_message(
+    photos: Path, s3: dict[str, str], tmp_path: Path, monkeypatch, harm_done: str
+):
+    import fsspec
+
+    root = f"s3://images/{harm_done}"
+    write(photos, root)
+    fs = fsspec.filesystem("s3", skip_instance_cache=True)
+    (name,) = fs.ls(f"images/{harm_done}/train.lance/data")
+    rows = LanceRows(f"{root}/train.lance", storage_options={"client_max_retries": "2"})
+    why = {
+        "missing": rf"version \d+ cannot be read: .*{Path(name).name}",
+        "cut": r"version \d+ cannot be read: .*object of size 1000 bytes",
+        "gone": r"cannot be opened: .*127\.0\.0\.1:9",
+    }[harm_done]
+
+    def read() -> None:
+        if harm_done == "gone":
+            LanceRows(rows.uri, storage_options=rows.options)
+        rows[torch.arange(300)]
+
+    if harm_done == "missing":
+        fs.rm(name)
+    elif harm_done == "cut":
+        fs.pipe(name, fs.cat(name)[:1000])
+    else:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises((RunError, ConfigError), match=rf"^{root}/train\.lance: {why}") as raised:
+        read()
+    assert "\n" not in str(raised.value)
+    assert ".rs" not in str(raised.value)
+
+
+def test_a_run_goes_on_with_the_version_that_it_began_with(tables: Path, tmp_path: Path):
+    root = tmp_path / "tables"
+    shutil.copytree(tables, root)
+    command = ["train.py", *SIZES, f"data.root={root}", f"run_root={tmp_path}"]
+    assert run(*command, "trainer.max_epochs=1", RUN_ID="mine").returncode == 0
+    version = LanceRows(f"{root}/train.lance").version
+    rows = lance.dataset(root / "train.lance")
+    lance.write_dataset(rows.take([0, 1, 2]), rows, mode="append")
+
+    done = run(*command, "trainer.max_epochs=2", RUN_ID="mine")
+    assert done.returncode == 2
+    assert f"continue with data.version={version}" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    done = run(*command, f"data.version={version}", "trainer.max_epochs=2", RUN_ID="mine")
+    assert done.returncode == 0, done.stderr
+
+
+def test_forked_processes_are_told_to_be_threads(tables: Path):
+    loader = BatchLoader(LanceRows(f"{tables}/train.lance"), 32, num_workers=1)
+    with pytest.raises(ConfigError, match=r"train\.lance: Lance cannot be read by a process that"):
+        next(iter(loader))
+
+
+def test_an_image_that_cannot_be_decoded_names_its_row(photos: Path, tmp_path: Path):
+    shutil.copytree(photos, tmp_path / "photos")
+    path = next((tmp_path / "photos/train").rglob("*.png"))
+    path.write_bytes(b"no image")
+    write(tmp_path / "photos", str(tmp_path))
+    table = lance.dataset(tmp_path / "train.lance").to_table()
+    row = table["image"].to_pylist().index(b"no image")
+    done = run("train.py", *SIZES, f"data.root={tmp_path}", f"run_root={tmp_path}", RUN_ID="mine")
+    assert done.returncode in (1, 2)
+    assert f"train.lance: row {row} cannot be read: it is no image" in done.stderr
