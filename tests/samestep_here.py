@@ -1,4 +1,4 @@
-"""``samestep`` for the project of this clone, called from another folder; it need not be installed."""
+"""``samestep`` of this clone, called from another folder; it need not be installed."""
 
 import sys
 from pathlib import Path

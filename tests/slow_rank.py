@@ -1,6 +1,6 @@
 """A fast and a slow rank: seconds per epoch with equal, given and measured shares.
 
-python -m tests.slow_rank       # about two minutes; prints the table of docs/distributed.md
+python -m tests.slow_rank       # about two minutes; prints the figures of docs/distributed.md
 
 Each rank sleeps for every image that its net sees, so the ranks are as fast as this says, also on a
 machine with two processors. Rank 1 sleeps as many times as long as the first column says. The

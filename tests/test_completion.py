@@ -1,15 +1,20 @@
-"""Shell completion, as bash asks for it."""
+"""Shell completion, as bash, zsh and fish ask for it."""
 
+import os
+import select
 import shlex
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, environment
 
-ASK = """
+BIN = Path(sys.executable).parent
+BASH = """
 source scripts/completion.bash
 COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); COMP_LINE="${{COMP_WORDS[*]}}"
 _samestep_complete
@@ -17,24 +22,66 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 """
 
 
+def ask(*command: str) -> list[str]:
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), timeout=60, capture_output=True, text=True
+    )
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["train.py", "model=ml"], ["model=mlp"]),
-        (["train.py", "model=mlp", "trainer.max_t"], ["trainer.max_time="]),
-        (["runs", "mod"], [""]),
-        (["launch", "--check", "cluster=k8"], ["cluster=k8s"]),
-        (["sweep", "n_trials=3", "sweep=digits"], ["sweep=digits_lr"]),
-        (["scripts/predict.py", "mod"], [""]),  # it must not be started; bash completes files
+        (["python", "train.py", "model=ml"], ["model=mlp"]),
+        (["python", "train.py", "model=mlp", "trainer.max_t"], ["trainer.max_time="]),
+        (["samestep", "runs", "mod"], [""]),
+        (["samestep", "sw"], ["sweep"]),
+        (["samestep", "launch", "--check", "cluster=k8"], ["cluster=k8s"]),
+        (["samestep", "sweep", "n_trials=3", "sweep=digits"], ["sweep=digits_lr"]),
+        (["python", "scripts/predict.py", "mod"], [""]),  # must not start it: a name of a file
     ],
 )
-def test_words_are_completed(words: list[str], expected: list[str]):
-    is_script = words[0].endswith(".py")
-    program = sys.executable if is_script else str(Path(sys.executable).with_name("samestep"))
-    script = ASK.format(words=shlex.join([program, *words]))
-    done = subprocess.run(
-        ["bash", "--norc", "-c", script], cwd=ROOT, env=environment(), timeout=60,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.stderr == ""
-    assert done.stdout.splitlines() == expected
+def test_bash_completes(words: list[str], expected: list[str]):
+    line = shlex.join([str(BIN / words[0]), *words[1:]])
+    assert ask("bash", "--norc", "-c", BASH.format(words=line)) == expected
+
+
+@pytest.mark.skipif(not shutil.which("fish"), reason="apt-get install fish")
+@pytest.mark.parametrize(
+    ("line", "expected"), [("python train.py model=ml", "model=mlp"), ("samestep swe", "sweep")]
+)
+def test_fish_completes(line: str, expected: str):
+    script = f"source scripts/completion.fish; complete -C '{BIN}/{line}'"
+    assert ask("fish", "--no-config", "-c", script) == [expected]
+
+
+@pytest.mark.skipif(not shutil.which("zsh"), reason="apt-get install zsh")
+@pytest.mark.parametrize(
+    ("line", "expected"), [("python train.py model=ml", "model=mlp"), ("samestep swe", "sweep")]
+)
+def test_zsh_completes(line: str, expected: str, tmp_path: Path):
+    """In a terminal, because its completion works in its line editor only."""
+    start = "autoload -U compinit; compinit -u -D; source scripts/completion.zsh; PS1='> '"
+    (tmp_path / ".zshrc").write_text(f"{start}\necho ready\n")
+    variables = {**environment(), "ZDOTDIR": str(tmp_path), "TERM": "dumb"}
+    ours, theirs = os.openpty()
+    command = ["setsid", "--ctty", "zsh", "-i"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=variables, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as shell:
+        try:
+            read_until(ours, "ready")
+            os.write(ours, f"{BIN}/{line}\t".encode())
+            read_until(ours, expected)
+        finally:
+            shell.kill()
+            os.close(ours)
+            os.close(theirs)
+
+
+def read_until(terminal: int, text: str) -> None:
+    seen, end = "", time.monotonic() + 60
+    while text not in seen:
+        assert select.select([terminal], [], [], max(0, end - time.monotonic()))[0], seen
+        seen += os.read(terminal, 4096).decode()

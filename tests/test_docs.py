@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,10 @@ CONTRACT = ROOT / "docs" / "contract.md"  # tests/test_contract.py executes its 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXPERIMENTS = sorted((CONFIGS / "experiment").glob("*.yaml"))
 IS_TEMPLATE = (ROOT / "copier.yml").exists()  # not a copy of it
-NOT_HERE = ("configs/local", "configs/cluster/ours", "src/pets", "tests/pets")  # the reader makes
+NOT_HERE = (  # the reader makes
+    "configs/local", "configs/cluster/ours", "configs/model/squeeze", "src/pets", "tests/pets",
+    "src/project/model/nets/squeeze",
+)  # fmt: skip
 if not IS_TEMPLATE:
     NOT_HERE += ("tests/",)  # tests that stay with the template
 only_in_the_template = pytest.mark.skipif(not IS_TEMPLATE, reason="is about the template")
@@ -91,8 +95,9 @@ def test_a_command_does_what_is_said(words: str, error: str):
 @only_in_the_template
 def test_commands_are_found_where_there_are_some():
     silent = SOURCES.keys() - {source for source, *_ in COMMANDS}
-    about_nodes = {"docs/clusters/entrypoint.md"}
-    assert silent == {"CONTRIBUTING.md", "docs/copies.md", "docs/use.md"} | about_nodes
+    of_other_commands = {"copies", "foreign", "reference", "reliability", "use"}
+    others = {f"docs/{name}.md" for name in of_other_commands} | {"docs/clusters/entrypoint.md"}
+    assert silent == {"CONTRIBUTING.md", *others}
     assert [source for source, *_ in COMMANDS].count("--help") == 6  # usage and five examples
 
 
@@ -111,6 +116,32 @@ def test_links_and_paths_lead_somewhere(page: Path):
     for name in re.findall(r"(?<![\w/])(?:src|configs|scripts|docs|tests|k8s)/[\w./-]*\w", text):
         is_made = name.startswith(NOT_HERE) or page == CONTRACT  # whose files the reader writes
         assert (ROOT / name).exists() or is_made, name
+
+
+@only_in_the_template
+def test_every_promise_names_its_tests():
+    page = (ROOT / "docs/reliability.md").read_text()
+    rows = re.findall(r"^\| .* \| .* \| (.*) \|$", page.partition("## Limits")[0], re.M)[1:]
+    assert len(rows) >= 30
+    for proofs in rows:
+        names = re.findall(r"`([\w/]+\.py)`", proofs)
+        assert names or "lab" in proofs, proofs
+        for name in names:
+            assert any((ROOT / at / name).is_file() for at in ("library/tests", "tests")), name
+
+
+@only_in_the_template
+def test_supported_versions_are_those_of_the_library():
+    project = tomllib.loads((ROOT / "library/pyproject.toml").read_text())["project"]
+    bounds = {"Python": project["requires-python"]}
+    for line in [*project["dependencies"], *project["optional-dependencies"]["hydra"]]:
+        name, bound = re.match(r"([\w-]+)(\S+?)(,!=|$)", line).groups()[:2]
+        bounds[name] = bound
+    page = (ROOT / "docs/install.md").read_text()
+    head, row = re.findall(r"^\| (samestep|1\.0) \| (.*) \|$", page, re.M)
+    table = dict(zip(head[1].split(" | "), row[1].split(" | "), strict=True))
+    assert len(table) == 5
+    assert table.items() <= bounds.items()
 
 
 @only_in_the_template

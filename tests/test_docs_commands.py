@@ -43,7 +43,7 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"python -m samestep.launch.entrypoint": "tests/samestep/launch/test_entrypoint.py",
     r"kubectl (create|apply) |kind |sudo install ": "needs a cluster or a server",
     r"source |echo .source ": "tests/test_completion.py",
-    r"git clone ": "the reader's own copy",
+    r"git clone |scripts/new.py": "tests/test_start.py",
     r"printf ": "the Dockerfile of Flyte's image, for docker build",
 }
 NOT_COMMANDS = {  # first words of blocks that show something else
@@ -160,7 +160,7 @@ def test_targets_of_make_and_extras_of_pip_exist():
 def place(digits_run: Path, text_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the commands name: runs, an image, and a folder of images."""
     folder = tmp_path_factory.mktemp("reader")
-    names = ["mine", "ranks-1", "ranks-1-0", "ranks-2-0"]
+    names = ["mine", "cnn", "squeeze", "ranks-1", "ranks-1-0", "ranks-2-0"]
     for name in [*names, "digits-0", "digits-1", "lr/lr-0", "lr/lr-1"]:
         shutil.copytree(digits_run, folder / "runs" / name)
     shutil.copytree(text_run, folder / "runs" / "book")

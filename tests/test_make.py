@@ -76,6 +76,20 @@ def test_nothing_is_installed_without_a_hash_but_the_repository_itself(clone: Cl
         assert "--no-build-isolation" in line or "/dev/stdin" in line
 
 
+def test_pip_shows_its_progress_on_a_terminal_only(clone: Clone):
+    assert all("-qq" in line for line in clone.make("test")[1] if "pip install" in line)
+    (clone.root / ".venv/train.stamp").unlink()
+    ours, theirs = os.openpty()
+    env = {"PATH": os.environ["PATH"], "LOG": str(clone.root / "log"), "BREAKS_AT": "nowhere"}
+    command = ["make", "test", "PYTHON=./python3"]
+    subprocess.run(command, cwd=clone.root, env=env, stdout=theirs, stderr=theirs, check=True)
+    os.close(ours)
+    os.close(theirs)
+    on_terminal = (clone.root / "log").read_text().partition("-m pytest")[2]
+    assert on_terminal.count("pip install") == 4
+    assert "-q" not in on_terminal
+
+
 def test_test_adds_to_what_train_installed(clone: Clone):
     clone.make("train")
     commands = clone.make("test")[1]
@@ -144,7 +158,7 @@ def test_arguments_reach_the_command(clone: Clone):
 def test_help_is_the_default_and_starts_nothing(clone: Clone):
     done, commands = clone.make()
     targets = [line.split()[1] for line in done.stdout.splitlines()]
-    of_the_template = ["faults", "bench"] if (ROOT / "copier.yml").exists() else []
+    of_the_template = ["faults", "bench", "docs"] if (ROOT / "copier.yml").exists() else []
     assert targets == ["help", "train", "test", *of_the_template, "lint", "format", "lock"]
     assert commands == []
 

@@ -28,13 +28,25 @@ HEADINGS = ["workload", "compared", "median (95 % interval)", "n", "met", "peak 
 
 
 def note(page: Path, order: Sequence[str], lines: Sequence[list[str]]) -> None:
-    """Put results into the table of a page, in the order of the workloads."""
+    """Put results into the table of a page, in the order of the workloads.
+
+    Lines of one workload have its name, and its peaks of memory, once.
+    """
     before, _, rest = page.read_text().partition("<!-- table -->\n")
     old, _, after = rest.partition("<!-- end -->")
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in old.splitlines()[2:]]
+    cells: list[list[str]] = []
+    for line in old.splitlines()[2:]:
+        title, *others, peak = (cell.strip() for cell in line.split("|")[1:-1])
+        cells.append([title or cells[-1][0], *others, peak if title else cells[-1][-1]])
     measured = {title for title, *_ in lines}
     table = [cell for cell in cells if cell[0] not in measured and cell[0] in order] + [*lines]
     table.sort(key=lambda cell: order.index(cell[0]))
+    titles = [row[0] for row in table]
+    repeats = [above == title for above, title in zip(["", *titles], titles, strict=False)]
+    table = [
+        ["", *row[1:-1], ""] if is_repeated else row
+        for row, is_repeated in zip(table, repeats, strict=True)
+    ]
     text = "\n".join(
         f"| {' | '.join(row)} |" for row in [HEADINGS, ["---"] * len(HEADINGS), *table]
     )

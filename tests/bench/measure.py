@@ -57,7 +57,8 @@ def judge(claim: str, repeats: list[dict[str, float]]) -> tuple[list[float], str
 def environment(started: float) -> dict[str, str]:
     """That of a contender: one thread, nothing that names a run, and when it was started."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RUN_ID", "WANDB", "MLFLOW"))}
-    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     return kept | ours | {"BENCH_STARTED": repr(started), "PYTHONWARNINGS": "ignore"}
 
 

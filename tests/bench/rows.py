@@ -2,19 +2,24 @@
 
 from pathlib import Path
 
-from tests.bench import commands
+from tests.bench import commands, tables
 from tests.bench.epochs import LEVERS
 from tests.bench.loading import write_photos
 from tests.bench.measure import Row
 
 FUNCTION = "-m tests.bench.contender"
-EPOCHS, LOADING, COMMANDS = (f"{FUNCTION} {name}" for name in ("epochs", "loading", "commands"))
+EPOCHS, LOADING, COMMANDS, TABLES = (
+    f"{FUNCTION} {name}" for name in ("epochs", "loading", "commands", "tables")
+)
 TWO, FOUR = (f"-m torch.distributed.run --standalone --nproc-per-node={n} " for n in (2, 4))
 
 
 def all_rows(folder: Path) -> list[Row]:
     """Their files are written into ``folder`` when they are measured."""
-    return [*rows_of_epochs(), *rows_of_images(folder), *rows_of_commands(folder)]
+    return [
+        *rows_of_epochs(), *rows_of_images(folder), *rows_of_tables(folder),
+        *rows_of_commands(folder),
+    ]  # fmt: skip
 
 
 def rows_of_epochs() -> list[Row]:
@@ -83,6 +88,33 @@ def rows_of_images(folder: Path) -> list[Row]:
              "pillow": f"{decode} pillow", "torchvision": f"{decode} torchvision"},
             ["simplejpeg / folder >= 0.9", "pillow / simplejpeg", "torchvision / simplejpeg"],
             prepare=lambda: write_photos(folder),
+        ),
+    ]  # fmt: skip
+
+
+def rows_of_tables(folder: Path) -> list[Row]:
+    """Data that need not fit in memory."""
+    others = tables.installed()
+    names = ["lance", "blocks", *others]
+    return [
+        *(
+            Row(
+                f"lance-{size}", f"Lance, local, random order, bytes of images of {size} px",
+                {name: f"{TABLES}:read {folder} {size} {name}" for name in names},
+                ["lance", "blocks", *(f"{name} / blocks >= 1" for name in others)], "us an image",
+                prepare=lambda size=size: tables.write_images(folder, size),
+            )
+            for size in tables.SIZES
+        ),
+        Row(
+            "lance-memory", "Lance: memory of a pass over ten times as many images",
+            {"all": f"{TABLES}:resident {folder} 1", "tenth": f"{TABLES}:resident {folder} 0.1"},
+            ["all / tenth <= 1.1"], prepare=lambda: tables.write_images(folder, "224"),
+        ),
+        Row(
+            "lance-start", "Lance: from the open to the second batch, 10^4 and 10^8 rows",
+            {name: f"{TABLES}:start {folder} {name}" for name in tables.ROWS},
+            ["rows-8 - rows-4 <= 1"], "s", prepare=lambda: tables.write_rows(folder),
         ),
     ]  # fmt: skip
 

@@ -74,9 +74,11 @@ def test_a_new_result_replaces_the_old_line_and_keeps_the_others(tmp_path: Path)
     page = tmp_path / "page.md"
     page.write_text("<!-- table -->\n<!-- end -->\n")
     for workload, peak in (("B", "1"), ("A", "2"), ("B", "3")):
-        note(page, ["A", "B"], [[workload, "x", "x", "x", "x", peak]])
-    assert page.read_text().splitlines()[3:5] == [
-        "| A | x | x | x | x | 2 |", "| B | x | x | x | x | 3 |"
+        line = [workload, "x", "x", "x", "x", peak]
+        note(page, ["A", "B"], [line, line])
+    assert page.read_text().splitlines()[3:7] == [
+        "| A | x | x | x | x | 2 |", "|  | x | x | x | x |  |",
+        "| B | x | x | x | x | 3 |", "|  | x | x | x | x |  |",
     ]  # fmt: skip
 
 
@@ -85,7 +87,7 @@ def test_the_table_of_the_page_has_the_rows_that_there_are():
     table = page.partition("<!-- table -->\n")[2].partition("<!-- end -->")[0]
     found = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
     titles = [row.title for row in all_rows(Path())]
-    assert list(dict.fromkeys(found)) == titles
+    assert [title for title in found if title] == titles
 
 
 @pytest.mark.gpu

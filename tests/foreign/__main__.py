@@ -1,4 +1,4 @@
-"""Runs the matrix of foreign styles, and writes its table into docs/contract.md.
+"""Runs the matrix of foreign styles, and writes its table into docs/foreign.md.
 
 python -m tests.foreign                    # every style, into the table; about 8 minutes
 python -m tests.foreign GAN "batch norm"   # those whose name contains one of these texts; no table
@@ -22,49 +22,40 @@ from tests.conftest import ROOT, environment
 from tests.foreign.matrix import COLUMNS, GOOD, Cell, Matrix
 from tests.foreign.styles import STYLES
 
-PAGE = ROOT / "docs" / "contract.md"
-MARKERS = ("<!-- python -m tests.foreign writes this table -->", "<!-- end of the table -->")
-
-
-ABOVE = """## What foreign code does here
-
-`python -m tests.foreign` runs code in the styles of other people's examples, which knows nothing
-of Samestep, and writes this table. Each run has 3 epochs. It is left alone, stopped by SIGTERM
-within epoch 1, or killed within epoch 2, and then continued.
-
-- *identical*: the weights and all figures are equal to the last bit. Two ranks see the samples of
-  one rank in each step, and learn the same up to rounding. An undisturbed run is compared with
-  `scripts/evaluate.py`.
-- *announced*: they are not, and the run says why before its first step, or before its first step
-  after the interruption.
-- *rejected*: the run ends before its first step, with one line and exit code 2.
-"""
+PAGE = ROOT / "docs" / "foreign.md"
+MARKERS = ("<!-- table -->\n", "<!-- end -->")
+SAME = "identical"
 
 
 def render(rows: Mapping[str, Mapping[str, Cell]]) -> str:
-    """The section of the page."""
-    lines = [ABOVE, f"| style | {' | '.join(COLUMNS)} | what the run says |", "|---" * 7 + "|"]
+    """The styles with a cell that is not identical as a table, and the names of the others."""
+    lines = [f"| style | {' | '.join(COLUMNS)} | what the run says |", "|---" * 7 + "|"]
+    others = []
     for style in STYLES:
         words = [rows[style.name][column].word for column in COLUMNS]
-        is_said = "announced" in words
-        says = "; ".join(told.meaning for told in style.told) if is_said else ""
+        if set(words) == {SAME}:
+            others.append(f"- {style.name}")
+            continue
+        told = style.told if "announced" in words else ()
+        says = "; ".join(reason.meaning for reason in told)
         lines.append(f"| {style.name} | {' | '.join(words)} | {says} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "Identical in every column:", "", *others, ""])
 
 
 def read_table(page: str) -> dict[str, list[str]]:
-    """The words of each row of the table."""
+    """The words of each style."""
     start, end = MARKERS
     table = page.partition(start)[2].partition(end)[0]
     rows = re.findall(r"^\| (.*) \|$", table, re.M)[1:]
-    return {name: words for name, *words, _ in (row.split(" | ") for row in rows)}
+    words = {name: words for name, *words, _ in (row.split(" | ") for row in rows)}
+    return words | {name: [SAME] * len(COLUMNS) for name in re.findall("^- (.*)$", table, re.M)}
 
 
 def write_table(rows: Mapping[str, Mapping[str, Cell]]) -> None:
     start, end = MARKERS
     before, _, rest = PAGE.read_text().partition(start)
     _, _, after = rest.partition(end)
-    PAGE.write_text(f"{before}{start}\n\n{render(rows)}\n\n{end}{after}")
+    PAGE.write_text(f"{before}{start}{render(rows)}{end}{after}")
 
 
 def main() -> None:

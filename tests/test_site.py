@@ -1,0 +1,71 @@
+"""The documentation site: built strictly, complete, and without a request to another server."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+
+pytest.importorskip("mkdocs", reason="make test installs it")
+OF_THE_LIBRARY = ("library/README.md", "library/CHANGELOG.md")
+PUBLIC = ("Trainer", "BatchLoader", "Sums", "ConfigError", "RunError", "Checkpoints", "LossGuard")
+
+
+def build(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    # Not --quiet, with which --strict has no effect.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
+    variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "DOCS_REPOSITORY": "https://host/us"}
+    return subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True)
+
+
+def test_the_site_is_complete(tmp_path: Path):
+    done = build(ROOT, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path.relative_to(tmp_path).as_posix(): path for path in tmp_path.rglob("index.html")}
+    for source in (ROOT / "docs").rglob("*.md"):
+        name = source.relative_to(ROOT / "docs").with_suffix("").as_posix().removesuffix("README")
+        assert f"{name.rstrip('/')}/index.html" in pages, name
+    texts = {name: path.read_text() for name, path in pages.items()}
+    for name in PUBLIC:
+        assert re.search(rf'id="samestep[\w.]*\.{name}"', texts["reference/index.html"]), name
+    home = texts["index.html"]
+    for link in ('href="start/"', 'href="https://host/us/blob/main/LICENSE"', 'src="img/grid.png"'):
+        assert link in home
+    for image in re.findall(r'<img [^>]*src="([\w/.]+)"', home):
+        assert (tmp_path / image).is_file(), image
+    loaded = [
+        line
+        for text in texts.values()
+        for line in re.findall(r"<(?:script|link)\b[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*", text)
+        if "canonical" not in line
+    ]
+    assert loaded == []
+
+
+def test_what_leads_nowhere_is_an_error(tmp_path: Path):
+    for name in ("docs", ".github", "library/src"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("mkdocs.yml", "README.md", "CHANGELOG.md", *OF_THE_LIBRARY):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "docs/orphan.md").write_text("# In no menu\n")
+    with (tmp_path / "docs/start.md").open("a") as page:
+        page.write("[a](nothing.md) [b](code.md#nothing) [c](../nothing.py)\n")
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode == 1
+    for name in ("orphan.md", "'nothing.md'", "'code.md#nothing'", "'../nothing.py'"):
+        assert name in done.stderr, done.stderr
+
+
+def test_the_workflow_installs_what_the_site_needs():
+    steps = yaml.safe_load((ROOT / ".github/workflows/docs.yml").read_text())["jobs"]["build"]
+    (install,) = (step["run"] for step in steps["steps"] if "pip install" in step.get("run", ""))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {re.split("[<>=]", line)[0] for line in project["optional-dependencies"]["dev"]}
+    assert set(re.findall(r"mkdoc[\w\[\]-]*", install)) <= named
