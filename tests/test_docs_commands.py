@@ -172,9 +172,11 @@ def place(digits_run: Path, text_run: Path, tmp_path_factory: pytest.TempPathFac
 
 @of_program(*WITH_A_RUN)
 def test_a_run_is_used_as_printed(command: Command, place: Path):
+    if "--serve" in command.words:
+        pytest.skip("never ends: library/tests/report/test_live.py")
     words = [word.replace("<id>", "mine") for word in arguments_of(command)]
     words = [word.replace("<other>", "ranks-1").replace("<sweep>", "lr") for word in words]
-    words = [word.replace("/volume/", f"{place}/") for word in words if word != "--watch"]
+    words = [word.replace("/volume/", f"{place}/") for word in words]
     words = [word.replace("s3://bucket", f"file://{place}/store") for word in words]
     is_script = command.program.endswith(".py")
     program = [str(ROOT / command.program)] if is_script else ["-m", *command.program.split()]

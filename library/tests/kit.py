@@ -190,10 +190,14 @@ def fit(
 
 
 def rows(run_dir: Path) -> list[dict[str, str]]:
-    """The history of a run, without seconds."""
+    """The history of a run, without seconds and memory."""
     with (run_dir / "metrics.csv").open() as file:
         return [
-            {name: value for name, value in row.items() if not name.startswith("time/")}
+            {
+                name: value
+                for name, value in row.items()
+                if not name.startswith(("time/", "system/"))
+            }
             for row in csv.DictReader(file)
         ]
 

@@ -34,7 +34,7 @@ class Predictions(L.Callback):
 
     Writes into ``dirpath``, where ``report.html`` finds them:
 
-    - ``grid.png``: rank zero's mistakes, surest first, then images it got right.
+    - ``grid.png``: rank zero's mistakes, surest first; absent if there are none.
     - ``confusion_matrix.png``: the images of all ranks, counted.
     - ``guesses.csv``: the guess for each image of all ranks.
     - ``<picture>.txt``: title and description of a picture, for those who cannot see it.
@@ -64,13 +64,13 @@ class Predictions(L.Callback):
         self.guesses.append(rows)
         if not trainer.is_global_zero:
             return
-        # Mistakes first, the surest before the others; then images that were guessed right.
-        sureness = scores.where(guesses != batch.labels, -1.0)
-        chosen = sureness.argsort(descending=True, stable=True)[:GRID_IMAGES].cpu()
+        wrong = (guesses != batch.labels).nonzero()[:, 0]
+        surest = scores[wrong].argsort(descending=True, stable=True)[:GRID_IMAGES]
+        chosen = wrong[surest].cpu()
         pixels = to_pixels(batch.images[chosen], data.mean, data.std)
         named = name_guesses(rows[chosen], data.class_names)
         self.grid += [Prediction(*row, image) for row, image in zip(named, pixels, strict=True)]
-        self.grid.sort(key=lambda p: p.guess == p.truth or -p.probability)
+        self.grid.sort(key=lambda p: -p.probability)
         del self.grid[GRID_IMAGES:]
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
@@ -89,12 +89,14 @@ class Predictions(L.Callback):
         right, total = int(confusion.diag().sum()), int(confusion.sum())
         words = f"Confusion matrix\n{right} of {total} test images are right."
         pictures = {"confusion_matrix": (draw_confusion(confusion, names), words)}
-        if self.grid:  # a small test may leave rank zero without images
+        for old in self.dirpath.glob("grid.*"):
+            old.unlink()
+        if self.grid:
             whose = f" that rank zero of {len(parts)} ranks has tested" if len(parts) > 1 else ""
             words = (
-                f"Most confident mistakes\n{len(self.grid)} test images{whose}: guess, truth in "
-                "brackets and probability. Mistakes come first, the surest before the others: "
-                + ", ".join(f"{p.guess} ({p.truth})" for p in self.grid if p.guess != p.truth)
+                f"Most confident mistakes\n{len(self.grid)} test images{whose}, the surest first: "
+                "guess, truth in brackets and probability. "
+                + ", ".join(f"{p.guess} ({p.truth})" for p in self.grid)
             )
             pictures["grid"] = draw_grid(self.grid), words
         for name, (figure, words) in pictures.items():
@@ -132,9 +134,7 @@ def draw_grid(predictions: list[Prediction]) -> Figure:
         x, y = 0.08 + index % 8 * 1.36, 0.35 + index // 8 * 1.78
         axes.imshow(p.pixels, cmap="gray", vmin=0, vmax=255, extent=(x, x + 1.2, y + 1.2, y))
         text = f"{p.guess[:16]}\n({p.truth[:16]})\n{p.probability:.1%}"
-        color = "#222222" if p.guess == p.truth else "#c1121f"
-        style = {"fontsize": 8, "va": "top", "parse_math": False}
-        axes.text(x, y + 1.24, text, color=color, **style)  # type: ignore[arg-type]
+        axes.text(x, y + 1.24, text, fontsize=8, va="top", color="#c1121f", parse_math=False)
     return figure
 
 

@@ -16,8 +16,8 @@ def history(run_dir: Path) -> list[dict[str, str]]:
     """Rows of metrics.csv without the columns that measure time."""
     with (run_dir / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    measured = ("_per_second", "time/epoch_s")
-    return [{k: v for k, v in row.items() if not k.endswith(measured)} for row in rows]
+    measured = r"time/.*|system/.*|.*_per_second"
+    return [{k: v for k, v in row.items() if not re.fullmatch(measured, k)} for row in rows]
 
 
 def record(directory: Path) -> list[str]:

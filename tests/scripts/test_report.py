@@ -1,14 +1,21 @@
 """The page that a real run leaves, in a real browser."""
 
+import html
+import json
 import re
 import shutil
 import signal
 import subprocess
+from functools import partial
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
-from samestep.report import page
+from library.tests.report.fake import make_run
+from samestep.report import live, page
 from tests.conftest import NO_PICTURES, QUICK, final_figures, run
 
 CHROMIUM = shutil.which("chromium")
@@ -25,31 +32,17 @@ def test_the_script_writes_the_page_anew(digits_run: Path, tmp_path: Path):
     assert "must be the directory of a run" in result.stderr
 
 
-def test_no_home_directory_is_needed(digits_run: Path, tmp_path: Path):
-    """The option keeps the fork server of the tests away, which has imported matplotlib."""
-    words = [
-        "-Wignore",
-        "-m",
-        "samestep",
-        "report",
-        str(digits_run),
-        "--output",
-        str(tmp_path / "page"),
-    ]
-    result = run(*words, HOME="/proc", TMPDIR=str(tmp_path))
-    assert (result.returncode, result.stderr) == (0, "")
-
-
 def test_the_page_of_a_run_is_small_and_has_all_its_parts(digits_run: Path):
     path = digits_run / page.NAME
     text = path.read_text()
-    assert path.stat().st_size < 1_000_000
+    assert path.stat().st_size < 3_000_000
     for title in ("Most confident mistakes", "Confusion matrix"):
         assert f"<h3>{title}</h3>" in text
-    for chart in ("loss", "accuracy", "lr", "images_per_second", "time/epoch_s"):
+    for chart in ("loss", "accuracy", "lr", "images_per_second", "time/epoch_s", "system/cpu_cores",
+                  "system/memory_gib"):  # fmt: skip
         assert f"<h3>{chart}</h3>" in text
     assert "What is missing" not in text
-    assert text.count("<mark>") == len(QUICK)  # run_root, and no report=false
+    assert text.count("<td>the command line</td>") == len(QUICK) - 1  # without report=false
 
 
 def test_a_run_that_is_stopped_or_fails_leaves_a_page_too(tmp_path: Path):
@@ -85,23 +78,132 @@ def chromium(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+@in_a_browser
 def test_a_browser_shows_the_page_in_both_themes(digits_run: Path, tmp_path: Path):
     address = (digits_run / page.NAME).as_uri()
-    profile = f"--user-data-dir={tmp_path / 'profile'}"
-    shown = chromium(profile, "--dump-dom", address)
-    assert "CONSOLE" not in shown.stderr
-    text = re.sub("<[^>]+>", " ", shown.stdout)
+    text = re.sub("<[^>]+>", " ", visit(tmp_path, address))
     assert f"{final_figures(digits_run)['test/accuracy']:.4f}" in text
     brightness = {}
     for theme, number in THEMES.items():
         picture = tmp_path / f"{theme}.png"
         chromium(
-            profile, f"--blink-settings=preferredColorScheme={number}", "--window-size=1200,900",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--blink-settings=preferredColorScheme={number}", "--window-size=1200,900",
             f"--screenshot={picture}", address,
         )  # fmt: skip
         brightness[theme] = mean_of(picture)
     assert brightness["dark"] < 70 < 200 < brightness["light"]
+
+
+WATCHED = """<script>
+addEventListener("load", async () => {
+  const seen = {}, wait = (what) => new Promise((done) => {
+    const timer = setInterval(() => { if (what()) { clearInterval(timer); done(); } }, 20);
+  });
+  const places = [...document.querySelectorAll(".plot")], first = places[0];
+  await wait(() => first.dataset.ready);
+  seen.titles = places.map((place) => place.closest("figure").ariaLabel);
+  seen.ticks = [...first.querySelectorAll(".xtick")].map((tick) => tick.textContent);
+  seen.names = first.data.map((trace) => trace.name);
+  const stars = first.data.filter((trace) => trace.marker?.symbol === "star");
+  seen.stars = stars.map((trace) => trace.x[0]);
+  document.querySelector(".machine").open = true;
+  await wait(() => places.every((place) => place.dataset.ready));
+  const set = (id, change) => {
+    change(document.getElementById(id));
+    document.getElementById(id).dispatchEvent(new Event("input", { bubbles: true }));
+  };
+  set("log", (box) => { box.checked = true; });
+  seen.log = first.layout.yaxis.type;
+  set("smoothing", (range) => { range.value = 0.5; });
+  seen.smooth = first.data[1].y;
+  await Plotly.relayout(first, { "xaxis.range[0]": 1.5, "xaxis.range[1]": 2.5 });
+  seen.zoomed = [first.layout.xaxis.range, first.layout.xaxis.tickmode];
+  document.getElementById("reset").click();
+  await wait(() => first.layout.xaxis.tickmode === "array");
+  // What a keyboard can reach, and what hides from screen readers.
+  const hidden = document.querySelectorAll("[aria-hidden] :is(a[href], button, input, [tabindex])");
+  seen.reachableButHidden = hidden.length;
+  seen.wide = document.documentElement.scrollWidth > innerWidth;
+  document.body.dataset.seen = JSON.stringify(seen);
+});
+</script>"""
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", [1200, 400])
+def test_curves_have_zoom_smoothing_a_logarithmic_axis_and_the_best_epoch(tmp_path: Path, width):
+    path = page.write(make_run(tmp_path / "one"))
+    path.write_text(path.read_text().replace("</body>", f"{WATCHED}</body>"))
+    seen = seen_in(visit(tmp_path, path.as_uri(), f"--window-size={width},900"))
+    assert seen["titles"] == ["loss", "lr", "score", "points_per_second", "time/epoch_s"]
+    assert seen["ticks"] == ["1", "2", "3"]
+    assert seen["names"][0] == "train/loss"
+    assert seen["stars"] == [3, 3]
+    assert seen["log"] == "log"
+    assert seen["smooth"] == pytest.approx([1, 2 / 3, 10 / 21], abs=1e-5)
+    assert seen["zoomed"] == [[1.5, 2.5], "auto"]
+    assert seen["reachableButHidden"] == 0
+    assert not seen["wide"]
+
+
+@in_a_browser
+def test_a_comparison_draws_all_runs_in_each_chart(tmp_path: Path):
+    runs = [make_run(tmp_path / name, lr=n) for n, name in enumerate(("one", "t<b>wo"))]
+    target = tmp_path / "compare.html"
+    done = run("-m", "samestep", "compare", *map(str, runs), "--html", str(target))
+    assert done.returncode == 0, done.stderr
+    target.write_text(target.read_text().replace("</body>", f"{WATCHED}</body>"))
+    seen = seen_in(visit(tmp_path, target.as_uri()))
+    assert {"one", "t&lt;b>wo"} <= set(seen["names"])  # as Plotly reads it
+    assert "val/loss" in seen["titles"]
+
+
+@in_a_browser
+def test_the_live_page_follows_a_run_and_keeps_what_is_ticked(tmp_path: Path):
+    """A run trains on while the page asks for news: an epoch for each question."""
+    run_dir = make_run(tmp_path / "runs/one")
+    make_run(tmp_path / "runs/two", lr=1, score=1)
+    asked = []
+
+    class Trains(live.Handler):
+        def do_GET(self):
+            if self.path.startswith("/data"):
+                asked.append(self.path)
+                with (run_dir / "metrics.csv").open("a") as file:
+                    file.write(f"{2 + len(asked)},{29 + 10 * len(asked)},0.1,0.1,0.5,,,\n")
+            super().do_GET()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Trains, tmp_path / "runs")) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/?run=one&run=two"
+        shown = visit(tmp_path, address, "--virtual-time-budget=20000")
+        server.shutdown()
+    assert len(asked) > 2
+    assert asked[-1] == "/data?run=one&run=two"
+    assert shown.count(" checked=") == 2
+    curve = re.search('data-chart="([^"]*train/loss[^"]*)"', shown)[1]
+    newest = json.loads(curve.replace("&quot;", '"'))["curves"][0]["x"][-1]
+    assert newest > 5, "more than the first answer"
+    assert shown.count('class="main-svg"') > 4
+    assert "val/score" in re.sub("<[^>]+>", " ", shown)
+    assert '<td class="best">1 <small>best</small></td>' in shown
+
+
+def visit(tmp_path: Path, address: str, *flags: str) -> str:
+    """What a browser has made of a page; nothing must go wrong in it."""
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    shown = chromium(profile, "--virtual-time-budget=10000", *flags, "--dump-dom", address)
+    assert "CONSOLE" not in shown.stderr, shown.stderr
+    return shown.stdout
+
+
+def seen_in(dom: str) -> dict[str, Any]:
+    """What WATCHED has seen."""
+    return json.loads(html.unescape(re.search('data-seen="([^"]*)"', dom)[1]))
 
 
 def mean_of(picture: Path) -> float:

@@ -32,7 +32,7 @@ TABLE = {
         r"callbacks\.\w+\.(every_\w+|max_skipped)",
     ),
     Nature.LOOKS: (
-        r"(.+\.)?(run_id|run_dir|dirpath)|run_root|rules|report|allow_changes",
+        r"(.+\.)?(run_id|run_dir|dirpath)|run_root|rules|report|allow_changes|notes|tags",
         r"(choices|summary|logger|callbacks\.progress)(\..+)?",
         r"trainer\.enable_\w+",
     ),

@@ -46,6 +46,10 @@ class RunSpec:
     """``fast_dev_run``."""
     overridden: Mapping[str, str] = field(default_factory=dict)
     """What has set each value that is not the default, for the records."""
+    notes: str = ""
+    """What the run is about, for people."""
+    tags: Sequence[str] = ()
+    """Words that mark the run in lists."""
     another_run: str = "another run_dir"
     """How the user asks for a new run, for messages."""
     allows_by: str = "allow_changes="

@@ -92,6 +92,8 @@ class Trainer(L.Trainer):
         config: values that are saved, and compared when the run continues; None takes the arguments
             of this Trainer, and the hyperparameters of model and data.
         allow_changes: full keys of ``config`` that may have changed when the run continues.
+        notes: what the run is about, for people; a run that continues keeps its own.
+        tags: words that mark the run in lists; likewise.
         timeout_s: seconds that a step may take, and that a rank waits for the others.
         save_every_s: seconds of training that a killed run repeats at most.
         max_skipped: steps with a nan or infinite gradient that are skipped; one more ends the run.
@@ -119,6 +121,8 @@ class Trainer(L.Trainer):
         mode: str = "min",
         config: Mapping[str, Any] | None = None,
         allow_changes: Sequence[str] = (),
+        notes: str = "",
+        tags: Sequence[str] = (),
         timeout_s: float = 300.0,
         save_every_s: float = 300.0,
         max_skipped: int = 0,
@@ -156,6 +160,8 @@ class Trainer(L.Trainer):
             timeout_s=timeout_s,
             shares=shares,
             allow_changes=tuple(allow_changes),
+            notes=notes,
+            tags=tuple(tags),
             allows_by="--trainer.allow_changes=" if is_cli else "allow_changes=",
             limits=limits,
             saves_nothing=bool(options.get("fast_dev_run")),

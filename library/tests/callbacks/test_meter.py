@@ -26,6 +26,40 @@ def test_the_rate_is_the_one_with_which_the_step_was_taken(lr, tmp_path: Path):
     assert rates == {0: 0.5, 1: 0.25, 2: 0.125}
 
 
+def test_the_norm_of_the_gradient_is_that_before_clipping(tmp_path: Path):
+    norms = []
+
+    class Normed(Net):
+        def on_after_backward(self):
+            gradients = [parameter.grad for parameter in self.parameters()]
+            norms.append(torch.cat([gradient.flatten() for gradient in gradients]).norm().item())
+
+    fit(tmp_path, Normed, max_epochs=1, log_every_n_steps=2, gradient_clip_val=1e-4)
+    rows = read_history(tmp_path)
+    logged = {row["step"]: row["step/gradient_norm"] for row in rows if "step/gradient_norm" in row}
+    assert len(norms) == 4
+    assert logged == {1: pytest.approx(norms[1]), 3: pytest.approx(norms[3])}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_of_several_batches_has_one_norm(tmp_path: Path, accumulate: int):
+    fit(tmp_path, max_epochs=1, accumulate_grad_batches=accumulate)
+    norms = [row for row in read_history(tmp_path) if "step/gradient_norm" in row]
+    assert len(norms) == 4 // accumulate
+
+
+def test_each_epoch_has_the_use_of_the_machine(tmp_path: Path):
+    fit(tmp_path)
+    rows = [row for row in read_history(tmp_path) if "system/cpu_cores" in row]
+    assert [row["epoch"] for row in rows] == [0, 1]
+    for row in rows:
+        assert row["system/cpu_cores"] > 0
+        assert 0.05 < row["system/memory_gib"] < 100
+        assert "system/gpu_memory_gib" not in row
+    figures = json.loads((tmp_path / "metrics.json").read_text())
+    assert not any(name.startswith(("system/", "step/")) for name in figures)
+
+
 class Clock:
     """Advances by one second for each training step."""
 

@@ -60,6 +60,6 @@ def make_run(
         "world_size": world_size, "packages": "torch==2.15.0", "git": {"commit": "abc"},
         "overridden": overridden,
     }  # fmt: skip
-    best = {"monitor": "val/score", "best": 0.7, "best_epoch": 3}
+    best = {"monitor": "val/score", "mode": "max", "best": 0.7, "best_epoch": 3}
     record.update(run_dir, record.FINISHED, starts=[start], epoch=3, step=30, **best)
     return run_dir

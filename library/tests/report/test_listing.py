@@ -33,6 +33,17 @@ def test_each_run_has_a_line(tmp_path: Path):
     assert all(line.endswith(" s ago") for name, line in lines.items() if name != "run")
 
 
+def test_tags_have_a_column_if_a_run_has_some(tmp_path: Path):
+    run_dir = make_run(tmp_path / "one")
+    assert listed(tmp_path)[0].split() == ["run", "state", "best", "epochs", "seen"]
+    record.update(run_dir, record.FINISHED, tags=["first", "try"])
+    heading, line = listed(tmp_path)
+    assert heading.split()[-2:] == ["tags", "seen"]
+    assert "  first try  " in line
+    (found,) = listing.to_json(listing.list_runs(tmp_path))
+    assert found["tags"] == ["first", "try"]
+
+
 def test_the_newest_runs_come_first(tmp_path: Path):
     for name, hour in (("old", 1), ("new", 3), ("middle", 2)):
         run_dir = make_run(tmp_path / name)

@@ -253,6 +253,19 @@ def test_a_configuration_that_was_changed_on_purpose_keeps_its_checkpoints(
     assert run.begin(spec(), []).ckpt_path
 
 
+def test_notes_and_tags_are_kept_and_are_no_change(spec: Make, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "s3cr3t-value")
+    noted = {"notes": "mine, with s3cr3t-value", "tags": ("a", "b")}
+    run.begin(spec({"notes": "mine", "tags": ["a", "b"]}, **noted), [])
+    save(tmp_path / "test/checkpoints/last.ckpt", 1)
+    run.begin(spec({"notes": None, "tags": []}), [])  # no ConfigError
+    known = record.read(tmp_path / "test")
+    assert (known.notes, known.tags) == ("mine, with ***", ["a", "b"])
+    run.begin(spec({"notes": "other", "tags": ["c"]}, notes="other", tags=["c"]), [])
+    known = record.read(tmp_path / "test")
+    assert (known.notes, known.tags) == ("other", ["c"])
+
+
 def test_a_best_checkpoint_that_is_missing_is_said(spec: Make, tmp_path: Path):
     run_dir = tmp_path / "test"
     run.begin(spec(), [])

@@ -25,7 +25,7 @@ def test_unknown_keys_are_refused_with_a_suggestion():
 
 
 def test_unknown_keys_without_a_like_one_name_those_there_are():
-    train = "train.yaml has seed, run_id, run_root, run_dir, allow_changes, "
+    train = "train.yaml has seed, run_id, run_root, run_dir, allow_changes, notes, tags, "
     cluster = "no such key; cluster has name, download, timeout_s, shares"
     second, first = faults("typo=1", "cluster.typo=1")
     assert first.startswith(f"typo=1: no such key; {train}")

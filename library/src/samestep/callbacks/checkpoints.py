@@ -426,7 +426,8 @@ def progress_of(trainer: L.Trainer) -> dict[str, Any]:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, Checkpoints):
             best, epoch = callback.best_score, callback.best_epoch
-            facts |= {"monitor": callback.monitor, "best": best, "best_epoch": epoch}
+            facts |= {"monitor": callback.monitor, "mode": callback.mode}
+            facts |= {"best": best, "best_epoch": epoch}
         if isinstance(callback, ShareOut) and callback.shares:
             facts["shares"] = list(callback.shares)
     return facts

@@ -1,10 +1,15 @@
-"""What trackers and ``metrics.csv`` get of any model: loss, learning rate and seconds."""
+"""What trackers and ``metrics.csv`` get of any model: loss, learning rate, seconds and memory."""
 
+import os
+import resource
 import time
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
 
 from samestep.ranks import lightning_patches
 
@@ -17,11 +22,17 @@ class Meter(L.Callback):
     - ``time/epoch_s``: seconds of training and validation, data loading included. An epoch that was
       interrupted counts what its checkpoint knows of, without the time between the starts.
     - ``lr``: learning rate of the first parameter group at the end of the epoch.
+    - ``system/cpu_cores``: processor seconds per second of rank zero's process and of its data
+      workers that have ended.
+    - ``system/memory_gib``: the most memory that this process has used so far.
+    - ``system/gpu_memory_gib``: the most memory of its GPU that tensors have used so far.
 
     And every ``trainer.log_every_n_steps`` optimizer steps:
 
     - ``step/loss``: loss of the last batch of the step, the mean over all ranks.
     - ``step/lr``: learning rate of the first parameter group, with which the step was taken.
+    - ``step/gradient_norm``: L2 norm of the gradient before it is clipped. Not with 16-mixed, whose
+      gradients are scaled, and not with FSDP, where a rank has a part of the gradient only.
 
     The device is waited for at these steps only.
     """
@@ -29,12 +40,13 @@ class Meter(L.Callback):
     def __init__(self) -> None:
         self._lr: Any = None  # number or tensor, with which the next step is taken
         self._last_step = -1
+        self._norm: torch.Tensor | None = None  # of the gradient of a step that is logged
         self._before = 0.0  # seconds of this epoch before the run was interrupted
-        self._start = time.perf_counter()
+        self._start_clocks()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock, at the step from which the run continues."""
-        self._start = time.perf_counter()
+        """Start the clocks, at the step from which the run continues."""
+        self._start_clocks()
         self._last_step = trainer.global_step
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
@@ -42,6 +54,19 @@ class Meter(L.Callback):
         self._lr = lr_of(trainer)
         if isinstance(self._lr, torch.Tensor):  # of which the schedule changes the value itself
             self._lr = self._lr.clone()
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Keep the norm of the gradient, if the step will be logged."""
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+        has_all = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy)
+        if (trainer.global_step + 1) % every or is_scaled or not has_all:
+            return
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        gradients = [p.grad for p in parameters if p.grad is not None and not p.grad.is_sparse]
+        self._norm = get_total_norm(gradients)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *_: Any
@@ -58,15 +83,19 @@ class Meter(L.Callback):
             values["step/loss"] = float(trainer.strategy.reduce(loss, reduce_op="mean"))
         if self._lr is not None:
             values["step/lr"] = float(self._lr)
+        if self._norm is not None:
+            values["step/gradient_norm"] = float(self._norm)
+            self._norm = None
         # The row of this batch, in which Lightning logs too.
         row = lightning_patches.num_logged_steps(trainer)
         for logger in trainer.loggers:
             logger.log_metrics(values, step=row)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log the epoch, on rank zero, and start the clock of the next one."""
-        values = {"time/epoch_s": self._seconds()}
-        self._before, self._start = 0.0, time.perf_counter()
+        """Log the epoch, on rank zero, and start the clocks of the next one."""
+        values = {"time/epoch_s": self._seconds(), **self._use_of_machine(pl_module)}
+        self._before = 0.0
+        self._start_clocks()
         if not trainer.is_global_zero:
             return
         if (lr := lr_of(trainer)) is not None:
@@ -81,6 +110,20 @@ class Meter(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there."""
         self._before = float(state_dict["seconds"])
+
+    def _start_clocks(self) -> None:
+        self._start, self._start_cpu = time.perf_counter(), sum(os.times()[:4])
+
+    def _use_of_machine(self, pl_module: L.LightningModule) -> dict[str, float]:
+        seconds = max(time.perf_counter() - self._start, 1e-9)
+        use = {
+            "system/cpu_cores": (sum(os.times()[:4]) - self._start_cpu) / seconds,
+            # Linux counts in KiB.
+            "system/memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        }
+        if pl_module.device.type == "cuda":
+            use["system/gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        return use
 
     def _seconds(self) -> float:
         return self._before + time.perf_counter() - self._start

@@ -43,6 +43,8 @@ def spec_of(cfg: DictConfig, overrides: Sequence[str] = ()) -> RunSpec:
         timeout_s=cluster["timeout_s"],
         shares=cluster["shares"],
         allow_changes=list(cfg.allow_changes),
+        notes=cfg.notes or "",
+        tags=list(cfg.tags),
         may_change=load_project_rules(cfg.rules).may_change,
         limits={k: v for k, v in config["trainer"].items() if k.startswith("max_")}
         | find_patience(config),

@@ -90,6 +90,8 @@ OF_RUN = {
     "run_root": TEXT,
     "run_dir": TEXT,
     "allow_changes": each(TEXT),
+    "notes": NULL | TEXT,
+    "tags": each(TEXT),
     "rules": NULL | TEXT,
 }
 # Flags of Lightning that samestep sets itself, or that would break what a run promises.

@@ -4,6 +4,7 @@ Promise: a report never ends a run, and damaged files are named in it. It needs 
 torch.
 
 Read in this order: ``summary`` (what a finished run prints), ``files`` (what a run directory
-holds), ``charts`` (curves by matplotlib), ``page`` (``report.html``), ``compare`` (several runs),
-``listing`` (all runs of a folder), ``commands`` (``samestep report``, ``compare`` and ``runs``).
+holds), ``charts`` (curves as data, which ``templates/charts.js`` draws with Plotly), ``page``
+(``report.html``), ``compare`` (several runs), ``listing`` (all runs of a folder), ``live`` (all of
+this in a browser, while runs train), ``commands`` (``samestep report``, ``compare``, ``runs``).
 """

@@ -1,128 +1,110 @@
-"""Curves as SVG, drawn by matplotlib, in colours that the page chooses for light and dark."""
+"""Curves of metrics, as data that ``charts.js`` draws with Plotly, and in words beside them."""
 
-import io
+import base64
+import json
 import math
 import re
+import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
 
-import matplotlib
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from samestep.report.files import Run
+from samestep.run.metrics import is_result
+
+MAX_POINTS = 1000  # of a curve; more of them cannot be seen
+PLACES = 6  # of a point, the first that is not 0 included
 
 Points = list[tuple[float, float]]
 
-MAX_POINTS = 1000  # of a curve; more of them cannot be seen
-# Stand-ins for the colours of the page. matplotlib writes them into the SVG, and they are replaced
-# by CSS variables there.
-INK, GRID = "#010203", "#010204"
-SERIES = [f"#0102{number:02x}" for number in range(16, 24)]
-DASHES = ["-", "--", ":", "-."]
-LEGEND_WIDTH = 80  # characters beside each other
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text: it can be searched, copied and read aloud
-    "path.simplify": True,
-    "font.size": 11,
-    "text.parse_math": False,  # a name may hold dollars
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": GRID,
-    "legend.frameon": False,
-}
-NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+
+class Curve(NamedTuple):
+    """The points of one curve; those whose value is not finite are left out."""
+
+    name: str
+    points: Points
+    best: float | None = None
+    """Where the best epoch of its run is on the axis; None: not known, or no result of it."""
+
+    @property
+    def text(self) -> str:
+        """The first, last, lowest and highest value, and that of the best epoch."""
+        low, high = (choose(self.points, key=lambda point: point[1]) for choose in (min, max))
+        best = [f", {y:.4g} in the best epoch" for x, y in self.points if x == self.best]
+        return (
+            f"{self.name}: {self.points[0][1]:.4g} at first, {self.points[-1][1]:.4g} at last, "
+            f"lowest {low[1]:.4g} (at {low[0]:g}), highest {high[1]:.4g} (at {high[0]:g})"
+            f"{''.join(best)}."
+        )
 
 
 class Chart(NamedTuple):
-    """One chart and its description."""
+    """Curves over the same axis."""
 
     title: str
-    svg: str
-    text: str
-    """What the curves show, in words."""
+    axis: str
+    """What the axis counts, from 1: epoch or step."""
+    curves: list[Curve]
+
+    @property
+    def is_about_machine(self) -> bool:
+        """Whether it shows speed, time or memory, and nothing of what is learned."""
+        return bool(re.match("time/|system/|.*_per_second", self.title))
+
+    @property
+    def text(self) -> str:
+        """What the curves show, in words."""
+        axis = f"Over the {self.axis}s: " if self.curves else "There is no value."
+        return axis + " ".join(curve.text for curve in self.curves)
+
+    @property
+    def data(self) -> str:
+        """What ``charts.js`` draws, as JSON."""
+        curves = [
+            {
+                "name": curve.name, "best": curve.best,
+                "x": [x for x, _ in _thin(curve.points)],
+                "y": [float(f"{y:.{PLACES}g}") for _, y in _thin(curve.points)],
+            }
+            for curve in self.curves
+        ]  # fmt: skip
+        return json.dumps({"title": self.title, "axis": self.axis, "curves": curves})
 
 
-def draw(title: str, curves: Mapping[str, Points], x_name: str) -> Chart:
-    """Draw curves over the same axis. Values that are not finite are left out.
+def of_run(rows: Sequence[Mapping[str, float]], best_epoch: int | None = None) -> list[Chart]:
+    """The columns of ``metrics.csv`` as charts; metrics of the same name share one.
 
-    Args:
-        title: what is drawn, such as ``loss``; it also makes the names within the SVG unique.
-        curves: the points of each curve, by its name.
-        x_name: what the axis counts, such as ``epoch``.
+    What has several values in an epoch is drawn over the steps. Final figures of the test are no
+    curves. What is both trained and validated comes first, and the machine last.
     """
-    finite = {name: _finite(points) for name, points in curves.items()}
-    finite = {name: points for name, points in finite.items() if points}
-    num_columns = max(1, LEGEND_WIDTH // (max(map(len, finite), default=0) + 12))
-    legend_height = 0.25 * math.ceil(len(finite) / num_columns)  # in inches
-    height = 3.0 + legend_height
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):
-        figure = Figure(figsize=(6.4, height))
-        axes = figure.add_axes((0.12, 0.5 / height, 0.86, 2.45 / height))
-        lines = []
-        for number, points in enumerate(finite.values()):
-            xs, ys = zip(*_thin(points), strict=True)
-            color = SERIES[number % len(SERIES)]
-            dash = DASHES[(number + number // len(SERIES)) % len(DASHES)]
-            marker = "o" if len(xs) <= 30 else ""
-            lines += axes.plot(xs, ys, dash, color=color, marker=marker, markersize=3.5, lw=1.8)
-        axes.set_xlabel(x_name)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if lines:
-            # Above the curves, so that it hides nothing.
-            style = {"bbox_to_anchor": (-0.08, 1), "ncols": num_columns, "fontsize": 10}
-            axes.legend(lines, list(finite), loc="lower left", **style)
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata=NO_METADATA)
-    return Chart(title, for_page(text.getvalue()), describe(finite, x_name))
-
-
-def for_page(svg: str) -> str:
-    """The SVG as a part of a page: no header, no style for the whole page, colours by variables."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.S)
-    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)  # equal in all charts, and never referred to
-    svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt" ', "", svg, count=1)  # as wide as its place
-    svg = re.sub(r"font-family: [^;\"]*", "font-family: inherit", svg)
-    svg = svg.replace(INK, "currentColor").replace(GRID, "var(--grid)")
-    for number, color in enumerate(SERIES):
-        svg = svg.replace(color, f"var(--series-{number})")
-    # A screen reader gets the description beside it.
-    return svg.replace("<svg ", '<svg aria-hidden="true" ', 1)
-
-
-def describe(curves: Mapping[str, Points], x_name: str) -> str:
-    """The first, last, lowest and highest value of each curve."""
-    sentences = []
-    for name, points in curves.items():
-        low, high = (choose(points, key=lambda point: point[1]) for choose in (min, max))
-        sentences.append(
-            f"{name}: {points[0][1]:.4g} at first, {points[-1][1]:.4g} at last, "
-            f"lowest {low[1]:.4g} ({x_name} {low[0]:g}), "
-            f"highest {high[1]:.4g} ({x_name} {high[0]:g})."
-        )
-    return " ".join(sentences) or "There is no value."
-
-
-def curves_of(rows: Sequence[Mapping[str, float]]) -> dict[str, tuple[str, dict[str, Points]]]:
-    """The columns of ``metrics.csv`` as charts: ``{"loss": ("epoch", {"train/loss": ...})}``.
-
-    Metrics of the same name share a chart. What has several values in an epoch is drawn over the
-    steps. Final figures of the test are no curves.
-    """
-    # What is both trained and validated comes first, such as the loss.
+    names = {name for row in rows for name in row} - {"epoch", "step"}
+    if {"lr", "step/lr"} <= names:  # the same figure twice: that with more points
+        counts = {name: sum(name in row for row in rows) for name in ("lr", "step/lr")}
+        names.remove(min(counts, key=lambda name: counts[name]))
     titles: dict[str, list[str]] = {}
-    for name in sorted({name for row in rows for name in row} - {"epoch", "step"}):
+    for name in sorted(names):
         if not name.startswith(("test/", "test_")):
             titles.setdefault(title_of(name), []).append(name)
-    in_order = sorted(titles, key=lambda title: (-len(titles[title]), title))
-    return {title: _curves(rows, titles[title]) for title in in_order}
+    charts = [_chart(rows, title, names, best_epoch) for title, names in titles.items()]
+    rank = [(chart.is_about_machine, -len(chart.curves), chart.title) for chart in charts]
+    return [chart for _, chart in sorted(zip(rank, charts, strict=True))]
+
+
+def of_runs(runs: Sequence[Run]) -> list[Chart]:
+    """The charts of several runs: each metric with the curves of all of them; of one, its own."""
+    of_each = {run.name: of_run(run.rows, run.status.best_epoch) for run in runs}
+    if len(runs) == 1:
+        return of_each[runs[0].name]
+    found: dict[tuple[bool, bool, str, str], Chart] = {}
+    for name, charts in of_each.items():
+        for chart in charts:
+            for curve in chart.curves:
+                key = (chart.is_about_machine, not is_result(curve.name), curve.name, chart.axis)
+                shared = found.setdefault(key, Chart(curve.name, chart.axis, []))
+                shared.curves.append(curve._replace(name=name))
+    return [found[key] for key in sorted(found)]
 
 
 def title_of(name: str) -> str:
@@ -130,14 +112,19 @@ def title_of(name: str) -> str:
     return re.sub(r"^(train|val)[/_]|_(step|epoch)$", "", name)
 
 
-def _curves(rows: Sequence[Mapping[str, float]], names: list[str]) -> tuple[str, dict[str, Points]]:
-    """The columns over what their chart counts, epochs or steps, both from 1."""
+def _chart(
+    rows: Sequence[Mapping[str, float]], title: str, names: list[str], best_epoch: int | None
+) -> Chart:
     columns = {name: [row for row in rows if name in row] for name in names}
     axis = "epoch" if all(map(_has_one_per_epoch, columns.values())) else "step"
-    return axis, {
-        name: [(row.get(axis, 0) + 1, row[name]) for row in column]
-        for name, column in columns.items()
-    }
+    curves = []
+    for name, column in columns.items():
+        finite = [row for row in column if math.isfinite(row[name])]
+        points: Points = [(int(row.get(axis, 0)) + 1, row[name]) for row in finite]
+        best = best_epoch if axis == "epoch" and is_result(name) else None
+        if points:
+            curves.append(Curve(name, points, best))
+    return Chart(title, axis, curves)
 
 
 def _has_one_per_epoch(column: Sequence[Mapping[str, float]]) -> bool:
@@ -145,11 +132,23 @@ def _has_one_per_epoch(column: Sequence[Mapping[str, float]]) -> bool:
     return None not in epochs and len(set(epochs)) == len(epochs)
 
 
-def _finite(points: Points) -> Points:
-    return [(x, y) for x, y in points if math.isfinite(y)]
-
-
 def _thin(points: Points) -> Points:
     """At most ``MAX_POINTS`` of them, at even distances, and always the last one."""
     stride = math.ceil(len(points) / MAX_POINTS)
     return points[::-1][::stride][::-1]
+
+
+@cache
+def plotly_gz() -> bytes:
+    """Plotly's program of the installed package, compressed; the package itself is not imported."""
+    spec = find_spec("plotly")
+    assert spec
+    assert spec.submodule_search_locations
+    path = Path(spec.submodule_search_locations[0]) / "package_data/plotly.min.js"
+    compressor = zlib.compressobj(4, wbits=31)  # a gzip in 0.1 s; 9 takes 0.24 s for 4 % less
+    return compressor.compress(path.read_bytes()) + compressor.flush()
+
+
+def plotly_text() -> str:
+    """The same for a page, which unpacks it: a third of its size."""
+    return base64.b64encode(plotly_gz()).decode()

@@ -1,25 +1,29 @@
 """The commands ``samestep report``, ``samestep compare`` and ``samestep runs``."""
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.command_line import Parser
 from samestep.errors import ConfigError
-from samestep.ranks import environment, process
+from samestep.ranks import environment
 from samestep.report import listing, page
 from samestep.report.compare import compare as compare_runs
 from samestep.report.compare import find_runs, print_tables, to_json, to_page
+from samestep.report.files import read_run
+from samestep.report.live import serve
 from samestep.run.files import write_text
-
-WATCH_S = 2.0  # seconds between two lists
 
 REPORT = """Write report.html, one page about a run. The run may still be training.
 
 samestep report runs/mine
 samestep report runs/mine --output mine.html
+samestep report --serve
+samestep report --serve /volume/runs --port 8000
+
+--serve shows all runs of a folder in a browser of this machine, while they train, and compares
+those that are ticked.
 """
 COMPARE = """Compare runs: configuration, final figures, time and speed, and curves.
 
@@ -35,18 +39,26 @@ RUNS = """List the runs of a folder: their state, their best value, and when the
 
 samestep runs
 samestep runs /volume/runs --last 10
-samestep runs --watch
+samestep runs --json
 """
 
 
 def report(argv: Sequence[str]) -> int:
-    """Write the page of a run, and print where it is."""
+    """Write the page of a run, and print where it is; or serve the pages of all runs."""
     parser = Parser("samestep report", REPORT)
-    parser.add_run_dir()
-    place = "where to write, if not to report.html in the directory of the run"
-    parser.add_argument("--output", type=Path, metavar="FILE", help=place)
+    if is_live := "--serve" in argv:
+        parser.add_argument("folder", nargs="?", default="runs", type=Path, help="default: runs")
+        parser.add_argument("--port", type=int, default=0, help="default: any free one")
+    else:
+        parser.add_run_dir()
+        place = "where to write, if not to report.html in the directory of the run"
+        parser.add_argument("--output", type=Path, metavar="FILE", help=place)
+    parser.add_argument("--serve", action="store_true", help="show a folder of runs, live")
     arguments = parser.parse(argv)
     environment.limit_threads()
+    if is_live:
+        serve(check_folder(arguments.folder), arguments.port)
+        return 0
     print(page.write(arguments.run_dir, arguments.output))
     return 0
 
@@ -61,7 +73,7 @@ def compare(argv: Sequence[str]) -> int:
     form.add_argument("--markdown", action="store_true", help="print tables for a document")
     arguments = parser.parse(argv)
     environment.limit_threads()
-    comparison = compare_runs(find_runs(arguments.runs))
+    comparison = compare_runs([read_run(path) for path in find_runs(arguments.runs)])
     if arguments.json:
         print(json.dumps(to_json(comparison), indent=2))
     else:
@@ -76,17 +88,11 @@ def runs(argv: Sequence[str]) -> int:
     parser = Parser("samestep runs", RUNS)
     parser.add_argument("folder", nargs="?", default="runs", type=Path, help="default: runs")
     parser.add_argument("--last", type=int, metavar="N", help="only the N newest; default: all")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--watch", action="store_true", help="repeat the list every 2 s")
-    form.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse(argv)
-    folder, last = arguments.folder, arguments.last
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder; name the run_root of your runs")
+    folder, last = check_folder(arguments.folder), arguments.last
     if last is not None and last < 1:
         raise ConfigError(f"--last {last}: must be a whole number, at least 1")
-    if arguments.watch:
-        return watch(folder, last)
     found = listing.list_runs(folder)[:last]
     if arguments.json:
         print(json.dumps(listing.to_json(found), indent=2))
@@ -97,17 +103,8 @@ def runs(argv: Sequence[str]) -> int:
     return 0
 
 
-def watch(folder: Path, last: int | None) -> int:
-    """Show the newest runs that fit the terminal, until Ctrl-C, or until the terminal is closed."""
-    from rich.live import Live
-    from rich.text import Text
-
-    if not sys.stdout.isatty():
-        raise ConfigError("--watch: needs a terminal; without --watch the list is printed once")
-    with Live(auto_refresh=False) as live:
-        while sys.stdout.isatty():
-            found = listing.list_runs(folder)[: last or live.console.height - 2]
-            lines = listing.to_lines(found, time.time())
-            live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
-            time.sleep(WATCH_S)
-    return process.EXIT_LOST_READER
+def check_folder(folder: Path) -> Path:
+    """The folder, if it is one."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; name the run_root of your runs")
+    return folder

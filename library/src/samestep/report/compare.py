@@ -15,44 +15,52 @@ import re
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from samestep.errors import ConfigError
 from samestep.keys import Nature, nature_of
-from samestep.report.files import Run, read_run
+from samestep.report import charts
+from samestep.report.files import Run
 from samestep.report.page import render, show, words_of
 from samestep.run.metrics import is_result
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
 SEED = re.compile(r"(.+\.)?seed")
 CONFIDENCE = 0.95
+LESS_IS_BETTER = {"loss", "error", "mae", "mse", "rmse", "perplexity"}
+STYLES = {"best": "bold", "better": "green", "worse": "red"}  # on a terminal
 
 
 class Estimate(NamedTuple):
-    """A mean, and how far the true one may be from it."""
+    """The mean of a figure, or of a difference, and how far the true one may be from it."""
 
     mean: float
-    half_width: float | None
+    interval95: float | None
     """Half of the 95 % confidence interval; None for a single value."""
-    num: int
+    n: int
+    paired: bool = False
+    """Whether it is a difference of runs that were compared seed by seed."""
 
     def __str__(self) -> str:
         """Such as ``0.984 ± 0.003``."""
-        return show(self.mean) + ("" if self.half_width is None else f" ± {show(self.half_width)}")
+        interval = "" if self.interval95 is None else f" ± {self.interval95:.2g}"
+        return f"{show(self.mean)}{interval}{' paired' if self.paired else ''}"
 
 
-class Difference(NamedTuple):
-    """How a group differs from the first one."""
+class Cell(str):
+    """A text of a table, and its mark: best of its row, better or worse than the first, or none."""
 
-    estimate: Estimate
-    is_paired: bool
-    """Whether the runs were compared seed by seed."""
+    mark: str
 
-    def __str__(self) -> str:
-        """Such as ``+0.002 ± 0.003 paired``."""
-        sign = "+" if self.estimate.mean > 0 else ""
-        return f"{sign}{self.estimate}{' paired' if self.is_paired else ''}"
+    def __new__(cls, text: object = "", mark: str = "") -> Cell:
+        """Make the text; a str takes no ``__init__``."""
+        cell = super().__new__(cls, text)
+        cell.mark = mark
+        return cell
 
 
 class Group(NamedTuple):
@@ -77,7 +85,7 @@ class Comparison(NamedTuple):
     groups: list[Group]
     differences: dict[str, list[str]]
     """Each key of the configuration that differs, and its value in each group."""
-    figures: dict[str, list[tuple[Estimate | None, Difference | None]]]
+    figures: dict[str, list[tuple[Estimate | None, Estimate | None]]]
     """Each figure: its value in each group, and how that differs from the first group."""
     costs: dict[str, list[str]]
     """Processes, times and speeds of each group."""
@@ -91,11 +99,15 @@ def find_runs(patterns: Sequence[str]) -> list[Path]:
     """
     found: dict[Path, Path] = {}  # by its real path: a link to a run is the same run
     for pattern in patterns:
-        runs = [run for path in _matching(pattern) for run in _runs_in(path)]
-        if not runs:
+        configs = [
+            config
+            for path in _matching(pattern)
+            for config in [*path.glob("config.yaml")] or sorted(path.glob("*/config.yaml"))
+        ]
+        if not configs:
             raise ConfigError(f"{pattern}: there is no run; name directories such as runs/<id>")
-        for run in runs:
-            found.setdefault(run.resolve(), run)
+        for config in configs:
+            found.setdefault(config.parent.resolve(), config.parent)
     if len(found) < 2:
         raise ConfigError(f"{next(iter(found.values()))} is one run; name at least two of them")
     return list(found.values())
@@ -112,19 +124,12 @@ def _matching(pattern: str) -> list[Path]:
         return []
 
 
-def _runs_in(path: Path) -> list[Path]:
-    if (path / "config.yaml").is_file():
-        return [path]
-    return sorted(config.parent for config in path.glob("*/config.yaml"))
-
-
-def compare(run_dirs: Sequence[Path]) -> Comparison:
+def compare(runs: Sequence[Run]) -> Comparison:
     """Compare runs; the first one's group is what the others are compared with."""
-    groups = group_runs([read_run(path) for path in run_dirs])
+    groups = group_runs(runs)
     names = sorted({name for group in groups for run in group.runs for name in figures_of(run)})
     figures = {name: [compare_figure(name, groups[0], group) for group in groups] for name in names}
-    costs = costs_of(groups)
-    return Comparison(groups, config_differences(groups), figures, costs)
+    return Comparison(groups, config_differences(groups), figures, costs_of(groups))
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
@@ -157,7 +162,7 @@ def name_of(runs: list[Run]) -> str:
 
 
 def compared_values(run: Run) -> dict[str, Any]:
-    """The configuration without what only says where the run is and how it looks."""
+    """The configuration without what only says how the run looks."""
     return {k: v for k, v in run.values.items() if nature_of(k) < Nature.LOOKS}
 
 
@@ -174,7 +179,7 @@ def config_differences(groups: Sequence[Group]) -> dict[str, list[str]]:
 
 def _words(values: Any) -> str:
     """Equal values once, others in a row, such as the seeds of repeats."""
-    return ", ".join(dict.fromkeys(words_of(value) for value in values))
+    return ", ".join(dict.fromkeys(words_of(value) for value in values if value != ""))
 
 
 def figures_of(run: Run) -> dict[str, float]:
@@ -187,23 +192,17 @@ def figures_of(run: Run) -> dict[str, float]:
 
 def compare_figure(
     name: str, first: Group, group: Group
-) -> tuple[Estimate | None, Difference | None]:
+) -> tuple[Estimate | None, Estimate | None]:
     """A figure of a group, and its difference from the first group; None where it is absent."""
     base, values = first.values(name), group.values(name)
-    if not values:
-        return None, None
-    value = estimate(list(values.values()))
-    if group is first or not base:
+    value = estimate(list(values.values())) if values else None
+    if group is first or not base or not values:
         return value, None
-    return value, difference(base, values)
-
-
-def difference(base: Mapping[Any, float], values: Mapping[Any, float]) -> Difference:
-    """``values`` minus ``base``, both by seed: paired if the seeds are the same."""
-    if base.keys() == values.keys():
-        return Difference(estimate([values[seed] - base[seed] for seed in base]), len(base) > 1)
-    one, other = list(base.values()), list(values.values())
-    return Difference(difference_of_means(one, other), False)
+    if base.keys() != values.keys():
+        return value, difference_of_means(list(base.values()), list(values.values()))
+    return value, estimate([values[seed] - base[seed] for seed in base])._replace(
+        paired=len(base) > 1
+    )
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -249,115 +248,110 @@ def num_ranks(run: Run) -> int | None:
 def costs_of(groups: Sequence[Group]) -> dict[str, list[str]]:
     """Ranks, steps, times, speeds and scaling efficiency: means over the runs of each group."""
     ranks = [num_ranks(group.runs[0]) for group in groups]
+    epoch_s = means_of([[run.figures.get("time/epoch_s") for run in g.runs] for g in groups])
+    total_s = means_of([[run.figures.get("time/total_s") for run in g.runs] for g in groups])
     costs = {
         "ranks": [str(number or "?") for number in ranks],
         "epochs": [_words(run.num_epochs for run in group.runs) for group in groups],
         "steps": [_words(run.num_steps for run in group.runs) for group in groups],
     }
-    epoch_s = [mean_of([run.figures.get("time/epoch_s") for run in g.runs]) for g in groups]
-    total_s = [mean_of([run.figures.get("time/total_s") for run in g.runs]) for g in groups]
-    costs["seconds of training"] = [show_or_not(value) for value in total_s]
-    costs["seconds per epoch, median"] = [show_or_not(value) for value in epoch_s]
-    for name in sorted({name for g in groups for run in g.runs for name in run.speeds}):
-        values = [mean_of([run.speeds.get(name) for run in g.runs]) for g in groups]
-        costs[name] = [show_or_not(value) for value in values]
+    figures = {"seconds of training": total_s, "seconds per epoch, median": epoch_s}
+    for name in sorted({name for group in groups for run in group.runs for name in run.speeds}):
+        figures[name] = means_of([[run.speeds.get(name) for run in g.runs] for g in groups])
     if len(set(ranks)) > 1:
-        pairs = [speedup(epoch_s[0], ranks[0], *own) for own in zip(epoch_s, ranks, strict=True)]
-        costs["speedup"] = [show_or_not(pair[0]) for pair in pairs]
-        costs["scaling efficiency"] = ["" if e is None else f"{e:.0%}" for _, e in pairs]
-    return costs
+        base = epoch_s[0]
+        figures["speedup"] = [base / own if base and own else None for own in epoch_s]
+        # It is 1 if twice the ranks take half the time.
+        costs["scaling efficiency"] = [
+            f"{faster * ranks[0] / number:.0%}" if faster and ranks[0] and number else ""
+            for faster, number in zip(figures["speedup"], ranks, strict=True)
+        ]
+    shown = {key: ["" if v is None else show(v) for v in row] for key, row in figures.items()}
+    return costs | shown
 
 
-def speedup(
-    base_s: float | None, base_ranks: int | None, own_s: float | None, own_ranks: int | None
-) -> tuple[float | None, float | None]:
-    """How many times faster an epoch is than the first group's, and that per added rank.
-
-    The efficiency is 1 if twice the ranks take half the time.
-    """
-    if not base_s or not own_s:
-        return None, None
-    faster = base_s / own_s
-    if not base_ranks or not own_ranks:
-        return faster, None
-    return faster, faster * base_ranks / own_ranks
-
-
-def mean_of(values: Sequence[float | None]) -> float | None:
-    """The mean of those that are known."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
-
-
-def show_or_not(value: float | None) -> str:
-    """A figure, or nothing where it is not known."""
-    return "" if value is None else show(value)
-
-
-def agreement(comparison: Comparison) -> list[str]:
-    """For each group after the first one, in words: which figures differ beyond the noise."""
-    first = comparison.groups[0].name
-    sentences = []
-    for index, group in enumerate(comparison.groups[1:], 1):
-        gaps = {name: cells[index][1] for name, cells in comparison.figures.items()}
-        known = {
-            name: gap.estimate
-            for name, gap in gaps.items()
-            if gap and gap.estimate.half_width is not None
-        }
-        apart = [name for name, gap in known.items() if abs(gap.mean) > (gap.half_width or 0)]
-        text = f"{len(known) - len(apart)} of {len(known)} figures agree with {first} within their "
-        text += f"95 % intervals{'; not ' if apart else ''}{', '.join(apart)}"
-        if not any(gaps.values()):
-            text = f"it has no figure in common with {first}"
-        elif not known:
-            text = "the noise of the seed is not known; train several seeds, as -m seed=0,1,2 does"
-        sentences.append(f"{group.name}: {text}")
-    return sentences
+def means_of(groups: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """The mean over each group of the values that are known; None without any."""
+    known = [[value for value in values if value is not None] for values in groups]
+    return [statistics.fmean(values) if values else None for values in known]
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
     """The comparison as plain containers."""
+    groups, differences, figures, costs = comparison
     return {
-        "groups": [
-            {"name": group.name, "runs": [str(run.run_dir) for run in group.runs]}
-            for group in comparison.groups
-        ],
-        "configuration": comparison.differences,
+        "groups": [{"name": g.name, "runs": [str(run.run_dir) for run in g.runs]} for g in groups],
+        "configuration": differences,
         "figures": {
             name: [
-                {"value": value and _plain(value),
-                 "difference": gap and {**_plain(gap.estimate), "paired": gap.is_paired}}
-                for value, gap in cells
+                {"value": value and value._asdict(), "difference": gap and gap._asdict()}
+                for value, gap in pairs
             ]
-            for name, cells in comparison.figures.items()
+            for name, pairs in figures.items()
         },
-        "agreement": agreement(comparison),
-        "costs": comparison.costs,
-    }  # fmt: skip
-
-
-def _plain(value: Estimate) -> dict[str, Any]:
-    return {"mean": value.mean, "interval95": value.half_width, "n": value.num}
+        "costs": costs,
+    }
 
 
 def tables(comparison: Comparison) -> dict[str, list[list[str]]]:
     """The tables of the comparison by their titles, each with its heading first."""
-    names = [group.name for group in comparison.groups]
-    found = {}
-    if comparison.differences:
-        rows = [[key, *values] for key, values in comparison.differences.items()]
-        found["Configuration: what differs"] = [["key", *names], *rows]
-    figures = [
-        [name, *("" if value is None else str(value) for value, _ in cells),
-         *("" if gap is None else str(gap) for _, gap in cells[1:])]
-        for name, cells in comparison.figures.items()
-    ]  # fmt: skip
-    heading = ["figure", *names, *(f"{name} - {names[0]}" for name in names[1:])]
-    found["Final figures, and differences from the first"] = [heading, *figures]
-    costs = [[name, *values] for name, values in comparison.costs.items()]
-    found["Time and speed"] = [["", *names], *costs]
-    return found
+    groups = comparison.groups
+    names = [group.name for group in groups]
+    about = {
+        "runs": [", ".join(run.name for run in group.runs) for group in groups],
+        "state": [_words(run.status.state for run in group.runs) for group in groups],
+        "seeds": [_words(run.values.get("seed", "?") for run in group.runs) for group in groups],
+        "tags": [_words(tag for run in group.runs for tag in run.status.tags) for group in groups],
+        "notes": [_words(run.status.notes for run in group.runs) for group in groups],
+    }
+    figures = {
+        name: cells_of(pairs, direction_of(name, groups))
+        for name, pairs in comparison.figures.items()
+    }
+    gaps = [f"{name} - {names[0]}" for name in names[1:]]
+    found = {
+        "Runs": (["", *names], {key: row for key, row in about.items() if any(row)}),
+        "Final figures, and differences from the first": (["figure", *names, *gaps], figures),
+        "Configuration: what differs": (["key", *names], comparison.differences),
+        "Time and speed": (["", *names], comparison.costs),
+    }
+    return {
+        title: [heading, *([key, *row] for key, row in rows.items())]
+        for title, (heading, rows) in found.items()
+        if rows
+    }
+
+
+def direction_of(name: str, groups: Sequence[Group]) -> int:
+    """1 if more of a figure is better, -1 if less is, 0 if that is not known.
+
+    The mode of a monitored metric counts for each figure that has its name in its own.
+    """
+    words = set(re.split("[/_]", name))
+    for status in (run.status for group in groups for run in group.runs):
+        own = set(re.split("[/_]", charts.title_of(status.monitor or "")))
+        if status.mode and own <= words:
+            return 1 if status.mode == "max" else -1
+    return -1 if words & LESS_IS_BETTER else 0
+
+
+def cells_of(pairs: Sequence[tuple[Estimate | None, Estimate | None]], direction: int) -> list[str]:
+    """The values of a figure, the best one marked, and the differences, better or worse.
+
+    A difference within its interval may be chance, and is neither.
+    """
+    means = [value.mean * direction for value, _ in pairs if value]
+    best = max(means) if direction and len(set(means)) > 1 else None
+    row: list[str] = []
+    for value, _ in pairs:
+        is_best = value is not None and value.mean * direction == best
+        row.append(Cell(value or "", "best" if is_best else ""))
+    for _, gap in pairs[1:]:
+        is_clear = gap is not None and abs(gap.mean) > (gap.interval95 or 0)
+        mark = "better" if gap and gap.mean * direction > 0 else "worse"
+        sign = "+" if gap and gap.mean > 0 else ""
+        row.append(Cell(f"{sign}{gap or ''}", mark if direction and is_clear else ""))
+    return row
 
 
 def print_tables(comparison: Comparison, *, markdown: bool) -> None:
@@ -376,28 +370,28 @@ def print_tables(comparison: Comparison, *, markdown: bool) -> None:
         for name in heading:
             table.add_column(Text(name), overflow="fold")
         for row in rows:
-            table.add_row(*map(Text, row))  # as text: a name may look like rich's markup
+            # As text: a name may look like rich's markup.
+            table.add_row(*(_text_of(cell, markdown) for cell in row))
         console.print(table)
-    for sentence in agreement(comparison):
-        console.print(Text(sentence))
+
+
+def _text_of(cell: str, markdown: bool) -> Text:
+    from rich.text import Text
+
+    mark = getattr(cell, "mark", "")
+    if mark == "best":
+        return Text(f"**{cell}**" if markdown else f"{cell} (best)", STYLES[mark])
+    return Text(cell, STYLES.get(mark, ""))
 
 
 def to_page(comparison: Comparison) -> str:
     """The comparison as one page, with the curves of all runs over each other."""
-    from samestep.report import charts  # imports matplotlib
-
     runs = [run for group in comparison.groups for run in group.runs]
-    curves: dict[tuple[str, str], dict[str, charts.Points]] = {}
-    for run in runs:
-        for axis, columns in charts.curves_of(run.rows).values():
-            for name, points in columns.items():
-                curves.setdefault((name, axis), {})[run.name] = points
-    problems = [f"{run.name}: {problem}" for run in runs for problem in run.problems]
     return render(
         "compare.html",
         title=" and ".join(group.name for group in comparison.groups),
         tables=tables(comparison),
-        agreement=agreement(comparison),
-        charts=[charts.draw(name, each, axis) for (name, axis), each in curves.items()],
-        problems=problems,
+        charts=charts.of_runs(runs),
+        plotly=charts.plotly_text(),
+        problems=[f"{run.name}: {problem}" for run in runs for problem in run.problems],
     )

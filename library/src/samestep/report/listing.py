@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from samestep.run.record import Record, read
 
-HEADING = ("run", "state", "best", "epochs", "seen")
+HEADING = ("run", "state", "best", "epochs", "tags", "seen")
 WHY_WIDTH = 60  # characters of a reason
 
 
@@ -47,18 +47,21 @@ def _seen(status: Record, entry: os.DirEntry[str]) -> float:
 
 def to_lines(runs: Sequence[Listed], now: float) -> list[str]:
     """The runs as a table for the terminal, the heading first."""
-    rows = [HEADING, *(_cells(run, now) for run in runs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADING))]
+    rows = [HEADING, *((*cells(run), f"{age(now - run.seen)} ago") for run in runs)]
+    if not any(run.status.tags for run in runs):
+        rows = [(*row[:4], row[-1]) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def _cells(run: Listed, now: float) -> tuple[str, ...]:
+def cells(run: Listed) -> tuple[str, ...]:
+    """What the list says of a run, but for when it was seen."""
     status = run.status
     best = "" if status.best is None else f"{status.best:.5g} {status.monitor}"
     why = f": {status.why}" if status.why else ""
     reason = why if len(why) <= WHY_WIDTH else f"{why[: WHY_WIDTH - 3]}..."
     epochs = "" if status.epoch is None else str(status.epoch)
-    return run.name, f"{status.state}{reason}", best, epochs, f"{age(now - run.seen)} ago"
+    return run.name, f"{status.state}{reason}", best, epochs, " ".join(map(str, status.tags))
 
 
 def age(seconds: float) -> str:

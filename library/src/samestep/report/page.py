@@ -1,17 +1,21 @@
 """``report.html``: one run on one page that needs no other file and no network.
 
-matplotlib and jinja2 are imported when a page is made: a run that starts does not wait for them.
+jinja2 is imported when a page is made: a run that starts does not wait for it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import statistics
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from samestep.keys import Nature, nature_of
 from samestep.ranks.secrets import redact
-from samestep.report import summary
+from samestep.report import charts, summary
 from samestep.report.files import Run, read_predictions, read_run, timeline
 from samestep.run import record
 from samestep.run.files import write_text
@@ -24,21 +28,9 @@ log = logging.getLogger(__name__)
 
 NAME = summary.REPORT
 MAX_EPOCHS = 100  # lines of the table of epochs
-MACHINE = (
-    "started", "hostname", "platform", "python", "cpu", "cpu_cores", "memory_gib", "gpus",
-    "world_size", "num_nodes", "seed",
-)  # fmt: skip
-MAIN_PACKAGES = ("torch", "lightning", "hydra-core", "numpy", "samestep", "project")
-
-
-class Node(NamedTuple):
-    """One key of the configuration."""
-
-    name: str
-    value: str
-    set_by: str
-    """What has overridden it, such as ``the command line``; empty if nothing has."""
-    children: tuple[Node, ...]
+NO_FACTS = ("command", "config", "overridden", "git", "packages")  # of a start; shown elsewhere
+USE = {"system/cpu_cores": "CPU cores in use", "system/memory_gib": "memory, GiB",
+       "system/gpu_memory_gib": "GPU memory, GiB"}  # fmt: skip
 
 
 def write_or_warn(run_dir: Path) -> None:
@@ -69,91 +61,97 @@ def write(run_dir: Path, path: Path | None = None) -> Path:
         OSError: if it cannot be written.
     """
     path = path or run_dir / NAME
-    write_text(path, render("report.html", **content_of(read_run(run_dir))))
+    write_text(path, page_of(read_run(run_dir)))
     return path
 
 
-def content_of(run: Run) -> dict[str, Any]:
-    """What the page of a run shows, by the names of its template."""
-    from samestep.report import charts
-
-    curves = charts.curves_of(run.rows)
+def page_of(run: Run) -> str:
+    """The page of a run."""
     epochs = run.num_epochs if run.status.state == record.FINISHED else None
-    return {
-        "title": run.name,
-        "status": run.status,
-        "problems": [redact(problem) for problem in run.problems],
-        "facts": facts_of(run),
-        "figures": {name: show(value) for name, value in sorted(run.figures.items())},
-        "charts": [charts.draw(title, points, axis) for title, (axis, points) in curves.items()],
-        "epochs": epochs_of(run),
-        "predictions": read_predictions(run.run_dir),
-        "choices": select(run.config, "choices") or {},
-        "tree": tree_of(run.config, overridden_in(run)),
-        "machine": machine_of(run),
-        "packages": packages_of(run),
-        "timeline": timeline(run),
-        "command": summary.command_to_go_on(run.config, run.run_dir, epochs),
-    }
+    return render(
+        "report.html",
+        title=run.name,
+        plotly=charts.plotly_text(),
+        status=run.status,
+        problems=[redact(problem) for problem in run.problems],
+        facts=facts_of(run),
+        figures={name: show(value) for name, value in sorted(run.figures.items())},
+        charts=charts.of_runs([run]),
+        epochs=epochs_of(run),
+        predictions=read_predictions(run.run_dir),
+        changed=changed_in(run),
+        config=run.config,
+        machine=machine_of(run),
+        packages=run.status.packages,
+        timeline=timeline(run),
+        command=summary.command_to_go_on(run.config, run.run_dir, epochs),
+    )
 
 
 def facts_of(run: Run) -> dict[str, str]:
-    """The first things that a reader wants to know."""
+    """The first things that a reader wants to know: data, model, results, and what they cost."""
+    chosen = {name: select(run.config, f"choices.{name}") for name in ("data", "model")}
+    facts = {name: str(choice) for name, choice in chosen.items() if choice}
     seconds = run.figures.get("time/total_s")
     times = {"training time": f"{seconds:,.1f} s"} if seconds else {}
-    return summary.facts_of(run.config, run.figures, run.status, run.rows, times)
+    facts |= summary.facts_of(run.config, run.figures, run.status, run.rows, times)
+    use = {name: [row[name] for row in run.rows if name in row] for name in USE}
+    return facts | {USE[name]: f"{statistics.median(use[name]):.1f}" for name in use if use[name]}
 
 
 def epochs_of(run: Run) -> list[list[str]]:
     """The metrics of each epoch as a table, the heading first; the newest epochs of a long run."""
-    rows = [row for row in run.rows if any(name.startswith(("train/", "val/")) for name in row)]
-    names = sorted({name for row in rows for name in row if not name.startswith("test/")})
-    names = [name for name in names if name not in ("epoch", "step")]
+    hidden = ("test/", "test_", "step/", "system/")
+    names = {name for row in run.rows for name in row if not name.startswith(hidden)}
+    names -= {"epoch", "step"}
+    rows = [row for row in run.rows if names & row.keys()]
     if not rows:
         return []
-    lines = [
-        [f"{row.get('epoch', -1) + 1:.0f}", f"{row['step'] + 1:.0f}"]
-        + [show(row[name]) if name in row else "" for name in names]
-        for row in rows[-MAX_EPOCHS:]
+    rows = rows[-MAX_EPOCHS:]
+    columns = [
+        [f"{row.get('epoch', -1) + 1:.0f}" for row in rows],
+        [f"{row['step'] + 1:.0f}" for row in rows],
+        *(align([row.get(name) for row in rows]) for name in sorted(names)),
     ]
-    return [["epoch", "step", *names], *lines]
+    return [["epoch", "step", *sorted(names)], *map(list, zip(*columns, strict=True))]
+
+
+def align(column: Sequence[float | None]) -> list[str]:
+    """A column of figures with the same number of places; None is left out.
+
+    It has five figures of the largest value, unless the smallest would lose most of its own.
+    """
+    sizes = [abs(value) for value in column if value and math.isfinite(value)]
+    places = max(0, 4 - math.floor(math.log10(max(sizes, default=1))))
+    if max(sizes, default=1) > 1000 * min(sizes, default=1):
+        return ["" if value is None else show(value) for value in column]
+    return ["" if value is None else f"{value:,.{places}f}" for value in column]
 
 
 def machine_of(run: Run) -> dict[str, str]:
     """Machine, processes and code of the newest start."""
-    facts = {name.replace("_", " "): words_of(run.status.start.get(name)) for name in MACHINE}
+    facts = {
+        name.replace("_", " "): words_of(value)
+        for name, value in run.status.start.items()
+        if name not in NO_FACTS and value not in (None, [])
+    }
     git = run.status.start.get("git")
     if isinstance(git, dict):
         changed = ", with uncommitted changes (logs/git.diff)" if git.get("dirty") else ""
         facts["commit"] = f"{git.get('commit') or 'not known'}{changed}"
-    return {name: text for name, text in facts.items() if text not in ("null", "[]")}
+    return facts
 
 
-def packages_of(run: Run) -> dict[str, str]:
-    """The versions of the installed packages, those that matter most first."""
-    packages = run.status.packages
-    names = [name for name in MAIN_PACKAGES if name in packages]
-    return {name: packages[name] for name in dict.fromkeys([*names, *packages])}
-
-
-def overridden_in(run: Run) -> dict[str, str]:
-    """What the newest start has overridden, as ``compose.find_overridden`` returns it."""
+def changed_in(run: Run) -> list[tuple[str, str, str]]:
+    """What the newest start has overridden, without names: key, value, and what has set it."""
     found = run.status.start.get("overridden")
-    return {k: str(source) for k, source in found.items()} if isinstance(found, dict) else {}
-
-
-def tree_of(node: Any, overridden: dict[str, str], path: str = "") -> tuple[Node, ...]:
-    """A configuration as a tree; the choices of files are shown elsewhere."""
-    if not isinstance(node, dict):
-        return ()
-    nodes = []
-    for key, value in node.items():
-        full = f"{path}.{key}" if path else str(key)
-        if full != "choices":
-            children = tree_of(value, overridden, full)
-            text = "" if children else words_of(value)
-            nodes.append(Node(str(key), text, overridden.get(full, ""), children))
-    return tuple(nodes)
+    changed = []
+    for key, source in found.items() if isinstance(found, dict) else ():
+        choice = select(run.config, f"choices.{key.replace('.', '/')}")
+        value = words_of(choice or select(run.config, key))
+        if nature_of(key) < Nature.LOOKS:
+            changed.append((key, value, str(source)))
+    return changed
 
 
 def words_of(value: Any) -> str:
@@ -175,8 +173,14 @@ def show(value: float | None) -> str:
 
 
 def render(template: str, **content: Any) -> str:
-    """A page from a template. Every text is escaped, except for the SVG of our own charts."""
+    """A page from a template. Every text is escaped."""
     return _environment().get_template(template).render(**content)
+
+
+def render_part(name: str, *content: Any) -> str:
+    """One macro of ``parts.html``, with its arguments."""
+    part = getattr(_environment().get_template("parts.html").module, name)
+    return str(part(*content))
 
 
 @cache
@@ -184,5 +188,7 @@ def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = FileSystemLoader(Path(__file__).parent / "templates")
-    return Environment(loader=templates, autoescape=True, undefined=StrictUndefined,
-                       trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    found = Environment(loader=templates, autoescape=True, undefined=StrictUndefined,
+                        trim_blocks=True, lstrip_blocks=True)  # fmt: skip
+    found.filters["words"] = words_of
+    return found

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from samestep.errors import ConfigError
-from samestep.ranks.secrets import redact_argument, redact_values
+from samestep.ranks.secrets import redact, redact_argument, redact_values
 from samestep.run import lock, provenance, record, seal
 from samestep.run.changes import config_digest, find_changes
 from samestep.run.files import open_atomic, read_bytes, set_aside, sha256_of, write_text
@@ -249,7 +249,7 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
     starts = [dict(start) for start in known.starts]
     if starts and starts[-1].get("packages") == start["packages"]:
         del starts[-1]["packages"]  # the newest start has the same
-    progress = ("epoch", "step", "monitor", "best", "best_epoch", "shares")
+    progress = ("epoch", "step", "monitor", "mode", "best", "best_epoch", "shares")
     # Without a checkpoint the run starts over.
     forgotten: dict[str, Any] = {} if last else dict.fromkeys(progress)
     record.update(
@@ -258,6 +258,8 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
         run_id=spec.run_id,
         limits={name: _number_of(limit) for name, limit in spec.limits.items()},
         results=None,  # those of before stay in metrics.json
+        notes=redact(spec.notes) or known.notes,
+        tags=list(map(redact, spec.tags)) or known.tags,
         starts=[*starts, redact_values(start)],
         **forgotten,
     )

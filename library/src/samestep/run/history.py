@@ -103,7 +103,7 @@ class History(Logger, L.Callback):
         epochs = trainer.fit_loop.epoch_progress.current
         if epochs.processed > epochs.completed:  # type: ignore[attr-defined]  # an epoch's end
             metrics = trainer.callback_metrics.items()
-            late = ("train/", "time/", "lr")
+            late = ("train/", "time/", "system/", "lr")
             figures = {name: value for name, value in metrics if name.startswith(late)}
             figures |= lightning_patches.metrics_of_epoch(trainer)
             numbers = {name: value.item() for name, value in figures.items()}

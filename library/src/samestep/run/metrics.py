@@ -10,7 +10,9 @@ from typing import Any
 
 from samestep.run.files import read_text
 
-NO_RESULT = re.compile(r"epoch|step|(step|time)/.*|lr([-/].*)?|.*_per_second|DeviceStatsMonitor.*")
+NO_RESULT = re.compile(
+    r"epoch|step|(step|system|time)/.*|lr([-/].*)?|.*_per_second|DeviceStatsMonitor.*"
+)
 
 Rows = list[dict[str, float]]
 

@@ -34,10 +34,13 @@ class Record(NamedTuple):
     epoch: int | None = None  # epochs that were trained to their end
     step: int | None = None  # optimizer steps
     monitor: str = ""  # the metric that chooses the best epoch; empty where none is known
+    mode: str = ""  # of the monitor: max, if more is better, or min
     best: float | int | None = None  # its best value so far: that of best.ckpt
     best_epoch: int | None = None  # the epoch of this value, counted from 1
     shares: Sequence[float] | None = None  # of each batch, for each rank; None: all the same
     limits: Mapping[str, Any] = {}  # what may end it: once finished, it continues if one is higher
+    notes: str = ""  # what it is about, for people
+    tags: Sequence[str] = ()  # words that mark it in lists
     results: str | None = None  # SHA-256 of its metrics.json, as long as it is finished
     ends: Sequence[Mapping[str, Any]] = ()  # of its processes: time, state, why and step of each
     starts: Sequence[Mapping[str, Any]] = ()  # command, config, code and machine; the newest last
@@ -59,7 +62,8 @@ class Record(NamedTuple):
         return dict(word.split("==", 1) for word in words if "==" in word)
 
 
-KINDS = Record.__annotations__ | {"shares": list, "limits": dict, "ends": list, "starts": list}
+LISTS = dict.fromkeys(("shares", "tags", "ends", "starts"), list)
+KINDS = Record.__annotations__ | {"limits": dict, **LISTS}
 
 
 def read(run_dir: Path) -> Record:

@@ -1,0 +1,100 @@
+"""The live page: what its server sends, and to whom."""
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import HTTPError
+
+import pytest
+
+from library.tests.programs import environment
+from library.tests.report.fake import make_run
+from samestep.errors import ConfigError
+from samestep.report import live
+from samestep.run import record
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """A folder of runs, and the address that the command has printed."""
+    folder = tmp_path_factory.mktemp("served") / "runs"
+    make_run(folder / "one")
+    make_run(folder / "two", lr=0.5, score=1.0)
+    make_run(folder / "o<b>dd", lr=0.75)
+    make_run(folder.parent / "outside")
+    command = [sys.executable, "-m", "samestep", "report", "--serve", str(folder)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment()
+    ) as process:  # fmt: skip
+        line = process.stdout.readline()
+        yield folder, re.match(r"(http://127\.0\.0\.1:\d+)/ shows .*runs\. ", line)[1]
+        process.terminate()
+
+
+def ask(address: str, **headers: str) -> str:
+    with urllib.request.urlopen(urllib.request.Request(address, headers=headers)) as answer:
+        return answer.read().decode(errors="replace")
+
+
+def test_the_list_and_the_curves_follow_the_runs(served: tuple[Path, str]):
+    folder, address = served
+    data = json.loads(ask(f"{address}/data"))
+    assert {"one", "two"} <= set(re.findall('value="([^"]*)"', data["list"]))
+    assert "checked" not in data["list"]
+    assert (data["comparison"], data["charts"]) == ("", "")
+    record.update(folder / "one", record.FAILED, "no space <left>", tags=["first"])
+    with (folder / "one/metrics.csv").open("a") as file:
+        file.write("3,39,0.125,,,,,\n")
+    data = json.loads(ask(f"{address}/data?run=one"))
+    assert "failed" in data["list"]
+    assert "no space &lt;left&gt;" in data["list"]
+    assert "first" in data["list"]
+    assert data["list"].count(" checked") == 1
+    assert "&#34;x&#34;: [1, 2, 3, 4]" in data["charts"]
+    assert data["comparison"] == ""
+
+
+def test_ticked_runs_are_compared(served: tuple[Path, str]):
+    data = json.loads(ask(f"{served[1]}/data?run=two&run=o%3Cb%3Edd&run=nothing&run=two"))
+    assert '<td class="best">1 <small>best</small></td>' in data["comparison"]
+    assert "o&lt;b&gt;dd - two" in data["comparison"]
+    assert "<b>" not in "".join(data.values())
+    assert data["charts"].count('aria-label="val/loss"') == 1
+
+
+def test_the_page_and_the_report_of_a_run_need_no_network(served: tuple[Path, str]):
+    _, address = served
+    assert re.findall('src="([^"]*)"', ask(address)) == ["plotly.js"]
+    report = ask(f"{address}/report/o%3Cb%3Edd")
+    assert "<h1>o&lt;b&gt;dd</h1>" in report
+    with urllib.request.urlopen(f"{address}/plotly.js") as answer:
+        assert answer.headers["Content-Encoding"] == "gzip"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
+def test_requests_under_another_name_are_rejected(served: tuple[Path, str], host: str):
+    """A page of somebody else may give its own name the address 127.0.0.1, and read the answer."""
+    with pytest.raises(HTTPError, match="403: ask for localhost"):
+        ask(f"{served[1]}/data", Host=host)
+    port = served[1].rpartition(":")[2]
+    assert ask(f"{served[1]}/data", Host=f"localhost:{port}")
+
+
+@pytest.mark.parametrize("place", ["..%2Foutside", "../outside", "nothing", "", "%00"])
+def test_only_runs_of_the_folder_are_sent(served: tuple[Path, str], place: str):
+    with pytest.raises(HTTPError, match="404"):
+        ask(f"{served[1]}/report/{place}")
+    assert json.loads(ask(f"{served[1]}/data?run={place}"))["charts"] == ""
+
+
+@pytest.mark.parametrize(
+    ("port", "why"), [(None, "Address already in use"), (70000, "port must be")]
+)
+def test_a_port_that_cannot_be_used_is_one_line(served: tuple[Path, str], port, why):
+    folder, address = served
+    with pytest.raises(ConfigError, match=rf"^--port \d+: .*{why}.*; leave it out for a free one$"):
+        live.serve(folder, port or int(address.rpartition(":")[2]))
