@@ -16,6 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TRIES, TRY_S = 3, 60  # of one call of kubectl; a connection may be lost
+NO_ANSWER = re.compile("Unable to connect to the server|[Tt]imeout|connection refused")
 SECONDS = float(os.environ.get("E2E_SECONDS", 900))  # limit of each wait; nodes and pulls are slow
 RESTRICTED = {
     "allowPrivilegeEscalation": False,
@@ -29,7 +30,7 @@ MAKE_FOLDERS = ["install", "-d", "-m", "1777", "/volume/runs", "/volume/data"]
 REMOVE_ALL = ["find", "/volume", "-mindepth", "1", "-delete"]
 KINDS = "jobs,pods,services,networkpolicies"
 INSTANCE = "app.kubernetes.io/instance"
-INDEX = "batch.kubernetes.io/job-completion-index"
+INDICES = ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index")
 
 Object = dict[str, Any]
 
@@ -37,7 +38,7 @@ Object = dict[str, Any]
 def kubectl(*words: str, documents: Sequence[Object] = (), timeout: float = TRY_S) -> str:
     """Run kubectl with ``documents`` as its input, and return what it prints; it must succeed.
 
-    A call without an answer is ended after ``timeout`` seconds and tried again.
+    A call without an answer is tried again; after ``timeout`` seconds it is ended before.
     """
     text = "\n".join(map(json.dumps, documents))
     command = ["kubectl", *words]
@@ -47,6 +48,8 @@ def kubectl(*words: str, documents: Sequence[Object] = (), timeout: float = TRY_
                 command, input=text, capture_output=True, text=True, timeout=timeout, check=False
             )
         except subprocess.TimeoutExpired:
+            continue
+        if NO_ANSWER.search(done.stderr) and attempt + 1 < TRIES:
             continue
         # The call before may have done it, although it has not answered.
         is_done = attempt > 0 and re.search(r"\((AlreadyExists|NotFound)\)", done.stderr)
@@ -86,73 +89,81 @@ class Cluster:
             f"--namespace={self.namespace}", *words, documents=documents, timeout=timeout
         )
 
-    def launch(self, action: str, run_id: str, *words: str) -> str:
-        """Submit or check a run, or call ``samestep status``, ``logs`` or ``cancel``.
-
-        Every action may be repeated, so one in which kubectl got no answer is tried again.
-        """
-        for _ in range(TRIES):
-            exit_code, output = self.launch_once(action, run_id, *words)
-            if exit_code == 0 or "no answer in" not in output:
-                break
-        assert exit_code == 0, f"samestep {action} has failed:\n{output}"
-        return output
-
-    def launch_once(self, action: str, run_id: str, *words: str) -> tuple[int, str]:
-        """Run a command of ``samestep``, and return its exit code and what it prints."""
-        overrides = [
-            "cluster=k8s", "trainer.accelerator=cpu", "trainer.num_nodes=2",
+    def launch(self, target: str, run_id: str, *words: str) -> str:
+        """Submit a run of two nodes; with ``--check`` among the words only check it."""
+        return self.samestep(
+            "launch", f"cluster={target}", "trainer.accelerator=cpu", "trainer.num_nodes=2",
             f"cluster.namespace={self.namespace}", f"cluster.image={self.image}",
             f"cluster.image_pull_policy={self.pull}", f"cluster.volume={self.volume}",
             "cluster.cpus=250m", "cluster.memory=1536Mi", "cluster.shm=64Mi",
             "cluster.env=[{name: OMP_NUM_THREADS, value: '1'}]",
-            "callbacks.progress.log_every_s=1", "data.global_batch_size=60", *words,
-        ]  # fmt: skip
-        flags = {"submit": ["launch"], "check": ["launch", "--check"]}
-        # The others find the run by its name alone.
-        line = [*flags[action], *overrides] if action in flags else [action, run_id]
-        # What submit remembers of a run stays out of the repository.
+            "callbacks.progress.log_every_s=1", "data.global_batch_size=60", *words, RUN_ID=run_id,
+        )  # fmt: skip
+
+    def samestep(self, *words: str, **variables: str) -> str:
+        """Do what a command of ``samestep`` says, and return what it prints; it must succeed.
+
+        Every command may be repeated, so one in which kubectl got no answer is tried again.
+        """
+        for _ in range(TRIES):
+            exit_code, output = self.samestep_once(words, variables)
+            if exit_code == 0 or "no answer in" not in output:
+                break
+        assert exit_code == 0, f"samestep {words[0]} has failed:\n{output}"
+        return output
+
+    def samestep_once(self, words: Sequence[str], variables: dict[str, str]) -> tuple[int, str]:
+        """Run a command of ``samestep``, and return its exit code and what it prints."""
+        # What it remembers of a run stays out of the repository.
         folder = Path(tempfile.gettempdir(), f"{self.namespace}-{os.getpid()}")
         folder.mkdir(exist_ok=True)
         try:
             done = subprocess.run(
-                [sys.executable, ROOT / "tests/samestep_here.py", *line],
-                cwd=folder, env=os.environ | {"RUN_ID": run_id},
+                [sys.executable, ROOT / "tests/samestep_here.py", *words],
+                cwd=folder, env=os.environ | variables,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 text=True, timeout=SECONDS, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:
             said = (error.stdout or b"").decode(errors="replace")
             raise AssertionError(
-                f"samestep {action} has not ended after {SECONDS:.0f} s:\n{said}"
+                f"samestep {words[0]} has not ended after {SECONDS:.0f} s:\n{said}"
             ) from None
         return done.returncode, done.stdout
 
-    def job(self, run_id: str) -> Object | None:
-        """The Job of a run; None if there is none."""
-        found = self.kubectl("get", "jobs", f"--selector={INSTANCE}={run_id}", "--output=json")
-        return next(iter(json.loads(found)["items"]), None)
+    def knows(self, kind: str) -> bool:
+        """Whether the cluster has objects of a kind, such as ``jobsets``."""
+        return bool(
+            re.search(rf"^{kind}\b", kubectl("api-resources", "--output=name"), re.MULTILINE)
+        )
 
     def left(self, run_id: str) -> str:
         """The names of all objects of a run."""
         return self.kubectl("get", KINDS, f"--selector={INSTANCE}={run_id}", "--output=name")
 
-    def pods(self, run_id: str, index: int | None = None) -> dict[str, str]:
-        """The pods of a run, or of its node ``index``: name by uid."""
-        selector = f"{INSTANCE}={run_id}" + ("" if index is None else f",{INDEX}={index}")
-        found = self.kubectl("get", "pods", f"--selector={selector}", "--output=json")
-        items = [item["metadata"] for item in json.loads(found)["items"]]
-        return {item["uid"]: item["name"] for item in items}
+    def pods(self, run_id: str, index: int | None = None) -> list[Object]:
+        """The pods of a run, or those that are or were its node ``index``."""
+        found = self.kubectl("get", "pods", f"--selector={INSTANCE}={run_id}", "--output=json")
+        pods: list[Object] = json.loads(found)["items"]
+        return [pod for pod in pods if index is None or is_node(pod, index)]
+
+    def running_pod(self, run_id: str, index: int) -> str:
+        """The name of the pod that is the node ``index`` now."""
+        pods = [pod for pod in self.pods(run_id, index) if pod["status"]["phase"] == "Running"]
+        (name,) = [pod["metadata"]["name"] for pod in pods]
+        return str(name)
 
     def lines(self, run_id: str, word: str) -> dict[str, list[str]]:
-        """The lines with ``word`` of each pod that is or was node 0, by uid."""
+        """The lines with ``word`` of each container that is or was node 0, by pod and restart."""
         found = {}
-        for uid, name in self.pods(run_id, index=0).items():
+        for pod in self.pods(run_id, index=0):
             try:
-                log = self.kubectl("logs", name, "--tail=-1")
+                log = self.kubectl("logs", pod["metadata"]["name"], "--tail=-1")
             except AssertionError:  # not started yet, or removed meanwhile
                 log = ""
-            found[uid] = [line for line in log.splitlines() if word in line]
+            restarts = [item["restartCount"] for item in pod["status"].get("containerStatuses", ())]
+            key = f"{pod['metadata']['uid']} {restarts}"
+            found[key] = [line for line in log.splitlines() if word in line]
         return found
 
     def read(self, run_id: str, name: str) -> str:
@@ -195,14 +206,15 @@ class Cluster:
             self.kubectl("delete", "pod", name, "--wait=false")
 
     def state(self, run_id: str) -> str:
-        """What explains why a run failed: its own objects, their events and logs."""
+        """What explains why a run failed: its own objects, their logs, and the last events."""
         selector = f"--selector={INSTANCE}={run_id}"
         commands = (
             ("get", KINDS, selector, "--output=wide"),
             ("describe", "jobs,pods", selector, "--show-events=false"),
             ("logs", selector, "--prefix", "--tail=200", "--ignore-errors"),
+            ("get", "events", "--sort-by=.metadata.creationTimestamp"),
         )
-        texts = [self.events(run_id)]
+        texts = []
         for words in commands:
             try:
                 texts.append(f"$ kubectl {' '.join(words)}\n{self.kubectl(*words)}")
@@ -210,20 +222,10 @@ class Cluster:
                 texts.append(str(error))
         return "\n".join(texts)
 
-    def events(self, run_id: str) -> str:
-        """The events of the objects of a run, the oldest first."""
-        words = ("get", "events", "--sort-by=.metadata.creationTimestamp", "--output=json")
-        try:
-            found = json.loads(self.kubectl(*words))["items"]
-        except AssertionError as error:
-            return str(error)
-        lines = [f"$ kubectl {' '.join(words)} # of {run_id}"]
-        for event in found:
-            about = event["involvedObject"]
-            if f"{about.get('name')}-".startswith(f"{run_id}-"):
-                of = f"{about.get('kind')}/{about['name']}"
-                lines.append(f"{of} {event.get('reason')}: {event.get('message')}")
-        return "\n".join(lines)
+
+def is_node(pod: Object, index: int) -> bool:
+    """Whether a pod is the node ``index`` of its run."""
+    return str(index) in [pod["metadata"]["labels"].get(label) for label in INDICES]
 
 
 def node_name() -> str:

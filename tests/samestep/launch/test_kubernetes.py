@@ -14,17 +14,6 @@ LAUNCH = (str(ROOT / "tests/samestep_here.py"), "launch")
 WORDS = ["cluster=k8s", "cluster.image=ghcr.io/me/project:1.2.3", "trainer.num_nodes=2"]
 
 
-def test_warnings_of_the_server_are_printed(tmp_path, monkeypatch, capsys):
-    (tmp_path / "kubectl").write_text(
-        "#!/bin/sh\ncat > /dev/null\necho Warning: old label >&2\necho job.batch/mine created\n"
-    )
-    (tmp_path / "kubectl").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    cfg = OmegaConf.create({"cluster": {"namespace": None}})
-    assert kubectl.apply(cfg, [{"kind": "Job"}]) == "job.batch/mine created\n"
-    assert capsys.readouterr().err == "Warning: old label\n"
-
-
 def test_check_needs_no_cluster(tmp_path):
     result = run(*LAUNCH, *WORDS, "--check", KUBECONFIG=str(tmp_path / "none"))
     assert (result.returncode, result.stderr) == (0, "")

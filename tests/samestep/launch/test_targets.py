@@ -147,31 +147,27 @@ def test_everything_of_a_run_has_its_name_and_label(name):
 
 
 @pytest.mark.parametrize("name", ["k8s", "jobset", "pytorchjob", "kubeflow", "elastic"])
-def test_a_run_has_a_queue_and_a_priority_in_it_and_its_pods_one_in_the_cluster(name):
-    words = ["cluster.queue=team-a", "cluster.queue_priority=high", "cluster.priority_class=urgent"]
-    kind = "TrainJob" if name == "kubeflow" else KINDS[name]
-    labels = document(name, *words, kind=kind)["metadata"]["labels"]
-    assert labels["kueue.x-k8s.io/priority-class"] == "high"
-    assert labels["kueue.x-k8s.io/queue-name"] == "team-a"
-    assert "kueue.x-k8s.io/queue-name" not in document(name, kind=kind)["metadata"]["labels"]
+def test_pods_have_a_priority_in_the_cluster(name):
+    words = ["cluster.priority_class=urgent"]
     assert pod(name, *words)["spec"]["priorityClassName"] == "urgent"
     if name == "elastic":  # a run without its etcd is lost
         etcd = document(name, *words, kind="Deployment")["spec"]["template"]["spec"]
         assert etcd["priorityClassName"] == "urgent"
 
 
+def test_an_elastic_run_has_a_queue():
+    """The other targets wait in one in tests/servers/test_queue.py."""
+    words = ["cluster.queue=team-a", "cluster.queue_priority=high"]
+    labels = document("elastic", *words)["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert labels["kueue.x-k8s.io/priority-class"] == "high"
+
+
+@pytest.mark.parametrize("name", RUNAI)
 @pytest.mark.parametrize("num_nodes", [1, 2, 5])
-def test_there_are_as_many_pods_as_nodes(num_nodes):
-    more = f"trainer.num_nodes={num_nodes}"
-    (job,) = document("jobset", more)["spec"]["replicatedJobs"]
-    assert job["replicas"] == 1
-    assert {job["template"]["spec"][key] for key in ("completions", "parallelism")} == {num_nodes}
-    replicas = document("pytorchjob", more)["spec"]["pytorchReplicaSpecs"]
-    assert {role: spec["replicas"] for role, spec in replicas.items()} == {"Worker": num_nodes}
-    assert document("kubeflow", more, kind="TrainJob")["spec"]["trainer"]["numNodes"] == num_nodes
-    assert document("kubeflow", more)["spec"]["mlPolicy"]["numNodes"] == num_nodes
-    for name in RUNAI:
-        assert f"--workers={num_nodes - 1}" in command(name, more)  # beside the master
+def test_there_are_as_many_workers_as_nodes_beside_the_master(name, num_nodes):
+    """Of the targets on Kubernetes, tests/servers counts the pods."""
+    assert f"--workers={num_nodes - 1}" in command(name, f"trainer.num_nodes={num_nodes}")
 
 
 def test_rendering_needs_neither_torch_nor_an_sdk():

@@ -117,7 +117,9 @@ def launch(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
     Returns:
         Exit code 0, or that of the process that failed first: 137 for SIGKILL, 143 for SIGTERM.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we report it
+    # We report it. Below this one each logger has a level of its own.
+    torchrun = logging.getLogger("torch.distributed.elastic")
+    torchrun.handlers, torchrun.propagate = [logging.NullHandler()], False
     if not environment.variable("TORCH_CPP_LOG_LEVEL"):
         # Otherwise torch prints frames of C++ when a rank loses another one.
         environment.set_variable("TORCH_CPP_LOG_LEVEL", "ERROR")
