@@ -150,6 +150,7 @@ def mlflow(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None)
         found, before, changed = [], {}, {}
     number = found[0].info.run_id if found else None
     logger = MLflow(experiment, run_id, uri, tags={IDENTITY: identity}, run_id=number)
+    number = str(logger.run_id)
     logger.known = frozenset(
         (metric.key, metric.step, metric.value)
         for key in (found[0].data.metrics if found else ())
@@ -157,8 +158,8 @@ def mlflow(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None)
     )
     logger.log_hyperparams({k: v for k, v in params.items() if k not in before})
     for key, value in changed.items():
-        client.set_tag(logger.run_id, f"changed/{key}", value)
-    client.update_run(logger.run_id, "RUNNING")
+        client.set_tag(number, f"changed/{key}", value)
+    client.update_run(number, "RUNNING")
     if uri.startswith("file:"):  # logging made it the address of every later run
         variable.unset()
     return logger
@@ -190,7 +191,7 @@ class TensorBoard(TensorBoardLogger):
         text = Path(self.save_dir, "config.yaml").read_text()
         self.experiment.add_text("config.yaml", textwrap.indent(text, "    "), step)
         # The first summary would say which metrics there are. TensorBoard finds all by itself.
-        for summary in hparams(_parameters(self.save_dir), {})[1:]:
+        for summary in hparams(_parameters(self.save_dir), {})[1:]:  # type: ignore[no-untyped-call]
             file_writer.add_summary(summary)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:

@@ -68,8 +68,8 @@ class Running:
         with self.log.open("ab") as output, suppress(BlockingIOError):
             fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.num_starts += 1
-            self.process = forks and forks.start([*program, *words], variables, output)
-            self.process = self.process or subprocess.Popen(
+            forked = forks.start([*program, *words], variables, output) if forks else None
+            self.process = forked or subprocess.Popen(
                 [sys.executable, *program, *words],
                 env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C in the terminal is for the search alone
