@@ -36,7 +36,11 @@ def test_the_site_is_complete(tmp_path: Path):
     for name in PUBLIC:
         assert re.search(rf'id="samestep[\w.]*\.{name}"', texts["reference/index.html"]), name
     home = texts["index.html"]
-    for link in ('href="start/"', 'href="https://host/us/blob/main/LICENSE"', 'src="img/report.png"'):
+    for link in (
+        'href="start/"',
+        'href="https://host/us/blob/main/LICENSE"',
+        'src="img/report.png"',
+    ):
         assert link in home
     for image in re.findall(r'<img [^>]*src="([\w/.]+)"', home):
         assert (tmp_path / image).is_file(), image

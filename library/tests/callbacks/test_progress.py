@@ -310,6 +310,20 @@ def test_a_terminal_gets_a_bar_and_one_line_per_epoch(tmp_path, clock, terminal)
     assert shown.endswith(SHOWN_AND_ERASED)
 
 
+@pytest.mark.parametrize("columns", [40, 60])
+def test_a_narrow_terminal_keeps_the_epoch(tmp_path, clock, terminal, monkeypatch, columns):
+    def run():
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr("rich._console", None)  # of other tests, and as wide as theirs was
+        new_trainer(tmp_path, new_progress(1e9), max_epochs=2).fit(Model(clock))
+
+    looks = [look.strip() for look in re.split(r"[\r\n]+", ESCAPE.sub("", terminal(run)))]
+    live = [look for look in looks if "loss" in look and "val" not in look]
+    assert len(live) >= 8
+    assert all(re.match(r"epoch [12]/2 ", look) for look in live)
+    assert max(map(len, live)) <= columns
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_the_terminal_is_given_back_when_training_breaks(tmp_path, terminal, error):
     class Broken(Model):

@@ -8,8 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 import lightning as L
-from rich.progress import BarColumn
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.exact import sums_of
@@ -60,8 +61,15 @@ class Progress(L.Callback):
         self._per_own_sample = trainer.world_size / weights_of_ranks(trainer)[trainer.global_rank]
         self._train_sums = [sums for sums in sums_of(pl_module).values() if sums.stage == "train"]
         if trainer.is_global_zero and sys.stdout.isatty():
-            columns = ("{task.description}", BarColumn(bar_width=None), "{task.fields[facts]}")
-            self._bar = Bar(*columns, auto_refresh=False, transient=True, expand=True)
+            # Of a narrow terminal the bar gives way first, then the end of the line.
+            width = len(f"epoch {self._epochs:.0f}/{self._epochs:.0f}")
+            epoch = TextColumn(
+                "{task.description}", table_column=Column(no_wrap=True, min_width=width)
+            )
+            self._bar = Bar(
+                epoch, BarColumn(bar_width=None), "{task.fields[facts]}",
+                auto_refresh=False, transient=True, expand=True,
+            )  # fmt: skip
             self._task = self._bar.add_task("starting", total=None, facts="")
             self._bar.start()
 
