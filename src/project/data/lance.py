@@ -154,6 +154,11 @@ class LanceImageDataModule(L.LightningDataModule):
         """Test batches, in the order of the table."""
         return self._eval_loader(self.test_set)
 
+    def export_inputs(self, num_images: int) -> tuple[torch.nn.Module, Tensor]:
+        """For ``project.export``: what comes before the net, and test images as they are stored."""
+        self.setup("test")
+        return self.normalize, self.test_set[torch.arange(min(num_images, len(self.test_set)))][0]
+
     def transfer_batch_to_device(
         self, batch: tuple[RawBatch, Slice], device: torch.device, dataloader_idx: int
     ) -> Batch:

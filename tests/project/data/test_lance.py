@@ -304,6 +304,16 @@ def test_a_run_goes_on_with_the_version_that_it_began_with(tables: Path, tmp_pat
     assert done.returncode == 0, done.stderr
 
 
+def test_the_scripts_for_runs_know_these_data(tables: Path, photos: Path, tmp_path: Path):
+    command = ["train.py", *SIZES, f"data.root={tables}", f"run_root={tmp_path}"]
+    assert run(*command, "trainer.max_epochs=1", RUN_ID="mine").returncode == 0
+    image = next((photos / "test").rglob("*.png"))
+    for words in (["evaluate.py"], ["predict.py", str(image)], ["export.py"]):
+        done = run(f"scripts/{words[0]}", str(tmp_path / "mine"), *words[1:])
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "mine/export/model.pt2").exists()
+
+
 def test_forked_processes_are_told_to_be_threads(tables: Path):
     loader = BatchLoader(LanceRows(f"{tables}/train.lance"), 32, num_workers=1)
     with pytest.raises(ConfigError, match=r"train\.lance: Lance cannot be read by a process that"):
