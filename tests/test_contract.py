@@ -203,7 +203,7 @@ def test_a_plain_model_without_a_test_step_finishes_with_its_metrics(copy: Path)
         done = run(line, "runs/untested", *options, cwd=copy)
         assert done.returncode == exit_code, done.stderr
     assert done.stderr.startswith("error: --split test: No `test_step()` method defined")
-    assert final_figures(copy / "runs/untested").keys() == {"val_loss"}
+    assert final_figures(copy / "runs/untested").keys() == {"train_loss", "val_loss"}
 
 
 @pytest.mark.parametrize(

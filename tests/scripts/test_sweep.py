@@ -67,7 +67,7 @@ def figures_of(run_dir: Path) -> list[dict[str, str]]:
     with (run_dir / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     return [
-        {k: v for k, v in row.items() if not k.startswith(("time/", "train/images"))}
+        {k: v for k, v in row.items() if not k.startswith(("time/", "system/", "train/samples"))}
         for row in rows
     ]
 

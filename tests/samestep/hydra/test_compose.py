@@ -19,7 +19,12 @@ from tests.conftest import CONFIGS, ROOT
 
 CHOICES = choices_of(CONFIGS)
 LOSS = ["callbacks.checkpoints.monitor=val/loss", "callbacks.checkpoints.mode=min"]
-FOLDER = ["data.root=images", "data.num_classes=2"]  # what data=folder leaves to the user
+OWN_IMAGES = ["data.root=images", "data.num_classes=2"]
+LEFT_TO_THE_USER = {
+    "data=folder": OWN_IMAGES,
+    "data=lance": OWN_IMAGES,
+    "experiment=finetune": [*OWN_IMAGES, "callbacks.finetuning.weights=null"],
+}
 
 
 def fault(*overrides, **options):
@@ -70,7 +75,7 @@ def composed_by_hydra(overrides):
 
 @pytest.mark.parametrize("overrides", list(runs()), ids=" ".join)
 def test_every_choice_is_accepted_and_composed_as_hydra_does(overrides):
-    overrides = overrides + FOLDER * ("data=folder" in overrides)
+    overrides = overrides + [text for o in overrides for text in LEFT_TO_THE_USER.get(o, [])]
     cfg = check(overrides)
     assert OmegaConf.to_container(cfg) == composed_by_hydra(overrides) | {"choices": cfg.choices}
 

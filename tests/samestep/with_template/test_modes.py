@@ -82,7 +82,11 @@ def test_every_logger_gets_the_figures(tmp_path: Path, logger: str, monkeypatch)
 
 
 EVERY_CHOICE = [
-    *(f"experiment={name}" for name in choices("experiment") if name != "language"),
+    *(
+        f"experiment={name}"
+        for name in choices("experiment")
+        if name not in ("language", "finetune")
+    ),
     *(f"callbacks={name}" for name in choices("callbacks")),
     "callbacks=[early_stopping,ema]",
     "trainer.precision=64-true",
