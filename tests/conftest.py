@@ -217,10 +217,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
     """A folder for the whole session, over all processes of pytest-xdist."""
     root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
+    if hasattr(pytestconfig, "workerinput"):  # a process of pytest-xdist
         root = root.parent
     root /= "shared"
     root.mkdir(exist_ok=True)

@@ -19,6 +19,9 @@ def test_every_rule_is_of_a_key():
     own = ["data.root=images", "data.num_classes=2", "callbacks.finetuning.weights=null"]
     for name in experiments:
         keys |= {*leaves(plain(check([name, *(own if name.endswith("finetune") else [])])))}
+    of_finetuning = {"callbacks.finetuning.weights", "callbacks.finetuning.frozen_epochs"}
+    if "experiment=finetune" not in experiments:
+        keys |= of_finetuning | {"model.backbone_lr"}
     assert RULES.keys() - keys == set()
 
 

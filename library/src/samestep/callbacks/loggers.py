@@ -100,7 +100,9 @@ def wandb(
         wb.teardown()
         wb.setup(settings=silent)
     why = why or "there is no key (WANDB_API_KEY, or `wandb login` once)"
-    log.warning("W&B goes on offline: %s. To upload later: wandb sync %s/wandb", why, run_dir)
+    log.warning(
+        "W&B goes on offline: %s. To upload later: wandb sync %s/wandb/FOLDER", why, run_dir
+    )
     return start("offline")
 
 
