@@ -162,7 +162,8 @@ def pytest_terminal_summary(
     wall_s: Counter[str] = Counter()
     for report in itertools.chain(*terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport):
-            cpu_s[report.nodeid] = max(cpu_s[report.nodeid], dict(report.user_properties).get("cpu_s", 0))
+            cost = dict(report.user_properties).get("cpu_s", 0.0)  # none of a process that crashed
+            cpu_s[report.nodeid] = max(cpu_s[report.nodeid], cost)
             wall_s[report.nodeid] += report.duration
     lines = [f"{cpu_s.total():8.2f} {wall_s.total():8.2f} all"]
     lines += [f"{cpu_s[name]:8.2f} {wall_s[name]:8.2f} {name}" for name, _ in cpu_s.most_common()]
