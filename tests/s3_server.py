@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import fsspec
+import pytest
+
 from library.tests.programs import environment
 
 KEY = "AKIA" + "F4K3" * 4
@@ -38,6 +41,18 @@ def s3_server(log: Path) -> Iterator[dict[str, str]]:
         finally:
             server.kill()
             server.wait()
+
+
+def use_bucket(
+    server: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> fsspec.AbstractFileSystem:
+    """Have this process use the server, with a bucket of this name; returns its file system."""
+    for key, value in server.items():
+        monkeypatch.setenv(key, value)
+    fs = fsspec.filesystem("s3", skip_instance_cache=True)
+    if not fs.exists(name):
+        fs.mkdir(name)
+    return fs
 
 
 def variables_of(port: int) -> dict[str, str]:

@@ -12,7 +12,7 @@ import pyarrow.dataset as arrow_dataset
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
 from project.data.sources import ImageFolder
 from samestep.data.lance import NUM_ROWS, first_line
@@ -97,8 +97,7 @@ def find_images(source: Path, val_share: float) -> list[Part]:
     so ``shuffle=Blocks(...)`` mixes them well.
     """
     ImageFolder().prepare(source, download=False, mirror=None)
-    classes = sorted(folder.name for folder in (source / "train").iterdir() if folder.is_dir())
-    labels = {name: label for label, name in enumerate(classes)}
+    classes, labels = find_classes(source / "train")
     train, test = (
         mix(make_dataset(source / part, labels, IMG_EXTENSIONS)) for part in ("train", "test")
     )

@@ -7,7 +7,7 @@ import lightning as L
 import torch
 
 from project.data.augment import Augment, Normalize
-from project.data.images import Batch, ImageSet, RawBatch
+from project.data.images import Batch, ImageSet, RawBatch, make_batch
 from project.data.sources import ImageFiles, Images, Source
 from project.rules import check_batch_size
 from samestep.data.loader import BatchLoader
@@ -162,20 +162,7 @@ class ImageDataModule(L.LightningDataModule):
         self, batch: tuple[RawBatch, Slice], device: torch.device, dataloader_idx: int
     ) -> Batch:
         """Move one batch to the device; augment it there when training, and normalize it."""
-        raw, place = batch
-        images = raw.images.to(device, non_blocking=True)
-        if self.normalize.scale.device != images.device:
-            self.normalize.to(images.device)
-        dtype = torch.float32
-        if self.trainer:
-            dtype = self.trainer.lightning_module.dtype  # type: ignore[assignment]
-            if self.trainer.training:
-                images = self.augment(images, place)
-        return Batch(
-            self.normalize(images).to(dtype),
-            raw.labels.to(device, non_blocking=True),
-            raw.ids.to(device, non_blocking=True),
-        )
+        return make_batch(*batch, device, self.trainer, self.augment, self.normalize)
 
     def state_dict(self) -> dict[str, list[str]]:
         """What a checkpoint keeps: the names of the classes, which the source may have given."""

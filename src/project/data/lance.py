@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from project.data.augment import Augment, Normalize
-from project.data.images import Batch, RawBatch
+from project.data.images import Batch, RawBatch, make_batch
 from project.data.sources import decode_image, reading
 from project.rules import check_batch_size
 from samestep.data.lance import LanceRows
@@ -163,19 +163,7 @@ class LanceImageDataModule(L.LightningDataModule):
         self, batch: tuple[RawBatch, Slice], device: torch.device, dataloader_idx: int
     ) -> Batch:
         """Move one batch to the device; augment it there when training, and normalize it."""
-        raw, place = batch
-        images = raw.images.to(device, non_blocking=True)
-        self.normalize.to(device)
-        if self.trainer and self.trainer.training:
-            images = self.augment(images, place)
-        images = self.normalize(images)
-        if self.trainer:
-            images = images.to(self.trainer.lightning_module.dtype)
-        return Batch(
-            images,
-            raw.labels.to(device, non_blocking=True),
-            raw.ids.to(device, non_blocking=True),
-        )
+        return make_batch(*batch, device, self.trainer, self.augment, self.normalize)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: the names of the classes, and which table was read."""

@@ -26,7 +26,7 @@ from samestep.errors import ConfigError, RunError
 from tests.conftest import NO_PICTURES, final_figures, run, run_ranks
 from tests.faults.lab import Laboratory
 from tests.project.test_train import history
-from tests.s3_server import harm, s3_server
+from tests.s3_server import harm, s3_server, use_bucket
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 
 @pytest.fixture
 def s3(server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    import fsspec
-
-    for name, value in server.items():
-        monkeypatch.setenv(name, value)
-    fs = fsspec.filesystem("s3", skip_instance_cache=True)
-    if not fs.exists("images"):
-        fs.mkdir("images")
+    use_bucket(server, "images", monkeypatch)
     return server
 
 

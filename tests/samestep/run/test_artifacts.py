@@ -24,7 +24,7 @@ from samestep.run.checkpoint import AtomicCheckpointIO, load
 from samestep.run.files import write_text
 from samestep.run.store import RunCopy
 from tests.conftest import NO_PICTURES, QUICK, final_figures, run, run_ranks
-from tests.s3_server import KEY, SECRET, s3_server, wait_for
+from tests.s3_server import KEY, SECRET, s3_server, use_bucket, wait_for
 
 NODE = "++callbacks.artifacts"
 NUM_EPOCHS = ["trainer.max_epochs=4", *QUICK[1:], "model=mlp", "model.net.dropout=0.2"]
@@ -399,12 +399,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def bucket(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> fsspec.AbstractFileSystem:
-    for name, value in s3.items():
-        monkeypatch.setenv(name, value)
-    fs = fsspec.filesystem("s3", skip_instance_cache=True)
-    if not fs.exists("bucket"):
-        fs.mkdir("bucket")
-    return fs
+    return use_bucket(s3, "bucket", monkeypatch)
 
 
 def test_a_run_killed_elsewhere_ends_here_as_an_undisturbed_one(

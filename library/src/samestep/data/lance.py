@@ -6,6 +6,7 @@ order with few requests, so the exact order of ``BatchLoader`` needs no stream a
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
@@ -97,12 +98,12 @@ class LanceRows:
         self.table = lance.dataset(self.uri, version=self.version, storage_options=self.options)
         self.process = os.getpid()
 
-    @property
+    @cached_property  # each checkpoint asks for it
     def digest(self) -> str:
         """Of the files of this version, whose names are unique: equal only for the same rows."""
-        files = [file for fragment in self.table.get_fragments() for file in fragment.data_files()]
-        deleted = [str(fragment.deletion_file()) for fragment in self.table.get_fragments()]
-        names = [str(file.path) for file in files] + deleted
+        fragments = self.table.get_fragments()
+        files = [str(file.path) for fragment in fragments for file in fragment.data_files()]
+        names = files + [str(fragment.deletion_file()) for fragment in fragments]
         return sha256("\n".join(names).encode()).hexdigest()
 
 
