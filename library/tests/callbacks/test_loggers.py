@@ -16,11 +16,11 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
+import wandb
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb.proto import wandb_internal_pb2
 
-import wandb
 from library.tests.kit import Net, batches, fit
 from library.tests.programs import run_code
 from samestep.callbacks import loggers
