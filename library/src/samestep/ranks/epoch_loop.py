@@ -83,6 +83,7 @@ class EpochLoop(_TrainingEpochLoop):
             and trainer.check_val_every_n_epoch is not None
             and trainer._val_check_time_interval is None
         )
+        self._has_plateau = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
 
     def advance(self, data_fetcher: Any) -> None:
         """Train on one batch."""
@@ -108,12 +109,13 @@ class EpochLoop(_TrainingEpochLoop):
 
     def on_advance_end(self, data_fetcher: Any) -> None:
         """Validate, if it is time for it."""
-        if self._validates_at_end and not self.batch_progress.is_last_batch:
-            trainer = self.trainer
-            if not trainer.should_stop and not trainer.lr_scheduler_configs:
-                self._batches_that_stepped += not self._should_accumulate()
-                return
-        super().on_advance_end(data_fetcher)
+        has_more = (
+            self.trainer.should_stop or self._has_plateau or self.batch_progress.is_last_batch
+        )
+        if has_more or not self._validates_at_end:
+            super().on_advance_end(data_fetcher)
+        else:
+            self._batches_that_stepped += not self._should_accumulate()
 
     def _broadcast_sigterm_tensor(self) -> None:
         """Ask nobody: all ranks stop together in samestep.ranks.stopping."""
