@@ -100,9 +100,8 @@ def wandb(
         wb.teardown()
         wb.setup(settings=silent)
     why = why or "there is no key (WANDB_API_KEY, or `wandb login` once)"
-    log.warning(
-        "W&B goes on offline: %s. To upload later: wandb sync %s/wandb/FOLDER", why, run_dir
-    )
+    later = f"To upload later: wandb sync {run_dir}/wandb/offline-run-*"
+    log.warning("W&B goes on offline: %s. %s", why, later)
     return start("offline")
 
 
