@@ -99,7 +99,7 @@ def test_commands_are_found_where_there_are_some():
     silent = SOURCES.keys() - {source for source, *_ in COMMANDS}
     of_other_commands = {"copies", "foreign", "reference", "reliability"}
     others = {f"docs/{name}.md" for name in of_other_commands} | {"docs/clusters/entrypoint.md"}
-    assert silent == {"CONTRIBUTING.md", *others}
+    assert silent == others
     assert [source for source, *_ in COMMANDS].count("--help") == 6  # usage and five examples
 
 
@@ -167,7 +167,7 @@ def test_every_cluster_says_what_it_was_seen_on():
 @only_in_the_template
 def test_a_cluster_is_read_in_a_minute():
     """Each kind of cluster has at most 60 lines; README.md and pages for developers have more."""
-    others = {"README.md", "entrypoint.md", "servers.md"}
+    others = {"README.md", "entrypoint.md"}
     lines = {
         path.name: len(path.read_text().splitlines())
         for path in (ROOT / "docs/clusters").glob("*.md")

@@ -16,7 +16,7 @@ from tests.faults.lab import (
     flip,
 )
 
-TABLE = ROOT / "docs" / "reliability.md"
+TABLE = ROOT / "tests/faults/results.md"
 ONE, TWO, TORCHRUN = "1 process", "2 processes", "torchrun 2"
 RESTARTS, AGENTS, UNEQUAL = "torchrun 2, restarts", "agents 1+1", "agents 1+2"
 STOPPED = {ONE: (143,), TWO: (143,), PODS: (143,)}  # torchrun makes every exit code 1
@@ -136,7 +136,7 @@ EXPERIMENTS = [
 
 
 def note(experiment: Experiment, outcome: Outcome) -> None:
-    """Put a result into the table of docs/reliability.md, in the order of ``EXPERIMENTS``."""
+    """Put a result into the table of tests/faults/results.md, in the order of ``EXPERIMENTS``."""
     text = TABLE.read_text()
     before, _, rest = text.partition("<!-- table -->\n")
     old, _, after = rest.partition("<!-- end -->")
