@@ -81,7 +81,7 @@ EXPERIMENTS = [
            overrides=["callbacks.artifacts.url=${run_root}/store"]),
     terminated("node 0's folder lost, no store", OWN_FOLDERS,
                "term_agent step 27 0", "kill step 47 0", damage=shutil.rmtree, damaged_attempt=2,
-               says="is on the node of rank 1: rank zero takes it from there"),
+               says="is on the node of rank 1: rank zero fetches it"),
     terminated("SIGTERM to a pod", PODS, "term_pod step 27 1"),
     terminated("SIGTERM to the pod of rank 0", PODS, "term_pod backward 27 0"),
     killed("SIGKILL", ONE, "kill step 27 0"),

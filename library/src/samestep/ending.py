@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 NO_CHECKPOINT = (
     "Note: this run keeps no checkpoint, because no callback is a Checkpoints. If it is "
-    "interrupted, it begins anew. A file of configs/callbacks gets one by `defaults: - default`."
+    "interrupted, it starts over. Add `defaults: - default` to the file in configs/callbacks."
 )
 REPORT_S = 10.0  # for the report of a run that was stopped: what stopped it waits no longer
 

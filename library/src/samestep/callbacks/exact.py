@@ -36,22 +36,22 @@ TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_b
 
 NOTE = (
     "Note: the training data come from an ordinary DataLoader. If an epoch is interrupted, the "
-    "rest of it sees other samples than it would have seen, and several ranks repeat samples to "
-    "make their shares equal. BatchLoader is exact:"
+    "rest of it sees other samples, and several ranks repeat samples to get equal shares. "
+    "BatchLoader is exact:"
 )
 NOTE_ON_STREAMS = (
     "Note: the training data come from an ordinary DataLoader of unknown length. If an epoch is "
-    "interrupted, it begins again with the first samples, and takes more steps. Each of several "
-    "ranks sees all samples, unless your data set shares them out. BatchLoader is exact:"
+    "interrupted, it starts over with the first samples, and takes more steps. Each of several "
+    "ranks sees all samples, unless your data set splits them. BatchLoader is exact:"
 )
 NOTE_ON_STATES = (
     "Note: the training data come from a loader with a state of its own (state_dict), and continue "
-    "with it on the same number of ranks. Random transforms draw other numbers after an "
+    "with it on the same number of ranks. Random transforms sample other numbers after an "
     "interruption. BatchLoader is exact:"
 )
 NOTE_ON_RANKS = (
     "Note: the checkpoint has the states of the training loaders of {} ranks, and {} ranks cannot "
-    "continue with them. The loaders begin with their first samples."
+    "continue with them. The loaders start over."
 )
 NOTE_ON_SLICES = (
     "Note: the data set draws random numbers for whole batches, so they depend on the number of "

@@ -101,7 +101,7 @@ def wandb(
         wb.setup(settings=silent)
     why = why or "there is no key (WANDB_API_KEY, or `wandb login` once)"
     log.warning(
-        "W&B goes on offline: %s. To upload later: wandb sync %s/wandb/FOLDER", why, run_dir
+        "W&B continues offline: %s. To upload later: wandb sync %s/wandb/FOLDER", why, run_dir
     )
     return start("offline")
 
@@ -277,7 +277,7 @@ def _parameters(run_dir: str) -> dict[str, str]:
 def require(module: str, package: str) -> None:
     """Raise a ConfigError with the remedy if a package is not installed."""
     if importlib.util.find_spec(module) is None:
-        raise ConfigError(f"logger: needs a package that is missing: pip install {package}")
+        raise ConfigError(f"logger: a package is missing: pip install {package}")
 
 
 def _unreachable(url: str) -> str | None:

@@ -189,8 +189,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         check_supported(callback, f"callbacks.{name}")
         if isinstance(callback, ProgressBar):
             raise ConfigError(
-                f"callbacks.{name}: leave it out; callbacks.progress draws a bar, and two of them "
-                "cannot share a terminal"
+                f"callbacks.{name}: leave it out; callbacks.progress draws a bar already"
             )
     spec = spec_of(cfg)
     accumulates = cfg.trainer.accumulate_grad_batches > 1
@@ -317,7 +316,7 @@ def build(node: DictConfig, key: str, **arguments: Any) -> Any:
             raise cause from error
         # Hydra itself refuses targets that could run any program, such as os.system.
         if isinstance(cause, (*REFUSALS, InstantiationException)):
-            raise ConfigError(f"{key}: {node.get('_target_')} refuses: {cause}") from error
+            raise ConfigError(f"{key}: {node.get('_target_')} raised: {cause}") from error
         raise cause from error
 
 
@@ -366,13 +365,13 @@ def check_share_of_test(cfg: DictConfig, parts: Parts) -> None:
             num_batches = len(loader)
         except TypeError:
             raise ConfigError(
-                f"trainer.limit_test_batches={share}: the test data do not say how many batches "
-                "they have; give a whole number"
+                f"trainer.limit_test_batches={share}: the number of test batches is unknown; "
+                "use a whole number"
             ) from None
         if int(num_batches * share) == 0:
             raise ConfigError(
-                f"trainer.limit_test_batches={share}: of {num_batches} test batches that is none; "
-                "give a larger share, or a whole number"
+                f"trainer.limit_test_batches={share}: selects none of the {num_batches} test "
+                "batches; use a larger share, or a whole number"
             )
 
 

@@ -34,7 +34,7 @@ def check(cfg: DictConfig, documents: Sequence[Document]) -> int:
     try:
         call("squeue", "--me")
     except RunError as error:
-        print(f"{cfg.run_id}: Slurm was not asked; {error}")
+        print(f"{cfg.run_id}: Slurm was not checked; {error}")
         return 0
     answer = call("sbatch", "--test-only", script=render.text(documents))
     print(f"{cfg.run_id}: Slurm would accept it: {answer.removeprefix('sbatch: ')}")

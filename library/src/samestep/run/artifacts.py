@@ -98,7 +98,7 @@ class Artifacts(L.Callback):
         except Exception as error:
             why = redact(f"{name}: {type(error).__name__} {error}")
             if type(error).__name__ not in self._problems:
-                log.warning("Cannot upload %s; it is tried again while training goes on", why)
+                log.warning("Cannot upload %s; retrying while training continues", why)
             self._problems[type(error).__name__] = why
             return False
         return True
