@@ -225,7 +225,7 @@ class ResumeOrder(L.Callback):
         self.batch = batch_idx + 1
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin to count anew."""
+        """Start counting again."""
         self.epoch, self.batch = trainer.current_epoch + 1, 0
         self._is_first_epoch = False
         self._note_generators(trainer)

@@ -183,7 +183,7 @@ def parse_size(value: object) -> float | None:
 
 
 def find_needed_files(cfg: DictConfig) -> list[str]:
-    """The files below ``data/`` without which every container would refuse to train."""
+    """The files below ``data/`` without which every container would fail."""
     if "volume" not in cfg.cluster and "data" not in cfg.cluster:
         return []  # a workflow of Flyte fetches them
     files = load_project_rules(cfg.rules).needed_files(cfg)
