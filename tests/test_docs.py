@@ -133,6 +133,16 @@ def test_every_promise_names_its_tests():
 
 
 @only_in_the_template
+def test_the_summary_of_the_faults_counts_every_experiment():
+    results = (ROOT / "tests/faults/results.md").read_text()
+    survived = re.findall(r"^\| [^|]+ \| [^|]+ \| (yes|\*\*no)", results, re.M)
+    assert set(survived) == {"yes"}
+    page = (ROOT / "docs/reliability.md").read_text().partition("## Measured")[2]
+    assert f"[All {len(survived)} experiments]" in page
+    assert sum(map(int, re.findall(r"^\| [^|]* \| (\d+) \|", page, re.M))) == len(survived)
+
+
+@only_in_the_template
 def test_supported_versions_are_those_of_the_library():
     project = tomllib.loads((ROOT / "library/pyproject.toml").read_text())["project"]
     bounds = {"Python": project["requires-python"]}

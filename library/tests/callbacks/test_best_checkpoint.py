@@ -170,7 +170,7 @@ def test_other_weights_than_the_best_ones_are_never_tested(tmp_path: Path, harm:
             best.write_bytes(older)  # it was the best one once
         case "last":
             shutil.copy(best.with_name("last.ckpt"), best)
-    is_now = {"older": "of step 4", "last": "of step 12"}.get(harm, "missing, or damaged")
+    is_now = {"older": "from step 4", "last": "from step 12"}.get(harm, "missing, or damaged")
     message = rf"best.ckpt cannot be used: it is {is_now}, and the best checkpoint is from step 8"
     with pytest.raises(CheckpointError, match=message + r".*larger trainer.max_epochs"):
         directory.best_checkpoint(tmp_path)

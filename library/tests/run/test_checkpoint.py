@@ -327,7 +327,7 @@ def test_a_full_disk_is_one_message_and_keeps_what_was_there(small_disk: Path):
     save(small_disk / "last.ckpt", 1)
     save(small_disk / "last.ckpt", 2)
     (small_disk / "other").write_bytes(bytes(600_000 - 2**16))
-    with pytest.raises(CheckpointError, match=r"No space left on device.*Make room"):
+    with pytest.raises(CheckpointError, match=r"No space left on device.*Free some space"):
         save(small_disk / "last.ckpt", 3)
     assert load(newest(small_disk)) == 2
     assert not list(small_disk.glob(".*partial"))
