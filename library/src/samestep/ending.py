@@ -1,4 +1,4 @@
-"""How a run ends, for those who look at it later: its state, its report, its copy."""
+"""How a run ends, for those who inspect it later: its state, its report, its copy."""
 
 import logging
 import threading
@@ -70,7 +70,7 @@ def recorded(
 def record_interruption(
     run_dir: Path, trainer: L.Trainer, error: BaseException, again: str
 ) -> None:
-    """Write why a run has ended before its end, and say how a run that was stopped goes on."""
+    """Write why a run has ended before its end, and say how to continue a run that was stopped."""
     ended, why = record.STOPPED, type(error).__name__  # a second Ctrl-C
     if isinstance(error, Stopped):
         why = error.name

@@ -62,9 +62,9 @@ NOTE_ON_SLICES = (
 class SeedSteps(L.Callback):
     """Makes the random numbers of each step a pure function of seed, stage, batch and rank.
 
-    Dropout then draws the same numbers in a run that was interrupted, and so does a step that asks
-    NumPy or Python's ``random``, as many recipes of mixup do. Training draws others in each epoch.
-    Validation and test do not, so that their figures can be repeated from a checkpoint alone; the
+    Dropout then samples the same numbers in a run that was interrupted, and so does a step that
+    uses NumPy or Python's ``random``, as mixup often does. Each epoch of training samples others.
+    Validation and test do not, so that their metrics can be repeated from a checkpoint alone; the
     random numbers of training continue after a validation as if there had been none.
 
     If the module or the DataModule has hooks for the transfer of a batch, which may hold random
@@ -137,12 +137,12 @@ class SeedSteps(L.Callback):
 
 
 class ResumeOrder(L.Callback):
-    """Lets the training data go on where the run was interrupted.
+    """Lets the training data continue where the run was interrupted.
 
-    A ``BatchLoader`` goes on with the batch after the last step. An ordinary DataLoader cannot
-    begin within an epoch; its user is told so once. The order that it draws for an epoch is a pure
-    function of the seed and the epoch, because the random numbers are seeded before it draws. A
-    loader with ``state_dict`` and ``load_state_dict`` goes on with it, each rank with its own. A
+    A ``BatchLoader`` continues with the batch after the last step. An ordinary DataLoader cannot
+    start within an epoch; a note says so once. Its order is a pure function of the seed and the
+    epoch, because the random numbers are seeded before it is sampled. A loader with
+    ``state_dict`` and ``load_state_dict`` continues from it, each rank from its own. A
     ``generator`` of a DataLoader or of its sampler continues as it was before the epoch's order.
 
     Args:

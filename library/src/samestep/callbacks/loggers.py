@@ -43,7 +43,7 @@ def wandb(
 ) -> WandbLogger:
     """The Weights & Biases run named ``run_id``; the same name continues the same run.
 
-    Without a key, or without an answer from the server, the run goes on offline, with one warning
+    Without a key, or without an answer from the server, the run continues offline, with one warning
     that says why and how to upload it later. ``WANDB_MODE`` is respected without a warning. All
     files of W&B go to ``<run_dir>/wandb``, and what a server that goes away missed stays there.
     """

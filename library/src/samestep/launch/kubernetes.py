@@ -16,7 +16,7 @@ from samestep.launch.poll import poll
 from samestep.launch.render import Document
 
 KEPT_KINDS = (volume.CLAIM,)  # these objects outlive a run that is cancelled
-ANSWER_S = 5  # seconds in which a cluster must answer; otherwise the check goes on without it
+ANSWER_S = 5  # seconds in which a cluster must answer; otherwise the check continues without it
 EXTRA_S = 60  # seconds that pods may take to end, beyond their grace period
 
 

@@ -53,7 +53,7 @@ def submit(cfg: DictConfig, documents: Sequence[Document]) -> int:
 
 
 def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
-    """Print what all nodes have printed, and go on until the run ends.
+    """Print what all nodes have printed, until the run ends.
 
     Returns:
         0 if the run succeeded, 1 if not, 141 if the reader of the logs went away before.

@@ -147,7 +147,7 @@ def launch(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
 
 
 def run_agents(config: "LaunchConfig", spec: "WorkerSpec") -> Outcome:
-    """Run torchrun's agents, one after the other, until the processes succeed or must not go on.
+    """Run torchrun's agents, one after the other, until the processes succeed or must stop.
 
     torchrun's agent restarts its processes whatever their exit codes are. So each agent here has no
     restarts, and the next one meets the other nodes again at the same place.
