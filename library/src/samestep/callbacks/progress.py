@@ -23,7 +23,7 @@ REDRAW_S = 0.2  # seconds between two updates of the bar
 
 
 class Progress(L.Callback):
-    """Shows how far the training is, its metrics and speed, and the time it still needs.
+    """Shows the progress of training: metrics, speed, and the time that is left.
 
     Rank zero writes to stdout, the other ranks nothing. On a terminal a bar is drawn, at most five
     times a second, and removed at the end; elsewhere a line is written after the first step and

@@ -207,7 +207,7 @@ def run_command(
 ) -> int:
     """Run the cluster's own command, which reads the documents; return its exit code."""
     if action == "check":
-        print(f"{cfg.run_id}: no errors found; cluster={cfg.cluster.name} was not asked")
+        print(f"{cfg.run_id}: no errors found; cluster={cfg.cluster.name} was not checked")
         return 0
     command = render.command(cfg, overrides, action)
     if not command:

@@ -52,7 +52,7 @@ def main(argv: Sequence[str], script: Path | None = None) -> int:
         exit_code = Search(settings, script).run()
     except OSError as error:
         what = f"{error.filename or 'the search'} cannot be written: {error.strerror}"
-        raise RunError(f"{what}; make room, and repeat the command to continue") from error
+        raise RunError(f"{what}; free some space, and repeat the command to continue") from error
     if exit_code not in (0, 1):
         name = environment.run_id()
         line = shlex.join(["samestep", "sweep", *argv])
