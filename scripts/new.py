@@ -1,4 +1,4 @@
-"""Begin a model or a data set of your own as a copy of one that is here.
+"""Start a model or a data set of your own from a copy of an existing one.
 
 python scripts/new.py model NAME --from MODEL    # its config, its net and the test of the net
 python scripts/new.py data NAME --from DATA      # its config

@@ -1,7 +1,7 @@
 """Send a run to a cluster. It takes the same overrides as train.py.
 
 samestep launch cluster=k8s trainer.num_nodes=2 --render     # print the manifests
-samestep launch cluster=k8s trainer.num_nodes=2 --check      # look for errors, and start nothing
+samestep launch cluster=k8s trainer.num_nodes=2 --check      # find errors, and start nothing
 RUN_ID=mine samestep launch cluster=k8s cluster.image=$IMAGE trainer.num_nodes=2
 samestep logs mine                                           # also status, cancel
 
