@@ -346,7 +346,7 @@ def test_mlflow_shows_what_has_changed_and_not_another_run(tmp_path: Path, monke
 
 
 def test_a_missing_package_is_one_message_with_its_command(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"a package that is missing: pip install no-such$"):
+    with pytest.raises(ConfigError, match=r"a package is missing: pip install no-such$"):
         loggers.require("no_such", "no-such")
 
 
