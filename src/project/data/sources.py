@@ -3,6 +3,7 @@
 import contextlib
 import io
 import pickle
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import distribution
@@ -148,24 +149,38 @@ class CIFAR10(Archives):
 class ImageFolder:
     """Your own images: ``train/<class>/*.png`` and ``test/<class>/*.png`` below ``root``.
 
-    Files of the types torchvision knows count, in folders of any depth; the others are ignored.
+    Or ``<class>/*.png`` alone, of which a fifth is the test set: which ones, their names say, so
+    that more images change nothing for the others. Files of the types torchvision knows count, in
+    folders of any depth; the others are ignored.
     """
 
     def prepare(self, root: Path, *, download: bool, mirror: str | None) -> None:
         """Check that both sets have the same classes. Nothing is ever downloaded."""
         classes = []
-        for part in ("train", "test"):
-            with reading(root / part) as folder:
+        for part in parts_of(root):
+            with reading(part) as folder:
                 classes.append(set(find_classes(folder)[0]))
-        if only := sorted(classes[0] ^ classes[1]):
+        if only := sorted(classes[0] ^ classes[-1]):
             raise DataError(f"{root}: train and test have unlike classes; one lacks {only}")
 
     def load(self, root: Path, *, train: bool) -> ImageFiles:
-        """The files of ``root/train`` or ``root/test``, ordered by class and name."""
-        folder = root / ("train" if train else "test")
+        """The files of one set, ordered by class and name."""
+        parts = parts_of(root)
+        folder = parts[0] if train else parts[-1]
         with reading(folder):
             classes, labels = find_classes(folder)
-            return ImageFiles(classes, make_dataset(folder, labels, IMG_EXTENSIONS))
+            files = make_dataset(folder, labels, IMG_EXTENSIONS)
+            if len(parts) == 1:
+                names = [Path(file).relative_to(folder).as_posix() for file, _ in files]
+                is_test = [zlib.crc32(name.encode()) % 5 == 0 for name in names]
+                files = [file for file, test in zip(files, is_test, strict=True) if test != train]
+            return ImageFiles(classes, files)
+
+
+def parts_of(root: Path) -> list[Path]:
+    """The folders of the training and the test set; one if they are not split."""
+    parts = [root / "train", root / "test"]
+    return parts if any(part.is_dir() for part in parts) else [root]
 
 
 def read_image(path: Path, num_channels: int, image_size: int) -> Tensor:

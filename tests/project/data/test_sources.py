@@ -100,6 +100,27 @@ def test_folder_is_read(folder):
     assert train.read(torch.tensor([], dtype=torch.int64), 3, 10).shape == (0, 3, 10, 10)
 
 
+def test_of_a_folder_without_parts_a_fifth_is_the_test_set(tmp_path):
+    source = ImageFolder()
+
+    def names(train: bool) -> set[str]:
+        return {Path(path).name for path in source.load(tmp_path, train=train)._paths}
+
+    for name in ("ant", "bee"):
+        (tmp_path / name).mkdir()
+        for number in range(100):
+            (tmp_path / name / f"{name}{number}.png").touch()
+    source.prepare(tmp_path, download=True, mirror=None)
+    train, test = names(True), names(False)
+    assert not train & test
+    assert len(train | test) == 200
+    assert 25 < len(test) < 55
+    for number in range(40):
+        (tmp_path / "ant" / f"ant{number}.png").unlink()
+    assert names(True) < train
+    assert names(False) < test
+
+
 @pytest.mark.parametrize("damage", ["truncated", "text", "empty", "deep"])
 def test_unreadable_image_is_named(folder, tmp_path, damage):
     path = tmp_path / "broken.png"
@@ -114,6 +135,9 @@ def test_unreadable_image_is_named(folder, tmp_path, damage):
 
 def test_folder_without_images_says_so(folder, tmp_path):
     source = ImageFolder()
+    with pytest.raises(DataError, match=r"cannot be read: Couldn't find any class folder"):
+        source.prepare(tmp_path, download=True, mirror=None)
+    (tmp_path / "test").mkdir()
     with pytest.raises(DataError, match=r"train cannot be read: .*No such file"):
         source.prepare(tmp_path, download=True, mirror=None)
     for part, name in (("train", "ant"), ("train", "bee"), ("test", "ant"), ("test", "cow")):
