@@ -47,6 +47,9 @@ Next
   RUN_ID=mine python train.py seed=3 trainer.max_epochs=6"""
     )
     assert "time" not in summarize(run_dir)
+    figures = {"test/score_of_a_class": 0.5, "test/score": 0.75}
+    (run_dir / "metrics.json").write_text(json.dumps(figures))
+    assert "\n  test/score            0.7500\n  test/score_of_a_class 0.5000" in summarize(run_dir)
 
 
 def test_every_metric_of_a_test_is_named_unless_it_is_a_part_of_another():

@@ -40,6 +40,7 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
     look_at = select(config, "summary.look_at") or {}
     files = {f"{run_dir}/{name}": text for name, text in look_at.items() if is_there(name)}
     width = max(map(len, files), default=0)
+    length = max(14, *map(len, facts))
     commands = []
     if is_there(f"checkpoints/{directory.tested_checkpoint(run_dir)}.ckpt"):
         next_if = select(config, "summary.next_if") or {}
@@ -52,7 +53,7 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
     return "\n".join(
         [
             f"Finished: {run_dir}",
-            *(f"  {name:<14} {fact}" for name, fact in facts.items()),
+            *(f"  {name:<{length}} {fact}" for name, fact in facts.items()),
             *(["Files"] if files else []),
             *(f"  {path:<{width}}     {text}" for path, text in files.items()),
             "Next",
