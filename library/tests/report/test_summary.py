@@ -1,3 +1,4 @@
+import json
 import shlex
 from pathlib import Path
 
