@@ -97,7 +97,7 @@ def test_copies_of_every_model_pass_the_linters(repository: Path):
         ("data", "", "digits", "use lower-case letters"),
         ("model", "class", "cnn", "names have"),
         ("model", "none", "cnn", "names have"),
-        ("model", "tensor", "cnn", "'Tensor' stands in the files"),
+        ("model", "tensor", "cnn", "'Tensor' already occurs in the files"),
         ("model", "new", "alien", "alien.yaml names no net of this project"),
     ],
 )
