@@ -57,7 +57,7 @@ def found(*words: str, run_id: str = "mine") -> list[str]:
          "trainer.devices=2: stays 1 with cluster=swarm; cluster.devices_per_node says how many"),
         (["cluster=slurm", "cluster.image=ours:1"], "cluster.image=ours:1: is only for a conta"),
         ([*PYXIS, "cluster.image=ours:1"], "cluster.data=null: cluster.container=pyxis needs"),
-        ([*PYXIS, "cluster.data=/d", "cluster.image=ours"], "cluster.image=ours: can change at any"),
+        ([*PYXIS, "cluster.data=/d", "cluster.image=ours"], "cluster.image=ours: can change"),
         (["cluster=slurm", "cluster.time=4"], "cluster.time=4: must be more than twice"),
         (["cluster=slurm", "cluster.time=3:59"], "cluster.time=3:59: must be more than twice"),
         (["cluster=slurm", "cluster.time=0-0:3"], "cluster.time=0-0:3: must be more than twice"),
