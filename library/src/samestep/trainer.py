@@ -93,7 +93,7 @@ class Trainer(L.Trainer):
             of this Trainer, and the hyperparameters of model and data.
         allow_changes: full keys of ``config`` that may have changed when the run continues.
         notes: what the run is about, for people; a run that continues keeps its own.
-        tags: labels of the run in lists; kept likewise.
+        tags: words that mark the run in lists; kept likewise.
         timeout_s: seconds that a step may take, and that a rank waits for the others.
         save_every_s: seconds of training that a killed run repeats at most.
         max_skipped: steps with a nan or infinite gradient that are skipped; one more ends the run.
