@@ -28,7 +28,7 @@ def copy(root: Path, group: str, name: str, source: str) -> list[Path]:
     """Write the copies below ``root``; a ConfigError says why not, and nothing was written then."""
     new_class = "".join(part.capitalize() for part in name.split("_"))
     if not re.fullmatch(NAME, name) or keyword.iskeyword(name) or keyword.iskeyword(new_class):
-        raise ConfigError(f"{name!r}: names have lower-case letters, digits and underscores")
+        raise ConfigError(f"{name!r}: not a name; use lower-case letters, digits and underscores")
     configs = root / "configs" / group
     names = sorted(path.stem for path in configs.glob("*.yaml") if path.stem != "default")
     if source not in names:

@@ -95,9 +95,9 @@ def test_copies_of_every_model_pass_the_linters(repository: Path):
         ("model", "New", "cnn", "use lower-case letters"),
         ("model", "../new", "cnn", "use lower-case letters"),
         ("data", "", "digits", "use lower-case letters"),
-        ("model", "class", "cnn", "names have"),
-        ("model", "none", "cnn", "names have"),
-        ("model", "tensor", "cnn", "'Tensor' stands in the files"),
+        ("model", "class", "cnn", "not a name"),
+        ("model", "none", "cnn", "not a name"),
+        ("model", "tensor", "cnn", "'Tensor' already occurs in the files"),
         ("model", "new", "alien", "alien.yaml names no net of this project"),
     ],
 )

@@ -31,7 +31,7 @@ REJECTED = [
     ),
     ("sweep=digits_lr ~callbacks.checkpoints", "a search compares trials by one metric"),
     ("sweep=digits_lr trainer.max_epoch=3", "trainer.max_epoch=3: no such key; did you mean"),
-    ("sweep=digits_lr cluster=docker", "cluster=docker: a search takes local, slurm, and the kin"),
+    ("sweep=digits_lr cluster=docker", "cluster=docker: a search needs local, slurm, or Kubernet"),
     ("sweep=digits_lr cluster=k8s", "reads metrics from copies: callbacks.artifacts.url=s3://"),
     ("sweep=digits_lr pruner._target_=optuna.pruners.Foo", "Error locating target 'optuna.pruners"),
     ("sweep=digits_lr sampler.nonsense=1", "unexpected keyword argument 'nonsense'"),
