@@ -210,6 +210,14 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
     strategy.configure_ddp, strategy.training_step = note_and_configure, wrap_and_step
 
 
+def has_tensor_parallel(strategy: Any) -> bool:
+    """Whether a ModelParallelStrategy of Lightning 2.6 lets several ranks share their samples."""
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    is_one = isinstance(strategy, ModelParallelStrategy)
+    return is_one and strategy._tensor_parallel_size != 1
+
+
 def metrics_of_epoch(trainer: "L.Trainer") -> dict[str, Tensor]:
     """What Lightning 2.6 will log of the training, after the checkpoint of the epoch's end."""
     loop: Any = trainer.fit_loop.epoch_loop
