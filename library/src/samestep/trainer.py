@@ -373,7 +373,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     if lightning_patches.has_tensor_parallel(strategy):
         raise ConfigError(
             "strategy=ModelParallelStrategy: is supported with tensor_parallel_size=1 only: each "
-            "rank of a run has its own samples; strategy=\"fsdp\" is the same",
+            'rank of a run has its own samples; strategy="fsdp" is the same',
             on_all_ranks=True,
         )
     if not STRATEGY.fullmatch(strategy if isinstance(strategy, str) else name_of_class(strategy)):

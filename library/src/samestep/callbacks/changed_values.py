@@ -49,7 +49,8 @@ class ChangedValues(L.Callback):
         """Check the callbacks that the module itself has brought."""
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             check_supported(callback, f"{type(pl_module).__name__}.configure_callbacks")
-            if isinstance(callback, WeightAveraging) and isinstance(trainer.strategy, ShardedStrategy):
+            is_sharded = isinstance(trainer.strategy, ShardedStrategy)
+            if is_sharded and isinstance(callback, WeightAveraging):
                 raise ConfigError(
                     f"callbacks: {type(callback).__name__} is not supported with "
                     "trainer.strategy=fsdp: torch cannot copy a sharded model; use ddp",

@@ -318,7 +318,9 @@ class RankState(L.Callback):
             sharded = {name: g for name, g in gradients.items() if isinstance(g, DTensor)}
             # Each is the mean over the ranks already, and saved as the weights are.
             checkpoint["gradients"] = sharded
-            own["gradients"] = {name: g.cpu() for name, g in gradients.items() if name not in sharded}
+            own["gradients"] = {
+                name: g.cpu() for name, g in gradients.items() if name not in sharded
+            }
         # At the end of an epoch nothing logged is left to be continued.
         epochs: Any = trainer.fit_loop.epoch_progress.current
         if epochs.processed == epochs.completed:

@@ -275,8 +275,7 @@ def find_own_state(module: nn.Module) -> list[str]:
         f"{class_of(part).__name__}.get_extra_state"
         for part in module.modules()
         # LightningModules and metrics have their own, which is not state of the training.
-        if type(part).get_extra_state is not nn.Module.get_extra_state
-        and not is_of_library(part)
+        if type(part).get_extra_state is not nn.Module.get_extra_state and not is_of_library(part)
     }
     if is_overridden("on_save_checkpoint", module):
         extra.add(f"{class_of(module).__name__}.on_save_checkpoint")
