@@ -28,7 +28,7 @@ class ShardedStrategy(ModelParallelStrategy):
     checkpoint can be continued on any number of ranks, and by any strategy.
     """
 
-    lightning_restore_optimizer = True  # type: ignore[assignment]  # a property of its parent
+    lightning_restore_optimizer = True
     lightning_module_state_dict = Strategy.lightning_module_state_dict
     optimizer_state = Strategy.optimizer_state
 

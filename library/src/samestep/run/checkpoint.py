@@ -84,7 +84,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove a checkpoint, as ``ModelCheckpoint`` does, and its shards."""
-        super().remove_checkpoint(path)
+        super().remove_checkpoint(Path(path))
         shards.prune(Path(path).parent)
 
     def save_checkpoint(
@@ -174,7 +174,8 @@ def load(
     if found.shards:
         files = [path.parent / name for name in found.files()]
         checkpoint = shards.fill(checkpoint, files, assemble)
-    return checkpoint
+    whole: dict[str, Any] = checkpoint
+    return whole
 
 
 def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Seal] | None:

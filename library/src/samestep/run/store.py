@@ -84,6 +84,7 @@ class RunCopy:
             version = _version(os.fstat(file.fileno()))
             if self.copied.get(name) == version:
                 return
+            is_sharded = False
             # The open file stays this version, whichever file gets its name meanwhile.
             source = Path(f"/dev/fd/{file.fileno()}")
             if name.endswith(".ckpt"):
@@ -92,6 +93,7 @@ class RunCopy:
                     raise ValueError(f"a checkpoint is damaged here: {own}")
                 # What it needs to be continued from: history, best checkpoint, shards.
                 needs = [f"checkpoints/{file}" for file in own.files()]
+                is_sharded = bool(needs)
                 for other in (*RECORDS, *([BEST] if name == LAST else []), *needs):
                     self.upload(other)
                 if any(other not in self.copied for other in needs):
@@ -103,7 +105,7 @@ class RunCopy:
                 os.lseek(file.fileno(), 0, os.SEEK_SET)
             self._put(name, source)
             self.copied[name] = version
-            if name.endswith(".ckpt") and own.shards:
+            if is_sharded:
                 self._prune()
 
     def _prune(self) -> None:
