@@ -3,6 +3,7 @@
 All that two ranks do is one program, and so is what three do.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from library.tests.kit import Net, batches, check_exact, fit, on_ranks, rows
+from library.tests.kit import Net, batches, check_exact, fit, make_spec, on_ranks, rows
 from samestep import Trainer
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.errors import ConfigError
-from samestep.ranks import environment
+from samestep.ranks import environment, process_group
+from samestep.ranks.lightning_patches import has_tensor_parallel
 from samestep.ranks.sharded import blocks_of
+from samestep.run import nodes
 from samestep.run.checkpoint import PREVIOUS, load
 from samestep.run.seal import read, verify
 
@@ -198,6 +201,18 @@ def test_sharded_runs(tmp_path: Path):
 def test_blocks_are_the_items_of_lists_and_hold_no_tied_weight():
     model = Deep()
     assert blocks_of(model) == [model.blocks[0], model.blocks[2][1]]
+
+
+def test_what_cannot_be_sharded_is_rejected(tmp_path: Path, monkeypatch):
+    spec = make_spec(tmp_path, strategy="fsdp")
+    assert process_group.topology(spec)["strategy"] == "auto", "one process shares with nobody"
+    with pytest.raises(ConfigError, match="sync_batchnorm=true: is not supported"):
+        process_group.topology(replace(spec, sync_batchnorm=True))
+    monkeypatch.setattr(nodes, "is_shared", lambda run_dir: False)
+    with pytest.raises(ConfigError, match="is not shared between the nodes"):
+        nodes.begin(spec, [])
+    # The canary of a private name.
+    assert not has_tensor_parallel(ModelParallelStrategy(tensor_parallel_size=1))
 
 
 @pytest.mark.parametrize("strategy", [ModelParallelStrategy, FSDPStrategy])

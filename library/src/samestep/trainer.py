@@ -46,6 +46,7 @@ from samestep.ranks import (
     stopping,
 )
 from samestep.ranks.secrets import redact_values
+from samestep.ranks.sharded import class_of
 from samestep.run import directory, nodes, record
 from samestep.run.checkpoint import AtomicCheckpointIO, to_plain
 from samestep.run.history import History
@@ -99,7 +100,8 @@ class Trainer(L.Trainer):
         max_skipped: steps with a nan or infinite gradient that are skipped; one more ends the run.
         shares: how much of each batch a rank gets: ``equal``, ``auto``, or numbers.
         accelerator: as in Lightning; so are the next ones, and ``options``.
-        strategy: ``auto``, ``ddp``, a variant of it, or an object whose checkpoints are whole.
+        strategy: ``auto``, ``ddp``, a variant of it, ``fsdp`` (a model in parts, one on each rank),
+            or an object whose checkpoints are whole.
         devices: processes on each node.
         num_nodes: machines.
         callbacks: yours, beside those of every run.
@@ -412,4 +414,5 @@ def check_callbacks(callbacks: Iterable[L.Callback], run_dir: Path) -> None:
 
 def name_of_class(thing: object) -> str:
     """The full name of the class of an object."""
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+    kind = class_of(thing)
+    return f"{kind.__module__}.{kind.__qualname__}"
