@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from library.tests.kit import Net, batches, check_exact, fit, make_spec, on_ranks, rows
@@ -47,6 +48,12 @@ class Deep(Net):
         self.blocks[2][0].weight = self.blocks[1].linear.weight
         self.scale = nn.Parameter(torch.ones(1))
 
+    def configure_optimizers(self):
+        # Asks for the length of the data, before anything else needs them.
+        optimizer, num = super().configure_optimizers(), self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=num)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
     def loss(self, batch):
         x = batch[0]
         y = self.body(x)
@@ -62,6 +69,25 @@ class Plain(Deep):
         super().__init__(configure)
         for block in [*self.blocks[:2], self.blocks[2][1]]:
             block.norm = nn.Identity()
+
+    configure_optimizers = Net.configure_optimizers
+
+
+class Late(Net):
+    """Makes its net late and without memory, and shards it itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = self.head = self.net = None
+
+    def configure_model(self):
+        if self.net is None:
+            with torch.device("meta"):
+                self.net = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1))
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+    def loss(self, batch):
+        return (self.net(batch[0]) - 0.1 * batch[0]).square().mean()
 
 
 class Manual(Plain):
@@ -131,6 +157,7 @@ def on_two_ranks(folder: str) -> None:
         accumulate_grad_batches=2, precision="bf16-mixed", **SHARDED,
     )  # fmt: skip
     check_exact(root / "manual", Manual, data, (0, 2), (1, 1), strategy="fsdp")
+    check_exact(root / "late", Late, data, (1, 1), strategy="fsdp")
     (part,) = fit(root / "nan", NanOnOneRank, data, max_skipped=1, **SHARDED)
     (guard,) = (one for one in part.trainer.callbacks if isinstance(one, LossGuard))
     assert guard.num_skipped == 1

@@ -218,6 +218,16 @@ def has_tensor_parallel(strategy: Any) -> bool:
     return is_one and strategy._tensor_parallel_size != 1
 
 
+def materialize(module: "L.LightningModule", device: Any) -> None:
+    """Make the weights of a module that ``configure_model`` has left on the device meta.
+
+    Lightning 2.6 does it after ``ShardedStrategy`` has restored a checkpoint, and undoes that.
+    """
+    from lightning.fabric.utilities.init import _materialize_distributed_module
+
+    _materialize_distributed_module(module, device)
+
+
 def metrics_of_epoch(trainer: "L.Trainer") -> dict[str, Tensor]:
     """What Lightning 2.6 will log of the training, after the checkpoint of the epoch's end."""
     loop: Any = trainer.fit_loop.epoch_loop

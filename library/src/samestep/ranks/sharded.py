@@ -15,7 +15,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from samestep.errors import ConfigError
-from samestep.ranks import environment
+from samestep.ranks import environment, lightning_patches
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -29,6 +29,8 @@ class ShardedStrategy(ModelParallelStrategy):
     """
 
     lightning_restore_optimizer = True
+    # Before ``configure_optimizers``, which may ask for the length of the data, and so begin them.
+    restore_checkpoint_after_setup = False
     lightning_module_state_dict = Strategy.lightning_module_state_dict
     optimizer_state = Strategy.optimizer_state
 
@@ -47,6 +49,7 @@ class ShardedStrategy(ModelParallelStrategy):
             configure()
             if not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
                 shard(module, mesh)
+            lightning_patches.materialize(module, self.root_device)
 
         module.configure_model = configure_and_shard
 
@@ -63,8 +66,10 @@ class ShardedStrategy(ModelParallelStrategy):
         return self._reshard_after(super().predict_step(*args, **kwargs))
 
     def _reshard_after(self, result: Any) -> Any:
-        if isinstance(self.lightning_module, FSDPModule):
-            self.lightning_module.reshard()
+        assert self.lightning_module is not None
+        for part in self.lightning_module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
         return result
 
     def save_checkpoint(
