@@ -41,7 +41,6 @@ REFUSED_AT_ONCE = [  # by the configuration alone, without torch
     ("-m seed=1,-2", "seed=-2: must be a whole number from 0"),
     ("trainer.num_nodes=2", "several nodes are started by torchrun"),
     ("cluster.shares=[1,0]", "must be one of equal, auto or a list of numbers above 0"),
-    ("cluster.shares=auto trainer=fsdp", "trainer.strategy=fsdp gives every rank the same share"),
 ]
 REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run directory is made
     ("data=folder data.root=/no data.num_classes=2", "/no/train cannot be read: No such file"),
@@ -50,7 +49,6 @@ REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run direc
     ("data.global_batch_size=5000", "data.global_batch_size=5000: is too much for 1437 "),
     ("cluster.shares=[1,2]", "the run may have 1 ranks on 1 nodes; give one number for each rank"),
     ("trainer.accelerator=mps", "`MPSAccelerator` can not run on your system"),
-    ("trainer.strategy=fsdp", "needs GPUs, and this machine has none"),
     ("trainer.devices=2 trainer.sync_batchnorm=true", "needs GPUs, and these ranks are on CPUs"),
     (
         "callbacks.checkpoints.monitor=vol/accuracy",

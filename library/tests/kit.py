@@ -23,6 +23,7 @@ from samestep import BatchLoader, Trainer
 from samestep.callbacks.sums import Sums
 from samestep.callbacks.watchdog import Watchdog
 from samestep.ranks import stopping
+from samestep.run.checkpoint import load
 from samestep.spec import RunSpec
 
 Place = tuple[int, int | str]
@@ -203,8 +204,7 @@ def rows(run_dir: Path) -> list[dict[str, str]]:
 
 
 def weights(run_dir: Path, name: str = "last") -> dict[str, Tensor]:
-    path = run_dir / f"checkpoints/{name}.ckpt"
-    return torch.load(path, weights_only=True)["state_dict"]
+    return load(run_dir / f"checkpoints/{name}.ckpt")["state_dict"]
 
 
 def check_same(run_dir: Path, reference: Path) -> None:

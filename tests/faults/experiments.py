@@ -38,6 +38,12 @@ def lose_both(run_dir: Path) -> None:
         shutil.rmtree(folder)
 
 
+def newest_shards(run_dir: Path) -> Path:
+    """The shards of last.ckpt."""
+    return max(run_dir.glob("checkpoints/shards-*"), key=lambda path: int(path.name.split("-")[1]))
+
+
+SHARDED = ["trainer.strategy=fsdp"]
 MINUTE = "cluster.timeout_s=8"
 SLOW = [  # an orphan looks for its agent once a second
     "+callbacks.slow._target_=tests.faults.saboteur.SlowOnceHarmed",
@@ -123,6 +129,15 @@ EXPERIMENTS = [
            says="Damaged or misplaced checkpoints"),
     killed("last.ckpt is deleted", ONE, "kill step 47 0",
            damage=lambda run_dir: (run_dir / "checkpoints/last.ckpt").unlink()),
+    terminated("SIGTERM to one rank, sharded", TWO, "term step 27 1", overrides=SHARDED),
+    killed("SIGKILL of rank 1 before its shard's rename", TWO, "kill rename 2 1",
+           overrides=SHARDED),
+    killed("a shard is cut", TWO, "kill step 47 0", damage=lambda run_dir: cut(
+        f"{newest_shards(run_dir).name}/1.shard", 0.5)(run_dir), overrides=SHARDED,
+           says="Damaged or misplaced checkpoints"),
+    killed("a folder of shards is lost", TWO, "kill step 47 0",
+           damage=lambda run_dir: shutil.rmtree(newest_shards(run_dir)), overrides=SHARDED,
+           says="Damaged or misplaced checkpoints"),
     terminated("SIGTERM at each of 16 steps", ONE, *(f"term step {n} 0" for n in range(16)),
                overrides=["trainer.limit_train_batches=8", "trainer.max_epochs=2", "callbacks=ema"],
                max_attempts=17),

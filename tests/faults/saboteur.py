@@ -175,6 +175,8 @@ class Saboteur(L.Callback):
         In a model that had nothing left to learn Lightning does not put them.
         """
         weights = trainer._checkpoint_connector.dump_checkpoint()["state_dict"]
+        # Of a sharded model those of this rank.
+        weights = {k: getattr(v, "_local_tensor", v) for k, v in weights.items()}
         torch.save(weights, self.dirpath / f"weights-{trainer.global_rank}.pt")
 
 

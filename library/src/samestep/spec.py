@@ -57,23 +57,8 @@ class RunSpec:
 
     @property
     def is_fsdp(self) -> bool:
-        """Whether the strategy is Lightning's FSDP."""
-        return is_fsdp(self.strategy)
-
-    @property
-    def is_sharded(self) -> bool:
         """Whether each rank has a part of the model only."""
-        return is_sharded(self.strategy)
-
-
-def is_fsdp(strategy: str) -> bool:
-    """Whether this name, or this class of an object, is Lightning's FSDP."""
-    return strategy == "fsdp" or strategy.endswith(".FSDPStrategy")
-
-
-def is_sharded(strategy: str) -> bool:
-    """Whether each rank of this strategy has a part of the model only."""
-    return is_fsdp(strategy) or ("." in strategy and "DDP" not in strategy)
+        return self.strategy == "fsdp" or self.strategy.endswith(".ModelParallelStrategy")
 
 
 def select(config: Any, key: str) -> Any:

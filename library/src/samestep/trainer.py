@@ -46,6 +46,7 @@ from samestep.ranks import (
     stopping,
 )
 from samestep.ranks.secrets import redact_values
+from samestep.ranks.sharded import class_of
 from samestep.run import directory, nodes, record
 from samestep.run.checkpoint import AtomicCheckpointIO, to_plain
 from samestep.run.history import History
@@ -63,7 +64,7 @@ CONTRADICTIONS: dict[str, tuple[Any, str]] = {
 """Arguments of Lightning's Trainer that a run cannot have, as long as they have this value (None:
 any but zero), and why."""
 STRATEGY = re.compile(
-    r"auto|ddp(_find_unused_parameters_(true|false))?|fsdp|.*\.\w*(?<!DeepSpeed)Strategy"
+    r"auto|ddp(_find_unused_parameters_(true|false))?|fsdp|.*\.\w*(?<!DeepSpeed)(?<!FSDP)Strategy"
 )
 """Names of strategies, and of the types of objects, whose checkpoints are whole."""
 
@@ -99,7 +100,8 @@ class Trainer(L.Trainer):
         max_skipped: steps with a nan or infinite gradient that are skipped; one more ends the run.
         shares: how much of each batch a rank gets: ``equal``, ``auto``, or numbers.
         accelerator: as in Lightning; so are the next ones, and ``options``.
-        strategy: ``auto``, ``ddp``, a variant of it, or an object whose checkpoints are whole.
+        strategy: ``auto``, ``ddp``, a variant of it, ``fsdp`` (a model in parts, one on each rank),
+            or an object whose checkpoints are whole.
         devices: processes on each node.
         num_nodes: machines.
         callbacks: yours, in addition to those of every run.
@@ -370,6 +372,12 @@ def check_options(options: Mapping[str, Any]) -> None:
         if value is not None and (value == wrong or (wrong is None and value)):
             raise ConfigError(f"{name}={value}: is not supported: {why}", on_all_ranks=True)
     strategy = options["strategy"]
+    if lightning_patches.has_tensor_parallel(strategy):
+        raise ConfigError(
+            "strategy=ModelParallelStrategy: is supported with tensor_parallel_size=1 only: each "
+            'rank of a run has its own samples; strategy="fsdp" is the same',
+            on_all_ranks=True,
+        )
     if not STRATEGY.fullmatch(strategy if isinstance(strategy, str) else name_of_class(strategy)):
         raise ConfigError(
             f"strategy={strategy}: is not supported: the checkpoints of a run are whole, and its "
@@ -406,4 +414,5 @@ def check_callbacks(callbacks: Iterable[L.Callback], run_dir: Path) -> None:
 
 def name_of_class(thing: object) -> str:
     """The full name of the class of an object."""
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+    kind = class_of(thing)
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -8,7 +8,6 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import (
     DDPStrategy,
-    ModelParallelStrategy,
     SingleDeviceStrategy,
 )
 from lightning.pytorch.trainer import call as trainer_call
@@ -130,8 +129,7 @@ STRATEGIES = "lightning.pytorch.strategies"
 
 def strategy_of(compose: Callable[..., object], name: str, *options: str):
     words = ",".join([f"_target_:{STRATEGIES}.{name}", *options])
-    # FSDP is rejected on CPUs before.
-    cfg = compose(f"trainer.strategy={{{words}}}", "trainer.accelerator=auto")
+    cfg = compose(f"trainer.strategy={{{words}}}")
     return build.strategy(cfg, spec_of(cfg))
 
 
@@ -140,16 +138,14 @@ def test_a_strategy_may_have_options(compose):
     assert type(made) is UnequalNodesDDP
     single = strategy_of(compose, "SingleDeviceStrategy")
     assert type(single) is SingleDeviceStrategy
-    parallel = strategy_of(compose, "ModelParallelStrategy", "save_distributed_checkpoint:false")
-    assert type(parallel) is ModelParallelStrategy
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("FSDPStrategy", ["state_dict_type:sharded"], "set state_dict_type=full"),
-        ("ModelParallelStrategy", [], "set save_distributed_checkpoint=false"),
-        ("DeepSpeedStrategy", [], "use FSDP, which saves whole weights"),
+        ("FSDPStrategy", [], "use trainer.strategy=fsdp, which shards"),
+        ("ModelParallelStrategy", [], "use trainer.strategy=fsdp, which shards"),
+        ("DeepSpeedStrategy", [], "use trainer.strategy=fsdp, which shards"),
         ("DDPStrategy", ["static_grph:true"], "did you mean static_graph?"),
         ("ddp.timedelta", [], "must be a Lightning Strategy"),
     ],

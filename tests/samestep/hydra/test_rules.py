@@ -73,14 +73,6 @@ def test_the_name_of_the_best_checkpoint_cannot_be_changed():
     assert "no such key" in fault("callbacks.checkpoints.filename=latest")
 
 
-def test_fsdp_needs_gpus():
-    assert "on CPUs use trainer.strategy=ddp" in fault("trainer=fsdp", "trainer.accelerator=cpu")
-    assert "clips only by value" in fault("trainer=fsdp", "trainer.gradient_clip_val=1.0")
-    check(
-        ["trainer=fsdp", "trainer.gradient_clip_val=1.0", "trainer.gradient_clip_algorithm=value"]
-    )
-
-
 def test_rules_are_those_of_the_module_that_the_configuration_names():
     assert fault("rules=no.module").startswith("rules=no.module: No module named 'no'; it must be")
     assert "has no attribute 'RULES'" in fault("rules=json")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+import torch
 from fsspec.implementations.local import LocalFileSystem
 
 from library.tests.run.settings import newest
@@ -252,6 +253,25 @@ def test_numbered_checkpoints_are_copied_too(tmp_path: Path):
     for name in mirror.names():
         mirror.upload(name)
     assert load(tmp_path / "store/mine/checkpoints/epoch-0002.ckpt")["global_step"] == 1
+
+
+def test_shards_are_copied_before_their_checkpoint_and_removed_after_it(tmp_path: Path):
+    run_dir, url = tmp_path / "here/mine", f"file://{tmp_path}/store"
+    copy, last = RunCopy(url, run_dir), "checkpoints/last.ckpt"
+    for step in (1, 2):
+        save(run_dir, step)
+        weights = {"w": torch.empty(3, device="meta")}
+        state = {"global_step": step, "state_dict": weights, "loops": {}, "callbacks": {}}
+        part = {"/state_dict/w": torch.full((3,), float(step))}
+        state["sharded"] = {"/state_dict/w": 0}
+        AtomicCheckpointIO().save_part(state, part, run_dir / last)
+        for name in copy.names():
+            copy.upload(name)
+        (folder,) = (tmp_path / "store/mine/checkpoints").glob("shards-*")
+        assert folder.name.startswith(f"shards-{step}-1-")
+    store.fetch(url, tmp_path / "there/mine")
+    shutil.rmtree(tmp_path / "here")
+    assert load(tmp_path / "there/mine" / last)["state_dict"]["w"].tolist() == [2, 2, 2]
 
 
 def test_a_run_whose_callbacks_have_other_names_keeps_its_best_value_and_its_copy(tmp_path: Path):

@@ -4,11 +4,12 @@ from copy import deepcopy
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
 from torch import nn
 
 from samestep.callbacks.supported import check_supported
 from samestep.errors import ConfigError
+from samestep.ranks.sharded import ShardedStrategy
 
 Values = dict[str, Any]
 
@@ -48,6 +49,13 @@ class ChangedValues(L.Callback):
         """Check the callbacks that the module itself has brought."""
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             check_supported(callback, f"{type(pl_module).__name__}.configure_callbacks")
+            is_sharded = isinstance(trainer.strategy, ShardedStrategy)
+            if is_sharded and isinstance(callback, WeightAveraging):
+                raise ConfigError(
+                    f"callbacks: {type(callback).__name__} is not supported with "
+                    "trainer.strategy=fsdp: torch cannot copy a sharded model; use ddp",
+                    on_all_ranks=True,
+                )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note the values before Lightning restores those of the checkpoint."""

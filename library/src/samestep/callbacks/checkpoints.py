@@ -31,7 +31,7 @@ from samestep.callbacks.share_out import ShareOut
 from samestep.errors import ConfigError
 from samestep.ranks import lightning_patches, stopping
 from samestep.ranks.stopping import Stopped
-from samestep.run import nodes, record, seal
+from samestep.run import nodes, record, seal, shards
 from samestep.run.checkpoint import AtomicCheckpointIO, Trial, link_checkpoint
 from samestep.run.seal import Seal, verify
 
@@ -379,6 +379,8 @@ class Checkpoints(Checkpoint):
             paths.append(self._path_of(epoch))
         for path in paths if trainer.is_global_zero else []:
             link_checkpoint(self.last, path)
+        if trainer.is_global_zero:
+            shards.prune(self.folder)
         return paths
 
     def _repair(self, source: Path, global_step: int) -> None:

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from torchmetrics import Metric, MetricCollection
 
@@ -28,6 +29,7 @@ from samestep.data.loader import BatchLoader
 from samestep.data.seeds import mix_seed, seed_others
 from samestep.ranks import lightning_patches
 from samestep.ranks.process_group import gather
+from samestep.ranks.sharded import shard_like
 
 log = logging.getLogger(__name__)
 
@@ -294,6 +296,7 @@ class RankState(L.Callback):
 
     def __init__(self) -> None:
         self._saved: list[dict[str, Any]] = []  # of each rank, from a checkpoint
+        self._gradients: dict[str, Tensor] = {}  # of all ranks, if they are sharded
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -306,10 +309,16 @@ class RankState(L.Callback):
         if trainer.world_size > 1:
             own["buffers"] = {name: b.cpu() for name, b in float_buffers(pl_module).items()}
         if not pl_module.automatic_optimization:
-            own["gradients"] = {
-                name: parameter.grad.cpu()
+            gradients = {
+                name: parameter.grad
                 for name, parameter in pl_module.named_parameters()
                 if parameter.grad is not None
+            }
+            sharded = {name: g for name, g in gradients.items() if isinstance(g, DTensor)}
+            # Each is the mean over the ranks already, and saved as the weights are.
+            checkpoint["gradients"] = sharded
+            own["gradients"] = {
+                name: g.cpu() for name, g in gradients.items() if name not in sharded
             }
         # At the end of an epoch nothing logged is left to be continued.
         epochs: Any = trainer.fit_loop.epoch_progress.current
@@ -328,6 +337,7 @@ class RankState(L.Callback):
         """Remember it until training starts: the strategy still moves the model until then."""
         if trainer.state.fn == "fit":
             self._saved = checkpoint.get("state_of_ranks", [])
+            self._gradients = checkpoint.get("gradients", {})
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the state of this rank back."""
@@ -343,7 +353,9 @@ class RankState(L.Callback):
             if gradients := of_parts(parts, "gradients", name):
                 # A rank without a gradient counts as one with zeros.
                 mean = mean_of(gradients) * (len(gradients) / len(parts))
-                parameter.grad = mean.to(parameter.device)
+                parameter.grad = shard_like(mean.to(parameter.device), parameter)
+            elif name in self._gradients:
+                parameter.grad = self._gradients[name].to(parameter.device)
         # What is summed must not be counted twice.
         has_sums = is_same_number or trainer.is_global_zero
         self._continue_sums(trainer, pl_module, parts if has_sums else [])

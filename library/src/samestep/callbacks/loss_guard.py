@@ -6,14 +6,14 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor
-from torch.nn.utils import get_total_norm
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from samestep.errors import RunError
 from samestep.ranks import lightning_patches
 from samestep.ranks.process_group import gather
+from samestep.ranks.sharded import norm_of
 
 log = logging.getLogger(__name__)
 
@@ -57,21 +57,18 @@ class LossGuard(L.Callback):
             return  # with 16-mixed infinite gradients are normal: its scaler skips these steps
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         gradients = [p.grad for p in parameters if p.grad is not None]
-        has_whole_gradient = not isinstance(trainer.strategy, FSDPStrategy)
+        is_sharded = any(isinstance(gradient, DTensor) for gradient in gradients)
         # After DDP's all-reduce all ranks hold the same gradient, so each can decide alone.
-        if pl_module.device.type == "cpu" and has_whole_gradient and are_finite(gradients):
+        if pl_module.device.type == "cpu" and not is_sharded and are_finite(gradients):
             return
-        bad = ~get_total_norm(gradients).isfinite()
-        if not has_whole_gradient:
-            # Each rank has seen its part of the gradient only.
-            bad = trainer.strategy.reduce(bad.float(), reduce_op="max").bool()
+        bad = ~norm_of(gradients).isfinite()
         # Without a loss: manual optimization without Lightning's manual_backward.
         loss_is_finite = ~bad
         if losses:
             loss_is_finite = torch.stack([loss.isfinite().all() for loss in losses]).all()
         self._steps.append((trainer.global_step + 1, bad, loss_is_finite))
 
-        if bad.is_cuda and optimizer.defaults.get("fused"):
+        if bad.is_cuda and not is_sharded and optimizer.defaults.get("fused"):
             lightning_patches.skip_fused_step(optimizer, bad)
             if len(self._steps) >= CHECK_EVERY:
                 self._count_skipped(trainer)

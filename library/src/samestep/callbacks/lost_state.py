@@ -21,6 +21,7 @@ from torchmetrics import Metric
 
 from samestep.callbacks.share_out import find_loaders
 from samestep.callbacks.sums import Sums
+from samestep.ranks.sharded import class_of
 
 Leaves = list[object]  # the numbers of an attribute, in an order that does not change
 Attribute = tuple[str, Any, Any]  # its name and value, and what a checkpoint holds of its owner
@@ -133,7 +134,7 @@ class LostState(L.Callback):
         kept -= {number for b in unsaved.values() for number in (id(b), place_of(b))} | {0}
         attributes = list(attributes_of_module(pl_module))
         for name, buffer in unsaved.items():
-            attributes.append((f"{type(pl_module).__name__}.{name}", buffer, None))
+            attributes.append((f"{class_of(pl_module).__name__}.{name}", buffer, None))
         data = trainer.datamodule  # type: ignore[attr-defined]
         for owner in [*trainer.callbacks, data]:  # type: ignore[attr-defined]
             if owner is not None and not is_of_library(owner):
@@ -156,7 +157,7 @@ def attributes_of_module(module: L.LightningModule) -> Iterator[Attribute]:
     of_base = vars(L.LightningModule()).keys()
     hooks = ("on_save_checkpoint", "state_dict", "get_extra_state")
     for path, part in module.named_modules():
-        name = ".".join(filter(None, [type(module).__name__, path]))
+        name = ".".join(filter(None, [class_of(module).__name__, path]))
         if isinstance(part, Metric):
             yield name, part.metric_state, None
         elif part is module or not (isinstance(part, Sums) or is_of_library(part)):
@@ -257,7 +258,7 @@ LEAVES: dict[Any, Callable[[Any], object]] = {
 
 def is_of_library(value: Any, *, itself: bool = False) -> bool:
     """Whether the class of ``value``, or ``value`` itself, is of a library that we know."""
-    kind = value if itself else type(value)
+    kind = value if itself else class_of(value)
     return str(kind.__module__).partition(".")[0] in LIBRARIES
 
 
@@ -271,14 +272,13 @@ def place_of(tensor: Tensor) -> int:
 def find_own_state(module: nn.Module) -> list[str]:
     """The methods with which a model and its parts write state of their own into a checkpoint."""
     extra = {
-        f"{type(part).__name__}.get_extra_state"
+        f"{class_of(part).__name__}.get_extra_state"
         for part in module.modules()
         # LightningModules and metrics have their own, which is not state of the training.
-        if type(part).get_extra_state is not nn.Module.get_extra_state
-        and type(part).__module__.partition(".")[0] not in LIBRARIES
+        if type(part).get_extra_state is not nn.Module.get_extra_state and not is_of_library(part)
     }
     if is_overridden("on_save_checkpoint", module):
-        extra.add(f"{type(module).__name__}.on_save_checkpoint")
+        extra.add(f"{class_of(module).__name__}.on_save_checkpoint")
     return sorted(extra)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from samestep.callbacks.loggers import TensorBoard
 from samestep.ranks import lightning_patches
+from samestep.ranks.sharded import ShardedStrategy, norm_of
 
 
 class Meter(L.Callback):
@@ -34,7 +34,7 @@ class Meter(L.Callback):
     - ``step/loss``: loss of the last batch of the step, the mean over all ranks.
     - ``step/lr``: learning rate of the first parameter group, with which the step was taken.
     - ``step/gradient_norm``: L2 norm of the gradient before it is clipped. Not with 16-mixed, whose
-      gradients are scaled, and not with FSDP, where a rank has a part of the gradient only.
+      gradients are scaled.
 
     The device is waited for at these steps only.
     """
@@ -66,12 +66,12 @@ class Meter(L.Callback):
         """Keep the norm of the gradient, if the step will be logged."""
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
-        has_all = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy)
+        has_all = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy | ShardedStrategy)
         if (trainer.global_step + 1) % every or is_scaled or not has_all:
             return
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         gradients = [p.grad for p in parameters if p.grad is not None and not p.grad.is_sparse]
-        self._norm = get_total_norm(gradients)
+        self._norm = norm_of(gradients)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *_: Any

@@ -6,10 +6,12 @@ import lightning as L
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from samestep.callbacks.lost_state import briefly
 from samestep.errors import RunError
 from samestep.ranks.process_group import gather
+from samestep.ranks.sharded import ShardedStrategy
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -21,10 +23,10 @@ class UnequalWeightsError(RunError):
 
 
 class SameWeights(L.Callback):
-    """Ends a run of DDP whose ranks have different weights, before they are saved.
+    """Ends a run whose ranks have different weights, before they are saved.
 
     A checkpoint holds the weights of rank zero: the others would continue with weights that they
-    have not trained, and nobody would know.
+    have not trained, and nobody would know. Sharded weights are one for all ranks.
     """
 
     def on_save_checkpoint(
@@ -35,9 +37,10 @@ class SameWeights(L.Callback):
         Raises:
             UnequalWeightsError: on all ranks, if a number differs.
         """
-        if trainer.world_size == 1 or not isinstance(trainer.strategy, DDPStrategy):
+        kinds = DDPStrategy | ShardedStrategy
+        named = {n: p for n, p in pl_module.named_parameters() if not isinstance(p, DTensor)}
+        if trainer.world_size == 1 or not isinstance(trainer.strategy, kinds) or not named:
             return
-        named = dict(pl_module.named_parameters())
         sums = torch.stack([sum_of_bits(parameter) for parameter in named.values()])
         of_ranks = torch.tensor(gather(sums.tolist()))
         is_odd = (of_ranks != of_ranks[0]).any(0).tolist()

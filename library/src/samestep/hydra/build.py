@@ -232,20 +232,18 @@ def strategy(cfg: DictConfig, spec: RunSpec) -> Strategy:
     """The strategy that ``cfg.trainer.strategy`` names by ``_target_``, with our options of DDP.
 
     Raises:
-        ConfigError: if it does not save all weights in one file, or is for one rank only. Other
-            strategies that write files of their own are found by ``Checkpoints``.
+        ConfigError: if it saves in a way of its own, or is for one rank only. Other strategies
+            that write files of their own are found by ``Checkpoints``.
     """
     node, key = cfg.trainer.strategy, f"trainer.strategy._target_={cfg.trainer.strategy._target_}"
     kind = get_object(node._target_)
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise ConfigError(f"{key}: must be a Lightning Strategy")
-    in_parts = f"{key}: a checkpoint in parts cannot be verified, or read on other ranks; "
-    if issubclass(kind, DeepSpeedStrategy):
-        raise ConfigError(f"{in_parts}use FSDP, which saves whole weights")
-    if issubclass(kind, FSDPStrategy) and node.get("state_dict_type", "full") != "full":
-        raise ConfigError(f"{in_parts}set state_dict_type=full")
-    if issubclass(kind, ModelParallelStrategy) and node.get("save_distributed_checkpoint", True):
-        raise ConfigError(f"{in_parts}set save_distributed_checkpoint=false")
+    if issubclass(kind, DeepSpeedStrategy | FSDPStrategy | ModelParallelStrategy):
+        raise ConfigError(
+            f"{key}: its checkpoints cannot be verified, or read on other ranks; use "
+            "trainer.strategy=fsdp, which shards weights, gradients and optimizer state"
+        )
     if environment.world_size() > 1 and not issubclass(kind, ParallelStrategy):
         raise ConfigError(f"{key}: is for one rank, and there are {environment.world_size()}")
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.errors import ConfigError
-from samestep.spec import is_fsdp, is_sharded
 
 
 class Rule(NamedTuple):
@@ -203,24 +202,6 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
             f"run_dir={cfg.run_dir}: must be a directory of its own, and not one that the current "
             "directory is in, because a run may empty it; choose the name by RUN_ID and the place "
             "by run_root"
-        )
-    strategy = cfg.trainer.strategy
-    name = strategy if isinstance(strategy, str) else str(strategy._target_)
-    if is_sharded(name) and cfg.cluster.shares != "equal":
-        yield (
-            f"cluster.shares={cfg.cluster.shares}: trainer.strategy=fsdp gives every rank the same "
-            "share; use cluster.shares=equal, or trainer.strategy=ddp"
-        )
-    if is_fsdp(name) and cfg.trainer.accelerator not in {"gpu", "auto"}:
-        yield (
-            f"trainer.strategy=fsdp: needs GPUs, and trainer.accelerator="
-            f"{cfg.trainer.accelerator}; on CPUs use trainer.strategy=ddp"
-        )
-    clips_by_norm = cfg.trainer.get("gradient_clip_algorithm") != "value"
-    if is_fsdp(name) and cfg.trainer.gradient_clip_val and clips_by_norm:
-        yield (
-            f"trainer.gradient_clip_val={cfg.trainer.gradient_clip_val}: fsdp clips only by value; "
-            "add trainer.gradient_clip_algorithm=value"
         )
 
 

@@ -4,7 +4,8 @@ Promise: an error on one rank ends all ranks with one message, and a signal to o
 ranks between the same two steps.
 
 Read in this order: ``environment`` (who am I), ``network`` (how to reach rank zero),
-``process_group`` (meet, decide together), ``preflight`` (checks before the first step),
+``process_group`` (meet, decide together), ``sharded`` (a model in parts, one on each rank),
+``preflight`` (checks before the first step),
 ``stopping`` (signals), ``heartbeat`` (progress, and the end of ranks that hang), ``failure`` and
 ``process`` (errors, output and exit codes), ``secrets``,
 ``lightning_patches`` and ``epoch_loop`` (every private name of another library).

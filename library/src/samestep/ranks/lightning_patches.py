@@ -167,6 +167,24 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
     strategy.configure_ddp, strategy.training_step = note_and_configure, wrap_and_step
 
 
+def has_tensor_parallel(strategy: Any) -> bool:
+    """Whether a ModelParallelStrategy of Lightning 2.6 lets several ranks share their samples."""
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    is_one = isinstance(strategy, ModelParallelStrategy)
+    return is_one and strategy._tensor_parallel_size != 1
+
+
+def materialize(module: "L.LightningModule", device: Any) -> None:
+    """Make the weights of a module that ``configure_model`` has left on the device meta.
+
+    Lightning 2.6 does it after ``ShardedStrategy`` has restored a checkpoint, and undoes that.
+    """
+    from lightning.fabric.utilities.init import _materialize_distributed_module
+
+    _materialize_distributed_module(module, device)
+
+
 def metrics_of_epoch(trainer: "L.Trainer") -> dict[str, Tensor]:
     """What Lightning 2.6 will log of the training, after the checkpoint of the epoch's end."""
     loop: Any = trainer.fit_loop.epoch_loop

@@ -265,8 +265,6 @@ def _is_shared(run_dir: Path) -> bool:
 def identity(spec: RunSpec) -> dict[str, str]:
     """What must be the same on all ranks, beside the code."""
     values = {"torch": torch.__version__, "device": device_kind(spec.accelerator)}
-    if spec.is_sharded:
-        values["run_dir"] = str(spec.run_dir.absolute())  # all ranks load the path of rank zero
     for key, value in leaves(spec.config).items():
         if nature_of(key, spec.may_change) < Nature.PLACE:
             values[key] = value if isinstance(value, str) else json.dumps(value)

@@ -12,13 +12,14 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, failure, network, stopping
+from samestep.ranks.sharded import ShardedStrategy
 from samestep.spec import RunSpec
 
 Arguments = ParamSpec("Arguments")
@@ -263,28 +264,27 @@ def topology(spec: RunSpec) -> dict[str, Any]:
     ``trainer.strategy=auto`` is DDP wherever torchrun started the ranks.
 
     Raises:
-        ConfigError: if ``trainer.strategy=fsdp`` or ``trainer.sync_batchnorm`` finds no GPU.
+        ConfigError: if ``trainer.sync_batchnorm`` finds no GPU, or is asked of fsdp.
     """
-    if spec.is_fsdp and not torch.cuda.is_available():
-        raise ConfigError(
-            "trainer.strategy=fsdp: needs GPUs, and this machine has none; trainer.strategy=ddp "
-            "trains on CPUs"
-        )
     is_on_cpu = device_kind(spec.accelerator) == "cpu"
     if spec.sync_batchnorm and is_on_cpu and environment.world_size() > 1:
         raise ConfigError(
             "trainer.sync_batchnorm=true: needs GPUs, and these ranks are on CPUs; leave it out"
         )
+    if spec.sync_batchnorm and spec.is_fsdp:
+        raise ConfigError(
+            "trainer.sync_batchnorm=true: is not supported with trainer.strategy=fsdp; use ddp"
+        )
     if not environment.under_torchrun():
         # One process. Lightning would take the variables of a Slurm allocation for ranks.
-        return {"plugins": [LightningEnvironment()]}
+        where: dict[str, Any] = {"plugins": [LightningEnvironment()]}
+        # There is nobody to share with. A checkpoint of several ranks is read whole.
+        return where | ({"strategy": "auto"} if spec.is_fsdp else {})
     where = {"devices": environment.local_world_size(), "num_nodes": environment.num_nodes()}
+    if spec.is_fsdp:
+        return {**where, "strategy": ShardedStrategy(**options_of(ShardedStrategy, spec))}
     if "." in spec.strategy:  # an object that somebody else has made
         return where
-    if spec.is_fsdp:
-        # "full": a checkpoint of whole weights, which any number of ranks can read.
-        options = options_of(FSDPStrategy, spec)
-        return {**where, "strategy": FSDPStrategy(state_dict_type="full", **options)}
     return {**where, "strategy": UnequalNodesDDP(**options_of(UnequalNodesDDP, spec))}
 
 

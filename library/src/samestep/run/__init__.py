@@ -7,7 +7,7 @@ a file that is not its own is rejected. Read in this order:
    ``changes`` compares its configuration, ``record`` is what it records of itself, with the code
    and machine that ``provenance`` finds; ``logs`` is what its ranks log.
 2. ``checkpoint``: files that are written atomically; ``seal`` proves that each is whole, and that
-   it belongs to this run.
+   it belongs to this run; ``shards``: the tensors of a model that is sharded.
 3. ``history``: the metrics over time, which ``metrics`` reads. ``store``: a copy of the run
    elsewhere, which the callback ``artifacts`` keeps up to date, and ``upload`` makes by hand.
    ``nodes``: checkpoints for nodes that do not share the directory.

@@ -14,6 +14,7 @@ import io
 import logging
 import os
 import pickle
+import secrets
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, MutableSequence
@@ -29,7 +30,9 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from samestep.errors import ConfigError, RunError
-from samestep.run import record, seal
+from samestep.ranks import environment
+from samestep.ranks.process_group import broadcast, on_all_ranks
+from samestep.run import record, seal, shards
 from samestep.run.files import link_file, open_atomic
 from samestep.run.record import Record
 from samestep.run.seal import Seal, verify
@@ -58,6 +61,31 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Shapes of the model's tensors, which a checkpoint must have; empty: not checked."""
         self.trial: Trial | None = None
         """If set, a checkpoint is examined and not written."""
+        self.assemble: shards.Assemble | None = None
+        """How the tensors of a sharded checkpoint are made; None: whole."""
+
+    def save_part(
+        self, checkpoint: dict[str, Any], part: dict[str, torch.Tensor], path: str | Path
+    ) -> None:
+        """Write a sharded checkpoint: first every rank its part, then rank zero the rest.
+
+        Raises:
+            CheckpointError: on every rank; see ``save_checkpoint``.
+        """
+        folder, rank, num_ranks = Path(path).parent, environment.rank(), environment.world_size()
+        step = checkpoint["global_step"]
+        name = broadcast(f"shards-{step}-{num_ranks}-{secrets.token_hex(4)}")
+        target = folder / name / f"{rank}.shard"
+        content = {"tensors": part, "global_step": step, "shards": f"{name}/{target.name}"}
+        if not self.trial:
+            on_all_ranks(write_atomic, content, target, record.read(folder.parent))
+        if rank == 0:
+            self.save_checkpoint(checkpoint | {"shards": name}, path)
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a checkpoint, as ``ModelCheckpoint`` does, and its shards."""
+        super().remove_checkpoint(Path(path))
+        shards.prune(Path(path).parent)
 
     def save_checkpoint(
         self,
@@ -86,12 +114,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if problem:
             raise CheckpointError(f"{problem} The checkpoints before it are intact.")
         target = Path(path)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with open_atomic(target, before_rename=lambda: make_way(target)) as file:
-                write(checkpoint, file, record.read(target.parent.parent))
-        except (OSError, RuntimeError) as error:
-            raise cannot_write(target, error) from error
+        write_atomic(checkpoint, target, record.read(target.parent.parent))
 
     def load_checkpoint(
         self,
@@ -105,7 +128,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             CheckpointError: if the file is damaged or foreign.
             ConfigError: if it is of another model than the configuration describes.
         """
-        checkpoint = load(Path(path), TO_CONTINUE)
+        checkpoint = load(Path(path), TO_CONTINUE, self.assemble)
         weights = checkpoint["state_dict"]
         for name, shape in self.shapes.items():
             found = weights[name].shape if name in weights else None
@@ -122,13 +145,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return checkpoint
 
 
-def load(path: Path, required: tuple[str, ...] = ("state_dict",)) -> dict[str, Any]:
+def load(
+    path: Path,
+    required: tuple[str, ...] = ("state_dict",),
+    assemble: shards.Assemble | None = None,
+) -> dict[str, Any]:
     """Read the checkpoint at ``path`` onto the CPU, once it is verified and has these keys.
+
+    Tensors that were sharded are whole, unless ``assemble`` makes them.
 
     Raises:
         CheckpointError: if it is missing, damaged, of another run or role, or no checkpoint.
     """
-    found = verify(path, record.read(path.parent.parent))
+    # Where each rank reads a part, all ranks together verify all of it.
+    own = slice(environment.rank(), None, environment.world_size()) if assemble else slice(None)
+    found = verify(path, record.read(path.parent.parent), own)
     if isinstance(found, str):
         raise refused(path, found)
     try:
@@ -140,7 +171,11 @@ def load(path: Path, required: tuple[str, ...] = ("state_dict",)) -> dict[str, A
         raise refused(path, f"it is no Samestep checkpoint: it holds a {type(checkpoint).__name__}")
     if missing := [key for key in required if key not in checkpoint]:
         raise refused(path, f"it is no Samestep checkpoint: it has no {', '.join(missing)}")
-    return checkpoint
+    if found.shards:
+        files = [path.parent / name for name in found.files()]
+        checkpoint = shards.fill(checkpoint, files, assemble)
+    whole: dict[str, Any] = checkpoint
+    return whole
 
 
 def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Seal] | None:
@@ -212,6 +247,20 @@ def make_way(target: Path) -> None:
         target.replace(target.with_name(PREVIOUS))
 
 
+def write_atomic(content: dict[str, Any], target: Path, known: Record) -> None:
+    """Write ``content`` to ``target`` with its seal, whole or not at all.
+
+    Raises:
+        CheckpointError: if the disk is full or refuses.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open_atomic(target, before_rename=lambda: make_way(target)) as file:
+            write(content, file, known)
+    except (OSError, RuntimeError) as error:
+        raise cannot_write(target, error) from error
+
+
 def write(content: dict[str, Any], file: IO[bytes], known: Record) -> None:
     """Write ``content`` to an empty file as ``torch.load`` reads it, with its seal."""
     # CRC-32 takes as long as the writing, and SHA-256 proves more. torch.load does not read it.
@@ -224,7 +273,7 @@ def write(content: dict[str, Any], file: IO[bytes], known: Record) -> None:
     config = known.configs[-1] if known.configs else None
     step, best_step = content.get("global_step", 0), content.get("best_step")
     now = datetime.now(UTC).isoformat()
-    seal.add(file, Seal(known.run_id, config, step, best_step, now))
+    seal.add(file, Seal(known.run_id, config, step, best_step, now, shards=content.get("shards")))
 
 
 @dataclass

@@ -42,6 +42,13 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
         ConfigError, RunError: on every rank; see ``directory.begin``.
     """
     if not is_shared(spec.run_dir):
+        if spec.is_fsdp:
+            raise ConfigError(
+                f"run_dir={spec.run_dir}: is not shared between the nodes, and with "
+                "trainer.strategy=fsdp each rank writes a part of a checkpoint; use a shared "
+                "directory, or trainer.strategy=ddp",
+                on_all_ranks=True,
+            )
         fetch_newest(spec)
     start = on_rank_zero(directory.begin, spec, argv, copies)
     if start.ckpt_path is None:

@@ -32,16 +32,24 @@ class Seal(NamedTuple):
     best_step: int | None  # of the best checkpoint, when this one was saved
     saved: str  # the time in UTC, which tells two saves of one step apart
     sha256: str = ""
+    shards: str | None = None  # the folder with the tensors of a sharded model; see run/shards.py
 
     @property
     def age(self) -> tuple[int, str]:
         """Of two checkpoints of a run, the newer one has the greater value."""
         return self.global_step, self.saved
 
+    def files(self) -> list[str]:
+        """The files of its shards, one for each rank, from the folder of the checkpoint on."""
+        num_ranks = int(self.shards.split("-")[2]) if self.shards else 0
+        return [f"{self.shards}/{rank}.shard" for rank in range(num_ranks)]
+
 
 def add(file: IO[bytes], seal: Seal) -> None:
     """Put a seal to a zip file without a comment that was just written to ``file``."""
     content = {name: value for name, value in seal._asdict().items() if name != "sha256"}
+    if seal.shards is None:
+        del content["shards"]
     text = json.dumps(content).encode() + b" "
     # The last two bytes of a zip file are the length of its comment.
     file.seek(-2, os.SEEK_END)
@@ -75,11 +83,40 @@ def read(path: Path) -> Seal | None:
         return None
 
 
-def verify(path: Path, known: Record | None = None) -> Seal | str:
+def verify(
+    path: Path, known: Record | None = None, files: slice = slice(None), folder: Path | None = None
+) -> Seal | str:
     """The seal of an intact checkpoint; otherwise, as a sentence, what is wrong.
 
-    With ``known``, the record of a run, it must be a checkpoint of this run.
+    With ``known``, the record of a run, it must be a checkpoint of this run. Of its shards, which
+    are in ``folder`` or beside it, those of ``files`` are read.
     """
+    seal = _verify_bytes(path)
+    if isinstance(seal, str):
+        return seal
+    for name in seal.files()[files]:
+        shard = _verify_bytes((folder or path.parent) / name)
+        if isinstance(shard, str):
+            return f"of its shard {name}: {shard}"
+        if shard.shards != name:
+            return f"its shard {name} is of another checkpoint"
+    if known and known.run_id and seal.run_id and seal.run_id != known.run_id:
+        return (
+            f"it belongs to the run {seal.run_id}, and this run is {known.run_id}; to continue "
+            f"that one, give its directory its own name again and set RUN_ID={seal.run_id}"
+        )
+    if known and known.configs and seal.config and seal.config not in known.configs:
+        return "it belongs to a run with another configuration"
+    return seal
+
+
+def _read_end(file: IO[bytes]) -> Seal | None:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+    return parse(file.read())
+
+
+def _verify_bytes(path: Path) -> Seal | str:
+    """The seal of a file that is as it was written; otherwise what is wrong."""
     try:
         with open_regular(path) as file:
             seal = _read_end(file)
@@ -94,16 +131,4 @@ def verify(path: Path, known: Record | None = None) -> Seal | str:
         return f"it cannot be read: {error.strerror}"
     if sha256.hexdigest() != seal.sha256:
         return "it is damaged: its SHA-256 is not that of its seal"
-    if known and known.run_id and seal.run_id and seal.run_id != known.run_id:
-        return (
-            f"it belongs to the run {seal.run_id}, and this run is {known.run_id}; to continue "
-            f"that one, give its directory its own name again and set RUN_ID={seal.run_id}"
-        )
-    if known and known.configs and seal.config and seal.config not in known.configs:
-        return "it belongs to a run with another configuration"
     return seal
-
-
-def _read_end(file: IO[bytes]) -> Seal | None:
-    file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-    return parse(file.read())

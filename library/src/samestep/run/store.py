@@ -84,15 +84,20 @@ class RunCopy:
             version = _version(os.fstat(file.fileno()))
             if self.copied.get(name) == version:
                 return
+            is_sharded = False
             # The open file stays this version, whichever file gets its name meanwhile.
             source = Path(f"/dev/fd/{file.fileno()}")
             if name.endswith(".ckpt"):
-                own = seal.verify(source)
+                own = seal.verify(source, folder=self.run_dir / "checkpoints")
                 if isinstance(own, str):
                     raise ValueError(f"a checkpoint is damaged here: {own}")
-                # What it needs to be continued from: history and best checkpoint.
-                for other in (*RECORDS, *([BEST] if name == LAST else [])):
+                # What it needs to be continued from: history, best checkpoint, shards.
+                needs = [f"checkpoints/{file}" for file in own.files()]
+                is_sharded = bool(needs)
+                for other in (*RECORDS, *([BEST] if name == LAST else []), *needs):
                     self.upload(other)
+                if any(other not in self.copied for other in needs):
+                    return  # they were removed meanwhile: a newer checkpoint is there
                 if self.read_seal(name) == own:
                     self.copied[name] = version
                     return
@@ -100,6 +105,18 @@ class RunCopy:
                 os.lseek(file.fileno(), 0, os.SEEK_SET)
             self._put(name, source)
             self.copied[name] = version
+            if is_sharded:
+                self._prune()
+
+    def _prune(self) -> None:
+        """Remove the shards of checkpoints that have been replaced in the store."""
+        folder = f"{self.root}/checkpoints"
+        names = [path.rpartition("/")[2] for path in self.fs.glob(f"{folder}/*.ckpt")]
+        seals = [self.read_seal(f"checkpoints/{name}") for name in names]
+        named = {own.shards for own in seals if own}
+        for path in self.fs.glob(f"{folder}/shards-*"):
+            if path.rpartition("/")[2] not in named:
+                self.fs.rm(path, recursive=True)
 
     def read_seal(self, name: str) -> seal.Seal | None:
         """The seal of a checkpoint in the store; None if it is not there, or has none."""
@@ -212,6 +229,11 @@ def _download(copy: RunCopy, *, only_intact: bool = False) -> bool:
             partials[name] = partial
         except FileNotFoundError:
             partial.unlink(missing_ok=True)
+    for partial in list(partials.values()):
+        own = seal.read(partial)
+        for file in own.files() if own else []:
+            (partial.parent / file).parent.mkdir(exist_ok=True)
+            copy.fs.get_file(f"{copy.root}/checkpoints/{file}", str(partial.parent / file))
     is_intact = LAST in partials and isinstance(seal.verify(partials[LAST]), seal.Seal)
     if only_intact and not is_intact:
         for partial in partials.values():

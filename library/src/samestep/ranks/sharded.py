@@ -1,0 +1,251 @@
+"""FSDP2: weights, gradients and optimizer state are distributed over all ranks."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from samestep.errors import ConfigError
+from samestep.ranks import environment, lightning_patches
+
+STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+
+
+class ShardedStrategy(ModelParallelStrategy):
+    """Trains a module that was written for DDP with ``fully_shard`` over all ranks.
+
+    A module that shards itself in ``configure_model`` is left as it is. ``AtomicCheckpointIO``
+    writes the checkpoints: every rank its own part of the tensors, rank zero all the rest. A
+    checkpoint can be continued on any number of ranks, and by any strategy.
+    """
+
+    lightning_restore_optimizer = True
+    # Before ``configure_optimizers``, which may ask for the length of the data, and so begin them.
+    restore_checkpoint_after_setup = False
+    lightning_module_state_dict = Strategy.lightning_module_state_dict
+    optimizer_state = Strategy.optimizer_state
+
+    def __init__(self, **options: Any) -> None:
+        cluster_environment = options.pop("cluster_environment", None)
+        super().__init__(environment.world_size(), tensor_parallel_size=1, **options)
+        self.cluster_environment = cluster_environment
+
+    def setup_environment(self) -> None:
+        """Meet the other ranks, and let Lightning shard the module where it configures it."""
+        super().setup_environment()
+        module: Any = self.lightning_module
+        configure, mesh = module.configure_model, self.device_mesh["data_parallel"]
+
+        def configure_and_shard() -> None:
+            configure()
+            if not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+                shard(module, mesh)
+            lightning_patches.materialize(module, self.root_device)
+
+        module.configure_model = configure_and_shard
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Free the weights after the step: no backward pass does it here."""
+        return self._reshard_after(super().validation_step(*args, **kwargs))
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Free the weights after the step."""
+        return self._reshard_after(super().test_step(*args, **kwargs))
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Free the weights after the step."""
+        return self._reshard_after(super().predict_step(*args, **kwargs))
+
+    def _reshard_after(self, result: Any) -> Any:
+        assert self.lightning_module is not None
+        for part in self.lightning_module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+        return result
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """Write this rank's part of all sharded tensors, and on rank zero the rest.
+
+        Raises:
+            ConfigError: if a tensor is sharded in another way than over all ranks.
+        """
+        part: dict[str, Tensor] = {}
+        dims: dict[str, int] = {}
+
+        def cut(path: str, tensor: Tensor) -> Tensor:
+            if not isinstance(tensor, DTensor):
+                return tensor
+            if tensor.device_mesh.ndim > 1 or tensor.device_mesh.size() != self.world_size:
+                raise ConfigError(
+                    f"{path}: is sharded over a part of the ranks, or twice; checkpoints hold "
+                    "tensors that fully_shard has distributed over all ranks",
+                    on_all_ranks=True,
+                )
+            placement = tensor.placements[0]
+            if not isinstance(placement, Shard):
+                dims[path] = -1
+                return tensor.full_tensor().cpu()
+            dims[path] = placement.dim
+            part[path] = tensor.to_local().detach().cpu()
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+
+        checkpoint = map_tensors(checkpoint, cut) | {"sharded": dims}
+        checkpoint_io: Any = self.checkpoint_io
+        checkpoint_io.save_part(checkpoint, part, self.broadcast(filepath))
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: Any = None) -> dict[str, Any]:
+        """Read this rank's part of what any number of ranks have written."""
+        checkpoint_io: Any = self.checkpoint_io
+        checkpoint_io.assemble = self._assemble
+        try:
+            return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
+        finally:
+            checkpoint_io.assemble = None
+
+    def _assemble(self, tensor: Tensor, dim: int, read: Callable[[int, int], Tensor]) -> Tensor:
+        mesh = self.device_mesh["data_parallel"]
+        if dim < 0:
+            local = tensor.to(self.root_device)
+            return DTensor.from_local(local, mesh, [Replicate()], run_check=False)
+        local = read(*part_of(tensor.shape[dim], self.global_rank, self.world_size))
+        return DTensor.from_local(
+            local.to(self.root_device), mesh, [Shard(dim)],
+            run_check=False, shape=tensor.shape, stride=tensor.stride(),
+        )  # fmt: skip
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load the weights, also whole ones that another strategy has written."""
+        assert self.lightning_module is not None
+        own = self.lightning_module.state_dict()
+        weights = copy.copy(checkpoint["state_dict"])
+        for name, value in weights.items():
+            weights[name] = shard_like(value, own.get(name))
+        self.lightning_module.load_state_dict(weights, strict=strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load the optimizers, also whole states that another strategy has written."""
+        for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
+            for number, parameter in enumerate(parameters_of(optimizer)):
+                state = saved["state"].get(number, {})
+                for name, value in state.items():
+                    state[name] = shard_like(value, parameter)
+        Strategy.load_optimizer_state_dict(self, checkpoint)
+
+
+def shard(module: LightningModule, mesh: DeviceMesh) -> None:
+    """Shard each block of the module, and then the rest of it.
+
+    Its steps count as forward passes, so weights that no block holds are gathered for the step. A
+    backward pass within the step (manual optimization) would come too early for that: there each
+    part of the module is sharded on its own.
+
+    Raises:
+        ConfigError: if a parameter cannot be sharded.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 0:
+            raise ConfigError(
+                f"trainer.strategy=fsdp: {name} is a number without dimensions, which torch cannot "
+                "shard; make it a tensor of one value: torch.nn.Parameter(torch.ones(1))",
+                on_all_ranks=True,
+            )
+    for block in blocks_of(module):
+        fully_shard(block, mesh=mesh)
+    if module.automatic_optimization:
+        fully_shard(module, mesh=mesh)
+        for name in STEPS:
+            register_fsdp_forward_method(module, name)
+        return
+    for part in parts_of(module):
+        if not isinstance(part, FSDPModule) and any(True for _ in part.parameters()):
+            fully_shard(part, mesh=mesh, reshard_after_forward=True)
+
+
+def parts_of(module: nn.Module) -> Iterator[nn.Module]:
+    """The children of a module, and those of lists and dictionaries, which have no forward pass."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from parts_of(child)
+        else:
+            yield child
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """The items of each ModuleList and Sequential that have parts, and weights of their own."""
+    owners: dict[int, set[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), set()).add(name)
+    found: list[nn.Module] = []
+    lists = (nn.ModuleList, nn.Sequential)
+
+    def search(parent: nn.Module, prefix: str) -> None:
+        for name, child in parent.named_children():
+            path = f"{prefix}{name}."
+            own = {id(parameter) for parameter in child.parameters()}
+            # One that is tied to a weight elsewhere is gathered with that one.
+            is_tied = any(not each.startswith(path) for number in own for each in owners[number])
+            is_block = isinstance(parent, lists) and not isinstance(child, lists)
+            if is_block and own and not is_tied and any(True for _ in child.children()):
+                found.append(child)
+            else:
+                search(child, path)
+
+    search(module, "")
+    return found
+
+
+def map_tensors(value: Any, function: Callable[[str, Tensor], Tensor], path: str = "") -> Any:
+    """A copy of a tree of dictionaries and lists, with ``function`` of each tensor and its path."""
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # with the versions that a state_dict has as an attribute
+        for key, item in value.items():
+            copied[key] = map_tensors(item, function, f"{path}/{key}")
+        return copied
+    if type(value) in (list, tuple):
+        items = (map_tensors(item, function, f"{path}/{i}") for i, item in enumerate(value))
+        return type(value)(items)
+    return function(path, value) if isinstance(value, Tensor) else value
+
+
+def part_of(length: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Where the part of a rank begins and ends in a dimension, as ``torch.chunk`` cuts it."""
+    size = -(-length // world_size)
+    return min(rank * size, length), min((rank + 1) * size, length)
+
+
+def shard_like(value: Any, target: Any) -> Any:
+    """A whole tensor, sharded as ``target``, which has its shape; anything else as it is."""
+    is_whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
+    if not is_whole or not isinstance(target, DTensor) or value.shape != target.shape:
+        return value
+    whole = value.to(target.device)
+    # Every rank has all of it.
+    return distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+
+
+def parameters_of(optimizer: Optimizer) -> list[Any]:
+    """The parameters of an optimizer, in the order in which its state counts them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def norm_of(gradients: list[Tensor]) -> Tensor:
+    """The L2 norm of all gradients; every rank must call this if they are sharded."""
+    norm = get_total_norm(gradients)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def class_of(thing: object) -> type:
+    """The class of an object as its author wrote it: ``fully_shard`` puts one before it."""
+    kind = type(thing)
+    return kind.__mro__[2] if isinstance(thing, FSDPModule) else kind
