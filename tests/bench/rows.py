@@ -136,12 +136,6 @@ def rows_of_commands(folder: Path) -> list[Row]:
             {"save": f"{COMMANDS}:save", "copy": f"{COMMANDS}:copy"}, ["save / copy <= 1.2"],
         ),
         Row(
-            "shards", "sharded checkpoint of 1 GB on 2 ranks, and one rank's write, fsync of half",
-            {"save": f"{TWO}{COMMANDS}:shards", "half": f"{COMMANDS}:half",
-             "halves": f"{TWO}{COMMANDS}:half"},
-            ["save / half <= 1.2", "save / halves"],
-        ),
-        Row(
             "logging", "logging, share of an MNIST-format epoch",
             {"ours": f"{COMMANDS}:logging"}, ["ours <= 1"], "%",
         ),

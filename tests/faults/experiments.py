@@ -135,9 +135,6 @@ EXPERIMENTS = [
     killed("a shard is cut", TWO, "kill step 47 0", damage=lambda run_dir: cut(
         f"{newest_shards(run_dir).name}/1.shard", 0.5)(run_dir), overrides=SHARDED,
            says="Damaged or misplaced checkpoints"),
-    killed("a folder of shards is lost", TWO, "kill step 47 0",
-           damage=lambda run_dir: shutil.rmtree(newest_shards(run_dir)), overrides=SHARDED,
-           says="Damaged or misplaced checkpoints"),
     terminated("SIGTERM at each of 16 steps", ONE, *(f"term step {n} 0" for n in range(16)),
                overrides=["trainer.limit_train_batches=8", "trainer.max_epochs=2", "callbacks=ema"],
                max_attempts=17),
