@@ -79,7 +79,9 @@ def fit(
         callbacks=[StopBetweenSteps(checkpoints), ChangedValues(), checkpoints, *callbacks],
         **options,
     )  # fmt: skip
-    trainer.fit(model, batches, batches, ckpt_path=folder / ckpt if ckpt else None)
+    # A signal ends the test, and is not kept for the next step.
+    with mock.patch("samestep.ranks.stopping.defer"):
+        trainer.fit(model, batches, batches, ckpt_path=folder / ckpt if ckpt else None)
     return trainer
 
 
