@@ -122,22 +122,6 @@ def test_a_debug_mode_of_images_names_its_file():
     assert all(line.endswith(" (configs/debug/overfit.yaml)") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["data=topics", "model=transformer"], "the model logs no such metric"),
-        (["experiment=language", "data.file=none.txt"], "data.file=none.txt: cannot be read"),
-        (["experiment=language", "model.net.num_heads=5"], "width a multiple of num_heads"),
-    ],
-)
-def test_a_refused_run_leaves_nothing_behind(tmp_path: Path, overrides: list[str], message: str):
-    done = run("train.py", *overrides, f"run_root={tmp_path / 'runs'}")
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_file_of_ones_own_must_be_on_the_cluster():
     assert needed_files(check(["experiment=language"])) == []
     assert needed_files(check(["experiment=language", "data.file=a.txt"])) == ["a.txt"]
