@@ -1,4 +1,3 @@
-import itertools
 import json
 import re
 import shutil
@@ -50,13 +49,16 @@ TASKS = {"topics": "text", "transformer": "text", "skeleton": "skeleton"}  # oth
 
 
 def runs():
-    """Each data set with each model, and along with it each choice of each group; experiments."""
+    """Each choice of each group, data and models of one task together; and each experiment.
+
+    Every data set with every model: tests/project/data/test_datamodule.py.
+    """
     groups = {g: names for g, names in CHOICES.items() if names and g.split("/")[0] != "experiment"}
-    pairs = [
-        (data, model)
-        for data, model in itertools.product(CHOICES["data"], CHOICES["model"])
-        if TASKS.get(data) == TASKS.get(model)
-    ]
+    pairs = []
+    for task in (None, *dict.fromkeys(TASKS.values())):
+        data, models = ([n for n in CHOICES[g] if TASKS.get(n) == task] for g in ("data", "model"))
+        most = max(len(data), len(models))
+        pairs += [(data[i % len(data)], models[i % len(models)]) for i in range(most)]
     for number in range(max(len(pairs), *map(len, groups.values()))):
         choices = {group: names[number % len(names)] for group, names in groups.items()}
         choices["data"], choices["model"] = pairs[number % len(pairs)]
