@@ -178,7 +178,6 @@ class ResumeOrder(L.Callback):
 
         if stage == "fit":
             lightning_patches.before_first_iterator(trainer, begin)
-            lightning_patches.remember_state_of_data(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let a ``train_dataloader`` that draws numbers draw the same ones in every process."""
