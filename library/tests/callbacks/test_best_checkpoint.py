@@ -136,13 +136,15 @@ def test_other_weights_than_the_best_ones_are_never_tested(tmp_path: Path):
     for content, is_now in (
         (None, "missing, or damaged"),
         (older[:-1], "missing, or damaged"),
-        (older, "of step 4"),
-        (last, "of step 12"),
+        (older, "from step 4"),
+        (last, "from step 12"),
     ):
         best.unlink(missing_ok=True)
         if content:
             best.write_bytes(content)
-        message = rf"best.ckpt is refused: it is {is_now}, and the best checkpoint is of step 8"
+        message = (
+            rf"best.ckpt cannot be used: it is {is_now}, and the best checkpoint is from step 8"
+        )
         with pytest.raises(CheckpointError, match=message + r".*larger trainer.max_epochs"):
             directory.best_checkpoint(tmp_path)
 
@@ -180,7 +182,7 @@ def test_a_best_checkpoint_that_is_lost_is_said(
         tmp_path, Tiny([0.0, 0.0, 0.0, 0.1, 0.05]), ckpt="last.ckpt",
         max_epochs=5 if better_comes else 3,
     )  # fmt: skip
-    assert "best.ckpt is not the checkpoint of step 4, which was the best one" in caplog.text
+    assert "best.ckpt is not the best checkpoint, of step 4" in caplog.text
     if better_comes:
         assert best_step(tmp_path) == 16
 

@@ -17,7 +17,7 @@ WORDS = ["cluster=k8s", "cluster.image=ghcr.io/me/project:1.2.3", "trainer.num_n
 def test_check_and_submit_without_kubectl_and_without_a_cluster(tmp_path):
     checked = run(*LAUNCH, *WORDS, "--check", KUBECONFIG=str(tmp_path / "none"))
     assert (checked.returncode, checked.stderr) == (0, "")
-    assert "no cluster was asked; kubectl knows no cluster" in checked.stdout
+    assert "no cluster was checked; kubectl knows no cluster" in checked.stdout
     for words, exit_code in ((["--check"], 0), ([], 1)):
         done = launching.launch(*WORDS, *words, PATH=str(tmp_path), RUN_ID="mine")
         assert done.returncode == exit_code

@@ -164,4 +164,4 @@ def test_without_slurm_one_message_says_so(action, tmp_path):
         checked = launch("cluster=slurm", "--check", RUN_ID="cifar", PATH=str(tmp_path))
         assert (checked.returncode, checked.stderr) == (0, "")
         assert "no errors in the configuration" in checked.stdout
-        assert "Slurm was not asked" in checked.stdout
+        assert "Slurm was not checked" in checked.stdout
