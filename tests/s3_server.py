@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,17 +13,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from library.tests.programs import environment
+from library.tests.programs import environment, until
 
 KEY = "AKIA" + "F4K3" * 4
 SECRET = "sesame-open-456"
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @contextmanager
@@ -36,7 +28,7 @@ def s3_server(log: Path) -> Iterator[dict[str, str]]:
     with log.open("w") as output:
         server = subprocess.Popen(command, stdout=output, stderr=output, env=environment())
         try:
-            wait_for(lambda: _answers(port))
+            until(lambda: _answers(port))
             yield variables_of(port)
         finally:
             server.kill()

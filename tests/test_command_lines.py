@@ -1,12 +1,13 @@
 """Wrong command lines: exit code 2, one message, and nothing left behind. Real processes."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import NO_PICTURES, ROOT, environment, run
+from tests.conftest import NO_PICTURES, ROOT, environment, run, run_code
 
 # Overrides or flags, and a part of the message. Each exits with code 2.
 REFUSED_AT_ONCE = [  # by the configuration alone, without torch
@@ -67,54 +68,89 @@ REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run direc
     ("+callbacks.x._target_=os.system", "os.system needs a value for command"),
     ("model=mlp model.net.hidden_size=0", "hidden_size=0: must be at least 1"),
     ("+model.net.width=0.75", "takes no argument 'width'"),
+    (
+        "+callbacks.x._target_=lightning.pytorch.callbacks.EarlyStopping",
+        "needs a value for monitor",
+    ),
+    ("logger=mlflow logger.mlflow.tracking_uri=http://127.0.0.1:9", "does not answer"),
+    ("data=topics model=transformer", "the model logs no such metric"),
+    ("experiment=language data.file=none.txt", "data.file=none.txt: cannot be read"),
+    ("experiment=language model.net.num_heads=5", "width a multiple of num_heads"),
     ("data=mnist cluster=k8s data.root=/nowhere", "is missing, and data.download is false"),
 ]
 
 
-def names(table):
-    return [line[:60] for line, _ in table]
+EACH = """
+import json, os, runpy, sys
+import lightning, project.train
+from samestep.hydra import build, main
+for number, line in enumerate(json.loads(sys.argv[1])):
+    if (child := os.fork()) == 0:
+        for stream, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(f"{sys.argv[2]}/{number}-{name}", os.O_WRONLY | os.O_CREAT), stream)
+        sys.argv = ["train.py", *line]
+        runpy.run_path("train.py", run_name="__main__")
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+"""Runs ``train.py`` on each of these lines, in a fork of a process that has imported it."""
 
 
-def refused(tmp_path: Path, line: str) -> str:
-    """What a command line says that must be refused; it may leave nothing behind."""
-    words = line.split(" ")
-    place = [] if line.startswith("-") and "=" not in line else [f"run_root={tmp_path / 'runs'}"]
-    result = run("train.py", *words, *place)
-    assert result.returncode == 2, result.stderr
-    assert result.stderr.startswith("error: ")
-    assert "Traceback" not in result.stderr
-    assert not list(tmp_path.iterdir())
-    return result.stderr
-
-
-@pytest.mark.parametrize(("line", "text"), REFUSED_AT_ONCE, ids=names(REFUSED_AT_ONCE))
-def test_refused_at_once(tmp_path: Path, line: str, text: str):
-    assert text in refused(tmp_path, line)
+def run_each(lines: list[list[str]], folder: Path) -> list[subprocess.CompletedProcess[str]]:
+    done = run_code(EACH, json.dumps(lines), str(folder), PYTHONPATH=f"{ROOT}:{ROOT / 'src'}")
+    codes = [int(code) for code in done.stdout.split()]
+    assert len(codes) == len(lines), done.stderr
+    said = [
+        [(folder / f"{number}-{name}").read_text() for name in ("stdout", "stderr")]
+        for number in range(len(lines))
+    ]
+    return [
+        subprocess.CompletedProcess(line, code, *texts)
+        for line, code, texts in zip(lines, codes, said, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("line", "text"), REFUSED_BEFORE_THE_RUN, ids=names(REFUSED_BEFORE_THE_RUN)
+    "table", [REFUSED_AT_ONCE, REFUSED_BEFORE_THE_RUN], ids=["at once", "later"]
 )
-def test_refused_before_the_run_begins(tmp_path: Path, line: str, text: str):
-    assert text in refused(tmp_path, line)
+def test_a_refused_line_is_one_message_and_leaves_nothing(
+    tmp_path_factory: pytest.TempPathFactory, table: list[tuple[str, str]]
+):
+    said, here = tmp_path_factory.mktemp("said"), tmp_path_factory.mktemp("here")
+    place = f"run_root={here / 'runs'}"
+    lines = [line.split(" ") for line, _ in table]
+    typed = [
+        words if words[0][0] == "-" and "=" not in words[0] else [*words, place] for words in lines
+    ]
+    is_alone = ["trainer.devices=2" in words for words in typed]  # it starts ranks
+    forked = iter(
+        run_each([w for w, alone in zip(typed, is_alone, strict=True) if not alone], said)
+    )
+    for (line, text), words, alone in zip(table, typed, is_alone, strict=True):
+        done = run("train.py", *words) if alone else next(forked)
+        assert done.returncode == 2, (line, done.stderr)
+        assert done.stderr.startswith("error: "), line
+        assert text in done.stderr, (line, done.stderr)
+        assert "Traceback" not in done.stderr, line
+    assert not list(here.iterdir())
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_accepted_lines_train(tmp_path_factory: pytest.TempPathFactory):
+    said, here = tmp_path_factory.mktemp("said"), tmp_path_factory.mktemp("here")
+    lines = [
         "logger=null callbacks=null",
         "logger=[] callbacks=[]",
-        "+trainer.benchmark=false trainer.detect_anomaly=true trainer.strategy=ddp",
-        "hydra.verbose=false +seed=1",
-    ],
-)
-def test_accepted(tmp_path: Path, line: str):
-    pictures = [] if "callbacks=" in line else [NO_PICTURES]
-    words = ["debug=fast", "model=mlp", *line.split(" "), *pictures, f"run_root={tmp_path}"]
-    result = run("train.py", *words)
-    assert result.returncode == 0, result.stderr
-    assert "Traceback" not in result.stderr
-    assert len(list(tmp_path.glob("*/metrics.csv"))) == 1
+        f"+trainer.benchmark=false trainer.detect_anomaly=true trainer.strategy=ddp {NO_PICTURES}",
+        f"hydra.verbose=false +seed=1 {NO_PICTURES}",
+    ]
+    quick = ["debug=fast", "model=mlp"]
+    words = [[*quick, *line.split(), f"run_root={here / str(n)}"] for n, line in enumerate(lines)]
+    for number, done in enumerate(run_each(words, said)):
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+        assert len(list(here.glob(f"{number}/*/metrics.csv"))) == 1
+    (shown,) = run_each([["--cfg", "job", "--package", "model", "model=mlp", "logger=null",
+                          "model.optimizer.amsgrad=true"]], said)  # fmt: skip
+    assert (shown.returncode, "amsgrad: true" in shown.stdout) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -134,36 +170,17 @@ def test_without_torchrun_it_is_one_process_whatever_the_variables_say(tmp_path:
     assert (run_dir / "metrics.csv").exists()
 
 
-@pytest.mark.parametrize("flag", ["--cfg job", "--cfg job --package model"])
-def test_flags_show_what_is_composed(flag: str):
-    words = ["model=mlp", "logger=null", "model.optimizer.amsgrad=true"]
-    result = run("train.py", *flag.split(" "), *words)
-    assert result.returncode == 0, result.stderr
-    assert "amsgrad: true" in result.stdout
-
-
-CHATTY = ["train.py", "model=mlp", "debug=limit", "callbacks.progress.log_every_s=1e-9"]
-
-
 def test_losing_the_reader_does_not_lose_the_run(tmp_path: Path):
+    """Closed streams, encodings and backends of matplotlib: library/tests/ranks/test_process.py."""
+    chatty = ["train.py", "model=mlp", "debug=limit", "callbacks.progress.log_every_s=1e-9"]
     with subprocess.Popen(
-        [sys.executable, *CHATTY, NO_PICTURES, f"run_root={tmp_path}"], cwd=ROOT,
+        [sys.executable, *chatty, NO_PICTURES, f"run_root={tmp_path}"], cwd=ROOT,
         env=environment(RUN_ID="mine"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode == 0
-    assert (tmp_path / "mine/metrics.json").exists()
-
-
-def test_a_run_needs_no_stdout_no_screen_and_no_utf8(tmp_path: Path):
-    line = f"{sys.executable} {' '.join(CHATTY)} run_root={tmp_path} >&-"
-    variables = environment(RUN_ID="mine", MPLBACKEND="foo", LC_ALL="C", PYTHONUTF8="0")
-    done = subprocess.run(
-        ["bash", "-c", line], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "mine/metrics.json").exists()
 
 

@@ -124,18 +124,18 @@ def reference(copy: Path) -> dict[str, torch.Tensor]:
     return weights(copy, "reference")
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_the_example_continues_bit_by_bit(copy: Path, reference, signum: signal.Signals):
+def test_the_example_is_stopped_and_killed_and_continues_bit_by_bit(copy: Path, reference):
     command = [*HOUSES, *EPOCHS, "callbacks.checkpoints.every_s=1e-9", "report=false"]
-    name = f"stopped-{signum:d}"
-    stopped = train(copy, name, *command, fault=f"15 {signum:d} 0 rank")  # within epoch 1
-    assert stopped.returncode == (143 if signum == signal.SIGTERM else -9), stopped.stderr
-    continued = train(copy, name, *command)
+    for step, signum, code in ((15, signal.SIGTERM, 143), (25, signal.SIGKILL, -9)):
+        ended = train(copy, "ended", *command, fault=f"{step} {signum:d} 0 rank")
+        assert ended.returncode == code, ended.stderr
+        (copy / "seen/ended/done-0").unlink()  # one signal a process
+    continued = train(copy, "ended", *command)
     assert continued.returncode == 0, continued.stderr
     assert continued.stdout.startswith("Continuing")
-    ours = weights(copy, name)
+    ours = weights(copy, "ended")
     assert all(torch.equal(ours[key], reference[key]) for key in reference)
-    ours, expected = (final_figures(copy / f"runs/{run_id}") for run_id in (name, "reference"))
+    ours, expected = (final_figures(copy / f"runs/{run_id}") for run_id in ("ended", "reference"))
     assert ours == expected
 
 

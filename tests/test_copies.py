@@ -314,10 +314,13 @@ ALL_CLUSTERS = ["kubernetes", "slurm", "docker", "runai", "flyte"]
         ([], [], ["train.py debug=limit run_id=a", "scripts/evaluate.py runs/a"]),
         (["language"], ["docker"], ["train.py debug=fast model.net.num_layers=1"]),
         (["images"], ["kubernetes"], ["-m samestep launch --render cluster=jobset"]),
-        (["images", "lance"], ["runai"], ["-m samestep launch --render cluster=runai"]),
-        (["images"], ["flyte"], ["-m samestep launch --render cluster=flyte"]),
+        (
+            ["images", "lance"],
+            ["runai", "flyte"],
+            [f"-m samestep launch --render cluster={name}" for name in ("runai", "flyte")],
+        ),
     ],
-    ids=["skeleton", "language", "kubernetes", "runai", "flyte"],
+    ids=["skeleton", "language", "kubernetes", "runai and flyte"],
 )
 def test_a_copy_of_a_few_things_works(
     template: Path, tmp_path: Path, tasks: list[str], clusters: list[str], commands: list[str]
@@ -342,7 +345,8 @@ def test_a_copy_of_all_things_is_small_and_passes_its_tests(template: Path, tmp_
     (version,) = re.findall(r"^_commit: (\S+)$", (copy / ".copier-answers.yml").read_text(), re.M)
     assert line == (template.as_uri(), git(template, "rev-parse", f"{version}^{{commit}}").strip())
     assert git(copy, "ls-files", "docs", "tests/samestep", "tests/faults") == ""
-    check(copy, "tests")
+    learns = "tests/project/test_train.py::test_the_default_learns_the_digits"  # here too, and long
+    check(copy, "tests", f"--deselect={learns}")
     call(copy, "-m", "samestep", "launch", "--render", "cluster=swarm")
 
 

@@ -174,18 +174,6 @@ def test_every_cluster_says_what_it_was_seen_on():
         assert re.match(r"20\d\d-\d\d-\d\d, [A-Za-z][\w ]* \d+\.\d", seen[cluster]), cluster
 
 
-@only_in_the_template
-def test_a_cluster_is_read_in_a_minute():
-    """Each kind of cluster has at most 60 lines; README.md and pages for developers have more."""
-    others = {"README.md", "entrypoint.md"}
-    lines = {
-        path.name: len(path.read_text().splitlines())
-        for path in (ROOT / "docs/clusters").glob("*.md")
-        if path.name not in others
-    }
-    assert {name for name, number in lines.items() if number > 60} == set()
-
-
 def test_the_tour_passes_every_place():
     """Each file of yours, and each part of what is kept: its folders list their own files."""
     tour = (ROOT / "docs" / "code.md").read_text()

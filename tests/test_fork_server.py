@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import hydra
@@ -15,6 +14,7 @@ from execnet import gateway_io
 from hydra.core.global_hydra import GlobalHydra
 
 from library.tests import pods
+from library.tests.programs import until
 from tests import fork_server
 from tests.conftest import environment, run
 
@@ -73,6 +73,11 @@ for name in LIBRARIES:
 import torch
 from hydra.core.singleton import Singleton
 from omegaconf.basecontainer import BaseContainer
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import get_method_name
+def record():
+    return get_method_name()
+def caller():
+    return record(), get_method_name(1)
 print(json.dumps({
     "argv": sys.argv, "path": sys.path, "name": __name__, "file": __file__, "cwd": os.getcwd(),
     "main": sys.modules["__main__"].__file__, "stdin": sys.stdin.read(),
@@ -85,7 +90,7 @@ print(json.dumps({
     "threads": [t.name for t in threading.enumerate()], "logging": str(logging.root.handlers),
     "faulthandler": faulthandler.is_enabled(), "torch": torch.get_num_threads(),
     "builtins": str(__builtins__), "doc": __doc__, "resolvers": sorted(BaseContainer._resolvers),
-    "hydra": [str(kind) for kind in Singleton._instances],
+    "hydra": [str(kind) for kind in Singleton._instances], "callers": caller(),
 }))
 """
 
@@ -101,6 +106,7 @@ def test_a_program_finds_what_it_finds_in_a_fresh_interpreter(
     assert found == expected
     assert found["environment"]["GIVEN"] == "value"
     assert found["parent"] == os.getpid()
+    assert found["callers"] == ["caller", "caller"]
 
 
 READS_FILES = """
@@ -184,25 +190,6 @@ def test_hydra_remembers_only_what_it_has_read(tmp_path: Path, monkeypatch: pyte
     assert file(folder=Path(__file__).parents[1] / "configs") is None
 
 
-NAMES_ITS_CALLER = """
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-def record():
-    return dynamic_rendezvous.get_method_name()
-def caller():
-    return record(), dynamic_rendezvous.get_method_name(1)
-print(caller())
-"""
-
-
-def test_torch_names_its_callers_as_in_a_fresh_interpreter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    script = tmp_path / "script.py"
-    script.write_text(NAMES_ITS_CALLER)
-    forked, fresh = outcomes(script, monkeypatch)
-    assert forked == fresh == (0, "('caller', 'caller')\n", "")
-
-
 def test_pythonpath_is_read_as_by_a_fresh_interpreter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -281,11 +268,7 @@ def test_ranks_are_children_of_their_agent(tmp_path: Path):
         assert (int(parent), int(session), is_forked) == (process.pid, int(pid), "True")
         assert process.returncode == -signal.SIGKILL
         # The rank goes on without its agent, and has another parent then.
-        status = Path(f"/proc/{pid}/status")
-        deadline = time.monotonic() + 10
-        while f"PPid:\t{parent}\n" in status.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: f"PPid:\t{parent}\n" not in Path(f"/proc/{pid}/status").read_text())
     finally:
         os.kill(int(pid), signal.SIGKILL)
 

@@ -82,10 +82,6 @@ def execute(copy: Path, command: str, *more: str) -> CompletedProcess[str]:
     return done
 
 
-def test_a_page_of_at_most_500_words():
-    assert len(PAGE.split()) <= 500
-
-
 def test_a_table_is_trained_predicted_and_exported(copy: Path):
     train, predict, export = COMMANDS[:3]
     said = execute(copy, train, *QUICK).stdout

@@ -5,7 +5,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,20 @@ def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return server.getsockname()[1]
+
+
+def until(
+    probe: Callable[[], Any],
+    seconds: float = 120,
+    says: Callable[[], object] = str,
+    pause_s: float = 0.05,
+) -> Any:
+    """Wait until ``probe`` returns a true value, and return that value; else fail, and say why."""
+    deadline = time.monotonic() + seconds
+    while not (found := probe()):
+        assert time.monotonic() < deadline, says() or f"not true after {seconds:.0f} s"
+        time.sleep(pause_s)
+    return found
 
 
 def run(

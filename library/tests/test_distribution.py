@@ -165,22 +165,21 @@ def weights(run_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def test_the_tutorial_continues_exactly_in_an_empty_environment(python: Path, tutorial: Path):
-    """Undisturbed, and stopped, killed and continued: on one rank, and on two."""
+    """Killed and continued on one rank, and started on two. More of both: test_trainer.py."""
     run_dir = tutorial / "runs/mnist"
     one = [str(python), "mnist.py"]
-    two = [str(python.with_name("samestep")), "run", "--nproc-per-node=2", "mnist.py"]
-    for name, command, rank in (("one", one, 0), ("two", two, 1)):
-        assert start(tutorial, *command) == 0
-        undisturbed = weights(run_dir)
-        assert (run_dir / "metrics.json").is_file()
-        run_dir.rename(tutorial / f"runs/{name}")
-        if command is one:
-            assert start(tutorial, *command, at="11 0", by=signal.SIGTERM) == 143
-        assert start(tutorial, *command, at=f"50 {rank}", by=signal.SIGKILL) != 0
-        assert not (run_dir / "metrics.json").exists()
-        assert start(tutorial, *command) == 0
-        torch.testing.assert_close(weights(run_dir), undisturbed, rtol=0, atol=0)
-        shutil.rmtree(run_dir)
+    assert start(tutorial, *one) == 0
+    undisturbed = weights(run_dir)
+    shutil.rmtree(run_dir)
+    assert start(tutorial, *one, at="50 0", by=signal.SIGKILL) == -signal.SIGKILL
+    assert not (run_dir / "metrics.json").exists()
+    assert start(tutorial, *one) == 0
+    torch.testing.assert_close(weights(run_dir), undisturbed, rtol=0, atol=0)
+    shutil.rmtree(run_dir)
+    samestep = str(python.with_name("samestep"))
+    assert start(tutorial, samestep, "run", "--nproc-per-node=2", "mnist.py") == 0
+    assert (run_dir / "metrics.json").is_file()
+    assert (run_dir / "logs/rank-1.log").is_file()
 
 
 def test_lightning_cli_continues_exactly_in_an_empty_environment(python: Path, tutorial: Path):
@@ -189,7 +188,5 @@ def test_lightning_cli_continues_exactly_in_an_empty_environment(python: Path, t
     assert start(tutorial, *command, f"--trainer.run_dir={whole}") == 0
     to_parts = [*command, f"--trainer.run_dir={parts}"]
     assert start(tutorial, *to_parts, at="11 0", by=signal.SIGTERM) == 143
-    assert start(tutorial, *to_parts, at="30 0", by=signal.SIGKILL) != 0
-    assert not (parts / "metrics.json").exists()
     assert start(tutorial, *to_parts) == 0
     torch.testing.assert_close(weights(parts), weights(whole), rtol=0, atol=0)

@@ -7,12 +7,13 @@ import secrets
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from library.tests import programs
 
 ROOT = Path(__file__).parents[2]
 TRIES, TRY_S = 3, 60  # of one call of kubectl; a connection may be lost
@@ -58,13 +59,9 @@ def kubectl(*words: str, documents: Sequence[Object] = (), timeout: float = TRY_
     raise AssertionError(f"{' '.join(command)}: no answer in {TRIES} times {timeout:.0f} s")
 
 
-def until(what: str, probe: Callable[[], Any], seconds: float = SECONDS) -> Any:
+def until(what: str, probe: Callable[[], Any]) -> Any:
     """Wait until ``probe`` returns a true value, and return that value."""
-    deadline = time.monotonic() + seconds
-    while not (found := probe()):
-        assert time.monotonic() < deadline, f"after {seconds:.0f} s still not true: {what}"
-        time.sleep(1)
-    return found
+    return programs.until(probe, SECONDS, lambda: f"still not true: {what}", pause_s=1)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from library.tests import etcd_server
 from library.tests.etcd_server import EtcdServer
+from library.tests.programs import until
 from tests.conftest import ROOT, environment, final_figures, free_port
 from tests.faults.lab import BASE
 
@@ -54,11 +54,11 @@ def test_nodes_leave_and_join(tmp_path: Path):
         return [60 // len(json.loads(line)["ids"]) for line in lines]
 
     def wait_for(world_size: int, after: int) -> int:
-        deadline = time.monotonic() + 200
-        while sizes()[after + 4 :].count(world_size) < 5:
-            assert time.monotonic() < deadline, (sizes(), said())
+        def is_seen() -> bool:
             assert any(process.poll() is None for process in processes), said()
-            time.sleep(0.2)
+            return sizes()[after + 4 :].count(world_size) >= 5
+
+        until(is_seen, 200, lambda: (sizes(), said()))
         return len(sizes())
 
     def said() -> str:
@@ -154,10 +154,7 @@ def test_a_node_that_gave_up_waiting_for_etcd_runs_again_when_it_is_made_again(t
     with server.running():
         pod = Pod(tmp_path, command)
         try:
-            deadline = time.monotonic() + 200
-            while len(pod.ended) < 2:
-                assert time.monotonic() < deadline, pod.ended
-                time.sleep(0.1)
+            until(lambda: len(pod.ended) >= 2, 200)
             server.bring_back()
             pod.thread.join(200)
         finally:

@@ -1,4 +1,4 @@
-"""Runs of the template in each tracker: the pictures of the test, a stop, a kill and a continue."""
+"""A run of two ranks with all trackers, which is stopped, killed and continued."""
 
 import csv
 import subprocess
@@ -15,9 +15,6 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from tests.conftest import environment, run
 
-WORDS = [
-    "model=mlp", "logger=[tensorboard,wandb,mlflow]", "report=false", "trainer.accelerator=cpu",
-]  # fmt: skip
 SERVER = """
 import sys
 from mlflow.server import app
@@ -27,34 +24,6 @@ print(server.server_port, flush=True)
 server.serve_forever()
 """
 Points = dict[str, list[tuple[int, float]]]
-
-
-@pytest.fixture(scope="module")
-def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with all trackers, each of which writes its own files."""
-    root = tmp_path_factory.mktemp("tracked")
-    words = [*WORDS, "trainer.max_epochs=1", f"run_root={root}"]
-    result = run("train.py", *words, RUN_ID="mine", WANDB_MODE="offline", timeout=240)
-    assert result.returncode == 0, result.stderr
-    return root / "mine"
-
-
-def test_wandb_gets_the_pictures(tracked: Path):
-    names = {path.name for path in tracked.glob("wandb/offline-run-*/files/media/*/test/*")}
-    shown = {name.rpartition("_")[0].rstrip("_0123456789") for name in names}
-    assert shown == {"confusion_matrix", "grid"}
-
-
-def test_tensorboard_shows_the_pictures(tracked: Path):
-    events = EventAccumulator(str(tracked / "tensorboard")).Reload()
-    assert set(events.Tags()["images"]) == {"test/confusion_matrix", "test/grid"}
-    (image,) = events.Images("test/grid")
-    assert image.encoded_image_string.startswith(b"\x89PNG")
-
-
-def test_mlflow_keeps_the_pictures(tracked: Path):
-    paths = {path.name for path in tracked.glob("mlflow/*/*/artifacts/test/*")}
-    assert paths == {"confusion_matrix.png", "grid.png"}
 
 
 @pytest.fixture(scope="module")
@@ -70,35 +39,6 @@ def mlflow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert process.stdout
         yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
         process.terminate()
-
-
-@pytest.fixture(scope="module", params=[1, 2], ids=["one rank", "two ranks"])
-def disturbed(
-    request: pytest.FixtureRequest, mlflow_server: str, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[Run]]:
-    """A run of 40 steps that was stopped, killed and continued, and its runs of MLflow by then."""
-    root = tmp_path_factory.mktemp("disturbed")
-    name = f"mine-{request.param}"
-    faults = "[term step 13 0,kill step 33 0]"
-    words = [
-        *WORDS, "~callbacks.predictions", "trainer.max_epochs=2", "data.global_batch_size=60",
-        "trainer.log_every_n_steps=5", f"trainer.devices={request.param}", f"run_root={root}",
-        "+callbacks.saboteur._target_=tests.faults.saboteur.Saboteur",
-        f"+callbacks.saboteur.dirpath={root}/faults", f"+callbacks.saboteur.faults={faults}",
-        f"logger.mlflow.tracking_uri={mlflow_server}", "logger.mlflow.experiment=disturbed",
-    ]  # fmt: skip
-    states = []
-    for exit_codes in ((143,), (-9, 137), (0,)):
-        result = run("train.py", *words, RUN_ID=name, WANDB_MODE="offline", timeout=300)
-        assert result.returncode in exit_codes, result.stdout + result.stderr
-        states += runs_of_mlflow(mlflow_server, name)
-    return root / name, states
-
-
-def runs_of_mlflow(uri: str, name: str) -> list[Run]:
-    client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("disturbed")
-    return client.search_runs([experiment.experiment_id], f"attributes.run_name = '{name}'")
 
 
 def points_of_csv(run_dir: Path) -> Points:
@@ -117,22 +57,37 @@ def point_of(name: str, step: int, value: Any) -> tuple[int, float]:
     return step, 0.0 if "second" in name or name.startswith("time/") else round(float(value), 5)
 
 
-def test_mlflow_has_one_run_and_each_value_once(disturbed: tuple[Path, list[Run]], mlflow_server):
-    run_dir, states = disturbed
-    assert len({run.info.run_id for run in states}) == 1
+def test_each_tracker_has_each_value_once_and_the_pictures(tmp_path: Path, mlflow_server: str):
+    client, run_dir = MlflowClient(mlflow_server), tmp_path / "mine"
+    words = [
+        "model=mlp", "logger=[tensorboard,wandb,mlflow]", "report=false", "trainer.accelerator=cpu",
+        "trainer.max_epochs=2", "data.global_batch_size=60", "trainer.log_every_n_steps=5",
+        "trainer.devices=2", f"run_root={tmp_path}",
+        "+callbacks.saboteur._target_=tests.faults.saboteur.Saboteur",
+        f"+callbacks.saboteur.dirpath={tmp_path}/faults",
+        "+callbacks.saboteur.faults=[term step 13 0,kill step 33 0]",
+        f"logger.mlflow.tracking_uri={mlflow_server}", "logger.mlflow.experiment=disturbed",
+    ]  # fmt: skip
+    states: list[Run] = []
+    for exit_codes in ((143,), (-9, 137), (0,)):
+        result = run("train.py", *words, RUN_ID="mine", WANDB_MODE="offline", timeout=300)
+        assert result.returncode in exit_codes, result.stdout + result.stderr
+        experiment = client.get_experiment_by_name("disturbed")
+        states += client.search_runs([experiment.experiment_id])
+    expected = points_of_csv(run_dir)
+    assert len(expected["step/loss"]) == 8
+
+    (run_id,) = {run.info.run_id for run in states}
     assert [run.info.status for run in states] == ["KILLED", "RUNNING", "FINISHED"]
     assert states[-1].data.params["model/optimizer/lr"] == "0.003"
-    client, expected = MlflowClient(mlflow_server), points_of_csv(run_dir)
-    assert len(expected["step/loss"]) == 8
     for name, points in expected.items():
-        metrics = client.get_metric_history(states[-1].info.run_id, name)
+        metrics = client.get_metric_history(run_id, name)
         assert sorted(point_of(name, m.step, m.value) for m in metrics) == points, name
+    pictures = {file.path for file in client.list_artifacts(run_id, "test")}
+    assert pictures == {"test/confusion_matrix.png", "test/grid.png"}
 
-
-def test_tensorboard_has_each_value_once_and_the_configuration(disturbed: tuple[Path, list[Run]]):
-    run_dir, _ = disturbed
     events = EventAccumulator(str(run_dir / "tensorboard"), {"tensors": 0, "scalars": 0}).Reload()
-    for name, points in points_of_csv(run_dir).items():
+    for name, points in expected.items():
         found = [point_of(name, event.step, event.value) for event in events.Scalars(name)]
         assert found == points, name
     text = events.Tensors("config.yaml/text_summary")[-1].tensor_proto.string_val[0].decode()
@@ -141,3 +96,10 @@ def test_tensorboard_has_each_value_once_and_the_configuration(disturbed: tuple[
     hparams = HParamsPluginData.FromString(start).session_start_info.hparams
     assert hparams["model/optimizer/lr"].string_value == "0.003"
     assert "hp_metric" not in events.Tags()["scalars"]
+    assert set(events.Tags()["images"]) == {"test/confusion_matrix", "test/grid"}
+    (image,) = events.Images("test/grid")
+    assert image.encoded_image_string.startswith(b"\x89PNG")
+
+    names = {path.name for path in run_dir.glob("wandb/offline-run-*/files/media/*/test/*")}
+    shown = {name.rpartition("_")[0].rstrip("_0123456789") for name in names}
+    assert shown == {"confusion_matrix", "grid"}

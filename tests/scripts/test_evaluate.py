@@ -40,17 +40,6 @@ def test_the_last_checkpoint_gives_the_last_validation(
     assert json.loads(evaluated(capsys, digits_run, *words)) == metrics(digits_run, "val")
 
 
-def test_a_checkpoint_that_was_kept_can_be_chosen(
-    shared_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    overrides = ["callbacks.checkpoints.every_n_epochs=2", "trainer.max_epochs=2", "model=mlp"]
-    kept = shared_run("kept", *QUICK, NO_PICTURES, *overrides)
-    words = ["--split", "val", "--format", "json", "--ckpt"]
-    assert json.loads(evaluated(capsys, kept, *words, "epoch-0002")) == metrics(kept, "val")
-    with pytest.raises(ConfigError, match=r"ckpt=epoch-0001: .* holds best, epoch-0002, last"):
-        evaluated(capsys, kept, *words, "epoch-0001")
-
-
 def test_the_table_names_run_checkpoint_split_and_metrics(
     digits_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,13 +59,8 @@ def test_nan_is_null_in_json(
     assert json.loads(said.out) == {"test/loss": None, "test/accuracy": 0.5, "test/other": None}
     assert said.err == "warning: nan or infinite: test/loss, test/other\n"
     assert evaluated(capsys, digits_run).splitlines()[1].split() == ["test/loss", "nan"]
-
-
-def test_no_metrics_are_an_empty_table(
-    digits_run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr("samestep.hydra.saved_run.evaluate", lambda *_: {})
-    assert len(evaluated(capsys, digits_run).splitlines()) == 1
+    assert len(evaluated(capsys, digits_run).splitlines()) == 1, "an empty table"
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without accelerator")
@@ -125,15 +109,18 @@ def test_a_missing_checkpoint_and_a_damaged_one_are_one_line(
     assert result.stderr.count("\n") == 1
 
 
-def test_a_run_without_a_best_checkpoint_is_evaluated_by_its_last_one(
+def test_a_run_without_a_best_checkpoint_is_evaluated_by_its_last_one_or_one_that_was_kept(
     shared_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The printed command has no --ckpt."""
-    run_dir = shared_run(
-        "no-best", *QUICK, NO_PICTURES, "model=mlp", "callbacks.checkpoints.monitor=null"
-    )
-    words = f"python scripts/evaluate.py {run_dir}\n"
-    assert words in (run_dir.parent / "stdout.txt").read_text()
+    node = "callbacks.checkpoints"
+    words = [*QUICK, NO_PICTURES, "model=mlp", f"{node}.monitor=null", f"{node}.every_n_epochs=2"]
+    run_dir = shared_run("no-best", *words)
+    assert f"python scripts/evaluate.py {run_dir}\n" in (run_dir.parent / "stdout.txt").read_text()
     title, *_ = evaluated(capsys, run_dir).splitlines()
     assert title == f"{run_dir}, last checkpoint, test"
     assert json.loads(evaluated(capsys, run_dir, "--format", "json")) == metrics(run_dir, "test")
+    choose = ["--split", "val", "--format", "json", "--ckpt"]
+    assert json.loads(evaluated(capsys, run_dir, *choose, "epoch-0002")) == metrics(run_dir, "val")
+    with pytest.raises(ConfigError, match=r"ckpt=epoch-0001: .* holds epoch-0002, last"):
+        evaluated(capsys, run_dir, *choose, "epoch-0001")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from samestep.cli import COMMANDS
 from tests.conftest import ROOT, environment
 
 SCRIPTS = sorted(
@@ -46,7 +45,7 @@ def test_the_help_of_a_script_may_be_cut_off(script: str):
     assert run_unread(*FRESH, script, "--help") == (0, "")
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, ""])
+@pytest.mark.parametrize("command", ["launch", "runs", ""])
 def test_the_help_of_a_command_may_be_cut_off(command: str):
     assert run_unread(*FRESH, *SAMESTEP, *command.split(), "--help") == (0, "")
 
@@ -59,7 +58,6 @@ def test_the_help_of_a_command_may_be_cut_off(command: str):
         (["scripts/new.py", "model", "squeeze", "--from=nothing"], 2),
         (["scripts/evaluate.py", "nothing"], 2),
         (["train.py", "--cfg", "job"], 0),
-        (["-m", "tests.count_code"], 0),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,6 +1,5 @@
 """``samestep sweep`` with real trials, killed in the middle."""
 
-import csv
 import shlex
 import subprocess
 import sys
@@ -9,10 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from library.tests.kit import weights
+from library.tests.programs import until
 from samestep.run import record
 from samestep.run.changes import read_config
 from tests.conftest import NO_PICTURES, ROOT, environment, run
-from tests.samestep.sweep.test_search import study_of, wait_until
+from tests.project.test_train import history
+from tests.samestep.sweep.test_search import study_of
 
 SWEEP = (str(ROOT / "tests/samestep_here.py"), "sweep")
 WORDS = [
@@ -28,9 +30,9 @@ def test_a_search_survives_a_kill(tmp_path: Path):
         [sys.executable, *words], cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL
     ) as first:
         claim = tmp_path / "digits-lr-0/.claim"
-        wait_until(lambda: claim.exists() and claim.read_text(), timeout_s=120)
+        until(lambda: claim.exists() and claim.read_text())
         program = Path("/proc", claim.read_text().split()[1], "cmdline").read_text()
-        wait_until((tmp_path / "digits-lr-0/checkpoints/last.ckpt").exists, timeout_s=120)
+        until((tmp_path / "digits-lr-0/checkpoints/last.ckpt").exists)
         first.kill()
     # On a CPU a trial is a fork of what has imported the libraries.
     assert ("samestep.sweep.forks" in program) == (sys.platform == "linux")
@@ -58,20 +60,5 @@ def test_a_search_survives_a_kill(tmp_path: Path):
     assert again.returncode == 0, again.stderr
     assert record.read(tmp_path / "best").best == best.value
     first, second = tmp_path / f"digits-lr-{best.number}", tmp_path / "best"
-    assert figures_of(first) == figures_of(second)
-    assert weights_of(first) == weights_of(second)
-
-
-def figures_of(run_dir: Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv without seconds, which differ from run to run."""
-    with (run_dir / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    return [
-        {k: v for k, v in row.items() if not k.startswith(("time/", "system/", "train/samples"))}
-        for row in rows
-    ]
-
-
-def weights_of(run_dir: Path) -> dict[str, bytes]:
-    state = torch.load(run_dir / "checkpoints/best.ckpt", weights_only=False)["state_dict"]
-    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
+    assert history(first) == history(second)
+    torch.testing.assert_close(weights(first, "best"), weights(second, "best"), rtol=0, atol=0)

@@ -5,10 +5,10 @@ import os
 import secrets
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import yaml
 from filelock import FileLock
 
+from library.tests import programs
 from samestep.hydra.compose import check as compose
 from samestep.launch import render
 from tests import launching
@@ -25,6 +26,7 @@ from tests.servers import start
 Object = dict[str, Any]
 STARTED: "dict[str, subprocess.Popen[bytes]]" = {}  # it runs until all tests have ended
 WAIT_S = 120  # for what takes a second or two on a quiet machine
+until = partial(programs.until, seconds=WAIT_S, pause_s=0.3)
 KINDS = (
     *("jobs", "jobsets", "trainjobs", "trainingruntimes", "pytorchjobs", "pods", "services"),
     *("deployments", "replicasets", "networkpolicies"),
@@ -53,17 +55,8 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     [sys.executable, "-m", "tests.servers.start", folder, f"--while={parent}"],
                     cwd=ROOT, stdout=log, stderr=log, start_new_session=True,
                 )  # fmt: skip
-            until(lambda: found.exists() or server.poll() is not None, start.START_S)
+            until(lambda: found.exists() or server.poll() is not None, seconds=start.START_S)
             assert server.poll() is None, (folder / "start.log").read_text()
-    return found
-
-
-def until(probe: Callable[[], Any], seconds: float = WAIT_S) -> Any:
-    """Wait until ``probe`` returns a true value, and return that value."""
-    deadline = time.monotonic() + seconds
-    while not (found := probe()):
-        assert time.monotonic() < deadline, f"not true after {seconds:.0f} s"
-        time.sleep(0.3)
     return found
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from tests.servers.conftest import Cluster, documents_of, plant, until
 
-TARGETS = ("k8s", "jobset", "kubeflow", "pytorchjob", "elastic")
 OF_JOBSET = "spec.replicatedJobs.0.template.spec"
 TRAINER = "spec.template.spec.containers.0"  # of a Job
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
@@ -26,16 +25,9 @@ def test_check_says_what_the_server_would_refuse(
     assert done.returncode == 1, done.stdout
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert not cluster.left()
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_check_of_a_good_run_asks_the_server_and_leaves_nothing(
-    cluster: Cluster, target: str
-) -> None:
-    done = cluster.samestep("launch", "--check", *cluster.words(target), RUN_ID="mine")
-    assert done.returncode == 0, done.stderr
-    assert "the cluster would accept it" in done.stdout
+    good = cluster.samestep("launch", "--check", *cluster.words("k8s"), RUN_ID="mine")
+    assert (good.returncode, good.stderr) == (0, "")
+    assert "the cluster would accept it" in good.stdout
     assert not cluster.left()
 
 

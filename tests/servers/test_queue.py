@@ -1,4 +1,4 @@
-"""Runs in a queue of Kueue: they wait, take their turn, and stop and save for a more urgent one."""
+"""Runs in a queue of Kueue: they stop and save for a more urgent one, wait, and take their turn."""
 
 import pytest
 
@@ -36,17 +36,6 @@ def queue(cluster: Cluster) -> Cluster:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_run_waits_for_its_turn(queue: Cluster, target: str) -> None:
-    assert queue.launch(target, "first", "cluster.queue=team").returncode == 0
-    queue.until_training("first")
-    assert queue.launch(target, "second", "cluster.queue=team").returncode == 0
-    until(lambda: "waits in the queue" in queue.samestep("status", "second").stdout)
-    assert not queue.pods("second", "Running")
-    assert queue.samestep("cancel", "first").returncode == 0
-    queue.until_training("second")
-
-
-@pytest.mark.parametrize("target", TARGETS)
 def test_a_run_saves_and_waits_while_a_more_urgent_one_runs(queue: Cluster, target: str) -> None:
     assert queue.launch(target, "first", "cluster.queue=team").returncode == 0
     queue.until_training("first")
@@ -55,6 +44,7 @@ def test_a_run_saves_and_waits_while_a_more_urgent_one_runs(queue: Cluster, targ
     assert queue.launch(target, "second", *urgent).returncode == 0
     queue.until_training("second")
     until(lambda: not queue.pods("first", "Running"))
+    until(lambda: "waits in the queue" in queue.samestep("status", "first").stdout)
     assert queue.samestep("cancel", "second").returncode == 0
     queue.until_training("first")
     assert queue.samestep("cancel", "first").returncode == 0

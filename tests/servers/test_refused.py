@@ -18,56 +18,23 @@ POLICY = "spec.podFailurePolicy.rules"
 OF_SET = "spec.failurePolicy.rules"
 TRAINER = f"{POD}.containers.0"
 WORKER = "spec.pytorchReplicaSpecs.Worker"
+# One of each kind of judge: the API server's rules and schemas, and each controller's webhook.
 REFUSED = [  # target, kind, place, value; and what the server says of it
     ("k8s", "Job", f"{POLICY}.1.onExitCodes.values", [143, 2], "must be ordered"),
-    ("k8s", "Job", f"{POLICY}.1.onExitCodes.values", [], "at least one value"),
-    ("k8s", "Job", f"{POLICY}.1.onExitCodes.values", [0], "0 for the In op"),
     ("k8s", "Job", f"{POLICY}.1.onExitCodes.containerName", "other", "must be one of"),
-    ("k8s", "Job", f"{POLICY}.0.onPodConditions.0.status", "yes", "status"),
-    ("k8s", "Job", f"{POLICY}.0.action", "Retry", "supported values"),
-    ("k8s", "Job", "spec.podReplacementPolicy", "TerminatingOrFailed", "podReplacementPolicy"),
     ("k8s", "Job", "spec.completionMode", "NonIndexed", "requires indexed completion mode"),
-    ("k8s", "Job", "spec.completions", None, "completions"),
-    ("k8s", "Job", "spec.backoffLimit", -1, "greater than or equal to 0"),
     ("k8s", "Job", "spec.backofLimit", 1, 'unknown field "spec.backofLimit"'),
-    ("k8s", "Job", f"{POD}.restartPolicy", "OnFailure", "restartPolicy"),
-    ("k8s", "Job", f"{POD}.restartPolicy", None, "restartPolicy"),
-    ("k8s", "Job", f"{POD}.subdomain", "-a", "subdomain"),
-    ("k8s", "Job", f"{POD}.terminationGracePeriodSeconds", "soon", "terminationGracePeriodSeconds"),
-    ("k8s", "Job", f"{POD}.tolerations", [{"operator": "Is"}], "operator"),
-    ("k8s", "Job", f"{POD}.nodeSelector", {"a b": "c"}, "nodeSelector"),
     ("k8s", "Job", f"{POD}.volumes.0.name", "other", "Not found"),
-    ("k8s", "Job", f"{POD}.volumes.0.emptyDir.sizeLimit", "2 Gi", "quantities"),
-    ("k8s", "Job", f"{TRAINER}.name", "other", "containerName"),
-    ("k8s", "Job", f"{TRAINER}.image", None, "image"),
-    ("k8s", "Job", f"{TRAINER}.imagePullPolicy", "Sometimes", "imagePullPolicy"),
     ("k8s", "Job", f"{TRAINER}.resources.requests.memory", "99Ti", "less than or equal to memory"),
-    ("k8s", "Job", f"{TRAINER}.resources.limits.memory", "16 GB", "quantities"),
-    ("k8s", "Job", f"{TRAINER}.env.0.name", "A=B", "env"),
-    ("k8s", "Job", f"{TRAINER}.ports.0.name", "much-too-long-a-name", "no more than 15"),
-    ("k8s", "Job", f"{TRAINER}.ports.0.containerPort", 70000, "between 1 and 65535"),
     ("k8s", "Job", f"{TRAINER}.volumeMounts.1.mountPath", "/dev/shm", "must be unique"),
     ("k8s", "Job", "metadata.name", "Mine", "lowercase RFC 1123"),
-    ("k8s", "Job", "metadata.labels", {"a": "b" * 64}, "no more than 63"),
     ("k8s", "Job", "kind", "Jobs", "no matches for kind"),
-    ("k8s", "Service", "spec.ports.0.port", 0, "between 1 and 65535"),
-    ("k8s", "Service", "spec.clusterIP", "here", "clusterIP"),
     ("k8s", "NetworkPolicy", "spec.policyTypes", ["Inwards"], "policyTypes"),
-    ("k8s", "NetworkPolicy", "spec.ingress.0.from.0", {}, "must specify a peer"),
-    ("elastic", "Job", "spec.parallelism", -1, "greater than or equal to 0"),
     ("elastic", "Deployment", "spec.selector.matchLabels", {"a": "b"}, "does not match template"),
-    ("elastic", "Deployment", "spec.strategy.type", "Replace", "strategy"),
     ("jobset", "JobSet", "metadata.name", "m" * 60, "JobSet name is too long"),
-    ("jobset", "JobSet", "spec.network.subdomain", "A", "subdomain"),
-    ("jobset", "JobSet", "spec.failurePolicy.restartStrategy", "Fast", "restartStrategy"),
     ("jobset", "JobSet", f"{OF_SET}.1.name", "evicted", "rule names are not unique"),
-    ("jobset", "JobSet", f"{OF_SET}.0.action", "Ignore", "action"),
-    ("jobset", "JobSet", f"{OF_SET}.0.onJobFailureReasons", ["Bad"], "reason"),
-    ("jobset", "JobSet", "spec.replicatedJobs.0.name", "Node", "replicatedJobs"),
     ("pytorchjob", "PyTorchJob", f"{WORKER}.template.spec.containers.0.name", "trainer", "pytorch"),
-    ("pytorchjob", "PyTorchJob", "spec.pytorchReplicaSpecs.Helper", {"replicas": 1}, "Helper"),
     ("kubeflow", "TrainJob", "spec.runtimeRef.name", "other", "untime"),
-    ("kubeflow", "TrainJob", "spec.trainer.numProcPerNode", "many", "numProcPerNode"),
     ("kubeflow", "TrainingRuntime", "spec.mlPolicy.mpi", {}, "Only one of the policy"),
 ]  # fmt: skip
 
@@ -121,7 +88,7 @@ CHOICES: dict[str, list[str]] = {  # values that a user may choose, for random c
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(2))
 def test_random_valid_configurations_are_accepted(
     shared: Cluster, target: str, number: int
 ) -> None:

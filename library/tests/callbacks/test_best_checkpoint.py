@@ -13,15 +13,6 @@ from samestep.errors import ConfigError
 from samestep.run import directory, files
 from samestep.run.checkpoint import CheckpointError, find_valid, load
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers", "ignore:.*treespec, LeafSpec"
-)
-
-
-@pytest.fixture(autouse=True)
-def _signals_end_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samestep.ranks.stopping.defer", lambda: None)
-
 
 def best_step(run_dir: Path) -> int:
     return load(run_dir / "checkpoints/best.ckpt")["global_step"]
@@ -30,24 +21,21 @@ def best_step(run_dir: Path) -> int:
 @pytest.mark.parametrize(
     ("mode", "scores", "step"),
     [
-        ("max", [0.5, 0.7, 0.6], 8),
+        ("max", [0.5, 0.7, 0.9], 12),
         ("max", [0.7, 0.7, 0.7], 4),
-        ("min", [0.5, 0.7, 0.4], 12),
         ("max", [float("nan"), 0.1, float("nan")], 8),
         ("min", [float("inf"), 5.0, float("-inf")], 12),
+        ("max", [float("nan")], None),
     ],
 )
-def test_the_best_epoch_is_kept(tmp_path: Path, mode: str, scores: list[float], step: int):
+def test_the_best_epoch_is_kept(tmp_path: Path, mode: str, scores: list[float], step: int | None):
     fit(tmp_path, Tiny(scores), mode=mode)
-    assert best_step(tmp_path) == step
-    state = load(tmp_path / "checkpoints/best.ckpt")["checkpoints"]
-    assert state["best_score"] == pytest.approx(scores[step // 4 - 1])
-
-
-def test_it_is_the_last_checkpoint_under_a_second_name(tmp_path: Path):
-    fit(tmp_path, Tiny([1.0, 2.0, 3.0]))
     last, best = (tmp_path / f"checkpoints/{name}.ckpt" for name in ("last", "best"))
-    assert last.samefile(best)
+    assert best.exists() is (step is not None)
+    if step:
+        assert best_step(tmp_path) == step
+        assert last.samefile(best) is (step == 12), "a second name of the last checkpoint"
+        assert load(best)["checkpoints"]["best_score"] == pytest.approx(scores[step // 4 - 1])
 
 
 def test_a_disk_without_hard_links_gets_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -60,11 +48,6 @@ def test_a_disk_without_hard_links_gets_a_copy(tmp_path: Path, monkeypatch: pyte
     assert not last.samefile(best)
     assert files.sha256_of(last) == files.sha256_of(best)
     assert best_step(tmp_path) == 8
-
-
-def test_without_a_number_there_is_no_best_epoch(tmp_path: Path):
-    fit(tmp_path, Tiny([float("nan")]))
-    assert not (tmp_path / "checkpoints/best.ckpt").exists()
 
 
 def test_a_metric_that_is_not_logged_is_refused_naming_those_that_are(tmp_path: Path):
@@ -123,22 +106,7 @@ def test_a_validation_within_an_optimizer_step_is_refused(tmp_path: Path):
     fit(tmp_path, Tiny([0.1]), val_check_interval=2, accumulate_grad_batches=2)
 
 
-def test_fast_dev_run_saves_nothing(tmp_path: Path):
-    fit(tmp_path, Tiny([0.1]), fast_dev_run=True)
-    assert not (tmp_path / "checkpoints").exists()
-
-
-def test_with_averaged_weights_the_average_is_kept(tmp_path: Path):
-    model = Tiny([0.1, 0.3, 0.2])
-    trainer = fit(tmp_path, model, EMAWeightAveraging(decay=0.9))
-    best = load(tmp_path / "checkpoints/best.ckpt")
-    assert best["global_step"] == 8
-    assert (best["state_dict"]["layer.weight"] != best["current_model_state"]["layer.weight"]).any()
-    assert trainer.is_global_zero
-
-
-@pytest.mark.parametrize("function", ["validate", "test"])
-def test_with_averaged_weights_the_average_is_evaluated(tmp_path: Path, function: str):
+def test_with_averaged_weights_the_average_is_kept_and_evaluated(tmp_path: Path):
     weights = []
 
     class Noting(Tiny):
@@ -148,32 +116,37 @@ def test_with_averaged_weights_the_average_is_evaluated(tmp_path: Path, function
 
         on_test_epoch_end = on_validation_epoch_end
 
-    model, best = Noting([0.1]), tmp_path / "checkpoints/best.ckpt"
-    trainer = fit(tmp_path, model, EMAWeightAveraging(decay=0.9), max_epochs=1)
-    evaluate = getattr(trainer, function)
-    evaluate(model, DataLoader(torch.ones(2, 2)), ckpt_path=best, verbose=False)
-    assert torch.equal(weights[-1], load(best)["state_dict"]["layer.weight"])
+    model, path = Noting([0.1, 0.3, 0.2]), tmp_path / "checkpoints/best.ckpt"
+    trainer = fit(tmp_path, model, EMAWeightAveraging(decay=0.9))
+    best = load(path)
+    assert best["global_step"] == 8
+    assert (best["state_dict"]["layer.weight"] != best["current_model_state"]["layer.weight"]).any()
+    for evaluate in (trainer.validate, trainer.test):
+        evaluate(model, DataLoader(torch.ones(2, 2)), ckpt_path=path, verbose=False)
+        assert torch.equal(weights[-1], best["state_dict"]["layer.weight"])
 
 
-@pytest.mark.parametrize("harm", ["delete", "cut", "older", "last"])
-def test_other_weights_than_the_best_ones_are_never_tested(tmp_path: Path, harm: str):
+def test_other_weights_than_the_best_ones_are_never_tested(tmp_path: Path):
     best = tmp_path / "checkpoints/best.ckpt"
     fit(tmp_path, Tiny([0.1]), max_epochs=1)
-    older = best.read_bytes()
+    older = best.read_bytes()  # it was the best one once
     fit(tmp_path, Tiny([0.1, 0.3, 0.2]), max_epochs=3, ckpt="last.ckpt")
     assert directory.best_checkpoint(tmp_path) == str(best)
-    best.unlink()
-    match harm:
-        case "cut":
-            best.write_bytes(older[:-1])
-        case "older":
-            best.write_bytes(older)  # it was the best one once
-        case "last":
-            shutil.copy(best.with_name("last.ckpt"), best)
-    is_now = {"older": "from step 4", "last": "from step 12"}.get(harm, "missing, or damaged")
-    message = rf"best.ckpt cannot be used: it is {is_now}, and the best checkpoint is from step 8"
-    with pytest.raises(CheckpointError, match=message + r".*larger trainer.max_epochs"):
-        directory.best_checkpoint(tmp_path)
+    last = best.with_name("last.ckpt").read_bytes()
+    for content, is_now in (
+        (None, "missing, or damaged"),
+        (older[:-1], "missing, or damaged"),
+        (older, "from step 4"),
+        (last, "from step 12"),
+    ):
+        best.unlink(missing_ok=True)
+        if content:
+            best.write_bytes(content)
+        message = (
+            rf"best.ckpt cannot be used: it is {is_now}, and the best checkpoint is from step 8"
+        )
+        with pytest.raises(CheckpointError, match=message + r".*larger trainer.max_epochs"):
+            directory.best_checkpoint(tmp_path)
 
 
 def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path):
@@ -184,8 +157,10 @@ def test_a_run_killed_before_the_link_links_when_it_continues(tmp_path: Path):
     assert best_step(tmp_path) == 8
 
 
-@pytest.mark.parametrize("harm", ["delete", "damage", "last"])
-@pytest.mark.parametrize("better_comes", [True, False])
+@pytest.mark.parametrize(
+    ("harm", "better_comes"),
+    [("delete", True), ("delete", False), ("damage", True), ("last", True)],
+)
 def test_a_best_checkpoint_that_is_lost_is_said(
     tmp_path: Path, harm: str, better_comes: bool, caplog: pytest.LogCaptureFixture
 ):

@@ -17,15 +17,7 @@ from torch.optim.lr_scheduler import (
 from library.tests.callbacks.tiny import STEPS_PER_EPOCH, Tiny, fit
 from samestep.errors import ConfigError
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers", "ignore:.*treespec, LeafSpec"
-)
 one_cycle = partial(OneCycleLR, max_lr=0.1)
-
-
-@pytest.fixture(autouse=True)
-def _signals_end_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samestep.ranks.stopping.defer", lambda: None)
 
 
 def falling(optimizer, total_steps):

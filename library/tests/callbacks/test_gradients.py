@@ -1,13 +1,35 @@
-"""Gradients that a module with manual optimization has accumulated, when a run stops."""
+"""Gradients that are accumulated, by Lightning or by a module of its own, when a run stops."""
 
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import pytest
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from library.tests.kit import Net, batches, check_exact, check_same, fit
 from samestep.callbacks.exact import RankState
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended")
+def test_a_run_stops_after_a_whole_optimizer_step(tmp_path: Path):
+    """On two ranks: test_two_ranks.py."""
+
+    def data() -> Any:
+        return batches(20, 2)  # which does not know that its batches are accumulated
+
+    # An epoch has the steps 0-2, 3-5, 6-8 and 9, the last one of a single batch.
+    stops: Any = [(0, 0), (0, 4), (0, 8), (0, 9), (1, 4), (1, 6)]
+    _, parts = check_exact(tmp_path / "fixed", Net, data, *stops, accumulate_grad_batches=3)
+    assert [len(part.seen) for part in parts] == [3, 3, 3, 1, 6, 3, 1]
+
+    def schedule() -> list[L.Callback]:
+        return [GradientAccumulationScheduler({0: 2, 1: 4})]
+
+    stops = [(0, 2), (1, 0), (1, 4)]
+    _, parts = check_exact(tmp_path / "scheduled", Net, data, *stops, callbacks=schedule)
+    assert [len(part.seen) for part in parts] == [4, 10, 4, 2]
 
 
 class Manual(Net):

@@ -15,16 +15,9 @@ from samestep.run import nodes
 from samestep.run.checkpoint import load
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers",
-    "ignore:.*treespec, LeafSpec",
     "ignore:Be aware that when using `ckpt_path`",
     "ignore:You're resuming from a checkpoint that ended before",
 )
-
-
-@pytest.fixture(autouse=True)
-def _signals_end_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samestep.ranks.stopping.defer", lambda: None)
 
 
 class Batches(L.Callback):
@@ -43,7 +36,7 @@ class Batches(L.Callback):
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}, {"val_check_interval": 2}])
-@pytest.mark.parametrize("stop", range(0, 12, 2))
+@pytest.mark.parametrize("stop", [0, 2, 4, 10])
 def test_a_run_stopped_as_a_batch_begins_takes_each_batch_once(
     tmp_path: Path, stop: int, options: dict[str, int]
 ):

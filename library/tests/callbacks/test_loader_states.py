@@ -69,10 +69,14 @@ class Drawing(Sized):
 
 
 STOPS: list[Place] = [(0, 3), (0, 11), (1, 0), (1, 5)]
+KILLED = {"how": "SIGKILL", "save_every_s": 1e-9}
 
 
-@pytest.mark.parametrize("kind", [Stateful, Sized, Drawing])
-@pytest.mark.parametrize("options", [{}, {"how": "SIGKILL", "save_every_s": 1e-9}], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(Stateful, {}), (Sized, KILLED), (Drawing, {}), (Drawing, KILLED)],
+    ids=str,
+)
 def test_a_loader_with_a_state_continues_exactly(tmp_path: Path, kind: type, options, capsys):
     check_exact(tmp_path, Net, kind, *STOPS, **options)
     said = capsys.readouterr().out
@@ -93,10 +97,14 @@ def short() -> Any:
     return batches(8, seed=1)
 
 
-@pytest.mark.parametrize("mode", ["max_size_cycle", "min_size"])
 @pytest.mark.parametrize(
-    "kinds", [(Sized, Drawing), (Sized, batches), (Stateful, batches), (batches, short)]
-)
+    ("mode", "kinds"),
+    [
+        ("max_size_cycle", (Sized, Drawing)), ("min_size", (Sized, batches)),
+        ("min_size", (Stateful, batches)), ("max_size_cycle", (batches, short)),
+        ("min_size", (batches, short)),
+    ],
+)  # fmt: skip
 def test_several_loaders_continue_together(tmp_path: Path, mode: str, kinds, capsys):
     def make() -> CombinedLoader:
         return CombinedLoader({str(i): kind() for i, kind in enumerate(kinds)}, mode)

@@ -81,7 +81,9 @@ def fit(
         **options,
     )  # fmt: skip
     lightning_patches.apply(trainer)
-    trainer.fit(model, batches, batches, ckpt_path=folder / ckpt if ckpt else None)
+    # A signal ends the test, and is not kept for the next step.
+    with mock.patch("samestep.ranks.stopping.defer"):
+        trainer.fit(model, batches, batches, ckpt_path=folder / ckpt if ckpt else None)
     return trainer
 
 

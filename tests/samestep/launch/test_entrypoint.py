@@ -16,6 +16,7 @@ import pytest
 from library.tests import etcd_server, pods
 from library.tests.etcd_server import EtcdServer
 from library.tests.node.test_cluster_environment import PYTORCHJOB
+from library.tests.programs import until
 from samestep.errors import ConfigError
 from samestep.launch import entrypoint
 from samestep.node import pid1
@@ -63,11 +64,11 @@ class Nodes:
         return path.read_text() if path.exists() else ""
 
     def wait_until(self, number: int, words: str) -> None:
-        deadline = time.monotonic() + 200
-        while words not in self.said(number):
-            assert time.monotonic() < deadline, self.said(number)
-            assert self.processes[number].poll() is None, self.said(number)
-            time.sleep(0.1)
+        def is_said() -> bool:
+            assert self.processes[number].poll() is None or words in self.said(number)
+            return words in self.said(number)
+
+        until(is_said, 200, lambda: self.said(number))
 
     def ends(self, number: int) -> int:
         try:

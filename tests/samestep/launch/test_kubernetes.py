@@ -14,19 +14,15 @@ LAUNCH = (str(ROOT / "tests/samestep_here.py"), "launch")
 WORDS = ["cluster=k8s", "cluster.image=ghcr.io/me/project:1.2.3", "trainer.num_nodes=2"]
 
 
-def test_check_needs_no_cluster(tmp_path):
-    result = run(*LAUNCH, *WORDS, "--check", KUBECONFIG=str(tmp_path / "none"))
-    assert (result.returncode, result.stderr) == (0, "")
-    assert "no cluster was checked; kubectl knows no cluster" in result.stdout
-
-
-def test_check_and_submit_without_kubectl(tmp_path):
-    result = run(*LAUNCH, *WORDS, "--check", PATH=str(tmp_path))
-    assert result.returncode == 0
-    assert "kubectl: no such command on this machine" in result.stdout
-    result = run(*LAUNCH, *WORDS, PATH=str(tmp_path))
-    assert result.returncode == 1
-    assert "kubectl: no such command on this machine" in result.stderr
+def test_check_and_submit_without_kubectl_and_without_a_cluster(tmp_path):
+    checked = run(*LAUNCH, *WORDS, "--check", KUBECONFIG=str(tmp_path / "none"))
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert "no cluster was checked; kubectl knows no cluster" in checked.stdout
+    for words, exit_code in ((["--check"], 0), ([], 1)):
+        done = launching.launch(*WORDS, *words, PATH=str(tmp_path), RUN_ID="mine")
+        assert done.returncode == exit_code
+        said = done.stderr if exit_code else done.stdout
+        assert "kubectl: no such command on this machine" in said
 
 
 def test_the_image_of_the_example_is_not_submitted(tmp_path):

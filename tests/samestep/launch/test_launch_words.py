@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import time
 from http import HTTPStatus
 from http.client import HTTPConnection
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from library.tests.node.test_cluster_environment import RUNAI as RUNAI_VARIABLES
 from library.tests.node.test_cluster_environment import TRAINJOB
+from library.tests.programs import until
 from samestep.hydra.compose import check
 from samestep.node.cluster_environment import read_node
 from tests.faults.lab import free_port
@@ -54,12 +54,7 @@ def test_etcd_understands_its_arguments_and_has_the_api_of_the_nodes(tmp_path: P
     with (tmp_path / "log").open("wb") as log:
         etcd = subprocess.Popen(words, stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 60
-        while (status := make_key(url)) is None:
-            assert etcd.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-            time.sleep(0.1)
-        assert status == HTTPStatus.CREATED
+        until(lambda: make_key(url) == HTTPStatus.CREATED, 60, (tmp_path / "log").read_text)
     finally:
         etcd.kill()
         etcd.wait()

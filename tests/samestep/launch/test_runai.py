@@ -6,7 +6,7 @@ import pytest
 
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
-from tests.launching import launch, line_of, samestep
+from tests.launching import launch, samestep
 from tests.samestep.launch.test_targets import RUNAI, TARGETS, command
 
 OURS = "cluster.image=ours:1"
@@ -26,34 +26,26 @@ def test_runai_gets_options_and_then_the_words_of_the_container(name):
     assert ("-g" in words) == (name != "runai-cpu")
 
 
-@pytest.mark.parametrize("name", RUNAI)
-@pytest.mark.parametrize("action", ["submit", "logs", "status", "cancel"])
-def test_runai_is_executed_with_these_words(name, action, tmp_path):
-    (tmp_path / "runai").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 7\n')
-    (tmp_path / "runai").chmod(0o755)
-    result = samestep(
-        *line_of(action, "cifar", *TARGETS[name], OURS),
-        cwd=tmp_path, RUN_ID="cifar", PATH=f"{tmp_path}:{os.environ['PATH']}",
-    )  # fmt: skip
-    assert (result.returncode, result.stderr) == (7, "")  # what the command says
-    assert ["runai", *result.stdout.splitlines()] == command(name, OURS, action=action)
-
-
 @pytest.mark.parametrize("name", ["runai", "runai-v1"])
-def test_a_run_is_found_by_its_name_alone(name, tmp_path):
+def test_runai_is_executed_and_a_run_is_found_by_its_name_alone(name, tmp_path):
     """Also its project, and the command line that Run:ai has."""
-    (tmp_path / "runai").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "runai").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit $CODE\n')
     (tmp_path / "runai").chmod(0o755)
     variables = {"RUN_ID": "cifar", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     words = [*TARGETS[name], OURS, "cluster.project=my team"]
-    result = launch(*words, cwd=tmp_path, **variables)
+    failed = launch(*words, cwd=tmp_path, **variables, CODE="7")
+    assert (failed.returncode, failed.stderr) == (7, "")  # what the command says
+    told = ["runai", *failed.stdout.splitlines()]
+    assert told == command(name, OURS, "cluster.project=my team")
+    result = launch(*words, cwd=tmp_path, **variables, CODE="0")
     assert (result.returncode, result.stderr) == (0, "")
     for action in ("logs", "status", "cancel"):
         line = f"samestep {action} cifar"
         assert f"  {line}\n" in result.stdout
-        done = samestep(action, "cifar", cwd=tmp_path, **variables)
+        done = samestep(action, "cifar", cwd=tmp_path, **variables, CODE="3")
         told = ["runai", *done.stdout.splitlines()]
         assert told == command(name, "cluster.project=my team", action=action)
+        assert done.returncode == 3
 
 
 def test_a_command_that_is_not_there_is_said_to_be_typed_elsewhere(tmp_path):

@@ -3,11 +3,11 @@
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 
+from library.tests.programs import until
 from samestep.run import record
 from tests import slurm
 from tests.conftest import NO_PICTURES, QUICK, ROOT, environment, run
@@ -62,11 +62,7 @@ class Launcher:
 
     def wait_for(self, words):
         """Ask for the status until it has these words."""
-        deadline = time.monotonic() + 200
-        while words not in (said := self("status").stdout):
-            assert time.monotonic() < deadline, said
-            time.sleep(0.2)
-        return said
+        until(lambda: words in self("status").stdout, 200, lambda: self("status").stdout, 0.2)
 
 
 @pytest.fixture

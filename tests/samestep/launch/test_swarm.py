@@ -7,13 +7,14 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
+from contextlib import suppress
 
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from library.tests.programs import until
 from samestep.hydra.compose import check
 from samestep.launch import render
 from tests import mirror
@@ -217,21 +218,18 @@ def data_server(tmp_path):
     ):
         try:
             url = f"http://127.0.0.1:{port}"
-            wait_for(url)
+            until(lambda: answers(url))
             yield team / "mnist", miniature, f"{url}/mnist"
         finally:
             job.terminate()
 
 
-def wait_for(url):
+def answers(url):
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    for _ in range(300):
-        try:
-            opener.open(url).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise AssertionError(f"nobody answers at {url}")
+    with suppress(OSError):
+        opener.open(url).close()
+        return True
+    return False
 
 
 def test_a_run_fetches_from_the_data_server_and_checks_every_byte(data_server, tmp_path):

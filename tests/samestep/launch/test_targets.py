@@ -34,13 +34,15 @@ TARGETS = {  # its name, also of its golden file: the words that make it
     "runai-cpu": ["cluster=runai", *TWO_BY_TWO, "trainer.accelerator=cpu"],
     "runai-v1": ["cluster=runai", "cluster.cli=v1", *TWO_BY_TWO],
     "slurm": ["cluster=slurm", *TWO_BY_TWO],
-    "slurm-cpu": ["cluster=slurm", *TWO_BY_TWO, "trainer.accelerator=cpu", "cluster.time=30"],
     "swarm": ["cluster=swarm", UNEQUAL, "cluster.secrets=[netrc]", "data=cifar10"],
     "swarm_docker": ["cluster=docker", UNEQUAL, "data=cifar10"],
     "flyte": ["cluster=flyte", "trainer.devices=2", "data=cifar10"],
 }
-JUDGED = ("k8s-cpu", "jobset", "pytorchjob", "kubeflow", "kubeflow-cpu", "elastic")
-"""Targets without a golden file: real servers judge them, in tests/servers."""
+JUDGED = ("k8s", "k8s-cpu", "jobset", "pytorchjob", "kubeflow", "kubeflow-cpu", "elastic")
+"""Targets without a golden file: real servers judge them, in tests/servers.
+
+Their pods are that of ElasticJob, which has one: see ``test_every_target_has_the_same_pod``.
+"""
 RUNAI = [name for name in TARGETS if name.startswith("runai")]
 MANIFESTS = [name for name in TARGETS if name.partition("-")[0] in KUBERNETES]
 KINDS = {

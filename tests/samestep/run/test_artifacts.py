@@ -16,6 +16,7 @@ import pytest
 import torch
 from fsspec.implementations.local import LocalFileSystem
 
+from library.tests.programs import until
 from library.tests.run.settings import newest
 from samestep.errors import ConfigError
 from samestep.ranks import environment
@@ -25,7 +26,7 @@ from samestep.run.checkpoint import AtomicCheckpointIO, load
 from samestep.run.files import write_text
 from samestep.run.store import RunCopy
 from tests.conftest import NO_PICTURES, QUICK, final_figures, run, run_ranks
-from tests.s3_server import KEY, SECRET, s3_server, use_bucket, wait_for
+from tests.s3_server import KEY, SECRET, s3_server, use_bucket
 
 NODE = "++callbacks.artifacts"
 NUM_EPOCHS = ["trainer.max_epochs=4", *QUICK[1:], "model=mlp", "model.net.dropout=0.2"]
@@ -188,9 +189,9 @@ def test_a_store_that_fails_for_a_while_gets_everything(tmp_path: Path, caplog, 
 def test_of_a_file_that_changes_the_newest_version_is_copied(tmp_path: Path):
     callback = copying(tmp_path)
     copied = tmp_path / "store/mine/metrics.csv"
-    wait_for(lambda: copied.exists() and copied.read_text() == "1")
+    until(lambda: copied.exists() and copied.read_text() == "1")
     save(tmp_path / "mine", 2)
-    wait_for(lambda: copied.read_text() == "2")  # while it trains
+    until(lambda: copied.read_text() == "2")  # while it trains
     save(tmp_path / "mine", 3)
     callback.flush()
     assert load(tmp_path / "store/mine/checkpoints/last.ckpt")["global_step"] == 3

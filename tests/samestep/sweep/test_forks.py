@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from library.tests.programs import until
 from samestep.sweep.forks import Forked, Forks
 from tests.conftest import environment
-from tests.samestep.sweep.test_search import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Forks needs Linux")
 
@@ -82,7 +82,7 @@ def test_a_fork_has_what_a_fresh_process_has(forks: Forks, tmp_path: Path):
 def test_a_fork_shares_its_memory(forks: Forks, tmp_path: Path):
     code = f"import torch, sys\n{SLEEPS}"
     forked = start(forks, tmp_path, code, str(tmp_path / "ready"))
-    wait_until((tmp_path / "ready").exists)
+    until((tmp_path / "ready").exists)
     lines = Path(f"/proc/{forked.pid}/smaps_rollup").read_text().splitlines()[1:]
     kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
     forked.terminate()
@@ -112,7 +112,7 @@ def test_killing_a_fork_or_the_server_ends_nothing_else(tmp_path: Path):
         for name in ("one", "two"):
             (tmp_path / name).mkdir()
             both.append(start(forks, tmp_path / name, SLEEPS, str(tmp_path / name / "ready")))
-            wait_until((tmp_path / name / "ready").exists)
+            until((tmp_path / name / "ready").exists)
         os.kill(both[0].pid, signal.SIGKILL)
         assert both[0].wait() == -signal.SIGKILL
         forks.server.kill()

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from library.tests.programs import until
 from tests.conftest import ROOT, environment, run, run_code
 
 SWEEP = str(ROOT / "tests/stand_ins/sweep.py")
@@ -43,13 +43,6 @@ def begin(root: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def wait_until(is_so: Callable[[], object], timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def starts_of(run_dir: Path) -> list[str]:
     """The overrides of each start of a run."""
     return [line.partition(" ")[2] for line in (run_dir / "starts.txt").read_text().splitlines()]
@@ -60,7 +53,7 @@ def test_a_killed_search_continues_its_trials_and_starts_none_twice(tmp_path: Pa
     folder, gate = tmp_path / "sweeps/digits-lr", tmp_path / "gate"
     words = ["n_trials=4", "trials_at_once=2", KEEP_ALL]
     with begin(tmp_path, *words, FAKE_GATE=str(gate)) as first:
-        wait_until(lambda: len(list(tmp_path.glob("digits-lr-*/metrics.csv"))) == 2)
+        until(lambda: len(list(tmp_path.glob("digits-lr-*/metrics.csv"))) == 2)
         first.kill()
     assert states(folder) == ["RUNNING"] * 2
     with suppress(FileExistsError):  # it may really have been killed while it wrote
@@ -92,7 +85,7 @@ def test_ctrl_c_stops_the_trials_and_says_how_to_go_on(tmp_path: Path):
     folder = tmp_path / "sweeps/mine"
     words = ["n_trials=3", "trials_at_once=2", KEEP_ALL]
     with begin(tmp_path, *words, FAKE_SLEEP_S="60", RUN_ID="mine") as first:
-        wait_until(lambda: len(list(tmp_path.glob("mine-*/starts.txt"))) == 2)
+        until(lambda: len(list(tmp_path.glob("mine-*/starts.txt"))) == 2)
         second = search(tmp_path, *words, RUN_ID="mine")
         first.send_signal(signal.SIGINT)
         out, err = first.communicate(timeout=60)

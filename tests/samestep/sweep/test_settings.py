@@ -8,7 +8,7 @@ from samestep.command_line import call
 from samestep.errors import ConfigError
 from samestep.sweep import settings
 from samestep.sweep.main import main
-from tests.conftest import CONFIGS, ROOT, run
+from tests.conftest import CONFIGS, ROOT
 
 LR = "model.optimizer.lr"
 REJECTED = [
@@ -18,19 +18,12 @@ REJECTED = [
     ("sweep=digits_lr n_trials=a", "n_trials: Value 'a' of type 'str' could not be converted"),
     ("sweep=digits_lr n_trails=3", "n_trails=3: no such key"),
     ("sweep=digits_lr run_id=mine", "run_id: each trial has its own; RUN_ID=... names the search"),
-    ("sweep=digits_lr 'x", "'x: is not an override; write KEY=VALUE"),
-    (f"sweep=digits_lr {LR}=interval(2,1)", f"{LR}=interval(2,1): `low <= high` must hold"),
     (f"sweep=digits_lr {LR}=tag(log,interval(0,1))", "`low > 0` must hold for `log=True`"),
     (f"sweep=digits_lr {LR}=choice(0.1,a)", f"{LR}=a"),
     ("sweep=digits_lr model=choice(mlp,cnm)", "model=cnm: no such choice; did you mean model=cnn?"),
     ("sweep=digits_lr model.label_smoothing=interval(0,1.5)", "must be a number at least 0 and b"),
     (f"sweep=digits_lr {LR}r=interval(0,1)", f"{LR}r"),
-    (
-        "sweep=digits_lr callbacks.checkpoints.monitor=choice(val/top5_accuracy,val/accuracy)",
-        "a search compares trials by one metric",
-    ),
     ("sweep=digits_lr ~callbacks.checkpoints", "a search compares trials by one metric"),
-    ("sweep=digits_lr trainer.max_epoch=3", "trainer.max_epoch=3: no such key; did you mean"),
     ("sweep=digits_lr cluster=docker", "cluster=docker: a search needs local, slurm, or Kubernet"),
     ("sweep=digits_lr cluster=k8s", "reads metrics from copies: callbacks.artifacts.url=s3://"),
     ("sweep=digits_lr pruner._target_=optuna.pruners.Foo", "Error locating target 'optuna.pruners"),
@@ -93,12 +86,6 @@ def test_any_logged_metric_can_be_the_objective():
     words = ["callbacks.checkpoints.monitor=val/loss", "callbacks.checkpoints.mode=min"]
     read = settings.read(["sweep=digits_lr", *words])
     assert (read.monitor, read.is_max) == ("val/loss", False)
-
-
-def test_train_py_says_who_reads_a_sweep():
-    done = run("train.py", "sweep=digits_lr")
-    assert done.returncode == 2
-    assert "samestep sweep sweep=digits_lr ..." in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -2,47 +2,38 @@
 
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from project.rules import needed_files
-from samestep import command_line
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
 from scripts import evaluate, export, predict
 from tests.conftest import ROOT, TEXT, final_figures, run, run_ranks
+from tests.project.language import test_language
 from tests.project.test_train import record, recorded
 
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs a script on a command line, and returns its exit code, stdout and stderr."""
-
-    def call(script, *words: object) -> tuple[int, str, str]:
-        code = command_line.call(lambda: script.main(list(map(str, words))))
-        return code, *capsys.readouterr()
-
-    return call
+call = test_language.call  # a fixture
 
 
 def weights(folder: Path, rank: int = 0) -> dict[str, torch.Tensor]:
     return torch.load(folder / f"weights-{rank}.pt")
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_a_stopped_run_continues_bit_by_bit(text_run: Path, tmp_path: Path, signum: signal.Signals):
+def test_a_run_is_stopped_and_killed_and_continues_bit_by_bit(text_run: Path, tmp_path: Path):
     node = "+callbacks.signaller"
     target = f"{node}._target_=tests.signaller.Signaller"
     command = [
         "train.py", *TEXT, f"run_root={tmp_path}", "callbacks.checkpoints.every_s=1e-9",
         "report=false", target, f"{node}.dirpath={tmp_path}",
     ]  # fmt: skip
-    # 11 steps are within the first epoch.
-    stopped = run(*command, RUN_ID="mine", SIGNAL_AT=f"11 {signum:d} 0 rank")
-    assert stopped.returncode == (143 if signum == signal.SIGTERM else -9), stopped.stderr
+    # 5 and 11 steps are within the first epoch.
+    for step, signum, code in ((5, signal.SIGTERM, 143), (11, signal.SIGKILL, -9)):
+        ended = run(*command, RUN_ID="mine", SIGNAL_AT=f"{step} {signum:d} 0 rank")
+        assert ended.returncode == code, ended.stderr
+        (tmp_path / "done-0").unlink()  # one signal a process
     continued = run(*command, RUN_ID="mine")
     assert continued.returncode == 0, continued.stderr
     assert continued.stdout.startswith("Continuing")
@@ -120,22 +111,6 @@ def test_a_debug_mode_of_images_names_its_file():
         "data.shuffle=false", "data.crop_padding=0", "data.flip=false"
     ]  # fmt: skip
     assert all(line.endswith(" (configs/debug/overfit.yaml)") for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["data=topics", "model=transformer"], "the model logs no such metric"),
-        (["experiment=language", "data.file=none.txt"], "data.file=none.txt: cannot be read"),
-        (["experiment=language", "model.net.num_heads=5"], "width a multiple of num_heads"),
-    ],
-)
-def test_a_refused_run_leaves_nothing_behind(tmp_path: Path, overrides: list[str], message: str):
-    done = run("train.py", *overrides, f"run_root={tmp_path / 'runs'}")
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_of_ones_own_must_be_on_the_cluster():

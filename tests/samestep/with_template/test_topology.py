@@ -1,11 +1,13 @@
-"""One run on different processes: the same images, the same losses, the same figures."""
+"""One run on different processes: the same images, the same losses, the same figures.
+
+Two ranks: test_train.py. Three, which cannot share a batch equally: tests/faults/test_faults.py.
+"""
 
 import json
 import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.conftest import NO_PICTURES, QUICK, REFERENCE, final_figures, run_ranks
 from tests.project.test_train import record, recorded
@@ -13,35 +15,6 @@ from tests.slow_rank import losses, slow_net
 
 # 33 images are slices of 17 and 16; accumulated, they are batches of 16 and 17.
 TRAIN = [*REFERENCE, "trainer.max_epochs=1", "data.global_batch_size=33"]
-
-
-def test_several_ranks_have_the_loss_curve_of_one(reference_run: Path, tmp_path: Path):
-    """Two: test_train.py. Three cannot share a batch equally."""
-    num = 3
-    one, several = reference_run.parent / "records", tmp_path / "records"
-    result = run_ranks(
-        "train.py", *REFERENCE, *record(several), f"run_root={tmp_path}",
-        nodes=(num,), RUN_ID="several",
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["records", "several"]
-
-    curve = losses(one)
-    assert len(curve) == 78
-    assert curve[-1] < curve[0]
-    assert losses(several) == pytest.approx(curve, abs=1e-4)
-    final, expected = final_figures(tmp_path / "several"), final_figures(reference_run)
-    for name in ("train/loss", "val/loss", "test/loss"):
-        assert final[name] == pytest.approx(expected[name], abs=1e-4)
-    for stage in ("train", "val", "test"):
-        assert recorded(several, stage) == recorded(one, stage)
-
-    weights = torch.load(one / "weights-0.pt")
-    assert len(list(several.glob("weights-*"))) == num
-    for rank in range(num):
-        assert (tmp_path / f"several/logs/rank-{rank}.log").exists()
-        ours = torch.load(several / f"weights-{rank}.pt")
-        assert all(torch.allclose(ours[k], weights[k], atol=1e-4) for k in weights)
 
 
 STATIC_GRAPH = (

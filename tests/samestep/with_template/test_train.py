@@ -62,23 +62,6 @@ def test_ranks_without_a_run_id_share_one_directory(tmp_path: Path):
     assert (run_dir / "metrics.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("+model.optimizer.momentun=0.9", "AdamW takes no argument 'momentun'"),
-        ("model.net._target_=project.model.nets.cnn.CMM", "project.model.nets.cnn.CMM"),
-        ("+callbacks.x._target_=lightning.pytorch.callbacks.EarlyStopping", "monitor"),
-        ("logger=mlflow logger.mlflow.tracking_uri=http://127.0.0.1:9", "does not answer"),
-    ],
-)
-def test_what_a_constructor_refuses_leaves_nothing(tmp_path: Path, override: str, expected: str):
-    result = run("train.py", *override.split(), f"run_root={tmp_path / 'runs'}")
-    assert result.returncode == 2
-    assert expected in result.stderr
-    assert "Traceback" not in result.stderr
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_sweep_gives_each_run_a_directory(tmp_path: Path):
     result = run(
         "train.py", "-m", *QUICK, NO_PICTURES, "trainer.max_epochs=1", "model=mlp", "seed=1,2",
