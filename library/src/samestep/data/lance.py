@@ -111,7 +111,7 @@ class LanceRows:
         A block is ``block_size`` neighbours, the first of which is a multiple of it.
         """
         with self.lock:
-            for number in (ids // block_size).unique().tolist():
+            for number in sorted({*(ids // block_size).tolist()}):
                 if number not in self.blocks:
                     rows = {"offset": number * block_size, "limit": block_size}
                     block = self.readers.submit(self._read_block, **rows)
@@ -140,10 +140,10 @@ class LanceRows:
     def _take_from_blocks(self, ids: Tensor) -> pa.Table | None:
         """The rows ``ids``, if all their blocks are expected."""
         numbers, places = ids // self.block_size, ids % self.block_size
-        needed = numbers.unique().tolist()
+        needed = sorted({*numbers.tolist()})
         with self.lock:
-            found = {number: self.blocks.get(number) for number in needed}
-        if not needed or None in found.values():
+            found = {number: self.blocks[number] for number in needed if number in self.blocks}
+        if not needed or len(found) < len(needed):
             return None
         try:
             blocks = {number: block.rows.result() for number, block in found.items()}
@@ -153,10 +153,10 @@ class LanceRows:
         # A batch of slices, which is copied once.
         table = pa.Table.from_batches([blocks[number].slice(place, 1) for number, place in rows])
         with self.lock:
-            for number in needed:
-                found[number].num_batches -= 1
-                if not found[number].num_batches:
-                    self.blocks.pop(number, None)
+            for number, block in found.items():
+                block.num_batches -= 1
+                if not block.num_batches and self.blocks.get(number) is block:
+                    del self.blocks[number]
         return table.combine_chunks()
 
     def __getstate__(self) -> dict[str, Any]:
