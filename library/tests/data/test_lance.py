@@ -29,9 +29,9 @@ class Counted(LanceRows):
         self.most_held = 0
         super().__init__(uri, **options)
 
-    def _read_block(self, **rows: int) -> pa.RecordBatch:
-        self.blocks_read.append(rows["offset"])
-        return super()._read_block(**rows)
+    def _read_block(self, first: int, num_rows: int) -> pa.RecordBatch:
+        self.blocks_read.append(first)
+        return super()._read_block(first, num_rows)
 
     def __getitem__(self, ids: Tensor) -> Any:
         self.most_held = max(self.most_held, len(self.blocks))

@@ -113,8 +113,7 @@ class LanceRows:
         with self.lock:
             for number in sorted({*(ids // block_size).tolist()}):
                 if number not in self.blocks:
-                    rows = {"offset": number * block_size, "limit": block_size}
-                    block = self.readers.submit(self._read_block, **rows)
+                    block = self.readers.submit(self._read_block, number * block_size, block_size)
                     self.blocks[number] = _Block(block)
                 self.blocks[number].num_batches += 1
             self.block_size = block_size
@@ -133,8 +132,8 @@ class LanceRows:
         num_bytes = sum(file.file_size_bytes or MOST_HELD for file in files)
         return num_bytes * num_rows <= MOST_HELD * self.num_rows
 
-    def _read_block(self, **rows: int) -> pa.RecordBatch:
-        table = self.table.to_table(self.columns, **rows)
+    def _read_block(self, first: int, num_rows: int) -> pa.RecordBatch:
+        table = self.table.to_table(self.columns, offset=first, limit=num_rows)
         return table.combine_chunks().to_batches()[0]
 
     def _take_from_blocks(self, ids: Tensor) -> pa.Table | None:
