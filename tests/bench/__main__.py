@@ -61,8 +61,9 @@ def bench(
     results = json.loads(json_path.read_text()) if json_path.exists() else {}
     is_wrong = False
     for row in rows:
-        if row.needs_gpu and not around["gpus"]:
-            lines = [[row.title, "; ".join(row.claims), "no GPU", "", "", ""]]
+        lacks = "no GPU" if row.needs_gpu and not around["gpus"] else row.lacks
+        if lacks:
+            lines = [[row.title, "; ".join(row.claims), lacks, "", "", ""]]
         else:
             measured = measure.measure(row, repeats)
             lines = measure.lines_of(row, measured)

@@ -37,6 +37,8 @@ class Row:
     """Of the claims that are no ratio."""
     prepare: Callable[[], object] = lambda: None
     needs_gpu: bool = False
+    lacks: str = ""
+    """Why it cannot be measured here, such as ``no server built``."""
 
 
 def judge(claim: str, repeats: list[dict[str, float]]) -> tuple[list[float], str]:

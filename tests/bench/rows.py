@@ -106,6 +106,19 @@ def rows_of_tables(folder: Path) -> list[Row]:
             )
             for size in tables.SIZES
         ),
+        *(
+            Row(
+                f"lance-s3-{size}",
+                f"Lance, S3 server with {tables.LATENCY} added to each request, first pass over "
+                f"images of {size} px",
+                {"local": f"{TABLES}:read_once {folder} {size} blocks local"}
+                | {name: f"{TABLES}:read_once {folder} {size} {name} s3" for name in names[1:]},
+                [f"{name} / blocks >= 0.9" for name in ["local", *others]],
+                prepare=lambda size=size: tables.write_images(folder, size),
+                lacks="" if (tables.SERVERS / "slow").exists() else "skipped: no server built",
+            )
+            for size in tables.SIZES
+        ),
         Row(
             "lance-memory", "Lance: memory of a pass over ten times as many images",
             {"all": f"{TABLES}:resident {folder} 1", "tenth": f"{TABLES}:resident {folder} 0.1"},

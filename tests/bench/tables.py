@@ -4,19 +4,27 @@ MosaicML Streaming and litdata are contenders where they are installed:
 pip install mosaicml-streaming litdata
 """
 
+import os
 import resource
+import socket
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 from tests.bench.loading import per_image
 
 BATCH = 256
-SIZES = {"32": (8_000, 1_000), "224": (2_000, 15_000)}  # by pixels: images, bytes of a JPEG
+SERVERS = Path(os.environ.get("SAMESTEP_SERVERS", "~/.cache/samestep-servers")).expanduser() / "bin"
+LATENCY = "20ms"  # that the S3 server adds to each request
+SIZES = {"32": (16_000, 1_000), "224": (4_000, 15_000)}  # by pixels: images, bytes of a JPEG
 ROWS = {"rows-4": 10**4, "rows-8": 10**8}
 
 
@@ -35,7 +43,9 @@ def write_images(folder: Path, size: str) -> None:
     import lance
     import pyarrow as pa
 
-    lance.write_dataset(pa.Table.from_pylist([*contents(size)]), place / "lance")
+    lance.write_dataset(
+        pa.Table.from_pylist([*contents(size)]), place / "lance", data_storage_version="2.0"
+    )
     try:
         import litdata
         from streaming import MDSWriter
@@ -56,37 +66,100 @@ def installed() -> list[str]:
     return [name for name in ("streaming", "litdata") if find_spec(name)]
 
 
-def read(folder: str, size: str, name: str) -> dict[str, float]:
-    """All samples in a random order, a batch at a time, in this process: us for an image.
+def open_loader(place: str, name: str, cache: str = "") -> Iterable[Any]:
+    """Batches of all samples in a random order; ``cache``: a folder for what is downloaded.
 
-    ``lance`` shuffles all of them, ``blocks`` neighbours together, as the others do.
+    ``lance`` shuffles all of them, ``blocks`` 16 MB to 64 MB of neighbours together, as the others.
     """
-    place = f"{folder}/images-{size}/{name}"
-    loader: Iterable[Any]
     if name in ("lance", "blocks"):
         from samestep.data.lance import LanceRows
         from samestep.data.loader import BatchLoader
         from samestep.data.order import Blocks
 
-        rows = LanceRows(f"{folder}/images-{size}/lance")
-        loader = BatchLoader(rows, BATCH, shuffle=name == "lance" or Blocks(256))
+        rows = LanceRows(f"{place}/lance")
+        blocks = Blocks(4096, 4) if len(rows) == SIZES["32"][0] else Blocks(256, 16)  # of 4 MB
+        return BatchLoader(rows, BATCH, shuffle=name == "lance" or blocks)
+    from torch.utils.data import DataLoader
+
+    images: Any
+    if name == "streaming":
+        from streaming import StreamingDataset
+
+        where = {"remote": f"{place}/{name}"} if cache else {}
+        images = StreamingDataset(
+            local=cache or f"{place}/{name}", shuffle=True, batch_size=BATCH, **where
+        )
     else:
-        from torch.utils.data import DataLoader
+        from litdata import StreamingDataset as LitDataset
 
-        if name == "streaming":
-            from streaming import StreamingDataset
+        options = {}
+        if cache:  # its client otherwise rejects a server without TLS
+            from litdata.streaming import downloader
 
-            images = StreamingDataset(local=place, shuffle=True, batch_size=BATCH)
-        else:
-            from litdata import StreamingDataset as LitDataset
+            downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
+            options = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
+        images = LitDataset(
+            f"{place}/{name}", shuffle=True, cache_dir=cache or None, storage_options=options
+        )
+    return DataLoader(images, batch_size=BATCH, collate_fn=list)
 
-            images = LitDataset(place, shuffle=True)
-        loader = DataLoader(images, batch_size=BATCH, collate_fn=list)
 
-    def one_pass() -> int:
-        return sum(len(batch["image"] if isinstance(batch, dict) else batch) for batch in loader)
+def one_pass(loader: Iterable[Any]) -> int:
+    """Read everything; returns the number of samples."""
+    return sum(len(batch["image"] if isinstance(batch, dict) else batch) for batch in loader)
 
-    return {"value": 1e6 * per_image(one_pass)["value"]}
+
+def read(folder: str, size: str, name: str) -> dict[str, float]:
+    """All samples in a random order, a batch at a time, in this process: us for an image."""
+    loader = open_loader(f"{folder}/images-{size}", name)
+    return {"value": 1e6 * per_image(lambda: one_pass(loader))["value"]}
+
+
+def read_once(folder: str, size: str, name: str, where: str) -> dict[str, float]:
+    """The same for the first pass in a process, from the S3 server or the local folder.
+
+    Nothing is cached on the disk before: the others keep what they download.
+    """
+    place = f"{folder}/images-{size}"
+    with ExitStack() as stack:
+        cache = ""
+        if where == "s3":
+            place = f"s3://images-{size}"
+            cache = stack.enter_context(tempfile.TemporaryDirectory())
+            stack.enter_context(patch.dict(os.environ, stack.enter_context(far_server(folder))))
+        loader = open_loader(place, name, cache)
+        start = time.perf_counter()
+        count = one_pass(loader)
+        return {"value": 1e6 * (time.perf_counter() - start) / count}
+
+
+@contextmanager
+def far_server(folder: str) -> Iterator[dict[str, str]]:
+    """The environment in which ``s3://...`` are the folders of ``folder``, some way off."""
+    from tests.s3_server import KEY, SECRET, variables_of, wait_for
+
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as other:
+        ports = [one.getsockname()[1], other.getsockname()[1]]
+    near, far = (f"127.0.0.1:{port}" for port in ports)
+    options = ["--nometa", "--default-etag", '"etag"', folder]
+    commands = [
+        [SERVERS / "versitygw", "-a", KEY, "-s", SECRET, "-p", near, "--keep-alive", "--quiet",
+         "posix", *options],
+        [SERVERS / "slow", far, near, LATENCY],
+    ]  # fmt: skip
+    # They end with this process, and never run with the priority of real time that a bench may
+    # have: Go's threads wait for each other in loops, and two of them would keep two processors.
+    how = ["setpriv", "--pdeathsig", "KILL", "chrt", "--other", "0"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    servers = [subprocess.Popen([*how, *command], **quiet) for command in commands]
+    try:
+        for port in ports:
+            wait_for(lambda port=port: not socket.socket().connect_ex(("127.0.0.1", port)))
+        yield variables_of(ports[1]) | {"S3_ENDPOINT_URL": f"http://{far}"}
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
 
 
 def write_rows(folder: Path) -> None:

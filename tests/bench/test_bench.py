@@ -82,6 +82,14 @@ def test_a_new_result_replaces_the_old_line_and_keeps_the_others(tmp_path: Path)
     ]  # fmt: skip
 
 
+def test_a_row_that_cannot_be_measured_says_why(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table -->\n<!-- end -->\n")
+    row = Row("far", "far", {"ours": "no.py"}, ["ours <= 1"], lacks="skipped: no server built")
+    assert bench([row], 1, page, tmp_path / "bench.json", order=["far"]) == 0
+    assert "| far | ours <= 1 | skipped: no server built |  |  |  |" in page.read_text()
+
+
 def test_the_table_of_the_page_has_the_rows_that_there_are():
     page = (measure.ROOT / "docs/performance.md").read_text()
     table = page.partition("<!-- table -->\n")[2].partition("<!-- end -->")[0]

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the servers of a Kubernetes cluster and the controllers of JobSet, Kueue, Kubeflow Trainer and the training
-# operator into a folder, with Go and its module proxy. Go compares every module with the public checksum database.
+# Builds the servers of a Kubernetes cluster, the controllers of JobSet, Kueue, Kubeflow Trainer and the training
+# operator, and an S3 server into a folder, with Go and its module proxy. Go compares every module with the public
+# checksum database.
 #
 #     tests/servers/build.sh                # into ~/.cache/samestep-servers, or $SAMESTEP_SERVERS
 #
@@ -29,7 +30,9 @@ for name in kube-controller-manager kube-scheduler kubectl; do
   ln -sf kube-apiserver "$target/bin/$name"
 done
 
-# A controller: its name, its package, its module, its version, and the folders of the module that have its manifests.
+go build -ldflags "-s -w" -o "$target/bin/slow" "$here/slow.go"
+
+# A controller or server: its name, its package, its module, its version, and the folders of the module that have its manifests.
 while read -r name package module tag folders; do
   mkdir "$work/$name"
   cd "$work/$name"
@@ -44,6 +47,7 @@ done << 'CONTROLLERS'
 jobset sigs.k8s.io/jobset sigs.k8s.io/jobset v0.12.0 config/components/crd/bases config/components/webhook
 trainer github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager github.com/kubeflow/trainer/v2 v2.3.0 manifests/base/crds manifests/base/webhook manifests/base/runtimes
 training-operator github.com/kubeflow/training-operator/cmd/training-operator.v1 github.com/kubeflow/training-operator v1.9.3 manifests/base/crds manifests/base/webhook
+versitygw github.com/versity/versitygw/cmd/versitygw github.com/versity/versitygw v1.8.0
 kueue sigs.k8s.io/kueue/cmd/kueue sigs.k8s.io/kueue v0.19.2 config/components/crd/bases config/components/webhook
 CONTROLLERS
 echo "$stamp" > "$target/stamp"

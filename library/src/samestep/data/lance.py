@@ -5,7 +5,9 @@ order with few requests, so the exact order of ``BatchLoader`` needs no stream a
 """
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -19,6 +21,8 @@ from torch import Tensor
 from samestep.errors import ConfigError, RunError
 
 NUM_ROWS = b"samestep.num_rows"  # metadata of a table: how many rows it has when it is complete
+MOST_HELD = 512 * 2**20  # bytes of blocks in memory; data whose blocks take more are read by rows
+READERS = 16  # blocks that are read at the same time
 
 
 class LanceRows:
@@ -27,6 +31,9 @@ class LanceRows:
     Lance repeats requests that fail, for three minutes with growing pauses; ``storage_options``
     such as ``{"client_retry_timeout": "60"}`` change that. Keys of the store come from the
     environment. Read an object store ahead with ``BatchLoader(..., num_threads=8)``.
+
+    With ``BatchLoader(..., shuffle=Blocks(...))`` whole blocks are read, each once in an epoch, and
+    those of two windows are in memory, if they take less than 512 MiB.
 
     Args:
         uri: of the table, such as ``data/train.lance`` or ``s3://bucket/train.lance``.
@@ -69,7 +76,14 @@ class LanceRows:
                 f"{uri}: holds {self.num_rows} of {whole} rows; repeat the conversion"
             )
         self.version = int(self.table.version)
+        self._begin()
+
+    def _begin(self) -> None:
+        """What only this process has."""
         self.process = os.getpid()
+        self.readers = ThreadPoolExecutor(READERS, "samestep-blocks")
+        self.lock = threading.Lock()
+        self.forget()
 
     def __len__(self) -> int:
         return self.num_rows
@@ -82,21 +96,77 @@ class LanceRows:
                 "threads, BatchLoader(num_threads=8), and not by num_workers"
             )
         try:
-            table = self.table.take(ids.tolist(), columns=self.columns)
+            table = self._take_from_blocks(ids)
+            if table is None:
+                table = self.table.take(ids.tolist(), columns=self.columns)
         except (OSError, ValueError, RuntimeError) as error:
             raise RunError(
                 f"{self.uri}: version {self.version} cannot be read: {first_line(error)}"
             ) from error
         return self.decode(table)
 
+    def expect(self, ids: Tensor, block_size: int) -> None:
+        """Read the blocks of these rows ahead, and hold them until the rows are asked for.
+
+        A block is ``block_size`` neighbours, the first of which is a multiple of it.
+        """
+        with self.lock:
+            for number in sorted({*(ids // block_size).tolist()}):
+                if number not in self.blocks:
+                    block = self.readers.submit(self._read_block, number * block_size, block_size)
+                    self.blocks[number] = _Block(block)
+                self.blocks[number].num_batches += 1
+            self.block_size = block_size
+
+    def forget(self) -> None:
+        """Do not hold any block."""
+        with self.lock:
+            for block in getattr(self, "blocks", {}).values():
+                block.rows.cancel()
+            self.blocks: dict[int, _Block] = {}
+            self.block_size = 1
+
+    def can_hold(self, num_rows: int) -> bool:
+        """Whether so many rows may be in memory."""
+        files = [file for part in self.table.get_fragments() for file in part.data_files()]
+        num_bytes = sum(file.file_size_bytes or MOST_HELD for file in files)
+        return num_bytes * num_rows <= MOST_HELD * self.num_rows
+
+    def _read_block(self, first: int, num_rows: int) -> pa.RecordBatch:
+        table = self.table.to_table(self.columns, offset=first, limit=num_rows)
+        return table.combine_chunks().to_batches()[0]
+
+    def _take_from_blocks(self, ids: Tensor) -> pa.Table | None:
+        """The rows ``ids``, if all their blocks are expected."""
+        numbers, places = ids // self.block_size, ids % self.block_size
+        needed = sorted({*numbers.tolist()})
+        with self.lock:
+            found = {number: self.blocks[number] for number in needed if number in self.blocks}
+        if not needed or len(found) < len(needed):
+            return None
+        try:
+            blocks = {number: block.rows.result() for number, block in found.items()}
+        except CancelledError:  # another pass over these rows has ended early
+            return None
+        rows = zip(numbers.tolist(), places.tolist(), strict=True)
+        # A batch of slices, which is copied once.
+        table = pa.Table.from_batches([blocks[number].slice(place, 1) for number, place in rows])
+        with self.lock:
+            for number, block in found.items():
+                block.num_batches -= 1
+                if not block.num_batches and self.blocks.get(number) is block:
+                    del self.blocks[number]
+        return table.combine_chunks()
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "table"}
+        own = ("table", "readers", "lock", "blocks")
+        return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open the same version in another process."""
         vars(self).update(state)
         self.table = lance.dataset(self.uri, version=self.version, storage_options=self.options)
-        self.process = os.getpid()
+        self._begin()
 
     @cached_property  # each checkpoint asks for it
     def digest(self) -> str:
@@ -105,6 +175,14 @@ class LanceRows:
         files = [str(file.path) for fragment in fragments for file in fragment.data_files()]
         names = files + [str(fragment.deletion_file()) for fragment in fragments]
         return sha256("\n".join(names).encode()).hexdigest()
+
+
+class _Block:
+    """Neighbouring rows, read ahead for some batches."""
+
+    def __init__(self, rows: Future[pa.RecordBatch]) -> None:
+        self.rows = rows
+        self.num_batches = 0
 
 
 def to_tensors(table: pa.Table) -> dict[str, Any]:

@@ -151,10 +151,36 @@ class BatchLoader:
         if self.num_threads:
             slices = self._read_ahead()
         else:
-            slices = iter(self.workers or map(self.slices.__getitem__, self.order))
+            slices = iter(self.workers or map(self.slices.__getitem__, self._expected()))
         for _ in range(first, len(self)):
             batch, place = self._wait_for(slices)
             yield (batch, place) if self.with_slice else batch
+
+    def _expected(self) -> Iterator[Slice]:
+        """The slices in their order; a data set that reads blocks learns of each a window before.
+
+        Each of many ranks would read all blocks, and use little of them; they read rows instead.
+        """
+        blocks, order = self.order.shuffle, self.order
+        if not isinstance(blocks, Blocks) or not hasattr(self.dataset, "expect"):
+            yield from order
+            return
+        window = blocks.size * blocks.at_once
+        if order.world_size > 2 or not self.dataset.can_hold(2 * window):
+            yield from order
+            return
+        batches = window * order.batches_per_step // order.batch_size
+        waiting: deque[Slice] = deque()
+        try:
+            for place in order:
+                self.dataset.expect(place.ids, blocks.size)
+                waiting.append(place)
+                if len(waiting) > batches:
+                    yield waiting.popleft()
+            yield from waiting
+        except GeneratorExit:  # the rest will not be read
+            self.dataset.forget()
+            raise
 
     def _read_ahead(self) -> Iterator[tuple[Any, Slice]]:
         """The slices in their order, each read by a thread as soon as there is room for it."""
@@ -163,7 +189,7 @@ class BatchLoader:
                 f"num_threads={self.num_threads}: the data set draws random numbers, which threads "
                 "would share; read ahead by num_workers, or draw after the batch is read"
             )
-        order, waiting = iter(self.order), deque[Future[tuple[Any, Slice]]]()
+        order, waiting = self._expected(), deque[Future[tuple[Any, Slice]]]()
         pool = ThreadPoolExecutor(self.num_threads, "samestep-data")
         try:
             while True:
