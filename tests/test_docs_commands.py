@@ -31,8 +31,8 @@ WITH_A_RUN = (
 ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"uvx copier ": "tests/test_copies.py",
     r"tensorboard --logdir": "tests/project/test_trackers.py, and the library's tests",
-    r"scripts/convert.py ": "tests/project/data/test_lance.py",
-    r"export AWS_|pip install .project\[lance": "tests/project/data/test_lance.py",
+    r"scripts/convert.py ": "tests/project/data/test_tables.py",
+    r"export AWS_|pip install .project\[lance": "tests/project/data/test_tables.py",
     r"tests/servers/build.sh|tests.servers.start": ".github/workflows/ci.yml",
     r"E2E=1 ": ".github/workflows/e2e.yml",
     r"git commit ": "before an update",

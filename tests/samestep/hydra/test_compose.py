@@ -22,6 +22,7 @@ LOSS = ["callbacks.checkpoints.monitor=val/loss", "callbacks.checkpoints.mode=mi
 OWN_IMAGES = ["data.root=images", "data.num_classes=2"]
 LEFT_TO_THE_USER = {
     "data=folder": OWN_IMAGES,
+    "data=hf": OWN_IMAGES,
     "data=lance": OWN_IMAGES,
     "experiment=finetune": [*OWN_IMAGES, "callbacks.finetuning.weights=null"],
 }
