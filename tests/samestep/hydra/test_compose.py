@@ -24,6 +24,7 @@ LEFT_TO_THE_USER = {
     "data=folder": OWN_IMAGES,
     "data=hf": OWN_IMAGES,
     "data=lance": OWN_IMAGES,
+    "data=tokens": ["data.file=books.tokens", "data.vocabulary_size=257"],
     "experiment=finetune": [*OWN_IMAGES, "callbacks.finetuning.weights=null"],
 }
 
@@ -47,7 +48,12 @@ def write(configs, name, *lines):
     path.write_text("\n".join(["# @package _global_", *lines, ""]))
 
 
-TASKS = {"topics": "text", "transformer": "text", "skeleton": "skeleton"}  # others are for images
+TASKS = {
+    "topics": "text",
+    "tokens": "text",
+    "transformer": "text",
+    "skeleton": "skeleton",
+}  # others are for images
 
 
 def runs():
