@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
 from project.data.sources import ImageFolder
+from project.data.tables import CHECKSUM, checksum
 from samestep.data.arrow import ArrowRows
 from samestep.data.lance import NUM_ROWS, first_line
 from samestep.data.seeds import generator
@@ -122,7 +123,7 @@ def part_of(
 
 
 def find_images(source: Path, val_share: float) -> list[Part]:
-    """The tables ``train``, ``val`` and ``test``, with the columns ``image`` and ``label``.
+    """The tables ``train``, ``val`` and ``test``, with the columns image, label and checksum.
 
     The files are kept as they are, in a random order: neighbours in a table are of unlike classes,
     so ``shuffle=Blocks(...)`` mixes them well.
@@ -138,15 +139,16 @@ def find_images(source: Path, val_share: float) -> list[Part]:
             f"--val {val_share}: must leave some of the {len(train)} training images for training "
             "and some for validation"
         )
-    columns = [pa.field("image", pa.large_binary()), pa.field("label", pa.int64())]
-    schema = pa.schema(columns, {"classes": json.dumps(classes)})
+    columns = {"image": pa.large_binary(), "label": pa.int64(), CHECKSUM: pa.uint32()}
+    schema = pa.schema(columns.items(), {"classes": json.dumps(classes)})
 
     def part(name: str, samples: list[tuple[str, int]]) -> Part:
         def read(start: int) -> Iterator[pa.Table]:
             for first in range(start, len(samples), IMAGES_AT_ONCE):
                 some = samples[first : first + IMAGES_AT_ONCE]
                 contents = [Path(path).read_bytes() for path, _ in some]
-                yield pa.table([contents, [label for _, label in some]], schema=schema)
+                numbers = [label for _, label in some]
+                yield pa.table([contents, numbers, [*map(checksum, contents, numbers)]], schema)
 
         return Part(name, schema, len(samples), digest_of([Path(p) for p, _ in samples]), read)
 

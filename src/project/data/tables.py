@@ -1,6 +1,7 @@
 """Images of any number, read from tables: Lance, or Hugging Face's datasets on disk."""
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,13 @@ from samestep.data.lance import LanceRows
 from samestep.data.loader import BatchLoader
 from samestep.data.order import Blocks
 from samestep.data.sampler import Slice
-from samestep.errors import ConfigError
+from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment
 
 HELD_OUT_EVERY = 10  # such a training image is for validation, if no table is
+
+
+CHECKSUM = "crc32"  # column of tables that are converted from files
 
 
 class TableImages:
@@ -53,15 +57,25 @@ class TableImages:
     def __getitem__(self, positions: Tensor) -> RawBatch:
         ids = self.rows_at(positions)
         table = self.rows[ids]
-        contents, labels = table.columns
+        contents, labels, *checksums = table.columns
         if pa.types.is_struct(contents.type):
             contents = pa.compute.struct_field(contents, "bytes")
         shape = (self.num_channels, self.image_size, self.image_size)
         images = torch.empty(len(ids), *shape, dtype=torch.uint8)
-        for image, id, content in zip(images, ids.tolist(), contents.to_pylist(), strict=True):
+        found, numbers = contents.to_pylist(), labels.to_pylist()
+        for column in checksums:
+            for id, *row, expected in zip(
+                ids.tolist(), found, numbers, column.to_pylist(), strict=True
+            ):
+                if checksum(*row) != expected:
+                    raise RunError(
+                        f"{self.rows.uri}: row {id} is damaged: it has another checksum than when "
+                        "it was written; restore the table, or convert the images again"
+                    )
+        for image, id, content in zip(images, ids.tolist(), found, strict=True):
             with reading(f"{self.rows.uri}: row {id}"):
                 image.copy_(decode_image(content, self.num_channels, self.image_size))
-        return RawBatch(images, torch.tensor(labels.to_pylist(), dtype=torch.int64), ids)
+        return RawBatch(images, torch.tensor(numbers, dtype=torch.int64), ids)
 
     def rows_at(self, positions: Tensor) -> Tensor:
         """Numbers of rows. A rule instead of a list, which would take memory for each image."""
@@ -79,6 +93,11 @@ class TableImages:
             "names"
         )
         return list(names) if names else None
+
+
+def checksum(content: bytes, label: int) -> int:
+    """CRC-32 of an image and its label."""
+    return zlib.crc32(label.to_bytes(8, "little", signed=True), zlib.crc32(content))
 
 
 class TableDataModule(L.LightningDataModule):
@@ -238,13 +257,16 @@ class TableDataModule(L.LightningDataModule):
     def _open(self, part: str, version: int | None = None) -> LanceRows | ArrowRows:
         uri = f"{self.root}/{self.tables[part]}"
         if uri.endswith(".lance"):
-            return LanceRows(
+            rows = LanceRows(
                 uri,
                 self.columns,
                 decode=pa.Table.combine_chunks,
                 version=version,
                 storage_options=self.storage_options,
             )
+            if rows.columns and CHECKSUM in rows.table.schema.names:
+                rows.columns.append(CHECKSUM)
+            return rows
         if version or self.storage_options:
             raise ConfigError(f"data.version, data.storage_options: {uri} is no Lance table")
         if not Path(uri, "state.json").exists() and any(Path(self.root).rglob("*.parquet")):

@@ -21,6 +21,7 @@ from pyarrow import parquet
 from sklearn.datasets import load_digits
 
 from project.data import convert
+from project.data import tables as tables_module
 from project.data.convert import find_parts, write_table
 from samestep.data.arrow import ArrowRows
 from samestep.data.lance import LanceRows
@@ -106,7 +107,10 @@ def test_a_folder_becomes_three_tables_that_hold_its_files(photos: Path, tables:
         assert table.num_rows == num_rows
         assert json.loads(table.schema.metadata[b"classes"]) == [str(n) for n in range(10)]
         paths = [files[content] for content in table["image"].to_pylist()]
-        assert [int(path.parent.name) for path in paths] == table["label"].to_pylist()
+        labels = table["label"].to_pylist()
+        assert [int(path.parent.name) for path in paths] == labels
+        checksums = map(tables_module.checksum, table["image"].to_pylist(), labels)
+        assert table["crc32"].to_pylist() == [*checksums]
         assert {path.parts[-3] for path in paths} == {"test" if name == "test" else "train"}
         found += paths
     assert sorted(found) == sorted(files.values())
@@ -440,6 +444,20 @@ def test_forked_processes_are_told_to_be_threads(tables: Path):
     loader = BatchLoader(LanceRows(f"{tables}/train.lance"), 32, num_workers=1)
     with pytest.raises(ConfigError, match=r"train\.lance: Lance cannot be read by a process that"):
         next(iter(loader))
+
+
+def test_an_image_or_label_that_has_changed_names_its_row(tables: Path, tmp_path: Path):
+    shutil.copytree(tables, tmp_path / "tables")
+    (path,) = (tmp_path / "tables/test.lance/data").iterdir()
+    image = lance.dataset(tmp_path / "tables/test.lance").take([7])["image"][0].as_py()
+    content = path.read_bytes()
+    assert content.count(image) == 1
+    path.write_bytes(content.replace(image, image[:-20] + b"x" + image[-19:]))
+    test = data_of(tmp_path / "tables", "lance").test_set
+    test[torch.tensor([6, 8])]
+    with pytest.raises(RunError, match=r"test\.lance: row 7 is damaged: it has another checksum"):
+        test[torch.tensor([6, 7])]
+    assert tables_module.checksum(image, 1) != tables_module.checksum(image, 2)
 
 
 def test_an_image_that_cannot_be_decoded_names_its_row(photos: Path, tmp_path: Path):
