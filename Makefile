@@ -24,7 +24,7 @@ test: .venv/dev.stamp ## run all tests; ARGS=tests/test_make.py: some
 	.venv/bin/python -m pytest -n 5 --dist worksteal $(ARGS)
 
 .PHONY: faults bench docs
-faults: .venv/dev.stamp ## run the whole fault laboratory, and write its table into docs/reliability.md
+faults: .venv/dev.stamp ## run the whole fault laboratory, and write tests/faults/results.md
 	.venv/bin/python -m tests.faults.lab $(ARGS)
 
 bench: .venv/dev.stamp ## compare speed with bare loops, into docs/performance.md; ARGS="mnist --repeats 5": some rows

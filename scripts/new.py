@@ -1,4 +1,4 @@
-"""Begin a model or a data set of your own as a copy of one that is here.
+"""Start a model or a data set of your own from a copy of an existing one.
 
 python scripts/new.py model NAME --from MODEL    # its config, its net and the test of the net
 python scripts/new.py data NAME --from DATA      # its config
@@ -28,11 +28,11 @@ def copy(root: Path, group: str, name: str, source: str) -> list[Path]:
     """Write the copies below ``root``; a ConfigError says why not, and nothing was written then."""
     new_class = "".join(part.capitalize() for part in name.split("_"))
     if not re.fullmatch(NAME, name) or keyword.iskeyword(name) or keyword.iskeyword(new_class):
-        raise ConfigError(f"{name!r} is no name: use lower-case letters, digits and underscores")
+        raise ConfigError(f"{name!r}: names have lower-case letters, digits and underscores")
     configs = root / "configs" / group
     names = sorted(path.stem for path in configs.glob("*.yaml") if path.stem != "default")
     if source not in names:
-        raise ConfigError(f"there is no {group} {source!r} to copy: there are {', '.join(names)}")
+        raise ConfigError(f"no {group} {source!r} to copy: choose from {', '.join(names)}")
     files, words = {configs / f"{source}.yaml": configs / f"{name}.yaml"}, {}
     if group == "model":
         module, old_class = find_net(configs / f"{source}.yaml")
@@ -70,7 +70,7 @@ def replace_words(text: str, words: dict[str, str]) -> str:
     """Replace whole words. A new word that stands in the text already is a ConfigError."""
     for old, new in words.items():
         if new != old and re.search(rf"\b{new}\b", text):
-            raise ConfigError(f"the word {new!r} stands in the files already: use another name")
+            raise ConfigError(f"{new!r} already occurs in the files: use another name")
     return re.sub(r"\w+", lambda match: words.get(match[0], match[0]), text)
 
 

@@ -26,9 +26,9 @@ def make_parser(description: str | None) -> Parser:
 
 def add_ckpt_option(parser: Parser) -> None:
     """Let the user choose a checkpoint of the run."""
-    ckpts = "best, last, or one that was kept, such as epoch-0002; default: the one that was tested"
+    ckpts = "best, last, or one that was kept, such as epoch-0002; default: the tested one"
     parser.add_argument("--ckpt", metavar="NAME", help=ckpts)
-    trust = "call whatever config.yaml of this run names: it is yours, or of somebody you trust"
+    trust = "call whatever config.yaml of this run names; only if you trust who made it"
     parser.add_argument("--trust", action="store_true", help=trust)
 
 

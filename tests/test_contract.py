@@ -1,4 +1,4 @@
-"""docs/contract.md, executed: its example is trained, stopped, killed and continued."""
+"""docs/contract.md, executed, and the table of docs/tasks.md, stopped, killed and continued."""
 
 import re
 import shutil
@@ -11,8 +11,14 @@ import pytest
 import torch
 
 from tests.conftest import ROOT, final_figures, run, run_ranks
+from tests.test_tasks import write_houses
 
 PAGE = (ROOT / "docs" / "contract.md").read_text()
+TASKS = (ROOT / "docs/tasks.md").read_text()
+HOUSES = [
+    "data=houses", "data.file=houses.csv", "model=price", "model.lr=0.001",
+    "callbacks.checkpoints.monitor=val_loss", "callbacks.checkpoints.mode=min",
+]  # fmt: skip
 EPOCHS = ["trainer.max_epochs=3", "trainer.accelerator=cpu"]
 PLAIN = '''
 """Written as in Lightning's documentation: ordinary DataLoaders, self.log, nothing of Samestep."""
@@ -77,14 +83,15 @@ PLAIN_RUN = [*PLAIN_COMMAND.split(), *EPOCHS]
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project with the files of the page, and a plain module beside them."""
+    """A copy of the project with the files of the pages, and a plain module beside them."""
     root = tmp_path_factory.mktemp("contract") / "project"
     root.mkdir()
     for name in ("src", "configs", "scripts"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "train.py", root)
-    for name, text in re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", PAGE, re.M | re.S):
+    for name, text in re.findall(r"^`(\S+)`:\n\n```\w+\n(.*?)^```$", PAGE + TASKS, re.M | re.S):
         (root / name).write_text(text)
+    write_houses(root / "houses.csv")
     (root / "src/project/plain.py").write_text(PLAIN)
     return root
 
@@ -106,25 +113,20 @@ def weights(copy: Path, run_id: str, rank: int = 0) -> dict[str, torch.Tensor]:
     return torch.load(copy / f"seen/{run_id}/weights-{rank}.pt")
 
 
-def test_the_example_is_short():
-    (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
-    assert len([line for line in code.splitlines() if line.strip()]) <= 60
-
-
 @pytest.fixture(scope="module")
 def reference(copy: Path) -> dict[str, torch.Tensor]:
     """Weights of the example, trained in one process without an interruption."""
-    done = train(copy, "reference", "experiment=diabetes", *EPOCHS)
+    done = train(copy, "reference", *HOUSES, *EPOCHS, "callbacks.progress.unit=houses")
     assert done.returncode == 0, done.stderr
     assert "ordinary DataLoader" not in done.stdout
-    assert "test/loss" in done.stdout
-    assert "patients/s" in done.stdout
+    assert "test_loss" in done.stdout
+    assert "houses/s" in done.stdout
     return weights(copy, "reference")
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_the_example_continues_bit_by_bit(copy: Path, reference, signum: signal.Signals):
-    command = ["experiment=diabetes", *EPOCHS, "callbacks.checkpoints.every_s=1e-9", "report=false"]
+    command = [*HOUSES, *EPOCHS, "callbacks.checkpoints.every_s=1e-9", "report=false"]
     name = f"stopped-{signum:d}"
     stopped = train(copy, name, *command, fault=f"15 {signum:d} 0 rank")  # within epoch 1
     assert stopped.returncode == (143 if signum == signal.SIGTERM else -9), stopped.stderr
@@ -139,8 +141,8 @@ def test_the_example_continues_bit_by_bit(copy: Path, reference, signum: signal.
 
 def test_two_ranks_learn_what_one_rank_learns(copy: Path, reference):
     # Without dropout, whose numbers are those of each rank.
-    options = ["experiment=diabetes", *EPOCHS, "report=false"]
-    source = copy / "src/project/diabetes.py"
+    options = [*HOUSES, *EPOCHS, "report=false"]
+    source = copy / "src/project/houses.py"
     source.write_text(source.read_text().replace("Dropout(0.1)", "Dropout(0.0)"))
     for num in (1, 2):
         done = train(copy, f"ranks-{num}", *options, nodes=(num,))

@@ -99,7 +99,7 @@ def test_commands_are_found_where_there_are_some():
     silent = SOURCES.keys() - {source for source, *_ in COMMANDS}
     of_other_commands = {"copies", "foreign", "reference", "reliability"}
     others = {f"docs/{name}.md" for name in of_other_commands} | {"docs/clusters/entrypoint.md"}
-    assert silent == {"CONTRIBUTING.md", *others}
+    assert silent == others
     assert [source for source, *_ in COMMANDS].count("--help") == 6  # usage and five examples
 
 
@@ -130,6 +130,16 @@ def test_every_promise_names_its_tests():
         assert names or "lab" in proofs, proofs
         for name in names:
             assert any((ROOT / at / name).is_file() for at in ("library/tests", "tests")), name
+
+
+@only_in_the_template
+def test_the_summary_of_the_faults_counts_every_experiment():
+    results = (ROOT / "tests/faults/results.md").read_text()
+    survived = re.findall(r"^\| [^|]+ \| [^|]+ \| (yes|\*\*no)", results, re.M)
+    assert set(survived) == {"yes"}
+    page = (ROOT / "docs/reliability.md").read_text().partition("## Measured")[2]
+    assert f"[All {len(survived)} experiments]" in page
+    assert sum(map(int, re.findall(r"^\| [^|]* \| (\d+) \|", page, re.M))) == len(survived)
 
 
 @only_in_the_template
@@ -167,7 +177,7 @@ def test_every_cluster_says_what_it_was_seen_on():
 @only_in_the_template
 def test_a_cluster_is_read_in_a_minute():
     """Each kind of cluster has at most 60 lines; README.md and pages for developers have more."""
-    others = {"README.md", "entrypoint.md", "servers.md"}
+    others = {"README.md", "entrypoint.md"}
     lines = {
         path.name: len(path.read_text().splitlines())
         for path in (ROOT / "docs/clusters").glob("*.md")

@@ -30,6 +30,7 @@ WITH_A_RUN = (
 )  # fmt: skip
 ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"uvx copier ": "tests/test_copies.py",
+    r"wandb sync ": "the tests of the library, callbacks/test_loggers.py",
     r"tensorboard --logdir": "tests/project/test_trackers.py, and the library's tests",
     r"scripts/convert.py ": "tests/project/data/test_tables.py",
     r"export AWS_|pip install .project\[lance": "tests/project/data/test_tables.py",

@@ -59,12 +59,16 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files["configs/model/masks.yaml"] = "_target_: project.masks.Masks\nlr: 0.01\n"
     for name, text in files.items():
         (root / name).write_text(text)
-    x, y = make_regression(500, 8, noise=5.0, random_state=0)
-    heading = ",".join([*(f"x{n}" for n in range(8)), "price"])
-    write = {"delimiter": ",", "comments": ""}
-    np.savetxt(root / "houses.csv", np.column_stack([x, y / 100]), header=heading, **write)
-    np.savetxt(root / "new.csv", x[:7], header=heading[:-6], **write)
+    write_houses(root / "houses.csv")
+    write_houses(root / "new.csv", rows=7, has_price=False)
     return root
+
+
+def write_houses(path: Path, rows: int = 500, has_price: bool = True) -> None:
+    x, y = make_regression(500, 8, noise=5.0, random_state=0)
+    columns = np.column_stack([x, y / 100] if has_price else [x])[:rows]
+    header = ",".join([*(f"x{n}" for n in range(8)), "price"][: columns.shape[1]])
+    np.savetxt(path, columns, delimiter=",", comments="", header=header)
 
 
 def execute(copy: Path, command: str, *more: str) -> CompletedProcess[str]:

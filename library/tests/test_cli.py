@@ -51,7 +51,7 @@ def test_help_is_quick_and_works_anywhere(name: str, tmp_path: Path):
         ("lunch", "samestep lunch: no such command; choose from run, doctor, report, "),
         ("runs --lsat 3", "samestep runs: --lsat: no such option; did you mean --last?"),
         ("runs nowhere", "nowhere is no folder"),
-        ("compare nowhere", "nowhere: there is no run"),
+        ("compare nowhere", "nowhere: no such run"),
         ("report nowhere", "samestep report: nowhere must be the directory of a run"),
         ("upload nowhere", "samestep upload: nowhere must be the directory of a run"),
         ("image x", "samestep image: no such command; choose from run, doctor, report, "),

@@ -94,7 +94,7 @@ class Predictions(L.Callback):
         if self.grid:
             whose = f" that rank zero of {len(parts)} ranks has tested" if len(parts) > 1 else ""
             words = (
-                f"Most confident mistakes\n{len(self.grid)} test images{whose}, the surest first: "
+                f"Most confident mistakes\n{len(self.grid)} test images{whose}, surest first: "
                 "guess, truth in brackets and probability. "
                 + ", ".join(f"{p.guess} ({p.truth})" for p in self.grid)
             )

@@ -1,7 +1,7 @@
 """What the values of your own keys in configs/ may be, where their default cannot say it.
 
 A key without a rule takes values of its default's type. A rule names one full key. Arguments of
-nets, optimizers and schedules need no rule: their constructors refuse wrong values by a ValueError,
+nets, optimizers and schedules need no rule: their constructors reject wrong values by ValueError,
 which ends the run before anything is written.
 
 Here are the rules that several tasks share. A task has its own in ``rules.py`` of its folder, such
@@ -72,7 +72,7 @@ def needed_files(cfg: DictConfig) -> list[str]:
 
 
 def check_ranks(cfg: DictConfig, num_ranks: Sequence[int]) -> Iterator[str]:
-    """What a run refuses if it may get these numbers of ranks, such as 1, 2 and 3.
+    """What a run rejects if it may get these numbers of ranks, such as 1, 2 and 3.
 
     ``samestep launch`` asks this before a run is submitted. Each rank asks ``check_batch_size``.
     """
@@ -85,7 +85,7 @@ def check_ranks(cfg: DictConfig, num_ranks: Sequence[int]) -> Iterator[str]:
 def check_batch_size(
     global_batch_size: int, num_ranks: int, batches_per_step: int
 ) -> Iterator[str]:
-    """Yield a mistake if a rank would get no sample of a batch."""
+    """Yield an error if a rank would get no sample of a batch."""
     needed = num_ranks * batches_per_step
     if global_batch_size >= needed:
         return

@@ -52,7 +52,7 @@ def write(batches: Sequence[Any], output: Path | None) -> None:
             columns.setdefault(name, []).extend(values)
     lengths = {name: len(values) for name, values in columns.items()}
     if len({*lengths.values()}) > 1:
-        raise ConfigError(f"predict_step returns columns of unlike length: {lengths}")
+        raise ConfigError(f"predict_step returns columns of different lengths: {lengths}")
     if output and output.suffix == ".parquet":
         try:
             pyarrow = importlib.import_module("pyarrow")

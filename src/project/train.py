@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 
 KEEPS_NOTHING = "trainer.fast_dev_run keeps no results; the name is free"
-NOTHING_TO_DO = "Nothing to do, the run is finished. RUN_ID=<another name> begins a new one."
+NOTHING_TO_DO = "Nothing to do, the run is finished. RUN_ID=<another name> starts a new one."
 
 
 def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:

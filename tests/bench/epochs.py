@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import lightning as L
 import torch
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F
@@ -45,7 +46,8 @@ LEVERS = {  # what makes our steps cheap: how, and what is put where to undo it
     "gather": ("batches copied image by image", "project.data.images.ImageSet.__getitem__",
                index_pixel_by_pixel),
     "search": ("no search for GPUs in each step", f"{PATCHES}.search_gpus_once", lambda: None),
-    "calls": ("hooks called directly", f"{PATCHES}.call_hooks_directly", lambda: None),
+    "loop": ("a loop that calls only what there is",
+             "samestep.ranks.epoch_loop.EpochLoop._train_on_next", _TrainingEpochLoop.advance),
     "guard": ("gradients checked by their sum", "samestep.callbacks.loss_guard.are_finite",
               lambda gradients: False),
 }  # fmt: skip

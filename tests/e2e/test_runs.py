@@ -15,6 +15,14 @@ NAMESPACE, VOLUME  an existing namespace and an existing claim; otherwise the te
 E2E_SECONDS        seconds that each wait may take, 900
 E2E_EPOCHS         epochs of a long run, 1500: minutes in which the tests interfere
 
+Without Docker, a Linux machine is such a cluster, as root: start ``tests.servers.start``,
+``kubectl cordon`` its nodes, and start beside it
+- containerd with runc, and CNI's plugins ``bridge`` and ``host-local`` on 10.244.0.0/24;
+- a kubelet, built like ``control_plane/`` from k8s.io/kubernetes/cmd/kubelet/app, with
+  --kubeconfig, --node-ip=10.244.0.1 and --hostname-override=10.244.0.1, whose configuration
+  allows anonymous requests, and has failCgroupV1: false on a machine with version 1 of cgroups;
+- a DNS server at clusterDNS for POD.SERVICE.NAMESPACE.svc.cluster.local, from the EndpointSlices.
+
 A killed test may leave namespaces and volumes called project-e2e-... behind. No torch is needed.
 """
 

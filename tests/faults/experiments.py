@@ -17,7 +17,7 @@ from tests.faults.lab import (
     flip,
 )
 
-TABLE = ROOT / "docs" / "reliability.md"
+TABLE = ROOT / "tests/faults/results.md"
 ONE, TWO, TORCHRUN = "1 process", "2 processes", "torchrun 2"
 RESTARTS, AGENTS, UNEQUAL = "torchrun 2, restarts", "agents 1+1", "agents 1+2"
 STOPPED = {ONE: (143,), TWO: (143,), PODS: (143,)}  # torchrun makes every exit code 1
@@ -94,7 +94,7 @@ EXPERIMENTS = [
            overrides=["callbacks.artifacts.url=${run_root}/store"]),
     terminated("node 0's folder lost, no store", OWN_FOLDERS,
                "term_agent step 27 0", "kill step 47 0", damage=shutil.rmtree, damaged_attempt=2,
-               says="is on the node of rank 1: rank zero takes it from there"),
+               says="is on the node of rank 1: rank zero fetches it"),
     terminated("SIGTERM to a pod", PODS, "term_pod step 27 1"),
     terminated("SIGTERM to the pod of rank 0", PODS, "term_pod backward 27 0"),
     killed("SIGKILL", ONE, "kill step 27 0"),
@@ -158,7 +158,7 @@ EXPERIMENTS = [
 
 
 def note(experiment: Experiment, outcome: Outcome) -> None:
-    """Put a result into the table of docs/reliability.md, in the order of ``EXPERIMENTS``."""
+    """Put a result into the table of tests/faults/results.md, in the order of ``EXPERIMENTS``."""
     text = TABLE.read_text()
     before, _, rest = text.partition("<!-- table -->\n")
     old, _, after = rest.partition("<!-- end -->")

@@ -1,6 +1,6 @@
 """The fault laboratory: harms real runs, lets them continue, and compares them with unharmed ones.
 
-python -m tests.faults.lab                 # every fault, into the table of docs/reliability.md
+python -m tests.faults.lab                 # every fault, into the table of tests/faults/results.md
 python -m tests.faults.lab SIGKILL "1+1"   # those whose name and topology contain these words
 python -m tests.faults.lab --from 37       # from number 37 on: to go on after an interruption
 python -m tests.faults.lab --keep          # and keep what a lost run left, in ./lost

@@ -165,7 +165,7 @@ def test_a_node_that_gave_up_waiting_for_etcd_runs_again_when_it_is_made_again(t
     assert pod.ended[-1] == (0, ""), pod.ended
     codes, causes = zip(*pod.ended[:-1], strict=True)
     assert set(codes) == {1}
-    assert "the nodes cannot meet, or no more (no etcd for 5 s: " in causes[0]
+    assert "the rendezvous failed (no etcd for 5 s: " in causes[0]
     assert all("does not answer after 5 s" in cause for cause in causes[1:]), causes
     assert len(causes) < 9
     assert final_figures(tmp_path / "mine")["test/accuracy"] > 0.2

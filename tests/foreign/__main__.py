@@ -25,21 +25,21 @@ from tests.foreign.styles import STYLES
 PAGE = ROOT / "docs" / "foreign.md"
 MARKERS = ("<!-- table -->\n", "<!-- end -->")
 SAME = "identical"
+EVERYWHERE = "Identical in every column: "
 
 
 def render(rows: Mapping[str, Mapping[str, Cell]]) -> str:
-    """The styles with a cell that is not identical as a table, and the names of the others."""
-    lines = [f"| style | {' | '.join(COLUMNS)} | what the run says |", "|---" * 7 + "|"]
-    others = []
+    """Styles with the same cells share a line; those that are identical everywhere follow."""
+    groups: dict[tuple[str, ...], list[str]] = {}
     for style in STYLES:
         words = [rows[style.name][column].word for column in COLUMNS]
-        if set(words) == {SAME}:
-            others.append(f"- {style.name}")
-            continue
         told = style.told if "announced" in words else ()
         says = "; ".join(reason.meaning for reason in told)
-        lines.append(f"| {style.name} | {' | '.join(words)} | {says} |")
-    return "\n".join([*lines, "", "Identical in every column:", "", *others, ""])
+        groups.setdefault((*words, says), []).append(style.name)
+    same = groups.pop((SAME,) * len(COLUMNS) + ("",), [])
+    lines = [f"| style | {' | '.join(COLUMNS)} | what the run says |", "|---" * 7 + "|"]
+    lines += [f"| {'; '.join(names)} | {' | '.join(cells)} |" for cells, names in groups.items()]
+    return "\n".join([*lines, "", EVERYWHERE + "; ".join(same) + ".", ""])
 
 
 def read_table(page: str) -> dict[str, list[str]]:
@@ -47,8 +47,10 @@ def read_table(page: str) -> dict[str, list[str]]:
     start, end = MARKERS
     table = page.partition(start)[2].partition(end)[0]
     rows = re.findall(r"^\| (.*) \|$", table, re.M)[1:]
-    words = {name: words for name, *words, _ in (row.split(" | ") for row in rows)}
-    return words | {name: [SAME] * len(COLUMNS) for name in re.findall("^- (.*)$", table, re.M)}
+    cells = [row.split(" | ") for row in rows]
+    (same,) = re.findall(f"^{EVERYWHERE}(.*).$", table, re.M)
+    cells.append([same, *[SAME] * len(COLUMNS), ""])
+    return {name: words for names, *words, _ in cells for name in names.split("; ")}
 
 
 def write_table(rows: Mapping[str, Mapping[str, Cell]]) -> None:

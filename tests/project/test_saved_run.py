@@ -37,7 +37,7 @@ def test_a_damaged_checkpoint_is_refused(run_dir: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(RunError, match="is refused"):
+    with pytest.raises(RunError, match="cannot be used"):
         load_run(run_dir)
 
 

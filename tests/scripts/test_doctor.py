@@ -85,5 +85,5 @@ def test_a_rank_zero_that_cannot_be_found(examine, monkeypatch, tmp_path: Path):
     code, said, errors = examine(f"run_root={tmp_path}", "cluster.timeout_s=0.1")
     assert (code, said) == (1, "")
     assert errors.startswith(
-        "error: rank 0: MASTER_ADDR=node-0.invalid: there is no way to node-0.invalid after 0.1 s"
+        "error: rank 0: MASTER_ADDR=node-0.invalid: no route to node-0.invalid after 0.1 s"
     )

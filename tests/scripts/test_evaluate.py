@@ -121,7 +121,7 @@ def test_a_missing_checkpoint_and_a_damaged_one_are_one_line(
     (tmp_path / "checkpoints" / "best.ckpt").write_bytes(b"damaged")
     result = run("scripts/evaluate.py", str(tmp_path))
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"error: {tmp_path}/checkpoints/best.ckpt is refused")
+    assert result.stderr.startswith(f"error: {tmp_path}/checkpoints/best.ckpt cannot be used")
     assert result.stderr.count("\n") == 1
 
 

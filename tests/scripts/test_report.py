@@ -64,9 +64,9 @@ def test_a_run_that_is_stopped_or_fails_leaves_a_page_too(tmp_path: Path):
     assert failed.stderr.count("error: ") == 1
     text = (tmp_path / "one" / page.NAME).read_text()
     assert '"state failed">failed</span>' in text
-    assert "best.ckpt is refused: it is missing, or damaged" in text
+    assert "best.ckpt cannot be used: it is missing, or damaged" in text
     listed = run("-m", "samestep", "runs", str(tmp_path))
-    assert "failed: checkpoints/best.ckpt is refused: it is missing" in listed.stdout
+    assert "failed: checkpoints/best.ckpt cannot be used: it is missing" in listed.stdout
 
 
 def chromium(*words: str) -> subprocess.CompletedProcess[str]:

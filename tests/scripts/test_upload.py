@@ -48,7 +48,7 @@ def test_what_is_missing_or_differs_is_copied(tmp_path: Path, run_dir: Path, cal
 def test_a_run_without_a_store_needs_the_option(run_dir: Path, call: Upload):
     code, out, error = call(run_dir)
     assert (code, out) == (2, "")
-    assert error == "error: the run names no store; name one, such as --url s3://bucket/runs\n"
+    assert error == "error: the run has no store; name one, such as --url s3://bucket/runs\n"
 
 
 def test_a_broken_store_is_named_with_each_file(tmp_path: Path, run_dir: Path, call: Upload):

@@ -110,4 +110,4 @@ def test_a_cluster_that_does_not_answer_is_said_to_be_one(cluster: Cluster) -> N
     assert len(done.stderr.splitlines()) == 1
     checked = cluster.samestep("launch", "--check", *cluster.words("k8s"), **there)
     assert checked.returncode == 0
-    assert "no cluster was asked" in checked.stdout
+    assert "no cluster was checked" in checked.stdout

@@ -26,7 +26,7 @@ def test_a_run_is_submitted_followed_and_cancelled(cluster: Cluster, target: str
     assert {pod["metadata"]["uid"] for pod in cluster.pods("mine")} >= objects
     changed = cluster.launch(target, "mine", "seed=5")
     assert changed.returncode == 1
-    assert "runs already, with other overrides" in changed.stderr
+    assert "is running with other overrides" in changed.stderr
     assert "seed=5" not in (cluster.folder / "runs/mine/launch.yaml").read_text()
 
     status = cluster.samestep("status", "mine")

@@ -32,8 +32,8 @@ COMMANDS = {
     "launch": Command("samestep.launch.main:main", "send a run to a cluster", True),
     "status": Command("samestep.launch.main:status", "describe a run on a cluster", True),
     "logs": Command("samestep.launch.main:logs", "follow a run on a cluster", True),
-    "cancel": Command("samestep.launch.main:cancel", "end a run on a cluster", True),
-    "sweep": Command("samestep.sweep.main:main", "search good values with Optuna", True),
+    "cancel": Command("samestep.launch.main:cancel", "cancel a run on a cluster", True),
+    "sweep": Command("samestep.sweep.main:main", "search for good values with Optuna", True),
 }
 EXIT_CODES = "Exit codes: 0 done, 1 error, 2 invalid arguments or configuration."
 

@@ -3,7 +3,7 @@
 samestep doctor trainer.devices=2
 torchrun --standalone --nproc-per-node=2 -m samestep doctor
 
-Exit codes: 0 fit to run, 1 a check failed, 2 invalid arguments or configuration.
+Exit codes: 0 ready to train, 1 a check failed, 2 invalid arguments or configuration.
 """
 
 import time

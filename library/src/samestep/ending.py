@@ -1,4 +1,4 @@
-"""How a run ends, for those who look at it later: its state, its report, its copy."""
+"""How a run ends, for those who inspect it later: its state, its report, its copy."""
 
 import logging
 import threading
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 NO_CHECKPOINT = (
     "Note: this run keeps no checkpoint, because no callback is a Checkpoints. If it is "
-    "interrupted, it begins anew. A file of configs/callbacks gets one by `defaults: - default`."
+    "interrupted, it starts over. Add `defaults: - default` to the file in configs/callbacks."
 )
 REPORT_S = 10.0  # for the report of a run that was stopped: what stopped it waits no longer
 
@@ -70,7 +70,7 @@ def recorded(
 def record_interruption(
     run_dir: Path, trainer: L.Trainer, error: BaseException, again: str
 ) -> None:
-    """Write why a run has ended before its end, and say how a run that was stopped goes on."""
+    """Write why a run has ended before its end, and say how to continue a run that was stopped."""
     ended, why = record.STOPPED, type(error).__name__  # a second Ctrl-C
     if isinstance(error, Stopped):
         why = error.name

@@ -2,7 +2,7 @@
 
 
 class ConfigError(ValueError):
-    """The command line or a configuration file cannot be run: exit code 2.
+    """The arguments or the configuration are invalid: exit code 2.
 
     Args:
         message: the value, the rule and the remedy.
@@ -17,15 +17,15 @@ class ConfigError(ValueError):
 
 
 class RunError(RuntimeError):
-    """The run cannot go on, and the user can mend the cause: exit code 1. See its subclasses.
+    """The run cannot continue, and the user can fix the cause: exit code 1. See its subclasses.
 
     Args:
         message: what has happened, and the remedy.
         on_all_ranks: every rank raises the same error, so only rank zero prints it.
 
     Attributes:
-        is_final: trying again cannot help, so the exit code is 2, which no launcher retries. None
-            leaves it to the moment: it is, until the data are set up (``samestep.hydra.build``).
+        is_final: a retry cannot help, so the exit code is 2, which no launcher retries. None
+            depends on the moment: it is, until the data are set up (``samestep.hydra.build``).
     """
 
     on_all_ranks = False

@@ -41,7 +41,7 @@ class RunSpec:
     may_change: Sequence[str] = ()
     """Patterns of the user's keys that do not change what is learned."""
     limits: Mapping[str, Any] = field(default_factory=dict)
-    """Every ``max_*`` of the Trainer: a finished run goes on if one of them is higher."""
+    """Every ``max_*`` of the Trainer: a finished run continues if one of them is higher."""
     saves_nothing: bool = False
     """``fast_dev_run``."""
     overridden: Mapping[str, str] = field(default_factory=dict)

@@ -71,29 +71,29 @@ STRATEGY = re.compile(
 class Trainer(L.Trainer):
     """A ``lightning.Trainer`` that takes the same steps on any number of ranks, interrupted or not.
 
-    ``fit`` begins the run in ``run_dir``, or continues it where it was. A finished run is not
-    trained again, unless a limit such as ``max_epochs`` is higher now. At SIGTERM, SIGINT or SIGHUP
-    all ranks stop together between two steps and save; the process ends with the exit code of a
-    signal, such as 143. ``test``, ``validate`` and ``predict`` take the best checkpoint. Everything
-    is in ``run_dir``: ``config.yaml``, metrics, ``checkpoints`` and ``logs``.
+    ``fit`` starts the run in ``run_dir``, or resumes it. A finished run is not trained again,
+    unless a limit such as ``max_epochs`` was raised. At SIGTERM, SIGINT or SIGHUP all ranks stop
+    together between two steps and save; the process ends with the exit code of the signal, such as
+    143. ``test``, ``validate`` and ``predict`` use the best checkpoint. Everything is in
+    ``run_dir``: ``config.yaml``, metrics, ``checkpoints`` and ``logs``.
 
     With several devices under plain ``python``, this process becomes the agent that starts the
-    script once for each rank. Under ``samestep run``, torchrun or srun the ranks are there already.
+    script once for each rank. Under ``samestep run``, torchrun or srun the ranks already run.
 
     Build it before the model: the constructor seeds torch, NumPy and Python's ``random``.
 
     Args:
         run_dir: directory of the run; the same directory continues the same run.
-        run_id: name of the run; None is the name of the directory.
+        run_id: name of the run; None: the name of the directory.
         seed: of weights, order and random numbers.
         monitor: a metric that the model logs, which chooses ``best.ckpt``; None: the last weights
             are tested.
-        mode: whether less (``min``) or more (``max``) of ``monitor`` is better.
+        mode: ``min`` if a lower ``monitor`` is better, ``max`` if a higher one is.
         config: values that are saved, and compared when the run continues; None takes the arguments
             of this Trainer, and the hyperparameters of model and data.
         allow_changes: full keys of ``config`` that may have changed when the run continues.
         notes: what the run is about, for people; a run that continues keeps its own.
-        tags: words that mark the run in lists; likewise.
+        tags: words that mark the run in lists; kept likewise.
         timeout_s: seconds that a step may take, and that a rank waits for the others.
         save_every_s: seconds of training that a killed run repeats at most.
         max_skipped: steps with a nan or infinite gradient that are skipped; one more ends the run.
@@ -102,13 +102,13 @@ class Trainer(L.Trainer):
         strategy: ``auto``, ``ddp``, a variant of it, or an object whose checkpoints are whole.
         devices: processes on each node.
         num_nodes: machines.
-        callbacks: yours, beside those of every run.
+        callbacks: yours, in addition to those of every run.
         logger: trackers beside ``metrics.csv``; None, True and False mean none.
-        plugins: of Lightning, but no environment of a cluster.
+        plugins: Lightning's plugins, except cluster environments.
         options: all other arguments of ``lightning.Trainer``.
 
     Raises:
-        ConfigError: if an argument contradicts what a run is.
+        ConfigError: if a run with this argument could not be resumed.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class Trainer(L.Trainer):
 
         Raises:
             ConfigError: if ``run_dir`` holds another run, or a setting cannot be run.
-            RunError: if the run cannot go on.
+            RunError: if the run cannot continue.
             Stopped: a ``SystemExit``, after a signal and after saving.
         """
         if ckpt_path not in (None, "last", "best", "hpc"):

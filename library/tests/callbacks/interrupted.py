@@ -96,7 +96,7 @@ def fit(
                 checkpoints, Terminate(stop),
             ],
         )  # fmt: skip
-        lightning_patches.leave_signals_to_us(trainer)
+        lightning_patches.apply(trainer)
         models.append(model())
         with handling_signals():
             loaders = make_loaders()

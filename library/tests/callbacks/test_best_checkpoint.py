@@ -170,8 +170,8 @@ def test_other_weights_than_the_best_ones_are_never_tested(tmp_path: Path, harm:
             best.write_bytes(older)  # it was the best one once
         case "last":
             shutil.copy(best.with_name("last.ckpt"), best)
-    is_now = {"older": "of step 4", "last": "of step 12"}.get(harm, "missing, or damaged")
-    message = rf"best.ckpt is refused: it is {is_now}, and the best checkpoint is of step 8"
+    is_now = {"older": "from step 4", "last": "from step 12"}.get(harm, "missing, or damaged")
+    message = rf"best.ckpt cannot be used: it is {is_now}, and the best checkpoint is from step 8"
     with pytest.raises(CheckpointError, match=message + r".*larger trainer.max_epochs"):
         directory.best_checkpoint(tmp_path)
 
@@ -207,7 +207,7 @@ def test_a_best_checkpoint_that_is_lost_is_said(
         tmp_path, Tiny([0.0, 0.0, 0.0, 0.1, 0.05]), ckpt="last.ckpt",
         max_epochs=5 if better_comes else 3,
     )  # fmt: skip
-    assert "best.ckpt is not the checkpoint of step 4, which was the best one" in caplog.text
+    assert "best.ckpt is not the best checkpoint, of step 4" in caplog.text
     if better_comes:
         assert best_step(tmp_path) == 16
 

@@ -149,11 +149,11 @@ def test_the_momentum_of_a_run_is_not_lost_with_a_change(tmp_path: Path):
 @pytest.mark.parametrize(
     ("schedule", "optimizer", "message"),
     [
-        (falling, Adam, "cannot continue with Adam of 2 tensors, .*its checkpoint is of SGD of 2"),
+        (falling, Adam, "cannot continue with Adam of 2 tensors, .*its checkpoint has SGD of 2"),
         (
             two_parts,
             sgd(0.1),
-            "continue with .*SequentialLR: its checkpoint is of .*LambdaLR",
+            "continue with .*SequentialLR: its checkpoint has .*LambdaLR",
         ),
         (None, sgd(0.1), "cannot continue with SGD of 2 tensors: .*SGD of 2 tensors, LambdaLR"),
     ],

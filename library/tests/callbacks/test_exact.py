@@ -97,7 +97,7 @@ def test_of_a_stream_it_is_said_that_an_interrupted_epoch_begins_again(tmp_path:
         tmp_path, Net, lambda: DataLoader(Stream()), [(0, 2)], how="SIGKILL", save_every_s=1e-9
     )
     assert [len(part.seen) for part in parts] == [3, 4 + 4]
-    assert capsys.readouterr().out.count("it begins again with the first samples") == 2
+    assert capsys.readouterr().out.count("it starts over with the first samples") == 2
 
 
 class Passes(IterableDataset[Any]):

@@ -98,7 +98,7 @@ def test_a_checkpoint_of_another_model_is_one_message(tmp_path: Path):
     fit(tmp_path, Tiny([0.5]), max_epochs=1)
     wider = Tiny([0.5])
     wider.layer = torch.nn.Linear(3, 1)
-    with pytest.raises(ConfigError, match=r"layer.weight has the shape \[1, 2\], and not \[1,"):
+    with pytest.raises(ConfigError, match=r"layer.weight has the shape \[1, 2\] instead of \[1,"):
         fit(tmp_path, wider, ckpt="last.ckpt")
 
 

@@ -59,7 +59,9 @@ class Wandb(BaseHTTPRequestHandler):
         if "RunResumeStatus" in request["query"] and Wandb.history:
             numbers = {f"{name}LineCount": 0 for name in ("events", "log")}
             run = {"name": "mine", "id": "1", "projectId": "1", "config": "{}", "eventsTail": "[]"}
-            run |= {"historyTail": json.dumps(Wandb.history[-1:]), "wandbConfig": "{}", **numbers}
+            # Without "t", W&B would take it for a run that has not begun.
+            run |= {"wandbConfig": '{"t": {}}', "historyTail": json.dumps(Wandb.history[-1:])}
+            run |= numbers
             run |= {"historyLineCount": len(Wandb.history), "summaryMetrics": Wandb.history[-1]}
             model = {"id": "1", "name": "p", "entity": {"id": "1", "name": "me"}, "bucket": run}
             return self._answer(200, {"data": {"model": model}})
@@ -249,18 +251,23 @@ def log_offline(run_dir: str, first: str, last: str, exit_code: str) -> None:
     sys.exit(int(exit_code))
 
 
-def test_an_offline_start_that_was_killed_at_once_leaves_no_empty_file(tmp_path: Path):
-    """With an empty file, ``wandb sync`` of the folder would stop."""
+def test_the_offline_starts_of_a_run_sync_as_one_run(tmp_path: Path):
+    """One of them was killed at once: with its empty file, ``wandb sync`` would stop."""
     code = f"import sys; from {__name__} import *; log_offline(*sys.argv[1:])"
-    sizes = []
-    for words in (["5", "9", "-9"], ["5", "9", "0"]):
+    for words in (["0", "5", "0"], ["5", "9", "-9"], ["5", "9", "0"]):
         done = run_code(code, str(tmp_path / "mine"), *words, WANDB_MODE="offline", timeout=300)
         assert done.returncode == int(words[-1]), done.stderr
-        sizes.append(
-            [path.stat().st_size for path in tmp_path.glob("mine/wandb/offline-*/*.wandb")]
-        )
-    ((empty,), (whole,)) = sizes
-    assert empty <= loggers.EMPTY_BYTES < whole
+    folders = sorted(map(str, tmp_path.glob("mine/wandb/offline-run-*")))
+    assert len(folders) == 2
+    Wandb.history = ()
+    with serving() as url:
+        sync = "from wandb.cli.cli import cli; cli()"
+        variables = {"WANDB_BASE_URL": url, "WANDB_API_KEY": KEY}
+        done = run_code(sync, "sync", *folders, **variables, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(row) for row in Wandb.history]
+    assert [row["train/loss"] for row in rows] == [0.0625 + step for step in range(9)]
+    assert [row["trainer/global_step"] for row in rows] == list(range(9))
 
 
 def test_tensorboard_gets_every_figure(tmp_path: Path):
@@ -339,7 +346,7 @@ def test_mlflow_shows_what_has_changed_and_not_another_run(tmp_path: Path, monke
 
 
 def test_a_missing_package_is_one_message_with_its_command(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"a package that is missing: pip install no-such$"):
+    with pytest.raises(ConfigError, match=r"a package is missing: pip install no-such$"):
         loggers.require("no_such", "no-such")
 
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.checkpoints import Checkpoints, StopBetweenSteps
+from samestep.ranks import lightning_patches
 from samestep.run.checkpoint import AtomicCheckpointIO
 
 STEPS_PER_EPOCH = 4
@@ -79,6 +80,7 @@ def fit(
         callbacks=[StopBetweenSteps(checkpoints), ChangedValues(), checkpoints, *callbacks],
         **options,
     )  # fmt: skip
+    lightning_patches.apply(trainer)
     trainer.fit(model, batches, batches, ckpt_path=folder / ckpt if ckpt else None)
     return trainer
 

@@ -2,16 +2,13 @@
 
 import inspect
 import os
-from pathlib import Path
 
 import lightning as L
 import lightning.fabric
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loops import _EvaluationLoop, _FitLoop, fit_loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.trainer import call as trainer_call
 from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
     _LoggerConnector,
@@ -27,8 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torchmetrics import MeanSquaredError
 
-from library.tests.kit import Net
-from samestep.ranks import lightning_patches, process_group
+from samestep.ranks import epoch_loop, lightning_patches, process_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`.*")
 
@@ -175,6 +171,7 @@ BATCHES = DataLoader(torch.ones(4, 1), batch_size=2)
 
 def test_between_steps_no_batch_is_begun():
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    epoch_loop.install(trainer)
     progress = trainer.fit_loop.epoch_loop.batch_progress
     progress.increment_ready()
     with lightning_patches.between_steps(trainer):
@@ -202,51 +199,6 @@ def test_a_batch_without_samples_is_left_out_of_a_mean(monkeypatch, is_patched: 
     )
     (metrics,) = trainer.validate(Means(), DataLoader(batches, batch_size=None), verbose=False)
     assert metrics == pytest.approx({"mean": mean}, nan_ok=True)
-
-
-class Named(Net):
-    """Notes under which hook each of its methods runs, as ``log`` needs it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names = []
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        self.names.append(self._current_fx_name)
-        return super().training_step(batch, batch_idx)
-
-    def on_train_batch_end(self, *args: object) -> None:
-        self.names.append(self._current_fx_name)
-
-
-@pytest.mark.parametrize("profiler", [None, "simple"])
-def test_hooks_that_are_called_directly_have_a_name(profiler: str | None):
-    lightning_patches.call_hooks_directly()
-    lightning_patches.call_hooks_directly()
-    module = Named()
-    seen: list[str] = []
-    callback = LambdaCallback(on_train_batch_start=lambda *_: seen.append(module._current_fx_name))
-    callback.on_train_batch_end = None  # Lightning leaves out what cannot be called
-    trainer = tiny_trainer(callbacks=[callback], profiler=profiler)
-    trainer.fit(module, BATCHES)
-    assert module.names == ["training_step", "on_train_batch_end"] * 2
-    assert seen == ["on_train_batch_start"] * 2
-    assert module._current_fx_name is None
-    sections = getattr(trainer.profiler, "recorded_durations", {})
-    assert ("[LightningModule]Named.on_train_batch_end" in sections) is (profiler is not None)
-
-
-def test_canary_lightning_still_announces_its_hooks():
-    source = Path(trainer_call.__file__).read_text()
-    for text in (
-        'log.debug(f"{trainer.__class__.__name__}: calling lightning module hook: {hook_name}")',
-        "pl_module._current_fx_name = hook_name",
-        "for callback in callbacks:\n        fn = getattr(callback, hook_name)",
-        "fn = getattr(pl_module, hook_name)\n    if not callable(fn):\n        return None",
-        "fn(trainer, trainer.lightning_module, *args, **kwargs)",
-        "fn = getattr(trainer.strategy, hook_name)",
-    ):
-        assert text in source
 
 
 def test_canary_lightning_still_has_no_hook_before_those_of_transfer():

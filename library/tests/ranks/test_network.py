@@ -55,7 +55,7 @@ def test_a_name_that_stays_unknown_is_one_error():
     with pytest.raises(network.NetworkError) as caught:
         network.wait_for("node-0.invalid", 0.1)
     text = str(caught.value)
-    assert text.startswith("there is no way to node-0.invalid after 0.1 s (")
+    assert text.startswith("no route to node-0.invalid after 0.1 s (")
     assert "publishNotReadyAddresses" in text
     assert "cluster.timeout_s=SECONDS waits longer" in text
     assert "\n" not in text

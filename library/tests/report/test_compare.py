@@ -212,7 +212,7 @@ def test_runs_are_found_by_path_by_glob_and_by_folder(tmp_path: Path):
     found = compare.find_runs([f"{tmp_path}/a*", f"{tmp_path}/b1", f"{tmp_path}/a1"])
     assert [path.name for path in found] == ["a1", "a2", "b1"]
     for pattern in (f"{tmp_path}/c", f"{tmp_path}/d*", "", "nowhere/**x"):
-        with pytest.raises(ConfigError, match="there is no run"):
+        with pytest.raises(ConfigError, match="no such run"):
             compare.find_runs([f"{tmp_path}/a1", pattern])
     (tmp_path / "link").symlink_to("a1")
     for other in ([], [f"{tmp_path}/link"], [f"{tmp_path}/b1/../a1"]):

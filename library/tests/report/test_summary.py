@@ -39,7 +39,7 @@ Finished: {run_dir}
   val/score      0.7000 in epoch 3
   time           0:01:01 h:m:s
   points/s       100
-Look at
+Files
   {run_dir}/metrics.csv     the history
 Next
   python evaluate.py '{run_dir}'

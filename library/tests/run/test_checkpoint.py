@@ -191,7 +191,7 @@ def run_of(folder: Path, best: int, num_saves: int) -> None:
 @pytest.mark.parametrize(
     ("best", "message"),
     [
-        (1, r"last.ckpt: it is of step 1, and last-previous.ckpt is newer\nUsing last-previous"),
+        (1, r"last.ckpt: it is from step 1, and last-previous.ckpt is newer\nUsing last-previous"),
         (2, r"last.ckpt: it is a copy of last-previous.ckpt, and the checkpoint after that is los"),
     ],
     ids=["older than the one before", "the one before"],
@@ -262,7 +262,7 @@ def forge(content: Any, path: Path, step: int = 0) -> None:
 def test_a_proven_file_that_is_no_checkpoint_is_one_message(tmp_path: Path, content: Any):
     path = tmp_path / "last.ckpt"
     forge(content, path)
-    with pytest.raises(CheckpointError, match=r"is refused: it is no checkpoint of ours: it holds"):
+    with pytest.raises(CheckpointError, match=r"cannot be used: it is no Samestep checkpoint: it"):
         load(path)
 
 
@@ -271,7 +271,7 @@ def test_a_checkpoint_of_another_model_is_one_message(tmp_path: Path, shape: tup
     save(tmp_path / "last.ckpt", 1)
     io = AtomicCheckpointIO()
     io.shapes = {"weights" if shape else "bias": torch.Size(shape or (1,))}
-    with pytest.raises(ConfigError, match=r"it is of another model: (weights has|it holds no)"):
+    with pytest.raises(ConfigError, match=r"does not fit this model: (weights has|it has no)"):
         io.load_checkpoint(tmp_path / "last.ckpt")
 
 
@@ -283,7 +283,7 @@ def test_a_file_without_a_seal_is_no_checkpoint(tmp_path: Path, text: bytes, cap
     with (tmp_path / "last.ckpt").open("ab") as file:
         file.write(text and text + b" " + b"0" * 64)
     assert load(newest(tmp_path)) == 1
-    assert "last.ckpt: it is damaged, or no checkpoint of ours" in caplog.text
+    assert "last.ckpt: it is damaged, or no Samestep checkpoint" in caplog.text
     save(tmp_path / "last.ckpt", 3)
     assert load(newest(tmp_path)) == 3
 
@@ -306,7 +306,7 @@ def test_pickled_code_is_refused(tmp_path: Path, forged_proof: bool, monkeypatch
     else:
         torch.save(content, path)
         assert load(newest(tmp_path)) == 1
-    with pytest.raises(CheckpointError, match="is refused"):
+    with pytest.raises(CheckpointError, match="cannot be used"):
         load(path)
     assert not (tmp_path / "executed").exists()
 
@@ -327,7 +327,7 @@ def test_a_full_disk_is_one_message_and_keeps_what_was_there(small_disk: Path):
     save(small_disk / "last.ckpt", 1)
     save(small_disk / "last.ckpt", 2)
     (small_disk / "other").write_bytes(bytes(600_000 - 2**16))
-    with pytest.raises(CheckpointError, match=r"No space left on device.*Make room"):
+    with pytest.raises(CheckpointError, match=r"No space left on device.*Free some space"):
         save(small_disk / "last.ckpt", 3)
     assert load(newest(small_disk)) == 2
     assert not list(small_disk.glob(".*partial"))

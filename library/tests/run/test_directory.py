@@ -167,14 +167,14 @@ def test_only_its_own_results_finish_a_run(spec: Make, tmp_path: Path, caplog):
     run.finish(spec(), {"a": 1.0})
     path.write_text("{}")
     assert not run.begin(spec(), []).finished
-    assert "metrics.json cannot be read (it is not what this run has written)" in caplog.text
+    assert "metrics.json cannot be read (it was not written by this run)" in caplog.text
 
 
 def test_metrics_are_exact_sorted_and_replaced_whole(spec: Make, tmp_path: Path, caplog):
     run.begin(spec(), [])
     run.finish(spec(), {"b": 1 / 3, "a": 1e-45, "c": float("nan"), "d": None})
     assert caplog.messages == [
-        "c, d: not a number, and null in metrics.json; look for nan in the data"
+        "c, d: not a number, and null in metrics.json; check the data for nan"
     ]
     path = tmp_path / "test/metrics.json"
     inode = path.stat().st_ino
@@ -275,7 +275,7 @@ def test_a_best_checkpoint_that_is_missing_is_said(spec: Make, tmp_path: Path):
         save(folder / "last.ckpt", 60, best_step=step)
         if step is None:
             assert run.best_checkpoint(run_dir) is None  # no epoch had a score
-    with pytest.raises(CheckpointError, match=r"missing, .* the best checkpoint is of step 40"):
+    with pytest.raises(CheckpointError, match=r"missing, .* the best checkpoint is from step 40"):
         run.best_checkpoint(run_dir)
     save(folder / "best.ckpt", 40)
     assert run.best_checkpoint(run_dir) == str(folder / "best.ckpt")

@@ -10,7 +10,7 @@ def test_a_device_is_never_replaced_by_a_file(tmp_path: Path):
     """Root could do so: report.py --output /dev/stdout."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(FileExistsError, match="is no regular file"):
+    with pytest.raises(FileExistsError, match="is not a regular file"):
         write_text(pipe, "text")
     for folder in (tmp_path, Path()):
         with pytest.raises(IsADirectoryError):

@@ -257,7 +257,7 @@ def flip_on_the_way() -> None:
 def test_what_does_not_arrive_whole_is_not_kept_and_ends_all_ranks(tmp_path: Path):
     def scenario(spec: RunSpec) -> None:
         flip_on_the_way()
-        ends_all_ranks("did not arrive whole", nodes.begin, spec, ["train.py"])
+        ends_all_ranks("was incomplete", nodes.begin, spec, ["train.py"])
 
     save(tmp_path, 0, 20)
     play(tmp_path, scenario)

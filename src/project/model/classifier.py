@@ -43,7 +43,7 @@ class ImageClassifier(L.LightningModule):
         backbone_lr: learning rate of ``net.backbone``; None: that of the rest.
 
     Raises:
-        ValueError, TypeError: if the optimizer or the schedule refuses its arguments.
+        ValueError, TypeError: if the optimizer or the schedule rejects its arguments.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class ImageClassifier(L.LightningModule):
         self.test_sums = make_sums("test", num_classes)
         self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
         """Test images by class (rows) and guess (columns), over all ranks once tested."""
-        # Wrong arguments are refused here. Lightning would build these only after the data.
+        # Wrong arguments are rejected here. Lightning would build these only after the data.
         self.build_optimizer(total_steps=100)
         if compile:
             self.net.compile()
 
     @property
     def metric_names(self) -> list[str]:
-        """What is logged each epoch, so that a misspelt ``monitor`` is refused at the start."""
+        """What is logged each epoch, so that a misspelt ``monitor`` is rejected at the start."""
         return [f"{s.stage}/{name}" for s in (self.train_sums, self.val_sums) for name in s.names]
 
     def setup(self, stage: str) -> None:

@@ -64,7 +64,7 @@ def load_weights(part: nn.Module, weights: str) -> None:
     prefix = max(PREFIXES, key=lambda prefix: sum(f"{prefix}{name}" in found for name in own))
     if missing := [name for name in own if f"{prefix}{name}" not in found]:
         raise ConfigError(
-            f"weights={weights}: have no {', '.join(missing[:3])}; they are of another net than "
+            f"weights={weights}: lack {', '.join(missing[:3])}; they do not fit "
             f"{type(part).__name__}",
             on_all_ranks=True,
         )

@@ -26,8 +26,8 @@ class Told(NamedTuple):
 
 WITHIN_EPOCH = ("SIGTERM", "2 ranks", "2 ranks, SIGTERM")
 LOADER = (Told("ordinary DataLoader", "an interrupted epoch sees other samples", WITHIN_EPOCH),)
-STREAM = (Told("unknown length", "an interrupted epoch begins again", WITHIN_EPOCH),)
-LOST = (Told("no checkpoint holds", "what no checkpoint holds is lost"),)
+STREAM = (Told("unknown length", "an interrupted epoch starts over", WITHIN_EPOCH),)
+LOST = (Told("no checkpoint holds", "state outside the checkpoint is lost"),)
 
 
 class Style(NamedTuple):

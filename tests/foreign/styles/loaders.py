@@ -262,9 +262,9 @@ class OwnGenerator(Plain):
         return DataLoader(self.train, batch_size=4, shuffle=True, generator=generator)
 
 
-RANKS = (Told("ranks|DataLoader", "ranks see what the loader gives them", ("2 ranks",)),)
-PASSES = (Told("no checkpoint holds", "what the data set counts itself is lost"),)
-RANDOM = (Told("transform|random", "transforms draw the numbers of each rank", ("2 ranks",)),)
+RANKS = (Told("ranks|DataLoader", "ranks see what their loader yields", ("2 ranks",)),)
+PASSES = (Told("no checkpoint holds", "counters of the data set are lost"),)
+RANDOM = (Told("transform|random", "each rank has its own random numbers", ("2 ranks",)),)
 STYLES = [
     Style("DataLoader", Regressor, Plain, told=LOADER),
     Style("BatchLoader in a foreign DataModule", Regressor, Exact),

@@ -121,15 +121,15 @@ class OwnGenerator(Regressor):
         return self.loss((x + 0.1 * torch.randn(x.shape, generator=self.generator), y))
 
 
-OWN = (Told("rank zero only", "what differs between ranks is lost", ("2 ranks, SIGTERM",)),)
+OWN = (Told("rank zero only", "state that differs between ranks is lost", ("2 ranks, SIGTERM",)),)
 
 STYLES = [
     Style("hidden state of an RNN as an attribute", Truncated, Exact, told=LOST, is_per_rank=True),
     Style("running mean as a float", MomentumAsFloat, Exact, told=LOST, is_per_rank=True),
-    Style("the same by on_save_checkpoint", InTheCheckpoint, Exact, told=OWN, is_per_rank=True),
-    Style("the same as a buffer", Buffered, Exact, is_per_rank=True),
-    Style("the same, not persistent", NotPersistent, Exact, told=LOST, is_per_rank=True),
-    Style("the same by get_extra_state", ExtraState, Exact, told=OWN, is_per_rank=True),
+    Style("running mean by on_save_checkpoint", InTheCheckpoint, Exact, told=OWN, is_per_rank=True),
+    Style("running mean as a buffer", Buffered, Exact, is_per_rank=True),
+    Style("running mean, non-persistent", NotPersistent, Exact, told=LOST, is_per_rank=True),
+    Style("running mean by get_extra_state", ExtraState, Exact, told=OWN, is_per_rank=True),
     Style("DataModule with a state", Regressor, Curriculum),
     Style("DataModule that forgets its state", Regressor, Forgotten, told=LOST),
     Style("generator of the module", OwnGenerator, Exact, told=LOST, is_per_rank=True),

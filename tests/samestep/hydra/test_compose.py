@@ -182,7 +182,7 @@ def test_refuses_every_wrong_choice_of_a_list():
 
 
 def test_reports_what_hydra_refuses():
-    assert "word: is no override; write KEY=VALUE" in fault("word")
+    assert "word: is not an override; write KEY=VALUE" in fault("word")
     assert "data.root=~/images" in fault("data.root=~/images")
     assert "Multiple values for debug" in fault("+debug=fast")
     assert "File name too long" in fault("x" * 5000 + "=1")

@@ -221,7 +221,7 @@ def test_a_node_that_never_comes_ends_the_wait_with_one_error(nodes: Nodes):
     options = ["--nnodes=1:2", "--rdzv-backend=etcd-v2", f"--rdzv-endpoint={endpoint}"]
     nodes.start(*options, "--rdzv-conf=timeout=2", RUN_ID="late")
     for number, name, error in (
-        (0, "nowhere.invalid", "there is no way to nowhere.invalid after 2 s ("),
+        (0, "nowhere.invalid", "no route to nowhere.invalid after 2 s ("),
         (1, "127.0.0.1", f"{endpoint} does not answer after 2 s (Connection refused). "),
     ):
         assert nodes.ends(number) == 1

@@ -109,7 +109,7 @@ def test_how_a_container_ended(ended: dict, meant: str):
 
 def test_an_evicted_pod_is_replaced():
     status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory."}
-    assert explain_pod({"status": status}) == "its node was taken away; another pod replaces it"
+    assert explain_pod({"status": status}) == "it was evicted or preempted; another pod replaces it"
 
 
 # The answer of a Kubernetes 1.36, which controllers put into their events. The reasons of the

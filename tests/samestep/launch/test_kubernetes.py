@@ -17,7 +17,7 @@ WORDS = ["cluster=k8s", "cluster.image=ghcr.io/me/project:1.2.3", "trainer.num_n
 def test_check_needs_no_cluster(tmp_path):
     result = run(*LAUNCH, *WORDS, "--check", KUBECONFIG=str(tmp_path / "none"))
     assert (result.returncode, result.stderr) == (0, "")
-    assert "no cluster was asked; kubectl knows no cluster" in result.stdout
+    assert "no cluster was checked; kubectl knows no cluster" in result.stdout
 
 
 def test_check_and_submit_without_kubectl(tmp_path):

@@ -166,4 +166,4 @@ def test_without_slurm_a_run_is_checked_all_the_same(tmp_path):
     result = launch("cluster=slurm", "--check", RUN_ID="cifar", PATH=str(tmp_path))
     assert (result.returncode, result.stderr) == (0, "")
     assert "no errors in the configuration" in result.stdout
-    assert "Slurm was not asked" in result.stdout
+    assert "Slurm was not checked" in result.stdout

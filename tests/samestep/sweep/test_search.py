@@ -85,7 +85,7 @@ def test_a_killed_search_continues_its_trials_and_starts_none_twice(tmp_path: Pa
 
     other = search(tmp_path, *words, "seed=1")
     assert other.returncode == 2
-    assert "holds a search with [] and not ['seed=1']; repeat it, or give this one" in other.stderr
+    assert "holds a search with [] instead of ['seed=1']; use the old values, or" in other.stderr
 
 
 def test_ctrl_c_stops_the_trials_and_says_how_to_go_on(tmp_path: Path):
@@ -156,4 +156,4 @@ def test_a_full_disk_is_one_message(tmp_path: Path):
     done = run_code(code, *WORDS, f"run_root={tmp_path}", "n_trials=2", timeout=120)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "cannot be written: File too large; make room, and repeat the" in done.stderr
+    assert "cannot be written: File too large; free some space, and repeat the" in done.stderr

@@ -18,7 +18,7 @@ REJECTED = [
     ("sweep=digits_lr n_trials=a", "n_trials: Value 'a' of type 'str' could not be converted"),
     ("sweep=digits_lr n_trails=3", "n_trails=3: no such key"),
     ("sweep=digits_lr run_id=mine", "run_id: each trial has its own; RUN_ID=... names the search"),
-    ("sweep=digits_lr 'x", "'x: is no override; write KEY=VALUE"),
+    ("sweep=digits_lr 'x", "'x: is not an override; write KEY=VALUE"),
     (f"sweep=digits_lr {LR}=interval(2,1)", f"{LR}=interval(2,1): `low <= high` must hold"),
     (f"sweep=digits_lr {LR}=tag(log,interval(0,1))", "`low > 0` must hold for `log=True`"),
     (f"sweep=digits_lr {LR}=choice(0.1,a)", f"{LR}=a"),

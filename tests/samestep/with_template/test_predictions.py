@@ -32,7 +32,7 @@ def test_the_grid_is_bounded_and_images_may_be_grey(tmp_path: Path):
 def test_pictures_are_described_in_words(tested):
     texts = {path.stem: path.read_text() for path in tested[3].glob("*.txt")}
     assert texts.keys() == {"grid", "confusion_matrix"}
-    assert texts["grid"].startswith("Most confident mistakes\n5 test images, the surest first")
+    assert texts["grid"].startswith("Most confident mistakes\n5 test images, surest first")
     assert texts["grid"].endswith(
         "cat ($\\frac), cat ($\\frac), cat ($\\frac), dog (cat), $\\frac (dog)\n"
     )

@@ -121,8 +121,8 @@ class ChangedValues(L.Callback):
         if old is None or new is None or old == new:
             return
         raise ConfigError(
-            f"the run cannot continue with {', '.join(new)}: its checkpoint is of "
-            f"{', '.join(old)}. Repeat the old values, or begin anew under another RUN_ID",
+            f"the run cannot continue with {', '.join(new)}: its checkpoint has "
+            f"{', '.join(old)}. Restore the old values, or start over under another RUN_ID",
             on_all_ranks=True,
         )
 

@@ -403,10 +403,10 @@ class Checkpoints(Checkpoint):
             if isinstance(verify(path, known), Seal):
                 link_checkpoint(path, self.best)
                 return
-        why = found if isinstance(found, str) else f"it is of step {found.global_step}"
+        why = found if isinstance(found, str) else f"it is from step {found.global_step}"
         log.warning(
-            "%s is not the checkpoint of step %s, which was the best one: %s. The best one from "
-            "here on takes its place.", self.best, self.best_step, why,
+            "%s is not the best checkpoint, of step %s: %s. The best one from now on "
+            "replaces it.", self.best, self.best_step, why,
         )  # fmt: skip
         self.best_score = self.best_step = self.best_epoch = None
 

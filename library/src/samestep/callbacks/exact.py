@@ -36,22 +36,22 @@ TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_b
 
 NOTE = (
     "Note: the training data come from an ordinary DataLoader. If an epoch is interrupted, the "
-    "rest of it sees other samples than it would have seen, and several ranks repeat samples to "
-    "make their shares equal. BatchLoader is exact:"
+    "rest of it sees other samples, and several ranks repeat samples to get equal shares. "
+    "BatchLoader is exact:"
 )
 NOTE_ON_STREAMS = (
     "Note: the training data come from an ordinary DataLoader of unknown length. If an epoch is "
-    "interrupted, it begins again with the first samples, and takes more steps. Each of several "
-    "ranks sees all samples, unless your data set shares them out. BatchLoader is exact:"
+    "interrupted, it starts over with the first samples, and takes more steps. Each of several "
+    "ranks sees all samples, unless your data set splits them. BatchLoader is exact:"
 )
 NOTE_ON_STATES = (
     "Note: the training data come from a loader with a state of its own (state_dict), and continue "
-    "with it on the same number of ranks. Random transforms draw other numbers after an "
+    "with it on the same number of ranks. Random transforms sample other numbers after an "
     "interruption. BatchLoader is exact:"
 )
 NOTE_ON_RANKS = (
     "Note: the checkpoint has the states of the training loaders of {} ranks, and {} ranks cannot "
-    "continue with them. The loaders begin with their first samples."
+    "continue with them. The loaders start over."
 )
 NOTE_ON_SLICES = (
     "Note: the data set draws random numbers for whole batches, so they depend on the number of "
@@ -62,9 +62,9 @@ NOTE_ON_SLICES = (
 class SeedSteps(L.Callback):
     """Makes the random numbers of each step a pure function of seed, stage, batch and rank.
 
-    Dropout then draws the same numbers in a run that was interrupted, and so does a step that asks
-    NumPy or Python's ``random``, as many recipes of mixup do. Training draws others in each epoch.
-    Validation and test do not, so that their figures can be repeated from a checkpoint alone; the
+    Dropout then samples the same numbers in a run that was interrupted, and so does a step that
+    uses NumPy or Python's ``random``, as mixup often does. Each epoch of training samples others.
+    Validation and test do not, so that their metrics can be repeated from a checkpoint alone; the
     random numbers of training continue after a validation as if there had been none.
 
     If the module or the DataModule has hooks for the transfer of a batch, which may hold random
@@ -137,12 +137,12 @@ class SeedSteps(L.Callback):
 
 
 class ResumeOrder(L.Callback):
-    """Lets the training data go on where the run was interrupted.
+    """Lets the training data continue where the run was interrupted.
 
-    A ``BatchLoader`` goes on with the batch after the last step. An ordinary DataLoader cannot
-    begin within an epoch; its user is told so once. The order that it draws for an epoch is a pure
-    function of the seed and the epoch, because the random numbers are seeded before it draws. A
-    loader with ``state_dict`` and ``load_state_dict`` goes on with it, each rank with its own. A
+    A ``BatchLoader`` continues with the batch after the last step. An ordinary DataLoader cannot
+    start within an epoch; a note says so once. Its order is a pure function of the seed and the
+    epoch, because the random numbers are seeded before it is sampled. A loader with
+    ``state_dict`` and ``load_state_dict`` continues from it, each rank from its own. A
     ``generator`` of a DataLoader or of its sampler continues as it was before the epoch's order.
 
     Args:
@@ -178,7 +178,6 @@ class ResumeOrder(L.Callback):
 
         if stage == "fit":
             lightning_patches.before_first_iterator(trainer, begin)
-            lightning_patches.remember_state_of_data(trainer)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let a ``train_dataloader`` that draws numbers draw the same ones in every process."""
@@ -225,7 +224,7 @@ class ResumeOrder(L.Callback):
         self.batch = batch_idx + 1
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin to count anew."""
+        """Start counting again."""
         self.epoch, self.batch = trainer.current_epoch + 1, 0
         self._is_first_epoch = False
         self._note_generators(trainer)

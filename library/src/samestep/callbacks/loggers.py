@@ -43,7 +43,7 @@ def wandb(
 ) -> WandbLogger:
     """The Weights & Biases run named ``run_id``; the same name continues the same run.
 
-    Without a key, or without an answer from the server, the run goes on offline, with one warning
+    Without a key, or without an answer from the server, the run continues offline, with one warning
     that says why and how to upload it later. ``WANDB_MODE`` is respected without a warning. All
     files of W&B go to ``<run_dir>/wandb``, and what a server that goes away missed stays there.
     """
@@ -100,9 +100,8 @@ def wandb(
         wb.teardown()
         wb.setup(settings=silent)
     why = why or "there is no key (WANDB_API_KEY, or `wandb login` once)"
-    log.warning(
-        "W&B goes on offline: %s. To upload later: wandb sync %s/wandb/FOLDER", why, run_dir
-    )
+    later = f"To upload later: wandb sync {run_dir}/wandb/offline-run-*"
+    log.warning("W&B continues offline: %s. %s", why, later)
     return start("offline")
 
 
@@ -277,7 +276,7 @@ def _parameters(run_dir: str) -> dict[str, str]:
 def require(module: str, package: str) -> None:
     """Raise a ConfigError with the remedy if a package is not installed."""
     if importlib.util.find_spec(module) is None:
-        raise ConfigError(f"logger: needs a package that is missing: pip install {package}")
+        raise ConfigError(f"logger: a package is missing: pip install {package}")
 
 
 def _unreachable(url: str) -> str | None:

@@ -27,7 +27,7 @@ class LossError(RunError):
 
 
 class LossGuard(L.Callback):
-    """Skips optimizer steps whose gradient is infinite or nan, before they spoil the weights.
+    """Skips optimizer steps whose gradient is infinite or nan, before they reach the weights.
 
     On a GPU a fused optimizer reads the flag on the device, and this process looks at the flags
     every ``CHECK_EVERY`` steps and before each checkpoint: no step waits for the device.

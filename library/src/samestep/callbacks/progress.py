@@ -23,7 +23,7 @@ REDRAW_S = 0.2  # seconds between two updates of the bar
 
 
 class Progress(L.Callback):
-    """Shows how far the training is, its metrics and speed, and the time it still needs.
+    """Shows the progress of training: metrics, speed, and the time that is left.
 
     Rank zero writes to stdout, the other ranks nothing. On a terminal a bar is drawn, at most five
     times a second, and removed at the end; elsewhere a line is written after the first step and
@@ -71,6 +71,7 @@ class Progress(L.Callback):
                 auto_refresh=False, transient=True, expand=True,
             )  # fmt: skip
             self._task = self._bar.add_task("starting", total=None, facts="")
+            self._width = self._bar.console.width
             self._bar.start()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -95,6 +96,7 @@ class Progress(L.Callback):
             epoch, _step, *rest = facts  # the length of the bar says the step
             self._bar.update(self._task, completed=trainer.global_step, total=self._steps)
             self._bar.update(self._task, description=epoch, facts="  ".join(rest))
+            self._erase_broken(self._bar)
             self._bar.refresh()
             self._due = now + REDRAW_S
 
@@ -129,6 +131,16 @@ class Progress(L.Callback):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def _erase_broken(self, bar: Bar) -> None:
+        """Erase the line of the bar which a terminal that became narrower has broken into several.
+
+        rich erases the last of them only.
+        """
+        before, self._width = self._width, bar.console.width
+        if num_above := math.ceil(before / self._width) - 1:
+            to_start_of_line_above, erase_below = f"\x1b[{num_above}F", "\x1b[J"
+            bar.console.file.write(to_start_of_line_above + erase_below)
 
     def _running_metrics(self, trainer: L.Trainer, outputs: Any) -> list[str]:
         """The loss of the last batch, the means of the epoch so far, and what the step logs."""

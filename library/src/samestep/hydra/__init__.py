@@ -1,6 +1,6 @@
 """The configuration: composed, checked, rejected with one clear message, and made into objects.
 
-Promise: a wrong command line ends with exit code 2 and one message within a second, and leaves
+Promise: invalid arguments end with exit code 2 and one message within a second, and leaves
 nothing behind.
 
 Read in this order: ``flags`` (what is no override), ``compose`` (files and overrides become one

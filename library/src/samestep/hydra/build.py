@@ -44,7 +44,7 @@ from samestep.run.history import History
 from samestep.spec import RunSpec
 from samestep.trainer import callbacks_of_run
 
-# What a constructor raises when it refuses an argument.
+# What a constructor raises when it rejects an argument.
 REFUSALS = (ValueError, TypeError, LookupError, ImportError, MisconfigurationException)
 # It logs what it also raises, and we print one line for that.
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
@@ -115,7 +115,7 @@ def prepare_data(parts: Parts) -> None:
 
 
 def set_up_data(cfg: DictConfig, parts: Parts) -> None:
-    """Open the data. Lightning does so when training begins, which is too late to refuse."""
+    """Open the data. Lightning does so when training begins, which is too late to reject."""
     if parts.datamodule is None:
         return
     parts.datamodule.trainer = parts.trainer
@@ -189,8 +189,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
         check_supported(callback, f"callbacks.{name}")
         if isinstance(callback, ProgressBar):
             raise ConfigError(
-                f"callbacks.{name}: leave it out; callbacks.progress draws a bar, and two of them "
-                "cannot share a terminal"
+                f"callbacks.{name}: leave it out; callbacks.progress draws a bar already"
             )
     spec = spec_of(cfg)
     accumulates = cfg.trainer.accumulate_grad_batches > 1
@@ -305,7 +304,7 @@ def loggers(cfg: DictConfig) -> list[Logger]:
 
 
 def build(node: DictConfig, key: str, **arguments: Any) -> Any:
-    """Call the ``_target_`` of ``node``; what its constructor refuses is the user's to change."""
+    """Call the ``_target_`` of ``node``; what its constructor rejects is the user's to change."""
     # Hydra resolves every text twice, so that a literal ${...} becomes a reference after all. It
     # may not exist, and in the run of somebody else it could even be a node with a _target_.
     plain = OmegaConf.to_container(node, resolve=True)
@@ -315,9 +314,9 @@ def build(node: DictConfig, key: str, **arguments: Any) -> Any:
         cause = error.__cause__ or error
         if isinstance(cause, ConfigError):
             raise cause from error
-        # Hydra itself refuses targets that could run any program, such as os.system.
+        # Hydra itself rejects targets that could run any program, such as os.system.
         if isinstance(cause, (*REFUSALS, InstantiationException)):
-            raise ConfigError(f"{key}: {node.get('_target_')} refuses: {cause}") from error
+            raise ConfigError(f"{key}: {node.get('_target_')} raised: {cause}") from error
         raise cause from error
 
 
@@ -366,13 +365,13 @@ def check_share_of_test(cfg: DictConfig, parts: Parts) -> None:
             num_batches = len(loader)
         except TypeError:
             raise ConfigError(
-                f"trainer.limit_test_batches={share}: the test data do not say how many batches "
-                "they have; give a whole number"
+                f"trainer.limit_test_batches={share}: the number of test batches is unknown; "
+                "use a whole number"
             ) from None
         if int(num_batches * share) == 0:
             raise ConfigError(
-                f"trainer.limit_test_batches={share}: of {num_batches} test batches that is none; "
-                "give a larger share, or a whole number"
+                f"trainer.limit_test_batches={share}: selects none of the {num_batches} test "
+                "batches; use a larger share, or a whole number"
             )
 
 

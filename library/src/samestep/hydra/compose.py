@@ -107,7 +107,7 @@ def message_of(error: Exception) -> str:
         word = hide_assigned(str(error.override))
         key, sign, value = word.partition("=")
         if not sign:
-            return f"{word}: is no override; write KEY=VALUE or GROUP=CHOICE"
+            return f"{word}: is not an override; write KEY=VALUE or GROUP=CHOICE"
         return (
             f"{word}: cannot be read; write text with signs or letters such as ä in quotes "
             f"within quotes: \"{key}='{value}'\""
@@ -142,7 +142,7 @@ def _rewrite(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
     value = "" if override.is_sweep_override() else override.value()
     if group not in groups or isinstance(value, dict):
         return "++" + line.lstrip("+")
-    if value is None:  # Hydra refuses logger=null, and takes an empty list for the same
+    if value is None:  # Hydra rejects logger=null, and takes an empty list instead
         return f"{group}=[]"
     if not isinstance(value, str | list):
         raise ConfigError(no_such_choice(group, value, groups[group]))

@@ -29,7 +29,7 @@ def main(train: Train) -> int:
     """Check the command line; then train in this process, or start one for each device.
 
     Returns:
-        0 finished, 1 error, 2 wrong usage or config, 143 stopped by SIGTERM, 130 by Ctrl-C.
+        0 finished, 1 error, 2 invalid arguments or config, 143 stopped by SIGTERM, 130 by Ctrl-C.
     """
     try:
         flags = flags_of(sys.argv[1:])

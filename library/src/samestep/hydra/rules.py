@@ -243,7 +243,7 @@ class ProjectRules(NamedTuple):
 
     targets: how the ``_target_`` of the user's own code begins, such as ``project.``.
     may_change: patterns of keys that do not change what is learned; see ``samestep.keys``.
-    check_ranks: what a run refuses if it may get these numbers of ranks, one line each.
+    check_ranks: what a run rejects if it may get these numbers of ranks, one line each.
     needed_files: files that must be there before a run starts, because it does not fetch them.
     """
 

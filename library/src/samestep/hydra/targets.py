@@ -85,9 +85,9 @@ def builds_parts(found: Any, package: str) -> bool:
 def untrusted(path: str, target: str) -> ConfigError:
     """The error for a target that only the configuration of the run names."""
     return ConfigError(
-        f"{path}._target_={target}: the run would call it, and neither is it a network, optimizer, "
-        "schedule or data set of the project, nor do configs/model and configs/data name it. If "
-        "you trust whoever made this run directory, add --trust (in Python, trust=True)"
+        f"{path}._target_={target}: is not a network, optimizer, schedule or data set of the "
+        "project, nor named in configs/model or configs/data, and loading would call it. If you "
+        "trust whoever made this run directory, add --trust (in Python, trust=True)"
     )
 
 

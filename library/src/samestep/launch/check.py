@@ -110,7 +110,7 @@ def check_devices(cfg: DictConfig) -> Iterator[str]:
     """Each process uses one GPU, and with trainer.accelerator=gpu none can do without."""
     gpus, devices = cfg.cluster.get("gpus"), cfg.trainer.devices
     if devices == "auto":
-        yield "trainer.devices=auto: a cluster must be told how many; say trainer.devices=N"
+        yield "trainer.devices=auto: a cluster needs a number; set trainer.devices=N"
     elif isinstance(gpus, int) and gpus != devices:  # with cluster=runai it is a list of options
         yield (
             f"cluster.gpus={gpus}: each process has one, so it must be "
@@ -150,8 +150,8 @@ def check_images(cfg: DictConfig) -> Iterator[str]:
         is_file = image is None or image.startswith("/")  # only with Slurm
         if not is_file and not PINNED.fullmatch(image):
             yield (
-                f"cluster.{key}={image}: may name another image tomorrow; use a tag other than "
-                "latest, or a digest"
+                f"cluster.{key}={image}: can change at any time; use a tag other than latest, "
+                "or a digest"
             )
 
 
@@ -183,7 +183,7 @@ def parse_size(value: object) -> float | None:
 
 
 def find_needed_files(cfg: DictConfig) -> list[str]:
-    """The files below ``data/`` without which every container would refuse to train."""
+    """The files below ``data/`` without which every container would fail."""
     if "volume" not in cfg.cluster and "data" not in cfg.cluster:
         return []  # a workflow of Flyte fetches them
     files = load_project_rules(cfg.rules).needed_files(cfg)

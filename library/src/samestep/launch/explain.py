@@ -47,7 +47,7 @@ CAUSES = {  # pattern of an error or a reason: cause and remedy; {0} is the firs
         "the free nodes have other labels, or taints: check cluster.node_selector and "
         "cluster.tolerations",
     r"untolerated taint":  # Kubernetes 1.36 does not say which
-        "the free nodes have taints: look at kubectl describe nodes, and set cluster.tolerations",
+        "the free nodes have taints: see kubectl describe nodes, and set cluster.tolerations",
     r"Pod's node affinity|node selector":
         "no free node has these labels: check cluster.node_selector",
     r'persistentvolumeclaim "(\S+?)" not found':
@@ -59,7 +59,7 @@ CAUSES = {  # pattern of an error or a reason: cause and remedy; {0} is the firs
         "it used more memory than cluster.memory: raise that, or use smaller batches or fewer "
         "loader processes",
     r"^(?:Evicted|DisruptionTarget|Preempt)":
-        "its node was taken away; another pod replaces it",
+        "it was evicted or preempted; another pod replaces it",
 }  # fmt: skip
 
 

@@ -44,8 +44,8 @@ def call(
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise RunError(
-            f"kubectl {arguments[0]}: no answer in {timeout_s + HANGS_S:.0f} seconds; look whether "
-            "kubectl waits for a login, and try again"
+            f"kubectl {arguments[0]}: no answer in {timeout_s + HANGS_S:.0f} seconds; check "
+            "whether kubectl waits for a login, and try again"
         ) from None
     except FileNotFoundError:
         raise RunError(

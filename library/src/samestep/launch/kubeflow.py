@@ -30,7 +30,7 @@ def create(cfg: DictConfig, documents: Sequence[Document]) -> str:
         What was done, one line for each object.
 
     Raises:
-        RunError: if the cluster refuses.
+        RunError: if the cluster rejects it.
     """
     from kubeflow.common.types import KubernetesBackendConfig
     from kubeflow.trainer import CustomTrainerContainer, TrainerClient

@@ -16,7 +16,7 @@ from samestep.launch.poll import poll
 from samestep.launch.render import Document
 
 KEPT_KINDS = (volume.CLAIM,)  # these objects outlive a run that is cancelled
-ANSWER_S = 5  # seconds in which a cluster must answer; otherwise the check goes on without it
+ANSWER_S = 5  # seconds in which a cluster must answer; otherwise the check continues without it
 EXTRA_S = 60  # seconds that pods may take to end, beyond their grace period
 
 
@@ -26,7 +26,7 @@ def check(cfg: DictConfig, documents: Sequence[Document]) -> int:
     try:
         kubectl.call(cfg, "get", "--raw=/version", timeout_s=ANSWER_S)
     except RunError as error:
-        print(f"{cfg.run_id}: no cluster was asked; {error}")
+        print(f"{cfg.run_id}: no cluster was checked; {error}")
         return 0
     documents = volume.leave_existing_claim(cfg, documents)
     try:
@@ -102,12 +102,12 @@ def submit(cfg: DictConfig, documents: Sequence[Document]) -> int:
         outcome = find_outcome(run)
         if outcome is None and not is_same:
             raise RunError(
-                f"{cfg.run_id}: runs already, with other overrides; cancel it first "
+                f"{cfg.run_id}: is running with other overrides; cancel it first "
                 f"(samestep cancel {cfg.run_id}), then this submit continues it, or choose another "
                 "RUN_ID"
             )
         if outcome and is_same:
-            print(f"{cfg.run_id}: is finished, nothing to do; another RUN_ID begins a new run")
+            print(f"{cfg.run_id}: is finished, nothing to do; another RUN_ID starts a new run")
             return 0
         if outcome is not None:
             print(f"{cfg.run_id}: {'finished' if outcome else 'failed'} before, and starts again")
@@ -170,7 +170,7 @@ def cancel(cfg: DictConfig, documents: Sequence[Document]) -> int:
     if is_run:
         state = "cancelled; the same submit continues it"
     elif existed:
-        state = "had ended; what it had left in the cluster is removed"
+        state = "had ended; its objects are removed"
     else:
         kubectl.reject_missing_namespace(cfg)
         state = "nothing to cancel"
@@ -223,7 +223,7 @@ def wait_until_none(cfg: DictConfig, count_remaining: Callable[[], int]) -> None
             print(f"{cfg.run_id}: waits for {number} pod{'s' * (number > 1)} to end", flush=True)
         before = number
     raise RunError(
-        f"{cfg.run_id}: {before} left after {limit_s} seconds; is a node lost? Look at "
+        f"{cfg.run_id}: {before} left after {limit_s} seconds; check "
         f"samestep status {cfg.run_id}, and cancel again"
     )
 

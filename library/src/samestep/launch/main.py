@@ -1,7 +1,7 @@
 """Send a run to a cluster. It takes the same overrides as train.py.
 
 samestep launch cluster=k8s trainer.num_nodes=2 --render     # print the manifests
-samestep launch cluster=k8s trainer.num_nodes=2 --check      # look for errors, and start nothing
+samestep launch cluster=k8s trainer.num_nodes=2 --check      # find errors, and start nothing
 RUN_ID=mine samestep launch cluster=k8s cluster.image=$IMAGE trainer.num_nodes=2
 samestep logs mine                                           # also status, cancel
 
@@ -207,7 +207,7 @@ def run_command(
 ) -> int:
     """Run the cluster's own command, which reads the documents; return its exit code."""
     if action == "check":
-        print(f"{cfg.run_id}: no errors found; cluster={cfg.cluster.name} was not asked")
+        print(f"{cfg.run_id}: no errors found; cluster={cfg.cluster.name} was not checked")
         return 0
     command = render.command(cfg, overrides, action)
     if not command:

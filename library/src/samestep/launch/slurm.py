@@ -34,7 +34,7 @@ def check(cfg: DictConfig, documents: Sequence[Document]) -> int:
     try:
         call("squeue", "--me")
     except RunError as error:
-        print(f"{cfg.run_id}: Slurm was not asked; {error}")
+        print(f"{cfg.run_id}: Slurm was not checked; {error}")
         return 0
     answer = call("sbatch", "--test-only", script=render.text(documents))
     print(f"{cfg.run_id}: Slurm would accept it: {answer.removeprefix('sbatch: ')}")
@@ -53,7 +53,7 @@ def submit(cfg: DictConfig, documents: Sequence[Document]) -> int:
 
 
 def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
-    """Print what all nodes have printed, and go on until the run ends.
+    """Print what all nodes have printed, until the run ends.
 
     Returns:
         0 if the run succeeded, 1 if not, 141 if the reader of the logs went away before.

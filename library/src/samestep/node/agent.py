@@ -138,9 +138,7 @@ def launch(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
         return Outcome(128 + error.sigval)
     except (DistError, RendezvousError) as error:
         reason = reason_of(error, config)
-        return Outcome(
-            EXIT_ERROR, f"{config.rdzv_endpoint}: the nodes cannot meet, or no more ({reason})"
-        )
+        return Outcome(EXIT_ERROR, f"{config.rdzv_endpoint}: the rendezvous failed ({reason})")
     finally:
         if to_close is not None:
             # The store may have ended with another node; the cause is known already.
@@ -149,7 +147,7 @@ def launch(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
 
 
 def run_agents(config: "LaunchConfig", spec: "WorkerSpec") -> Outcome:
-    """Run torchrun's agents, one after the other, until the processes succeed or must not go on.
+    """Run torchrun's agents, one after the other, until the processes succeed or must stop.
 
     torchrun's agent restarts its processes whatever their exit codes are. So each agent here has no
     restarts, and the next one meets the other nodes again at the same place.

@@ -7,5 +7,5 @@ Read in this order: ``environment`` (who am I), ``network`` (how to reach rank z
 ``process_group`` (meet, decide together), ``preflight`` (checks before the first step),
 ``stopping`` (signals), ``heartbeat`` (progress, and the end of ranks that hang), ``failure`` and
 ``process`` (errors, output and exit codes), ``secrets``,
-``lightning_patches`` (every private name of another library).
+``lightning_patches`` and ``epoch_loop`` (every private name of another library).
 """

@@ -1,4 +1,6 @@
-"""Every private name of another library that we use, with the version and the reason.
+"""The private names of other libraries that we use, with the version and the reason.
+
+``epoch_loop`` has those of the loop over the batches.
 
 Each has a canary test in library/tests/ranks/test_lightning_patches.py, which fails when the
 library has changed; pyproject.toml bounds the versions from above.
@@ -6,6 +8,7 @@ library has changed; pyproject.toml bounds the versions from above.
 
 import copy
 import operator
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
@@ -25,24 +28,25 @@ if TYPE_CHECKING:
 
 def apply(trainer: "L.Trainer") -> None:
     """Change what Lightning has no switch for, in every run."""
+    from samestep.ranks import epoch_loop  # imports Lightning
+
+    epoch_loop.install(trainer)
     leave_signals_to_us(trainer)
     search_gpus_once()
-    call_hooks_directly()
     leave_out_empty_batches()
     reduce_logs_over_ranks()
     wrap_again_when_unfrozen(trainer)
 
 
 def leave_signals_to_us(trainer: "L.Trainer") -> None:
-    """Keep Lightning 2.6 from handling SIGTERM, and from broadcasting a flag in each step.
+    """Keep Lightning 2.6 from handling SIGTERM.
 
-    Its handler talks to the other ranks in the middle of a step, and hangs there. Each step also
-    waits for a broadcast of what the handler heard. There is no public switch for either. Our way
-    is samestep.ranks.stopping. Upstream: Lightning-AI/pytorch-lightning issues 20806 and 21487.
+    Its handler talks to the other ranks in the middle of a step, and hangs there. There is no
+    public switch. Our way is samestep.ranks.stopping; ``EpochLoop`` leaves out the broadcast in
+    each step. Upstream: Lightning-AI/pytorch-lightning issues 20806 and 21487.
     """
     ours: Any = trainer
     ours._signal_connector.register_signal_handlers = lambda: None
-    ours.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
 def search_gpus_once() -> None:
@@ -57,53 +61,6 @@ def search_gpus_once() -> None:
 
     if not torch.cuda.is_available():
         environment.unset_variables(["PYTORCH_NVML_BASED_CUDA_CHECK"])
-
-
-@cache  # once in a process, which may have several runs
-def call_hooks_directly() -> None:
-    """Keep Lightning 2.6 from announcing each hook to its log and its profiler.
-
-    It makes two texts for each of 22 hooks in a step, which nobody reads, and writes the name of
-    the hook into an attribute of the module. torch 2.15 then looks whether the name is a parameter.
-    Here the name goes where torch would put it in the end. Only a profiler still gets its texts.
-    An MNIST-format epoch takes 1.09 times as long without this (docs/performance.md).
-    """
-    from lightning.pytorch.profilers import PassThroughProfiler
-    from lightning.pytorch.trainer import call
-
-    def call_callbacks(trainer: Any, module: Any, name: str, args: Any) -> None:
-        for callback in trainer.callbacks:
-            hook = getattr(callback, name)
-            if callable(hook):
-                hook(trainer, module, *args)
-
-    def call_module(trainer: Any, module: Any, name: str, args: Any) -> Any:
-        hook = getattr(module, name)
-        return hook(*args) if callable(hook) else None
-
-    def call_strategy(trainer: Any, module: Any, name: str, args: Any) -> Any:
-        return getattr(trainer.strategy, name)(*args)
-
-    def without_texts(announce: Callable[..., Any], call: Callable[..., Any]) -> Any:
-        def call_hook(trainer: Any, name: str, *args: Any, **named: Any) -> Any:
-            module = trainer.lightning_module
-            if module is None or named or type(trainer.profiler) is not PassThroughProfiler:
-                return announce(trainer, name, *args, **named)
-            attributes = module.__dict__
-            before = attributes["_current_fx_name"]
-            attributes["_current_fx_name"] = name
-            result = call(trainer, module, name, args)
-            attributes["_current_fx_name"] = before
-            return result
-
-        return call_hook
-
-    hooks: Any = call
-    hooks._call_callback_hooks = without_texts(hooks._call_callback_hooks, call_callbacks)
-    hooks._call_lightning_module_hook = without_texts(
-        hooks._call_lightning_module_hook, call_module
-    )
-    hooks._call_strategy_hook = without_texts(hooks._call_strategy_hook, call_strategy)
 
 
 @cache  # once in a process, which may have several runs
@@ -379,9 +336,10 @@ def between_steps(trainer: "L.Trainer") -> Iterator[None]:
     if states:
         loaders._state_dicts = lambda: states  # type: ignore[method-assign, union-attr]
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    of_data = trainer.fit_loop.epoch_loop.__dict__.get("state_of_data")
+    loop: Any = trainer.fit_loop.epoch_loop
+    of_data = loop.state_of_data
     if of_data is not None:
-        data.state_dict = lambda: of_data
+        data.state_dict = lambda: pickle.loads(of_data)
     try:
         yield
     finally:
@@ -392,32 +350,6 @@ def between_steps(trainer: "L.Trainer") -> Iterator[None]:
         progress.current.ready += begun
         progress.total.ready += begun
         progress.is_last_batch = is_last_batch
-
-
-def remember_state_of_data(trainer: "L.Trainer") -> None:
-    """Keep the state that the DataModule had before the next batch, for ``between_steps``.
-
-    A DataModule may count the batches that it reads or moves to the device. Lightning 2.6 does
-    both before ``on_train_batch_start``, where the ranks agree to stop or save.
-    """
-    from lightning.pytorch import LightningDataModule
-
-    loop: Any = trainer.fit_loop.epoch_loop
-    advance = loop.advance
-
-    def remember_and_advance(fetcher: Any) -> None:
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        if data is not None and type(data).state_dict is not LightningDataModule.state_dict:
-            loop.state_of_data = copy.deepcopy(data.state_dict())
-        try:
-            advance(fetcher)
-        except StopIteration:  # the epoch is over
-            loop.__dict__.pop("state_of_data", None)
-            raise
-        # Not after any other error: a signal may have ended the wait for the batch.
-        loop.__dict__.pop("state_of_data", None)
-
-    loop.advance = remember_and_advance
 
 
 def before_transfers(trainer: "L.Trainer", begin: Callable[[int], None]) -> None:
@@ -568,17 +500,7 @@ def continue_as_undisturbed(trainer: "L.Trainer") -> None:
     loop._restarting = False
     inner: Any = loop.epoch_loop
     if is_within_epoch:
-        reset = inner.reset
-
-        def reset_once() -> None:
-            del inner.reset
-            num_steps = inner._batches_that_stepped
-            # Keeps the counters of the epoch, as long as the loop calls itself restarting.
-            reset()
-            inner._batches_that_stepped = num_steps
-            inner.restarting = False
-
-        inner.reset = reset_once
+        inner.num_steps_before = inner._batches_that_stepped
     else:
         inner.restarting = False  # also of the loops in it
 

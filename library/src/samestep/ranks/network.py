@@ -19,7 +19,7 @@ NO_ANSWER = (
     "--rdzv-conf=timeout=SECONDS, waits longer"
 )
 NO_WAY = (
-    "there is no way to {name} after {timeout_s} s ({reason}). Check that this node is up and that "
+    "no route to {name} after {timeout_s} s ({reason}). Check that this node is up and that "
     "no firewall is between. On Kubernetes its name needs a headless Service with "
     "publishNotReadyAddresses, and the pods' subdomain must be the name of that Service. Elsewhere "
     "give an address: --master-addr=ADDRESS, and with c10d rendezvous --local-addr=ADDRESS. "

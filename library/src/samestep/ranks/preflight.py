@@ -137,8 +137,8 @@ def inspect(
         shared = is_shared(spec.run_dir)
     except RuntimeError as error:  # of a collective
         raise PreflightError(
-            f"rank {environment.rank()}: the other ranks do not answer ({error}); see their logs, "
-            "then look for a firewall, then set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+            f"rank {environment.rank()}: the other ranks do not answer ({error}); check their "
+            "logs, then for a firewall, then set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         ) from error
     ranks: dict[Finding, list[str]] = {}
     for rank, (findings, values) in enumerate(everyone):
@@ -170,7 +170,7 @@ def check_this_rank(
     shared_memory_bytes = getattr(datamodule, "shared_memory_bytes", lambda: 0)()
     if shared_memory_bytes and SHARED_MEMORY.exists():
         needed = shared_memory_bytes * environment.local_world_size()
-        remedy = f"give {SHARED_MEMORY} more room (docker --shm-size), or lower data.num_workers"
+        remedy = f"enlarge {SHARED_MEMORY} (docker --shm-size), or lower data.num_workers"
         yield check_room("shared memory", SHARED_MEMORY, needed, remedy)
     if environment.rank() == 0:
         yield check_run_directory(spec.run_dir, model)
@@ -197,7 +197,7 @@ def check_accelerator(chosen: str) -> Finding:
     if gpus >= ranks or not needs_gpus:
         return Finding("accelerator", fact)
     remedy = (
-        f"trainer.accelerator={chosen} takes one per rank: start fewer ranks, look at the driver "
+        f"trainer.accelerator={chosen} takes one per rank: start fewer ranks, check the driver "
         "and the GPU limit, or set trainer.accelerator=cpu"
     )
     return Finding("accelerator", fact, remedy)
@@ -206,7 +206,7 @@ def check_accelerator(chosen: str) -> Finding:
 def check_run_directory(run_dir: Path, model: L.LightningModule) -> Finding:
     """Whether the run directory can be written, and has room for its checkpoints."""
     folder = run_dir / "checkpoints"
-    remedy = "make room or get permission there, or choose another place with run_root=..."
+    remedy = "free some space or get permission there, or choose another place with run_root=..."
     try:
         place = next(path for path in (folder, *folder.parents) if path.exists())
         # Only a write shows a full disk or a quota.

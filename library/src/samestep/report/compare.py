@@ -105,7 +105,7 @@ def find_runs(patterns: Sequence[str]) -> list[Path]:
             for config in [*path.glob("config.yaml")] or sorted(path.glob("*/config.yaml"))
         ]
         if not configs:
-            raise ConfigError(f"{pattern}: there is no run; name directories such as runs/<id>")
+            raise ConfigError(f"{pattern}: no such run; name directories such as runs/<id>")
         for config in configs:
             found.setdefault(config.parent.resolve(), config.parent)
     if len(found) < 2:

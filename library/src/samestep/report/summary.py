@@ -53,7 +53,7 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
         [
             f"Finished: {run_dir}",
             *(f"  {name:<14} {fact}" for name, fact in facts.items()),
-            *(["Look at"] if files else []),
+            *(["Files"] if files else []),
             *(f"  {path:<{width}}     {text}" for path, text in files.items()),
             "Next",
             *(f"  {command}" for command in [*commands, again]),

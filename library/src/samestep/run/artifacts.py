@@ -19,11 +19,10 @@ SCAN_S, MAX_DELAY_S = 1.0, 60.0  # between two looks at the run directory; after
 
 
 class Artifacts(L.Callback):
-    """Copies the run to a store while it trains. A thread of rank zero does it; training goes on.
+    """Copies the run to a store while it trains, in a thread of rank zero.
 
-    Looks once a second for files that were replaced, so of a file that changes faster than it can
-    be copied the newest version is. Failures are tried again after 2, 4, ... 60 seconds, and warned
-    of once for each kind of error; none ever reaches the training.
+    Uploads files that were replaced since the last look, once a second. Failures are retried after
+    2, 4, ... 60 seconds, with one warning per kind of error; none ever reaches the training.
 
     Args:
         url: where the runs are; null copies nothing.
@@ -98,7 +97,7 @@ class Artifacts(L.Callback):
         except Exception as error:
             why = redact(f"{name}: {type(error).__name__} {error}")
             if type(error).__name__ not in self._problems:
-                log.warning("Cannot upload %s; it is tried again while training goes on", why)
+                log.warning("Cannot upload %s; retrying while training continues", why)
             self._problems[type(error).__name__] = why
             return False
         return True

@@ -41,8 +41,8 @@ def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:
         known = record.read(run_dir).configs
         if known and config_digest(spec) not in known:
             raise ConfigError(
-                f"{run_dir} has lost its config.yaml, and was begun with another configuration "
-                f"than this one; repeat the old values, or use {spec.another_run}"
+                f"{run_dir} has lost its config.yaml, and was started with another "
+                f"configuration; restore the old values, or use {spec.another_run}"
             )
         return {}
     old, new = flatten(read_config(run_dir)), flatten(spec.config)
@@ -56,8 +56,8 @@ def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:
         lines = "".join(f"\n  {key}: {changed[key][0]} -> {changed[key][1]}" for key in refused)
         raise ConfigError(
             f"{run_dir} holds a run with another configuration:{lines}\n"
-            f"Use {spec.another_run} for the new values, or repeat the old ones; or take the "
-            f"new ones into this run: '{spec.allows_by}[{','.join(refused)}]'"
+            f"Use {spec.another_run} for the new values, or restore the old ones; or accept "
+            f"the new ones in this run: '{spec.allows_by}[{','.join(refused)}]'"
         )
     return changed
 

@@ -111,12 +111,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             found = weights[name].shape if name in weights else None
             if found == shape:
                 continue
-            why = f"it holds no {name}"
+            why = f"it has no {name}"
             if found is not None:
-                why = f"{name} has the shape {list(found)}, and not {list(shape)}"
+                why = f"{name} has the shape {list(found)} instead of {list(shape)}"
             raise ConfigError(
-                f"{path} cannot be continued: it is of another model: {why}. Repeat the "
-                "configuration that it was trained with, or start over under another RUN_ID",
+                f"{path} does not fit this model: {why}. Use the configuration "
+                "that it was trained with, or start over under another RUN_ID",
                 on_all_ranks=True,
             )
         return checkpoint
@@ -134,12 +134,12 @@ def load(path: Path, required: tuple[str, ...] = ("state_dict",)) -> dict[str, A
     try:
         checkpoint: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        why = f"it is no checkpoint of ours: {str(error).splitlines()[0]}"
+        why = f"it is no Samestep checkpoint: {str(error).splitlines()[0]}"
         raise refused(path, why) from error
     if not isinstance(checkpoint, dict):
-        raise refused(path, f"it is no checkpoint of ours: it holds a {type(checkpoint).__name__}")
+        raise refused(path, f"it is no Samestep checkpoint: it holds a {type(checkpoint).__name__}")
     if missing := [key for key in required if key not in checkpoint]:
-        raise refused(path, f"it is no checkpoint of ours: it holds no {', '.join(missing)}")
+        raise refused(path, f"it is no Samestep checkpoint: it has no {', '.join(missing)}")
     return checkpoint
 
 
@@ -175,7 +175,7 @@ def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Seal
     # Each save has another seal, and last.ckpt is always the newest, unless somebody replaced it.
     if newest and last not in wrong and (own := seals.get(last)):
         if own.age < newest[1].age:
-            wrong[last] = f"it is of step {own.global_step}, and {newest[0].name} is newer"
+            wrong[last] = f"it is from step {own.global_step}, and {newest[0].name} is newer"
         elif own == seals.get(previous):
             wrong[last] = f"it is a copy of {PREVIOUS}, and the checkpoint after that is lost"
     if not wrong:
@@ -305,10 +305,9 @@ def refused(path: Path, why: str) -> CheckpointError:
     remedy = "start over under another RUN_ID"
     if path.name == "best.ckpt":
         remedy = (
-            "train further with a larger trainer.max_epochs: the best checkpoint from there on "
-            "takes its place"
+            "train further with a larger trainer.max_epochs: the next best checkpoint replaces it"
         )
-    return CheckpointError(f"{path} is refused: {why}. Restore the file, or {remedy}.")
+    return CheckpointError(f"{path} cannot be used: {why}. Restore the file, or {remedy}.")
 
 
 def cannot_write(target: Path, error: Exception) -> CheckpointError:
@@ -317,6 +316,6 @@ def cannot_write(target: Path, error: Exception) -> CheckpointError:
     causes = (error, error.__context__, error.__cause__)
     why = next((e.strerror for e in causes if isinstance(e, OSError)), str(error))
     return CheckpointError(
-        f"{target} cannot be written: {why}; the checkpoints before it are intact. Make room or "
-        "get permission there; the same command then continues from them."
+        f"{target} cannot be written: {why}; the checkpoints before it are intact. Free "
+        "some space or get permission there; the same command then continues from them."
     )

@@ -95,8 +95,8 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
     except OSError as error:
         abandon(run_dir)
         raise ConfigError(
-            f"run_dir={run_dir} cannot be written: {error.strerror}; make room or get permission "
-            "there, or choose another directory with run_root=..."
+            f"run_dir={run_dir} cannot be written: {error.strerror}; free some space or get "
+            "permission there, or choose another directory with run_root=..."
         ) from error
     lines = [f"  {key}: {old} -> {new}" for key, (old, new) in changed.items()]
     print(f"{'Continuing' if last else 'Run'}: {run_dir}", *lines, sep="\n", flush=True)
@@ -182,8 +182,8 @@ def best_checkpoint(run_dir: Path) -> str | None:
     best, step = seal.read(path), newest.best_step
     if best and best.global_step == step:
         return str(path)
-    why = f"it is of step {best.global_step}" if best else "it is missing, or damaged"
-    error = refused(path, f"{why}, and the best checkpoint is of step {step}")
+    why = f"it is from step {best.global_step}" if best else "it is missing, or damaged"
+    error = refused(path, f"{why}, and the best checkpoint is from step {step}")
     error.on_all_ranks = True
     raise error
 
@@ -203,7 +203,7 @@ def finish(spec: RunSpec, metrics: Mapping[str, float | None]) -> None:
     write_text(path, json.dumps(finite, indent=2, sort_keys=True) + "\n")
     record.update(spec.run_dir, record.FINISHED, results=sha256_of(path))
     if odd := ", ".join(sorted(name for name in finite if finite[name] is None)):
-        log.warning("%s: not a number, and null in metrics.json; look for nan in the data", odd)
+        log.warning("%s: not a number, and null in metrics.json; check the data for nan", odd)
 
 
 def _newest_seal(run_dir: Path) -> seal.Seal | None:
@@ -225,7 +225,7 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
     if path.exists() and read_figures(run_dir) is None:
         set_aside(path, "it holds no JSON object")
     elif known.results and path.is_file() and sha256_of(path) != known.results:
-        set_aside(path, "it is not what this run has written")
+        set_aside(path, "it was not written by this run")
     found = find_valid(run_dir / "checkpoints", known._replace(run_id=spec.run_id))
     last = found[0] if found else None
     for name in ("checkpoints", "logs"):

@@ -34,7 +34,7 @@ def open_atomic(
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     is_stream = path.is_symlink() and path.parent == Path("/dev")  # /dev/stdout may be a file
     if is_stream or (path.exists() and not path.is_file()):
-        raise FileExistsError(errno.EEXIST, "is no regular file", str(path))
+        raise FileExistsError(errno.EEXIST, "is not a regular file", str(path))
     partial = partial_of(path)
     try:
         with partial.open("w+b") as file:
@@ -70,7 +70,7 @@ def open_regular(path: Path) -> BufferedReader:
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise OSError(errno.EINVAL, "is no regular file", str(path))
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
     return os.fdopen(file, "rb")
 
 

@@ -48,7 +48,7 @@ def acquire(run_dir: Path) -> None:
             os.close(file)
             time.sleep(1)
     raise ConfigError(
-        f"{run_dir} is in use by {owner}; wait for it or stop it, or begin another one with "
+        f"{run_dir} is in use by {owner}; wait for it or stop it, or start another one with "
         "RUN_ID=<another name>"
     )
 

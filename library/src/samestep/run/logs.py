@@ -66,12 +66,12 @@ def log_to_files(run_dir: Path) -> None:
     logging.raiseExceptions = False  # a full disk loses lines of the log, not the run
     try:
         if path.exists() and not path.is_file():
-            set_aside(path, "it is no file")
+            set_aside(path, "it is not a file")
         file = logging.FileHandler(path, encoding="utf-8")
         file.setFormatter(_Redacted("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         handlers.append(file)
     except OSError as error:
-        log.warning("%s cannot be written: %s; the run goes on without it", path, error.strerror)
+        log.warning("%s cannot be written: %s; the run continues without it", path, error.strerror)
     for handler in handlers:
         handler.set_name(__name__)
         root.addHandler(handler)

@@ -85,7 +85,7 @@ def fetch_newest(spec: RunSpec) -> None:
     if environment.rank() == 0:
         print(
             f"The newest checkpoint, of step {ages[source][0]}, is on the node of rank {source}: "
-            "rank zero takes it from there",
+            "rank zero fetches it",
             flush=True,
         )
     own = record.read(spec.run_dir)
@@ -171,8 +171,8 @@ def transfer(path: Path, wanted: Seal, size: int, chain: Sequence[int]) -> None:
     def arrive() -> None:
         if seal.verify(partial_of(path)) != wanted:
             raise CheckpointError(
-                f"{path}: it did not arrive whole from its node, and was not kept; the same "
-                "command tries again"
+                f"{path}: the copy from its node was incomplete, and was deleted; the "
+                "same command tries again"
             )
         make_way(path)
 
@@ -213,6 +213,6 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(
-            f"rank {environment.rank()}: {path} cannot be written: {error.strerror}; make room or "
-            "get permission on this node, or share the run directory between the nodes"
+            f"rank {environment.rank()}: {path} cannot be written: {error.strerror}; free "
+            "some space or get permission there, or share the run directory between the nodes"
         ) from error

@@ -84,7 +84,7 @@ def verify(path: Path, known: Record | None = None) -> Seal | str:
         with open_regular(path) as file:
             seal = _read_end(file)
             if seal is None:
-                return "it is damaged, or no checkpoint of ours: it does not end with a seal"
+                return "it is damaged, or no Samestep checkpoint: it has no seal"
             sha256, left = hashlib.sha256(), file.tell() - HASH_CHARS
             file.seek(0)
             while block := file.read(min(BLOCK_BYTES, left)):

@@ -163,7 +163,7 @@ def fetch(url: str, run_dir: Path) -> None:
             raise
         why = redact(f"callbacks.artifacts.url={url} cannot be read: {error}")
         if not has_checkpoints:
-            raise ConfigError(f"{why}. Repeat it later, or go without: url=null") from error
+            raise ConfigError(f"{why}. Try again later, or without a store: url=null") from error
         log.warning("%s; the run continues from the checkpoints that are here", why)
 
 

@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
         copies = [node for node in callbacks.values() if {"url", "flush_timeout_s"} <= set(node)]
         url = next((node["url"] for node in copies if node["url"]), None)
     if not url:
-        raise ConfigError("the run names no store; name one, such as --url s3://bucket/runs")
+        raise ConfigError("the run has no store; name one, such as --url s3://bucket/runs")
     from samestep.run.store import RunCopy  # imports fsspec, which invalid arguments do not need
 
     store = RunCopy(url, arguments.run_dir)

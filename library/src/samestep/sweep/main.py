@@ -1,4 +1,4 @@
-"""Search good values with Optuna. Each trial is a run; the overrides are those of train.py.
+"""Search for good values with Optuna. Each trial is a run; the overrides are those of train.py.
 
 samestep sweep sweep=NAME n_trials=24
 samestep sweep sweep=NAME n_trials=24 trainer.max_epochs=10
@@ -14,10 +14,10 @@ sampler, pruner  of Optuna, such as pruner._target_=optuna.pruners.NopPruner
 overrides        of every trial; those of the command line come after them
 
 The name of the search is RUN_ID, otherwise that of the file. Its trials are runs: runs/<name>-0 and
-on. In runs/sweeps/<name> are logs/, what each has printed, and journal.log for optuna-dashboard.
+so on. runs/sweeps/<name> has logs/ with the output of each, and journal.log for optuna-dashboard.
 The same command continues a search that was stopped or killed, and its unfinished trials. Ctrl-C
 and SIGTERM stop the trials, which save first. python train.py -m trains grids.
-Exit codes: 0 done, 1 no trial was completed, 2 wrong usage or config, 143 SIGTERM, 130 Ctrl-C.
+Exit codes: 0 done, 1 no completed trial, 2 invalid arguments or config, 143 SIGTERM, 130 Ctrl-C.
 """
 
 import shlex
@@ -52,7 +52,7 @@ def main(argv: Sequence[str], script: Path | None = None) -> int:
         exit_code = Search(settings, script).run()
     except OSError as error:
         what = f"{error.filename or 'the search'} cannot be written: {error.strerror}"
-        raise RunError(f"{what}; make room, and repeat the command to continue") from error
+        raise RunError(f"{what}; free some space, and repeat the command to continue") from error
     if exit_code not in (0, 1):
         name = environment.run_id()
         line = shlex.join(["samestep", "sweep", *argv])

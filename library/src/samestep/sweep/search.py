@@ -127,8 +127,8 @@ class Search:
         before = self.study.user_attrs.get("search", facts)
         if before != facts:
             raise ConfigError(
-                f"{settings.folder} holds a search with {sorted({*before} - {*facts})} and not "
-                f"{sorted({*facts} - {*before})}; repeat it, or give this one another RUN_ID"
+                f"{settings.folder} holds a search with {sorted({*before} - {*facts})} instead "
+                f"of {sorted({*facts} - {*before})}; use the old values, or another RUN_ID"
             )
         self.study.set_user_attr("search", facts)
         can_fork = script is None and is_one_process_on_cpu(settings)
@@ -232,7 +232,7 @@ class Search:
         if not self.trials(COMPLETE):
             return 1
         best, settings = self.study.best_trial, self.settings
-        print(f"The best\n  {self._describe(best)}\nLook at\n  optuna-dashboard {self.journal}")
+        print(f"The best\n  {self._describe(best)}\nInspect\n  optuna-dashboard {self.journal}")
         words = [*settings.overrides, *settings.choose(best.params)]
         if settings.cfg.cluster.name == "local":
             words = ["python", "train.py", *words]

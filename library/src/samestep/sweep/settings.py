@@ -100,7 +100,7 @@ def read(words: Sequence[str]) -> Settings:
         copies = str(node.url) if node and node.url and cluster != "slurm" else None
         if "commands" in cfg.cluster or not (copies or cluster == "slurm"):
             raise ConfigError(
-                f"cluster={cluster}: a search takes local, slurm, and the kinds of Kubernetes, "
+                f"cluster={cluster}: a search needs local, slurm, or Kubernetes, "
                 "where it reads metrics from copies: callbacks.artifacts.url=s3://bucket/runs"
             )
         # The manifests of a trial, as before a submit.
