@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -108,7 +108,8 @@ def harm(
                 if name.lower() not in ("transfer-encoding", "connection", "date", "server"):
                     self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(BrokenPipeError):  # a client that waits no longer
+                self.wfile.write(body)
             connection.close()
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward

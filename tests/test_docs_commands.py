@@ -33,6 +33,7 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"wandb sync ": "the tests of the library, callbacks/test_loggers.py",
     r"tensorboard --logdir": "tests/project/test_trackers.py, and the library's tests",
     r"scripts/convert.py ": "tests/project/data/test_tables.py",
+    r"scripts/convert_text.py ": "tests/project/language/test_tokens.py",
     r"export AWS_|pip install .project\[lance": "tests/project/data/test_tables.py",
     r"tests/servers/build.sh|tests.servers.start": ".github/workflows/ci.yml",
     r"E2E=1 ": ".github/workflows/e2e.yml",
