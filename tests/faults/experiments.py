@@ -142,7 +142,7 @@ EXPERIMENTS = [
     store_fails("each request takes 0.3 s more", "store_is_slow"),
     store_fails("every eighth request hangs", "store_hangs"),
     store_fails("the store is away for longer than the run waits", "store_is_away", **ENDED,
-                says="tables/train.lance: version"),
+                says="cannot be read"),
     store_fails("files of a table are missing", "store_misses", **ENDED, says="cannot be read"),
     store_fails("files of a table have changed", "store_changes", **ENDED, says="is damaged"),
     terminated("SIGTERM at each of 16 steps", ONE, *(f"term step {n} 0" for n in range(16)),
