@@ -2,8 +2,9 @@
 
 python scripts/convert.py photos data/photos            # train/<class>/*.jpg and test/<class>/*.jpg
 python scripts/convert.py photos s3://bucket/photos --val 0.05
-python scripts/convert.py table.parquet data/table.lance
-python scripts/convert.py hf-folder data/table.lance    # written by save_to_disk of datasets
+python scripts/convert.py hub data/photos    # a clone of a data set on the Hugging Face Hub, or
+                                             # what DatasetDict.save_to_disk has written
+python scripts/convert.py table.parquet data/table.lance    # any columns
 
 Each piece is read back and compared. The same command goes on with a conversion that was stopped.
 """

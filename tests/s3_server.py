@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -66,12 +66,13 @@ def _answers(port: int) -> bool:
 
 @contextmanager
 def harm(
-    server: dict[str, str], fault: Callable[[str, str], int | None]
+    server: dict[str, str], fault: Callable[[str, str], int | Callable[[bytes], bytes] | None]
 ) -> Iterator[dict[str, str]]:
     """A proxy before ``server``, and the environment in which ``s3://...`` is this proxy.
 
     ``fault`` is called with method and path of each request. It may wait, and it may return the
-    status to answer instead of the server, or -1 to close the connection.
+    status to answer instead of the server, -1 to close the connection, or a function that changes
+    what the server gives.
     """
     address = server["AWS_ENDPOINT_URL"].removeprefix("http://")
 
@@ -84,7 +85,7 @@ def harm(
             if status == -1:
                 self.close_connection = True
                 return
-            if status:
+            if isinstance(status, int) and status:
                 self.send_response(status)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -93,12 +94,14 @@ def harm(
             connection.request(self.command, self.path, content, dict(self.headers))
             answer = connection.getresponse()
             body = answer.read()
+            body = status(body) if callable(status) else body
             self.send_response(answer.status)
             for name, value in answer.getheaders():
                 if name.lower() not in ("transfer-encoding", "connection", "date", "server"):
                     self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(BrokenPipeError):  # a client that waits no longer
+                self.wfile.write(body)
             connection.close()
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward

@@ -10,6 +10,7 @@ from tests.faults.lab import (
     PODS,
     PODS_THAT_RESTART,
     ROOT,
+    S3,
     Experiment,
     Outcome,
     cut,
@@ -50,6 +51,18 @@ SLOW = [  # an orphan looks for its agent once a second
     "+callbacks.slow.seconds=0.3",
 ]
 IN_PLACE: dict[str, Any] = {"max_attempts": 1, "exit_codes": (0,)}
+LANCE = [
+    "data=lance", "data.num_classes=10", "data.num_channels=1", "data.image_size=8",
+    "data.mean=[0.3]", "data.std=[0.4]", "data.flip=false", "data.num_threads=1",
+    "data.storage_options={client_retry_timeout:'20',timeout:'4s'}",
+]  # fmt: skip
+
+
+def store_fails(name: str, fault: str, **options: Any) -> Experiment:
+    return Experiment(name, S3, [f"{fault} step 5 0"], LANCE, **(IN_PLACE | options))
+
+
+ENDED = {"max_attempts": 2, "exit_codes": (1,)}
 EXPERIMENTS = [
     terminated("SIGTERM before the first step", ONE, "term start 0 0"),
     terminated("SIGTERM at the first step", ONE, "term step 0 0"),
@@ -135,6 +148,15 @@ EXPERIMENTS = [
     killed("a shard is cut", TWO, "kill step 47 0", damage=lambda run_dir: cut(
         f"{newest_shards(run_dir).name}/1.shard", 0.5)(run_dir), overrides=SHARDED,
            says="Damaged or misplaced checkpoints"),
+    store_fails("every other request: 503", "store_503"),
+    store_fails("every other request: 500", "store_500"),
+    store_fails("every other request: connection closed", "store_closes"),
+    store_fails("each request takes 0.3 s more", "store_is_slow"),
+    store_fails("every eighth request hangs", "store_hangs"),
+    store_fails("the store is away for longer than the run waits", "store_is_away", **ENDED,
+                says="cannot be read"),
+    store_fails("files of a table are missing", "store_misses", **ENDED, says="cannot be read"),
+    store_fails("files of a table have changed", "store_changes", **ENDED, says="is damaged"),
     terminated("SIGTERM at each of 16 steps", ONE, *(f"term step {n} 0" for n in range(16)),
                overrides=["trainer.limit_train_batches=8", "trainer.max_epochs=2", "callbacks=ema"],
                max_attempts=17),

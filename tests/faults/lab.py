@@ -32,6 +32,7 @@ from filelock import FileLock
 from library.tests import etcd_server, pods
 from samestep.ranks import process
 from tests.conftest import NO_PICTURES, ROOT, environment, final_figures, free_port, run_ranks
+from tests.faults import store
 from tests.project.test_train import history
 
 BASE = [
@@ -41,6 +42,7 @@ BASE = [
 CHANGES_NO_FIGURE = ("cluster.timeout_s=", "+callbacks.slow.", "callbacks.slow.")
 """How overrides begin that an unharmed run does not need to end with the same figures."""
 
+TABLES = "tables"
 Process = subprocess.Popen[bytes]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
@@ -88,6 +90,7 @@ def etcd_workers() -> list[list[str]]:
 PODS, PODS_THAT_RESTART = "pods 1+1", "pods 1+1, restarts"
 OWN_FOLDERS = "nodes without a shared folder"
 ETCD = "etcd 1+1"
+S3 = "1 process, S3"
 TOPOLOGIES: dict[str, tuple[int, Callable[[], list[list[str]]]]] = {
     "1 process": (1, alone),
     "2 processes": (2, self_launched),
@@ -99,6 +102,7 @@ TOPOLOGIES: dict[str, tuple[int, Callable[[], list[list[str]]]]] = {
     PODS: (2, indexed_job),
     PODS_THAT_RESTART: (2, lambda: indexed_job("--max-restarts=3")),
     ETCD: (2, etcd_workers),
+    S3: (1, alone),
 }
 
 
@@ -136,14 +140,17 @@ def root_of(node: int, topology: str, run_dir: Path) -> Path:
 
 
 @contextmanager
-def in_sessions(commands: list[list[str]], log: BinaryIO, run_id: str) -> Iterator[list[Process]]:
+def in_sessions(
+    commands: list[list[str]], log: BinaryIO, run_id: str, **variables: str
+) -> Iterator[list[Process]]:
     """The commands as processes here; none outlives the attempt."""
     processes: list[Process] = []
     try:
         for command in commands:
             process = subprocess.Popen(
-                command, cwd=ROOT, env=environment(RUN_ID=run_id), stdin=subprocess.DEVNULL,
-                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                command, cwd=ROOT, env=environment(RUN_ID=run_id, **variables),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,
             )  # fmt: skip
             processes.append(process)
         yield processes
@@ -187,7 +194,20 @@ def beside_etcd(commands: list[list[str]], log: BinaryIO, run_id: str) -> Iterat
         yield processes
 
 
-SURROUNDINGS = {PODS: in_pods, PODS_THAT_RESTART: in_pods, ETCD: beside_etcd}
+@contextmanager
+def beside_s3(commands: list[list[str]], log: BinaryIO, run_id: str) -> Iterator[list[Process]]:
+    """The commands as processes here, and a store with their data that a saboteur can harm."""
+    records, tables = (Path(log.name).with_name(name) for name in (f"records-{run_id}", TABLES))
+    here = f"data.root={tables}"
+    commands = [["data.root=s3://lab/tables" if w == here else w for w in c] for c in commands]
+    with (
+        store.failing_store(records, tables) as variables,
+        in_sessions(commands, log, run_id, **variables) as processes,
+    ):
+        yield processes
+
+
+SURROUNDINGS = {S3: beside_s3, PODS: in_pods, PODS_THAT_RESTART: in_pods, ETCD: beside_etcd}
 
 
 class Laboratory:
@@ -246,14 +266,18 @@ class Laboratory:
 
     def run(self, experiment: Experiment) -> Outcome:
         """Harm a run, repeat its command until it has finished, and judge the result."""
-        reference = self.reference(experiment.topology, experiment.overrides)
+        harmless = experiment.overrides
+        if experiment.topology == S3:
+            store.write_tables(self.directory / TABLES)
+            harmless = [*harmless, f"data.root={self.directory / TABLES}"]
+        reference = self.reference(experiment.topology, harmless)
         name = "".join(
             c if c.isalnum() else "-" for c in f"{experiment.name} {experiment.topology}"
         )
         run_dir = self.directory / name
         for path in (run_dir, self.directory / f"records-{name}"):
             shutil.rmtree(path, ignore_errors=True)
-        overrides = [*experiment.overrides, *self.saboteur(name, experiment.faults)]
+        overrides = [*harmless, *self.saboteur(name, experiment.faults)]
         first: list[int] = []
         everything = ""
         attempt = 0

@@ -17,6 +17,7 @@ from library.tests import etcd_server
 from project.data.images import ImageSet
 from samestep.errors import ConfigError
 from samestep.ranks import environment
+from tests.faults import store
 
 
 class Saboteur(L.Callback):
@@ -26,8 +27,9 @@ class Saboteur(L.Callback):
         dirpath: where to write ``rank-<n>.jsonl``, a line per training batch, ``weights-<n>.pt``,
             the final weights, and a file for each fault that was done.
         faults: what, where, when and on which rank, such as ``kill step 13 1``.
-            What: a method of this class. Where: step, backward, step_end, val, epoch_end, save,
-            rename, load, start, test. When: the optimizer step; or of saves and renames, which one.
+            What: a method of this class, or one of ``store.FAULTS``. Where: step, backward,
+            step_end, val, epoch_end, save, rename, load, start, test. When: the optimizer step; or
+            of saves and renames, which one.
     """
 
     def __init__(self, dirpath: str, faults: list[str]) -> None:
@@ -45,7 +47,10 @@ class Saboteur(L.Callback):
             due = (place, int(moment), int(rank)) == (where, when, environment.rank())
             if due and not done.exists():
                 done.write_text(json.dumps(time.time()))
-                getattr(self, what)(batch)
+                if what in store.FAULTS:
+                    store.begin(self.dirpath, what)
+                else:
+                    getattr(self, what)(batch)
 
     def num_done(self) -> int:
         """How many of the faults have been done, by any attempt."""

@@ -22,7 +22,11 @@ def test_every_rule_is_of_a_key():
     of_finetuning = {"callbacks.finetuning.weights", "callbacks.finetuning.frozen_epochs"}
     if "experiment=finetune" not in experiments:
         keys |= of_finetuning | {"model.backbone_lr"}
-    assert RULES.keys() - keys == set()
+    of_tables = {"data.tables.val", "data.columns"}
+    if "lance" in choices_of(CONFIGS)["data"]:
+        keys |= {*leaves(plain(check(["data=lance", *own[:2]])))}
+        assert of_tables <= keys
+    assert RULES.keys() - keys - of_tables == set()
 
 
 def test_contradictions():

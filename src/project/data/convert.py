@@ -15,12 +15,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
 from project.data.sources import ImageFolder
+from project.data.tables import CHECKSUM, checksum
+from samestep.data.arrow import ArrowRows
 from samestep.data.lance import NUM_ROWS, first_line
 from samestep.data.seeds import generator
 from samestep.errors import ConfigError, RunError
 
 SPLIT_SEED = 0  # every conversion of a folder holds out the same images and has the same order
-IMAGES_AT_ONCE, ROWS_AT_ONCE = 1024, 2**18  # rows of a file of the table
+IMAGES_AT_ONCE, ROWS_AT_ONCE, BYTES_AT_ONCE = 1024, 2**18, 2**28  # of a file of the table
+VAL = dict.fromkeys(["validation", "valid", "dev"], "val")  # other names of this split
 SOURCE = b"project.source"  # metadata of a table: digest of what it is converted from
 
 
@@ -58,40 +61,69 @@ def find_parts(source: Path, val_share: float) -> list[Part]:
     Raises:
         ConfigError: if it is none that can be converted.
     """
+    if (source / "dataset_dict.json").is_file():
+        splits = json.loads((source / "dataset_dict.json").read_text())["splits"]
+        return [arrow_part(source / split, VAL.get(split, split)) for split in splits]
     if (source / "train").is_dir():
         return find_images(source, val_share)
-    if (source / "state.json").is_file():  # written by Hugging Face's Dataset.save_to_disk
-        state = json.loads((source / "state.json").read_text())
-        files = [source / file["filename"] for file in state["_data_files"]]
-        streams = [pa.ipc.open_stream(pa.memory_map(str(file))) for file in files]
-        rows = pa.concat_tables(stream.read_all() for stream in streams)
-        num_rows = len(rows)
-    else:
-        files = sorted(source.rglob("*.parquet")) if source.is_dir() else [source]
-        if not files or not files[0].is_file() or files[0].suffix != ".parquet":
-            raise ConfigError(
-                f"{source}: must be a folder with train/<class>/ and test/<class>/, a Parquet "
-                "file, a folder of them, or what Hugging Face's save_to_disk has written"
-            )
-        rows = arrow_dataset.dataset([str(file) for file in files], format="parquet")
-        num_rows = rows.count_rows()
+    if (source / "state.json").is_file():
+        return [arrow_part(source, "")]
+    files = sorted(source.rglob("*.parquet")) if source.is_dir() else [source]
+    if not files or not files[0].is_file() or files[0].suffix != ".parquet":
+        raise ConfigError(
+            f"{source}: must be a folder with train/<class>/ and test/<class>/, a Parquet "
+            "file, a folder of them, or what Hugging Face's save_to_disk has written"
+        )
+    # The Hub calls the files of a data set train-00000-of-00002.parquet.
+    names = [file.stem.split("-")[0] for file in files]
+    if not {"train", "test"}.issubset(names):
+        names = [""] * len(files)
+    return [
+        parquet_part([f for f, of in zip(files, names, strict=True) if of == name], name)
+        for name in dict.fromkeys(names)
+    ]
+
+
+def arrow_part(folder: Path, name: str) -> Part:
+    """What Hugging Face's ``Dataset.save_to_disk`` has written."""
+    rows = ArrowRows(str(folder))
+    return part_of(rows.files, name, rows.schema, len(rows), lambda: iter(rows.batches))
+
+
+def parquet_part(files: list[Path], name: str) -> Part:
+    """The rows of some Parquet files."""
+    rows = arrow_dataset.dataset([str(file) for file in files], format="parquet")
+    return part_of(
+        files, VAL.get(name, name), rows.schema, rows.count_rows(), lambda: rows.to_batches()
+    )
+
+
+def part_of(
+    files: list[Path],
+    name: str,
+    schema: pa.Schema,
+    num_rows: int,
+    read_all: Callable[[], Iterator[pa.RecordBatch]],
+) -> Part:
+    """A table of all columns, with the names of the classes that Hugging Face keeps."""
 
     def read(start: int) -> Iterator[pa.Table]:
         held: list[pa.RecordBatch] = []
-        for batch in rows.to_batches():
+        for batch in read_all():
             start, new = max(0, start - len(batch)), batch.slice(min(start, len(batch)))
             held.append(new)
-            if sum(map(len, held)) >= ROWS_AT_ONCE:
+            if sum(map(len, held)) >= ROWS_AT_ONCE or sum(b.nbytes for b in held) >= BYTES_AT_ONCE:
                 yield pa.Table.from_batches(held)
                 held = []
         if sum(map(len, held)):
             yield pa.Table.from_batches(held)
 
-    return [Part("", rows.schema.remove_metadata(), num_rows, digest_of(files), read)]
+    kept = {key: value for key, value in (schema.metadata or {}).items() if key == b"huggingface"}
+    return Part(name, schema.with_metadata(kept), num_rows, digest_of(files), read)
 
 
 def find_images(source: Path, val_share: float) -> list[Part]:
-    """The tables ``train``, ``val`` and ``test``, with the columns ``image`` and ``label``.
+    """The tables ``train``, ``val`` and ``test``, with the columns image, label and checksum.
 
     The files are kept as they are, in a random order: neighbours in a table are of unlike classes,
     so ``shuffle=Blocks(...)`` mixes them well.
@@ -107,15 +139,16 @@ def find_images(source: Path, val_share: float) -> list[Part]:
             f"--val {val_share}: must leave some of the {len(train)} training images for training "
             "and some for validation"
         )
-    columns = [pa.field("image", pa.large_binary()), pa.field("label", pa.int64())]
-    schema = pa.schema(columns, {"classes": json.dumps(classes)})
+    columns = {"image": pa.large_binary(), "label": pa.int64(), CHECKSUM: pa.uint32()}
+    schema = pa.schema(columns.items(), {"classes": json.dumps(classes)})
 
     def part(name: str, samples: list[tuple[str, int]]) -> Part:
         def read(start: int) -> Iterator[pa.Table]:
             for first in range(start, len(samples), IMAGES_AT_ONCE):
                 some = samples[first : first + IMAGES_AT_ONCE]
                 contents = [Path(path).read_bytes() for path, _ in some]
-                yield pa.table([contents, [label for _, label in some]], schema=schema)
+                numbers = [label for _, label in some]
+                yield pa.table([contents, numbers, [*map(checksum, contents, numbers)]], schema)
 
         return Part(name, schema, len(samples), digest_of([Path(p) for p, _ in samples]), read)
 

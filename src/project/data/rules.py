@@ -22,6 +22,8 @@ RULES: dict[str, Rule] = {
     "data.std": each(ABOVE_0),
     "data.crop_padding": whole(0),
     "data.shuffle": BOOL | NODE,
+    "data.tables.val": NULL | TEXT,
+    "data.columns": Rule("two names: of the images and of the labels", lambda v: len(v) == 2),
     "model.label_smoothing": BELOW_1,
     "model.backbone_lr": NULL | ABOVE_0,
     "callbacks.finetuning.weights": NULL | TEXT,

@@ -2,5 +2,6 @@
 
 Read in this order: ``text`` (from a file to ids), ``datamodule`` (from ids to batches), ``net``
 (the transformer in plain torch), ``module`` (the recipe: loss, metrics, optimizer), ``predictions``
-(text that every run leaves), ``rules`` (of the keys in ``configs/data/topics.yaml``).
+(text that every run leaves), ``rules`` (of the keys in ``configs/data/topics.yaml``), ``tokens``
+(files of tokens, larger than memory).
 """

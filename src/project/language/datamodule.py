@@ -1,7 +1,9 @@
 """A text, from its file to batches of windows."""
 
 import platform
+from collections.abc import Sequence
 from hashlib import sha256
+from typing import Any
 
 import lightning as L
 
@@ -30,6 +32,7 @@ class TextDataModule(L.LightningDataModule):
         global_batch_size: windows per optimizer step, over all ranks.
         eval_batch_size: windows per validation or test batch, over all ranks.
         seed: of the order of the training windows.
+        unit: what messages and metrics count, such as ``character``.
 
     Raises:
         RunError: at ``setup``, if the file cannot be read.
@@ -49,6 +52,7 @@ class TextDataModule(L.LightningDataModule):
         global_batch_size: int,
         eval_batch_size: int,
         seed: int,
+        unit: str = "character",
     ) -> None:
         super().__init__()
         self.file = file
@@ -60,9 +64,10 @@ class TextDataModule(L.LightningDataModule):
         self.global_batch_size = global_batch_size
         self.eval_batch_size = eval_batch_size
         self.seed = seed
-        self.vocabulary: Vocabulary | None = None
+        self.unit = unit
+        self.vocabulary: Any = None
         self.digest: str | None = None
-        self.learned: dict[str, str] | None = None  # what a checkpoint says of its text
+        self.learned: dict[str, Any] | None = None  # what a checkpoint says of its text
         self.train_set: Windows | None = None
 
     def setup(self, stage: str) -> None:
@@ -72,19 +77,17 @@ class TextDataModule(L.LightningDataModule):
         num_ranks, batches_per_step = environment.world_size(), self._batches_per_step()
         for fault in check_batch_size(self.global_batch_size, num_ranks, batches_per_step):
             raise ConfigError(fault)
-        text = read_text(self.file)
-        self.digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        text, self.digest = self.read()
         self._compare()
         train, val, test = split(text, self.val_share, self.test_share)
         if len(train) <= self.context or min(len(val), len(test)) < 2:
             raise ConfigError(
                 f"data.val_share={self.val_share}, data.test_share={self.test_share}: leave "
-                f"{len(train)}, {len(val)} and {len(test)} of the {len(text)} characters of "
+                f"{len(train)}, {len(val)} and {len(test)} of the {len(text)} {self.unit}s of "
                 f"{self.origin}; training needs more than data.context={self.context}, val and "
                 "test at least 2"
             )
-        self.vocabulary = Vocabulary.of_text(train, self.vocabulary_size)
-        parts = [self.vocabulary.encode(part) for part in (train, val, test)]
+        parts = self.encode([train, val, test])
         self.train_set = Windows(parts[0], self.context, self.stride, with_rest=False)
         self.val_set, self.test_set = (
             Windows(part, self.context, self.context, with_rest=True) for part in parts[1:]
@@ -94,6 +97,20 @@ class TextDataModule(L.LightningDataModule):
                 f"data.global_batch_size={self.global_batch_size}: must not exceed the "
                 f"{len(self.train_set)} training windows of {self.origin}"
             )
+
+    def read(self) -> tuple[Any, str]:
+        """The text, and a digest of it."""
+        text = read_text(self.file)
+        return text, sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def encode(self, parts: Sequence[Any]) -> Sequence[Any]:
+        """The ids of the parts for train, val and test."""
+        self.vocabulary = Vocabulary.of_text(parts[0], self.vocabulary_size)
+        return [self.vocabulary.encode(part) for part in parts]
+
+    def make_vocabulary(self, content: Any) -> Any:
+        """The vocabulary that a checkpoint keeps."""
+        return Vocabulary(content)
 
     def train_dataloader(self) -> BatchLoader:
         """Training batches, in a new order each epoch."""
@@ -120,17 +137,17 @@ class TextDataModule(L.LightningDataModule):
         """Where the text comes from, in words."""
         return self.file or f"pydoc_data.topics of Python {platform.python_version()}"
 
-    def state_dict(self) -> dict[str, str]:
+    def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: the vocabulary, and what the run has read."""
         assert self.vocabulary is not None, "setup() comes first"
         assert self.digest is not None, "setup() comes first"
         return {
-            "characters": self.vocabulary.characters,
+            "vocabulary": self.vocabulary.content,
             "digest": self.digest,
             "origin": self.origin,
         }
 
-    def load_state_dict(self, state_dict: dict[str, str]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the vocabulary from a checkpoint, before or after ``setup``.
 
         Raises:
@@ -138,7 +155,7 @@ class TextDataModule(L.LightningDataModule):
         """
         self.learned = state_dict
         self._compare()
-        self.vocabulary = Vocabulary(state_dict["characters"])
+        self.vocabulary = self.make_vocabulary(state_dict["vocabulary"])
 
     def _compare(self) -> None:
         """Raise a ConfigError if a checkpoint belongs to another text than the one here."""

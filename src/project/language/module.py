@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from project.language.net import Transformer
-from project.language.text import NO_TARGET, OTHER, Batch, Vocabulary
+from project.language.text import NO_TARGET, Batch
 from samestep.callbacks.sums import Sums
 
 
@@ -22,7 +22,7 @@ class LanguageModel(L.LightningModule):
 
     Logs, once per epoch and over all ranks, with ``<stage>`` one of train, val and test:
 
-    - ``<stage>/loss``: mean cross entropy, in nats per character.
+    - ``<stage>/loss``: mean cross entropy, in nats per character, or whatever ``unit`` is.
     - ``<stage>/bits_per_character``: the same in bits.
 
     Args:
@@ -31,6 +31,7 @@ class LanguageModel(L.LightningModule):
         optimizer: builds the optimizer from parameter groups. Norms are a group of their own,
             without weight decay.
         lr_scheduler: builds the learning-rate schedule from the optimizer and ``total_steps``.
+        unit: what an id stands for.
 
     Raises:
         ValueError, TypeError: if the optimizer or the schedule refuses its arguments.
@@ -42,8 +43,10 @@ class LanguageModel(L.LightningModule):
         net: Transformer,
         optimizer: Callable[[list[dict[str, Any]]], Optimizer],
         lr_scheduler: Callable[..., LRScheduler],
+        unit: str = "character",
     ) -> None:
         super().__init__()
+        self.bits = f"bits_per_{unit}"
         self.net = net
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
@@ -57,7 +60,7 @@ class LanguageModel(L.LightningModule):
     @property
     def metric_names(self) -> list[str]:
         """What is logged each epoch, so that a misspelt ``monitor`` is refused at the start."""
-        return [f"{s}/{name}" for s in ("train", "val") for name in ("loss", "bits_per_character")]
+        return [f"{s}/{name}" for s in ("train", "val") for name in ("loss", self.bits)]
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits ``[B, T, vocabulary_size]`` of ids ``[B, T]``."""
@@ -104,14 +107,14 @@ class LanguageModel(L.LightningModule):
 
     @torch.inference_mode()
     def write(
-        self, prompt: str, vocabulary: Vocabulary, length: int, temperature: float, seed: int
+        self, prompt: str, vocabulary: Any, length: int, temperature: float, seed: int
     ) -> str:
         """Continue a prompt by drawing one character after the other.
 
         Args:
             prompt: at least one character; of a longer one the last ``context`` characters count.
-            vocabulary: of the run. Characters that it does not have are never drawn.
-            length: number of characters to draw.
+            vocabulary: of the run's data. Characters that it does not have are never drawn.
+            length: number of characters, or tokens, to draw.
             temperature: 1 draws from what the model has learned; less prefers likely characters.
             seed: of what is drawn.
         """
@@ -120,10 +123,10 @@ class LanguageModel(L.LightningModule):
         ids = vocabulary.encode(prompt).tolist()
         for _ in range(length):
             logits = self(torch.tensor([ids[-context:]], device=self.device))[0, -1]
-            known = logits[OTHER + 1 : len(vocabulary)].float().cpu()
+            known = logits[vocabulary.first : len(vocabulary)].float().cpu()
             drawn = torch.multinomial((known / temperature).softmax(0), 1, generator=generator)
-            ids.append(OTHER + 1 + int(drawn))
-        return vocabulary.decode(ids[-length:])
+            ids.append(vocabulary.first + int(drawn))
+        return str(vocabulary.decode(ids[-length:]))
 
     def _score(self, batch: Batch, sums: Sums) -> Tensor:
         logits = self(batch.inputs).flatten(0, 1)
@@ -136,6 +139,6 @@ class LanguageModel(L.LightningModule):
 
     def _log_means(self, sums: Sums) -> None:
         means = sums.means()
-        bits = {f"{sums.stage}/bits_per_character": means[f"{sums.stage}/loss"] / math.log(2)}
+        bits = {f"{sums.stage}/{self.bits}": means[f"{sums.stage}/loss"] / math.log(2)}
         # Equal on all ranks already; sync_dist says so to Lightning.
         self.log_dict(means | bits, sync_dist=True, prog_bar=True)

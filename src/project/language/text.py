@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,8 +60,10 @@ class Vocabulary:
         characters: what the ids stand for, without repetition.
     """
 
+    first = OTHER + 1  # the lowest id that may be drawn
+
     def __init__(self, characters: str) -> None:
-        self.characters = "".join(sorted(characters))
+        self.characters = self.content = "".join(sorted(characters))
         self.ids = {character: number for number, character in enumerate(self.characters, 1)}
 
     @classmethod
@@ -88,15 +91,15 @@ class Windows:
     """Windows of ``context`` characters, one every ``stride`` characters.
 
     Args:
-        characters: ids of the whole text, int64 ``[N]``.
+        characters: ids of the whole text, integers ``[N]``, which may be a file.
         context: positions of a window, ``T``.
         stride: characters between the starts of two windows. If it equals ``context``, each
             character but the first is the target of exactly one position.
         with_rest: also give the windows that reach behind the end of the text.
     """
 
-    def __init__(self, characters: Tensor, context: int, stride: int, *, with_rest: bool) -> None:
-        self.characters = characters
+    def __init__(self, characters: Any, context: int, stride: int, *, with_rest: bool) -> None:
+        self.characters = np.asarray(characters)
         self.context = context
         self.stride = stride
         num_targets = len(characters) - 1
@@ -111,6 +114,7 @@ class Windows:
     def __getitem__(self, ids: Tensor) -> Batch:
         positions = ids[:, None] * self.stride + torch.arange(self.context + 1)
         last = len(self.characters) - 1
-        chunks = self.characters[positions.clamp(max=last)]
+        found = self.characters[positions.clamp(max=last).numpy()]
+        chunks = torch.from_numpy(found.astype(np.int64))  # [B, T + 1]
         targets = chunks[:, 1:].masked_fill(positions[:, 1:] > last, NO_TARGET)
         return Batch(chunks[:, :-1], targets, ids)

@@ -21,7 +21,9 @@ LOSS = ["callbacks.checkpoints.monitor=val/loss", "callbacks.checkpoints.mode=mi
 OWN_IMAGES = ["data.root=images", "data.num_classes=2"]
 LEFT_TO_THE_USER = {
     "data=folder": OWN_IMAGES,
+    "data=hf": OWN_IMAGES,
     "data=lance": OWN_IMAGES,
+    "data=tokens": ["data.file=books.tokens", "data.vocabulary_size=257"],
     "experiment=finetune": [*OWN_IMAGES, "callbacks.finetuning.weights=null"],
 }
 
@@ -45,7 +47,12 @@ def write(configs, name, *lines):
     path.write_text("\n".join(["# @package _global_", *lines, ""]))
 
 
-TASKS = {"topics": "text", "transformer": "text", "skeleton": "skeleton"}  # others are for images
+TASKS = {
+    "topics": "text",
+    "tokens": "text",
+    "transformer": "text",
+    "skeleton": "skeleton",
+}  # others are for images
 
 
 def runs():

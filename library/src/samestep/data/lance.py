@@ -13,11 +13,10 @@ from hashlib import sha256
 from typing import Any
 
 import lance
-import numpy as np
 import pyarrow as pa
-import torch
 from torch import Tensor
 
+from samestep.data.arrow import to_tensors
 from samestep.errors import ConfigError, RunError
 
 NUM_ROWS = b"samestep.num_rows"  # metadata of a table: how many rows it has when it is complete
@@ -70,7 +69,8 @@ class LanceRows:
         names = self.table.schema.names
         if missing := [name for name in self.columns or [] if name not in names]:
             raise ConfigError(f"{uri}: has no column {missing[0]}; it has {', '.join(names)}")
-        whole = int((self.table.schema.metadata or {}).get(NUM_ROWS, self.num_rows))
+        self.metadata: dict[bytes, bytes] = self.table.schema.metadata or {}
+        whole = int(self.metadata.get(NUM_ROWS, self.num_rows))
         if self.num_rows < whole:
             raise ConfigError(
                 f"{uri}: holds {self.num_rows} of {whole} rows; repeat the conversion"
@@ -183,22 +183,6 @@ class _Block:
     def __init__(self, rows: Future[pa.RecordBatch]) -> None:
         self.rows = rows
         self.num_batches = 0
-
-
-def to_tensors(table: pa.Table) -> dict[str, Any]:
-    """Numbers as tensors ``[B]``, lists of fixed size as ``[B, size]``, all others as lists."""
-    batch: dict[str, Any] = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        values, kind, shape = column.combine_chunks(), column.type, [len(table)]
-        while pa.types.is_fixed_size_list(kind):
-            shape.append(kind.list_size)
-            values, kind = values.flatten(), kind.value_type
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-            numbers = torch.from_numpy(np.array(values.to_numpy(zero_copy_only=False)))
-            batch[name] = numbers.view(shape)
-        else:
-            batch[name] = column.to_pylist()
-    return batch
 
 
 def first_line(error: BaseException) -> str:

@@ -1,10 +1,11 @@
-"""data=lance: converted, read from a folder and from an S3 server, with planted faults."""
+"""data=lance and data=hf: converted, read from a folder and an S3 server, with planted faults."""
 
 import json
+import pickle
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from hydra.utils import instantiate
 from PIL import Image
 from pyarrow import parquet
 from sklearn.datasets import load_digits
 
 from project.data import convert
+from project.data import tables as tables_module
 from project.data.convert import find_parts, write_table
+from samestep.data.arrow import ArrowRows
 from samestep.data.lance import LanceRows
 from samestep.data.loader import BatchLoader
 from samestep.errors import ConfigError, RunError
+from samestep.hydra.compose import check
 from tests.conftest import NO_PICTURES, final_figures, run, run_ranks
 from tests.faults.lab import Laboratory
 from tests.project.test_train import history
@@ -53,6 +58,36 @@ def write(source: Path, target: str) -> None:
 
 
 @pytest.fixture(scope="module")
+def folders(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The rows of ``tables``, as ``DatasetDict.save_to_disk`` writes them."""
+    root = tmp_path_factory.mktemp("folders")
+    (root / "dataset_dict.json").write_text('{"splits": ["train", "val", "test"]}')
+    for part in ("train", "val", "test"):
+        rows = lance.dataset(tables / f"{part}.lance").to_table()
+        save_to_disk(rows.replace_schema_metadata({"huggingface": FEATURES}), root / part)
+    return root
+
+
+FEATURES = json.dumps({"info": {"features": {"label": {"names": [*"0123456789"]}}}})
+
+
+def save_to_disk(rows: pa.Table, folder: Path) -> None:
+    """Write what ``datasets`` 5.2 does: two files, images as bytes with a path."""
+    folder.mkdir(parents=True)
+    if "image" in rows.column_names:
+        images = [{"bytes": content, "path": None} for content in rows["image"].to_pylist()]
+        kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+        rows = rows.set_column(0, "image", pa.array(images, kind))
+    half, files = len(rows) // 2, []
+    for number, part in enumerate((rows[:half], rows[half:])):
+        files.append({"filename": f"data-{number:05}-of-00002.arrow"})
+        with pa.ipc.new_stream(folder / files[-1]["filename"], rows.schema) as stream:
+            stream.write_table(part, max_chunksize=100)
+    state = {"_data_files": files, "_fingerprint": folder.name}
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     with s3_server(tmp_path_factory.mktemp("s3") / "log") as variables:
         yield variables
@@ -72,7 +107,10 @@ def test_a_folder_becomes_three_tables_that_hold_its_files(photos: Path, tables:
         assert table.num_rows == num_rows
         assert json.loads(table.schema.metadata[b"classes"]) == [str(n) for n in range(10)]
         paths = [files[content] for content in table["image"].to_pylist()]
-        assert [int(path.parent.name) for path in paths] == table["label"].to_pylist()
+        labels = table["label"].to_pylist()
+        assert [int(path.parent.name) for path in paths] == labels
+        checksums = map(tables_module.checksum, table["image"].to_pylist(), labels)
+        assert table["crc32"].to_pylist() == [*checksums]
         assert {path.parts[-3] for path in paths} == {"test" if name == "test" else "train"}
         found += paths
     assert sorted(found) == sorted(files.values())
@@ -123,13 +161,10 @@ def test_tables_of_others_keep_their_columns(tmp_path: Path, kind: str):
         "text": ["a", "b", "c"], "weight": [0.5, 1.5, 2.5],
     })  # fmt: skip
     source = tmp_path / "source"
-    source.mkdir()
-    if kind == "datasets":  # as save_to_disk of datasets 5.2 writes it
-        with pa.ipc.new_stream(source / "data-00000-of-00001.arrow", rows.schema) as stream:
-            stream.write_table(rows)
-        files = [{"filename": "data-00000-of-00001.arrow"}]
-        (source / "state.json").write_text(json.dumps({"_data_files": files}))
+    if kind == "datasets":
+        save_to_disk(rows, source)
     else:
+        source.mkdir()
         parquet.write_table(rows[:2], source / "0.parquet")
         parquet.write_table(rows[2:], source / "1.parquet")
     if kind == "file":
@@ -146,6 +181,91 @@ def test_tables_of_others_keep_their_columns(tmp_path: Path, kind: str):
         len(part)
         for part in LanceRows(target, ["text", "tokens"])[torch.tensor([], dtype=int)].values()
     ] == [0, 0]
+
+
+def test_splits_of_hugging_face_become_tables_with_their_classes(folders: Path, tmp_path: Path):
+    rows = lance_rows(folders, tmp_path / "a")
+    for part in ("train", "validation", "test"):  # as the Hub names them
+        table = rows[part.removesuffix("idation")]
+        table = table.replace_schema_metadata({"huggingface": FEATURES})
+        (tmp_path / "hub").mkdir(exist_ok=True)
+        parquet.write_table(table, tmp_path / f"hub/{part}-00000-of-00001.parquet")
+    assert lance_rows(tmp_path / "hub", tmp_path / "b") == rows
+    data = data_of(tmp_path / "b", "lance")
+    assert data.class_names == [*"0123456789"]
+    raw, _ = next(iter(data.val_dataloader()))
+    mapped, _ = next(iter(data_of(folders, "hf", ["data.tables.val=val"]).val_dataloader()))
+    assert torch.equal(raw.images, mapped.images)
+    assert torch.equal(raw.labels, mapped.labels)
+    with pytest.raises(ConfigError, match=r"Parquet has no random access; convert it once with"):
+        data_of(tmp_path / "hub", "hf")
+
+
+def lance_rows(source: Path, target: Path) -> dict[str, pa.Table]:
+    write(source, str(target))
+    names = ("train", "val", "test")
+    return {name: lance.dataset(target / f"{name}.lance").to_table() for name in names}
+
+
+def data_of(root: Path, data: str, more: Sequence[str] = ()) -> Any:
+    words = [*SIZES, f"data={data}", f"data.root={root}", *more]
+    found = instantiate(check(words).data)
+    found.setup("fit")
+    return found
+
+
+def test_every_tenth_image_is_held_out_where_no_table_is_for_validation(folders: Path):
+    data = data_of(folders, "hf")
+    parts = [data.train_set, data.val_set]
+    ids = [part[torch.arange(len(part))].ids.tolist() for part in parts]
+    assert sorted(ids[0] + ids[1]) == [*range(360)]
+    assert ids[1] == [*range(9, 360, 10)]
+    assert data.train_set[torch.tensor([9, 200])].ids.tolist() == [10, 222]
+
+
+def test_mapped_files_are_checked(folders: Path, tmp_path: Path):
+    shutil.copytree(folders, tmp_path / "rows")
+    rows = ArrowRows(str(tmp_path / "rows/train"), ["label"])
+    all_labels = lance_rows(folders, tmp_path / "lance")["train"]["label"].to_pylist()
+    order = torch.randperm(360, generator=torch.Generator().manual_seed(0))
+    expected = [all_labels[id] for id in order.tolist()]
+    assert rows[order]["label"].tolist() == expected
+    assert len(pickle.dumps(rows)) < 3000
+    assert pickle.loads(pickle.dumps(rows))[order]["label"].tolist() == expected
+    with pytest.raises(ConfigError, match=r"train: has no column x; it has image, label"):
+        ArrowRows(rows.uri, ["x"])
+
+    begun = data_of(tmp_path / "rows", "hf").state_dict()
+    (tmp_path / "rows/train/state.json").write_text(
+        (tmp_path / "rows/train/state.json").read_text().replace("train", "other")
+    )
+    with pytest.raises(ConfigError, match=r"rows than the run began with; continue with those fil"):
+        data_of(tmp_path / "rows", "hf").load_state_dict(begun)
+    content = rows.files[1].read_bytes()
+    rows.files[1].write_bytes(content[:-400])
+    with pytest.raises(ConfigError, match=r"train: .*data-00001-of-00002.arrow is incomplete"):
+        ArrowRows(rows.uri)
+    with pytest.raises(ConfigError, match=r"nowhere: is no folder that save_to_disk has written"):
+        ArrowRows("nowhere")
+
+
+def test_mapped_rows_take_no_memory_of_the_process(tmp_path: Path):
+    values = np.random.default_rng(0).integers(255, size=(1000, 40_000), dtype=np.uint8)
+    rows = pa.table({"x": pa.array([*values], pa.list_(pa.uint8()))})
+    save_to_disk(pa.concat_tables([rows] * 4), tmp_path / "rows")  # 160 MB
+    del rows, values
+    before, most = anonymous_memory(), 0
+    decoded = ArrowRows(str(tmp_path / "rows"), decode=len)
+    for ids in torch.randperm(4000).split(100):
+        assert decoded[ids] == 100
+        most = max(most, anonymous_memory())
+    assert most - before < 50e6
+
+
+def anonymous_memory() -> int:
+    """Bytes of this process that the system cannot take back."""
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(re.findall(r"RssAnon:\s+(\d+)", text)[0])
 
 
 @pytest.mark.parametrize(
@@ -188,23 +308,35 @@ def steps(folder: Path) -> dict[tuple[int, int], list[list[int]]]:
     }
 
 
-def test_a_run_from_s3_is_exact_on_other_ranks_and_after_a_kill(
-    photos: Path, tables: Path, s3: dict[str, str], tmp_path: Path
+@pytest.fixture(scope="module")
+def whole(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run from a folder of Lance tables that was left alone, beside its ``records-whole``."""
+    root = tmp_path_factory.mktemp("whole")
+    command = ["train.py", *SIZES, *Laboratory(root, SIZES).saboteur("whole", [])]
+    done = run(*command, f"data.root={tables}", f"run_root={root}", RUN_ID="whole")
+    assert done.returncode == 0, done.stderr
+    return root / "whole"
+
+
+@pytest.mark.parametrize("data", ["lance", "hf"])
+def test_a_run_is_exact_on_other_ranks_and_after_a_kill(
+    photos: Path, folders: Path, whole: Path, s3: dict[str, str], tmp_path: Path, data: str
 ):
-    """On one, three and two ranks, killed twice, beside a run from a folder left alone."""
-    write(photos, "s3://images/exact")
-    laboratory = Laboratory(tmp_path, SIZES)
-    whole = ["train.py", *SIZES, *laboratory.saboteur("whole", []), f"run_root={tmp_path}"]
-    done = run(*whole, f"data.root={tables}", RUN_ID="whole")
+    """From S3 on one, three and two ranks, from mapped files on one and two; killed each time."""
+    if data == "lance":
+        write(photos, "s3://images/exact")
+        where, kills, all_nodes = ["data.root=s3://images/exact"], (14, 29), [(), (3,), (2,)]
+    else:
+        where, kills, all_nodes = ["data=hf", f"data.root={folders}"], (14,), [(), (2,)]
+        where.append("data.tables.val=val")
+    faults = [f"kill step {step} {rank}" for rank, step in enumerate(kills)]  # of 11 an epoch
+    harm = Laboratory(tmp_path, SIZES).saboteur("harmed", faults)
+    for nodes in all_nodes:
+        words = [*SIZES, *where, *harm, f"run_root={tmp_path}"]
+        done = run_ranks("train.py", *words, nodes=nodes, RUN_ID="harmed")
     assert done.returncode == 0, done.stderr
 
-    faults = laboratory.saboteur("harmed", ["kill step 14 0", "kill step 29 1"])  # of 11 an epoch
-    command = ["train.py", *SIZES, *faults, f"run_root={tmp_path}", "data.root=s3://images/exact"]
-    for nodes in ((), (3,), (2,)):
-        done = run_ranks(*command, nodes=nodes, RUN_ID="harmed")
-    assert done.returncode == 0, done.stderr
-
-    expected, found = (steps(tmp_path / f"records-{name}") for name in ("whole", "harmed"))
+    expected, found = steps(whole.parent / "records-whole"), steps(tmp_path / "records-harmed")
     assert len(expected) == 44
     for key, batches in found.items():
         assert all(batch == expected[key][0] for batch in batches)
@@ -212,7 +344,7 @@ def test_a_run_from_s3_is_exact_on_other_ranks_and_after_a_kill(
     assert {len(batches) for batches in found.values()} == {1, 2}  # some steps were repeated
     ours, theirs = (
         [{name: float(value) for name, value in row.items() if value} for row in history(path)]
-        for path in (tmp_path / "harmed", tmp_path / "whole")
+        for path in (tmp_path / "harmed", whole)
     )
     for row, expected_row in zip(ours, theirs, strict=True):
         assert row == pytest.approx(expected_row, abs=1e-4)
@@ -312,6 +444,20 @@ def test_forked_processes_are_told_to_be_threads(tables: Path):
     loader = BatchLoader(LanceRows(f"{tables}/train.lance"), 32, num_workers=1)
     with pytest.raises(ConfigError, match=r"train\.lance: Lance cannot be read by a process that"):
         next(iter(loader))
+
+
+def test_an_image_or_label_that_has_changed_names_its_row(tables: Path, tmp_path: Path):
+    shutil.copytree(tables, tmp_path / "tables")
+    (path,) = (tmp_path / "tables/test.lance/data").iterdir()
+    image = lance.dataset(tmp_path / "tables/test.lance").take([7])["image"][0].as_py()
+    content = path.read_bytes()
+    assert content.count(image) == 1
+    path.write_bytes(content.replace(image, image[:-20] + b"x" + image[-19:]))
+    test = data_of(tmp_path / "tables", "lance").test_set
+    test[torch.tensor([6, 8])]
+    with pytest.raises(RunError, match=r"test\.lance: row 7 is damaged: it has another checksum"):
+        test[torch.tensor([6, 7])]
+    assert tables_module.checksum(image, 1) != tables_module.checksum(image, 2)
 
 
 def test_an_image_that_cannot_be_decoded_names_its_row(photos: Path, tmp_path: Path):

@@ -1,7 +1,9 @@
-"""Images of any number, read from Lance tables in a folder or an object store."""
+"""Images of any number, read from tables: Lance, or Hugging Face's datasets on disk."""
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -13,55 +15,109 @@ from project.data.augment import Augment, Normalize
 from project.data.images import Batch, RawBatch, make_batch
 from project.data.sources import decode_image, reading
 from project.rules import check_batch_size
+from samestep.data.arrow import ArrowRows
 from samestep.data.lance import LanceRows
 from samestep.data.loader import BatchLoader
 from samestep.data.order import Blocks
 from samestep.data.sampler import Slice
-from samestep.errors import ConfigError
+from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment
 
+HELD_OUT_EVERY = 10  # such a training image is for validation, if no table is
 
-class LanceImages(LanceRows):
+
+CHECKSUM = "crc32"  # column of tables that are converted from files
+
+
+class TableImages:
     """The images of one table, decoded and made alike when they are read.
 
     Args:
-        uri: of a table with the columns ``image`` (JPEG, PNG, ...) and ``label``.
+        rows: their columns are images (JPEG, PNG, ..., or Hugging Face's ``Image``) and labels.
         num_channels: 1 is grey, 3 are colours.
         image_size: height and width in pixels.
-        options: see ``LanceRows``.
+        part: None is the whole table, ``val`` every tenth image of it, ``train`` the others.
     """
 
-    def __init__(self, uri: str, num_channels: int, image_size: int, **options: Any) -> None:
-        super().__init__(uri, ["image", "label"], decode=pa.Table.combine_chunks, **options)
+    def __init__(
+        self,
+        rows: LanceRows | ArrowRows,
+        num_channels: int,
+        image_size: int,
+        part: str | None = None,
+    ) -> None:
+        self.rows, self.part = rows, part
         self.num_channels, self.image_size = num_channels, image_size
-        names = (self.table.schema.metadata or {}).get(b"classes")
-        self.classes: list[str] | None = json.loads(names) if names else None
+        num_val = len(rows) // HELD_OUT_EVERY
+        self.num_images = {"val": num_val, "train": len(rows) - num_val}.get(part or "", len(rows))
 
-    def __getitem__(self, ids: Tensor) -> RawBatch:
-        table = super().__getitem__(ids)
+    def __len__(self) -> int:
+        return self.num_images
+
+    def __getitem__(self, positions: Tensor) -> RawBatch:
+        ids = self.rows_at(positions)
+        table = self.rows[ids]
+        contents, labels, *checksums = table.columns
+        if pa.types.is_struct(contents.type):
+            contents = pa.compute.struct_field(contents, "bytes")
         shape = (self.num_channels, self.image_size, self.image_size)
         images = torch.empty(len(ids), *shape, dtype=torch.uint8)
-        contents = table["image"].to_pylist()
-        for image, id, content in zip(images, ids.tolist(), contents, strict=True):
-            with reading(f"{self.uri}: row {id}"):
+        found, numbers = contents.to_pylist(), labels.to_pylist()
+        for column in checksums:
+            for id, *row, expected in zip(
+                ids.tolist(), found, numbers, column.to_pylist(), strict=True
+            ):
+                if checksum(*row) != expected:
+                    raise RunError(
+                        f"{self.rows.uri}: row {id} is damaged: it has another checksum than when "
+                        "it was written; restore the table, or convert the images again"
+                    )
+        for image, id, content in zip(images, ids.tolist(), found, strict=True):
+            with reading(f"{self.rows.uri}: row {id}"):
                 image.copy_(decode_image(content, self.num_channels, self.image_size))
-        return RawBatch(images, torch.tensor(table["label"].to_pylist(), dtype=torch.int64), ids)
+        return RawBatch(images, torch.tensor(numbers, dtype=torch.int64), ids)
+
+    def rows_at(self, positions: Tensor) -> Tensor:
+        """Numbers of rows. A rule instead of a list, which would take memory for each image."""
+        others = HELD_OUT_EVERY - 1
+        if self.part == "val":
+            return positions * HELD_OUT_EVERY + others
+        return positions + positions // others if self.part == "train" else positions
+
+    def classes(self, label: str) -> list[str] | None:
+        """Their names, if the table has them."""
+        metadata = self.rows.metadata
+        facts = json.loads(metadata.get(b"huggingface", b"{}"))
+        features = facts.get("info", {}).get("features") or {}
+        names = json.loads(metadata.get(b"classes", b"null")) or features.get(label, {}).get(
+            "names"
+        )
+        return list(names) if names else None
 
 
-class LanceImageDataModule(L.LightningDataModule):
-    """Labelled images in the tables ``train.lance``, ``val.lance`` and ``test.lance``.
+def checksum(content: bytes, label: int) -> int:
+    """CRC-32 of an image and its label."""
+    return zlib.crc32(label.to_bytes(8, "little", signed=True), zlib.crc32(content))
 
-    ``scripts/convert.py`` writes them. Only the batches that are read ahead are in memory. A
+
+class TableDataModule(L.LightningDataModule):
+    """Labelled images in tables for train, val and test.
+
+    A table whose name ends with ``.lance`` is one of ``scripts/convert.py``, any other is a folder
+    of Hugging Face's ``save_to_disk``. Only the batches that are read ahead are in memory. A
     checkpoint knows the tables it was trained on, and a run is not continued with others.
 
     Args:
         root: folder of the tables, such as ``data/photos`` or ``s3://bucket/photos``.
-        version: of the table ``train``; None: the newest.
+        tables: names below ``root``. Without one for ``val``, every tenth training image is for
+            validation.
+        columns: names of the columns with images and labels.
+        version: of the table ``train``, if it is Lance; None: the newest.
         num_channels, image_size: images are converted to them; size in pixels.
         num_classes: how many the tables have.
         class_names: None takes those of the tables.
         global_batch_size: images per optimizer step, over all ranks.
-        eval_batch_size: images per validation or test batch, over all ranks.
+        eval_batch_size: images per validation or test step, over all ranks.
         num_threads: threads per rank that read and decode ahead; twice as many batches are held.
         shuffle: a new order of the training images each epoch; ``Blocks`` reads neighbours.
         storage_options: of the store, see ``LanceRows``. Keys come from the environment.
@@ -77,6 +133,8 @@ class LanceImageDataModule(L.LightningDataModule):
         self,
         *,
         root: str,
+        tables: Mapping[str, str | None],
+        columns: Sequence[str],
         version: int | None,
         num_channels: int,
         image_size: int,
@@ -95,6 +153,7 @@ class LanceImageDataModule(L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.root = root.rstrip("/")
+        self.tables, self.columns = dict(tables), list(columns)
         self.version = version
         self.num_channels, self.image_size = num_channels, image_size
         self.num_classes = num_classes
@@ -107,7 +166,7 @@ class LanceImageDataModule(L.LightningDataModule):
         self.normalize = Normalize(self.mean, self.std)
         self.augment = Augment(crop_padding=crop_padding, flip=flip, seed=seed)
         self.seed = seed
-        self.train_set: LanceImages | None = None
+        self.train_set: TableImages | None = None
         self.learned: dict[str, Any] = {}  # what a checkpoint says of its tables
 
     def setup(self, stage: str) -> None:
@@ -117,17 +176,21 @@ class LanceImageDataModule(L.LightningDataModule):
         num_ranks, batches_per_step = environment.world_size(), self._batches_per_step()
         for fault in check_batch_size(self.global_batch_size, num_ranks, batches_per_step):
             raise ConfigError(fault)
-        train = self._open("train", self.version)
-        self.val_set, self.test_set = self._open("val"), self._open("test")
+        rows = self._open("train", self.version)
+        held_out = self.tables["val"] is None
+        train = self._images(rows, "train" if held_out else None)
+        val = self._images(rows, "val") if held_out else self._images(self._open("val"))
+        self.val_set, self.test_set = val, self._images(self._open("test"))
         if len(train) < self.global_batch_size:
             raise ConfigError(
                 f"data.global_batch_size={self.global_batch_size}: must not exceed the "
-                f"{len(train)} training images of {train.uri}"
+                f"{len(train)} training images of {rows.uri}"
             )
-        names = self.class_names or train.classes or [str(n) for n in range(self.num_classes)]
+        numbers = [str(number) for number in range(self.num_classes)]
+        names = self.class_names or train.classes(self.columns[1]) or numbers
         if len(names) != self.num_classes:
             raise ConfigError(
-                f"data.num_classes={self.num_classes}: {train.uri} has {len(names)} classes"
+                f"data.num_classes={self.num_classes}: {rows.uri} has {len(names)} classes"
             )
         self.class_names, self.train_set = names, train
         self._compare()
@@ -168,8 +231,8 @@ class LanceImageDataModule(L.LightningDataModule):
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: the names of the classes, and which table was read."""
         assert self.train_set is not None, "setup() comes first"
-        train = self.train_set
-        return {"class_names": self.class_names, "digest": train.digest, "version": train.version}
+        rows = self.train_set.rows
+        return {"class_names": self.class_names, "digest": rows.digest, "version": rows.version}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the names from a checkpoint, and compare the tables, before or after ``setup``."""
@@ -179,26 +242,45 @@ class LanceImageDataModule(L.LightningDataModule):
 
     def _compare(self) -> None:
         """Raise a ConfigError if a run that continues has begun with other rows."""
-        train, learned = self.train_set, self.learned
-        if train is None or not learned or train.digest == learned["digest"]:
+        learned = self.learned
+        if not self.train_set or not learned or self.train_set.rows.digest == learned["digest"]:
             return
+        rows, version = self.train_set.rows, learned["version"]
+        remedy = f"data.version={version}" if version else "those files"
         raise ConfigError(
-            f"data.version={self.version or 'null'}: {train.uri} is at version {train.version}, "
-            "with other rows than the run began with; continue with "
-            f"data.version={learned['version']}, or start over under another RUN_ID",
+            f"data.version={self.version or 'null'}: {rows.uri} (version {rows.version}) has other "
+            f"rows than the run began with; continue with {remedy}, or start over under another "
+            "RUN_ID",
             on_all_ranks=True,
         )
 
-    def _open(self, part: str, version: int | None = None) -> LanceImages:
-        return LanceImages(
-            f"{self.root}/{part}.lance",
-            self.num_channels,
-            self.image_size,
-            version=version,
-            storage_options=self.storage_options,
-        )
+    def _open(self, part: str, version: int | None = None) -> LanceRows | ArrowRows:
+        uri = f"{self.root}/{self.tables[part]}"
+        if uri.endswith(".lance"):
+            rows = LanceRows(
+                uri,
+                self.columns,
+                decode=pa.Table.combine_chunks,
+                version=version,
+                storage_options=self.storage_options,
+            )
+            if rows.columns and CHECKSUM in rows.table.schema.names:
+                rows.columns.append(CHECKSUM)
+            return rows
+        if version or self.storage_options:
+            raise ConfigError(f"data.version, data.storage_options: {uri} is no Lance table")
+        if not Path(uri, "state.json").exists() and any(Path(self.root).rglob("*.parquet")):
+            raise ConfigError(
+                f"data.root={self.root}: Parquet has no random access; convert it once with "
+                f"python scripts/convert.py {self.root} TARGET, and train with data=lance "
+                "data.root=TARGET"
+            )
+        return ArrowRows(uri, self.columns, decode=pa.Table.combine_chunks)
 
-    def _eval_loader(self, images: LanceImages) -> BatchLoader:
+    def _images(self, rows: LanceRows | ArrowRows, part: str | None = None) -> TableImages:
+        return TableImages(rows, self.num_channels, self.image_size, part)
+
+    def _eval_loader(self, images: TableImages) -> BatchLoader:
         num_threads = self.num_threads
         return BatchLoader(images, self.eval_batch_size, num_threads=num_threads, with_slice=True)
 

@@ -1,0 +1,224 @@
+"""Files of tokens: converted, mapped into memory, and trained on."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from project.language import tokens
+from project.language.tokens import TokenDataModule, Tokenizer, convert
+from samestep.errors import ConfigError, RunError
+from tests.conftest import run, run_ranks
+from tests.faults.lab import Laboratory
+
+TEXTS = {"a.txt": "the quick brown fox\n" * 300, "b.txt": "Grüße ☃\r\n" * 200 + "no end of line"}
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Path:
+    (tmp_path / "books/more").mkdir(parents=True)
+    for name, text in zip(["books/a.txt", "books/more/b.txt"], TEXTS.values(), strict=True):
+        (tmp_path / name).write_bytes(text.encode())
+    return tmp_path / "books"
+
+
+def write(source: Path, target: Path, tokenizer: Tokenizer | None = None) -> dict:
+    return convert(source, target, tokenizer or Tokenizer(None), lambda **_: None)
+
+
+def data_of(file: Path, **options) -> TokenDataModule:
+    defaults = {
+        "val_share": 0.1, "test_share": 0.1, "vocabulary_size": 257, "context": 8, "stride": 8,
+        "global_batch_size": 4, "eval_batch_size": 4, "seed": 0, "unit": "token",
+    }  # fmt: skip
+    return TokenDataModule(file=str(file), **(defaults | options))
+
+
+def test_bytes_become_tokens_and_text_again(books: Path, tmp_path: Path):
+    target = tmp_path / "books.tokens"
+    facts = write(books, target)
+    ids = np.fromfile(target, "<u2")
+    expected = [id for text in TEXTS.values() for id in [*text.encode(), 256]]
+    assert ids.tolist() == expected
+    assert facts == json.loads((tmp_path / "books.tokens.json").read_text())
+    assert (facts["num_tokens"], facts["vocabulary_size"]) == (len(expected), 257)
+    assert Tokenizer(None).decode(ids.tolist()) == "".join(TEXTS.values())
+    assert Tokenizer(None).encode("ü").tolist() == [0xC3, 0xBC]
+    assert sorted(p.name for p in tmp_path.glob("books.*")) == [target.name, f"{target.name}.json"]
+
+
+def test_a_conversion_that_was_stopped_goes_on(books: Path, tmp_path: Path, monkeypatch):
+    expected = write(books, tmp_path / "whole")
+    monkeypatch.setattr(tokens, "PIECE", 100)
+    monkeypatch.setattr(tokens, "SAVE_EVERY", 2000)
+    encode, num_read = Tokenizer.encode_all, 0
+
+    def encode_all(self: Tokenizer, texts: list[bytes]) -> list:
+        nonlocal num_read
+        num_read += sum(map(len, texts))
+        if num_read > stop_at:
+            raise KeyboardInterrupt
+        return encode(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "encode_all", encode_all)
+    for limit in (3000, 4500, 9500):  # in a text, again, and in the next text
+        stop_at = limit
+        with pytest.raises(KeyboardInterrupt):
+            write(books, tmp_path / "stopped")
+        assert not (tmp_path / "stopped").exists()
+    num_read, stop_at = 0, 10**9
+    assert write(books, tmp_path / "stopped")["sha256"] == expected["sha256"]
+    assert 0 < num_read < 5000, "of 8414 bytes"
+    assert (tmp_path / "stopped").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_what_is_wrong_with_texts_and_files_is_one_message(books: Path, tmp_path: Path):
+    target = tmp_path / "books.tokens"
+    write(books, target)
+    write(books, target)  # verifies
+    content = target.read_bytes()
+    target.write_bytes(content[:100] + b"x" + content[101:])
+    with pytest.raises(RunError, match=r"books\.tokens: was read back different"):
+        write(books, target)
+    target.write_bytes(content[:-2])
+    with pytest.raises(ConfigError, match=r"has \d+ bytes, and \d+ tokens are \d+; copy or"):
+        data_of(target).setup("fit")
+    target.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"data\.vocabulary_size=256: .*books\.tokens needs 257"):
+        data_of(target, vocabulary_size=256).setup("fit")
+    with pytest.raises(ConfigError, match=r"a\.txt: is no file of scripts/convert_text\.py"):
+        data_of(books / "a.txt").setup("fit")
+    (books / "a.txt").write_text("other")
+    with pytest.raises(ConfigError, match=r"has other texts or another tokenizer; name another"):
+        write(books, target)
+    (books / "a.txt").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"a\.txt: must be text in UTF-8"):
+        write(books, tmp_path / "new")
+    for words in (
+        ["nowhere", "x"],
+        [str(books), "x", "--end", "e"],
+        [str(books), "x", "--to", "y"],
+    ):
+        done = run("scripts/convert_text.py", *words)
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+
+
+def test_windows_are_those_of_the_file(books: Path, tmp_path: Path, monkeypatch):
+    write(books, tmp_path / "small")
+    monkeypatch.setattr(Tokenizer, "__len__", lambda _: 70_000)
+    assert write(books, tmp_path / "large")["dtype"] == "<u4"
+    ids = np.fromfile(tmp_path / "small", "<u2")
+    for name in ("small", "large"):
+        data = data_of(tmp_path / name, vocabulary_size=70_000)
+        data.setup("fit")
+        batch = data.train_set[torch.tensor([5, 0])]
+        assert batch.inputs.tolist() == [ids[40:48].tolist(), ids[:8].tolist()]
+        assert batch.targets.tolist() == [ids[41:49].tolist(), ids[1:9].tolist()]
+        assert batch.inputs.dtype == torch.int64
+        test = torch.cat([b.targets[b.targets >= 0] for b in data.test_dataloader()])
+        assert test.tolist() == ids[-round(0.1 * len(ids)) + 1 :].tolist()
+
+
+def test_windows_take_no_memory_of_the_process(tmp_path: Path):
+    ids = np.random.default_rng(0).integers(256, size=50_000_000, dtype=np.uint16)  # 100 MB
+    facts = {"dtype": "<u2", "vocabulary_size": 257, "tokenizer": None, "sha256": ""}
+    most = []
+    for share in (10, 1):
+        ids[: len(ids) // share].tofile(tmp_path / "ids")
+        num_tokens = len(ids) // share
+        (tmp_path / "ids.json").write_text(json.dumps({**facts, "num_tokens": num_tokens}))
+        data = data_of(tmp_path / "ids", context=1000, stride=1000, global_batch_size=100)
+        data.setup("fit")
+        resident = [anonymous_memory() for _ in data.train_dataloader()]
+        assert len(resident) == 400 // share - 1
+        most.append(max(resident))
+    assert most[1] - most[0] < 40e6
+
+
+def anonymous_memory() -> int:
+    """Bytes of this process that the system cannot take back."""
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(re.findall(r"RssAnon:\s+(\d+)", text)[0])
+
+
+def test_a_run_continues_exactly_and_only_with_its_file(books: Path, tmp_path: Path):
+    """Killed alone, continued by two ranks."""
+    target = tmp_path / "books.tokens"
+    done = run("scripts/convert_text.py", str(books), str(target))
+    command = done.stdout.splitlines()[-1].split()
+    assert command[:2] == ["python", "train.py"]
+    words = [
+        *command[1:], "data.context=16", "data.stride=16", "trainer.max_epochs=2", "report=false",
+        "callbacks.samples.length=20", "model.net.width=16", "trainer.accelerator=cpu",
+        f"run_root={tmp_path}",
+    ]  # fmt: skip
+    fault = Laboratory(tmp_path, []).saboteur("mine", ["kill step 60 0"])
+    for nodes in ((), (2,)):
+        done = run_ranks(*words, *fault, nodes=nodes, RUN_ID="mine")
+    assert done.returncode == 0, done.stderr
+    assert "bits_per_token" in done.stdout
+    sample = (tmp_path / "mine/predictions/sample.txt").read_text("utf-8")
+    assert sample.startswith("The ")
+
+    data = data_of(target, context=16, stride=16, global_batch_size=8)
+    data.setup("fit")
+    loader, found = data.train_dataloader(), {}
+    for path in sorted((tmp_path / "records-mine").glob("rank-*.jsonl")):
+        for line in map(json.loads, path.read_text().splitlines()):
+            key = (line["epoch"], line["batch"], line["world_size"])
+            found[key] = found.get(key, []) + line["ids"]
+    assert {key[2] for key in found} == {1, 2}
+    for epoch in (0, 1):
+        loader.start_at(epoch, 0)
+        for number, batch in enumerate(loader):
+            both = [found[k] for n in (1, 2) if (k := (epoch, number, n)) in found]
+            assert both
+            assert all(ids == batch.ids.tolist() for ids in both)
+
+    write(books / "more", tmp_path / "other")
+    more = [f"data.file={tmp_path / 'other'}", "trainer.max_epochs=3"]
+    done = run(*words, *fault, *more, RUN_ID="mine")
+    assert done.returncode == 2
+    assert re.search(r"this run has learned .*books\.tokens .* and here is .*other", done.stderr)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_tokenizer_of_the_package(books: Path, tmp_path: Path):
+    package = pytest.importorskip("tokenizers")
+    made = package.Tokenizer(package.models.BPE())
+    made.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = package.decoders.ByteLevel()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|endoftext|>"], show_progress=False,
+        initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    made.train_from_iterator(TEXTS.values(), trainer)
+    made.save(str(tmp_path / "tokenizer.json"))
+    target = tmp_path / "books.tokens"
+    content = (tmp_path / "tokenizer.json").read_text()
+    facts = write(books, target, Tokenizer(content, "<|endoftext|>"))
+    assert facts["vocabulary_size"] == made.get_vocab_size()
+    ids = np.fromfile(target, "<u2").tolist()
+    assert ids.count(made.token_to_id("<|endoftext|>")) == 2
+    assert len(ids) < 3000
+    data = data_of(target, vocabulary_size=300)
+    data.setup("fit")
+    again = data_of(target, vocabulary_size=300)
+    again.load_state_dict(data.state_dict())
+    assert again.vocabulary.decode(ids) == "".join(TEXTS.values())
+    assert again.vocabulary.decode(again.vocabulary.encode("quick ☃")) == "quick ☃"
+    with pytest.raises(ConfigError, match=r"--end <x>: is no token of this tokenizer"):
+        Tokenizer(content, "<x>")
+
+
+def test_a_missing_package_is_one_message(books: Path, tmp_path: Path):
+    (tmp_path / "tokenizers.py").write_text("raise ModuleNotFoundError('x', name='tokenizers')")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    words = [str(books), str(tmp_path / "x"), "--tokenizer", str(tmp_path / "tokenizer.json")]
+    done = run("scripts/convert_text.py", *words, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2
+    message = "The package tokenizers is not installed: .venv/bin/pip install tokenizers"
+    assert message in done.stderr
