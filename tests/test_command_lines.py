@@ -44,7 +44,7 @@ REFUSED_AT_ONCE = [  # by the configuration alone, without torch
     ("cluster.shares=[1,0]", "must be one of equal, auto or a list of numbers above 0"),
 ]
 REFUSED_BEFORE_THE_RUN = [  # once everything is built, and before the run directory is made
-    ("data=folder data.root=/no data.num_classes=2", "/no/train cannot be read: No such file"),
+    ("data=folder data.root=/no data.num_classes=2", "/no cannot be read: No such file"),
     ("data.num_val=1437", "is too much for 1437 training images; add data.num_val=143 "),
     ("data.image_size=9", "the images found have the shape [1, 8, 8]"),
     ("data.global_batch_size=5000", "data.global_batch_size=5000: is too much for 1437 "),

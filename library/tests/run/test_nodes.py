@@ -268,7 +268,10 @@ def test_what_does_not_arrive_whole_is_not_kept_and_ends_all_ranks(tmp_path: Pat
 def test_a_node_that_cannot_write_ends_all_ranks_with_one_message(tmp_path: Path):
     def scenario(spec: RunSpec) -> None:
         ends_all_ranks(
-            r"rank 1: .* cannot be written: .*this node", nodes.begin, spec, ["train.py"]
+            r"rank 1: .* cannot be written: .*or share",
+            nodes.begin,
+            spec,
+            ["train.py"],
         )
 
     save(tmp_path, 0, 20)
@@ -282,7 +285,10 @@ def test_a_node_whose_disk_is_full_ends_all_ranks_and_passes_the_file_on(tmp_pat
         if dist.get_rank() == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
         ends_all_ranks(
-            r"rank 1: .* cannot be written: .*this node", nodes.share, spec.run_dir, [LAST]
+            r"rank 1: .* cannot be written: .*or share",
+            nodes.share,
+            spec.run_dir,
+            [LAST],
         )
 
     save(tmp_path, 0, 20)

@@ -10,7 +10,6 @@ from lightning.pytorch.strategies import (
     DDPStrategy,
     SingleDeviceStrategy,
 )
-from lightning.pytorch.trainer import call as trainer_call
 from torch.utils.data import DataLoader
 
 from library.tests.callbacks.tiny import Tiny
@@ -18,15 +17,16 @@ from samestep.errors import ConfigError
 from samestep.hydra import build
 from samestep.hydra.adapter import spec_of
 from samestep.hydra.compose import check
-from samestep.ranks import environment, lightning_patches
+from samestep.ranks import environment
+from samestep.ranks.epoch_loop import EpochLoop
 from samestep.ranks.process_group import UnequalNodesDDP
 from samestep.run.history import History
 
 
 def test_a_step_does_only_what_is_asked_for(compose: Callable[..., object]):
     cfg = compose()
-    build.trainer(cfg, History(cfg.run_dir))
-    assert trainer_call._call_strategy_hook.__module__ == lightning_patches.__name__
+    trainer = build.trainer(cfg, History(cfg.run_dir))
+    assert type(trainer.fit_loop.epoch_loop) is EpochLoop
 
 
 def test_a_second_progress_bar_is_refused(compose: Callable[..., object]):

@@ -100,7 +100,7 @@ def test_weights_come_from_files_of_several_kinds(tmp_path: Path):
         load_weights(part, str(path))
         assert part.conv.weight.tolist() == part.conv.bias.tolist() == [1, 1]
     part.conv.other = nn.Parameter(torch.zeros(1))
-    for wrong, said in (("0.pth", "have no conv.other; they are of"), ("9.pth", "cannot be read")):
+    for wrong, said in (("0.pth", "lack conv.other; they do not fit"), ("9.pth", "cannot be read")):
         with pytest.raises(ConfigError, match=said):
             load_weights(part, str(tmp_path / wrong))
 
