@@ -28,13 +28,11 @@ from samestep.callbacks.sums import Sums
 from samestep.data.loader import BatchLoader
 from samestep.data.seeds import mix_seed, seed_others
 from samestep.ranks import lightning_patches
+from samestep.ranks.epoch_loop import TRANSFERS
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import shard_like
 
 log = logging.getLogger(__name__)
-
-TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-"""The hooks of a module or DataModule that may change a batch."""
 
 NOTE = (
     "Note: the training data come from an ordinary DataLoader. If an epoch is interrupted, the "

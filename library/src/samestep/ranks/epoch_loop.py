@@ -34,6 +34,7 @@ HOOKS = (
     "on_before_optimizer_step", "on_train_batch_end",
 )  # fmt: skip
 TRANSFERS = "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
+"""The hooks of a module or DataModule that may change a batch."""
 STEP = "optimizer_step", "optimizer_zero_grad", "backward", "configure_gradient_clipping"
 """Methods of a module that make up a step."""
 
@@ -73,6 +74,9 @@ class EpochLoop(_TrainingEpochLoop):
             and not strategy.handles_gradient_accumulation
             and not self.automatic_optimization._skip_backward
         )
+        self._data_has_state = trainer.datamodule is not None and not is_of(
+            trainer.datamodule, "state_dict", L.LightningDataModule
+        )
         self._hooks = {name: self._find_hooks(name) for name in HOOKS}
         self._num_callbacks = len(trainer.callbacks)
         self._transfers = self._find_transfers()
@@ -88,11 +92,10 @@ class EpochLoop(_TrainingEpochLoop):
     def advance(self, data_fetcher: Any) -> None:
         """Train on one batch."""
         trainer = self.trainer
-        data: Any = trainer.datamodule
         # A DataModule may count the batches that it reads or moves to the device, before
         # `on_train_batch_start`, where the ranks agree to stop or save.
-        if data is not None and not is_of(data, "state_dict", L.LightningDataModule):
-            self.state_of_data = pickle.dumps(data.state_dict())
+        if self._data_has_state:
+            self.state_of_data = pickle.dumps(trainer.datamodule.state_dict())
         is_ordinary = (
             self._is_ordinary
             and not self._restarting
