@@ -93,6 +93,7 @@ class Normalized(Net):
 def flat(batch: Any) -> Tensor:
     """The numbers of a batch: a tensor, the first of a list, or those of each entry of a dict."""
     parts = list(batch.values()) if isinstance(batch, dict) else [batch]
+    parts = [part for part in parts if part is not None]  # CombinedLoader of "max_size"
     parts = [part[0] if isinstance(part, (list, tuple)) else part for part in parts]
     return torch.cat([part.float().flatten() for part in parts])
 

@@ -1,7 +1,6 @@
 """What is kept of each rank when an epoch is interrupted: buffers, sums, random numbers, order."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,19 +84,6 @@ def test_a_step_gets_the_same_random_numbers_from_every_library():
     first = draw()
     seed_all(5)
     assert draw() == first
-
-
-class Stream(IterableDataset):
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(torch.ones(4, 1))
-
-
-def test_of_a_stream_it_is_said_that_an_interrupted_epoch_begins_again(tmp_path: Path, capsys):
-    parts = fit(
-        tmp_path, Net, lambda: DataLoader(Stream()), [(0, 2)], how="SIGKILL", save_every_s=1e-9
-    )
-    assert [len(part.seen) for part in parts] == [3, 4 + 4]
-    assert capsys.readouterr().out.count("it starts over with the first samples") == 2
 
 
 class Passes(IterableDataset[Any]):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from library.tests.kit import Net, Place, batches, check_exact, check_same, fit
 
@@ -113,13 +113,22 @@ def test_several_loaders_continue_together(tmp_path: Path, mode: str, kinds, cap
     assert "ordinary DataLoader" not in capsys.readouterr().out
 
 
-def test_each_note_says_what_is_true_of_its_loader(tmp_path: Path, capsys):
-    def make() -> dict[str, Any]:
-        return {"a": Sized(), "b": DataLoader(torch.ones(12, 1))}
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.ones(12, 1))
 
-    fit(tmp_path, Net, make, max_epochs=1)
+
+def test_a_stream_beside_a_loader_with_a_state_is_told(tmp_path: Path, capsys):
+    fit(tmp_path, Net, lambda: {"a": Sized(), "b": DataLoader(Stream())}, max_epochs=1)
     said = capsys.readouterr().out
-    assert said.count("ordinary DataLoader") == said.count("a state of its own") == 1
+    assert said.count("that one starts over") == 1
+
+
+def test_a_data_loader_beside_a_loader_with_a_state_continues(tmp_path: Path):
+    def make() -> dict[str, Any]:
+        return {"a": Sized(), "b": DataLoader(torch.arange(12.0)[:, None], shuffle=True)}
+
+    check_exact(tmp_path, Net, make, (0, 0), (1, 5))
 
 
 def one_cycle(module: Any) -> Any:

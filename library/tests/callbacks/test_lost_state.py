@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MaxMetric, MeanMetric
 
 from library.tests.kit import Net, Scores, fit
@@ -202,3 +202,50 @@ def test_several_ranks_are_told_what_only_rank_zero_saves(tmp_path, monkeypatch,
     trainer = L.Trainer(logger=False, accelerator="cpu")
     LostState().on_train_start(trainer, model)
     assert "keep what Extra.get_extra_state saves on rank zero only" in capsys.readouterr().out
+
+
+class Fast:
+    """A loader of one's own, which counts its epochs."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(torch.full((4, 1), float(self.epoch)))
+
+
+class Numbered(Dataset[torch.Tensor]):
+    """The model tells it the epoch, which Lightning does not."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(self.epoch)])
+
+
+class Tells(Net):
+    def on_train_epoch_start(self):
+        loader = self.trainer.train_dataloader
+        if isinstance(loader, DataLoader):
+            loader.dataset.set_epoch(self.current_epoch)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(Fast, "Fast.epoch"), (lambda: DataLoader(Numbered()), "Numbered.epoch")]
+)
+def test_what_a_loader_keeps_from_epoch_to_epoch_is_named(tmp_path: Path, make, name: str, capsys):
+    fit(tmp_path, Tells, make)
+    said = capsys.readouterr().out
+    assert "no checkpoint holds them" in said
+    assert name in said
+    assert ("Fast, which has a way of its own to iterate" in said) == (make is Fast)

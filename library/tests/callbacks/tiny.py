@@ -70,7 +70,7 @@ def fit(
     **options: Any,
 ) -> L.Trainer:
     """Train in the run directory, and continue from one of its checkpoints."""
-    # All samples are equal, because an ordinary DataLoader begins anew within an epoch.
+    # All samples are equal: no callback here lets an epoch continue with the next batch.
     batches = DataLoader(torch.ones(8, 2), batch_size=2)
     folder = run_dir / "checkpoints"
     checkpoints = Checkpoints(str(folder), every_s, monitor, mode, every_n_epochs)

@@ -2,12 +2,13 @@
 
 import inspect
 import os
+from types import SimpleNamespace
 
 import lightning as L
 import lightning.fabric
 import pytest
 import torch
-from lightning.pytorch.loops import _EvaluationLoop, _FitLoop, fit_loop
+from lightning.pytorch.loops import _EvaluationLoop, _FitLoop, fetchers, fit_loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
@@ -18,6 +19,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultMetric,
 )
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.data import _dataloader_init_kwargs_resolve_sampler
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.nn.parallel import DistributedDataParallel
@@ -219,6 +221,18 @@ def test_canary_lightning_still_saves_the_states_of_its_loaders_as_they_are():
     assert "loader_states := self._combined_loader._state_dicts()" in source
     assert "self._load_combined_loader_states()\n\n        self._data_fetcher = " in source
     assert "if not self.restarting or not self._combined_loader_states_to_load" in source
+
+
+def test_canary_lightning_still_has_no_hook_before_a_batch_is_read():
+    source = inspect.getsource(fetchers._PrefetchDataFetcher.__iter__)
+    assert "for _ in range(self.prefetch_batches):" in source
+    source = inspect.getsource(fetchers._DataFetcher.__iter__)
+    assert "self.iterator = iter(self.combined_loader)" in source
+    assert CombinedLoader([], "max_size_cycle")._mode == "max_size_cycle"
+    told = []
+    sampler = SimpleNamespace(set_epoch=told.append)
+    lightning_patches.set_epoch(SimpleNamespace(sampler=sampler, batch_sampler=None), 3)
+    assert told == [3]
 
 
 def test_canary_lightning_still_replaces_batch_samplers():

@@ -24,9 +24,10 @@ class Told(NamedTuple):
     columns: tuple[str, ...] = ("SIGTERM", "SIGKILL", "2 ranks", "2 ranks, SIGTERM")
 
 
+RANKS = ("2 ranks",)
 WITHIN_EPOCH = ("SIGTERM", "2 ranks", "2 ranks, SIGTERM")
-LOADER = (Told("ordinary DataLoader", "an interrupted epoch sees other samples", WITHIN_EPOCH),)
-STREAM = (Told("unknown length", "an interrupted epoch starts over", WITHIN_EPOCH),)
+LOADER = (Told("ordinary DataLoader", "a DataLoader gives each rank batches of its own", RANKS),)
+STREAM = (Told("unknown length", "each rank sees all of a stream", RANKS),)
 LOST = (Told("no checkpoint holds", "state outside the checkpoint is lost"),)
 
 

@@ -95,6 +95,13 @@ class Replay(IterableDataset):
             yield random.choice(self.memory)
 
 
+class Sampled(Regressor):
+    def loss(self, batch):
+        if isinstance(batch, torch.Tensor):
+            return F.mse_loss(self.net(batch), batch.square().sum(1, keepdim=True))
+        return super().loss(batch)
+
+
 class DQN(L.LightningModule):
     """Plays a step of a made-up game before each step of the optimizer."""
 
@@ -194,6 +201,30 @@ class Stream(Plain):
         return DataLoader(Rows(self.train), batch_size=4)
 
 
+class NoisyStream(Plain):
+    def train_dataloader(self):
+        return DataLoader(Replay([row[0] for row in self.train]), batch_size=4, num_workers=2)
+
+
+class Fast:
+    """A loader of one's own, for data in memory."""
+
+    def __init__(self, rows: Dataset, batch_size: int):
+        self.rows, self.batch_size = rows, batch_size
+
+    def __len__(self):
+        return len(self.rows) // self.batch_size
+
+    def __iter__(self):
+        for ids in torch.randperm(len(self.rows)).split(self.batch_size):
+            yield self.rows[ids]
+
+
+class FastData(Plain):
+    def train_dataloader(self):
+        return Fast(self.train, 4)
+
+
 class Several(Exact):
     mode: str | None = None
 
@@ -263,6 +294,7 @@ class OwnGenerator(Plain):
 
 
 RANKS = (Told("ranks|DataLoader", "ranks see what their loader yields", ("2 ranks",)),)
+OWN = (Told("a way of its own", "ranks see what their loader yields", ("2 ranks",)),)
 PASSES = (Told("no checkpoint holds", "counters of the data set are lost"),)
 RANDOM = (Told("transform|random", "each rank has its own random numbers", ("2 ranks",)),)
 STYLES = [
@@ -279,6 +311,8 @@ STYLES = [
     Style("stream with a state (litdata)", Regressor, StreamingData, told=RANKS),
     Style("stream that counts its passes", Regressor, SizedStream, told=PASSES + LOADER),
     Style("IterableDataset without a length", Regressor, Stream, told=STREAM),
+    Style("stream that samples, 2 workers", Sampled, NoisyStream, told=STREAM),
+    Style("loader of one's own", Regressor, FastData, told=OWN),
     Style("dictionary of BatchLoaders", FromSeveral, Several),
     Style("CombinedLoader min_size of BatchLoaders", FromSeveral, Shortest),
     Style("CombinedLoader max_size of DataLoaders", FromSeveral, SeveralPlain, told=LOADER),

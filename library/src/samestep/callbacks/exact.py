@@ -25,31 +25,50 @@ from samestep.callbacks.share_out import (
     weights_of_ranks,
 )
 from samestep.callbacks.sums import Sums
+from samestep.callbacks.watchdog import Watchdog
 from samestep.data.loader import BatchLoader
-from samestep.data.seeds import mix_seed, seed_others
-from samestep.ranks import lightning_patches
+from samestep.data.ordinary import ResumableBatches, iterates_as_torch, resumable
+from samestep.data.seeds import mix_seed, seed_others, seed_sample
+from samestep.ranks import environment, lightning_patches
 from samestep.ranks.epoch_loop import TRANSFERS
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import shard_like
 
 log = logging.getLogger(__name__)
 
-NOTE = (
-    "Note: the training data come from an ordinary DataLoader. If an epoch is interrupted, the "
-    "rest of it sees other samples, and several ranks repeat samples to get equal shares. "
-    "BatchLoader is exact:"
+NOTE_ON_RANKS = (
+    "Note: the training data come from an ordinary DataLoader. Its batch_size counts samples per "
+    "rank, and some samples are repeated to give all ranks as many. BatchLoader is exact on any "
+    "number of ranks:"
 )
 NOTE_ON_STREAMS = (
-    "Note: the training data come from an ordinary DataLoader of unknown length. If an epoch is "
-    "interrupted, it starts over with the first samples, and takes more steps. Each of several "
-    "ranks sees all samples, unless your data set splits them. BatchLoader is exact:"
+    "Note: the training data come from an ordinary DataLoader of unknown length. Each of several "
+    "ranks sees all samples, unless your data set splits them. BatchLoader is exact on any number "
+    "of ranks:"
+)
+NOTE_ON_OTHER_RANKS = (
+    "Note: this epoch began on {} ranks, and continues on {}. The rest of it sees other samples, "
+    "because an ordinary DataLoader gives each rank samples of its own."
+)
+NOTE_ON_READING = (
+    "Note: the run continues within an epoch. It reads {} batches again, which it trained on "
+    "before, because the training data give one batch after the other."
+)
+NOTE_ON_ITERATION = (
+    "Note: the training data come from {}, which has a way of its own to iterate. An interrupted "
+    "epoch reads its batches again up to the next one. What it keeps from one epoch to the next is "
+    "lost, unless it has state_dict and load_state_dict."
+)
+NOTE_ON_MIXTURE = (
+    "Note: of several training loaders one has a state of its own (state_dict), and another one "
+    "can only be read from the beginning. If an epoch is interrupted, that one starts over."
 )
 NOTE_ON_STATES = (
     "Note: the training data come from a loader with a state of its own (state_dict), and continue "
     "with it on the same number of ranks. Random transforms sample other numbers after an "
     "interruption. BatchLoader is exact:"
 )
-NOTE_ON_RANKS = (
+NOTE_ON_STATES_OF_RANKS = (
     "Note: the checkpoint has the states of the training loaders of {} ranks, and {} ranks cannot "
     "continue with them. The loaders start over."
 )
@@ -139,11 +158,12 @@ class SeedSteps(L.Callback):
 class ResumeOrder(L.Callback):
     """Lets the training data continue where the run was interrupted.
 
-    A ``BatchLoader`` continues with the batch after the last step. An ordinary DataLoader cannot
-    start within an epoch; a note says so once. Its order is a pure function of the seed and the
-    epoch, because the random numbers are seeded before it is sampled. A loader with
-    ``state_dict`` and ``load_state_dict`` continues from it, each rank from its own. A
-    ``generator`` of a DataLoader or of its sampler continues as it was before the epoch's order.
+    A ``BatchLoader`` and an ordinary DataLoader continue with the batch after the last step. The
+    order of a DataLoader is a pure function of the seed and the epoch, and the random numbers with
+    which a batch is read of its number too, because they are seeded before. A loader that gives
+    one batch after the other is read up to the next one. A loader with ``state_dict`` and
+    ``load_state_dict`` continues from it, each rank from its own. A ``generator`` of a DataLoader
+    or of its sampler continues as it was before the epoch's order.
 
     Args:
         seed: of the run.
@@ -159,6 +179,10 @@ class ResumeOrder(L.Callback):
         self._generators: list[Tensor] = []  # the states of generators before this epoch's order
         self._saved_generators: list[Tensor] = []  # the same, from a checkpoint
         self._saved_epoch_is_over = False
+        self._saved_world_size = 0
+        self._placed_at: tuple[int, int] | None = None  # epoch and batch
+        self._num_read = 0  # batches of this epoch that were read or skipped
+        self._watchdogs: list[Watchdog] = []
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Place the data before their first iterator is made."""
@@ -175,6 +199,8 @@ class ResumeOrder(L.Callback):
                 for generator, state in zip(generators, self._saved_generators, strict=True):
                     generator.set_state(state)
             self._note_generators(trainer)
+            if self.batch and trainer.is_global_zero and self._saved_world_size:
+                self._say_how_it_continues(trainer)
 
         if stage == "fit":
             lightning_patches.before_first_iterator(trainer, begin)
@@ -192,13 +218,19 @@ class ResumeOrder(L.Callback):
         """
         check_accumulation(trainer, pl_module)
         self.epoch = trainer.current_epoch
-        loaders = find_loaders(trainer.train_dataloader)
-        others = [loader for loader in loaders if not isinstance(loader, BatchLoader)]
+        others = self._others(trainer)
         have_states = {hasattr(loader, "load_state_dict") for loader in others}
-        is_endless = trainer.num_training_batches == math.inf
-        note = NOTE_ON_STREAMS if is_endless else NOTE
-        for has_state in sorted(have_states) if trainer.is_global_zero else []:
-            print(f"{NOTE_ON_STATES if has_state else note} docs/contract.md", flush=True)
+        notes = [NOTE_ON_STATES] if True in have_states else []
+        if False in have_states and trainer.world_size > 1:
+            is_endless = trainer.num_training_batches == math.inf
+            notes.append(NOTE_ON_STREAMS if is_endless else NOTE_ON_RANKS)
+        for note in notes if trainer.is_global_zero else []:
+            print(f"{note} docs/contract.md", flush=True)
+        for loader in others if trainer.is_global_zero else []:
+            if not (hasattr(loader, "load_state_dict") or iterates_as_torch(loader)):
+                print(NOTE_ON_ITERATION.format(type(loader).__name__), flush=True)
+        if len(have_states) > 1 and None in self._places(others) and trainer.is_global_zero:
+            print(NOTE_ON_MIXTURE, flush=True)
         exact = find_batch_loaders(trainer.train_dataloader)
         several = trainer.world_size > 1 and trainer.is_global_zero
         if several and any(loader.draws_by_slice() for loader in exact):
@@ -206,7 +238,9 @@ class ResumeOrder(L.Callback):
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Place the data at the start of a new epoch, and seed its order."""
-        self._place(trainer)
+        # Data of unknown length have given their first batch when the first epoch begins.
+        if self._placed_at != (self.epoch, self.batch):
+            self._place(trainer)
         if not self._is_first_epoch:
             self._seed_order()
             self._note_generators(trainer)
@@ -231,12 +265,16 @@ class ResumeOrder(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """How far the epoch has come."""
-        return {"epoch": self.epoch, "batch": self.batch, "generators": self._generators}
+        return {
+            "epoch": self.epoch, "batch": self.batch, "generators": self._generators,
+            "world_size": environment.world_size(),
+        }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from there."""
         self.epoch, self.batch = state_dict["epoch"], state_dict["batch"]
-        self._saved_generators = state_dict.get("generators", [])
+        self._saved_generators = state_dict["generators"]
+        self._saved_world_size = state_dict["world_size"]
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -261,7 +299,7 @@ class ResumeOrder(L.Callback):
         if own and len(ranks) == trainer.world_size:
             self._loader_states = ranks[trainer.global_rank]
         elif own and trainer.is_global_zero:
-            print(NOTE_ON_RANKS.format(len(ranks), trainer.world_size), flush=True)
+            print(NOTE_ON_STATES_OF_RANKS.format(len(ranks), trainer.world_size), flush=True)
 
     def _seed_order(self) -> None:
         seed_all(mix_seed(self.seed, self.epoch))
@@ -270,12 +308,58 @@ class ResumeOrder(L.Callback):
         generators = generators_of(trainer.train_dataloader)
         self._generators = [generator.get_state() for generator in generators]
 
+    def _others(self, trainer: L.Trainer) -> list[Any]:
+        """The training loaders that are no BatchLoader."""
+        loaders = find_loaders(trainer.train_dataloader)
+        return [loader for loader in loaders if not isinstance(loader, BatchLoader)]
+
+    def _places(self, others: list[Any]) -> list[ResumableBatches | None]:
+        """Where the batches of loaders without a state can be skipped; None if they are read."""
+        without = (loader for loader in others if not hasattr(loader, "load_state_dict"))
+        return [resumable(loader, self.seed) for loader in without]
+
     def _place(self, trainer: L.Trainer) -> None:
+        """Begin with the batch after the last step: skip those before, or read and drop them."""
+        self._placed_at = self.epoch, self.batch
+        others = self._others(trainer)
+        places = self._places(others)
+        has_states = len(places) < len(others)
+        repeats = lightning_patches.repeats_shorter_loaders(trainer)
+        # Without a length it is endless, as the batches of some samplers are.
+        found = [place for place in places if place is not None]
+        sized = [place for place in found if hasattr(place.batches, "__len__")]
+        is_over = repeats and any(len(place) <= self.batch for place in sized)
+        must_read = (None in places or is_over) and not has_states
+        first = 0 if must_read else self.batch
+        for loader in others:
+            lightning_patches.set_epoch(loader, self.epoch)
+        for place in found:
+            place.start_at(self.epoch, first)
         for loader in find_batch_loaders(trainer.train_dataloader):
             # The shorter one of two loaders begins again within an epoch.
             is_shorter = 0 < len(loader) < trainer.num_training_batches
-            is_over = is_shorter and self.batch >= len(loader)
-            loader.start_at(self.epoch, self.batch % len(loader) if is_over else self.batch)
+            is_over = is_shorter and first >= len(loader)
+            loader.start_at(self.epoch, first % len(loader) if is_over else first)
+        if others:
+            self._num_read = first
+            callbacks = trainer.callbacks  # type: ignore[attr-defined]
+            self._watchdogs = [c for c in callbacks if isinstance(c, Watchdog)]
+            lightning_patches.before_batches(trainer, self._begin_batch, self.batch - first)
+
+    def _begin_batch(self) -> None:
+        """Seed the random numbers with which this process reads a batch."""
+        seed_sample(self.seed, self.epoch, self._num_read, environment.rank(), 2)
+        self._num_read += 1
+        # Many batches may be read before the first step.
+        for watchdog in self._watchdogs:
+            watchdog.go_on()
+
+    def _say_how_it_continues(self, trainer: L.Trainer) -> None:
+        others, world_size = self._others(trainer), trainer.world_size
+        if others and self._saved_world_size != world_size:
+            print(NOTE_ON_OTHER_RANKS.format(self._saved_world_size, world_size), flush=True)
+        if num := self.batch - self._num_read if others else 0:
+            print(NOTE_ON_READING.format(num), flush=True)
 
 
 class RankState(L.Callback):

@@ -21,6 +21,8 @@ from torchmetrics import Metric
 
 from samestep.callbacks.share_out import find_loaders
 from samestep.callbacks.sums import Sums
+from samestep.data.ordinary import ResumableBatches
+from samestep.data.sampler import BatchesOfRank
 from samestep.ranks.sharded import class_of
 
 Leaves = list[object]  # the numbers of an attribute, in an order that does not change
@@ -41,10 +43,10 @@ class LostState(L.Callback):
     It compares the attributes of the module, of its parts, of the DataModule, of the data sets and
     samplers of its DataLoaders, and of the callbacks that are not Lightning's: numbers, tensors,
     arrays, generators of random numbers, and lists, dictionaries and objects of these. It looks at
-    them before the first step, after it, and when the second epoch begins: an attribute that has
-    another value then, and that no ``state_dict`` holds, is state. A list that is empty between two
-    epochs is lost within an epoch only; it is named if training fills it. A class with its own
-    ``on_save_checkpoint`` is trusted.
+    them before the first step, after it, and after the first step of the second epoch: an attribute
+    that has another value then, and that no ``state_dict`` holds, is state. A list that is empty
+    between two epochs is lost within an epoch only; it is named if training fills it. A class with
+    its own ``on_save_checkpoint`` is trusted.
 
     A checkpoint keeps the names, and a run that continues repeats them before its first step.
 
@@ -57,7 +59,7 @@ class LostState(L.Callback):
         self._before: dict[str, Leaves] = {}
         self._unsaved_buffers: list[str] = []
         self._first_epoch = 0
-        self._has_stepped = False
+        self._num_compared = 0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Note the buffers with ``persistent=False``, before a strategy cuts up the model."""
@@ -80,20 +82,17 @@ class LostState(L.Callback):
                 f"checkpoint holds them: {briefly(self.names)}",
                 flush=True,
             )
-        self._first_epoch, self._has_stepped = trainer.current_epoch, False
+        self._first_epoch, self._num_compared = trainer.current_epoch, 0
         self._before = self._look(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
-        """Compare after the first batch."""
-        if not self._has_stepped and trainer.is_global_zero:
-            self._has_stepped = True
-            self._compare(trainer, pl_module)
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Compare once more when the first epoch is over, with its validation."""
-        if trainer.current_epoch == self._first_epoch + 1 and trainer.is_global_zero:
+        """Compare after the first batch of the first epoch, and of the second."""
+        # In the second one, a loader has begun again, and the module may have told it the epoch.
+        num_epochs = trainer.current_epoch - self._first_epoch
+        if num_epochs == self._num_compared < 2 and trainer.is_global_zero:
+            self._num_compared += 1
             self._compare(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
@@ -141,7 +140,7 @@ class LostState(L.Callback):
                 attributes += attributes_of_owner(owner)
         for loader in find_loaders(trainer.train_dataloader):
             # A loader with a state of its own says what it needs.
-            if isinstance(loader, DataLoader) and not hasattr(loader, "load_state_dict"):
+            if not hasattr(loader, "load_state_dict"):
                 attributes += attributes_of_loader(loader, data)
 
         found = {}
@@ -186,19 +185,27 @@ def attributes_of_owner(owner: Any) -> Iterator[Attribute]:
             yield f"{type(owner).__name__}.{attribute}", value, saved
 
 
-def attributes_of_loader(loader: DataLoader[Any], data: Any) -> Iterator[Attribute]:
-    """The attributes of what a DataLoader reads, such as the passes that a data set counts.
+def attributes_of_loader(loader: Any, data: Any) -> Iterator[Attribute]:
+    """The attributes of a loader and of what it reads, such as the passes that a data set counts.
 
     The DataModule may hold them in its ``state_dict``.
     """
     saved = data.state_dict() if data is not None else None
-    batch_sampler = loader.batch_sampler
-    sampler = getattr(batch_sampler, "sampler", None)
-    for part in (loader.dataset, loader.sampler, batch_sampler, sampler):
+    parts, of_torch = [loader], set[str]()
+    if isinstance(loader, DataLoader):
+        batch_sampler = loader.batch_sampler
+        while isinstance(batch_sampler, (ResumableBatches, BatchesOfRank)):
+            batch_sampler = batch_sampler.batches
+        sampler = getattr(batch_sampler, "sampler", None)
+        parts += [loader.dataset, loader.sampler, batch_sampler, sampler]
+        of_torch = {name for name in vars(loader) if name.startswith("_")}
+    for part in parts:
         # Lightning tells a sampler that has ``set_epoch`` the epoch, also after a restart.
-        if part is not None and not is_of_library(part) and not hasattr(part, "set_epoch"):
+        is_told = hasattr(part, "set_epoch") and part is not getattr(loader, "dataset", None)
+        if part is not None and not is_of_library(part) and not is_told:
             for attribute, value in getattr(part, "__dict__", {}).items():
-                yield f"{type(part).__name__}.{attribute}", value, saved
+                if part is not loader or attribute not in of_torch:
+                    yield f"{type(part).__name__}.{attribute}", value, saved
 
 
 def read(value: Any, kept: set[int]) -> Leaves:

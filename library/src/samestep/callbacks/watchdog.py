@@ -50,6 +50,11 @@ class Watchdog(L.Callback):
     on_train_batch_start = on_train_batch_end = on_save_checkpoint = on_train_start
     on_validation_batch_start = on_test_batch_start = on_train_start
 
+    def go_on(self) -> None:
+        """Start the countdown again, if it runs."""
+        if self._file is not None:
+            self.on_train_start()
+
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Stop the countdown."""
         self.stop()

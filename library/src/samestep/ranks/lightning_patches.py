@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from samestep.errors import RunError
 from samestep.ranks import environment
 
 if TYPE_CHECKING:
@@ -432,7 +433,7 @@ def load_loader_states(
     """
     loaders: Any = trainer.fit_loop._combined_loader
     loaders.keeps_states = bool(loaders._state_dicts())
-    _remember_states_before_batches()
+    _watch_batches()
     if not states:
         return
     loaders._load_state_dicts(states)
@@ -443,14 +444,58 @@ def load_loader_states(
         loaders.may_be_exhausted = True
 
 
+def repeats_shorter_loaders(trainer: "L.Trainer") -> bool:
+    """Whether the shorter ones of several training loaders begin again within an epoch."""
+    loaders: Any = trainer.fit_loop._combined_loader
+    return len(loaders.flattened) > 1 and loaders._mode == "max_size_cycle"
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell the samplers of a loader the epoch, as Lightning 2.6 does when it begins one.
+
+    In a run that continues, loader processes ask for their first batches before that.
+    """
+    from lightning.fabric.utilities.data import _set_sampler_epoch
+
+    _set_sampler_epoch(loader, epoch)
+
+
+def before_batches(trainer: "L.Trainer", begin: Callable[[], None], num_to_read: int) -> None:
+    """Call ``begin`` before each batch of the training is read.
+
+    Lightning 2.6 has no hook there. The first ``num_to_read`` batches are read and left out,
+    because the run has trained on them before it was interrupted.
+    """
+    loaders: Any = trainer.fit_loop._combined_loader
+    loaders.begin_batch, loaders.num_to_read = begin, num_to_read
+
+
+def _read_trained_batches(loaders: Any, read: Callable[[Any], Any]) -> None:
+    num = loaders.num_to_read
+    loaders.num_to_read = 0
+    for number in range(num):
+        loaders.begin_batch()
+        try:
+            read(loaders)
+        except StopIteration:
+            raise RunError(
+                f"the training data end after {number} batches of this epoch, but the run was "
+                f"interrupted after {num}. They have changed: continue with those it began with"
+            ) from None
+
+
 @cache  # once in a process, which may have several runs
-def _remember_states_before_batches() -> None:
+def _watch_batches() -> None:
+    """Let CombinedLoader of Lightning 2.6 say when it reads a batch, and keep states before it."""
     from lightning.pytorch.utilities import CombinedLoader
 
     get_next: Callable[[CombinedLoader], Any] = CombinedLoader.__next__
 
     def remember_and_get_next(loaders: Any) -> Any:
         attributes = loaders.__dict__
+        if "begin_batch" in attributes:
+            _read_trained_batches(loaders, get_next)
+            loaders.begin_batch()
         if not attributes.get("keeps_states"):
             return get_next(loaders)
         iterator = loaders._iterator

@@ -1,0 +1,103 @@
+"""Ordinary DataLoaders, made exact: an epoch continues with the batch after its last step.
+
+torch and Lightning start an interrupted epoch over. A DataLoader of torch asks its batch sampler
+which samples come next, so the batches before are skipped there, and none of them is read. What
+gives samples one after the other (an ``IterableDataset``, a loader of somebody else's) is read up
+to the next batch instead.
+
+Random numbers are seeded before each batch is read, by this process or by a loader process. So
+they do not depend on what was read or trained before.
+"""
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from samestep.data.seeds import mix_seed, seed_sample
+from samestep.ranks import environment
+
+
+class Ids(list[Any]):
+    """The positions of a batch. Whoever reads them samples the random numbers of this batch.
+
+    The loader process that reads a batch gets nothing else from the process that trains.
+    """
+
+    def __init__(self, ids: Any, seed: int) -> None:
+        super().__init__(ids)
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[Any]:
+        seed_sample(self.seed)
+        return super().__iter__()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default pickle iterates over a list, and would seed the process that trains.
+        return Ids, (list(super().__iter__()), self.seed)
+
+
+class ResumableBatches(BatchSampler):
+    """The batches of another batch sampler, each with a seed, from any one on.
+
+    Args:
+        batches: the batch sampler.
+        seed: of the run.
+    """
+
+    def __init__(self, batches: Any, seed: int) -> None:
+        self.batches = batches
+        self.seed = seed
+        self.start_at(0, 0)
+
+    def start_at(self, epoch: int, batch: int) -> None:
+        """Begin the next pass with this batch of this epoch."""
+        self.epoch, self.first, self.num_passes = epoch, batch, 0
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        # The shorter of two loaders may have several passes in an epoch.
+        numbers = self.seed, self.epoch, self.num_passes
+        first, self.first = self.first, 0
+        self.num_passes += 1
+        batches = iter(self.batches)
+        for number in count():
+            # A batch sampler may sample each batch when it is asked for it, on all ranks the same.
+            seed_sample(*numbers, number)
+            try:
+                ids = next(batches)
+            except StopIteration:
+                return
+            if number >= first:
+                is_list = isinstance(ids, (list, tuple))
+                seed = mix_seed(*numbers, number, environment.rank())
+                yield Ids(ids, seed) if is_list else ids
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the batch sampler has, such as ``sampler`` and ``batch_size``."""
+        if name == "batches":  # a copy asks for it before it is there
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+
+def iterates_as_torch(loader: Any) -> bool:
+    """Whether it is a DataLoader that has no way of its own to iterate."""
+    return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+
+
+def resumable(loader: Any, seed: int) -> ResumableBatches | None:
+    """Where the batches of a loader can be skipped; None if they must be read."""
+    if not iterates_as_torch(loader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    # With batch_size=None each position is a batch, or the data set gets a list of its own.
+    if loader.batch_sampler is None:
+        return None
+    if not isinstance(loader.batch_sampler, ResumableBatches):
+        # DataLoader raises where this attribute is assigned.
+        vars(loader)["batch_sampler"] = ResumableBatches(loader.batch_sampler, seed)
+    batches = loader.batch_sampler
+    assert isinstance(batches, ResumableBatches)
+    return batches

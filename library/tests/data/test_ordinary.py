@@ -1,0 +1,206 @@
+"""Ordinary DataLoaders of torch: an interrupted epoch goes on with the next batch, bit by bit."""
+
+import copy
+import pickle
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
+
+from library.tests.kit import Net, Place, batches, check_exact, fit, on_ranks
+from samestep.data.ordinary import Ids, ResumableBatches
+from samestep.errors import RunError
+
+PLACES: list[Place] = [(0, 1), (1, 0), (1, 2)]
+DISTURBED: dict[str, Any] = {"how": "both", "save_every_s": 1e-9}
+"""By SIGTERM and SIGKILL in turns; it saves at each step."""
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """A transform that draws from all three libraries."""
+
+    reads: list[int] = []  # noqa: RUF012
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.reads.append(index)
+        noise = torch.rand(1) + float(np.random.rand()) + random.random()
+        return index + 0.01 * noise
+
+
+class AllAtOnce(Noisy):
+    """As Hugging Face's data sets: asked for a whole batch."""
+
+    def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
+        return [self[index] for index in indices]
+
+
+class Buckets(Sampler[list[int]]):
+    """Samples the next batch when it is asked for it."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(4):
+            yield random.sample(range(16), 4)
+
+
+class Endless(Sampler[list[int]]):
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield from Buckets()
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Shuffles in a buffer."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = torch.utils.data.get_worker_info()
+        rest = list(range(info.id if info else 0, 16, info.num_workers if info else 1))
+        while rest:
+            index = rest.pop(random.randrange(len(rest)))
+            yield index + 0.01 * torch.rand(1)
+
+
+class Sized(Stream):
+    def __len__(self) -> int:
+        return 16
+
+
+class OneByOne:
+    """A loader of somebody else's."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for ids in torch.randperm(16).view(4, 4):
+            yield ids[:, None] + 0.01 * torch.rand(4, 1)
+
+
+def with_generator(num: int = 16) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(3)
+    return DataLoader(Noisy(), 4, sampler=RandomSampler(range(num), generator=generator))
+
+
+LOADERS: dict[str, Any] = {
+    "shuffled": lambda: DataLoader(Noisy(), 4, shuffle=True),
+    "workers": lambda: DataLoader(Noisy(), 4, shuffle=True, num_workers=2),
+    "persistent": lambda: DataLoader(
+        AllAtOnce(), 4, shuffle=True, num_workers=1, persistent_workers=True
+    ),
+    "generator": with_generator,
+    "batch sampler": lambda: DataLoader(Noisy(), batch_sampler=Buckets()),
+    "a sampler of batches": lambda: DataLoader(AllAtOnce(), batch_size=None, shuffle=True),
+    "stream": lambda: DataLoader(Stream(), 4),
+    "stream, workers": lambda: DataLoader(Stream(), 4, num_workers=2),
+    "stream with a length": lambda: DataLoader(Sized(), 4, drop_last=True),
+    "another loader": OneByOne,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")
+@pytest.mark.parametrize("name", LOADERS)
+def test_an_interrupted_epoch_continues_exactly(tmp_path: Path, name: str, capsys):
+    check_exact(tmp_path, Net, LOADERS[name], *PLACES, **DISTURBED)
+    said = capsys.readouterr().out
+    assert "ordinary DataLoader" not in said
+    reads = name.startswith(("stream", "another", "a sampler"))
+    assert ("reads 2 batches again" in said) == reads
+
+
+def test_batches_before_are_not_read(tmp_path: Path):
+    Noisy.reads.clear()
+    fit(tmp_path, Net, LOADERS["shuffled"], [(0, 2)], max_epochs=1)
+    # The run stops when the next batch has been read.
+    assert len(Noisy.reads) == 16 + 4
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        ("max_size_cycle", lambda: with_generator(8)), ("max_size", lambda: with_generator(8)),
+        ("max_size_cycle", LOADERS["stream"]), ("min_size", LOADERS["stream"]),
+        ("max_size_cycle", batches),
+    ],
+)  # fmt: skip
+def test_several_loaders_continue_together(tmp_path: Path, mode: str, kind: Any):
+    """The shorter one has begun again within the epoch."""
+
+    def make() -> CombinedLoader:
+        return CombinedLoader({"a": LOADERS["workers"](), "b": kind()}, mode)
+
+    check_exact(tmp_path, Net, make, (0, 0), (1, 2), **DISTURBED)
+
+
+def test_a_batch_sampler_without_an_end_continues(tmp_path: Path):
+    data = lambda: DataLoader(Noisy(), batch_sampler=Endless())  # noqa: E731
+    check_exact(tmp_path, Net, data, (0, 1), (1, 1), limit_train_batches=3)
+
+
+def test_a_stream_that_has_become_shorter_is_an_error(tmp_path: Path):
+    class Shorter(Stream):
+        num = 16
+
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            yield from torch.ones(self.num, 1)
+
+    def make() -> DataLoader[Any]:
+        Shorter.num -= 12
+        return DataLoader(Shorter(), 1)
+
+    Shorter.num = 28
+    with pytest.raises(
+        RunError, match=r"end after 4 batches of this epoch, .* interrupted after 6"
+    ):
+        fit(tmp_path, Net, make, [(0, 5)])
+
+
+def check_on_ranks(folder: str, name: str) -> None:
+    whole, _ = check_exact(Path(folder), Net, LOADERS[name], (0, 0), (1, 0), rank=1)
+    ids = [i for _, _, seen in whole.seen for i in seen]
+    assert len(set(ids)) == len(ids)  # each rank draws other numbers in each epoch
+
+
+@pytest.mark.parametrize("name", ["shuffled", "workers", "batch sampler"])
+def test_two_ranks_continue_exactly(tmp_path: Path, name: str):
+    done = on_ranks(check_on_ranks, str(tmp_path), name)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("batch_size counts samples per rank") == 4  # starts
+
+
+def stop_on_ranks(folder: str) -> None:
+    loaders = iter([LOADERS["shuffled"]()])
+    with suppress(StopIteration):  # it does not continue here
+        fit(Path(folder), Net, lambda: next(loaders), [(0, 0)], max_epochs=1)
+
+
+def test_another_number_of_ranks_is_told(tmp_path: Path, capsys):
+    stopped = on_ranks(stop_on_ranks, str(tmp_path))
+    assert "Stopped by SIGTERM" in stopped.stdout, stopped.stderr
+    fit(tmp_path, Net, LOADERS["shuffled"], max_epochs=1)
+    assert "this epoch began on 2 ranks, and continues on 1" in capsys.readouterr().out
+
+
+def test_ids_go_to_another_process_without_seeding_this_one():
+    before = random.getstate()
+    ids = pickle.loads(pickle.dumps(Ids([3, 1], 5)))
+    assert random.getstate() == before
+    assert [*ids] == [3, 1]
+    assert random.getstate() != before
+
+
+def test_a_batch_sampler_keeps_its_attributes():
+    batches = ResumableBatches(DataLoader(Noisy(), 4, drop_last=True).batch_sampler, 0)
+    assert (len(batches), batches.batch_size, batches.drop_last) == (4, 4, True)
+    assert [[*ids] for ids in copy.copy(batches)][1] == [4, 5, 6, 7]
