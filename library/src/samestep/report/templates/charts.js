@@ -1,5 +1,5 @@
-// Draws each <figure class="chart"> from the JSON in its data-chart, by Plotly. What it shows is in
-// words beside it too, so the drawing is hidden from screen readers.
+// Draws each <figure class="chart"> from the JSON in its data-chart, by Plotly, and describes it in
+// words, so the drawing is hidden from screen readers.
 "use strict";
 
 const DASHES = ["solid", "dash", "dot", "dashdot"];
@@ -31,7 +31,7 @@ function ticksOf(chart, width) {
   return last > first ? [...ticks, last] : ticks;
 }
 
-function tracesOf(chart, weight, isPlain) {
+function tracesOf(chart, weight) {
   return chart.curves.flatMap((curve, number) => {
     const color = style(`--series-${number % 8}`);
     const dash = DASHES[(number + Math.floor(number / 8)) % DASHES.length];
@@ -55,12 +55,21 @@ function tracesOf(chart, weight, isPlain) {
   });
 }
 
+function describe(chart) {
+  const words = chart.curves.map(({ name, x, y, best }) => {
+    const low = y.indexOf(Math.min(...y)), high = y.indexOf(Math.max(...y));
+    const star = x.includes(best) ? `, ${y[x.indexOf(best)]} in the best epoch` : "";
+    return `${name}: ${y[0]} at first, ${y.at(-1)} at last, lowest ${y[low]} (at ${x[low]}), highest ${y[high]} (at ${x[high]})${star}.`;
+  });
+  return [`Over the ${chart.axis}s.`, ...words].join(" ");
+}
+
 function draw(figure) {
-  const place = figure.querySelector(".plot");
+  const place = figure.querySelector(".plot"), chart = JSON.parse(place.dataset.chart);
+  figure.querySelector("figcaption p").textContent = describe(chart);
   const isPrinted = "print" in document.documentElement.dataset;
   const width = isPrinted ? 640 : place.clientWidth;
   if (!window.Plotly || !width) return; // within closed details
-  const chart = JSON.parse(place.dataset.chart);
   const ink = style("--ink"), grid = { gridcolor: style("--grid"), linecolor: style("--line"), zeroline: false };
   const ticks = ticksOf(chart, width);
   const isLog = document.getElementById("log")?.checked;
@@ -69,7 +78,7 @@ function draw(figure) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: ink, size: 12, family: "system-ui, sans-serif" },
     hovermode: "x unified", hoverlabel: { bgcolor: style("--paper"), bordercolor: style("--line"), font: { color: ink } },
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, showlegend: chart.curves.length > 1 || chart.curves[0]?.name !== chart.title,
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, showlegend: chart.curves.length > 1 || chart.curves[0].name !== chart.title,
     // A finger scrolls the page; a mouse zooms.
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     xaxis: { ...grid, title: { text: chart.axis, standoff: 8 }, tickmode: place.dataset.ticks ?? "array", tickvals: ticks },
