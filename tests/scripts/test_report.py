@@ -109,7 +109,12 @@ addEventListener("load", async () => {
   seen.titles = places.map((place) => place.closest("figure").ariaLabel);
   seen.ticks = [...first.querySelectorAll(".xtick")].map((tick) => tick.textContent);
   seen.names = first.data.map((trace) => trace.name);
-  seen.words = first.closest("figure").querySelector("figcaption p").textContent;
+  const values = first.closest("figure").querySelector(".values");
+  values.open = true;
+  await wait(() => values.querySelector("td"));
+  const rows = [...values.querySelectorAll("tr")];
+  seen.table = rows.map((row) => [...row.cells].map((cell) => cell.textContent));
+  seen.unnamed = [...values.querySelectorAll("th")].filter((heading) => !heading.scope).length;
   const stars = first.data.filter((trace) => trace.marker?.symbol === "star");
   seen.stars = stars.map((trace) => trace.x[0]);
   document.querySelector(".machine").open = true;
@@ -145,8 +150,11 @@ def test_curves_have_zoom_smoothing_a_logarithmic_axis_and_the_best_epoch(tmp_pa
     assert seen["ticks"] == ["1", "2", "3"]
     assert seen["names"][0] == "train/loss"
     assert seen["stars"] == [3, 3]
-    assert seen["words"].startswith("Over the epochs. train/loss: 1 at first, 0.333333 at last, ")
-    assert seen["words"].endswith("highest 0.5 (at 1), 0.25 in the best epoch.")
+    assert seen["table"] == [
+        ["epoch", "train/loss", "val/loss"], ["1", "1.0000", "0.50000"],
+        ["2", "0.5000", "0.33333"], ["3", "★ 0.3333", "★ 0.25000"],
+    ]  # fmt: skip
+    assert seen["unnamed"] == 0
     assert seen["log"] == "log"
     assert seen["smooth"] == pytest.approx([1, 2 / 3, 10 / 21], abs=1e-5)
     assert seen["zoomed"] == [[1.5, 2.5], "auto"]

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.command_line import Parser
-from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.report import listing, page
 from samestep.report.compare import compare as compare_runs
@@ -53,7 +52,8 @@ def report(argv: Sequence[str]) -> int:
     arguments = parser.parse(argv)
     environment.limit_threads()
     if is_live:
-        serve(check_folder(arguments.folder), arguments.port)
+        listing.list_runs(arguments.folder)  # a folder that is not there is an error at once
+        serve(arguments.folder, arguments.port)
     else:
         print(page.write(arguments.run_dir))
     return 0
@@ -84,7 +84,7 @@ def runs(argv: Sequence[str]) -> int:
     parser.add_argument("folder", nargs="?", default="runs", type=Path, help="default: runs")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse(argv)
-    found = listing.list_runs(check_folder(arguments.folder))
+    found = listing.list_runs(arguments.folder)
     if arguments.json:
         print(json.dumps(listing.to_json(found), indent=2))
     elif not found:
@@ -92,10 +92,3 @@ def runs(argv: Sequence[str]) -> int:
     else:
         print("\n".join(listing.to_lines(found)))
     return 0
-
-
-def check_folder(folder: Path) -> Path:
-    """The folder, if it is one."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder; name the run_root of your runs")
-    return folder

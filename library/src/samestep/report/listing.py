@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from samestep.errors import ConfigError
 from samestep.report.files import instant, show
 from samestep.run.record import Record, read
 
@@ -38,7 +39,13 @@ class Listed(NamedTuple):
 
 
 def list_runs(folder: Path) -> list[Listed]:
-    """The runs of a folder, the newest first. Other folders in it are left out."""
+    """The runs of a folder, the newest first; other folders in it are left out.
+
+    Raises:
+        ConfigError: if there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; name the run_root of your runs")
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:

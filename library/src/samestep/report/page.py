@@ -6,8 +6,6 @@ jinja2 is imported when a page is made: a run that starts does not wait for it.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NAME = summary.REPORT
-MAX_EPOCHS = 100  # lines of the table of epochs
 NO_FACTS = ("command", "config", "overridden", "packages")  # of a start; shown elsewhere
 
 
@@ -65,7 +62,6 @@ def page_of(run: Run) -> str:
         facts=summary.facts_of(run),
         figures={name: show(value) for name, value in sorted(run.figures.items())},
         charts=charts.charts_of([run]),
-        epochs=epochs_of(run),
         predictions=read_predictions(run.run_dir),
         changed=changed_in(run),
         config=run.config,
@@ -74,33 +70,6 @@ def page_of(run: Run) -> str:
         timeline=timeline(run.status),
         command=summary.command_to_go_on(run.config, run.run_dir, epochs),
     )
-
-
-def epochs_of(run: Run) -> list[list[str]]:
-    """The metrics of each epoch as a table, the heading first; the newest epochs of a long run."""
-    hidden = ("test/", "test_", "step/", "system/")
-    names = {name for row in run.rows for name in row if not name.startswith(hidden)}
-    names -= {"epoch", "step"}
-    rows = [row for row in run.rows if names & row.keys()][-MAX_EPOCHS:]
-    columns = [
-        [f"{row.get('epoch', -1) + 1:.0f}" for row in rows],
-        [f"{row['step'] + 1:.0f}" for row in rows],
-        *(align([row.get(name) for row in rows]) for name in sorted(names)),
-    ]
-    table = [["epoch", "step", *sorted(names)], *map(list, zip(*columns, strict=True))]
-    return table if rows else []
-
-
-def align(column: Sequence[float | None]) -> list[str]:
-    """A column of figures with the same number of places; None is left out.
-
-    It has five figures of the largest value, unless the smallest would lose most of its own.
-    """
-    sizes = [abs(value) for value in column if value and math.isfinite(value)]
-    places = max(0, 4 - math.floor(math.log10(max(sizes, default=1))))
-    if max(sizes, default=1) > 1000 * min(sizes, default=1):
-        return ["" if value is None else show(value) for value in column]
-    return ["" if value is None else f"{value:,.{places}f}" for value in column]
 
 
 def changed_in(run: Run) -> list[tuple[str, str, str]]:

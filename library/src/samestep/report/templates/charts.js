@@ -1,7 +1,8 @@
-// Draws each <figure class="chart"> from the JSON in its data-chart, by Plotly, and describes it in
-// words, so the drawing is hidden from screen readers.
+// Draws each <figure class="chart"> from the JSON in its data-chart, by Plotly, and shows the values
+// as a table where that is opened; the drawing itself is hidden from screen readers.
 "use strict";
 
+const MAX_ROWS = 100;
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 // Plotly reads some HTML in texts.
@@ -55,18 +56,40 @@ function tracesOf(chart, weight) {
   });
 }
 
-function describe(chart) {
-  const words = chart.curves.map(({ name, x, y, best }) => {
-    const low = y.indexOf(Math.min(...y)), high = y.indexOf(Math.max(...y));
-    const star = x.includes(best) ? `, ${y[x.indexOf(best)]} in the best epoch` : "";
-    return `${name}: ${y[0]} at first, ${y.at(-1)} at last, lowest ${y[low]} (at ${x[low]}), highest ${y[high]} (at ${x[high]})${star}.`;
-  });
-  return [`Over the ${chart.axis}s.`, ...words].join(" ");
+// The newest values of a chart as a table, each column with the same number of places.
+function tabulate(chart) {
+  const table = document.createElement("table");
+  table.className = "numeric";
+  table.createCaption().textContent = `${chart.title} by ${chart.axis}`;
+  const add = (part, texts) => {
+    const row = part.insertRow();
+    texts.forEach((text, column) => {
+      const cell = document.createElement(part === table.tHead || !column ? "th" : "td");
+      if (cell.tagName === "TH") cell.scope = part === table.tHead ? "col" : "row";
+      cell.textContent = text;
+      row.append(cell);
+    });
+  };
+  add(table.createTHead(), [chart.axis, ...chart.curves.map((curve) => curve.name)]);
+  const xs = [...new Set(chart.curves.flatMap((curve) => curve.x))].sort((a, b) => a - b);
+  const body = table.createTBody();
+  for (const x of xs.slice(-MAX_ROWS)) {
+    add(body, [x, ...chart.curves.map((curve) => {
+      const place = curve.x.indexOf(x), size = Math.max(...curve.y.map(Math.abs)) || 1;
+      const value = curve.y[place], places = Math.max(0, 4 - Math.floor(Math.log10(size)));
+      // A column whose smallest value would lose its figures has each with its own places.
+      const isWide = curve.y.some((y) => y && Math.abs(y) < size / 1000);
+      const text = isWide ? value?.toPrecision(4) : value?.toFixed(places);
+      return `${place >= 0 && x === curve.best ? "★ " : ""}${text ?? ""}`;
+    })]);
+  }
+  return table;
 }
 
 function draw(figure) {
   const place = figure.querySelector(".plot"), chart = JSON.parse(place.dataset.chart);
-  figure.querySelector("figcaption p").textContent = describe(chart);
+  const values = figure.querySelector(".values");
+  if (values.open) values.lastElementChild.replaceChildren(tabulate(chart));
   const isPrinted = "print" in document.documentElement.dataset;
   const width = isPrinted ? 640 : place.clientWidth;
   if (!window.Plotly || !width) return; // within closed details
