@@ -57,7 +57,7 @@ def test_a_run_that_is_stopped_or_fails_leaves_a_page_too(tmp_path: Path):
     assert stopped.returncode == 143, stopped.stderr
     text = (tmp_path / "one" / page.NAME).read_text()
     assert '"state stopped">stopped</span> SIGTERM' in text
-    assert "<td>after step 26 SIGTERM</td>" in text
+    assert "<td>after step 26, SIGTERM</td>" in text
 
     # Between training and test no callback of Lightning learns of an error.
     failed = run("train.py", *words, RUN_ID="one", LOSE_BEST="1")

@@ -6,8 +6,7 @@ import io
 import json
 import math
 import mimetypes
-import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,28 +107,11 @@ def instant(text: Any) -> float:
         return 0.0
 
 
-def timeline(status: record.Record) -> list[dict[str, str]]:
+def timeline(status: record.Record) -> list[Mapping[str, Any]]:
     """Starts and ends in order of their time; a start that was killed has left no end."""
-    events = [
-        {
-            "time": str(end.get("time", "")),
-            "what": str(end.get("state", "")),
-            "details": f"after step {end.get('step', '?')} {end.get('why', '')}",
-        }
-        for end in status.ends
-    ]
-    for start in status.starts:
-        command = start.get("command")
-        words = shlex.join(["python", *map(str, command)]) if isinstance(command, list) else ""
-        place = f"{start.get('world_size', '?')} rank(s), {start.get('hostname', '?')}"
-        events.append(
-            {
-                "time": str(start.get("started", "")),
-                "what": "started",
-                "details": f"{place}: {words}",
-            }
-        )
-    return sorted(events, key=lambda event: instant(event["time"]))
+    # An end comes before a start of the same second.
+    events = [*status.ends, *status.starts]
+    return sorted(events, key=lambda event: instant(event.get("started") or event.get("time")))
 
 
 def read_predictions(run_dir: Path) -> list[Shown]:

@@ -40,7 +40,7 @@ def summarize(run_dir: Path) -> str:
         commands = list(select(run.config, "summary.next") or [])
         commands += [command for name, command in next_if.items() if is_there(name)]
     # The run directory in a command is quoted as a shell needs it.
-    name = str(run.config["run_dir"])
+    name = str(run.config.get("run_dir", run_dir))
     commands = [str(command).replace(name, shlex.quote(name)) for command in commands]
     again = command_to_go_on(run.config, run_dir, metrics.count_epochs(run.rows))
     return "\n".join(
