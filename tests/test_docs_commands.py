@@ -182,6 +182,9 @@ def test_a_run_is_used_as_printed(command: Command, place: Path):
     words = [word.replace("<other>", "ranks-1").replace("<sweep>", "lr") for word in words]
     words = [word.replace("/volume/", f"{place}/") for word in words]
     words = [word.replace("s3://bucket", f"file://{place}/store") for word in words]
+    # As a shell does.
+    globs = {word: sorted(map(str, place.glob(word))) for word in words if "*" in word}
+    words = [found for word in words for found in globs.get(word, [word])]
     is_script = command.program.endswith(".py")
     program = [str(ROOT / command.program)] if is_script else ["-m", *command.program.split()]
     done = run(*program, *words, cwd=place)

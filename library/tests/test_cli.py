@@ -49,7 +49,7 @@ def test_help_is_quick_and_works_anywhere(name: str, tmp_path: Path):
     ("line", "message"),
     [
         ("lunch", "samestep lunch: no such command; choose from run, doctor, report, "),
-        ("runs --lsat 3", "samestep runs: --lsat: no such option; did you mean --last?"),
+        ("runs --jsn", "samestep runs: --jsn: no such option; did you mean --json?"),
         ("runs nowhere", "nowhere is no folder"),
         ("compare nowhere", "nowhere: no such run"),
         ("report nowhere", "samestep report: nowhere must be the directory of a run"),

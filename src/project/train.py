@@ -9,7 +9,6 @@ python train.py --help
 Torch is imported where training begins: help and errors answer before.
 """
 
-import time
 from collections.abc import Sequence
 
 from omegaconf import DictConfig
@@ -46,7 +45,6 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
     from samestep.run import directory as run
     from samestep.run.logs import log_to_files, mute_lightning
 
-    started = time.monotonic()
     stopping.install()
     mute_lightning()
     L.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -94,5 +92,5 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
             if spec.saves_nothing:
                 print(f"Finished: {spec.run_dir}: {KEEPS_NOTHING}", flush=True)
                 return figures
-            print(summary.summarize(spec.run_dir, time.monotonic() - started), flush=True)
+            print(summary.summarize(spec.run_dir), flush=True)
             return figures

@@ -23,10 +23,11 @@ THEMES = {"dark": 0, "light": 1}  # as Blink numbers them
 
 
 def test_the_script_writes_the_page_anew(digits_run: Path, tmp_path: Path):
-    target = tmp_path / "page.html"
-    result = run("-m", "samestep", "report", str(digits_run), "--output", str(target))
-    assert (result.returncode, result.stdout, result.stderr) == (0, f"{target}\n", "")
-    assert target.read_text() == (digits_run / page.NAME).read_text()
+    again = shutil.copytree(digits_run, tmp_path / digits_run.name)
+    (again / page.NAME).unlink()
+    result = run("-m", "samestep", "report", str(again))
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{again / page.NAME}\n", "")
+    assert (again / page.NAME).read_text() == (digits_run / page.NAME).read_text()
     result = run("-m", "samestep", "report", str(tmp_path))
     assert result.returncode == 2
     assert "must be the directory of a run" in result.stderr
@@ -108,6 +109,12 @@ addEventListener("load", async () => {
   seen.titles = places.map((place) => place.closest("figure").ariaLabel);
   seen.ticks = [...first.querySelectorAll(".xtick")].map((tick) => tick.textContent);
   seen.names = first.data.map((trace) => trace.name);
+  const values = first.closest("figure").querySelector(".values");
+  values.open = true;
+  await wait(() => values.querySelector("td"));
+  const rows = [...values.querySelectorAll("tr")];
+  seen.table = rows.map((row) => [...row.cells].map((cell) => cell.textContent));
+  seen.unnamed = [...values.querySelectorAll("th")].filter((heading) => !heading.scope).length;
   const stars = first.data.filter((trace) => trace.marker?.symbol === "star");
   seen.stars = stars.map((trace) => trace.x[0]);
   document.querySelector(".machine").open = true;
@@ -139,10 +146,15 @@ def test_curves_have_zoom_smoothing_a_logarithmic_axis_and_the_best_epoch(tmp_pa
     path = page.write(make_run(tmp_path / "one"))
     path.write_text(path.read_text().replace("</body>", f"{WATCHED}</body>"))
     seen = seen_in(visit(tmp_path, path.as_uri(), f"--window-size={width},900"))
-    assert seen["titles"] == ["loss", "lr", "score", "points_per_second", "time/epoch_s"]
+    assert seen["titles"] == ["loss", "score", "lr", "points_per_second", "time/epoch_s"]
     assert seen["ticks"] == ["1", "2", "3"]
     assert seen["names"][0] == "train/loss"
     assert seen["stars"] == [3, 3]
+    assert seen["table"] == [
+        ["epoch", "train/loss", "val/loss"], ["1", "1.0000", "0.50000"],
+        ["2", "0.5000", "0.33333"], ["3", "★ 0.3333", "★ 0.25000"],
+    ]  # fmt: skip
+    assert seen["unnamed"] == 0
     assert seen["log"] == "log"
     assert seen["smooth"] == pytest.approx([1, 2 / 3, 10 / 21], abs=1e-5)
     assert seen["zoomed"] == [[1.5, 2.5], "auto"]
@@ -190,7 +202,7 @@ def test_the_live_page_follows_a_run_and_keeps_what_is_ticked(tmp_path: Path):
     assert newest > 5, "more than the first answer"
     assert shown.count('class="main-svg"') > 4
     assert "val/score" in re.sub("<[^>]+>", " ", shown)
-    assert '<td class="best">1 <small>best</small></td>' in shown
+    assert '<td class="best">1.000 <small>best</small></td>' in shown
 
 
 def visit(tmp_path: Path, address: str, *flags: str) -> str:

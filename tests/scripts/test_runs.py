@@ -15,5 +15,3 @@ def test_all_runs_are_listed_and_an_empty_folder_says_so(digits_run: Path, tmp_p
     missing = run("-m", "samestep", "runs", str(tmp_path / "nothing"))
     assert missing.returncode == 2
     assert missing.stderr.startswith("error: ")
-    none = run("scripts/runs.py", str(tmp_path), "--last", "0")
-    assert (none.returncode, none.stdout) == (2, "")

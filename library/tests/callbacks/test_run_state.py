@@ -10,6 +10,7 @@ from library.tests.callbacks.tiny import Tiny, fit
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.share_out import ShareOut
 from samestep.report import summary
+from samestep.report.files import read_run
 from samestep.run import directory, record
 from samestep.run.checkpoint import CheckpointError
 
@@ -75,7 +76,7 @@ def test_the_value_of_weights_that_are_gone_is_forgotten(tmp_path: Path):
     )
     assert seen[0] == ("val/score", None, None, 3, 12)
     assert progress(tmp_path) == ("val/score", 0.5, 5, 5, 20)
-    facts = summary.facts_of({}, {}, record.read(tmp_path), [], {})
+    facts = summary.facts_of(read_run(tmp_path))
     assert facts["val/score"] == "0.5000 in epoch 5"
 
 

@@ -7,7 +7,7 @@ from samestep.run.files import write_text
 
 
 def test_a_device_is_never_replaced_by_a_file(tmp_path: Path):
-    """Root could do so: report.py --output /dev/stdout."""
+    """Root could do so: such as an --output /dev/stdout."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(FileExistsError, match="is not a regular file"):

@@ -84,6 +84,8 @@ def test_a_typed_value_replaces_that_of_the_file():
 
 def test_any_logged_metric_can_be_the_objective():
     words = ["callbacks.checkpoints.monitor=val/loss", "callbacks.checkpoints.mode=min"]
+    # A subclass is found as its parent is.
+    words += ["callbacks.checkpoints._target_=library.tests.callbacks.test_run_state.Keep"]
     read = settings.read(["sweep=digits_lr", *words])
     assert (read.monitor, read.is_max) == ("val/loss", False)
 

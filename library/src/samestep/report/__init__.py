@@ -3,8 +3,8 @@
 Promise: a report never ends a run, and damaged files are named in it. It needs no network, and no
 torch.
 
-Read in this order: ``summary`` (what a finished run prints), ``files`` (what a run directory
-holds), ``charts`` (curves as data, which ``templates/charts.js`` draws with Plotly), ``page``
+Read in this order: ``files`` (what a run directory holds), ``summary`` (what a finished run
+prints), ``charts`` (curves as data, which ``templates/charts.js`` draws with Plotly), ``page``
 (``report.html``), ``compare`` (several runs), ``listing`` (all runs of a folder), ``live`` (all of
 this in a browser, while runs train), ``commands`` (``samestep report``, ``compare``, ``runs``).
 """

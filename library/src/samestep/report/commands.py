@@ -1,12 +1,10 @@
 """The commands ``samestep report``, ``samestep compare`` and ``samestep runs``."""
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.command_line import Parser
-from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.report import listing, page
 from samestep.report.compare import compare as compare_runs
@@ -18,7 +16,6 @@ from samestep.run.files import write_text
 REPORT = """Write report.html, one page about a run. The run may still be training.
 
 samestep report runs/mine
-samestep report runs/mine --output mine.html
 samestep report --serve
 samestep report --serve /volume/runs --port 8000
 
@@ -28,7 +25,7 @@ those that are ticked.
 COMPARE = """Compare runs: configuration, final figures, time and speed, and curves.
 
 samestep compare runs/one runs/two
-samestep compare 'runs/mine-*' --html compare.html
+samestep compare runs/mine-* --html compare.html
 samestep compare runs/seeds runs/other-seeds --json
 
 A path may also be a folder of runs, such as one of a sweep. Finished runs that differ in nothing
@@ -38,7 +35,7 @@ the same seed, or one that is not finished, is shown beside them.
 RUNS = """List the runs of a folder: their state, their best value, and when they were last seen.
 
 samestep runs
-samestep runs /volume/runs --last 10
+samestep runs /volume/runs
 samestep runs --json
 """
 
@@ -51,60 +48,47 @@ def report(argv: Sequence[str]) -> int:
         parser.add_argument("--port", type=int, default=0, help="default: any free one")
     else:
         parser.add_run_dir()
-        place = "where to write, if not to report.html in the directory of the run"
-        parser.add_argument("--output", type=Path, metavar="FILE", help=place)
     parser.add_argument("--serve", action="store_true", help="show a folder of runs, live")
     arguments = parser.parse(argv)
     environment.limit_threads()
     if is_live:
-        serve(check_folder(arguments.folder), arguments.port)
-        return 0
-    print(page.write(arguments.run_dir, arguments.output))
+        listing.list_runs(arguments.folder)  # a folder that is not there is an error at once
+        serve(arguments.folder, arguments.port)
+    else:
+        print(page.write(arguments.run_dir))
     return 0
 
 
 def compare(argv: Sequence[str]) -> int:
     """Print the comparison of several runs; write the page if it is wanted."""
     parser = Parser("samestep compare", COMPARE)
-    parser.add_argument("runs", nargs="+", help="run directories, globs, or folders of runs")
+    parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders of runs")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with curves")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON")
-    form.add_argument("--markdown", action="store_true", help="print tables for a document")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse(argv)
     environment.limit_threads()
-    comparison = compare_runs([read_run(path) for path in find_runs(arguments.runs)])
+    runs = [read_run(path) for path in find_runs(arguments.runs)]
+    tables = compare_runs(runs)
     if arguments.json:
-        print(json.dumps(to_json(comparison), indent=2))
+        print(json.dumps(to_json(tables), indent=2))
     else:
-        print_tables(comparison, markdown=arguments.markdown)
+        print_tables(tables)
     if arguments.html:
-        write_text(arguments.html, to_page(comparison))
+        write_text(arguments.html, to_page(tables, runs))
     return 0
 
 
 def runs(argv: Sequence[str]) -> int:
-    """Print the list of runs, once or until it is interrupted."""
+    """Print the list of runs."""
     parser = Parser("samestep runs", RUNS)
     parser.add_argument("folder", nargs="?", default="runs", type=Path, help="default: runs")
-    parser.add_argument("--last", type=int, metavar="N", help="only the N newest; default: all")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse(argv)
-    folder, last = check_folder(arguments.folder), arguments.last
-    if last is not None and last < 1:
-        raise ConfigError(f"--last {last}: must be a whole number, at least 1")
-    found = listing.list_runs(folder)[:last]
+    found = listing.list_runs(arguments.folder)
     if arguments.json:
         print(json.dumps(listing.to_json(found), indent=2))
     elif not found:
-        print(f"There is no run in {folder}.")
+        print(f"There is no run in {arguments.folder}.")
     else:
-        print("\n".join(listing.to_lines(found, time.time())))
+        print("\n".join(listing.to_lines(found)))
     return 0
-
-
-def check_folder(folder: Path) -> Path:
-    """The folder, if it is one."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder; name the run_root of your runs")
-    return folder

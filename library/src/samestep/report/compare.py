@@ -3,9 +3,10 @@
 Finished runs whose configuration differs in nothing but the seed are repeats of each other, and
 make one group. A second run of one configuration and seed is no repeat, because equal seeds share
 their noise: it is in a group of its own, such as the runs of changed code. An unfinished run is a
-group of its own too. A group has a mean of each figure, and a 95 % confidence interval by Student's
-t. Two groups are compared by the difference of their means; where the same seeds are in both, by
-the mean of the differences of each seed.
+group of its own too. Two groups are compared by the difference of their means; where the same seeds
+are in both, by the mean of the differences of each seed.
+
+The tables are made once, of cells: for the terminal, for a page and for JSON.
 """
 
 from __future__ import annotations
@@ -14,312 +15,171 @@ import math
 import re
 import statistics
 import sys
-from collections import Counter
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from samestep.errors import ConfigError
-from samestep.keys import Nature, nature_of
 from samestep.report import charts
-from samestep.report.files import Run
-from samestep.report.page import render, show, words_of
-from samestep.run.metrics import is_result
-
-if TYPE_CHECKING:
-    from rich.text import Text
+from samestep.report.files import Run, show, show_value
+from samestep.report.page import render
+from samestep.run import metrics
 
 SEED = re.compile(r"(.+\.)?seed")
 CONFIDENCE = 0.95
-LESS_IS_BETTER = {"loss", "error", "mae", "mse", "rmse", "perplexity"}
+LESS_IS_BETTER = {"loss", "error", "mae", "mse", "rmse", "perplexity", "time"}
 STYLES = {"best": "bold", "better": "green", "worse": "red"}  # on a terminal
-
-
-class Estimate(NamedTuple):
-    """The mean of a figure, or of a difference, and how far the true one may be from it."""
-
-    mean: float
-    interval95: float | None
-    """Half of the 95 % confidence interval; None for a single value."""
-    n: int
-    paired: bool = False
-    """Whether it is a difference of runs that were compared seed by seed."""
-
-    def __str__(self) -> str:
-        """Such as ``0.984 ± 0.003``."""
-        interval = "" if self.interval95 is None else f" ± {self.interval95:.2g}"
-        return f"{show(self.mean)}{interval}{' paired' if self.paired else ''}"
+TIMES = ("time/total_s", "time/epoch_s")
 
 
 class Cell(str):
-    """A text of a table, and its mark: best of its row, better or worse than the first, or none."""
+    """A text of a table, and the figure that it shows, if it shows one."""
 
-    mark: str
+    value: dict[str, Any] | None = None
+    """``mean``; ``interval95``, half of its 95 % confidence interval, None for a single value;
+    ``n``, the number of runs; and ``paired``, if it is a difference of runs of the same seeds."""
+    mark = ""
+    """Best of its row, better or worse than the first, or none."""
 
-    def __new__(cls, text: object = "", mark: str = "") -> Cell:
-        """Make the text; a str takes no ``__init__``."""
-        cell = super().__new__(cls, text)
-        cell.mark = mark
-        return cell
+
+Tables = dict[str, list[list[Cell]]]
+"""The tables of a comparison by their titles, each with its heading first."""
 
 
 class Group(NamedTuple):
     """Runs that repeat each other with other seeds."""
 
-    name: str
+    same: Any
+    """What they have in common."""
     runs: list[Run]
+    figures: dict[str, dict[str, float]]
+    """Of each run, by its seeds."""
 
-    def values(self, figure: str) -> dict[Any, float]:
-        """A figure by the seeds of its run, of the runs that have it."""
-        found = {}
-        for run in self.runs:
-            value = figures_of(run).get(figure)
-            if value is not None:
-                found[seeds_of(run)] = value
-        return found
-
-
-class Comparison(NamedTuple):
-    """What is shown, by ``to_json``, by the terminal and by the page."""
-
-    groups: list[Group]
-    differences: dict[str, list[str]]
-    """Each key of the configuration that differs, and its value in each group."""
-    figures: dict[str, list[tuple[Estimate | None, Estimate | None]]]
-    """Each figure: its value in each group, and how that differs from the first group."""
-    costs: dict[str, list[str]]
-    """Processes, times and speeds of each group."""
+    @property
+    def name(self) -> str:
+        """The name of the first run, with what else a reader must know of the group."""
+        first = self.runs[0]
+        if not first.figures:
+            return f"{first.name} ({first.status.state}, newest metrics)"
+        return f"{first.name} (n = {len(self.runs)})" if self.runs[1:] else first.name
 
 
-def find_runs(patterns: Sequence[str]) -> list[Path]:
-    """The run directories of paths, globs, and folders that hold several runs.
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """The run directories of paths, which may be folders that hold several runs.
 
     Raises:
-        ConfigError: naming the pattern at which there is no run, or if there is only one run.
+        ConfigError: naming the path at which there is no run, or if there is only one run.
     """
-    found: dict[Path, Path] = {}  # by its real path: a link to a run is the same run
-    for pattern in patterns:
-        configs = [
-            config
-            for path in _matching(pattern)
-            for config in [*path.glob("config.yaml")] or sorted(path.glob("*/config.yaml"))
-        ]
+    found: list[Path] = []
+    for path in paths:
+        configs = [*path.glob("config.yaml")] or sorted(path.glob("*/config.yaml"))
         if not configs:
-            raise ConfigError(f"{pattern}: no such run; name directories such as runs/<id>")
-        for config in configs:
-            found.setdefault(config.parent.resolve(), config.parent)
-    if len(found) < 2:
-        raise ConfigError(f"{next(iter(found.values()))} is one run; name at least two of them")
-    return list(found.values())
+            raise ConfigError(f"{path}: no such run; name directories such as runs/<id>")
+        found += [config.parent.resolve() for config in configs]
+    if len(set(found)) < 2:
+        raise ConfigError(f"{found[0]} is one run; name at least two of them")
+    return list(dict.fromkeys(found))
 
 
-def _matching(pattern: str) -> list[Path]:
-    """The path itself, or the paths that a glob stands for where the shell has not replaced it."""
-    if Path(pattern).exists():
-        return [Path(pattern)]
-    root = Path(pattern).anchor
-    try:
-        return sorted(Path(root).glob(pattern.removeprefix(root)))
-    except (ValueError, IndexError):  # no pattern at all, such as an empty one
-        return []
-
-
-def compare(runs: Sequence[Run]) -> Comparison:
+def compare(runs: Sequence[Run]) -> Tables:
     """Compare runs; the first one's group is what the others are compared with."""
     groups = group_runs(runs)
-    names = sorted({name for group in groups for run in group.runs for name in figures_of(run)})
-    figures = {name: [compare_figure(name, groups[0], group) for group in groups] for name in names}
-    return Comparison(groups, config_differences(groups), figures, costs_of(groups))
+    names = [group.name for group in groups]
+    gaps = [f"{name} - {names[0]}" for name in names[1:]]
+    about = {
+        "runs": lambda run: run.name,
+        "state": lambda run: run.status.state,
+        "seeds": lambda run: run.values.get("seed", "?"),
+        "tags": lambda run: ", ".join(map(str, run.status.tags)),
+        "notes": lambda run: run.status.notes,
+        "ranks": lambda run: run.status.start.get("world_size", "?"),
+        "epochs": lambda run: metrics.count_epochs(run.rows),
+        "steps": lambda run: metrics.count_steps(run.rows),
+    }
+    facts = {key: [join(map(fact, group.runs)) for group in groups] for key, fact in about.items()}
+    names_of_figures = {name for g in groups for figures in g.figures.values() for name in figures}
+    # What was learned comes first, and then what it has cost.
+    figures = sorted(names_of_figures, key=lambda n: (n in TIMES or n.endswith("/s"), n))
+    tables = {
+        "Runs": (names, {key: row for key, row in facts.items() if any(row)}),
+        "Configuration: what differs": (names, config_differences(groups)),
+        "Final figures": (
+            [*names, *gaps],
+            {name: compare_figure(name, groups) for name in figures},
+        ),
+    }
+    return {
+        title: [[Cell(), *map(Cell, heading)], *([Cell(key), *row] for key, row in rows.items())]
+        for title, (heading, rows) in tables.items()
+        if rows
+    }
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Put runs together that differ in nothing but the seed, in order of their first run."""
-    groups: dict[tuple[Any, ...], list[Run]] = {}
-    seen: Counter[tuple[Any, ...]] = Counter()  # runs of one configuration and the same seeds
+    groups: list[Group] = []
     for run in runs:
-        same = {k: v for k, v in compared_values(run).items() if not SEED.fullmatch(k)}
-        key: tuple[Any, ...] = (repr(sorted(same.items())), num_ranks(run))
+        seeds = {key: value for key, value in run.values.items() if SEED.fullmatch(key)}
+        rest = {key: value for key, value in run.values.items() if key not in seeds}
         # Runs without a configuration or without final figures repeat nothing that is known.
-        if not same or not run.figures:
-            key = (str(run.run_dir),)
-        repeat = (*key, seeds_of(run))
-        groups.setdefault((*key, seen[repeat]), []).append(run)
-        seen[repeat] += 1
-    return [Group(name_of(runs), runs) for runs in groups.values()]
+        is_known = rest and run.figures
+        same = (rest, run.status.start.get("world_size")) if is_known else run.run_dir
+        # A run without a seed is like no other.
+        key = str(seeds or run.run_dir)
+        alike = [group for group in groups if group.same == same and key not in group.figures]
+        group = alike[0] if alike else Group(same, [], {})
+        groups += [] if alike else [group]
+        group.runs.append(run)
+        group.figures[key] = figures_of(run)
+    return groups
 
 
-def seeds_of(run: Run) -> str:
-    """Every seed of the configuration; the directory of a run that has none."""
-    seeds = {key: value for key, value in run.values.items() if SEED.fullmatch(key)}
-    return repr(sorted(seeds.items())) if seeds else str(run.run_dir)
-
-
-def name_of(runs: list[Run]) -> str:
-    """The name of a run, or those of the repeats in short; of an unfinished one also its state."""
-    if not runs[0].figures:
-        return f"{runs[0].name} ({runs[0].status.state}, newest metrics)"
-    return runs[0].name if len(runs) == 1 else f"{runs[0].name} (n = {len(runs)})"
-
-
-def compared_values(run: Run) -> dict[str, Any]:
-    """The configuration without what only says how the run looks."""
-    return {k: v for k, v in run.values.items() if nature_of(k) < Nature.LOOKS}
-
-
-def config_differences(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """The keys that are not the same in all runs, with the values in each group."""
-    each = [[compared_values(run) for run in group.runs] for group in groups]
+def config_differences(groups: Sequence[Group]) -> dict[str, list[Cell]]:
+    """The keys that are not the same in all groups, with the values in each of them."""
+    each = [[run.values for run in group.runs] for group in groups]
     keys = sorted({key for group in each for values in group for key in values})
-    table = {
-        key: [_words(values.get(key, "absent") for values in group) for group in each]
-        for key in keys
-    }
-    return {key: words for key, words in table.items() if len(set(words)) > 1}
+    rows = {key: [join(v.get(key, "absent") for v in values) for values in each] for key in keys}
+    return {key: row for key, row in rows.items() if len(set(row)) > 1}
 
 
-def _words(values: Any) -> str:
+def join(values: Iterable[Any]) -> Cell:
     """Equal values once, others in a row, such as the seeds of repeats."""
-    return ", ".join(dict.fromkeys(words_of(value) for value in values if value != ""))
+    return Cell(", ".join(dict.fromkeys(show_value(value) for value in values if value != "")))
 
 
 def figures_of(run: Run) -> dict[str, float]:
-    """The final figures, without the times; of an unfinished run its newest metrics."""
-    figures = {name: value for name, value in run.figures.items() if value is not None}
-    if not run.figures:
-        figures = {name: value for row in run.rows for name, value in row.items()}
-    return {name: value for name, value in figures.items() if is_result(name)}
+    """The final figures and speeds; of an unfinished run its newest metrics."""
+    newest = {name: value for row in run.rows for name, value in row.items()}
+    found = (run.figures or newest) | metrics.speeds(run.rows)
+    return {
+        name: value
+        for name, value in found.items()
+        if math.isfinite(value) and (metrics.is_result(name) or name in TIMES)
+    }
 
 
-def compare_figure(
-    name: str, first: Group, group: Group
-) -> tuple[Estimate | None, Estimate | None]:
-    """A figure of a group, and its difference from the first group; None where it is absent."""
-    base, values = first.values(name), group.values(name)
-    value = estimate(list(values.values())) if values else None
-    if group is first or not base or not values:
-        return value, None
-    if base.keys() != values.keys():
-        return value, difference_of_means(list(base.values()), list(values.values()))
-    return value, estimate([values[seed] - base[seed] for seed in base])._replace(
-        paired=len(base) > 1
-    )
+def compare_figure(name: str, groups: Sequence[Group]) -> list[Cell]:
+    """A figure of each group, the best one marked, and its differences from the first group.
 
-
-def estimate(values: Sequence[float]) -> Estimate:
-    """The mean, and the half width of its 95 % confidence interval by Student's t."""
-    mean = statistics.fmean(values)
-    if len(values) == 1:
-        return Estimate(mean, None, 1)
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return Estimate(mean, quantile(len(values) - 1) * error, len(values))
-
-
-def difference_of_means(one: Sequence[float], other: Sequence[float]) -> Estimate:
-    """The difference of two means, with the interval of Welch's t.
-
-    Source: B. L. Welch (1947), "The generalization of Student's problem when several different
-    population variances are involved".
+    A difference within its interval may be chance, and is neither better nor worse.
     """
-    mean = statistics.fmean(other) - statistics.fmean(one)
-    num = min(len(one), len(other))
-    if num == 1:
-        return Estimate(mean, None, 1)
-    errors = [statistics.variance(values) / len(values) for values in (one, other)]
-    squares = sum(e**2 / (len(v) - 1) for e, v in zip(errors, (one, other), strict=True))
-    if squares == 0:  # all values of each group are equal
-        return Estimate(mean, 0.0, num)
-    return Estimate(mean, quantile(sum(errors) ** 2 / squares) * math.sqrt(sum(errors)), num)
-
-
-def quantile(degrees_of_freedom: float) -> float:
-    """The value of Student's t that bounds 95 % of it on both sides."""
-    # It is much quicker to import than scipy.stats.
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
-
-    return float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))
-
-
-def num_ranks(run: Run) -> int | None:
-    """Processes of the newest start; None if it is not known."""
-    ranks = run.status.start.get("world_size")
-    return ranks if isinstance(ranks, int) else None
-
-
-def costs_of(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """Ranks, steps, times, speeds and scaling efficiency: means over the runs of each group."""
-    ranks = [num_ranks(group.runs[0]) for group in groups]
-    epoch_s = means_of([[run.figures.get("time/epoch_s") for run in g.runs] for g in groups])
-    total_s = means_of([[run.figures.get("time/total_s") for run in g.runs] for g in groups])
-    costs = {
-        "ranks": [str(number or "?") for number in ranks],
-        "epochs": [_words(run.num_epochs for run in group.runs) for group in groups],
-        "steps": [_words(run.num_steps for run in group.runs) for group in groups],
-    }
-    figures = {"seconds of training": total_s, "seconds per epoch, median": epoch_s}
-    for name in sorted({name for group in groups for run in group.runs for name in run.speeds}):
-        figures[name] = means_of([[run.speeds.get(name) for run in g.runs] for g in groups])
-    if len(set(ranks)) > 1:
-        base = epoch_s[0]
-        figures["speedup"] = [base / own if base and own else None for own in epoch_s]
-        # It is 1 if twice the ranks take half the time.
-        costs["scaling efficiency"] = [
-            f"{faster * ranks[0] / number:.0%}" if faster and ranks[0] and number else ""
-            for faster, number in zip(figures["speedup"], ranks, strict=True)
-        ]
-    shown = {key: ["" if v is None else show(v) for v in row] for key, row in figures.items()}
-    return costs | shown
-
-
-def means_of(groups: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """The mean over each group of the values that are known; None without any."""
-    known = [[value for value in values if value is not None] for values in groups]
-    return [statistics.fmean(values) if values else None for values in known]
-
-
-def to_json(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as plain containers."""
-    groups, differences, figures, costs = comparison
-    return {
-        "groups": [{"name": g.name, "runs": [str(run.run_dir) for run in g.runs]} for g in groups],
-        "configuration": differences,
-        "figures": {
-            name: [
-                {"value": value and value._asdict(), "difference": gap and gap._asdict()}
-                for value, gap in pairs
-            ]
-            for name, pairs in figures.items()
-        },
-        "costs": costs,
-    }
-
-
-def tables(comparison: Comparison) -> dict[str, list[list[str]]]:
-    """The tables of the comparison by their titles, each with its heading first."""
-    groups = comparison.groups
-    names = [group.name for group in groups]
-    about = {
-        "runs": [", ".join(run.name for run in group.runs) for group in groups],
-        "state": [_words(run.status.state for run in group.runs) for group in groups],
-        "seeds": [_words(run.values.get("seed", "?") for run in group.runs) for group in groups],
-        "tags": [_words(tag for run in group.runs for tag in run.status.tags) for group in groups],
-        "notes": [_words(run.status.notes for run in group.runs) for group in groups],
-    }
-    figures = {
-        name: cells_of(pairs, direction_of(name, groups))
-        for name, pairs in comparison.figures.items()
-    }
-    gaps = [f"{name} - {names[0]}" for name in names[1:]]
-    found = {
-        "Runs": (["", *names], {key: row for key, row in about.items() if any(row)}),
-        "Final figures, and differences from the first": (["figure", *names, *gaps], figures),
-        "Configuration: what differs": (["key", *names], comparison.differences),
-        "Time and speed": (["", *names], comparison.costs),
-    }
-    return {
-        title: [heading, *([key, *row] for key, row in rows.items())]
-        for title, (heading, rows) in found.items()
-        if rows
-    }
+    direction = direction_of(name, groups)
+    base, *others = [
+        {seeds: figures[name] for seeds, figures in group.figures.items() if name in figures}
+        for group in groups
+    ]
+    row = [estimate(values) for values in (base, *others)]
+    scores = [direction * cell.value["mean"] for cell in row if cell.value]
+    for cell in row:
+        if cell.value and min(scores) < direction * cell.value["mean"] == max(scores):
+            cell.mark = "best"
+    for values in others:
+        gap = estimate(values, base) if base else Cell()
+        if gap.value and direction and abs(gap.value["mean"]) > (gap.value["interval95"] or 0):
+            gap.mark = "better" if gap.value["mean"] * direction > 0 else "worse"
+        row.append(gap)
+    return row
 
 
 def direction_of(name: str, groups: Sequence[Group]) -> int:
@@ -332,66 +192,84 @@ def direction_of(name: str, groups: Sequence[Group]) -> int:
         own = set(re.split("[/_]", charts.title_of(status.monitor or "")))
         if status.mode and own <= words:
             return 1 if status.mode == "max" else -1
+    if name.endswith("/s"):
+        return 1
     return -1 if words & LESS_IS_BETTER else 0
 
 
-def cells_of(pairs: Sequence[tuple[Estimate | None, Estimate | None]], direction: int) -> list[str]:
-    """The values of a figure, the best one marked, and the differences, better or worse.
+def estimate(values: dict[str, float], base: dict[str, float] | None = None) -> Cell:
+    """The mean of repeats, or its difference from that of a base; empty without values.
 
-    A difference within its interval may be chance, and is neither.
+    The interval is Student's t; of a difference seed by seed where both have the same seeds, and
+    otherwise Welch's t.
+
+    Args:
+        values: by the seeds of their runs.
+        base: what they are compared with, by seeds too.
     """
-    means = [value.mean * direction for value, _ in pairs if value]
-    best = max(means) if direction and len(set(means)) > 1 else None
-    row: list[str] = []
-    for value, _ in pairs:
-        is_best = value is not None and value.mean * direction == best
-        row.append(Cell(value or "", "best" if is_best else ""))
-    for _, gap in pairs[1:]:
-        is_clear = gap is not None and abs(gap.mean) > (gap.interval95 or 0)
-        mark = "better" if gap and gap.mean * direction > 0 else "worse"
-        sign = "+" if gap and gap.mean > 0 else ""
-        row.append(Cell(f"{sign}{gap or ''}", mark if direction and is_clear else ""))
-    return row
+    if not values:
+        return Cell()
+    # It takes a moment to import.
+    from scipy import stats  # type: ignore[import-untyped]
+
+    own, other = list(values.values()), list((base or {}).values())
+    num = min(len(own), len(other) or len(own))
+    is_paired = base is not None and base.keys() == values.keys() and num > 1
+    mean, half = statistics.fmean(own) - (statistics.fmean(other) if other else 0), None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of equal values, whose interval is 0
+        if num > 1:
+            if base is None:
+                test = stats.ttest_1samp(own, 0)
+            elif is_paired:
+                test = stats.ttest_rel(own, [base[seeds] for seeds in values])
+            else:
+                test = stats.ttest_ind(own, other, equal_var=False)
+            low, high = test.confidence_interval(CONFIDENCE)
+            half = float(high - low) / 2
+    sign = "+" if other and mean > 0 else ""
+    interval = "" if half is None else f" ± {show(half) if half >= 100 else f'{half:.2g}'}"
+    cell = Cell(f"{sign}{show(mean)}{interval}{' paired' if is_paired else ''}")
+    cell.value = {"mean": mean, "interval95": half, "n": num, "paired": is_paired}
+    return cell
 
 
-def print_tables(comparison: Comparison, *, markdown: bool) -> None:
-    """Print the tables for a terminal, or as Markdown for a document."""
+def to_json(tables: Tables) -> dict[str, dict[str, list[Any]]]:
+    """The tables as plain containers: by title and row, ``columns`` first, figures as numbers."""
+    return {
+        title: {str(key) or "columns": [cell.value or cell for cell in row] for key, *row in rows}
+        for title, rows in tables.items()
+    }
+
+
+def print_tables(tables: Tables) -> None:
+    """Print the tables for a terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    # A file and a document have no width: no line is broken there.
-    is_narrow = sys.stdout.isatty() and not markdown
-    console = Console(file=sys.stdout, width=None if is_narrow else 1000, highlight=False)
-    for title, (heading, *rows) in tables(comparison).items():
-        style = box.MARKDOWN if markdown else box.SIMPLE
-        table = Table(box=style, title=None if markdown else title, title_justify="left")
+    # A file has no width: no line is broken there.
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 1000, highlight=False)
+    for title, (heading, *rows) in tables.items():
+        table = Table(box=box.SIMPLE, title=title, title_justify="left")
         for name in heading:
             table.add_column(Text(name), overflow="fold")
         for row in rows:
-            # As text: a name may look like rich's markup.
-            table.add_row(*(_text_of(cell, markdown) for cell in row))
+            # As text: a name may look like rich's markup. A best value is marked without colours.
+            words = [f"{cell} (best)" if cell.mark == "best" else cell for cell in row]
+            styles = [STYLES.get(cell.mark, "") for cell in row]
+            table.add_row(*map(Text, words, styles))
         console.print(table)
 
 
-def _text_of(cell: str, markdown: bool) -> Text:
-    from rich.text import Text
-
-    mark = getattr(cell, "mark", "")
-    if mark == "best":
-        return Text(f"**{cell}**" if markdown else f"{cell} (best)", STYLES[mark])
-    return Text(cell, STYLES.get(mark, ""))
-
-
-def to_page(comparison: Comparison) -> str:
+def to_page(tables: Tables, runs: Sequence[Run]) -> str:
     """The comparison as one page, with the curves of all runs over each other."""
-    runs = [run for group in comparison.groups for run in group.runs]
     return render(
         "compare.html",
-        title=" and ".join(group.name for group in comparison.groups),
-        tables=tables(comparison),
-        charts=charts.of_runs(runs),
+        title=" and ".join(tables["Runs"][0][1:]),
+        tables=tables,
+        charts=charts.charts_of(runs),
         plotly=charts.plotly_text(),
         problems=[f"{run.name}: {problem}" for run in runs for problem in run.problems],
     )

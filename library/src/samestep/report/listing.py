@@ -4,11 +4,14 @@ It reads one small file of each run, so that ten thousand runs are listed within
 """
 
 import os
+import textwrap
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from samestep.errors import ConfigError
+from samestep.report.files import instant, show
 from samestep.run.record import Record, read
 
 HEADING = ("run", "state", "best", "epochs", "tags", "seen")
@@ -23,57 +26,43 @@ class Listed(NamedTuple):
     seen: float
     """When it was seen last: seconds since 1970."""
 
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """What the list says of the run, under ``HEADING``."""
+        status = self.status
+        why = textwrap.shorten(status.why, WHY_WIDTH, placeholder="...")
+        best = "" if status.best is None else f"{show(status.best)} {status.monitor}"
+        epochs = "" if status.epoch is None else str(status.epoch)
+        state = f"{status.state}: {why}" if why else status.state
+        seen = datetime.fromtimestamp(self.seen).strftime("%Y-%m-%d %H:%M:%S")
+        return self.name, state, best, epochs, " ".join(map(str, status.tags)), seen
+
 
 def list_runs(folder: Path) -> list[Listed]:
-    """The runs of a folder, the newest first. Other folders in it are left out."""
+    """The runs of a folder, the newest first; other folders in it are left out.
+
+    Raises:
+        ConfigError: if there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; name the run_root of your runs")
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
             path = Path(entry.path)
             status = read(path)
             # A run whose file of its state is lost or damaged still has its configuration.
-            if not status.time and not (path / "config.yaml").exists():
-                continue
-            found.append(Listed(entry.name, status, _seen(status, entry)))
+            if status.time or (path / "config.yaml").exists():
+                seen = instant(status.time) or entry.stat().st_mtime
+                found.append(Listed(entry.name, status, seen))
     return sorted(found, key=lambda run: (-run.seen, run.name))
 
 
-def _seen(status: Record, entry: os.DirEntry[str]) -> float:
-    try:
-        return datetime.fromisoformat(status.time).timestamp()
-    except ValueError:
-        return entry.stat().st_mtime
-
-
-def to_lines(runs: Sequence[Listed], now: float) -> list[str]:
+def to_lines(runs: Sequence[Listed]) -> list[str]:
     """The runs as a table for the terminal, the heading first."""
-    rows = [HEADING, *((*cells(run), f"{age(now - run.seen)} ago") for run in runs)]
-    if not any(run.status.tags for run in runs):
-        rows = [(*row[:4], row[-1]) for row in rows]
+    rows = [HEADING, *(run.cells for run in runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
-def cells(run: Listed) -> tuple[str, ...]:
-    """What the list says of a run, but for when it was seen."""
-    status = run.status
-    best = "" if status.best is None else f"{status.best:.5g} {status.monitor}"
-    why = f": {status.why}" if status.why else ""
-    reason = why if len(why) <= WHY_WIDTH else f"{why[: WHY_WIDTH - 3]}..."
-    epochs = "" if status.epoch is None else str(status.epoch)
-    return run.name, f"{status.state}{reason}", best, epochs, " ".join(map(str, status.tags))
-
-
-def age(seconds: float) -> str:
-    """A time span in its largest unit: ``5 s``, ``12 min``, ``3 h`` or ``8 days``."""
-    span = timedelta(seconds=max(seconds, 0))
-    if span < timedelta(minutes=1):
-        return f"{span.seconds} s"
-    if span < timedelta(hours=1):
-        return f"{span.seconds // 60} min"
-    if span < timedelta(days=1):
-        return f"{span.seconds // 3600} h"
-    return f"{span.days} days"
 
 
 def to_json(runs: Sequence[Listed]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from samestep.errors import ConfigError
 from samestep.report import charts, listing, page
-from samestep.report.compare import compare, tables
+from samestep.report.compare import compare
 from samestep.report.files import Run, read_run
 
 HOSTS = {"127.0.0.1", "localhost"}
@@ -32,8 +32,7 @@ def serve(folder: Path, port: int) -> None:
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, folder))
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--port {port}: {why}; leave it out for a free one") from error
+        raise ConfigError(f"--port {port}: {error}; leave it out for a free one") from error
     with server:
         print(f"http://127.0.0.1:{server.server_port}/ shows {folder}. Ctrl-C ends it", flush=True)
         server.serve_forever()
@@ -87,11 +86,9 @@ def find(folder: Path, names: Sequence[str]) -> list[Run]:
 def answer(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """The parts of the page: the list, the comparison of the runs of these names, their curves."""
     listed, runs = listing.list_runs(folder), find(folder, names)
-    rows = [(run, listing.cells(run)) for run in listed[:MAX_LISTED]]
-    parts = {"list": page.render_part("listing", listing.HEADING, rows, names, len(listed))}
-    parts |= {"comparison": "", "charts": ""}
-    if len(runs) > 1:
-        parts["comparison"] = page.render_part("comparison", tables(compare(runs)))
-    if runs:
-        parts["charts"] = page.render_part("curves", charts.of_runs(runs))
-    return parts
+    newest = listed[:MAX_LISTED]
+    return {
+        "list": page.render_part("listing", listing.HEADING, newest, names, len(listed)),
+        "comparison": page.render_part("comparison", compare(runs)) if len(runs) > 1 else "",
+        "charts": page.render_part("curves", charts.charts_of(runs)) if runs else "",
+    }

@@ -2,54 +2,47 @@
 
 import re
 import shlex
+import statistics
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from samestep.ranks import environment
+from samestep.report.files import Run, read_run, show
 from samestep.run import directory, metrics, record
-from samestep.run.changes import read_config
 from samestep.spec import select
 
 REPORT = "report.html"
-MAX_FIGURES = 8  # of the test; metrics.json and the report have all
+USE = {"system/cpu_cores": "CPU cores in use", "system/memory_gib": "memory, GiB",
+       "system/gpu_memory_gib": "GPU memory, GiB"}  # fmt: skip
 
-Config = Mapping[str, Any]
 
-
-def summarize(run_dir: Path, seconds: float | None = None) -> str:
+def summarize(run_dir: Path) -> str:
     """Metrics, files and commands, as ``summary`` in the configuration says.
 
     A file that the run has not left is not named. The report is written after this text. The
     commands of ``summary.next`` and ``summary.next_if`` need a checkpoint, so a run that has left
     none names none of them.
-
-    Args:
-        run_dir: directory of a finished run.
-        seconds: how long this process trained; None leaves the line out.
     """
-    config, rows = read_config(run_dir), metrics.read_history(run_dir)
-    times = {} if seconds is None else {"time": f"{timedelta(seconds=round(seconds))} h:m:s"}
-    figures = metrics.read_figures(run_dir) or {}
-    facts = facts_of(config, figures, record.read(run_dir), rows, times)
+    run = read_run(run_dir)
+    facts = facts_of(run)
 
     def is_there(name: str) -> bool:
-        return bool(select(config, "report")) if name == REPORT else (run_dir / name).exists()
+        return bool(select(run.config, "report")) if name == REPORT else (run_dir / name).exists()
 
-    look_at = select(config, "summary.look_at") or {}
+    look_at = select(run.config, "summary.look_at") or {}
     files = {f"{run_dir}/{name}": text for name, text in look_at.items() if is_there(name)}
     width = max(map(len, files), default=0)
     length = max(14, *map(len, facts))
     commands = []
     if is_there(f"checkpoints/{directory.tested_checkpoint(run_dir)}.ckpt"):
-        next_if = select(config, "summary.next_if") or {}
-        commands = list(select(config, "summary.next") or [])
+        next_if = select(run.config, "summary.next_if") or {}
+        commands = list(select(run.config, "summary.next") or [])
         commands += [command for name, command in next_if.items() if is_there(name)]
     # The run directory in a command is quoted as a shell needs it.
-    name = str(config["run_dir"])
+    name = str(run.config.get("run_dir", run_dir))
     commands = [str(command).replace(name, shlex.quote(name)) for command in commands]
-    again = command_to_go_on(config, run_dir, metrics.count_epochs(rows))
+    again = command_to_go_on(run.config, run_dir, metrics.count_epochs(run.rows))
     return "\n".join(
         [
             f"Finished: {run_dir}",
@@ -62,37 +55,29 @@ def summarize(run_dir: Path, seconds: float | None = None) -> str:
     )
 
 
-def facts_of(
-    config: Config,
-    figures: Mapping[str, Any],
-    known: record.Record,
-    rows: metrics.Rows,
-    times: Mapping[str, str],
-) -> dict[str, str]:
-    """The first things that a reader wants to know: epochs, metrics, best epoch, times, speeds."""
-    facts = {"epochs": str(metrics.count_epochs(rows))}
-    facts |= {name: f"{value:.4f}" for name, value in figures_of_test(figures).items()}
-    if known.best is not None:
-        epoch = "" if known.best_epoch is None else f" in epoch {known.best_epoch}"
-        facts[known.monitor] = f"{known.best:.4f}{epoch}"
-    speeds = {name: f"{speed:,.0f}" for name, speed in metrics.speeds(rows).items()}
-    return facts | dict(times) | speeds
+def facts_of(run: Run) -> dict[str, str]:
+    """The first things that a reader wants to know: data, model, results, and what they cost."""
+    choices = {name: select(run.config, f"choices.{name}") for name in ("data", "model")}
+    facts = {name: str(choice) for name, choice in choices.items() if choice}
+    facts["epochs"] = str(metrics.count_epochs(run.rows))
+    tested = [name for name in sorted(run.figures) if re.match("test[/_]", name)]
+    for name in tested:
+        # A part of another one, such as test/score_cat beside test/score, is in metrics.json.
+        if not any(name.startswith(f"{other}_") for other in tested):
+            facts[name] = show(run.figures[name])
+    if run.status.best is not None:
+        epoch = "" if run.status.best_epoch is None else f" in epoch {run.status.best_epoch}"
+        facts[run.status.monitor] = f"{show(run.status.best)}{epoch}"
+    if seconds := run.figures.get("time/total_s"):
+        facts["training time"] = f"{seconds:,.1f} s"
+    facts |= {name: show(speed) for name, speed in metrics.speeds(run.rows).items()}
+    for column, name in USE.items():
+        if values := [row[column] for row in run.rows if column in row]:
+            facts[name] = f"{statistics.median(values):.1f}"
+    return facts
 
 
-def figures_of_test(figures: Mapping[str, Any]) -> dict[str, float]:
-    """What the test has logged; of many figures those that are no part of another one."""
-    # A damaged file may hold anything.
-    found = {
-        name: float(value)
-        for name, value in sorted(figures.items())
-        if re.match("test[/_]", name) and isinstance(value, int | float)
-    }
-    if len(found) > MAX_FIGURES:  # such as test/score_cat beside test/score
-        found = {n: v for n, v in found.items() if not any(n.startswith(f"{o}_") for o in found)}
-    return dict(list(found.items())[:MAX_FIGURES])
-
-
-def command_to_go_on(config: Config, run_dir: Path, num_epochs: int | None) -> str:
+def command_to_go_on(config: Mapping[str, Any], run_dir: Path, num_epochs: int | None) -> str:
     """The command that continues the run, where it was started before.
 
     Args:

@@ -29,14 +29,11 @@ from samestep.ranks import environment
 
 
 def main(argv: Sequence[str], script: Path | None = None) -> int:
-    """Run or continue a search.
+    """Run or continue a search, and return the exit code.
 
     Args:
         argv: the command line.
         script: the program of a trial; by default ``train.py`` of the project.
-
-    Returns:
-        The exit code: 0, 1 (no trial was completed), 130 or 143.
 
     Raises:
         ConfigError: if the search cannot be run.

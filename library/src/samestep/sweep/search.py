@@ -138,7 +138,7 @@ class Search:
         """Search; return 0, 1 if no trial was completed, or 128 and the number of a signal."""
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has set SIGHUP
-                signal.signal(signum, lambda number, _: self._remember(number))
+                signal.signal(signum, self._remember)
         ended, total = len(self.trials(*ENDED)), self.settings.keys.n_trials
         print(f"Search: {self.journal}: {ended} of {total} trials have ended", flush=True)
         id_of = self.storage.get_trial_id_from_study_id_trial_number
@@ -250,9 +250,7 @@ class Search:
         words = self.settings.choose(trial.params)
         return "  ".join([f"{self.settings.name}-{trial.number}", result, time, *words])
 
-    def _remember(self, signum: int) -> None:
-        if self.signum and signum == signal.SIGINT:  # asked twice: the trials save alone
-            raise KeyboardInterrupt
+    def _remember(self, signum: int, _: object) -> None:
         self.signum = self.signum or signum
 
 

@@ -81,23 +81,22 @@ def read(words: Sequence[str]) -> Settings:
     ends = {key: getattr(d, "choices", None) or (d.low, d.high) for key, d in space.items()}
     grid = [f"{key}={','.join(map(str, values))}" for key, values in ends.items()]
     corners = check_all([*overrides, *grid], multirun=True)
-    nodes = [find_callback(corner, CHECKPOINTS) for corner in corners]
-    metrics = {(str(node.monitor), str(node.mode)) for node in nodes if node and node.monitor}
-    if len(metrics) != 1 or None in nodes:
-        raise ConfigError(
-            "a search compares trials by one metric (callbacks.checkpoints.monitor), and not by "
-            f"{sorted(metrics)}"
-        )
-    ((monitor, mode),) = metrics
-
     cfg, copies = corners[0], None
     cluster = str(cfg.cluster.name)
     if cluster == "local":
         devices = cfg.trainer.devices if isinstance(cfg.trainer.devices, int) else 1
         environment.limit_threads(keys.trials_at_once * devices)  # before torch is imported
-    else:
-        node = find_callback(cfg, ARTIFACTS)
-        copies = str(node.url) if node and node.url and cluster != "slurm" else None
+    checkpoints = [find_callback(corner, CHECKPOINTS) for corner in corners]
+    metrics = {(str(node.get("monitor")), str(node.get("mode"))) for node in checkpoints}
+    ((monitor, mode), *others) = metrics
+    if others or monitor == "None":
+        raise ConfigError(
+            "a search compares trials by one metric (callbacks.checkpoints.monitor), and not by "
+            f"{sorted(metrics)}"
+        )
+    if cluster != "local":
+        url = find_callback(cfg, ARTIFACTS).get("url")
+        copies = str(url) if url and cluster != "slurm" else None
         if "commands" in cfg.cluster or not (copies or cluster == "slurm"):
             raise ConfigError(
                 f"cluster={cluster}: a search needs local, slurm, or Kubernetes, "
@@ -114,23 +113,15 @@ def read(words: Sequence[str]) -> Settings:
     return Settings(name, keys, space, overrides, cfg, monitor, mode == "max", copies, folder)
 
 
-def find_callback(cfg: DictConfig, target: str) -> DictConfig | None:
-    """The first node of ``cfg.callbacks`` for this class or a subclass of it, under any name.
-
-    A search builds no callbacks, which takes torch. Only a class that is not ours is imported.
-    """
-    nodes: list[DictConfig] = [n for n in (cfg.callbacks or {}).values() if "_target_" in n]
+def find_callback(cfg: DictConfig, target: str) -> DictConfig:
+    """The node of ``cfg.callbacks`` for this class or a subclass of it; empty if there is none."""
+    nodes: list[DictConfig] = list((cfg.callbacks or {}).values())
     for node in nodes:
-        if node._target_ == target:
-            return node
-    for node in nodes:
-        if str(node._target_).startswith(("samestep.", "lightning.")):
-            continue
         # ``build.check_arguments`` names a class that does not exist.
         with suppress(Exception):
             if issubclass(get_object(node._target_), get_object(target)):
                 return node
-    return None
+    return OmegaConf.create()
 
 
 def parse(words: Sequence[str]) -> tuple[str, Keys, list[Override]]:

@@ -1,7 +1,8 @@
-// Draws each <figure class="chart"> from the JSON in its data-chart, by Plotly. What it shows is in
-// words beside it too, so the drawing is hidden from screen readers.
+// Draws each <figure class="chart"> from the JSON in its data-chart, by Plotly, and shows the values
+// as a table where that is opened; the drawing itself is hidden from screen readers.
 "use strict";
 
+const MAX_ROWS = 100;
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 // Plotly reads some HTML in texts.
@@ -31,7 +32,7 @@ function ticksOf(chart, width) {
   return last > first ? [...ticks, last] : ticks;
 }
 
-function tracesOf(chart, weight, isPlain) {
+function tracesOf(chart, weight) {
   return chart.curves.flatMap((curve, number) => {
     const color = style(`--series-${number % 8}`);
     const dash = DASHES[(number + Math.floor(number / 8)) % DASHES.length];
@@ -55,12 +56,43 @@ function tracesOf(chart, weight, isPlain) {
   });
 }
 
+// The newest values of a chart as a table, each column with the same number of places.
+function tabulate(chart) {
+  const table = document.createElement("table");
+  table.className = "numeric";
+  table.createCaption().textContent = `${chart.title} by ${chart.axis}`;
+  const add = (part, texts) => {
+    const row = part.insertRow();
+    texts.forEach((text, column) => {
+      const cell = document.createElement(part === table.tHead || !column ? "th" : "td");
+      if (cell.tagName === "TH") cell.scope = part === table.tHead ? "col" : "row";
+      cell.textContent = text;
+      row.append(cell);
+    });
+  };
+  add(table.createTHead(), [chart.axis, ...chart.curves.map((curve) => curve.name)]);
+  const xs = [...new Set(chart.curves.flatMap((curve) => curve.x))].sort((a, b) => a - b);
+  const body = table.createTBody();
+  for (const x of xs.slice(-MAX_ROWS)) {
+    add(body, [x, ...chart.curves.map((curve) => {
+      const place = curve.x.indexOf(x), size = Math.max(...curve.y.map(Math.abs)) || 1;
+      const value = curve.y[place], places = Math.max(0, 4 - Math.floor(Math.log10(size)));
+      // A column whose smallest value would lose its figures has each with its own places.
+      const isWide = curve.y.some((y) => y && Math.abs(y) < size / 1000);
+      const text = isWide ? value?.toPrecision(4) : value?.toFixed(places);
+      return `${place >= 0 && x === curve.best ? "★ " : ""}${text ?? ""}`;
+    })]);
+  }
+  return table;
+}
+
 function draw(figure) {
-  const place = figure.querySelector(".plot");
+  const place = figure.querySelector(".plot"), chart = JSON.parse(place.dataset.chart);
+  const values = figure.querySelector(".values");
+  if (values.open) values.lastElementChild.replaceChildren(tabulate(chart));
   const isPrinted = "print" in document.documentElement.dataset;
   const width = isPrinted ? 640 : place.clientWidth;
   if (!window.Plotly || !width) return; // within closed details
-  const chart = JSON.parse(place.dataset.chart);
   const ink = style("--ink"), grid = { gridcolor: style("--grid"), linecolor: style("--line"), zeroline: false };
   const ticks = ticksOf(chart, width);
   const isLog = document.getElementById("log")?.checked;
@@ -69,7 +101,7 @@ function draw(figure) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: ink, size: 12, family: "system-ui, sans-serif" },
     hovermode: "x unified", hoverlabel: { bgcolor: style("--paper"), bordercolor: style("--line"), font: { color: ink } },
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, showlegend: chart.curves.length > 1 || chart.curves[0]?.name !== chart.title,
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, showlegend: chart.curves.length > 1 || chart.curves[0].name !== chart.title,
     // A finger scrolls the page; a mouse zooms.
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     xaxis: { ...grid, title: { text: chart.axis, standoff: 8 }, tickmode: place.dataset.ticks ?? "array", tickvals: ticks },
