@@ -25,12 +25,13 @@ from lightning.pytorch.loggers import Logger
 from samestep import ending
 from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.checkpoints import Checkpoints, StopBetweenSteps
-from samestep.callbacks.exact import RankState, ResumeOrder, SeedSteps
+from samestep.callbacks.exact import RankState, SeedSteps
 from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.callbacks.lost_state import LostState
 from samestep.callbacks.meter import Meter
 from samestep.callbacks.monitors import Monitors
+from samestep.callbacks.resume_order import ResumeOrder
 from samestep.callbacks.same_weights import SameWeights
 from samestep.callbacks.share_out import ShareOut
 from samestep.callbacks.supported import check_supported

@@ -16,10 +16,10 @@ from samestep.callbacks.exact import (
     RankState,
     SeedSteps,
     float_buffers,
-    seed_all,
     sums_of,
 )
 from samestep.callbacks.sums import Sums
+from samestep.data.seeds import seed_all
 from samestep.errors import ConfigError
 
 

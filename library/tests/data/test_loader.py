@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from samestep.callbacks.exact import seed_all
 from samestep.data.loader import BatchLoader
+from samestep.data.seeds import seed_all
 from samestep.errors import ConfigError
 from samestep.ranks import environment
 

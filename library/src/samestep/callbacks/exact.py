@@ -1,11 +1,10 @@
-"""Exact resume for any LightningModule: random numbers, order of the data, state of each rank.
+"""Exact resume for any LightningModule: random numbers, and state of each rank.
 
 Each callback keeps one thing the same on any number of ranks, before and after an interruption.
 They are part of every run; the user's module has nothing to remember.
 """
 
 import logging
-import math
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,67 +14,19 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils.data import DataLoader
 from torchmetrics import Metric, MetricCollection
 
 from samestep.callbacks.share_out import (
-    check_accumulation,
-    find_batch_loaders,
-    find_loaders,
     weights_of_ranks,
 )
 from samestep.callbacks.sums import Sums
-from samestep.callbacks.watchdog import Watchdog
-from samestep.data.loader import BatchLoader
-from samestep.data.ordinary import ResumableBatches, iterates_as_torch, resumable
-from samestep.data.seeds import mix_seed, seed_others, seed_sample
-from samestep.ranks import environment, lightning_patches
+from samestep.data.seeds import mix_seed, seed_all, seed_others
+from samestep.ranks import lightning_patches
 from samestep.ranks.epoch_loop import TRANSFERS
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import shard_like
 
 log = logging.getLogger(__name__)
-
-NOTE_ON_RANKS = (
-    "Note: the training data come from an ordinary DataLoader. Its batch_size counts samples per "
-    "rank, and some samples are repeated to give all ranks as many. BatchLoader is exact on any "
-    "number of ranks:"
-)
-NOTE_ON_STREAMS = (
-    "Note: the training data come from an ordinary DataLoader of unknown length. Each of several "
-    "ranks sees all samples, unless your data set splits them. BatchLoader is exact on any number "
-    "of ranks:"
-)
-NOTE_ON_OTHER_RANKS = (
-    "Note: this epoch began on {} ranks, and continues on {}. The rest of it sees other samples, "
-    "because an ordinary DataLoader gives each rank samples of its own."
-)
-NOTE_ON_READING = (
-    "Note: the run continues within an epoch. It reads {} batches again, which it trained on "
-    "before, because the training data give one batch after the other."
-)
-NOTE_ON_ITERATION = (
-    "Note: the training data come from {}, which has a way of its own to iterate. An interrupted "
-    "epoch reads its batches again up to the next one. What it keeps from one epoch to the next is "
-    "lost, unless it has state_dict and load_state_dict."
-)
-NOTE_ON_MIXTURE = (
-    "Note: of several training loaders one has a state of its own (state_dict), and another one "
-    "can only be read from the beginning. If an epoch is interrupted, that one starts over."
-)
-NOTE_ON_STATES = (
-    "Note: the training data come from a loader with a state of its own (state_dict), and continue "
-    "with it on the same number of ranks. Random transforms sample other numbers after an "
-    "interruption. BatchLoader is exact:"
-)
-NOTE_ON_STATES_OF_RANKS = (
-    "Note: the checkpoint has the states of the training loaders of {} ranks, and {} ranks cannot "
-    "continue with them. The loaders start over."
-)
-NOTE_ON_SLICES = (
-    "Note: the data set draws random numbers for whole batches, so they depend on the number of "
-    "ranks. BatchLoader(..., collate_fn=default_collate) draws them for each sample:"
-)
 
 
 class SeedSteps(L.Callback):
@@ -153,213 +104,6 @@ class SeedSteps(L.Callback):
         seed_others(seed)
         if pl_module.device.type == "cuda":
             torch.cuda.manual_seed(seed)
-
-
-class ResumeOrder(L.Callback):
-    """Lets the training data continue where the run was interrupted.
-
-    A ``BatchLoader`` and an ordinary DataLoader continue with the batch after the last step. The
-    order of a DataLoader is a pure function of the seed and the epoch, and the random numbers with
-    which a batch is read of its number too, because they are seeded before. A loader that gives
-    one batch after the other is read up to the next one. A loader with ``state_dict`` and
-    ``load_state_dict`` continues from it, each rank from its own. A ``generator`` of a DataLoader
-    or of its sampler continues as it was before the epoch's order.
-
-    Args:
-        seed: of the run.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.epoch = 0
-        self.batch = 0  # batches of this epoch that were trained on
-        self._is_first_epoch = True  # of this process
-        # From a checkpoint: the states of this rank's loaders, and whether it is of an epoch's end.
-        self._loader_states: list[dict[str, Any]] = []
-        self._generators: list[Tensor] = []  # the states of generators before this epoch's order
-        self._saved_generators: list[Tensor] = []  # the same, from a checkpoint
-        self._saved_epoch_is_over = False
-        self._saved_world_size = 0
-        self._placed_at: tuple[int, int] | None = None  # epoch and batch
-        self._num_read = 0  # batches of this epoch that were read or skipped
-        self._watchdogs: list[Watchdog] = []
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Place the data before their first iterator is made."""
-
-        def begin() -> None:
-            states, self._loader_states = self._loader_states, []
-            lightning_patches.load_loader_states(
-                trainer, states, epoch_is_over=self._saved_epoch_is_over
-            )
-            self._place(trainer)
-            self._seed_order()
-            generators = generators_of(trainer.train_dataloader)
-            if len(self._saved_generators) == len(generators):
-                for generator, state in zip(generators, self._saved_generators, strict=True):
-                    generator.set_state(state)
-            self._note_generators(trainer)
-            if self.batch and trainer.is_global_zero and self._saved_world_size:
-                self._say_how_it_continues(trainer)
-
-        if stage == "fit":
-            lightning_patches.before_first_iterator(trainer, begin)
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Let a ``train_dataloader`` that draws numbers draw the same ones in every process."""
-        seed_all(mix_seed(self.seed, 0))
-        self._is_first_epoch = True
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say once what the training data cannot give.
-
-        Raises:
-            ConfigError: if a BatchLoader cuts steps into other parts than the Trainer accumulates.
-        """
-        check_accumulation(trainer, pl_module)
-        self.epoch = trainer.current_epoch
-        others = self._others(trainer)
-        have_states = {hasattr(loader, "load_state_dict") for loader in others}
-        notes = [NOTE_ON_STATES] if True in have_states else []
-        if False in have_states and trainer.world_size > 1:
-            is_endless = trainer.num_training_batches == math.inf
-            notes.append(NOTE_ON_STREAMS if is_endless else NOTE_ON_RANKS)
-        for note in notes if trainer.is_global_zero else []:
-            print(f"{note} docs/contract.md", flush=True)
-        for loader in others if trainer.is_global_zero else []:
-            if not (hasattr(loader, "load_state_dict") or iterates_as_torch(loader)):
-                print(NOTE_ON_ITERATION.format(type(loader).__name__), flush=True)
-        if len(have_states) > 1 and None in self._places(others) and trainer.is_global_zero:
-            print(NOTE_ON_MIXTURE, flush=True)
-        exact = find_batch_loaders(trainer.train_dataloader)
-        several = trainer.world_size > 1 and trainer.is_global_zero
-        if several and any(loader.draws_by_slice() for loader in exact):
-            print(f"{NOTE_ON_SLICES} docs/contract.md", flush=True)
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Place the data at the start of a new epoch, and seed its order."""
-        # Data of unknown length have given their first batch when the first epoch begins.
-        if self._placed_at != (self.epoch, self.batch):
-            self._place(trainer)
-        if not self._is_first_epoch:
-            self._seed_order()
-            self._note_generators(trainer)
-        self._is_first_epoch = False
-
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Count the batch."""
-        self.batch = batch_idx + 1
-
-    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start counting again."""
-        self.epoch, self.batch = trainer.current_epoch + 1, 0
-        self._is_first_epoch = False
-        self._note_generators(trainer)
-
-    def state_dict(self) -> dict[str, Any]:
-        """How far the epoch has come."""
-        return {
-            "epoch": self.epoch, "batch": self.batch, "generators": self._generators,
-            "world_size": environment.world_size(),
-        }  # fmt: skip
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.epoch, self.batch = state_dict["epoch"], state_dict["batch"]
-        self._saved_generators = state_dict["generators"]
-        self._saved_world_size = state_dict["world_size"]
-
-    def on_save_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Keep the states of the loaders of each rank; Lightning keeps those of rank zero."""
-        own = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader")
-        if own and trainer.world_size > 1:
-            checkpoint["loaders_of_ranks"] = gather(own)
-
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Remember the states of this rank's loaders; they are loaded when the loaders exist."""
-        if trainer.state.fn != "fit":
-            return
-        loop = checkpoint["loops"]["fit_loop"]
-        progress = loop["epoch_progress"]["current"]
-        self._saved_epoch_is_over = progress["processed"] == progress["ready"]
-        # Lightning finds none then.
-        own = loop["state_dict"].pop("combined_loader", [])
-        ranks = checkpoint.get("loaders_of_ranks", [own])
-        if own and len(ranks) == trainer.world_size:
-            self._loader_states = ranks[trainer.global_rank]
-        elif own and trainer.is_global_zero:
-            print(NOTE_ON_STATES_OF_RANKS.format(len(ranks), trainer.world_size), flush=True)
-
-    def _seed_order(self) -> None:
-        seed_all(mix_seed(self.seed, self.epoch))
-
-    def _note_generators(self, trainer: L.Trainer) -> None:
-        generators = generators_of(trainer.train_dataloader)
-        self._generators = [generator.get_state() for generator in generators]
-
-    def _others(self, trainer: L.Trainer) -> list[Any]:
-        """The training loaders that are no BatchLoader."""
-        loaders = find_loaders(trainer.train_dataloader)
-        return [loader for loader in loaders if not isinstance(loader, BatchLoader)]
-
-    def _places(self, others: list[Any]) -> list[ResumableBatches | None]:
-        """Where the batches of loaders without a state can be skipped; None if they are read."""
-        without = (loader for loader in others if not hasattr(loader, "load_state_dict"))
-        return [resumable(loader, self.seed) for loader in without]
-
-    def _place(self, trainer: L.Trainer) -> None:
-        """Begin with the batch after the last step: skip those before, or read and drop them."""
-        self._placed_at = self.epoch, self.batch
-        others = self._others(trainer)
-        places = self._places(others)
-        has_states = len(places) < len(others)
-        repeats = lightning_patches.repeats_shorter_loaders(trainer)
-        # Without a length it is endless, as the batches of some samplers are.
-        found = [place for place in places if place is not None]
-        sized = [place for place in found if hasattr(place.batches, "__len__")]
-        is_over = repeats and any(len(place) <= self.batch for place in sized)
-        must_read = (None in places or is_over) and not has_states
-        first = 0 if must_read else self.batch
-        for loader in others:
-            lightning_patches.set_epoch(loader, self.epoch)
-        for place in found:
-            place.start_at(self.epoch, first)
-        for loader in find_batch_loaders(trainer.train_dataloader):
-            # The shorter one of two loaders begins again within an epoch.
-            is_shorter = 0 < len(loader) < trainer.num_training_batches
-            is_over = is_shorter and first >= len(loader)
-            loader.start_at(self.epoch, first % len(loader) if is_over else first)
-        if others:
-            self._num_read = first
-            callbacks = trainer.callbacks  # type: ignore[attr-defined]
-            self._watchdogs = [c for c in callbacks if isinstance(c, Watchdog)]
-            lightning_patches.before_batches(trainer, self._begin_batch, self.batch - first)
-
-    def _begin_batch(self) -> None:
-        """Seed the random numbers with which this process reads a batch."""
-        seed_sample(self.seed, self.epoch, self._num_read, environment.rank(), 2)
-        self._num_read += 1
-        # Many batches may be read before the first step.
-        for watchdog in self._watchdogs:
-            watchdog.go_on()
-
-    def _say_how_it_continues(self, trainer: L.Trainer) -> None:
-        others, world_size = self._others(trainer), trainer.world_size
-        if others and self._saved_world_size != world_size:
-            print(NOTE_ON_OTHER_RANKS.format(self._saved_world_size, world_size), flush=True)
-        if num := self.batch - self._num_read if others else 0:
-            print(NOTE_ON_READING.format(num), flush=True)
 
 
 class RankState(L.Callback):
@@ -470,12 +214,6 @@ class RankState(L.Callback):
     on_train_epoch_end = on_validation_start
 
 
-def seed_all(seed: int) -> None:
-    """Seed torch, NumPy and Python's ``random``."""
-    torch.manual_seed(seed)
-    seed_others(seed)
-
-
 def of_parts(parts: list[dict[str, Any]], kind: str, name: str) -> list[Any]:
     """What is called so in the states of some ranks, where they have it."""
     return [part[kind][name] for part in parts if name in part.get(kind, {})]
@@ -484,20 +222,6 @@ def of_parts(parts: list[dict[str, Any]], kind: str, name: str) -> list[Any]:
 def mean_of(parts: list[Tensor]) -> Tensor:
     """The mean of tensors of one shape; of one tensor this tensor, bit for bit."""
     return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
-
-
-def generators_of(loaders: Any) -> list[torch.Generator]:
-    """The generators of ordinary DataLoaders and of their samplers, each once."""
-    found: dict[int, torch.Generator] = {}
-    for loader in find_loaders(loaders):
-        if not isinstance(loader, DataLoader):
-            continue
-        batch_sampler = getattr(loader, "batch_sampler", None)
-        parts = [loader, loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
-        for part in parts:
-            if isinstance(generator := getattr(part, "generator", None), torch.Generator):
-                found[id(generator)] = generator
-    return list(found.values())
 
 
 def sums_of(module: nn.Module) -> dict[str, Sums]:

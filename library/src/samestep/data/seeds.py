@@ -34,6 +34,12 @@ def seed_others(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
+def seed_all(seed: int) -> None:
+    """Seed torch, GPUs included, NumPy and Python's ``random``."""
+    torch.manual_seed(seed)
+    seed_others(seed)
+
+
 def seed_sample(*numbers: int) -> None:
     """Make the random numbers of a transform on the CPU a pure function of some whole numbers."""
     seed = mix_seed(*numbers)
