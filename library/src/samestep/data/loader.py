@@ -4,7 +4,7 @@ import copy
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from itertools import islice
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from samestep.data.order import Blocks
 from samestep.data.sampler import GlobalBatchSampler, Slice
 from samestep.data.seeds import generator, random_numbers_kept, seed_sample
+from samestep.data.threads import Readers
 from samestep.errors import ConfigError
 from samestep.ranks import environment, stopping
 
@@ -190,16 +191,16 @@ class BatchLoader:
                 "would share; read ahead by num_workers, or draw after the batch is read"
             )
         order, waiting = self._expected(), deque[Future[tuple[Any, Slice]]]()
-        pool = ThreadPoolExecutor(self.num_threads, "samestep-data")
+        readers = Readers(self.num_threads)
         try:
             while True:
                 for place in islice(order, 2 * self.num_threads - len(waiting)):
-                    waiting.append(pool.submit(self.slices.read, place))
+                    waiting.append(readers.submit(self.slices.read, place))
                 if not waiting:
                     return
                 yield waiting.popleft().result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            readers.close()
 
     def _wait_for(self, slices: Iterator[tuple[Any, Slice]]) -> tuple[Any, Slice]:
         """The next batch; between two optimizer steps, a signal ends the wait for it and the run.
