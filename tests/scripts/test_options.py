@@ -36,7 +36,7 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_data_may_have_moved_to_a_store():
-    parser = Parser()
+    parser = Parser("evaluate", "")
     options.add_data_options(parser)
     assert parser.parse_args(["--data-root", "s3://bucket/photos"]).root == "s3://bucket/photos"
 
