@@ -40,7 +40,7 @@ def add_model_options(parser: Parser) -> None:
 
 def add_data_options(parser: Parser) -> None:
     """Let the user say where the data are now, if not where the run found them."""
-    parser.add_argument("--data-root", dest="root", type=Path, metavar="DIR", help="their folder")
+    parser.add_argument("--data-root", dest="root", metavar="DIR", help="their folder")
     parser.add_argument("--data-file", dest="file", metavar="FILE", help="their file, if it is one")
     parser.add_argument("--data-mirror", dest="mirror", metavar="URL", help="download from here")
     parser.add_argument("--download", action=argparse.BooleanOptionalAction, help="or never do")

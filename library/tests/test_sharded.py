@@ -22,8 +22,8 @@ from samestep.errors import ConfigError
 from samestep.ranks import environment, process_group
 from samestep.ranks.lightning_patches import has_tensor_parallel
 from samestep.ranks.sharded import blocks_of
-from samestep.run import nodes
-from samestep.run.checkpoint import PREVIOUS, load
+from samestep.run import checkpoint, nodes, seal, shards
+from samestep.run.checkpoint import PREVIOUS, AtomicCheckpointIO, CheckpointError, load
 from samestep.run.seal import read, verify
 
 SHARDED: dict[str, Any] = {"strategy": "fsdp", "gradient_clip_val": 0.5, "monitor": "val_loss"}
@@ -191,10 +191,10 @@ def test_sharded_runs(tmp_path: Path):
     assert len(sizes) == 2
     # One process reads it whole, and validates as two ranks have.
     model = Plain().eval()
-    checkpoint = load(folder / "best.ckpt")
-    model.load_state_dict(checkpoint["state_dict"])
+    best = load(folder / "best.ckpt")
+    model.load_state_dict(best["state_dict"])
     loss = model.loss([torch.arange(16.0)[:, None]]).item()
-    assert loss == pytest.approx(checkpoint["checkpoints"]["best_score"], rel=1e-5)
+    assert loss == pytest.approx(best["checkpoints"]["best_score"], rel=1e-5)
     assert f"{loss:.4f}" in done.stdout  # the table of the test
 
     first, second = (folder / name for name in last.files())
@@ -223,6 +223,42 @@ def test_sharded_runs(tmp_path: Path):
         for name in ("step/gradient_norm", "val_loss"):
             if theirs[name] or ours[name]:
                 assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-4), name
+
+
+@pytest.mark.parametrize("moment", ["before its shards are verified", "before they are read"])
+def test_a_reader_takes_the_new_checkpoint_if_the_run_removes_the_shards_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+):
+    path = tmp_path / "mine/checkpoints/last.ckpt"
+
+    def save(step: int) -> None:
+        tensors = {"w": torch.empty(2, device="meta")}
+        content = {"global_step": step, "state_dict": tensors, "sharded": {"/state_dict/w": 0}}
+        part = {"/state_dict/w": torch.full([2], float(step))}
+        AtomicCheckpointIO().save_part(content, part, path)
+        shards.prune(path.parent)
+
+    def then_saves(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            found = function(*arguments)
+            monkeypatch.undo()
+            # The next one keeps the shards of the one before.
+            save(2)
+            save(3)
+            return found
+
+        return call
+
+    save(1)
+    module, name = (checkpoint, "verify") if "read" in moment else (seal, "_verify_bytes")
+    monkeypatch.setattr(module, name, then_saves(getattr(module, name)))
+    found = load(path)
+    assert (found["global_step"], found["state_dict"]["w"].tolist()) == (3, [3.0, 3.0])
+    # Without a new checkpoint, shards that are missing are an error.
+    for shard in path.parent.glob("shards-3-*/*"):
+        shard.unlink()
+    with pytest.raises(CheckpointError, match=r"0\.shard: it cannot be read: No such file"):
+        load(path)
 
 
 def test_blocks_are_the_items_of_lists_and_hold_no_tied_weight():

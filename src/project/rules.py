@@ -17,6 +17,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from samestep.errors import ConfigError
 from samestep.hydra.rules import ABOVE_0, NULL, Rule, whole
 from samestep.hydra.schema import flatten
 
@@ -77,22 +78,22 @@ def check_ranks(cfg: DictConfig, num_ranks: Sequence[int]) -> Iterator[str]:
     ``samestep launch`` asks this before a run is submitted. Each rank asks ``check_batch_size``.
     """
     if "global_batch_size" in cfg.data:  # another DataModule may not have the key
-        yield from check_batch_size(
-            cfg.data.global_batch_size, max(num_ranks), cfg.trainer.accumulate_grad_batches
-        )
+        batches_per_step = cfg.trainer.accumulate_grad_batches
+        try:
+            check_batch_size(cfg.data.global_batch_size, max(num_ranks), batches_per_step)
+        except ConfigError as error:
+            yield str(error)
 
 
-def check_batch_size(
-    global_batch_size: int, num_ranks: int, batches_per_step: int
-) -> Iterator[str]:
-    """Yield an error if a rank would get no sample of a batch."""
+def check_batch_size(global_batch_size: int, num_ranks: int, batches_per_step: int) -> None:
+    """Raise a ConfigError if a rank would get no sample of a batch."""
     needed = num_ranks * batches_per_step
     if global_batch_size >= needed:
         return
     parts = f"{num_ranks} ranks"
     if batches_per_step > 1:
         parts += f" x trainer.accumulate_grad_batches={batches_per_step}"
-    yield (
+    raise ConfigError(
         f"data.global_batch_size={global_batch_size}: must be at least {needed}, one sample for "
         f"each of {parts}"
     )

@@ -21,6 +21,7 @@ ANSWERS = {
     "render": "-m samestep launch --render cluster=k8s cluster.image=registry/me:1 run_id=bench",
 }
 WIDTH = 8_000  # hidden units of the net whose checkpoint is saved: 76 MB with Adam
+HALF_MIB = 472  # half of the checkpoint of a net that is 13 times as wide
 DATA_SIZES = {"data-1": 6_000, "data-10": 60_000, "data-100": 600_000}  # images
 
 
@@ -119,10 +120,35 @@ def copy() -> dict[str, float]:
     return {"value": median(seconds)}
 
 
-def train_wide_net() -> Any:
+def shards() -> dict[str, float]:
+    """The seconds of a save of which each rank writes its part, as ``save``."""
+    import lightning as L
+
+    with timed(L.Trainer, "save_checkpoint") as seconds:
+        short = "trainer.limit_train_batches=1", "trainer.limit_val_batches=1"
+        train_wide_net("trainer.strategy=fsdp", *short, width=13 * WIDTH)
+    return {"value": median(seconds)}
+
+
+def half() -> dict[str, float]:
+    """The seconds to write and to sync half of what all ranks of ``shards`` write."""
+    content, seconds = os.urandom(2**20), []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(4):
+            start = time.perf_counter()
+            with Path(folder, "half").open("wb", buffering=0) as file:
+                for _ in range(HALF_MIB):
+                    file.write(content)
+                os.fsync(file.fileno())
+            seconds.append(time.perf_counter() - start)
+    return {"value": median(seconds)}
+
+
+def train_wide_net(*more: str, width: int = WIDTH) -> Any:
     from tests.bench.epochs import train_ours
 
-    return train_ours("tiny", f"model.net.hidden_size={WIDTH}", "trainer.max_epochs=4").trainer
+    words = f"model.net.hidden_size={width}", "trainer.max_epochs=4"
+    return train_ours("tiny", *words, *more).trainer
 
 
 def logging() -> dict[str, float]:

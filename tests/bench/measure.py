@@ -6,10 +6,13 @@ import os
 import random
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -20,6 +23,7 @@ RESULT = "RESULT "
 """Begins the line in which a contender says what it measured, as JSON."""
 
 TOLERANCE = 1e-3  # of a loss; another order of the images changes it a hundred times more
+MOST_S = 600  # that a contender may take
 BUSY = 0.1  # share of the processors that others may use before the table says so
 
 
@@ -65,18 +69,33 @@ def environment(started: float) -> dict[str, str]:
 
 
 def run(command: str) -> dict[str, Any]:
-    """Run a contender; its result, or how many seconds it took if it gives none."""
-    started = time.time()
-    done = subprocess.run(
-        [sys.executable, *shlex.split(command)], cwd=ROOT, env=environment(started), text=True,
-        capture_output=True, stdin=subprocess.DEVNULL, timeout=600, check=False,
-    )  # fmt: skip
-    elapsed = time.time() - started
-    lines = [line for line in done.stdout.splitlines() if line.startswith(RESULT)]
+    """Run a contender; its result, or how many seconds it took if it gives none.
+
+    Raises:
+        RuntimeError: if it fails, or takes longer than ``MOST_S``.
+    """
+    # Files, because a pipe is open until the last process ends that a contender has left behind.
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        started = time.time()
+        contender = subprocess.Popen(
+            [sys.executable, *shlex.split(command)], cwd=ROOT, env=environment(started),
+            stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True,
+        )  # fmt: skip
+        try:
+            exit_code: int | str = contender.wait(MOST_S)
+        except subprocess.TimeoutExpired:
+            exit_code = f"nothing after {MOST_S} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(contender.pid, signal.SIGKILL)
+            contender.wait()
+        elapsed = time.time() - started
+        said, complaints = (file.seek(0) or file.read() for file in (output, errors))
+    lines = [line for line in said.splitlines() if line.startswith(RESULT)]
     if lines:
         return dict(json.loads(lines[-1].removeprefix(RESULT)))
-    if done.returncode not in (0, 2):  # a config error is a contender too
-        raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr[-2000:]}")
+    if exit_code not in (0, 2):  # a config error is a contender too
+        raise RuntimeError(f"{command} ended with {exit_code}: {complaints[-2000:]}")
     return {"value": elapsed}
 
 

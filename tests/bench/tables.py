@@ -5,7 +5,6 @@ pip install mosaicml-streaming litdata
 """
 
 import os
-import resource
 import socket
 import subprocess
 import tempfile
@@ -26,6 +25,7 @@ SERVERS = Path(os.environ.get("SAMESTEP_SERVERS", "~/.cache/samestep-servers")).
 LATENCY = "20ms"  # that the S3 server adds to each request
 SIZES = {"32": (16_000, 1_000), "224": (4_000, 15_000)}  # by pixels: images, bytes of a JPEG
 ROWS = {"rows-4": 10**4, "rows-8": 10**8}
+LARGE, ROW_BYTES = {"1": 1_000, "10": 10_000}, 2**16  # rows: 66 MB and 655 MB
 
 
 def contents(size: str) -> Iterator[dict[str, Any]]:
@@ -136,7 +136,8 @@ def read_once(folder: str, size: str, name: str, where: str) -> dict[str, float]
 @contextmanager
 def far_server(folder: str) -> Iterator[dict[str, str]]:
     """The environment in which ``s3://...`` are the folders of ``folder``, some way off."""
-    from tests.s3_server import KEY, SECRET, variables_of, wait_for
+    from library.tests.programs import until
+    from tests.s3_server import KEY, SECRET, variables_of
 
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as other:
         ports = [one.getsockname()[1], other.getsockname()[1]]
@@ -154,7 +155,7 @@ def far_server(folder: str) -> Iterator[dict[str, str]]:
     servers = [subprocess.Popen([*how, *command], **quiet) for command in commands]
     try:
         for port in ports:
-            wait_for(lambda port=port: not socket.socket().connect_ex(("127.0.0.1", port)))
+            until(lambda port=port: not socket.socket().connect_ex(("127.0.0.1", port)))
         yield variables_of(ports[1]) | {"S3_ENDPOINT_URL": f"http://{far}"}
     finally:
         for server in servers:
@@ -175,24 +176,57 @@ def write_rows(folder: Path) -> None:
 
 
 def start(folder: str, name: str) -> dict[str, float]:
-    """Seconds from the open to the second batch of a full shuffle."""
+    """Seconds from the start of the program to the second batch of a full shuffle."""
     from samestep.data.lance import LanceRows
     from samestep.data.loader import BatchLoader
 
-    begin = time.perf_counter()
     batches = iter(BatchLoader(LanceRows(f"{folder}/{name}"), BATCH, shuffle=True, drop_last=True))
     next(batches)
     next(batches)
-    return {"value": time.perf_counter() - begin}
+    return {"value": time.time() - float(os.environ["BENCH_STARTED"])}
 
 
-def resident(folder: str, share: str) -> dict[str, float]:
-    """The largest memory of this process in MiB, after a pass over a share of the images."""
+def write_large(folder: Path) -> None:
+    """The same bytes as a Lance table, a Hugging Face folder and a file of tokens; 1 and 10 x."""
+    import lance
+    import pyarrow as pa
+
+    rng = np.random.default_rng(0)
+    piece = pa.table({"bytes": [rng.bytes(ROW_BYTES) for _ in range(LARGE["1"])]})
+    for name, count in LARGE.items():
+        place = folder / f"large-{name}"
+        if place.exists():
+            continue
+        pieces = [*piece.to_batches()] * (count // len(piece))
+        lance.write_dataset(
+            iter(pieces), place / "lance", schema=piece.schema, data_storage_version="2.0"
+        )
+        (place / "hf").mkdir()
+        with pa.ipc.new_stream(place / "hf/data.arrow", piece.schema) as stream:
+            for batch in pieces:
+                stream.write_batch(batch)
+        (place / "hf/state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+        with (place / "tokens").open("wb") as file:
+            for batch in pieces:
+                file.writelines(row.as_py() for row in batch["bytes"])
+
+
+def held(folder: str, kind: str, count: str) -> dict[str, float]:
+    """The most MiB that this process holds in a pass, and that the system cannot take back."""
+    from project.language.text import Windows
+    from samestep.data.arrow import ArrowRows
     from samestep.data.lance import LanceRows
     from samestep.data.loader import BatchLoader
 
-    rows = LanceRows(f"{folder}/images-224/lance")
-    rows.num_rows = round(len(rows) * float(share))
-    for _ in BatchLoader(rows, BATCH, shuffle=True):
-        pass
-    return {"value": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    place, tokens = f"{folder}/large-{count}/{kind}", ROW_BYTES // 2
+    rows: Any
+    if kind == "tokens":
+        rows = Windows(np.memmap(place, "<u2", "r"), tokens, tokens, with_rest=True)
+    else:
+        rows = {"lance": LanceRows, "hf": ArrowRows}[kind](place)
+    assert len(rows) == LARGE[count]
+    status, most = Path("/proc/self/status"), 0
+    for _ in BatchLoader(rows, 64, shuffle=True):
+        line = next(line for line in status.read_text().splitlines() if line.startswith("RssAnon"))
+        most = max(most, int(line.split()[1]))
+    return {"value": most / 1024}

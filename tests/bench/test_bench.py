@@ -43,6 +43,23 @@ def test_ours_learns_what_the_bare_loop_learns_and_another_recipe_does_not_count
     assert all(found["peak_mib"][name] > 100 for name in contenders)
 
 
+def test_a_row_ends_although_a_contender_hangs_or_leaves_a_process_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        "import subprocess, sys, time\n"
+        "subprocess.Popen(['sleep', '300'])\n"  # which has its output, as a loader's process has
+        "print('RESULT {\"value\": 7}', flush=True)\n"
+        "time.sleep(float(sys.argv[1]))\n"
+    )
+    assert measure.run(f"{script} 0") == {"value": 7}
+    script.write_text(script.read_text().replace("RESULT", ""))
+    monkeypatch.setattr(measure, "MOST_S", 3)
+    with pytest.raises(RuntimeError, match=r"leaves\.py 300 ended with nothing after 3 s"):
+        measure.run(f"{script} 300")
+
+
 RESULTS = {
     "bare": {"curve": [2.3, 2.2]}, "ours": {"curve": [2.3, 2.2]}, "textbook": {"value": 1.0},
 }  # fmt: skip

@@ -8,11 +8,13 @@ import pytest
 import torch
 import yaml
 from omegaconf import OmegaConf
+from PIL import Image
 
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
+from scripts import export, predict
 from scripts.evaluate import main
-from tests.conftest import NO_PICTURES, QUICK, run
+from tests.conftest import NO_PICTURES, QUICK, run, run_ranks
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -124,3 +126,22 @@ def test_a_run_without_a_best_checkpoint_is_evaluated_by_its_last_one_or_one_tha
     assert json.loads(evaluated(capsys, run_dir, *choose, "epoch-0002")) == metrics(run_dir, "val")
     with pytest.raises(ConfigError, match=r"ckpt=epoch-0001: .* holds epoch-0002, last"):
         evaluated(capsys, run_dir, *choose, "epoch-0001")
+
+
+def test_a_run_that_was_sharded_over_two_ranks_is_read_by_one_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["trainer=fsdp", "trainer.accelerator=cpu", "model=mlp", "trainer.max_epochs=1"]
+    done = run_ranks(
+        "train.py", *words, f"run_root={tmp_path}", NO_PICTURES, "report=false", RUN_ID="sharded"
+    )
+    assert done.returncode == 0, done.stderr
+    run_dir = tmp_path / "sharded"
+    assert len([*run_dir.glob("checkpoints/shards-*/*.shard")]) == 2
+    found = json.loads(evaluated(capsys, run_dir, "--format", "json"))
+    assert found == pytest.approx(metrics(run_dir, "test"), abs=1e-5)
+    Image.new("L", (8, 8)).save(tmp_path / "image.png")
+    assert predict.main([str(run_dir), str(tmp_path / "image.png")]) == 0
+    assert "image.png" in capsys.readouterr().out
+    assert export.main([str(run_dir)]) == 0
+    assert (run_dir / "export/model.safetensors").exists()

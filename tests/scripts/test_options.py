@@ -11,7 +11,7 @@ from samestep.command_line import Parser, call
 from samestep.errors import ConfigError
 from samestep.report import commands
 from samestep.run import upload
-from scripts import evaluate, export, predict
+from scripts import evaluate, export, options, predict
 from tests.conftest import ROOT, run
 
 MAINS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -33,6 +33,12 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         os.utime(config, (number, number))
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_data_may_have_moved_to_a_store():
+    parser = Parser("evaluate", "")
+    options.add_data_options(parser)
+    assert parser.parse_args(["--data-root", "s3://bucket/photos"]).root == "s3://bucket/photos"
 
 
 @pytest.mark.usefixtures("clone")

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
+from project.data.datamodule import SPLIT_SEED
 from project.data.sources import ImageFolder
 from project.data.tables import CHECKSUM, checksum
 from samestep.data.arrow import ArrowRows
@@ -21,7 +22,6 @@ from samestep.data.lance import NUM_ROWS, first_line
 from samestep.data.seeds import generator
 from samestep.errors import ConfigError, RunError
 
-SPLIT_SEED = 0  # every conversion of a folder holds out the same images and has the same order
 IMAGES_AT_ONCE, ROWS_AT_ONCE, BYTES_AT_ONCE = 1024, 2**18, 2**28  # of a file of the table
 VAL = dict.fromkeys(["validation", "valid", "dev"], "val")  # other names of this split
 SOURCE = b"project.source"  # metadata of a table: digest of what it is converted from

@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import torch
 
 from project.data.augment import Augment, Normalize
-from project.data.images import Batch, ImageSet, RawBatch, make_batch
+from project.data.images import Batch, ImageSet, RawBatch
 from project.data.sources import ImageFiles, Images, Source
 from project.rules import check_batch_size
 from samestep.data.loader import BatchLoader
+from samestep.data.order import Blocks
 from samestep.data.sampler import Slice
 from samestep.data.seeds import generator
 from samestep.errors import ConfigError
@@ -20,7 +22,133 @@ SPLIT_SEED = 0  # the same images are held out in every run, whatever its seed
 MEMORY_SHARE = 0.25  # of the accelerator's free memory that the images may take
 
 
-class ImageDataModule(L.LightningDataModule):
+class ImageBatches(L.LightningDataModule):
+    """Batches of labelled images; a subclass opens the sets for train, val and test in ``setup``.
+
+    Training images come in a new order each epoch and are augmented, all others are neither.
+
+    Args:
+        root: where the data are, for messages.
+        num_channels, image_size, num_classes: what the images must be like; size in pixels.
+        class_names: one for each class; None takes those of the data, if they have any, otherwise
+            numbers the classes.
+        global_batch_size: images per optimizer step, over all ranks.
+        eval_batch_size: images per validation or test batch, over all ranks.
+        shuffle: draw a new order of the training images each epoch; ``Blocks`` reads neighbours
+            together.
+        mean, std: see ``Normalize``.
+        crop_padding, flip: see ``Augment``.
+        seed: of the order and the augmentation.
+    """
+
+    train_set: Any = None
+    val_set: Any
+    test_set: Any
+
+    def __init__(
+        self,
+        *,
+        root: str,
+        num_channels: int,
+        image_size: int,
+        num_classes: int,
+        class_names: Sequence[str] | None,
+        global_batch_size: int,
+        eval_batch_size: int,
+        shuffle: bool | Blocks,
+        mean: Sequence[float],
+        std: Sequence[float],
+        crop_padding: int,
+        flip: bool,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.root = root
+        self.num_channels = num_channels
+        self.image_size = image_size
+        self.num_classes = num_classes
+        self.class_names = [str(name) for name in class_names or []]
+        self.names_are_given = class_names is not None
+        self.global_batch_size = global_batch_size
+        self.eval_batch_size = eval_batch_size
+        self.shuffle = shuffle
+        self.mean = list(mean)
+        self.std = list(std)
+        self.normalize = Normalize(self.mean, self.std)
+        self.seed = seed
+        self.augment = Augment(crop_padding=crop_padding, flip=flip, seed=seed)
+
+    def train_dataloader(self) -> BatchLoader:
+        """Training batches, in a new order each epoch."""
+        assert self.train_set is not None, "setup() comes first"
+        return self.loader(
+            self.train_set,
+            self.global_batch_size,
+            shuffle=self.shuffle,
+            drop_last=True,
+            seed=self.seed,
+            accumulate_grad_batches=self.batches_per_step(),
+        )
+
+    def val_dataloader(self) -> BatchLoader:
+        """Validation batches, in a fixed order."""
+        return self.loader(self.val_set, self.eval_batch_size)
+
+    def test_dataloader(self) -> BatchLoader:
+        """Test batches, in a fixed order."""
+        return self.loader(self.test_set, self.eval_batch_size)
+
+    def loader(self, images: Any, batch_size: int, **options: Any) -> BatchLoader:
+        """Batches with their slices, on which the augmentation depends."""
+        return BatchLoader(images, batch_size, with_slice=True, **options)
+
+    def transfer_batch_to_device(
+        self, batch: tuple[RawBatch, Slice], device: torch.device, dataloader_idx: int
+    ) -> Batch:
+        """Move one batch to the device; augment it there when training, and normalize it.
+
+        The images get the dtype of the trainer's model; without a trainer they are float32.
+        """
+        (images, labels, ids), place = batch
+        images = images.to(device, non_blocking=True)
+        if self.normalize.scale.device != images.device:
+            self.normalize.to(images.device)
+        dtype = torch.float32
+        if self.trainer:
+            dtype = self.trainer.lightning_module.dtype  # type: ignore[assignment]
+            if self.trainer.training:
+                images = self.augment(images, place)
+        return Batch(
+            self.normalize(images).to(dtype),
+            labels.to(device, non_blocking=True),
+            ids.to(device, non_blocking=True),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the names of the classes, which the data may have given."""
+        return {"class_names": self.class_names}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the names of the classes from a checkpoint, before or after ``setup``."""
+        self.learn_names(state_dict["class_names"])
+
+    def learn_names(self, names: list[str]) -> None:
+        """Take the names of the data or of a checkpoint, whichever comes first."""
+        if self.names_are_given:
+            return
+        if self.class_names and names != self.class_names:
+            raise ConfigError(
+                f"data.root={self.root}: the model knows the classes {self.class_names}, "
+                f"and not {names}"
+            )
+        self.class_names = names
+
+    def batches_per_step(self) -> int:
+        """Into how many batches the trainer cuts an optimizer step."""
+        return self.trainer.accumulate_grad_batches if self.trainer else 1
+
+
+class ImageDataModule(ImageBatches):
     """A labelled image data set, split into train, val and test.
 
     ``val`` is ``num_val`` images drawn from the training set, the same ones in every run and on
@@ -34,17 +162,9 @@ class ImageDataModule(L.LightningDataModule):
         root: directory of all data sets.
         download: fetch missing files. False: missing files are an error.
         mirror: address to fetch from instead of the official one.
-        num_channels, image_size, num_classes: what the images must be like; size in pixels.
-        class_names: one for each class; None takes those of the source, if it has any, otherwise
-            numbers the classes.
         num_val: training images held out for validation; None: a tenth of them.
-        global_batch_size: images per optimizer step, over all ranks.
-        eval_batch_size: images per validation or test batch, over all ranks.
         num_workers: loader processes per rank, for images that are read from files.
-        shuffle: draw a new order of the training images each epoch.
-        mean, std: see ``Normalize``.
-        crop_padding, flip: see ``Augment``.
-        seed: of the order and the augmentation.
+        images: the arguments of ``ImageBatches``.
 
     Raises:
         ConfigError: at ``setup``, if ``global_batch_size`` is less than an image for each rank, or
@@ -59,57 +179,30 @@ class ImageDataModule(L.LightningDataModule):
         root: str,
         download: bool,
         mirror: str | None,
-        num_channels: int,
-        image_size: int,
-        num_classes: int,
-        class_names: Sequence[str] | None,
         num_val: int | None,
-        global_batch_size: int,
-        eval_batch_size: int,
         num_workers: int,
-        shuffle: bool,
-        mean: Sequence[float],
-        std: Sequence[float],
-        crop_padding: int,
-        flip: bool,
-        seed: int,
+        **images: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(root=root, **images)
         self.source = source
-        self.root = Path(root)
         self.download = download
         self.mirror = mirror
-        self.num_channels = num_channels
-        self.image_size = image_size
-        self.num_classes = num_classes
-        self.class_names = [str(name) for name in class_names or []]
-        self.names_are_given = class_names is not None
         self.num_val = num_val
-        self.global_batch_size = global_batch_size
-        self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
-        self.shuffle = shuffle
-        self.mean = list(mean)
-        self.std = list(std)
-        self.normalize = Normalize(self.mean, self.std)
-        self.seed = seed
-        self.augment = Augment(crop_padding=crop_padding, flip=flip, seed=seed)
-        self.train_set: ImageSet | None = None
         self.is_prepared = False
 
     def prepare_data(self) -> None:
         """Make the files present and verified, once. Lightning calls this once per node."""
         if not self.is_prepared:
-            self.source.prepare(self.root, download=self.download, mirror=self.mirror)
+            self.source.prepare(Path(self.root), download=self.download, mirror=self.mirror)
         self.is_prepared = True
 
     def setup(self, stage: str) -> None:
         """Open and split the data set, once. Lightning calls this on every rank and stage."""
         if self.train_set is not None:
             return
-        num_ranks, batches_per_step = environment.world_size(), self._batches_per_step()
-        for fault in check_batch_size(self.global_batch_size, num_ranks, batches_per_step):
-            raise ConfigError(fault)
+        num_ranks = environment.world_size()
+        check_batch_size(self.global_batch_size, num_ranks, self.batches_per_step())
         train, test = self._load(train=True), self._load(train=False)
         num_images = len(train.labels)
         num_val = max(1, num_images // 10) if self.num_val is None else self.num_val
@@ -128,28 +221,6 @@ class ImageDataModule(L.LightningDataModule):
         self.val_set = ImageSet(train, order[:num_val].sort().values, **kinds)
         self.test_set = ImageSet(test, torch.arange(len(test.labels)), **kinds)
 
-    def train_dataloader(self) -> BatchLoader:
-        """Training batches, in a new order each epoch."""
-        assert self.train_set is not None, "setup() comes first"
-        return BatchLoader(
-            self.train_set,
-            self.global_batch_size,
-            shuffle=self.shuffle,
-            drop_last=True,
-            seed=self.seed,
-            accumulate_grad_batches=self._batches_per_step(),
-            num_workers=self._num_workers(self.train_set),
-            with_slice=True,
-        )
-
-    def val_dataloader(self) -> BatchLoader:
-        """Validation batches, in a fixed order."""
-        return self._eval_loader(self.val_set)
-
-    def test_dataloader(self) -> BatchLoader:
-        """Test batches, in a fixed order."""
-        return self._eval_loader(self.test_set)
-
     def export_inputs(self, num_images: int) -> tuple[torch.nn.Module, torch.Tensor]:
         """For ``project.export``: what comes before the net, and test images as they are stored."""
         self.num_workers, self.eval_batch_size = 0, num_images
@@ -158,31 +229,22 @@ class ImageDataModule(L.LightningDataModule):
         raw, _ = next(iter(self.test_dataloader()))
         return self.normalize, raw.images
 
-    def transfer_batch_to_device(
-        self, batch: tuple[RawBatch, Slice], device: torch.device, dataloader_idx: int
-    ) -> Batch:
-        """Move one batch to the device; augment it there when training, and normalize it."""
-        return make_batch(*batch, device, self.trainer, self.augment, self.normalize)
-
-    def state_dict(self) -> dict[str, list[str]]:
-        """What a checkpoint keeps: the names of the classes, which the source may have given."""
-        return {"class_names": self.class_names}
-
-    def load_state_dict(self, state_dict: dict[str, list[str]]) -> None:
-        """Take the names of the classes from a checkpoint, before or after ``setup``."""
-        self._learn_names(state_dict["class_names"])
+    def loader(self, images: ImageSet, batch_size: int, **options: Any) -> BatchLoader:
+        """Images in files are read by other processes."""
+        num_workers = self.num_workers if isinstance(images.source, ImageFiles) else 0
+        return super().loader(images, batch_size, num_workers=num_workers, **options)
 
     def shared_memory_bytes(self) -> int:
-        """Bytes that the loader processes of one rank hold in /dev/shm: two batches each."""
-        images = max(self.global_batch_size, self.eval_batch_size) / environment.world_size()
-        return round(2 * images * self.num_channels * self.image_size**2 * self.num_workers)
+        """Bytes of the loader processes of one rank in /dev/shm: three and two batches for each."""
+        images = (3 * self.global_batch_size + 2 * self.eval_batch_size) / environment.world_size()
+        return round(images * self.num_channels * self.image_size**2 * self.num_workers)
 
     def _load(self, *, train: bool) -> Images | ImageFiles:
         """All official train or test images, checked against the configuration.
 
         Images in memory move to the GPU of this rank, if they take little of its memory.
         """
-        found = self.source.load(self.root, train=train)
+        found = self.source.load(Path(self.root), train=train)
         num_classes = int(found.labels.max()) + 1
         names = [str(number) for number in range(self.num_classes)]
         if isinstance(found, ImageFiles):
@@ -200,7 +262,7 @@ class ImageDataModule(L.LightningDataModule):
                 )
         else:
             found = self._check_images(found)
-        self._learn_names(names)
+        self.learn_names(names)
         return found
 
     def _check_images(self, found: Images) -> Images:
@@ -223,25 +285,3 @@ class ImageDataModule(L.LightningDataModule):
             if images.nbytes < MEMORY_SHARE * free:
                 return Images(images.to(device), labels.to(device))
         return found
-
-    def _learn_names(self, names: list[str]) -> None:
-        """Take the names of the source or of a checkpoint, whichever comes first."""
-        if self.names_are_given:
-            return
-        if self.class_names and names != self.class_names:
-            raise ConfigError(
-                f"data.root={self.root}: the model knows the classes {self.class_names}, "
-                f"and not {names}"
-            )
-        self.class_names = names
-
-    def _eval_loader(self, images: ImageSet) -> BatchLoader:
-        num_workers = self._num_workers(images)
-        return BatchLoader(images, self.eval_batch_size, num_workers=num_workers, with_slice=True)
-
-    def _num_workers(self, dataset: ImageSet) -> int:
-        """Loader processes; images in memory need none."""
-        return self.num_workers if isinstance(dataset.source, ImageFiles) else 0
-
-    def _batches_per_step(self) -> int:
-        return self.trainer.accumulate_grad_batches if self.trainer else 1

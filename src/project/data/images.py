@@ -2,13 +2,9 @@
 
 from typing import NamedTuple
 
-import lightning as L
-import torch
 from torch import Tensor
 
-from project.data.augment import Augment, Normalize
 from project.data.sources import ImageFiles, Images
-from samestep.data.sampler import Slice
 
 
 class Batch(NamedTuple):
@@ -29,34 +25,6 @@ class RawBatch(NamedTuple):
     """uint8 ``[B, C, H, W]``."""
     labels: Tensor
     ids: Tensor
-
-
-def make_batch(
-    raw: RawBatch,
-    place: Slice,
-    device: torch.device,
-    trainer: L.Trainer | None,
-    augment: Augment,
-    normalize: Normalize,
-) -> Batch:
-    """Move what was read to the device; augment it there when training, and normalize it.
-
-    ``raw`` is the slice ``place`` of a global batch. The images get the dtype of the trainer's
-    model; without a trainer they are float32, and not augmented.
-    """
-    images = raw.images.to(device, non_blocking=True)
-    if normalize.scale.device != images.device:
-        normalize.to(images.device)
-    dtype = torch.float32
-    if trainer:
-        dtype = trainer.lightning_module.dtype  # type: ignore[assignment]
-        if trainer.training:
-            images = augment(images, place)
-    return Batch(
-        normalize(images).to(dtype),
-        raw.labels.to(device, non_blocking=True),
-        raw.ids.to(device, non_blocking=True),
-    )
 
 
 class ImageSet:

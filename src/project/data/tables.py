@@ -6,20 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pyarrow as pa
 import torch
 from torch import Tensor
 
-from project.data.augment import Augment, Normalize
-from project.data.images import Batch, RawBatch, make_batch
+from project.data.datamodule import ImageBatches
+from project.data.images import RawBatch
 from project.data.sources import decode_image, reading
 from project.rules import check_batch_size
 from samestep.data.arrow import ArrowRows
 from samestep.data.lance import LanceRows
 from samestep.data.loader import BatchLoader
-from samestep.data.order import Blocks
-from samestep.data.sampler import Slice
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment
 
@@ -100,7 +97,7 @@ def checksum(content: bytes, label: int) -> int:
     return zlib.crc32(label.to_bytes(8, "little", signed=True), zlib.crc32(content))
 
 
-class TableDataModule(L.LightningDataModule):
+class TableDataModule(ImageBatches):
     """Labelled images in tables for train, val and test.
 
     A table whose name ends with ``.lance`` is one of ``scripts/convert.py``, any other is a folder
@@ -113,17 +110,9 @@ class TableDataModule(L.LightningDataModule):
             validation.
         columns: names of the columns with images and labels.
         version: of the table ``train``, if it is Lance; None: the newest.
-        num_channels, image_size: images are converted to them; size in pixels.
-        num_classes: how many the tables have.
-        class_names: None takes those of the tables.
-        global_batch_size: images per optimizer step, over all ranks.
-        eval_batch_size: images per validation or test step, over all ranks.
         num_threads: threads per rank that read and decode ahead; twice as many batches are held.
-        shuffle: a new order of the training images each epoch; ``Blocks`` reads neighbours.
         storage_options: of the store, see ``LanceRows``. Keys come from the environment.
-        mean, std: see ``Normalize``.
-        crop_padding, flip: see ``Augment``.
-        seed: of the order and the augmentation.
+        images: the arguments of ``ImageBatches``. The images are converted to their size.
 
     Raises:
         ConfigError: at ``setup``, if the tables are missing, incomplete, or of other classes.
@@ -136,108 +125,60 @@ class TableDataModule(L.LightningDataModule):
         tables: Mapping[str, str | None],
         columns: Sequence[str],
         version: int | None,
-        num_channels: int,
-        image_size: int,
-        num_classes: int,
-        class_names: Sequence[str] | None,
-        global_batch_size: int,
-        eval_batch_size: int,
         num_threads: int,
-        shuffle: bool | Blocks,
         storage_options: Mapping[str, str] | None,
-        mean: Sequence[float],
-        std: Sequence[float],
-        crop_padding: int,
-        flip: bool,
-        seed: int,
+        **images: Any,
     ) -> None:
-        super().__init__()
-        self.root = root.rstrip("/")
+        super().__init__(root=root, **images)
         self.tables, self.columns = dict(tables), list(columns)
         self.version = version
-        self.num_channels, self.image_size = num_channels, image_size
-        self.num_classes = num_classes
-        self.class_names = [str(name) for name in class_names or []]
-        self.global_batch_size, self.eval_batch_size = global_batch_size, eval_batch_size
         self.num_threads = num_threads
-        self.shuffle = shuffle
         self.storage_options = storage_options
-        self.mean, self.std = list(mean), list(std)
-        self.normalize = Normalize(self.mean, self.std)
-        self.augment = Augment(crop_padding=crop_padding, flip=flip, seed=seed)
-        self.seed = seed
-        self.train_set: TableImages | None = None
         self.learned: dict[str, Any] = {}  # what a checkpoint says of its tables
 
     def setup(self, stage: str) -> None:
         """Open the tables, once. Lightning calls this on every rank and stage."""
         if self.train_set is not None:
             return
-        num_ranks, batches_per_step = environment.world_size(), self._batches_per_step()
-        for fault in check_batch_size(self.global_batch_size, num_ranks, batches_per_step):
-            raise ConfigError(fault)
+        num_ranks = environment.world_size()
+        check_batch_size(self.global_batch_size, num_ranks, self.batches_per_step())
         rows = self._open("train", self.version)
         held_out = self.tables["val"] is None
         train = self._images(rows, "train" if held_out else None)
-        val = self._images(rows, "val") if held_out else self._images(self._open("val"))
-        self.val_set, self.test_set = val, self._images(self._open("test"))
+        self.val_set = self._images(rows, "val") if held_out else self._images(self._open("val"))
+        self.test_set = self._images(self._open("test"))
         if len(train) < self.global_batch_size:
             raise ConfigError(
                 f"data.global_batch_size={self.global_batch_size}: must not exceed the "
                 f"{len(train)} training images of {rows.uri}"
             )
-        numbers = [str(number) for number in range(self.num_classes)]
-        names = self.class_names or train.classes(self.columns[1]) or numbers
+        names = train.classes(self.columns[1]) or [str(n) for n in range(self.num_classes)]
         if len(names) != self.num_classes:
             raise ConfigError(
                 f"data.num_classes={self.num_classes}: {rows.uri} has {len(names)} classes"
             )
-        self.class_names, self.train_set = names, train
+        self.learn_names(names)
+        self.train_set = train
         self._compare()
 
-    def train_dataloader(self) -> BatchLoader:
-        """Training batches, in a new order each epoch."""
-        assert self.train_set is not None, "setup() comes first"
-        return BatchLoader(
-            self.train_set,
-            self.global_batch_size,
-            shuffle=self.shuffle,
-            drop_last=True,
-            seed=self.seed,
-            accumulate_grad_batches=self._batches_per_step(),
-            num_threads=self.num_threads,
-            with_slice=True,
-        )
-
-    def val_dataloader(self) -> BatchLoader:
-        """Validation batches, in the order of the table."""
-        return self._eval_loader(self.val_set)
-
-    def test_dataloader(self) -> BatchLoader:
-        """Test batches, in the order of the table."""
-        return self._eval_loader(self.test_set)
+    def loader(self, images: TableImages, batch_size: int, **options: Any) -> BatchLoader:
+        """Rows are waited for, so threads read them."""
+        return super().loader(images, batch_size, num_threads=self.num_threads, **options)
 
     def export_inputs(self, num_images: int) -> tuple[torch.nn.Module, Tensor]:
         """For ``project.export``: what comes before the net, and test images as they are stored."""
         self.setup("test")
         return self.normalize, self.test_set[torch.arange(min(num_images, len(self.test_set)))][0]
 
-    def transfer_batch_to_device(
-        self, batch: tuple[RawBatch, Slice], device: torch.device, dataloader_idx: int
-    ) -> Batch:
-        """Move one batch to the device; augment it there when training, and normalize it."""
-        return make_batch(*batch, device, self.trainer, self.augment, self.normalize)
-
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: the names of the classes, and which table was read."""
-        assert self.train_set is not None, "setup() comes first"
         rows = self.train_set.rows
-        return {"class_names": self.class_names, "digest": rows.digest, "version": rows.version}
+        return super().state_dict() | {"digest": rows.digest, "version": rows.version}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the names from a checkpoint, and compare the tables, before or after ``setup``."""
+        super().load_state_dict(state_dict)
         self.learned = state_dict
-        self.class_names = state_dict["class_names"]
         self._compare()
 
     def _compare(self) -> None:
@@ -255,7 +196,7 @@ class TableDataModule(L.LightningDataModule):
         )
 
     def _open(self, part: str, version: int | None = None) -> LanceRows | ArrowRows:
-        uri = f"{self.root}/{self.tables[part]}"
+        uri = f"{self.root.rstrip('/')}/{self.tables[part]}"
         if uri.endswith(".lance"):
             rows = LanceRows(
                 uri,
@@ -279,10 +220,3 @@ class TableDataModule(L.LightningDataModule):
 
     def _images(self, rows: LanceRows | ArrowRows, part: str | None = None) -> TableImages:
         return TableImages(rows, self.num_channels, self.image_size, part)
-
-    def _eval_loader(self, images: TableImages) -> BatchLoader:
-        num_threads = self.num_threads
-        return BatchLoader(images, self.eval_batch_size, num_threads=num_threads, with_slice=True)
-
-    def _batches_per_step(self) -> int:
-        return self.trainer.accumulate_grad_batches if self.trainer else 1

@@ -74,9 +74,8 @@ class TextDataModule(L.LightningDataModule):
         """Read and split the text, once. Lightning calls this on every rank and stage."""
         if self.train_set is not None:
             return
-        num_ranks, batches_per_step = environment.world_size(), self._batches_per_step()
-        for fault in check_batch_size(self.global_batch_size, num_ranks, batches_per_step):
-            raise ConfigError(fault)
+        num_ranks = environment.world_size()
+        check_batch_size(self.global_batch_size, num_ranks, self._batches_per_step())
         text, self.digest = self.read()
         self._compare()
         train, val, test = split(text, self.val_share, self.test_share)

@@ -4,6 +4,6 @@ Promise: step ``s`` of an epoch sees the same samples on any number of ranks, be
 interruption, for every data set that answers ``dataset[ids]``.
 
 Read in this order: ``sampler`` (which samples each rank sees), ``order`` (of an epoch), ``seeds``
-(of random numbers), ``loader`` (batches), ``ordinary`` (DataLoaders of torch), ``arrow`` and
-``lance`` (rows that need not fit in memory).
+(of random numbers), ``threads`` (that read ahead), ``loader`` (batches), ``ordinary`` (DataLoaders
+of torch), ``arrow`` and ``lance`` (rows that need not fit in memory).
 """

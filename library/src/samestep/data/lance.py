@@ -7,7 +7,7 @@ order with few requests, so the exact order of ``BatchLoader`` needs no stream a
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -17,6 +17,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from samestep.data.arrow import to_tensors
+from samestep.data.threads import Readers
 from samestep.errors import ConfigError, RunError
 
 NUM_ROWS = b"samestep.num_rows"  # metadata of a table: how many rows it has when it is complete
@@ -81,9 +82,10 @@ class LanceRows:
     def _begin(self) -> None:
         """What only this process has."""
         self.process = os.getpid()
-        self.readers = ThreadPoolExecutor(READERS, "samestep-blocks")
+        self.readers = Readers(READERS)
         self.lock = threading.Lock()
-        self.forget()
+        self.blocks: dict[int, _Block] = {}
+        self.block_size = 1
 
     def __len__(self) -> int:
         return self.num_rows
@@ -110,6 +112,8 @@ class LanceRows:
 
         A block is ``block_size`` neighbours, the first of which is a multiple of it.
         """
+        if block_size != self.block_size:
+            self.forget()
         with self.lock:
             for number in sorted({*(ids // block_size).tolist()}):
                 if number not in self.blocks:
@@ -121,9 +125,9 @@ class LanceRows:
     def forget(self) -> None:
         """Do not hold any block."""
         with self.lock:
-            for block in getattr(self, "blocks", {}).values():
+            for block in self.blocks.values():
                 block.rows.cancel()
-            self.blocks: dict[int, _Block] = {}
+            self.blocks = {}
             self.block_size = 1
 
     def can_hold(self, num_rows: int) -> bool:
@@ -138,9 +142,9 @@ class LanceRows:
 
     def _take_from_blocks(self, ids: Tensor) -> pa.Table | None:
         """The rows ``ids``, if all their blocks are expected."""
-        numbers, places = ids // self.block_size, ids % self.block_size
-        needed = sorted({*numbers.tolist()})
         with self.lock:
+            numbers, places = ids // self.block_size, ids % self.block_size
+            needed = sorted({*numbers.tolist()})
             found = {number: self.blocks[number] for number in needed if number in self.blocks}
         if not needed or len(found) < len(needed):
             return None

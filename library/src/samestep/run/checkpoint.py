@@ -152,11 +152,25 @@ def load(
 ) -> dict[str, Any]:
     """Read the checkpoint at ``path`` onto the CPU, once it is verified and has these keys.
 
-    Tensors that were sharded are whole, unless ``assemble`` makes them.
+    Tensors that were sharded are whole, unless ``assemble`` makes them. A run that saves meanwhile
+    removes the shards of older checkpoints: then the file that has replaced this one is read.
 
     Raises:
         CheckpointError: if it is missing, damaged, of another run or role, or no checkpoint.
     """
+    before = seal.read(path)
+    try:
+        return load_once(path, required, assemble)
+    except (CheckpointError, OSError):
+        if not before or not before.shards or seal.read(path) == before:
+            raise
+        return load_once(path, required, assemble)
+
+
+def load_once(
+    path: Path, required: tuple[str, ...], assemble: shards.Assemble | None
+) -> dict[str, Any]:
+    """``load`` the file that is there now."""
     # Where each rank reads a part, all ranks together verify all of it.
     own = slice(environment.rank(), None, environment.world_size()) if assemble else slice(None)
     found = verify(path, record.read(path.parent.parent), own)
@@ -171,6 +185,8 @@ def load(
         raise refused(path, f"it is no Samestep checkpoint: it holds a {type(checkpoint).__name__}")
     if missing := [key for key in required if key not in checkpoint]:
         raise refused(path, f"it is no Samestep checkpoint: it has no {', '.join(missing)}")
+    if checkpoint.get("shards") != found.shards:
+        raise refused(path, "it was replaced while it was read")
     if found.shards:
         files = [path.parent / name for name in found.files()]
         checkpoint = shards.fill(checkpoint, files, assemble)
