@@ -175,37 +175,3 @@ def test_threads_and_random_numbers_do_not_go_together():
         list(BatchLoader(Draws(np.random.rand), 2, num_threads=2))
     with pytest.raises(ConfigError, match="num_threads=2, num_workers=1"):
         BatchLoader(Draws(int), 2, num_threads=2, num_workers=1)
-
-
-class Large(Photos):
-    """Batches of 80 KB for each sample, beside numbers that are too few for shared memory."""
-
-    def __getitem__(self, index: Tensor) -> dict[str, Any]:
-        images = torch.arange(10_000.0, dtype=torch.float64) + index[:, None]
-        return {"images": images, "turned": images.T, "ids": index}
-
-
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_batches_that_are_kept_do_not_change_although_processes_reuse_memory(num_workers: int):
-    loader = BatchLoader(Large(), 2, shuffle=True, drop_last=True, num_workers=num_workers)
-    for epoch in range(3):
-        loader.start_at(epoch, 0)
-        kept = list(loader)
-        assert len(kept) == 6
-        for batch in kept:
-            expected = Large()[batch["ids"]]
-            assert all(torch.equal(batch[name], expected[name]) for name in expected)
-            assert batch["turned"].stride() == expected["turned"].stride()
-            assert not batch["images"].is_shared()
-
-
-def test_a_process_uses_the_memory_of_every_third_batch_again():
-    slices = BatchLoader(Large(), 2, drop_last=True, num_workers=1).slices
-    batches = [slices.share(Large()[torch.arange(n)]) for n in (2, 2, 2, 1, 2, 2, 2)]
-    places = [batch["images"].data_ptr() for batch in batches]
-    assert places[:3] == places[3:6]
-    assert len(set(places)) == 3
-    assert places[6] == places[0]
-    assert all(batch["images"].is_shared() for batch in batches)
-    assert not batches[0]["ids"].is_shared()
-    assert not BatchLoader(Large(), 2, num_workers=1).slices.slots, "an evaluation may be large"

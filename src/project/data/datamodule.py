@@ -235,9 +235,9 @@ class ImageDataModule(ImageBatches):
         return super().loader(images, batch_size, num_workers=num_workers, **options)
 
     def shared_memory_bytes(self) -> int:
-        """Bytes of the loader processes of one rank in /dev/shm: three and two batches for each."""
-        images = (3 * self.global_batch_size + 2 * self.eval_batch_size) / environment.world_size()
-        return round(images * self.num_channels * self.image_size**2 * self.num_workers)
+        """Bytes that the loader processes of one rank hold in /dev/shm: two batches each."""
+        images = max(self.global_batch_size, self.eval_batch_size) / environment.world_size()
+        return round(2 * images * self.num_channels * self.image_size**2 * self.num_workers)
 
     def _load(self, *, train: bool) -> Images | ImageFiles:
         """All official train or test images, checked against the configuration.

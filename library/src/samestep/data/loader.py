@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from itertools import count, islice
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,9 +21,6 @@ from samestep.data.seeds import generator, random_numbers_kept, seed_sample
 from samestep.data.threads import Readers
 from samestep.errors import ConfigError
 from samestep.ranks import environment, stopping
-
-LARGE = 2**16  # bytes of a tensor for which a loader process uses the same shared memory again
-NUM_SLOTS = 3  # a process is two batches ahead, and the one before them may not be copied yet
 
 
 class BatchDataset(Protocol):
@@ -105,8 +102,6 @@ class BatchLoader:
             )
         self.workers: DataLoader[Any] | None = None
         if num_workers:
-            # The batches of an epoch without a rest are alike; one of evaluation may be large.
-            self.slices.slots = [{} for _ in range(NUM_SLOTS if drop_last else 0)]
             self.workers = DataLoader(
                 self.slices,
                 sampler=self.order,
@@ -160,9 +155,6 @@ class BatchLoader:
             slices = iter(self.workers or map(self.slices.__getitem__, self._expected()))
         for _ in range(first, len(self)):
             batch, place = self._wait_for(slices)
-            if self.workers and self.slices.slots and not self.workers.pin_memory:
-                # Its memory is that of a later batch too.
-                batch = apply_to_collection(batch, Tensor, lambda t: t.clone() if fits(t) else t)
             yield (batch, place) if self.with_slice else batch
 
     def _expected(self) -> Iterator[Slice]:
@@ -233,34 +225,13 @@ class _Slices(Dataset[tuple[Any, Slice]]):
         self.dataset = dataset
         self.seed = seed
         self.collate_fn = collate_fn
-        self.slots: list[dict[int, Tensor]] = []
 
     def __getitem__(self, place: Slice) -> tuple[Any, Slice]:
         # A TensorDataset draws nothing, and its steps can be so short that seeds would be felt.
         if type(self.dataset) is TensorDataset and self.collate_fn is None:
             return self.dataset[place.ids], place
         with random_numbers_kept():
-            batch, place = self.read(place, seed_sample)
-        return self.share(batch) if self.slots else batch, place
-
-    def share(self, batch: Any) -> Any:
-        """The batch in memory shared with the process that reads it, the same for every third.
-
-        torch would take new memory for each batch, which costs 6 ms for 4 MB.
-        """
-        self.slots.append(slot := self.slots.pop(0))
-        number = count()
-
-        def copy_one(tensor: Tensor) -> Tensor:
-            if not fits(tensor):
-                return tensor
-            key = next(number)
-            if key not in slot or slot[key].nbytes < tensor.nbytes:
-                slot[key] = torch.empty(tensor.nbytes, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-            same_bytes = slot[key][: tensor.nbytes].view(tensor.dtype)
-            return same_bytes.view(tensor.shape).copy_(tensor)
-
-        return apply_to_collection(batch, Tensor, copy_one)
+            return self.read(place, seed_sample)
 
     def read(self, place: Slice, seed: Callable[..., None] = lambda *_: None) -> tuple[Any, Slice]:
         """Read a slice; ``seed`` is called with the numbers on which its random numbers depend."""
@@ -286,12 +257,6 @@ class _Slices(Dataset[tuple[Any, Slice]]):
                 "answers one position at a time, write BatchLoader(..., collate_fn=default_collate)"
             )
             raise
-
-
-def fits(tensor: Tensor) -> bool:
-    """Whether a loader process puts such a tensor into memory that it uses again."""
-    is_plain = type(tensor) is Tensor and tensor.layout == torch.strided and tensor.is_contiguous()
-    return is_plain and tensor.device.type == "cpu" and tensor.nbytes >= LARGE
 
 
 def count_samples(batch: Any) -> int:
