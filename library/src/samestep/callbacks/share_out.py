@@ -62,12 +62,7 @@ class ShareOut(L.Callback):
             self._has_patched = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Cut the training data, and find out whether weights are needed.
-
-        Raises:
-            ConfigError: if a rank would get no sample of some batch, or if shares are unequal and
-                the data come from an ordinary DataLoader, which cannot be cut.
-        """
+        """Find the shares, cut the training data, and find out whether weights are needed."""
         # Each node may have a command of its own; that of rank zero counts.
         asked = process_group.broadcast(self.asked)
         if environment.world_size() > 1 and asked != "equal" and len(set(asked)) > 1:
@@ -78,13 +73,16 @@ class ShareOut(L.Callback):
             if asked != "auto":
                 self.shares = tuple(by_rank([float(share) for share in asked]))
             else:
-                self._kinds = process_group.gather(kind_of_rank(pl_module))
+                # What decides how fast a rank is.
+                kind = f"{cpu_name()}, {environment.cpus_per_rank()} processors"
+                if pl_module.device.type == "cuda":
+                    kind = torch.cuda.get_device_name(pl_module.device)
+                self._kinds = process_group.gather(kind)
                 if self._saved.get("kinds") == self._kinds:
                     self.shares = tuple(self._saved["shares"])
         self._cut(trainer)
 
     def _cut(self, trainer: L.Trainer) -> None:
-        """Cut the training data, and find out whether weights are needed."""
         order = order_of(trainer)
         if order is None:
             return
@@ -185,16 +183,12 @@ def check_accumulation(trainer: L.Trainer, pl_module: L.LightningModule) -> None
 
     With manual optimization only the module knows when it takes a step. A loader that does not cut
     steps gives ``batch_size`` samples in each accumulated batch.
-
-    Raises:
-        ConfigError: naming both numbers.
     """
     if not pl_module.automatic_optimization:
         return
     numbers = {trainer.accumulate_grad_batches}
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, GradientAccumulationScheduler):
-            numbers |= set(callback.scheduling.values())
+    for scheduler in lightning_patches.callbacks_of(trainer, GradientAccumulationScheduler):
+        numbers |= set(scheduler.scheduling.values())
     for loader in find_batch_loaders(trainer.train_dataloader):
         cut = loader.order.batches_per_step
         if cut > 1 and numbers != {cut}:
@@ -207,24 +201,13 @@ def check_accumulation(trainer: L.Trainer, pl_module: L.LightningModule) -> None
 
 
 def by_rank(shares: Sequence[float]) -> list[float]:
-    """One share for each rank; shares of nodes are those of each of their ranks.
-
-    Raises:
-        ConfigError: if there is one neither for each rank nor for each node.
-    """
+    """One share for each rank; shares of nodes are those of each of their ranks."""
     num_ranks, num_nodes = environment.world_size(), environment.num_nodes()
     if fault := fault_of_shares(shares, num_nodes, num_ranks):
         raise ConfigError(fault, on_all_ranks=True)
     if len(shares) == num_ranks:
         return list(shares)
     return [shares[node] for node in process_group.gather(environment.node_rank())]
-
-
-def kind_of_rank(pl_module: L.LightningModule) -> str:
-    """What decides how fast a rank is: its GPU, or the number of its processors."""
-    if pl_module.device.type == "cuda":
-        return torch.cuda.get_device_name(pl_module.device)
-    return f"{cpu_name()}, {environment.cpus_per_rank()} processors"
 
 
 def now(pl_module: L.LightningModule) -> float:
