@@ -9,9 +9,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from samestep.errors import ConfigError
+from samestep.hydra.adapter import name_run
 from samestep.hydra.compose import check, find_overridden, help_text
-from samestep.hydra.flags import flags_of
-from samestep.hydra.name import name_run
+from samestep.hydra.main import flags_of
 from samestep.hydra.rules import RULES
 from samestep.hydra.schema import choices_of
 from tests.conftest import CONFIGS, ROOT
@@ -292,7 +292,7 @@ from pathlib import Path
 import hydra
 from samestep.hydra.compose import check, find_overridden, help_text
 from samestep.hydra.folder import configs_folder
-from samestep.hydra.flags import flags_of
+from samestep.hydra.main import flags_of
 from samestep.errors import ConfigError
 try:
     flags = flags_of(sys.argv[1:])

@@ -59,13 +59,10 @@ def help_text() -> str:
 def check(
     overrides: Sequence[str], *, multirun: bool = False, configs: Path | None = None
 ) -> DictConfig:
-    """Compose ``train.yaml`` with these overrides, and check it.
+    """Compose ``train.yaml`` with these overrides, as they were typed, and check it.
 
-    Args:
-        overrides: as typed, such as ``["model=mlp", "seed=1"]``.
-        multirun: allow sweeps such as ``seed=1,2``. Each value is checked together with the first
-            value of every other sweep; a range is checked at its first and its last value.
-        configs: directory of ``train.yaml``, if it is not that of the project.
+    With ``multirun`` it allows sweeps such as ``seed=1,2``. Each value is checked together with the
+    first value of every other sweep; a range is checked at its first and its last value.
 
     Returns:
         The configuration, not yet resolved; in a sweep, the configuration of its first run. Its
@@ -260,14 +257,8 @@ def find_overridden(
 ) -> dict[str, str]:
     """The keys that are not as their default files have them, and what has set them.
 
-    Args:
-        choices: the chosen file of each group, as ``check`` returns them.
-        typed: overrides of the command line.
-        configs: directory of ``train.yaml``.
-
-    Returns:
-        By full key, such as ``model.optimizer.lr`` or ``model`` for a choice of a file:
-        ``configs/experiment/mine.yaml`` or ``the command line``.
+    By full key, such as ``model.optimizer.lr`` or ``model`` for a choice of a file, it is
+    ``configs/experiment/mine.yaml`` or ``the command line``.
     """
     keys = [re.split("[=@]", word.lstrip("+~"))[0].replace("/", ".") for word in typed]
     files = find_origins(choices, LAID_OVER, configs or configs_folder())

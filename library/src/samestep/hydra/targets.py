@@ -38,13 +38,9 @@ OWN_KINDS = (*KINDS, Dataset, Sampler)
 
 
 def check_targets(node: DictConfig, key: str, kind: str, package: str) -> None:
-    """Raise a ConfigError for the first ``_target_`` that must not be called.
+    """Raise a ConfigError for the first ``_target_`` below ``node`` that must not be called.
 
-    Args:
-        node: ``model`` or ``data`` of a saved configuration.
-        key: its name.
-        kind: what it must be: LightningModule or LightningDataModule.
-        package: of the project, such as ``project``.
+    ``kind`` is what the node itself must be: LightningModule or LightningDataModule.
     """
     configured = find_configured()
     for path, target_node in find_targets(node, key):

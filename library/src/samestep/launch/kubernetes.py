@@ -88,17 +88,15 @@ def reject_missing_claim(cfg: DictConfig, documents: Sequence[Document]) -> None
 
 
 def submit(cfg: DictConfig, documents: Sequence[Document]) -> int:
-    """Start the run, or start it again after it ended; change nothing while it runs.
-
-    Raises:
-        RunError: if the run is being cancelled, or runs with other overrides.
-    """
+    """Start the run, or start it again after it ended; change nothing while it runs."""
     document = find_run(documents)
     run = kubectl.get(cfg, build_address(document))
     if run is not None:
         if run["metadata"].get("deletionTimestamp"):
             raise RunError(f"{cfg.run_id}: is still being cancelled; wait for that")
-        is_same = read_submitted_spec(run) == json.loads(json.dumps(document["spec"]))
+        # kubectl has noted what was submitted.
+        note = run["metadata"].get("annotations", {}).get(kubeflow.SUBMITTED_ANNOTATION, "{}")
+        is_same = json.loads(note).get("spec") == json.loads(json.dumps(document["spec"]))
         outcome = find_outcome(run)
         if outcome is None and not is_same:
             raise RunError(
@@ -120,13 +118,6 @@ def submit(cfg: DictConfig, documents: Sequence[Document]) -> int:
         print(kubectl.apply(cfg, documents), end="")
     make_owner(cfg, documents)
     return 0
-
-
-def read_submitted_spec(run: Document) -> Any:
-    """Read the specification that was submitted, which kubectl noted; None if it did not."""
-    annotations = run["metadata"].get("annotations", {})
-    note = annotations.get(kubeflow.SUBMITTED_ANNOTATION, "{}")
-    return json.loads(note).get("spec")
 
 
 def make_owner(cfg: DictConfig, documents: Sequence[Document]) -> None:
@@ -210,11 +201,7 @@ def remove_all(cfg: DictConfig, documents: Sequence[Document]) -> bool:
 
 
 def wait_until_none(cfg: DictConfig, count_remaining: Callable[[], int]) -> None:
-    """Wait until nothing remains, and print the number of pods whenever it changes.
-
-    Raises:
-        RunError: if something remains after the grace period.
-    """
+    """Wait until nothing remains, and print the number of pods whenever it changes."""
     limit_s, before = cfg.cluster.grace_s + EXTRA_S, 0
     for number in poll(count_remaining, limit_s):
         if not number:

@@ -53,11 +53,7 @@ def submit(cfg: DictConfig, documents: Sequence[Document]) -> int:
 
 
 def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
-    """Print what all nodes have printed, until the run ends.
-
-    Returns:
-        0 if the run succeeded, 1 if not, 141 if the reader of the logs went away before.
-    """
+    """Print what all nodes have printed, until the run ends."""
     stdout = os.fstat(sys.stdout.fileno())
     printed: dict[str, int] = {}  # bytes of each file
     described: set[str] = set()
@@ -109,11 +105,7 @@ ACTIONS = {"check": check, "submit": submit, "logs": logs, "status": status, "ca
 
 
 def call(*command: str, script: str = "") -> str:
-    """Run a command of Slurm, and return what it prints.
-
-    Raises:
-        RunError: with Slurm's own words, if it failed.
-    """
+    """Run a command of Slurm, and return what it prints; a RunError has Slurm's own words."""
     try:
         done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
     except FileNotFoundError:
