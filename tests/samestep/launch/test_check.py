@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check as compose
+from samestep.hydra.compose import reject
 from samestep.launch import check, main, render
 from tests.conftest import run
 
@@ -240,8 +241,8 @@ def test_a_cluster_says_itself_what_it_fixes_and_appends():
 
 def test_each_fault_is_said_once_without_a_traceback():
     with pytest.raises(ConfigError, match=r"^a\nb$"):
-        check.reject(["a", "b", "a"])
-    check.reject([])
+        reject(["a", "b", "a"])
+    reject([])
     done = run("-m", "samestep", "launch", "cluster=k8s", "cluster.gpus=3", "--check")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: cluster.gpus=3: each process has one, so it must be")

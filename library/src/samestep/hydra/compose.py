@@ -177,7 +177,7 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
     rewritten = [_rewrite(override, groups) for override in overrides]
     cfg = hydra.compose("train", rewritten, return_hydra_config=True)
     choices = _find_choices(cfg, rewritten, groups)
-    _reject(
+    reject(
         f"{group}: a run needs one of {', '.join(groups[group])}"
         for group in NEEDED
         if choices.get(group) not in groups[group]
@@ -203,11 +203,11 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
             for key, _ in faults
         }
         files = find_origins(choices, groups, configs)
-        _reject(
+        reject(
             f"{line} ({files[key]})" if key in files and not is_typed[key] else line
             for key, line in faults
         )
-    _reject([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
+    reject([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
 
     with open_dict(cfg):
         cfg.choices = choices
@@ -297,7 +297,7 @@ def _keys_of(group: str, name: str, configs: Path) -> dict[str, str]:
     return found | dict.fromkeys(keys, f"configs/{group}/{name}.yaml")
 
 
-def _reject(faults: Iterable[str]) -> None:
-    """Raise a ConfigError with these lines, if there are any."""
-    if message := "\n".join(faults):
+def reject(faults: Iterable[str]) -> None:
+    """Raise a ConfigError with these lines, each once; without any, do nothing."""
+    if message := "\n".join(dict.fromkeys(faults)):
         raise ConfigError(message)

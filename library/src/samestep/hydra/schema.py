@@ -212,6 +212,17 @@ def flatten(node: DictConfig, whole: Container[str] = (), prefix: str = "") -> d
     return found
 
 
+def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ``node`` and every value within it, each with its path."""
+    yield path, node
+    if isinstance(node, dict):
+        for key, child in node.items():
+            yield from walk(child, f"{path}.{key}".lstrip("."))
+    elif isinstance(node, list):
+        for index, child in enumerate(node):
+            yield from walk(child, f"{path}[{index}]")
+
+
 def nodes_of(flat: Iterable[str]) -> set[str]:
     """The keys of all nodes above these keys."""
     return {parent for key in flat for parent in parents_of(key)}

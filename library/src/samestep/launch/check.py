@@ -6,15 +6,14 @@ checks need no cluster, no network and no torch.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from samestep.errors import ConfigError
 from samestep.hydra.rules import load_project_rules
-from samestep.hydra.schema import show
-from samestep.launch.render import Document, walk
+from samestep.hydra.schema import show, walk
+from samestep.launch.render import Document
 from samestep.ranks.secrets import is_secret_name, looks_secret
 from samestep.spec import fault_of_shares
 
@@ -31,12 +30,6 @@ SECRET_RULE = (  # a message never shows the value
 HARMLESS = re.compile(r"/|\$\{|$|null$|true$|false$")  # a path, an interpolation, no value
 ASSIGNMENT = re.compile(r"(?:--[\w-]+=)?[-+~]*([\w.-]+)=(.*)", re.DOTALL)  # NAME=VALUE
 NAMES_ONLY = ("cluster.secret", "cluster.pull_secret")  # they, and cluster.secrets, hold names
-
-
-def reject(faults: Iterable[str]) -> None:
-    """Raise a ConfigError with these lines, each once. Without any, do nothing."""
-    if lines := list(dict.fromkeys(faults)):
-        raise ConfigError("\n".join(lines))
 
 
 def faults(cfg: DictConfig, documents: Sequence[Document]) -> Iterator[str]:

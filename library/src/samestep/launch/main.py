@@ -30,6 +30,7 @@ from samestep.command_line import Parser
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.adapter import name_run
 from samestep.hydra.compose import check as compose
+from samestep.hydra.compose import reject
 from samestep.hydra.folder import configs_folder
 from samestep.hydra.schema import choices_of
 from samestep.launch import check, kubernetes, render, slurm, submitted, volume
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     cfg, documents = prepare(overrides, is_data=action == "data")
     if action == "render":
         # What is printed is kept in files and in the history of terminals.
-        check.reject(check.find_secrets(cfg))
+        reject(check.find_secrets(cfg))
         if documents:
             print(render.text(documents), end="")
         else:
@@ -111,18 +112,18 @@ def compose_for_pods(overrides: Sequence[str]) -> DictConfig:
     """Compose what the pods will compose: they do not have configs/local of this machine."""
     has_local = (configs_folder() / "local").is_dir()
     cfg = compose([*overrides, "local=null"] if has_local else overrides)
-    check.reject(render.find_unprintable(cfg))
+    reject(render.find_unprintable(cfg))
     return cfg
 
 
 def check_run(cfg: DictConfig, documents: Sequence[Document], action: str) -> None:
     """Reject a run with errors; print what its user should know before it starts."""
-    check.reject(check.faults(cfg, documents))
+    reject(check.faults(cfg, documents))
     if action != "data":
         for note in check.notes(cfg):
             print(f"{cfg.run_id}: {note}")
     if action != "check":
-        check.reject(check.check_examples(cfg))
+        reject(check.check_examples(cfg))
 
 
 def call_cluster(

@@ -31,7 +31,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.hydra.folder import project_folder
-from samestep.hydra.schema import escape
+from samestep.hydra.schema import escape, walk
 
 WITHOUT_GPUS: dict[str, Any] = {
     "gpus": None,
@@ -208,14 +208,3 @@ def find_unprintable(cfg: DictConfig) -> Iterator[str]:
                     f"{path}={json.dumps(text)}: must be one line without control characters; in "
                     "a YAML file write it beside its key, without | or >"
                 )
-
-
-def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield ``node`` and every value within it, each with its path."""
-    yield path, node
-    if isinstance(node, dict):
-        for key, child in node.items():
-            yield from walk(child, f"{path}.{key}".lstrip("."))
-    elif isinstance(node, list):
-        for index, child in enumerate(node):
-            yield from walk(child, f"{path}[{index}]")

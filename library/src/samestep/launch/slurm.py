@@ -12,11 +12,10 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.launch import render
-from samestep.launch.poll import poll
+from samestep.launch.poll import EXTRA_S, poll
 from samestep.launch.render import Document
 from samestep.ranks.process import EXIT_LOST_READER, has_lost_reader
 
-EXTRA_S = 60  # seconds that a job may take to end, beyond its grace period
 ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "TIMEOUT",
