@@ -210,23 +210,18 @@ class Nothing:
     def __call__(self, *args: Any, **kwargs: Any) -> "Nothing":  # noqa: D102
         return self
 
-    def __getitem__(self, key: Any) -> "Nothing":
-        return self
+    __getitem__ = __enter__ = __call__
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, *args: object) -> None:
         pass
+
+    __exit__ = __setitem__
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
     def __len__(self) -> int:
         return 0
-
-    def __enter__(self) -> "Nothing":
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        pass
 
 
 class NoTracker(Logger):

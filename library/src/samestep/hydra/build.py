@@ -132,9 +132,7 @@ def set_up_data(cfg: DictConfig, parts: Parts) -> None:
 
 def model(cfg: DictConfig) -> L.LightningModule:
     """The LightningModule of ``cfg.model``."""
-    module = build(cfg.model, "model")
-    if not isinstance(module, L.LightningModule):
-        raise ConfigError(f"model._target_={cfg.model._target_}: must be a LightningModule")
+    module: L.LightningModule = build(cfg.model, "model", L.LightningModule)
     set_precision(module, cfg.trainer.precision)
     return module
 
@@ -153,12 +151,7 @@ def datamodule(cfg: DictConfig) -> L.LightningDataModule | None:
 
     There is none with ``data=null``: Lightning then takes the loaders of the model.
     """
-    if not cfg.data:
-        return None
-    data = build(cfg.data, "data")
-    if not isinstance(data, L.LightningDataModule):
-        raise ConfigError(f"data._target_={cfg.data._target_}: must be a LightningDataModule")
-    return data
+    return build(cfg.data, "data", L.LightningDataModule) if cfg.data else None
 
 
 def has_test(module: L.LightningModule, data: L.LightningDataModule | None) -> bool:
@@ -176,11 +169,11 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
 
     Its loggers come later (``loggers``): they write files.
     """
-    chosen = {name: build(cfg.callbacks[name], f"callbacks.{name}") for name in cfg.callbacks or {}}
+    chosen = {
+        name: build(node, f"callbacks.{name}", L.Callback)
+        for name, node in (cfg.callbacks or {}).items()
+    }
     for name, callback in chosen.items():
-        if not isinstance(callback, L.Callback):
-            target = cfg.callbacks[name].get("_target_")
-            raise ConfigError(f"callbacks.{name}._target_={target}: must be a Lightning Callback")
         check_supported(callback, f"callbacks.{name}")
         if isinstance(callback, ProgressBar):
             raise ConfigError(
@@ -287,13 +280,16 @@ def loggers(cfg: DictConfig) -> list[Logger]:
     return [build(cfg.logger[name], f"logger.{name}") for name in cfg.logger]
 
 
-def build(node: DictConfig, key: str, **arguments: Any) -> Any:
-    """Call the ``_target_`` of ``node``; what its constructor rejects is the user's to change."""
+def build(node: DictConfig, key: str, kind: type = object, **arguments: Any) -> Any:
+    """Call the ``_target_`` of ``node``, which makes an object of this kind.
+
+    What its constructor rejects is the user's to change.
+    """
     # Hydra resolves every text twice, so that a literal ${...} becomes a reference after all. It
     # may not exist, and in the run of somebody else it could even be a node with a _target_.
     plain = OmegaConf.to_container(node, resolve=True)
     try:
-        return instantiate(escape(escape(plain)), _convert_="all", **arguments)
+        made = instantiate(escape(escape(plain)), _convert_="all", **arguments)
     except InstantiationException as error:
         cause = error.__cause__ or error
         if isinstance(cause, ConfigError):
@@ -302,6 +298,9 @@ def build(node: DictConfig, key: str, **arguments: Any) -> Any:
         if isinstance(cause, (*REFUSALS, InstantiationException)):
             raise ConfigError(f"{key}: {node.get('_target_')} raised: {cause}") from error
         raise cause from error
+    if not isinstance(made, kind):
+        raise ConfigError(f"{key}._target_={node.get('_target_')}: must be a {kind.__name__}")
+    return made
 
 
 @contextmanager

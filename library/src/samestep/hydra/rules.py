@@ -70,10 +70,7 @@ NAME = Rule(
 COUNTS = Rule(
     "a list of whole numbers, each at least 1", lambda v: v != [] and each(whole(1)).holds(v)
 )
-SHARES = Rule(
-    "a list of numbers above 0",
-    lambda v: isinstance(v, list) and v != [] and all(map(ABOVE_0.holds, v)),
-)
+SHARES = Rule("a list of numbers above 0", lambda v: v != [] and each(ABOVE_0).holds(v))
 SIZE = Rule(
     "a size, such as 512Mi or 16Gi",
     lambda v: bool(re.fullmatch(r"(\d+\.?\d*|\.\d+)([kmg]b?|[KMGTPE]i?)?", str(v))),

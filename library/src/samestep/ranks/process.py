@@ -15,10 +15,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT  # 130
 EXIT_LOST_READER = 128 + signal.SIGPIPE  # 141
 
 
-class _Program:
-    """What is known of this program. One per process."""
-
-    parent: int | None = None  # the process that has started it
+_parent: int | None = None  # the process that has started this program
 
 
 def run(main: Callable[[], int | None], *, interrupt_at_once: bool = False) -> NoReturn:
@@ -27,7 +24,8 @@ def run(main: Callable[[], int | None], *, interrupt_at_once: bool = False) -> N
     With ``interrupt_at_once`` Ctrl-C ends the process without cleaning up, until ``main`` installs
     a handler of its own. Imports of large libraries turn a KeyboardInterrupt into other errors.
     """
-    _Program.parent = os.getppid()
+    global _parent
+    _parent = os.getppid()
     make_output_safe()
     if interrupt_at_once:
         signal.signal(signal.SIGINT, lambda signum, frame: os._exit(EXIT_INTERRUPTED))
@@ -69,7 +67,7 @@ def make_output_safe() -> None:
 
 def parent() -> int:
     """The process that has started this program; it may have ended since."""
-    return _Program.parent or os.getppid()
+    return _parent or os.getppid()
 
 
 def has_lost_reader(stdout: os.stat_result) -> bool:
