@@ -36,7 +36,7 @@ def test_overrides_are_remembered_as_they_were_typed(here, first):
 
 def test_they_are_where_the_runs_of_this_machine_are(here, monkeypatch):
     (here / "configs/local").mkdir(parents=True)
-    (here / "configs/train.yaml").write_text("run_root: runs\ndata: {root: ???}")
+    (here / "configs/train.yaml").write_text("run_root: runs\ndata: {root: '???'}")
     monkeypatch.setenv("SAMESTEP_PROJECT", str(here))
     assert submitted.path_of("mine") == Path("runs/mine/launch.yaml")
     (here / "configs/local/default.yaml").write_text(f"run_root: {here / 'elsewhere'}")

@@ -73,11 +73,7 @@ class ShareOut(L.Callback):
             if asked != "auto":
                 self.shares = tuple(by_rank([float(share) for share in asked]))
             else:
-                # What decides how fast a rank is.
-                kind = f"{cpu_name()}, {environment.cpus_per_rank()} processors"
-                if pl_module.device.type == "cuda":
-                    kind = torch.cuda.get_device_name(pl_module.device)
-                self._kinds = process_group.gather(kind)
+                self._kinds = process_group.gather(kind_of_rank(pl_module))
                 if self._saved.get("kinds") == self._kinds:
                     self.shares = tuple(self._saved["shares"])
         self._cut(trainer)
@@ -208,6 +204,13 @@ def by_rank(shares: Sequence[float]) -> list[float]:
     if len(shares) == num_ranks:
         return list(shares)
     return [shares[node] for node in process_group.gather(environment.node_rank())]
+
+
+def kind_of_rank(pl_module: L.LightningModule) -> str:
+    """What decides how fast a rank is: its GPU, or the number of its processors."""
+    if pl_module.device.type == "cuda":
+        return torch.cuda.get_device_name(pl_module.device)
+    return f"{cpu_name()}, {environment.cpus_per_rank()} processors"
 
 
 def now(pl_module: L.LightningModule) -> float:
