@@ -56,9 +56,7 @@ def help_text() -> str:
     return text.replace("$APP_CONFIG_GROUPS", "\n".join(groups))
 
 
-def check(
-    overrides: Sequence[str], *, multirun: bool = False, configs: Path | None = None
-) -> DictConfig:
+def check(overrides: Sequence[str], *, multirun: bool = False) -> DictConfig:
     """Compose ``train.yaml`` with these overrides, as they were typed, and check it.
 
     With ``multirun`` it allows sweeps such as ``seed=1,2``. Each value is checked together with the
@@ -71,14 +69,12 @@ def check(
     Raises:
         ConfigError: naming the faults, one line each.
     """
-    return check_all(overrides, multirun=multirun, configs=configs)[0]
+    return check_all(overrides, multirun=multirun)[0]
 
 
-def check_all(
-    overrides: Sequence[str], *, multirun: bool, configs: Path | None = None
-) -> list[DictConfig]:
+def check_all(overrides: Sequence[str], *, multirun: bool) -> list[DictConfig]:
     """The configurations of all runs that ``check`` checks."""
-    configs = configs or configs_folder()
+    configs = configs_folder()
     # In a run of a sweep, hydra.main has initialized Hydra; it does not need that any more.
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(configs.absolute()), version_base="1.3"):
@@ -252,16 +248,14 @@ def _compose_reference(choices: Mapping[str, Any], configs: Path) -> DictConfig:
         return hydra.compose("train", [f"{s}{line}" for s, line in zip(signs, lines, strict=True)])
 
 
-def find_overridden(
-    choices: Mapping[str, Any], typed: Sequence[str], configs: Path | None = None
-) -> dict[str, str]:
+def find_overridden(choices: Mapping[str, Any], typed: Sequence[str]) -> dict[str, str]:
     """The keys that are not as their default files have them, and what has set them.
 
     By full key, such as ``model.optimizer.lr`` or ``model`` for a choice of a file, it is
     ``configs/experiment/mine.yaml`` or ``the command line``.
     """
     keys = [re.split("[=@]", word.lstrip("+~"))[0].replace("/", ".") for word in typed]
-    files = find_origins(choices, LAID_OVER, configs or configs_folder())
+    files = find_origins(choices, LAID_OVER, configs_folder())
     return files | dict.fromkeys(keys, "the command line")
 
 
