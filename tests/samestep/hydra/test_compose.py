@@ -28,9 +28,9 @@ LEFT_TO_THE_USER = {
 }
 
 
-def fault(*overrides):
+def fault(*overrides, **options):
     with pytest.raises(ConfigError) as error:
-        check(overrides)
+        check(overrides, **options)
     return str(error.value)
 
 
