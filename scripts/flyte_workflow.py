@@ -135,7 +135,7 @@ def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
 def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
     """Train and test. Each process calls this; Flyte takes the result of rank zero."""
     from project.train import train
-    from samestep.hydra.name import name_run
+    from samestep.hydra.adapter import name_run
     from samestep.run.directory import tested_checkpoint
     from samestep.run.metrics import read_history
 

@@ -7,11 +7,12 @@ from samestep.hydra.compose import check
 from tests.conftest import CONFIGS, compose_in
 
 
-def test_a_composition_is_remembered_only_while_nothing_changes(tmp_path: Path):
+def test_a_composition_is_remembered_only_while_nothing_changes(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("SAMESTEP_PROJECT", str(tmp_path))
     configs = shutil.copytree(CONFIGS, tmp_path / "configs")
 
     def seed(*overrides: str) -> int:
-        cfg = check(list(overrides), configs=configs)
+        cfg = check(list(overrides))
         found: int = cfg.seed
         cfg.seed = 99  # a test may change what it was given
         return found

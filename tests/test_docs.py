@@ -11,7 +11,7 @@ from project.train import __doc__ as page_of_the_run
 from samestep.errors import ConfigError
 from samestep.hydra import build
 from samestep.hydra.compose import check, help_text
-from samestep.hydra.flags import flags_of
+from samestep.hydra.main import flags_of
 from samestep.launch import main as launch
 from tests.conftest import CONFIGS, ROOT
 

@@ -15,9 +15,8 @@ def train(overrides: Sequence[str] = ()) -> dict[str, float]:
     that was finished before, and raises what ``project.train.train`` raises.
     """
     from samestep.errors import ConfigError
-    from samestep.hydra.adapter import topology_of
+    from samestep.hydra.adapter import name_run, topology_of
     from samestep.hydra.compose import check
-    from samestep.hydra.name import name_run
     from samestep.node import agent
     from samestep.ranks import environment, stopping
 

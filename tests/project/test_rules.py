@@ -1,9 +1,10 @@
 import pytest
+from omegaconf import OmegaConf
 
 from project.rules import RULES, needed_files
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
-from samestep.hydra.schema import choices_of, leaves, plain
+from samestep.hydra.schema import choices_of, leaves
 from tests.conftest import CONFIGS
 
 
@@ -15,16 +16,20 @@ def fault(*overrides):
 
 def test_every_rule_is_of_a_key():
     experiments = [f"experiment={name}" for name in choices_of(CONFIGS)["experiment"]]
-    keys = {*leaves(plain(check([])))}
+    keys = {*leaves(OmegaConf.to_container(check([])))}
     own = ["data.root=images", "data.num_classes=2", "callbacks.finetuning.weights=null"]
     for name in experiments:
-        keys |= {*leaves(plain(check([name, *(own if name.endswith("finetune") else [])])))}
+        keys |= {
+            *leaves(
+                OmegaConf.to_container(check([name, *(own if name.endswith("finetune") else [])]))
+            )
+        }
     of_finetuning = {"callbacks.finetuning.weights", "callbacks.finetuning.frozen_epochs"}
     if "experiment=finetune" not in experiments:
         keys |= of_finetuning | {"model.backbone_lr"}
     of_tables = {"data.tables.val", "data.columns"}
     if "lance" in choices_of(CONFIGS)["data"]:
-        keys |= {*leaves(plain(check(["data=lance", *own[:2]])))}
+        keys |= {*leaves(OmegaConf.to_container(check(["data=lance", *own[:2]])))}
         assert of_tables <= keys
     assert RULES.keys() - keys - of_tables == set()
 

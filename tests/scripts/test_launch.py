@@ -40,7 +40,6 @@ def test_what_cannot_be_done_is_refused_with_one_line():
         (["cluster=k8s", "--rendr"], "did you mean --render?"),
         (["cluster=local"], "python train.py runs it"),
         (["trainer.num_nodes=2"], "cluster=local: needs no launching"),
-        (["cluster=k8s", "action=logs"], "there is no action= any more; type samestep logs NAME"),
         (["cluster=k8s", "trainer.max_epoch=3"], "did you mean trainer.max_epochs=3?"),
         (["cluster=k8s", "cluster.image_pull_policy=never"], "one of IfNotPresent, Always, Never"),
         (["cluster=elastic", "cluster.elasticjob=true"], "cluster.elasticjob=true: no such key"),

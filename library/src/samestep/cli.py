@@ -18,8 +18,8 @@ class Command(NamedTuple):
     main: str
     summary: str
     takes_overrides: bool = False
-    """Whether it composes the configuration of a project, as train.py does. Its help is then a
-    docstring: that of its function, or that of the module of a function ``main``."""
+    """Whether it composes the configuration of a project, as train.py does. Its help is then the
+    docstring of its module."""
 
 
 COMMANDS = {
@@ -61,7 +61,7 @@ def command() -> int:
     module, _, function = COMMANDS[name].main.partition(":")
     if COMMANDS[name].takes_overrides:
         if {"-h", "--help"} & set(argv):
-            print(read_docstring(module, function))
+            print(read_docstring(module))
             return 0
         from samestep.hydra.folder import project_folder
 
@@ -71,12 +71,9 @@ def command() -> int:
     return exit_code
 
 
-def read_docstring(module: str, function: str) -> str | None:
-    """A docstring of a module that is not imported: Hydra takes a third of a second."""
+def read_docstring(module: str) -> str | None:
+    """The docstring of a module that is not imported: Hydra takes a third of a second."""
     spec = find_spec(module)
     assert spec
     assert spec.origin
-    tree = ast.parse(Path(spec.origin).read_text("utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    named = [node for node in functions if node.name == function != "main"]
-    return ast.get_docstring(named[0] if named else tree)
+    return ast.get_docstring(ast.parse(Path(spec.origin).read_text("utf-8")))

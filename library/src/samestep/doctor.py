@@ -6,21 +6,15 @@ torchrun --standalone --nproc-per-node=2 -m samestep doctor
 Exit codes: 0 ready to train, 1 a check failed, 2 invalid arguments or configuration.
 """
 
-import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
 from samestep.errors import RunError
-from samestep.hydra.adapter import spec_of, topology_of
+from samestep.hydra.adapter import name_run, spec_of, topology_of
 from samestep.hydra.compose import check
-from samestep.hydra.name import name_run
 from samestep.node import agent
 from samestep.ranks import environment, failure
-
-if TYPE_CHECKING:
-    from samestep.ranks.preflight import Finding
 
 
 def main(overrides: Sequence[str]) -> int:
@@ -56,30 +50,10 @@ def examine(cfg: DictConfig) -> int:
             found.append(Finding("data", "missing or damaged", str(error)))
         findings = preflight.inspect(spec_of(cfg), model, data, *found)
         if dist.is_initialized() and not preflight.failure(findings):
-            findings.append(measure_network(process_group.device_kind(accelerator)))
+            findings.append(preflight.measure_network(accelerator))
         for finding in findings:  # no rank may leave before rank zero has printed everything
             text = "; ".join(filter(None, finding[1:]))
             line = f"{finding.result:<8} {finding.check:<14} {text}"
             process_group.on_rank_zero(print, line, flush=True)
     failed = preflight.failure(findings)
     return failure.exit_code(failed) if failed else 0
-
-
-def measure_network(device: str) -> "Finding":
-    """Measure the all-reduce of one number and of 4 MiB; the fastest of five counts."""
-    import torch
-    from torch import distributed as dist
-
-    from samestep.ranks.preflight import Finding
-
-    fastest = []
-    for size in (1, 2**20):
-        tensor, times = torch.zeros(size, device=device), []
-        for _ in range(5):
-            begin = time.perf_counter()
-            dist.all_reduce(tensor)
-            tensor[0].item()  # waits for a GPU
-            times.append(time.perf_counter() - begin)
-        fastest.append(min(times))
-    speed = f"{1000 * fastest[0]:.2f} ms, {4 * 2**20 / fastest[1] / 1e6:,.0f} MB/s"
-    return Finding("network", f"{'NCCL' if device == 'cuda' else 'gloo'}, {speed}")

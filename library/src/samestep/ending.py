@@ -11,6 +11,7 @@ import lightning as L
 from samestep.callbacks.checkpoints import Checkpoints, progress_of
 from samestep.errors import ConfigError
 from samestep.ranks import environment, failure
+from samestep.ranks.lightning_patches import callbacks_of
 from samestep.ranks.stopping import Stopped
 from samestep.run import artifacts, directory, record
 from samestep.spec import RunSpec
@@ -48,8 +49,7 @@ def recorded(
     Raises:
         Whatever the block raises.
     """
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    is_kept = any(isinstance(callback, Checkpoints) for callback in callbacks)
+    is_kept = callbacks_of(trainer, Checkpoints)
     if trainer.is_global_zero and not is_kept and not spec.saves_nothing:
         print(NO_CHECKPOINT, flush=True)
     try:

@@ -293,9 +293,8 @@ class Trainer(L.Trainer):
             if not environment.under_torchrun():
                 stopping.uninstall()
                 # Lightning tears down no callback after an error.
-                for callback in self.callbacks:  # type: ignore[attr-defined]
-                    if isinstance(callback, Watchdog):
-                        callback.stop()
+                for watchdog in lightning_patches.callbacks_of(self, Watchdog):
+                    watchdog.stop()
 
     def _evaluate(self, function: Callable[..., Any], args: Any, options: Any) -> Any:
         """Call a function of Lightning's Trainer with the checkpoint of this run."""

@@ -62,12 +62,3 @@ def test_variables_are_taken_from_the_processes_started_here(monkeypatch):
     environment.unset_variables(["PET_NNODES", "PET_NOT_THERE"])
     assert "PET_NNODES" not in environment.variables()
     assert before["PET_NNODES"] == "2"
-
-
-def test_exported_variables_are_taken_back(monkeypatch):
-    monkeypatch.setenv("A", "1")
-    before = environment.variables()
-    with environment.exported({"A": "2", "PET_NNODES": "3"}):
-        assert environment.variable("A") == "2"
-        assert environment.variable("PET_NNODES") == "3"
-    assert environment.variables() == before

@@ -271,7 +271,7 @@ TORCHRUN = ["-m", "torch.distributed.run"]
 RANK = """
 import sys
 import net
-from samestep import doctor
+from samestep.ranks import preflight
 from samestep.ranks import preflight, process_group
 from library.tests.kit import make_spec
 
@@ -281,7 +281,7 @@ with process_group.process_group("cpu", float(timeout_s)):
     spec = make_spec(folder / net.Path("run"), devices=int(devices), config=net.CONFIG)
     for finding in preflight.inspect(spec, net.Net(), None):
         process_group.on_rank_zero(print, finding.result, *finding, flush=True)
-    print(*doctor.measure_network("cpu"))
+    print(*preflight.measure_network("cpu"))
 """
 NET = """
 import os

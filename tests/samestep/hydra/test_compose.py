@@ -9,9 +9,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from samestep.errors import ConfigError
+from samestep.hydra.adapter import name_run
 from samestep.hydra.compose import check, find_overridden, help_text
-from samestep.hydra.flags import flags_of
-from samestep.hydra.name import name_run
+from samestep.hydra.main import flags_of
 from samestep.hydra.rules import RULES
 from samestep.hydra.schema import choices_of
 from tests.conftest import CONFIGS, ROOT
@@ -35,8 +35,9 @@ def fault(*overrides, **options):
 
 
 @pytest.fixture
-def configs(tmp_path):
+def configs(tmp_path, monkeypatch):
     """A copy of configs/ to write experiments into."""
+    monkeypatch.setenv("SAMESTEP_PROJECT", str(tmp_path))
     shutil.copytree(CONFIGS, tmp_path / "configs")
     return tmp_path / "configs"
 
@@ -136,7 +137,7 @@ def test_a_run_may_have_no_data_but_those_of_its_model(override):
 def test_a_group_of_the_users_own_can_be_added(configs, override):
     write(configs, "model/head/linear", "model: {head: {_target_: some.Head}}")
     write(configs, "experiment/head", "defaults: [/model/head: linear]")
-    assert check([override], configs=configs).model.head._target_ == "some.Head"
+    assert check([override]).model.head._target_ == "some.Head"
 
 
 @pytest.mark.parametrize(
@@ -173,9 +174,10 @@ def test_reports_what_hydra_refuses():
     assert "data@other" in fault("data@other=mnist")
 
 
-def test_needs_the_files(tmp_path, monkeypatch):
-    assert fault(configs=tmp_path) == f"{tmp_path}/train.yaml: there is no such file"
-    monkeypatch.setenv("SAMESTEP_PROJECT", str(tmp_path))
+def test_needs_the_files(configs, tmp_path):
+    (configs / "train.yaml").write_text("defaults: [nope]")
+    assert fault() == f"{configs}/nope.yaml: there is no such file"
+    (configs / "train.yaml").unlink()
     assert f"{tmp_path}: there is no configs/train.yaml" in fault()
 
 
@@ -187,7 +189,7 @@ def test_experiments_may_choose_files_and_add_to_open_nodes(configs):
         "model: {net: {width: 8}, optimizer: {dampening: 0.0}}",
         "callbacks: {ema: {decay: 0.9}, timer: {_target_: lightning.pytorch.callbacks.Timer}}",
     )
-    cfg = check(["experiment=good", "callbacks.ema.decay=0.8"], configs=configs)
+    cfg = check(["experiment=good", "callbacks.ema.decay=0.8"])
     assert cfg.model.net.width == 8
     assert cfg.callbacks.ema.decay == 0.8
 
@@ -197,7 +199,7 @@ def test_files_are_checked_and_named(configs, group):
     write(configs, f"{group}/default", "trainer: {max_epoch: 3}", "seed: one")
     overrides = [] if group == "local" else [f"{group}=default"]
     file = f"(configs/{group}/default.yaml)"
-    assert fault(*overrides, configs=configs).splitlines() == [
+    assert fault(*overrides).splitlines() == [
         f"trainer.max_epoch=3: no such key; did you mean trainer.max_epochs=3? {file}",
         f"seed=one: must be a whole number from 0 to 4294967295 {file}",
     ]
@@ -205,8 +207,8 @@ def test_files_are_checked_and_named(configs, group):
 
 def test_a_fault_of_an_override_names_no_file(configs):
     write(configs, "experiment/one", "seed: one")
-    assert fault("experiment=one", "seed=two", configs=configs).endswith("4294967295")
-    assert check(["experiment=one", "seed=2"], configs=configs).seed == 2
+    assert fault("experiment=one", "seed=two").endswith("4294967295")
+    assert check(["experiment=one", "seed=2"]).seed == 2
 
 
 @pytest.mark.parametrize(
@@ -225,13 +227,13 @@ def test_refuses_bad_files(configs, lines, message):
     write(configs, "experiment/bad", *(lines or ()))
     if lines is None:
         (configs / "experiment/bad.yaml").write_text("seed: 3\n")
-    assert message in fault("experiment=bad", configs=configs)
+    assert message in fault("experiment=bad")
 
 
 def test_values_from_the_environment_are_not_shown(configs, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "hunter2hunter2")
     write(configs, "experiment/secret", "seed: ${oc.env:MY_TOKEN}")
-    message = fault("experiment=secret", configs=configs)
+    message = fault("experiment=secret")
     assert message.startswith("seed=${oc.env:MY_TOKEN}: must be a whole number")
     assert "hunter2" not in message
 
@@ -292,7 +294,7 @@ from pathlib import Path
 import hydra
 from samestep.hydra.compose import check, find_overridden, help_text
 from samestep.hydra.folder import configs_folder
-from samestep.hydra.flags import flags_of
+from samestep.hydra.main import flags_of
 from samestep.errors import ConfigError
 try:
     flags = flags_of(sys.argv[1:])
@@ -363,7 +365,7 @@ def test_overridden_keys_are_named_with_what_has_set_them(configs):
     write(configs, "local/default", "data: {root: /data}")
     typed = ["experiment=mine", "model=mlp", "+x.y=1", "~logger", "model/lr_scheduler=none"]
     choices = {"experiment": "mine", "debug": None, "local": "default", "model": "mlp"}
-    assert find_overridden(choices, typed, configs) == {
+    assert find_overridden(choices, typed) == {
         "model.optimizer": "configs/experiment/base.yaml",
         "seed": "configs/experiment/mine.yaml",
         "data.shuffle": "configs/experiment/mine.yaml",

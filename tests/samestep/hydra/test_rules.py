@@ -1,9 +1,9 @@
 import pytest
+from omegaconf import OmegaConf
 
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
 from samestep.hydra.rules import RULES
-from samestep.hydra.schema import plain
 from samestep.spec import leaves
 
 
@@ -36,6 +36,8 @@ def fault(*overrides):
         ("trainer.gradient_clip_val", [None, 0.5], [0, -1]),
         ("trainer.deterministic", [None, True, "warn"], ["error", 1]),
         ("trainer.use_distributed_sampler", [], [True, False, None]),
+        ("cluster.memory", ["16Gi", "1.5m", "2gb", "3E", 1024, None], ["16 GB", "lots", ""]),
+        ("cluster.shm", ["2g", 2147483648], ["16 GB", None]),
     ],
 )
 def test_rule(key, right, wrong):
@@ -54,7 +56,7 @@ def test_every_rule_is_of_a_key():
         ["callbacks=[early_stopping,ema]"],
         *([f"cluster={name}"] for name in ("elastic", "runai", "slurm", "swarm")),
     ):
-        keys |= leaves(plain(check(overrides))).keys()
+        keys |= leaves(OmegaConf.to_container(check(overrides))).keys()
     assert RULES.keys() - keys == set()
 
 

@@ -48,9 +48,9 @@ def test_a_cluster_file_of_ones_own_needs_no_typed_names(copy: Path):
     assert "--nproc-per-node=1" in container["args"]
 
 
-def test_keys_of_a_cluster_are_checked_in_every_file(copy: Path):
-    configs = copy / "configs"
-    assert check(["cluster=mine"], configs=configs).trainer.devices == 2
-    (configs / "local/default.yaml").write_text("# @package _global_\ncluster: {imagee: x}\n")
+def test_keys_of_a_cluster_are_checked_in_every_file(copy: Path, monkeypatch):
+    monkeypatch.setenv("SAMESTEP_PROJECT", str(copy))
+    assert check(["cluster=mine"]).trainer.devices == 2
+    (copy / "configs/local/default.yaml").write_text("# @package _global_\ncluster: {imagee: x}\n")
     with pytest.raises(ConfigError, match=r"cluster.imagee=x: no such key.*local/default.yaml\)"):
-        check(["cluster=mine"], configs=configs)
+        check(["cluster=mine"])

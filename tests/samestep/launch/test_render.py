@@ -4,7 +4,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
-from samestep.hydra.schema import plain
 from samestep.launch import render
 from samestep.launch.main import compose_for_pods
 from samestep.spec import leaves
@@ -87,7 +86,7 @@ NOT_A_LINE = ("gpu\ntouch made", "12:00:00\n", "a\rb", "a\x1b[2Jb", "a\u2028b")
 def test_no_text_of_a_cluster_is_more_than_one_line(cluster):
     """In a batch script a shell would execute what comes after the newline."""
     cfg = check([f"cluster={cluster}"])
-    for key, value in leaves(plain(cfg)).items():
+    for key, value in leaves(OmegaConf.to_container(cfg)).items():
         group = key.split(".")[0]
         if group not in ("cluster", "run_root", "run_dir") or not isinstance(value, str | None):
             continue

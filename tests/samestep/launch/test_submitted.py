@@ -35,24 +35,14 @@ def test_overrides_are_remembered_as_they_were_typed(here, first):
 
 
 def test_they_are_where_the_runs_of_this_machine_are(here, monkeypatch):
-    compose = submitted.compose
-
-    def compose_with_a_place(words):
-        """As if configs/train.yaml or configs/local said it."""
-        return compose([f"run_root={here / 'elsewhere'}", *words])
-
-    monkeypatch.setattr(submitted, "compose", compose_with_a_place)
-    assert submitted.remember("mine", ["cluster=swarm", "run_root=/volume/of/the/pods"])
-    assert [path.name for path in here.iterdir()] == ["elsewhere"]
-    assert submitted.recall("mine", [])[0] == "cluster=swarm"
-
-
-def test_a_project_that_needs_arguments_has_a_place_too(here, monkeypatch):
-    def refuse(words):
-        raise ConfigError("data.root: needs a value")
-
-    monkeypatch.setattr(submitted, "compose", refuse)
+    (here / "configs/local").mkdir(parents=True)
+    (here / "configs/train.yaml").write_text("run_root: runs\ndata: {root: '???'}")
+    monkeypatch.setenv("SAMESTEP_PROJECT", str(here))
     assert submitted.path_of("mine") == Path("runs/mine/launch.yaml")
+    (here / "configs/local/default.yaml").write_text(f"run_root: {here / 'elsewhere'}")
+    assert submitted.remember("mine", ["cluster=swarm", "run_root=/volume/of/the/pods"])
+    assert (here / "elsewhere/mine/launch.yaml").is_file()
+    assert submitted.recall("mine", [])[0] == "cluster=swarm"
 
 
 def test_a_run_on_another_cluster_is_not_taken_for_this_one(here):

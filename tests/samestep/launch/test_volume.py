@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from samestep.hydra.compose import check
 from samestep.launch import check as rules
-from samestep.launch import volume
+from samestep.launch import main, volume
 from tests import mirror
 from tests.conftest import ROOT, environment
 from tests.launching import launch
@@ -21,9 +20,7 @@ SIZE = "cluster.volume_size=20Gi"
 
 
 def rendered(*words: str):
-    cfg = check(words)
-    cfg.run_id = volume.name_job(cfg)
-    documents = volume.render_job(cfg, words)
+    cfg, documents = main.prepare(words, is_data=True)
     assert list(rules.faults(cfg, documents)) == []
     return documents
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from samestep.callbacks.supported import check_supported
 from samestep.errors import ConfigError
+from samestep.ranks.lightning_patches import callbacks_of
 from samestep.ranks.sharded import ShardedStrategy
 
 Values = dict[str, Any]
@@ -47,7 +48,7 @@ class ChangedValues(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check the callbacks that the module itself has brought."""
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for callback in callbacks_of(trainer, L.Callback):
             check_supported(callback, f"{type(pl_module).__name__}.configure_callbacks")
             is_sharded = isinstance(trainer.strategy, ShardedStrategy)
             if is_sharded and isinstance(callback, WeightAveraging):
@@ -90,10 +91,9 @@ class ChangedValues(L.Callback):
         self._check_kinds()
         if self._begin:  # some strategies load the checkpoint late
             self._add_groups(trainer, pl_module)
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            state = checkpoint["callbacks"].get(callback.state_key)
-            if state and isinstance(callback, EarlyStopping):
-                state["patience"] = callback.patience  # Lightning would restore the old one
+        for stopping in callbacks_of(trainer, EarlyStopping):
+            if state := checkpoint["callbacks"].get(stopping.state_key):
+                state["patience"] = stopping.patience  # Lightning would restore the old one
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore the schedules, and give both what has changed."""

@@ -30,6 +30,7 @@ from torch import Tensor
 from samestep.callbacks.share_out import ShareOut
 from samestep.errors import ConfigError
 from samestep.ranks import lightning_patches, stopping
+from samestep.ranks.lightning_patches import callbacks_of
 from samestep.ranks.stopping import Stopped
 from samestep.run import nodes, record, seal, shards
 from samestep.run.checkpoint import AtomicCheckpointIO, Trial, link_checkpoint
@@ -77,9 +78,8 @@ class StopBetweenSteps(L.Callback):
         if self._is_first_batch:
             self._is_first_batch = False
             # Lightning calls `on_train_epoch_start` of no callback when it continues an epoch.
-            for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, GradientAccumulationScheduler):
-                    callback.on_train_epoch_start(trainer)
+            for scheduler in callbacks_of(trainer, GradientAccumulationScheduler):
+                scheduler.on_train_epoch_start(trainer)
         if not self._asks_before_batch:
             return
         if self.checkpoints is None:
@@ -187,21 +187,9 @@ class Checkpoints(Checkpoint):
             }
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """End at once if early stopping had ended this run before.
-
-        Raises:
-            ConfigError: if a validation would come within an optimizer step, or a checkpoint could
-                not be saved or read.
-        """
+        """Find what could not be saved, and end at once if early stopping had ended this run."""
         if self.monitor is not None:
-            check_validation_interval(trainer)
-            is_of_validation = "val" in self.monitor.lower()
-            if trainer.is_global_zero and is_of_validation and never_validates(trainer):
-                print(
-                    f"Note: this run never validates, and nothing logs {self.monitor}, so the last "
-                    "weights are tested, not the best ones",
-                    flush=True,
-                )
+            self._check_validations(trainer, self.monitor)
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
         trainer.should_stop = trainer.should_stop or self._has_ended
         if trainer.ckpt_path is None:
@@ -234,11 +222,7 @@ class Checkpoints(Checkpoint):
             self._compare(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save, after early stopping has had its turn.
-
-        Raises:
-            ConfigError: if the run logs no such metric.
-        """
+        """Save, after early stopping has had its turn."""
         self._compare(trainer)
         if self._has_validated and self.monitor not in (None, *trainer.callback_metrics):
             names = ", ".join(sorted(trainer.callback_metrics)) or "no metric at all"
@@ -259,12 +243,9 @@ class Checkpoints(Checkpoint):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Save when all ranks have agreed to stop.
-
-        Any other exception may be on one rank only, and saving needs all of them.
-        """
+        """Save when all ranks have agreed to stop."""
         if not isinstance(exception, Stopped):
-            return
+            return  # it may be on one rank only, and saving needs all of them
         if trainer.training and trainer.global_step > self._saved_step:
             self._save(trainer)
         if trainer.is_global_zero:
@@ -276,17 +257,19 @@ class Checkpoints(Checkpoint):
         """Let the checkpoint say which one is the best, and keep what Lightning forgets."""
         is_changed = trainer.accumulate_grad_batches != self._accumulated
         metrics = trainer.callback_metrics
+        # A run that is out of time goes on with a larger trainer.max_time.
+        left = [timer.time_remaining() for timer in callbacks_of(trainer, Timer)]
+        has_time = all(seconds is None or seconds > 0 for seconds in left)
         checkpoint["best_step"] = self.best_step
         checkpoint["checkpoints"] = {
             "monitor": self.monitor,
             "best_score": self.best_score,
             "best_epoch": self.best_epoch,
             "kept": self._kept,
-            # A run that is out of time goes on with a larger trainer.max_time.
-            "has_ended": trainer.should_stop and not is_out_of_time(trainer),
+            "has_ended": trainer.should_stop and has_time,
             "ended_by": {
                 callback.state_key: settings_of(callback)
-                for callback in early_stoppings(trainer)
+                for callback in callbacks_of(trainer, EarlyStopping)
                 if callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED
             },
             "accumulate_grad_batches": trainer.accumulate_grad_batches if is_changed else 0,
@@ -306,7 +289,8 @@ class Checkpoints(Checkpoint):
             self.best_score, self.best_epoch = state["best_score"], state["best_epoch"]
             self.best_step = checkpoint["best_step"]
         # Another configuration may let a run go on that early stopping has ended.
-        now = {callback.state_key: settings_of(callback) for callback in early_stoppings(trainer)}
+        stoppers = callbacks_of(trainer, EarlyStopping)
+        now = {stopper.state_key: settings_of(stopper) for stopper in stoppers}
         is_longer = any(lets_go_on(old, now.get(key)) for key, old in state["ended_by"].items())
         self._has_ended = state["has_ended"] and not is_longer
         self._resumed_accumulated = state["accumulate_grad_batches"]
@@ -315,12 +299,29 @@ class Checkpoints(Checkpoint):
         if trainer.is_global_zero:
             self._repair(Path(str(trainer.ckpt_path)), checkpoint["global_step"])
 
-    def _try(self, trainer: L.Trainer) -> None:
-        """Make a checkpoint before the first step, to find now what could not be saved or read.
+    def _check_validations(self, trainer: L.Trainer, monitor: str) -> None:
+        interval = trainer.val_check_batch or 0
+        is_within_epoch = interval < trainer.num_training_batches
+        if is_within_epoch and interval % trainer.accumulate_grad_batches:
+            raise ConfigError(
+                f"trainer.val_check_interval: a validation after {interval} batches comes "
+                f"within an optimizer step of {trainer.accumulate_grad_batches} batches "
+                "(trainer.accumulate_grad_batches); choose a multiple of it",
+                on_all_ranks=True,
+            )
+        every_n, max_epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
+        ends_before = every_n is not None and max_epochs is not None and 0 < max_epochs < every_n
+        has_no_batches = trainer.val_dataloaders is not None and not sum(trainer.num_val_batches)
+        never_validates = ends_before or has_no_batches or not trainer.enable_validation
+        if trainer.is_global_zero and "val" in monitor.lower() and never_validates:
+            print(
+                f"Note: this run never validates, and nothing logs {monitor}, so the last weights "
+                "are tested, not the best ones",
+                flush=True,
+            )
 
-        Raises:
-            ConfigError: on all ranks, naming what the model, a callback or the data would save.
-        """
+    def _try(self, trainer: L.Trainer) -> None:
+        """Make a checkpoint before the first step, to find now what could not be saved or read."""
         checkpoint_io = trainer.strategy.checkpoint_io
         if trainer.fast_dev_run or not isinstance(checkpoint_io, AtomicCheckpointIO):  # type: ignore[attr-defined]
             return
@@ -425,42 +426,13 @@ class Checkpoints(Checkpoint):
 def progress_of(trainer: L.Trainer) -> dict[str, Any]:
     """The step, the best value so far (None where there is none yet), and unequal shares."""
     facts: dict[str, Any] = {"step": trainer.global_step}
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Checkpoints):
-            best, epoch = callback.best_score, callback.best_epoch
-            facts |= {"monitor": callback.monitor, "mode": callback.mode}
-            facts |= {"best": best, "best_epoch": epoch}
-        if isinstance(callback, ShareOut) and callback.shares:
-            facts["shares"] = list(callback.shares)
+    for own in callbacks_of(trainer, Checkpoints):
+        facts |= {"monitor": own.monitor, "mode": own.mode}
+        facts |= {"best": own.best_score, "best_epoch": own.best_epoch}
+    for share_out in callbacks_of(trainer, ShareOut):
+        if share_out.shares:
+            facts["shares"] = list(share_out.shares)
     return facts
-
-
-def check_validation_interval(trainer: L.Trainer) -> None:
-    """Raise a ConfigError for validations within an optimizer step: they could not be kept."""
-    interval, num_batches = trainer.val_check_batch, trainer.num_training_batches
-    if interval is None or interval >= num_batches:
-        return  # validation comes at the end of an epoch
-    if interval % trainer.accumulate_grad_batches:
-        raise ConfigError(
-            f"trainer.val_check_interval: a validation after {interval} batches comes "
-            f"within an optimizer step of {trainer.accumulate_grad_batches} batches "
-            "(trainer.accumulate_grad_batches); choose a multiple of it",
-            on_all_ranks=True,
-        )
-
-
-def never_validates(trainer: L.Trainer) -> bool:
-    """Whether a run has no validation data, or ends before its first validation."""
-    every_n, max_epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
-    ends_before = every_n is not None and max_epochs is not None and 0 < max_epochs < every_n
-    has_no_batches = trainer.val_dataloaders is not None and not sum(trainer.num_val_batches)
-    return ends_before or has_no_batches or not trainer.enable_validation
-
-
-def early_stoppings(trainer: L.Trainer) -> list[EarlyStopping]:
-    """The callbacks of the run that may end it early."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    return [callback for callback in callbacks if isinstance(callback, EarlyStopping)]
 
 
 def settings_of(stopping: EarlyStopping) -> Settings:
@@ -477,10 +449,3 @@ def lets_go_on(old: Settings, new: Settings | None) -> bool:
     if new is None or new["patience"] > old["patience"]:
         return True
     return new | {"patience": None} != old | {"patience": None}
-
-
-def is_out_of_time(trainer: L.Trainer) -> bool:
-    """Whether ``trainer.max_time`` is over."""
-    timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
-    left = [timer.time_remaining() for timer in timers]
-    return any(seconds is not None and seconds <= 0 for seconds in left)

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.run import record
+from samestep.run.changes import read_config
 from samestep.spec import leaves
 
 log = logging.getLogger(__name__)
@@ -66,11 +66,13 @@ def wandb(
         finish_timeout=FINISH_TIMEOUT_S,
     )
 
+    config = read_config(Path(run_dir))
+
     def start(mode: Any) -> WandbLogger:
         try:
             run = wb.init(
                 project=project, entity=entity, group=group, tags=tags, id=run_id, name=run_id,
-                resume="allow", dir=run_dir, config=_config(run_dir), settings=silent, mode=mode,
+                resume="allow", dir=run_dir, config=config, settings=silent, mode=mode,
             )  # fmt: skip
         except wb.errors.UsageError as error:  # a name that W&B does not take
             raise ConfigError(str(error)) from error
@@ -167,11 +169,7 @@ def mlflow(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None)
 
 
 class TensorBoard(TensorBoardLogger):
-    """Event files in ``<run_dir>/tensorboard``; a run that continues adds to them.
-
-    Args:
-        run_dir: directory of the run, with its ``config.yaml``.
-    """
+    """Event files in ``<run_dir>/tensorboard``; a run that continues adds to them."""
 
     def __init__(self, run_dir: str) -> None:
         require("tensorboard", "tensorboard")
@@ -212,23 +210,18 @@ class Nothing:
     def __call__(self, *args: Any, **kwargs: Any) -> "Nothing":  # noqa: D102
         return self
 
-    def __getitem__(self, key: Any) -> "Nothing":
-        return self
+    __getitem__ = __enter__ = __call__
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, *args: object) -> None:
         pass
+
+    __exit__ = __setitem__
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
     def __len__(self) -> int:
         return 0
-
-    def __enter__(self) -> "Nothing":
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        pass
 
 
 class NoTracker(Logger):
@@ -257,15 +250,9 @@ class NoTracker(Logger):
         """Nothing: ``config.yaml`` has them."""
 
 
-def _config(run_dir: str) -> dict[str, Any]:
-    """The configuration as the run directory has it: resolved, and without secrets."""
-    config: dict[str, Any] = yaml.safe_load(Path(run_dir, "config.yaml").read_text())
-    return config
-
-
 def _parameters(run_dir: str) -> dict[str, str]:
     """The configuration as flat texts, such as ``{"model/lr": "0.1"}``."""
-    config = _config(run_dir)
+    config = read_config(Path(run_dir))
     # MLflow's file store makes a folder of each slash, and "model/optimizer" beside "model" is both
     # a folder and a file. The chosen values are logged anyway.
     config.pop("choices", None)

@@ -89,11 +89,7 @@ class LossGuard(L.Callback):
         self.num_skipped = checkpoint.get("num_skipped", 0)
 
     def _count_skipped(self, trainer: L.Trainer) -> int:
-        """Number of the remembered steps that were skipped; waits for the device.
-
-        Raises:
-            LossError: on all ranks, if there were too many.
-        """
+        """Number of the remembered steps that were skipped; waits for the device."""
         steps, self._steps = self._steps, []
         if not steps or not any(torch.stack([bad for _, bad, _ in steps]).tolist()):
             return 0

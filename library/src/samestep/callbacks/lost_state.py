@@ -23,6 +23,7 @@ from samestep.callbacks.share_out import find_loaders
 from samestep.callbacks.sums import Sums
 from samestep.data.ordinary import ResumableBatches
 from samestep.data.sampler import BatchesOfRank
+from samestep.ranks.lightning_patches import callbacks_of
 from samestep.ranks.sharded import class_of
 
 Leaves = list[object]  # the numbers of an attribute, in an order that does not change
@@ -135,7 +136,7 @@ class LostState(L.Callback):
         for name, buffer in unsaved.items():
             attributes.append((f"{class_of(pl_module).__name__}.{name}", buffer, None))
         data = trainer.datamodule  # type: ignore[attr-defined]
-        for owner in [*trainer.callbacks, data]:  # type: ignore[attr-defined]
+        for owner in [*callbacks_of(trainer, L.Callback), data]:
             if owner is not None and not is_of_library(owner):
                 attributes += attributes_of_owner(owner)
         for loader in find_loaders(trainer.train_dataloader):

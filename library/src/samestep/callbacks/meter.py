@@ -98,7 +98,15 @@ class Meter(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log the epoch, on rank zero, and start the clocks of the next one."""
-        values = {"time/epoch_s": self._seconds(), **self._use_of_machine(pl_module)}
+        seconds = max(time.perf_counter() - self._start, 1e-9)
+        values = {
+            "time/epoch_s": self._seconds(),
+            "system/cpu_cores": (sum(os.times()[:4]) - self._start_cpu) / seconds,
+            # Linux counts in KiB.
+            "system/memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        }
+        if pl_module.device.type == "cuda":
+            values["system/gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
         self._before = 0.0
         self._start_clocks()
         if not trainer.is_global_zero:
@@ -124,17 +132,6 @@ class Meter(L.Callback):
 
     def _start_clocks(self) -> None:
         self._start, self._start_cpu = time.perf_counter(), sum(os.times()[:4])
-
-    def _use_of_machine(self, pl_module: L.LightningModule) -> dict[str, float]:
-        seconds = max(time.perf_counter() - self._start, 1e-9)
-        use = {
-            "system/cpu_cores": (sum(os.times()[:4]) - self._start_cpu) / seconds,
-            # Linux counts in KiB.
-            "system/memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        }
-        if pl_module.device.type == "cuda":
-            use["system/gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
-        return use
 
     def _seconds(self) -> float:
         return self._before + time.perf_counter() - self._start

@@ -24,11 +24,7 @@ class Monitors(L.Callback):
         self.monitors = dict(monitors)
 
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Compare.
-
-        Raises:
-            ConfigError: naming the monitors, and what was logged.
-        """
+        """Compare."""
         logged = sorted(trainer.callback_metrics)
         if not logged:
             return  # some models log nothing in this first validation

@@ -158,9 +158,17 @@ class Progress(L.Callback):
         """Leave a line with the metrics of the epoch before, over all ranks."""
         if not self._epoch_line:
             return
+        chosen: dict[str, Any] = dict(trainer.progress_bar_metrics)
+        if not chosen:
+            monitored = {c.monitor for c in lightning_patches.callbacks_of(trainer, Checkpoints)}
+            logged = trainer.callback_metrics.items()
+            chosen = {n: v for n, v in logged if "loss" in n.lower() or n in monitored}
+        # What is logged for steps and for the epoch has two names, and here the epoch counts.
+        chosen = {name.removesuffix("_epoch"): chosen[name] for name in sorted(chosen)}
+        names = [n for n in chosen if not (n.endswith("_step") and n[: -len("_step")] in chosen)]
+        names.sort(key=lambda name: ("val" in name, "loss" not in name))
         shown = [
-            f"{name.removeprefix('train/').replace('/', ' ')} {value:.4f}"
-            for name, value in metrics_to_show(trainer).items()
+            f"{name.removeprefix('train/').replace('/', ' ')} {chosen[name]:.4f}" for name in names
         ]
         epoch, step, *pace = self._epoch_line
         # The bar tells the rest, and a terminal may have 80 columns.
@@ -183,17 +191,3 @@ class Progress(L.Callback):
         """Leave a line; rich puts it above the bar."""
         print("  ".join(facts), flush=True)
         self._due = time.perf_counter() + (REDRAW_S if self._bar else self.log_every_s)
-
-
-def metrics_to_show(trainer: L.Trainer) -> dict[str, Any]:
-    """What is logged with ``prog_bar=True``, or else losses and the monitored metric."""
-    chosen: dict[str, Any] = dict(trainer.progress_bar_metrics)
-    if not chosen:
-        monitored = {c.monitor for c in trainer.callbacks if isinstance(c, Checkpoints)}  # type: ignore[attr-defined]
-        logged = trainer.callback_metrics.items()
-        chosen = {n: v for n, v in logged if "loss" in n.lower() or n in monitored}
-    # What is logged for steps and for the epoch has two names, and here the epoch counts.
-    chosen = {name.removesuffix("_epoch"): chosen[name] for name in sorted(chosen)}
-    names = [n for n in chosen if not (n.endswith("_step") and n[: -len("_step")] in chosen)]
-    names.sort(key=lambda name: ("val" in name, "loss" not in name))
-    return {name: chosen[name] for name in names}

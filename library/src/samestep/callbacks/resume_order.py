@@ -245,8 +245,7 @@ class ResumeOrder(L.Callback):
             loader.start_at(self.epoch, first % len(loader) if is_over else first)
         if others:
             self._num_read = first
-            callbacks = trainer.callbacks  # type: ignore[attr-defined]
-            self._watchdogs = [c for c in callbacks if isinstance(c, Watchdog)]
+            self._watchdogs = lightning_patches.callbacks_of(trainer, Watchdog)
             lightning_patches.before_batches(trainer, self._begin_batch, self.batch - first)
 
     def _begin_batch(self) -> None:

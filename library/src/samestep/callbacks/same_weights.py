@@ -32,11 +32,7 @@ class SameWeights(L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Compare one number for each parameter.
-
-        Raises:
-            UnequalWeightsError: on all ranks, if a number differs.
-        """
+        """Compare one number for each parameter."""
         kinds = DDPStrategy | ShardedStrategy
         named = {n: p for n, p in pl_module.named_parameters() if not isinstance(p, DTensor)}
         if trainer.world_size == 1 or not isinstance(trainer.strategy, kinds) or not named:

@@ -62,12 +62,7 @@ class ShareOut(L.Callback):
             self._has_patched = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Cut the training data, and find out whether weights are needed.
-
-        Raises:
-            ConfigError: if a rank would get no sample of some batch, or if shares are unequal and
-                the data come from an ordinary DataLoader, which cannot be cut.
-        """
+        """Find the shares, cut the training data, and find out whether weights are needed."""
         # Each node may have a command of its own; that of rank zero counts.
         asked = process_group.broadcast(self.asked)
         if environment.world_size() > 1 and asked != "equal" and len(set(asked)) > 1:
@@ -84,7 +79,6 @@ class ShareOut(L.Callback):
         self._cut(trainer)
 
     def _cut(self, trainer: L.Trainer) -> None:
-        """Cut the training data, and find out whether weights are needed."""
         order = order_of(trainer)
         if order is None:
             return
@@ -185,16 +179,12 @@ def check_accumulation(trainer: L.Trainer, pl_module: L.LightningModule) -> None
 
     With manual optimization only the module knows when it takes a step. A loader that does not cut
     steps gives ``batch_size`` samples in each accumulated batch.
-
-    Raises:
-        ConfigError: naming both numbers.
     """
     if not pl_module.automatic_optimization:
         return
     numbers = {trainer.accumulate_grad_batches}
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, GradientAccumulationScheduler):
-            numbers |= set(callback.scheduling.values())
+    for scheduler in lightning_patches.callbacks_of(trainer, GradientAccumulationScheduler):
+        numbers |= set(scheduler.scheduling.values())
     for loader in find_batch_loaders(trainer.train_dataloader):
         cut = loader.order.batches_per_step
         if cut > 1 and numbers != {cut}:
@@ -207,11 +197,7 @@ def check_accumulation(trainer: L.Trainer, pl_module: L.LightningModule) -> None
 
 
 def by_rank(shares: Sequence[float]) -> list[float]:
-    """One share for each rank; shares of nodes are those of each of their ranks.
-
-    Raises:
-        ConfigError: if there is one neither for each rank nor for each node.
-    """
+    """One share for each rank; shares of nodes are those of each of their ranks."""
     num_ranks, num_nodes = environment.world_size(), environment.num_nodes()
     if fault := fault_of_shares(shares, num_nodes, num_ranks):
         raise ConfigError(fault, on_all_ranks=True)

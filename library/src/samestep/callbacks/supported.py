@@ -29,12 +29,7 @@ UNSUPPORTED: dict[type[L.Callback], str] = {
 
 
 def check_supported(callback: L.Callback, name: str) -> None:
-    """Raise a ConfigError if a run with this callback could not be continued exactly.
-
-    Args:
-        callback: of the configuration, or of ``configure_callbacks`` of the module.
-        name: where it comes from.
-    """
+    """Reject a callback with which a run could not be continued exactly; ``name`` is its place."""
     for kind, why in UNSUPPORTED.items():
         if isinstance(callback, kind):
             raise ConfigError(f"{name}: {kind.__name__} is not supported: {why}", on_all_ranks=True)

@@ -1,13 +1,14 @@
-"""From a composed configuration to the facts that the rooms below it read."""
+"""From a composed configuration to the facts that the rooms below it read, and to its name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from samestep.errors import ConfigError
 from samestep.hydra.compose import find_overridden
-from samestep.hydra.rules import load_project_rules
+from samestep.hydra.rules import NAME, load_project_rules
+from samestep.ranks import environment
 from samestep.ranks.secrets import redact_values
 from samestep.spec import RunSpec
 
@@ -19,16 +20,32 @@ def topology_of(cfg: DictConfig) -> tuple[str, int | str, int]:
     return cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes
 
 
-def spec_of(cfg: DictConfig, overrides: Sequence[str] = ()) -> RunSpec:
-    """The run that ``cfg`` describes; its ``run_id`` is set.
+def name_run(cfg: DictConfig) -> str:
+    """The name the run was given, or a new one such as ``mnist-mlp-3f2a1b``.
 
-    Args:
-        cfg: the checked configuration.
-        overrides: what made it from the defaults, for the records.
+    The first of these counts: ``run_id`` of the configuration, ``$RUN_ID``, torchrun's run id, and
+    a new name from the chosen data, the chosen model and six random hexadecimal characters.
     """
+    chosen = [str(name) for name in (cfg.choices.data, cfg.choices.model) if name]
+    name = cfg.run_id or environment.run_id() or environment.new_run_id(*chosen)
+    if not NAME.holds(name):
+        raise ConfigError(
+            f"RUN_ID={name}: must be at most 63 of A-Z a-z 0-9 . _ -, the first a letter or digit"
+        )
+    return str(name)
+
+
+def spec_of(cfg: DictConfig, overrides: Sequence[str] = ()) -> RunSpec:
+    """The run that the checked ``cfg`` describes; the records get the ``overrides``."""
     config = redact_values(OmegaConf.to_container(cfg, resolve=True))
     trainer, cluster = cfg.trainer, config["cluster"]
     strategy = config["trainer"]["strategy"]
+    limits = {k: v for k, v in config["trainer"].items() if k.startswith("max_")}
+    patience = {
+        f"callbacks.{name}.patience": node.get("patience", LIGHTNINGS_PATIENCE)
+        for name, node in (config.get("callbacks") or {}).items()
+        if str(node.get("_target_")).endswith("EarlyStopping")
+    }
     return RunSpec(
         run_id=str(cfg.run_id),
         run_dir=Path(cfg.run_dir),
@@ -46,18 +63,8 @@ def spec_of(cfg: DictConfig, overrides: Sequence[str] = ()) -> RunSpec:
         notes=cfg.notes or "",
         tags=list(cfg.tags),
         may_change=load_project_rules(cfg.rules).may_change,
-        limits={k: v for k, v in config["trainer"].items() if k.startswith("max_")}
-        | find_patience(config),
+        limits=limits | patience,
         saves_nothing=bool(trainer.fast_dev_run),
         overridden=find_overridden(cfg.choices or {}, list(overrides)),
         another_run="another name (RUN_ID=...)",
     )
-
-
-def find_patience(config: Mapping[str, Any]) -> dict[str, int]:
-    """The patience of each early stopping in ``config``, by its key."""
-    return {
-        f"callbacks.{name}.patience": node.get("patience", LIGHTNINGS_PATIENCE)
-        for name, node in (config.get("callbacks") or {}).items()
-        if str(node.get("_target_")).endswith("EarlyStopping")
-    }

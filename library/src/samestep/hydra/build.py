@@ -31,7 +31,7 @@ from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.supported import check_supported
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.adapter import spec_of
-from samestep.hydra.schema import escape, nearest
+from samestep.hydra.schema import escape, meant
 from samestep.ranks import environment, lightning_patches
 from samestep.ranks.process_group import (
     UnequalNodesDDP,
@@ -71,7 +71,9 @@ def everything(cfg: DictConfig) -> Parts:
     parts = on_all_ranks(build_parts, cfg)
     try:
         # No rank opens the data before all nodes have them.
-        on_all_ranks(prepare_data, parts)
+        if parts.datamodule:
+            is_first = environment.local_rank() == 0
+            on_all_ranks(parts.datamodule.prepare_data if is_first else lambda: None)
         on_all_ranks(set_up_data, cfg, parts)
     except RunError as error:
         if error.is_final is None:
@@ -89,10 +91,9 @@ def build_parts(cfg: DictConfig) -> Parts:
     known = getattr(module, "metric_names", None)
     for key, monitor in monitors_of(cfg):
         if known is not None and monitor not in known:
-            near = nearest(monitor, known)
-            hint = f"did you mean {near}? " if near else ""
+            hint = meant("", monitor, known, " ")
             raise ConfigError(
-                f"{key}={monitor}: the model logs no such metric; {hint}It logs {', '.join(known)}"
+                f"{key}={monitor}: the model logs no such metric;{hint} It logs {', '.join(known)}"
             )
     data = datamodule(cfg)
     owner = data or module  # Lightning does not ask the model where there is a DataModule
@@ -106,12 +107,6 @@ def build_parts(cfg: DictConfig) -> Parts:
     if known is not None and cfg.trainer.num_sanity_val_steps is None:
         parts.trainer.num_sanity_val_steps = 0
     return parts
-
-
-def prepare_data(parts: Parts) -> None:
-    """Make the files of the data set present, on one rank of each node."""
-    if parts.datamodule and environment.local_rank() == 0:
-        parts.datamodule.prepare_data()
 
 
 def set_up_data(cfg: DictConfig, parts: Parts) -> None:
@@ -137,9 +132,7 @@ def set_up_data(cfg: DictConfig, parts: Parts) -> None:
 
 def model(cfg: DictConfig) -> L.LightningModule:
     """The LightningModule of ``cfg.model``."""
-    module = build(cfg.model, "model")
-    if not isinstance(module, L.LightningModule):
-        raise ConfigError(f"model._target_={cfg.model._target_}: must be a LightningModule")
+    module: L.LightningModule = build(cfg.model, "model", L.LightningModule)
     set_precision(module, cfg.trainer.precision)
     return module
 
@@ -158,12 +151,7 @@ def datamodule(cfg: DictConfig) -> L.LightningDataModule | None:
 
     There is none with ``data=null``: Lightning then takes the loaders of the model.
     """
-    if not cfg.data:
-        return None
-    data = build(cfg.data, "data")
-    if not isinstance(data, L.LightningDataModule):
-        raise ConfigError(f"data._target_={cfg.data._target_}: must be a LightningDataModule")
-    return data
+    return build(cfg.data, "data", L.LightningDataModule) if cfg.data else None
 
 
 def has_test(module: L.LightningModule, data: L.LightningDataModule | None) -> bool:
@@ -181,11 +169,11 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
 
     Its loggers come later (``loggers``): they write files.
     """
-    chosen = {name: build(cfg.callbacks[name], f"callbacks.{name}") for name in cfg.callbacks or {}}
+    chosen = {
+        name: build(node, f"callbacks.{name}", L.Callback)
+        for name, node in (cfg.callbacks or {}).items()
+    }
     for name, callback in chosen.items():
-        if not isinstance(callback, L.Callback):
-            target = cfg.callbacks[name].get("_target_")
-            raise ConfigError(f"callbacks.{name}._target_={target}: must be a Lightning Callback")
         check_supported(callback, f"callbacks.{name}")
         if isinstance(callback, ProgressBar):
             raise ConfigError(
@@ -194,13 +182,9 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
     spec = spec_of(cfg)
     accumulates = cfg.trainer.accumulate_grad_batches > 1
     monitors = dict(monitors_of(cfg))
+    checkpoints = find_checkpoints(chosen, cfg.run_dir)
     callbacks = callbacks_of_run(
-        spec,
-        history,
-        find_checkpoints(chosen, cfg.run_dir),
-        list(chosen.values()),
-        monitors,
-        accumulates,
+        spec, history, checkpoints, list(chosen.values()), monitors, accumulates
     )
     where = topology(spec)
     if isinstance(cfg.trainer.strategy, DictConfig):
@@ -260,12 +244,7 @@ def strategy(cfg: DictConfig, spec: RunSpec) -> Strategy:
 
 
 def find_checkpoints(chosen: dict[str, L.Callback], run_dir: str) -> Checkpoints | None:
-    """The callback that saves, under any name; None if there is none.
-
-    Raises:
-        ConfigError: if there are several, or its checkpoints would not be found when the run
-            continues.
-    """
+    """The callback that saves, under any name; None if there is none."""
     found = {name: c for name, c in chosen.items() if isinstance(c, Checkpoints)}
     if len(found) > 1:
         names = " and ".join(f"callbacks.{name}" for name in found)
@@ -301,13 +280,16 @@ def loggers(cfg: DictConfig) -> list[Logger]:
     return [build(cfg.logger[name], f"logger.{name}") for name in cfg.logger]
 
 
-def build(node: DictConfig, key: str, **arguments: Any) -> Any:
-    """Call the ``_target_`` of ``node``; what its constructor rejects is the user's to change."""
+def build(node: DictConfig, key: str, kind: type = object, **arguments: Any) -> Any:
+    """Call the ``_target_`` of ``node``, which makes an object of this kind.
+
+    What its constructor rejects is the user's to change.
+    """
     # Hydra resolves every text twice, so that a literal ${...} becomes a reference after all. It
     # may not exist, and in the run of somebody else it could even be a node with a _target_.
     plain = OmegaConf.to_container(node, resolve=True)
     try:
-        return instantiate(escape(escape(plain)), _convert_="all", **arguments)
+        made = instantiate(escape(escape(plain)), _convert_="all", **arguments)
     except InstantiationException as error:
         cause = error.__cause__ or error
         if isinstance(cause, ConfigError):
@@ -316,6 +298,9 @@ def build(node: DictConfig, key: str, **arguments: Any) -> Any:
         if isinstance(cause, (*REFUSALS, InstantiationException)):
             raise ConfigError(f"{key}: {node.get('_target_')} raised: {cause}") from error
         raise cause from error
+    if not isinstance(made, kind):
+        raise ConfigError(f"{key}._target_={node.get('_target_')}: must be a {kind.__name__}")
+    return made
 
 
 @contextmanager
@@ -348,10 +333,7 @@ def monitors_of(cfg: DictConfig) -> Iterator[tuple[str, str]]:
 
 
 def check_share_of_test(cfg: DictConfig, parts: Parts) -> None:
-    """Raise a ConfigError if a share of the test batches is none at all.
-
-    Lightning rejects it too, but after the training. The test data are opened in this case only.
-    """
+    """Raise a ConfigError if a share of the test batches is none: Lightning does after training."""
     share = cfg.trainer.limit_test_batches
     if not isinstance(share, float) or not 0 < share < 1:
         return
@@ -374,11 +356,7 @@ def check_share_of_test(cfg: DictConfig, parts: Parts) -> None:
 
 
 def check_arguments(cfg: DictConfig) -> None:
-    """Compare every argument in ``cfg`` with what its constructor takes.
-
-    Raises:
-        ConfigError: naming the argument, the constructor and its nearest parameter.
-    """
+    """Compare every argument in ``cfg`` with what its constructor takes."""
     for group in ("model", "data", "callbacks", "logger"):
         check_signatures(cfg[group], group)
     check_signatures(flags_of_lightning(cfg), "trainer")
@@ -412,12 +390,7 @@ def check_signatures(node: DictConfig, key: str) -> None:
 
 
 def locate(target: str, path: str) -> Any:
-    """The object that ``path._target_`` names.
-
-    Raises:
-        ConfigError: if there is none, or its module cannot be imported; it says which package is
-            missing, or where the error is.
-    """
+    """The object that ``path._target_`` names; an error says what is missing, or where it fails."""
     try:
         return get_object(target)
     except Exception as error:
@@ -437,13 +410,12 @@ def locate(target: str, path: str) -> Any:
 
 
 def check_names(given: list[str], names: list[str], path: str, target: str) -> None:
-    """Raise a ConfigError for the first given argument that ``target`` does not take."""
+    """Reject the first given argument that ``target`` does not take."""
     for name in given:
         if name not in names:
-            near = nearest(name, names)
-            hint = f"did you mean {near}? " if near else ""
+            hint = meant("", name, names, " ")
             raise ConfigError(
-                f"{path}.{name}: {target} takes no argument {name!r}; {hint}"
+                f"{path}.{name}: {target} takes no argument {name!r};{hint} "
                 f"It takes {', '.join(names)}"
             )
 

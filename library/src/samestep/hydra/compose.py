@@ -56,16 +56,11 @@ def help_text() -> str:
     return text.replace("$APP_CONFIG_GROUPS", "\n".join(groups))
 
 
-def check(
-    overrides: Sequence[str], *, multirun: bool = False, configs: Path | None = None
-) -> DictConfig:
-    """Compose ``train.yaml`` with these overrides, and check it.
+def check(overrides: Sequence[str], *, multirun: bool = False) -> DictConfig:
+    """Compose ``train.yaml`` with these overrides, as they were typed, and check it.
 
-    Args:
-        overrides: as typed, such as ``["model=mlp", "seed=1"]``.
-        multirun: allow sweeps such as ``seed=1,2``. Each value is checked together with the first
-            value of every other sweep; a range is checked at its first and its last value.
-        configs: directory of ``train.yaml``, if it is not that of the project.
+    With ``multirun`` it allows sweeps such as ``seed=1,2``. Each value is checked together with the
+    first value of every other sweep; a range is checked at its first and its last value.
 
     Returns:
         The configuration, not yet resolved; in a sweep, the configuration of its first run. Its
@@ -74,14 +69,12 @@ def check(
     Raises:
         ConfigError: naming the faults, one line each.
     """
-    return check_all(overrides, multirun=multirun, configs=configs)[0]
+    return check_all(overrides, multirun=multirun)[0]
 
 
-def check_all(
-    overrides: Sequence[str], *, multirun: bool, configs: Path | None = None
-) -> list[DictConfig]:
+def check_all(overrides: Sequence[str], *, multirun: bool) -> list[DictConfig]:
     """The configurations of all runs that ``check`` checks."""
-    configs = configs or configs_folder()
+    configs = configs_folder()
     # In a run of a sweep, hydra.main has initialized Hydra; it does not need that any more.
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(configs.absolute()), version_base="1.3"):
@@ -180,7 +173,7 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
     rewritten = [_rewrite(override, groups) for override in overrides]
     cfg = hydra.compose("train", rewritten, return_hydra_config=True)
     choices = _find_choices(cfg, rewritten, groups)
-    _reject(
+    reject(
         f"{group}: a run needs one of {', '.join(groups[group])}"
         for group in NEEDED
         if choices.get(group) not in groups[group]
@@ -206,11 +199,11 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
             for key, _ in faults
         }
         files = find_origins(choices, groups, configs)
-        _reject(
+        reject(
             f"{line} ({files[key]})" if key in files and not is_typed[key] else line
             for key, line in faults
         )
-    _reject([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
+    reject([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
 
     with open_dict(cfg):
         cfg.choices = choices
@@ -255,22 +248,14 @@ def _compose_reference(choices: Mapping[str, Any], configs: Path) -> DictConfig:
         return hydra.compose("train", [f"{s}{line}" for s, line in zip(signs, lines, strict=True)])
 
 
-def find_overridden(
-    choices: Mapping[str, Any], typed: Sequence[str], configs: Path | None = None
-) -> dict[str, str]:
+def find_overridden(choices: Mapping[str, Any], typed: Sequence[str]) -> dict[str, str]:
     """The keys that are not as their default files have them, and what has set them.
 
-    Args:
-        choices: the chosen file of each group, as ``check`` returns them.
-        typed: overrides of the command line.
-        configs: directory of ``train.yaml``.
-
-    Returns:
-        By full key, such as ``model.optimizer.lr`` or ``model`` for a choice of a file:
-        ``configs/experiment/mine.yaml`` or ``the command line``.
+    By full key, such as ``model.optimizer.lr`` or ``model`` for a choice of a file, it is
+    ``configs/experiment/mine.yaml`` or ``the command line``.
     """
     keys = [re.split("[=@]", word.lstrip("+~"))[0].replace("/", ".") for word in typed]
-    files = find_origins(choices, LAID_OVER, configs or configs_folder())
+    files = find_origins(choices, LAID_OVER, configs_folder())
     return files | dict.fromkeys(keys, "the command line")
 
 
@@ -306,7 +291,7 @@ def _keys_of(group: str, name: str, configs: Path) -> dict[str, str]:
     return found | dict.fromkeys(keys, f"configs/{group}/{name}.yaml")
 
 
-def _reject(faults: Iterable[str]) -> None:
-    """Raise a ConfigError with these lines, if there are any."""
-    if message := "\n".join(faults):
+def reject(faults: Iterable[str]) -> None:
+    """Raise a ConfigError with these lines, each once; without any, do nothing."""
+    if message := "\n".join(dict.fromkeys(faults)):
         raise ConfigError(message)

@@ -11,14 +11,11 @@ VARIABLE = "SAMESTEP_PROJECT"
 
 
 def project_folder() -> Path:
-    """The folder with ``configs/train.yaml``: that of the script which runs, or this one.
+    """The folder with ``configs/train.yaml``.
 
     It is $SAMESTEP_PROJECT, which a search sets for its trials. Otherwise it is the folder of the
     started script, or one of the two above that; otherwise the current directory or the nearest one
     above it.
-
-    Raises:
-        ConfigError: if none of them has the file, or $SAMESTEP_PROJECT has not.
     """
     if named := environment.variable(VARIABLE):
         if not Path(named, MAIN).is_file():

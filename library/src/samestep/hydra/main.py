@@ -5,19 +5,18 @@ Torch is imported where training begins: help and errors answer before.
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from samestep.command_line import Parser
 from samestep.errors import ConfigError
-from samestep.hydra.adapter import topology_of
+from samestep.hydra.adapter import name_run, topology_of
 from samestep.hydra.compose import check, help_text, rewrite_overrides
-from samestep.hydra.flags import flags_of
 from samestep.hydra.folder import configs_folder, project_folder
-from samestep.hydra.name import name_run
 from samestep.node import agent
 from samestep.ranks import environment, failure
 
@@ -52,6 +51,32 @@ def main(train: Train) -> int:
     return train_or_report(train, cfg, flags.overrides)
 
 
+def flags_of(argv: Sequence[str]) -> Namespace:
+    """Hydra's flags (``help``, ``cfg``, ``multirun``, ...) and the ``overrides`` in ``argv``.
+
+    Not ``--config-...``, which would take other files. Hydra's own parser reads them again.
+    """
+    parser = Parser("train.py", None, add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    for flag in ("--hydra-help", "--version", "--resolve"):
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--package", "-p")
+    one_of = parser.add_mutually_exclusive_group()
+    one_of.add_argument("--run", "-r", action="store_true")
+    one_of.add_argument("--multirun", "-m", action="store_true")
+    one_of.add_argument("--shell-completion", "-sc", action="store_true")
+    one_of.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
+    one_of.add_argument("--info", "-i", const="all", nargs="?")
+    flags = parser.parse(argv)
+    # Hydra itself would answer these two with a traceback.
+    if flags.resolve and not flags.cfg:
+        parser.error("--resolve: only together with --cfg, as in --cfg job --resolve")
+    if flags.shell_completion and not flags.overrides:
+        parser.error("--shell-completion: add install=bash or uninstall=bash")
+    return flags
+
+
 def train_or_report(train: Train, cfg: DictConfig, overrides: list[str]) -> int:
     """Train, and report an error to the user and to torchrun. Returns the exit code."""
     environment.limit_threads()
@@ -63,11 +88,7 @@ def train_or_report(train: Train, cfg: DictConfig, overrides: list[str]) -> int:
 
 
 def run_with_hydra(train: Train, flags: Namespace) -> int:
-    """Check the overrides, and hand them to Hydra, for sweeps, its flags and its own settings.
-
-    Raises:
-        ConfigError: if a run needs several processes, which Hydra does not start.
-    """
+    """Check the overrides, and hand them to Hydra, for sweeps, its flags and its own settings."""
     if not flags.shell_completion:  # its words are no overrides
         cfg = check(flags.overrides, multirun=flags.multirun)
         num_processes = agent.num_processes(*topology_of(cfg))

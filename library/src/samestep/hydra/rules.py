@@ -70,9 +70,10 @@ NAME = Rule(
 COUNTS = Rule(
     "a list of whole numbers, each at least 1", lambda v: v != [] and each(whole(1)).holds(v)
 )
-SHARES = Rule(
-    "a list of numbers above 0",
-    lambda v: isinstance(v, list) and v != [] and all(map(ABOVE_0.holds, v)),
+SHARES = Rule("a list of numbers above 0", lambda v: v != [] and each(ABOVE_0).holds(v))
+SIZE = Rule(
+    "a size, such as 512Mi or 16Gi",
+    lambda v: bool(re.fullmatch(r"(\d+\.?\d*|\.\d+)([kmg]b?|[KMGTPE]i?)?", str(v))),
 )
 CPUS = Rule("text such as 500m", lambda v: bool(re.fullmatch(r"[1-9]\d*m?", str(v))))
 NO_LIMIT = Rule("-1 (no limit)", lambda v: type(v) is int and v == -1)
@@ -156,6 +157,8 @@ OF_CLUSTER = {
     "cluster.max_nodes": whole(1),
     "cluster.devices_per_node": COUNTS,
     "cluster.cpus": whole(1) | CPUS,
+    "cluster.memory": NULL | SIZE,
+    "cluster.shm": SIZE,
     "cluster.user": NULL | whole(1),
     "cluster.namespace": NULL | TEXT,
     "cluster.queue": NULL | TEXT,
@@ -196,27 +199,25 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
     entrypoints = cfg.cluster.get("entrypoint", {})  # only Slurm has several
     if entrypoints and cfg.cluster.container not in entrypoints:
         yield f"cluster.container={cfg.cluster.container}: must be one of {', '.join(entrypoints)}"
-    yield from find_wrong_modes(cfg)
+    for name, node in (cfg.callbacks or {}).items():
+        # Of a loss or an error less is better.
+        words = re.findall("[a-z]+", str(node.get("monitor")).lower())
+        # Two references, such as those of early stopping, are judged where they lead to.
+        if (
+            node.get("mode") == "max"
+            and {"loss", "error"} & set(words)
+            and not all(OmegaConf.is_interpolation(node, key) for key in ("monitor", "mode"))
+        ):
+            yield (
+                f"callbacks.{name}.mode=max: of callbacks.{name}.monitor={node.monitor} less is "
+                f"better; set callbacks.{name}.mode=min"
+            )
     if Path.cwd().is_relative_to(Path(cfg.run_dir).resolve()):
         yield (
             f"run_dir={cfg.run_dir}: must be a directory of its own, and not one that the current "
             "directory is in, because a run may empty it; choose the name by RUN_ID and the place "
             "by run_root"
         )
-
-
-def find_wrong_modes(cfg: DictConfig) -> Iterator[str]:
-    """A line for each callback that looks for the largest loss or error."""
-    for name, node in (cfg.callbacks or {}).items():
-        words = re.findall("[a-z]+", str(node.get("monitor")).lower())
-        if node.get("mode") != "max" or not {"loss", "error"} & set(words):
-            continue
-        # Two references, such as those of early stopping, are judged where they lead to.
-        if not all(OmegaConf.is_interpolation(node, key) for key in ("monitor", "mode")):
-            yield (
-                f"callbacks.{name}.mode=max: of callbacks.{name}.monitor={node.monitor} less is "
-                f"better; set callbacks.{name}.mode=min"
-            )
 
 
 class ProjectRules(NamedTuple):
@@ -240,9 +241,6 @@ def load_project_rules(module_name: str | None) -> ProjectRules:
     """The rules of the module that ``rules:`` in train.yaml names; none without a name.
 
     ``check_ranks`` and ``needed_files`` are for runs on clusters; a module may lack them.
-
-    Raises:
-        ConfigError: if there is no such module, or it lacks another name.
     """
     if module_name is None:
         return ProjectRules()

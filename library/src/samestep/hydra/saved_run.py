@@ -31,11 +31,6 @@ def load_run(run_dir: Path, ckpt: str, package: str, *, trust: bool = False) -> 
 
     Returns:
         The model, in evaluation mode and on the CPU, and its DataModule, not yet set up, or None.
-
-    Raises:
-        ConfigError: if ``run_dir`` is not the directory of a run, has no such checkpoint, or
-            names what must not be called.
-        CheckpointError: if the checkpoint is damaged, or belongs to another model.
     """
     cfg = read_saved_config(run_dir)
     model_cfg, data_cfg = group_of(cfg, "model"), group_of(cfg, "data")
@@ -82,15 +77,7 @@ def evaluate(
     They equal those of the run to the last bit if the run had one process too, on the same machine
     and kind of device, and left no samples out. Random numbers of the model are those of the run.
 
-    Args:
-        model: of the run, as ``load_run`` gives it.
-        data: of the run.
-        run_dir: directory of the run; its configuration says the precision.
-        split: test or val.
-        accelerator: auto, cpu or gpu.
-
-    Raises:
-        ConfigError: if this machine has no such accelerator, or the run has no such split.
+    ``split`` is test or val, ``accelerator`` auto, cpu or gpu.
     """
     trainer = make_trainer(run_dir, accelerator)
     loop = trainer.test if split == "test" else trainer.validate
@@ -103,17 +90,7 @@ def evaluate(
 
 
 def predict(model: Any, data: Any, run_dir: Path, accelerator: str) -> list[Any]:
-    """What ``predict_step`` returns for each batch of ``predict_dataloader``, in one process.
-
-    Args:
-        model: of the run, as ``load_run`` gives it.
-        data: of the run.
-        run_dir: directory of the run.
-        accelerator: auto, cpu or gpu.
-
-    Raises:
-        ConfigError: if this machine has no such accelerator, or there is nothing to predict.
-    """
+    """What ``predict_step`` returns for each batch of ``predict_dataloader``, in one process."""
     owner = data or model
     if not is_overridden("predict_dataloader", owner):
         raise ConfigError(
@@ -126,11 +103,7 @@ def predict(model: Any, data: Any, run_dir: Path, accelerator: str) -> list[Any]
 
 
 def make_trainer(run_dir: Path, accelerator: str) -> L.Trainer:
-    """A Trainer for one process that writes nothing, in the precision of the run.
-
-    Raises:
-        ConfigError: if this machine has no such accelerator.
-    """
+    """A Trainer for one process that writes nothing, in the precision of the run."""
     mute_lightning()
     cfg = read_saved_config(run_dir)
     try:
@@ -150,22 +123,14 @@ def make_trainer(run_dir: Path, accelerator: str) -> L.Trainer:
 
 
 def read_saved_config(run_dir: Path) -> DictConfig:
-    """The configuration of a run, with every text as it is.
-
-    Raises:
-        ConfigError: if ``run_dir`` is not the directory of a run.
-    """
+    """The configuration of a run, with every text as it is."""
     cfg = OmegaConf.create(escape(read_config(run_dir)))
     assert isinstance(cfg, DictConfig)
     return cfg
 
 
 def group_of(cfg: DictConfig, key: str) -> DictConfig:
-    """One group of a saved configuration, such as ``data``.
-
-    Raises:
-        ConfigError: if it is not there.
-    """
+    """One group of a saved configuration, such as ``data``."""
     group = cfg.get(key)
     if not isinstance(group, DictConfig):
         raise ConfigError(f"config.yaml is damaged: {key} must be a group of keys")

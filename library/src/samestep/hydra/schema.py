@@ -55,13 +55,9 @@ def compare(
 ) -> list[Fault]:
     """What is wrong with a configuration.
 
-    Args:
-        cfg: the configuration.
-        reference: every key there is, each with a value of the right type.
-        groups: the files of each group.
-        project_rules: rules of the user's own keys.
-        added: keys that the user typed with a plus, as in ``+model.net.width=2``. A node with a
-            class of the user's own package takes them as further arguments.
+    ``reference`` has every key there is, each with a value of the right type. The keys of ``added``
+    were typed with a plus, as in ``+model.net.width=2``: a node with a class of the user's own
+    package takes them as further arguments.
     """
     defaults = flatten(reference)
     # Where the reference has a single value, a group of keys is one value too: the wrong one.
@@ -169,7 +165,9 @@ def find_wrong_values(
             why = str(value).splitlines()[0].rpartition("interpolation: ")[2]
             yield key, f"{key}={show(leaf.text)}: {why}"
         elif key in all_rules:
-            must = what_rule_says(all_rules[key], key, value)
+            rule = all_rules[key]
+            if not rule.holds(value):
+                must = rule.text + meant(f"{key}=", value, rule.choices, "; ")
         elif default is not None or key in nodes:
             like = {} if default is None else resolve(default)
             if not is_like(value, like) and not (value is None and is_below(key, foreign)):
@@ -180,19 +178,10 @@ def find_wrong_values(
             yield key, f"{key}={show(leaf.text)}: must be {must}"
 
 
-def what_rule_says(rule: Rule, key: str, value: object) -> str:
-    """What ``rule`` wants instead of ``value``; nothing if it holds."""
-    if rule.holds(value):
-        return ""
-    near = nearest(str(value), rule.choices)
-    return rule.text + (f"; did you mean {key}={near}?" if near else "")
-
-
 def no_such_choice(group: str, choice: object, choices: Sequence[str]) -> str:
     """What to say when the ``group`` holds no such file."""
-    near = nearest(str(choice), choices)
-    hint = f"did you mean {group}={near}? " if near else ""
-    return f"{group}={show(choice)}: no such choice; {hint}there is {', '.join(choices) or 'none'}"
+    hint = meant(f"{group}=", choice, choices, "; ") or ";"
+    return f"{group}={show(choice)}: no such choice{hint} there is {', '.join(choices) or 'none'}"
 
 
 def choices_of(configs: Path) -> dict[str, list[str]]:
@@ -205,13 +194,6 @@ def choices_of(configs: Path) -> dict[str, list[str]]:
         names = sorted(file.stem for file in folder.glob("*.yaml"))
         groups[group] = [name for name in names if f"{group}/{name}" not in SHARED]
     return groups
-
-
-def plain(node: DictConfig) -> dict[str, Any]:
-    """The node as it is written, interpolations as text."""
-    content = OmegaConf.to_container(node)
-    assert isinstance(content, dict)
-    return {str(name): value for name, value in content.items()}
 
 
 def flatten(node: DictConfig, whole: Container[str] = (), prefix: str = "") -> dict[str, Leaf]:
@@ -228,6 +210,17 @@ def flatten(node: DictConfig, whole: Container[str] = (), prefix: str = "") -> d
         else:
             found[key] = Leaf(node, name, text)
     return found
+
+
+def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ``node`` and every value within it, each with its path."""
+    yield path, node
+    if isinstance(node, dict):
+        for key, child in node.items():
+            yield from walk(child, f"{path}.{key}".lstrip("."))
+    elif isinstance(node, list):
+        for index, child in enumerate(node):
+            yield from walk(child, f"{path}[{index}]")
 
 
 def nodes_of(flat: Iterable[str]) -> set[str]:
@@ -262,6 +255,12 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
     best = max(known, key=alike, default="")
     return best if alike(best) >= 0.6 else None
+
+
+def meant(start: str, word: object, known: Iterable[str], before: str = "") -> str:
+    """A hint such as ``did you mean model=mlp?``; nothing if no known word is near."""
+    near = nearest(str(word), known)
+    return f"{before}did you mean {start}{near}?" if near else ""
 
 
 def show(value: object) -> str:

@@ -14,6 +14,7 @@ Nothing else is even imported. The arguments are always those of the run.
 """
 
 import typing
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -26,6 +27,7 @@ from torch.utils.data import Dataset, Sampler
 from samestep.errors import ConfigError
 from samestep.hydra.build import find_targets, locate
 from samestep.hydra.folder import configs_folder
+from samestep.hydra.schema import walk
 
 LIBRARIES = (
     "torch.nn.", "torch.optim.", "torchvision.models.", "torchvision.transforms.",
@@ -38,13 +40,9 @@ OWN_KINDS = (*KINDS, Dataset, Sampler)
 
 
 def check_targets(node: DictConfig, key: str, kind: str, package: str) -> None:
-    """Raise a ConfigError for the first ``_target_`` that must not be called.
+    """Raise a ConfigError for the first ``_target_`` below ``node`` that must not be called.
 
-    Args:
-        node: ``model`` or ``data`` of a saved configuration.
-        key: its name.
-        kind: what it must be: LightningModule or LightningDataModule.
-        package: of the project, such as ``project``.
+    ``kind`` is what the node itself must be: LightningModule or LightningDataModule.
     """
     configured = find_configured()
     for path, target_node in find_targets(node, key):
@@ -97,23 +95,15 @@ def find_configured() -> set[str]:
         configs = configs_folder()
     except ConfigError:
         return set()  # the installed package loads a run, far from its project
-    found = set()
+    found: set[str] = set()
     for file in configs.rglob("*.yaml"):
-        try:
+        with suppress(OSError, ValueError, yaml.YAMLError):  # half of a file that is being written
             content = yaml.safe_load(file.read_text("utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
-            continue  # such as the half of a file that somebody is writing
-        stack = [content]
-        if file.relative_to(configs).parts[0] not in ("model", "data"):
-            # An experiment, or the settings of this machine; loggers and callbacks may write files.
-            is_dict = isinstance(content, dict)
-            stack = [content.get("model"), content.get("data")] if is_dict else []
-        while stack:
-            node = stack.pop()
-            if isinstance(node, list):
-                stack += node
-            elif isinstance(node, dict):
-                stack += node.values()
-                if isinstance(target := node.get("_target_"), str):
-                    found.add(target)
+            if file.relative_to(configs).parts[0] not in ("model", "data"):
+                # An experiment, or this machine's settings; loggers and callbacks may write files.
+                is_dict = isinstance(content, dict)
+                content = [content.get("model"), content.get("data")] if is_dict else []
+            for path, node in walk(content):
+                if path.rpartition(".")[2] == "_target_" and isinstance(node, str):
+                    found.add(node)
     return found

@@ -6,15 +6,14 @@ checks need no cluster, no network and no torch.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from samestep.errors import ConfigError
 from samestep.hydra.rules import load_project_rules
-from samestep.hydra.schema import show
-from samestep.launch.render import Document, walk
+from samestep.hydra.schema import show, walk
+from samestep.launch.render import Document
 from samestep.ranks.secrets import is_secret_name, looks_secret
 from samestep.spec import fault_of_shares
 
@@ -23,7 +22,6 @@ LONGEST = 63  # characters of a name in DNS, and of the value of a label
 NAME = re.compile(rf"[a-z]([-a-z0-9]{{0,{LONGEST - 2}}}[a-z0-9])?")
 NAME_RULE = f"at most {LONGEST} of a-z 0-9 -, the first a letter, the last not -"
 PINNED = re.compile(r"[^@]+@sha256:[0-9a-f]{64}|(.*/)?[^/:@]+:(?!latest$)[^/:@]+")
-SIZE = re.compile(r"(\d+\.?\d*|\.\d+)(?:([kmg])b?|([KMGTPE])(i?))?")  # of Docker, of Kubernetes
 
 SECRET_RULE = (  # a message never shows the value
     "is a secret that everyone could read; put it into the Secret that cluster.secret names: its "
@@ -32,12 +30,6 @@ SECRET_RULE = (  # a message never shows the value
 HARMLESS = re.compile(r"/|\$\{|$|null$|true$|false$")  # a path, an interpolation, no value
 ASSIGNMENT = re.compile(r"(?:--[\w-]+=)?[-+~]*([\w.-]+)=(.*)", re.DOTALL)  # NAME=VALUE
 NAMES_ONLY = ("cluster.secret", "cluster.pull_secret")  # they, and cluster.secrets, hold names
-
-
-def reject(faults: Iterable[str]) -> None:
-    """Raise a ConfigError with these lines, each once. Without any, do nothing."""
-    if lines := list(dict.fromkeys(faults)):
-        raise ConfigError("\n".join(lines))
 
 
 def faults(cfg: DictConfig, documents: Sequence[Document]) -> Iterator[str]:
@@ -52,7 +44,6 @@ def faults(cfg: DictConfig, documents: Sequence[Document]) -> Iterator[str]:
     yield from check_devices(cfg)
     yield from check_ranks(cfg)
     yield from check_images(cfg)
-    yield from check_memory(cfg)
     if "grace_s" in cluster and cluster.grace_s <= cluster.shutdown_s:
         yield (
             f"cluster.grace_s={cluster.grace_s}: must be more than cluster.shutdown_s="
@@ -153,33 +144,6 @@ def check_images(cfg: DictConfig) -> Iterator[str]:
                 f"cluster.{key}={image}: can change at any time; use a tag other than latest, "
                 "or a digest"
             )
-
-
-def check_memory(cfg: DictConfig) -> Iterator[str]:
-    """Shared memory counts as memory: a pod that fills more than it has is killed."""
-    if "shm" not in cfg.cluster:
-        return
-    sizes = {key: parse_size(cfg.cluster[key]) for key in ("shm", "memory")}
-    for key, size in sizes.items():
-        if size is None:
-            value = show(cfg.cluster[key])
-            yield f"cluster.{key}={value}: must be a size, such as 512Mi or 16Gi"
-    if (sizes["shm"] or 0) > (sizes["memory"] or float("inf")):
-        yield (
-            f"cluster.shm={cfg.cluster.shm}: counts as memory, so it must be at most "
-            f"cluster.memory={cfg.cluster.memory}"
-        )
-
-
-def parse_size(value: object) -> float | None:
-    """The bytes that 16Gi (Kubernetes) or 16g (Docker) means; None if it is no size."""
-    match = SIZE.fullmatch(str(value))
-    if match is None:
-        return None
-    number, docker, unit, is_binary = match.groups()
-    power = "kmgtpe".index((docker or unit).lower()) + 1 if docker or unit else 0
-    base = 1024.0 if docker or is_binary else 1000.0
-    return float(number) * float(base**power)
 
 
 def find_needed_files(cfg: DictConfig) -> list[str]:

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -39,11 +39,7 @@ class Stream:
 
 
 def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
-    """Print the logs of all pods, also of pods that start later, until the run ends.
-
-    Returns:
-        0 if the run succeeded, 1 if not, 141 if the reader of the logs went away before.
-    """
+    """Print the logs of all pods, also of pods that start later, until the run ends."""
     address = kubectl.build_address(kubectl.find_run(documents))
     stdout = os.fstat(sys.stdout.fileno())
     streams: dict[str, Stream] = {}
@@ -85,9 +81,15 @@ def follow_containers(
     ``streams`` has those that were started, by pod, container and number of restarts.
     """
     now = time.monotonic()
-    # The log of an etcd beside them does not end with the run.
-    training = [pod for pod in pods if kubectl.is_training_pod(cfg, pod)]
-    for pod, container in list_started_containers(training):
+    started = [
+        (pod, container)
+        for pod in pods
+        # The log of an etcd beside them does not end with the run.
+        if kubectl.is_training_pod(cfg, pod)
+        for container in pod.get("status", {}).get("containerStatuses", ())
+        if {"running", "terminated"} & container.get("state", {}).keys()
+    ]
+    for pod, container in started:
         name = container["name"]
         key = f"{pod['metadata']['uid']} {name} {container.get('restartCount', 0)}"
         has_ended = "terminated" in container["state"]
@@ -109,14 +111,6 @@ def follow_containers(
             stderr=subprocess.DEVNULL,
         )
         streams[key] = Stream(process, has_ended)
-
-
-def list_started_containers(pods: Sequence[Document]) -> Iterator[tuple[Document, Document]]:
-    """List pod and container for each container that may have a log."""
-    for pod in pods:
-        for container in pod.get("status", {}).get("containerStatuses", ()):
-            if {"running", "terminated"} & container.get("state", {}).keys():
-                yield pod, container
 
 
 def status(cfg: DictConfig, documents: Sequence[Document]) -> int:

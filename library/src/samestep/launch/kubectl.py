@@ -32,8 +32,7 @@ def call(
 ) -> str:
     """Run kubectl, with the documents as its input, and return what it prints.
 
-    Raises:
-        RunError: if kubectl fails; one sentence with the cause and the remedy.
+    A RunError is one sentence with the cause and the remedy.
     """
     command = build_command(cfg, *arguments, f"--request-timeout={timeout_s:g}s")
     text = render.text(documents) if documents else ""

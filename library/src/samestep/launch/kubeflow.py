@@ -26,11 +26,7 @@ def is_installed() -> bool:
 def create(cfg: DictConfig, documents: Sequence[Document]) -> str:
     """Create the TrainJob, the last document, by ``TrainerClient().train``; the others by kubectl.
 
-    Returns:
-        What was done, one line for each object.
-
-    Raises:
-        RunError: if the cluster rejects it.
+    Returns what was done, one line for each object.
     """
     from kubeflow.common.types import KubernetesBackendConfig
     from kubeflow.trainer import CustomTrainerContainer, TrainerClient

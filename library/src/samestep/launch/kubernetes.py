@@ -8,16 +8,16 @@ from typing import Any
 from omegaconf import DictConfig
 
 from samestep.errors import RunError
+from samestep.hydra.schema import walk
 from samestep.launch import kubectl, kubeflow, volume
 from samestep.launch.explain import MAKE_CLAIM
 from samestep.launch.follow import logs, status
 from samestep.launch.kubectl import RUNS, build_address, find_outcome, find_run, get_pods
-from samestep.launch.poll import poll
+from samestep.launch.poll import EXTRA_S, poll
 from samestep.launch.render import Document
 
 KEPT_KINDS = (volume.CLAIM,)  # these objects outlive a run that is cancelled
 ANSWER_S = 5  # seconds in which a cluster must answer; otherwise the check continues without it
-EXTRA_S = 60  # seconds that pods may take to end, beyond their grace period
 
 
 def check(cfg: DictConfig, documents: Sequence[Document]) -> int:
@@ -50,7 +50,9 @@ def check_pod(cfg: DictConfig, documents: Sequence[Document]) -> None:
     The API server itself judges only the pods of Jobs before they are made, and Pod Security and
     quotas not even these.
     """
-    template = find_pod_template(documents)
+    # A Deployment is that of etcd.
+    own = [document for document in documents if document["kind"] != "Deployment"]
+    template = find_pod_template(own)
     meta = {"name": f"{cfg.run_id}-check", **template.get("metadata", {})}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"]}
     # Not `apply`, which also wants the right to read pods.
@@ -63,13 +65,9 @@ def check_pod(cfg: DictConfig, documents: Sequence[Document]) -> None:
 
 
 def find_pod_template(node: Any) -> Any:
-    """Find the first pod template within ``node`` that is not etcd's; None if there is none."""
-    if isinstance(node, dict) and "containers" in (node.get("spec") or {}):
-        return node
-    if isinstance(node, dict) and node.get("kind") == "Deployment":
-        return None
-    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    return next(filter(None, map(find_pod_template, children)), None)
+    """Find the first pod template within ``node``; None if there is none."""
+    parts = (part for _, part in walk(node) if isinstance(part, dict))
+    return next((part for part in parts if "containers" in (part.get("spec") or {})), None)
 
 
 def reject_missing_claim(cfg: DictConfig, documents: Sequence[Document]) -> None:
@@ -88,17 +86,15 @@ def reject_missing_claim(cfg: DictConfig, documents: Sequence[Document]) -> None
 
 
 def submit(cfg: DictConfig, documents: Sequence[Document]) -> int:
-    """Start the run, or start it again after it ended; change nothing while it runs.
-
-    Raises:
-        RunError: if the run is being cancelled, or runs with other overrides.
-    """
+    """Start the run, or start it again after it ended; change nothing while it runs."""
     document = find_run(documents)
     run = kubectl.get(cfg, build_address(document))
     if run is not None:
         if run["metadata"].get("deletionTimestamp"):
             raise RunError(f"{cfg.run_id}: is still being cancelled; wait for that")
-        is_same = read_submitted_spec(run) == json.loads(json.dumps(document["spec"]))
+        # kubectl has noted what was submitted.
+        note = run["metadata"].get("annotations", {}).get(kubeflow.SUBMITTED_ANNOTATION, "{}")
+        is_same = json.loads(note).get("spec") == json.loads(json.dumps(document["spec"]))
         outcome = find_outcome(run)
         if outcome is None and not is_same:
             raise RunError(
@@ -120,13 +116,6 @@ def submit(cfg: DictConfig, documents: Sequence[Document]) -> int:
         print(kubectl.apply(cfg, documents), end="")
     make_owner(cfg, documents)
     return 0
-
-
-def read_submitted_spec(run: Document) -> Any:
-    """Read the specification that was submitted, which kubectl noted; None if it did not."""
-    annotations = run["metadata"].get("annotations", {})
-    note = annotations.get(kubeflow.SUBMITTED_ANNOTATION, "{}")
-    return json.loads(note).get("spec")
 
 
 def make_owner(cfg: DictConfig, documents: Sequence[Document]) -> None:
@@ -210,11 +199,7 @@ def remove_all(cfg: DictConfig, documents: Sequence[Document]) -> bool:
 
 
 def wait_until_none(cfg: DictConfig, count_remaining: Callable[[], int]) -> None:
-    """Wait until nothing remains, and print the number of pods whenever it changes.
-
-    Raises:
-        RunError: if something remains after the grace period.
-    """
+    """Wait until nothing remains, and print the number of pods whenever it changes."""
     limit_s, before = cfg.cluster.grace_s + EXTRA_S, 0
     for number in poll(count_remaining, limit_s):
         if not number:

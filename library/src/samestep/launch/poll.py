@@ -9,6 +9,8 @@ from samestep.errors import RunError
 POLL_S = 1.0
 RETRIES = 60  # polls without an answer before we give up; a cluster may be upgraded
 
+EXTRA_S = 60  # seconds that pods and jobs may take to end, beyond their grace period
+
 Answer = TypeVar("Answer")
 
 

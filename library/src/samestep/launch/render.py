@@ -31,6 +31,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.hydra.folder import project_folder
+from samestep.hydra.schema import escape, walk
 
 WITHOUT_GPUS: dict[str, Any] = {
     "gpus": None,
@@ -57,36 +58,22 @@ Document = dict[str, Any]
 def render(cfg: DictConfig, overrides: Sequence[str]) -> list[Document]:
     """Fill the documents of ``k8s/<cluster.manifest>.yaml``, which is one file or several.
 
-    Args:
-        cfg: composed for a cluster; its ``run_id`` is set.
-        overrides: of train.py, as typed; they reach it unchanged.
-
-    Raises:
-        OmegaConfBaseException: if the configuration lacks a value that a file needs.
+    The overrides reach train.py as they were typed.
     """
-    k8s = project_folder() / "k8s"
-    files = [k8s / f"{name}.yaml" for name in list_manifests(cfg)]
+    names = cfg.cluster.manifest
+    names = [names] if isinstance(names, str) else list(names)
+    if cfg.cluster.get("volume_size") is not None:
+        names = ["claim", *names]
+    files = [project_folder() / f"k8s/{name}.yaml" for name in names]
     documents = [document for file in files for document in yaml.safe_load_all(file.read_text())]
     escaped = [override.replace("$", "$$") for override in overrides]
     return [prune(document) for document in fill(documents, find_values(cfg, escaped))]
 
 
-def list_manifests(cfg: DictConfig) -> list[str]:
-    """The names of the files of k8s/ that make up the run; the claim only if it has a size."""
-    names = cfg.cluster.manifest
-    names = [names] if isinstance(names, str) else list(names)
-    return names if cfg.cluster.get("volume_size") is None else ["claim", *names]
-
-
 def command(cfg: DictConfig, overrides: Sequence[str], action: str) -> list[str]:
-    """Fill the command of ``k8s/commands/<cluster.commands>.yaml`` for ``action``.
-
-    Returns:
-        Its words; none if the file has no such command.
-    """
-    commands = yaml.safe_load(
-        (project_folder() / "k8s/commands" / f"{cfg.cluster.commands}.yaml").read_text()
-    )
+    """The words of ``k8s/commands/<cluster.commands>.yaml`` for ``action``; none if it has none."""
+    file = project_folder() / f"k8s/commands/{cfg.cluster.commands}.yaml"
+    commands = yaml.safe_load(file.read_text())
     words = prune(fill(commands.get(action, []), find_values(cfg, overrides)))
     return [str(word) for word in words]
 
@@ -103,8 +90,8 @@ def find_values(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     if not uses_gpus(cfg):
         for key in WITHOUT_GPUS.keys() & values.cluster.keys():
             values.cluster[key] = WITHOUT_GPUS[key]
-    values.overrides = [_escape(override) for override in overrides]
-    values.overrides_json = _escape(json.dumps(list(overrides)))
+    values.overrides = escape(list(overrides))
+    values.overrides_json = escape(json.dumps(list(overrides)))
     values.num_workers = cfg.trainer.num_nodes - 1
     pod = project_folder() / "k8s/pod.yaml"
     if pod.exists():  # not in a copy of the template without Kubernetes
@@ -115,9 +102,7 @@ def find_values(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
 def fill(node: Any, values: DictConfig) -> Any:
     """Replace the interpolations in ``node`` by their values, and repeat what has a ``for_each``.
 
-    Args:
-        node: a template, as YAML gives it.
-        values: what the interpolations may find; ``each`` and ``node`` in it are overwritten.
+    The keys ``each`` and ``node`` of ``values`` are overwritten.
     """
     if isinstance(node, list):
         return [copy for item in node for copy in _fill_copies(item, values)]
@@ -136,10 +121,9 @@ def fill(node: Any, values: DictConfig) -> Any:
 
 
 def prune(node: Any) -> Any:
-    """Join lists within lists, and leave out what has no value.
+    """Join lists within lists, and leave out what has no value; None if nothing is left.
 
-    Returns:
-        The node; None if everything in it was left out. An empty node stays.
+    An empty node stays.
     """
     if not isinstance(node, (dict, list)) or not node:
         return node
@@ -209,11 +193,6 @@ def _fill_copies(node: Any, values: DictConfig) -> list[Any]:
     return copies or [None]
 
 
-def _escape(word: str) -> str:
-    r"""Write ``\${`` for ``${``, and double the backslashes before it, as OmegaConf wants."""
-    return re.sub(r"(\\*)\$\{", lambda match: rf"{match[1] * 2}\${{", word)
-
-
 def find_unprintable(cfg: DictConfig) -> Iterator[str]:
     """A line for each text of a cluster, and each path of a run, that is more than one line.
 
@@ -229,14 +208,3 @@ def find_unprintable(cfg: DictConfig) -> Iterator[str]:
                     f"{path}={json.dumps(text)}: must be one line without control characters; in "
                     "a YAML file write it beside its key, without | or >"
                 )
-
-
-def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield ``node`` and every value within it, each with its path."""
-    yield path, node
-    if isinstance(node, dict):
-        for key, child in node.items():
-            yield from walk(child, f"{path}.{key}".lstrip("."))
-    elif isinstance(node, list):
-        for index, child in enumerate(node):
-            yield from walk(child, f"{path}[{index}]")

@@ -12,11 +12,10 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.launch import render
-from samestep.launch.poll import poll
+from samestep.launch.poll import EXTRA_S, poll
 from samestep.launch.render import Document
 from samestep.ranks.process import EXIT_LOST_READER, has_lost_reader
 
-EXTRA_S = 60  # seconds that a job may take to end, beyond its grace period
 ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "TIMEOUT",
@@ -53,11 +52,7 @@ def submit(cfg: DictConfig, documents: Sequence[Document]) -> int:
 
 
 def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
-    """Print what all nodes have printed, until the run ends.
-
-    Returns:
-        0 if the run succeeded, 1 if not, 141 if the reader of the logs went away before.
-    """
+    """Print what all nodes have printed, until the run ends."""
     stdout = os.fstat(sys.stdout.fileno())
     printed: dict[str, int] = {}  # bytes of each file
     described: set[str] = set()
@@ -109,11 +104,7 @@ ACTIONS = {"check": check, "submit": submit, "logs": logs, "status": status, "ca
 
 
 def call(*command: str, script: str = "") -> str:
-    """Run a command of Slurm, and return what it prints.
-
-    Raises:
-        RunError: with Slurm's own words, if it failed.
-    """
+    """Run a command of Slurm, and return what it prints; a RunError has Slurm's own words."""
     try:
         done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
+from omegaconf import OmegaConf
 
 from samestep.errors import ConfigError
-from samestep.hydra.compose import check as compose
+from samestep.hydra.folder import configs_folder
 from samestep.hydra.rules import NAME
 
 HEADER = "# Overrides of samestep launch, for samestep logs, status and cancel.\n"
@@ -29,12 +30,7 @@ def remember(run_id: str, overrides: Sequence[str]) -> bool:
 
 
 def recall(run_id: str, typed: Sequence[str]) -> list[str]:
-    """Return the overrides with which a run was submitted, and then those of ``typed``.
-
-    Raises:
-        ConfigError: if no run can have the name, the run is unknown and ``typed`` names no cluster,
-            or ``typed`` names another cluster.
-    """
+    """Return the overrides with which a run was submitted, and then those of ``typed``."""
     if not NAME.holds(run_id):
         raise ConfigError(f"{run_id}: is not the name of a run; type it before the overrides")
     path, cluster = path_of(run_id), cluster_of(typed)
@@ -60,11 +56,9 @@ def path_of(run_id: str) -> Path:
     It is in the ``run_root`` of the YAML files. One that is typed may be a folder of the pods, and
     the name alone must find the file again.
     """
-    try:
-        run_root = str(compose([]).run_root)
-    except ConfigError:  # this project needs arguments
-        run_root = "runs"
-    return Path(run_root, run_id, "launch.yaml")
+    files = [configs_folder() / name for name in ("train.yaml", "local/default.yaml")]
+    settings = OmegaConf.unsafe_merge(*(OmegaConf.load(file) for file in files if file.exists()))
+    return Path(str(OmegaConf.select(settings, "run_root")), run_id, "launch.yaml")
 
 
 def cluster_of(overrides: Sequence[str]) -> str | None:
@@ -74,11 +68,7 @@ def cluster_of(overrides: Sequence[str]) -> str | None:
 
 
 def read_file(path: Path) -> list[str] | None:
-    """Read what this machine remembers of a run; None if it was not submitted here.
-
-    Raises:
-        ConfigError: if the file is damaged.
-    """
+    """Read what this machine remembers of a run; None if it was not submitted here."""
     try:
         content = yaml.safe_load(path.read_text())
     except FileNotFoundError:

@@ -15,17 +15,8 @@ CLAIM = "PersistentVolumeClaim"
 PROGRAM = ["python", "scripts/prepare_data.py"]
 
 
-def name_job(cfg: DictConfig) -> str:
-    """The name of the Job: ``RUN_ID``, or one that tells the data set, such as ``data-mnist``."""
-    return str(cfg.run_id or environment.run_id() or f"data-{cfg.choices.data}")
-
-
 def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Document]:
-    """Fill ``k8s/data.yaml``: the pod of a run, which executes scripts/prepare_data.py on no GPU.
-
-    Raises:
-        ConfigError: if the configuration has another cluster, or no volume.
-    """
+    """Fill ``k8s/data.yaml``: the pod of a run, which executes ``PROGRAM`` on no GPU."""
     if cfg.cluster.name != "k8s":
         raise ConfigError(
             f"cluster={cfg.cluster.name} --data: only cluster=k8s fills a volume, also for "
@@ -57,9 +48,8 @@ def command_to_fill(data: str, root: Path) -> str:
 
 def leave_existing_claim(cfg: DictConfig, documents: Sequence[Document]) -> list[Document]:
     """Leave out the claim if the cluster has it: its values cannot be changed any more."""
-    claims = [document for document in documents if document["kind"] == CLAIM]
-    for claim in claims:
-        if kubectl.get(cfg, kubectl.build_address(claim)) is not None:
-            print(f"{cfg.run_id}: the claim {cfg.cluster.volume} exists, and stays as it is")
-            return [document for document in documents if document["kind"] != CLAIM]
-    return list(documents)
+    claim, *rest = documents  # the first one, if there is any
+    if claim["kind"] != CLAIM or kubectl.get(cfg, kubectl.build_address(claim)) is None:
+        return list(documents)
+    print(f"{cfg.run_id}: the claim {cfg.cluster.volume} exists, and stays as it is")
+    return rest

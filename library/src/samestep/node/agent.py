@@ -25,9 +25,6 @@ def num_processes(accelerator: str, devices: int | str, num_nodes: int) -> int:
     """How many processes to start here for these arguments of the Trainer.
 
     It is 1 under torchrun, which has started them all.
-
-    Raises:
-        ConfigError: if this machine has too few devices, or the run needs other machines.
     """
     if environment.under_torchrun():
         return 1
@@ -61,29 +58,19 @@ def num_gpus(accelerator: str) -> int:
 
 
 def this_program() -> list[str]:
-    """What Python has been asked to run, to run it again: a script or a module, and arguments.
-
-    Raises:
-        ConfigError: in a notebook or an interactive session.
-    """
+    """What Python has been asked to run, to run it again: a script or a module, and arguments."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:  # python -m package.module
         return ["-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
     file = getattr(main, "__file__", None)
-    if file is None:
+    if file is None:  # a notebook, or an interactive session
         raise ConfigError("devices: several processes need a script that starts them")
     return [str(Path(file).absolute()), *sys.argv[1:]]
 
 
 def start(program: Sequence[str], num_processes: int, *, run_id: str) -> int:
-    """Run a program in several processes on this machine, and return their exit code.
-
-    Args:
-        program: what Python runs: a script and its arguments, or ``-m``, a module and so on.
-        num_processes: the ranks.
-        run_id: name of the run.
-    """
+    """Run a program in several processes on this machine, and return their exit code."""
     environment.limit_threads(num_processes)
     environment.set_variable("RUN_ID", run_id)
     from torch.distributed.launcher.api import LaunchConfig

@@ -89,13 +89,7 @@ def torchrun_errors() -> Iterator[None]:
 def read_node(variables: Mapping[str, str], argv: Sequence[str], command: str) -> Node:
     """Find out which node this is. Options win over torchrun's variables, and these over others.
 
-    Args:
-        variables: the environment.
-        argv: torchrun's options, and the words that come after them.
-        command: what the user calls, for messages.
-
-    Raises:
-        ConfigError: if options and variables contradict each other, or do not suffice.
+    ``argv`` has torchrun's options, and the words that come after them.
     """
     from torch.distributed.run import determine_local_world_size
 
@@ -144,9 +138,6 @@ def read_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
     ``WORLD_SIZE`` is the number of nodes. Where it is the number of ranks, as under PyTorchJob,
     there is ``PET_NNODES`` too.
-
-    Raises:
-        ConfigError: if srun has not started one task on each node.
     """
     found = {option: variables[name] for name, option in OPTIONS.items() if variables.get(name)}
     if "SLURM_STEP_NUM_TASKS" in variables:  # set by srun

@@ -55,11 +55,7 @@ class EtcdRendezvous(RendezvousHandler):
         self._is_lost = False
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the other nodes.
-
-        Raises:
-            RendezvousTimeoutError: if etcd or the other nodes do not come in time.
-        """
+        """Meet the other nodes."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:

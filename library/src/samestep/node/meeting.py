@@ -18,11 +18,7 @@ ETCD_ANSWERS_S = 5  # seconds for one answer; its client tries four times
 def find_meeting_place(node: Node) -> Node:
     """Wait until this node can reach the place where the nodes meet.
 
-    Returns:
-        The node, with its own address and whether it is there. torchrun finds out neither.
-
-    Raises:
-        NetworkError: after the seconds that a node waits for the others.
+    It then knows its own address, and whether it is that place. torchrun finds out neither.
     """
     if node.endpoint == ALONE:
         return replace(node, own_address="localhost")

@@ -74,21 +74,16 @@ def reap() -> dict[int, int]:
 def stop_orphans() -> None:
     """Tell ranks whose agent has ended to save, and wait for them."""
     deadline = time.monotonic() + ORPHANS_S
-    stopped: set[int] = set()
-    while orphans := children():
+    stopped: set[str] = set()
+    children = Path(f"/proc/self/task/{os.getpid()}/children")  # not every kernel lists them
+    while orphans := set(children.read_text().split()) if children.exists() else set():
         for orphan in orphans - stopped:
-            os.kill(orphan, signal.SIGTERM)
+            os.kill(int(orphan), signal.SIGTERM)
         stopped |= orphans
         if time.monotonic() > deadline:
             break
         signal.sigtimedwait({signal.SIGCHLD}, 1)
         reap()
-
-
-def children() -> set[int]:
-    """Processes whose parent is this one; none where the kernel does not list them."""
-    path = Path(f"/proc/self/task/{os.getpid()}/children")
-    return set(map(int, path.read_text().split())) if path.exists() else set()
 
 
 def report(exit_code: int, cause: str = "") -> int:

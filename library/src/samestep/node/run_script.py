@@ -22,12 +22,7 @@ DEFAULTS = {"PET_NPROC_PER_NODE": "1"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Start the ranks of this node with our agent, and return the exit code of all of them.
-
-    Raises:
-        ConfigError: if torchrun's options are wrong or contradict each other.
-        NetworkError: if this node does not find the others.
-    """
+    """Start the ranks of this node with our agent, and return the exit code of all of them."""
     if argv[:1] in (["-h"], ["--help"]):  # behind the script they belong to the script
         print(__doc__)
         return 0

@@ -8,8 +8,7 @@ import os
 import platform
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -96,7 +95,6 @@ def cpus_per_rank() -> int:
     """Number of processors that each rank of this node may use, at least 1.
 
     Torch counts the processors of the host, but a container is often limited to a share of them.
-    Source: kernel documentation, cgroup v2, ``cpu.max``.
     """
     has_affinity = hasattr(os, "sched_getaffinity")
     allowed = float(len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
@@ -141,14 +139,3 @@ def replace(variables: Mapping[str, str]) -> None:
     """Have these variables, and no others."""
     os.environ.clear()
     os.environ.update(variables)
-
-
-@contextmanager
-def exported(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables inside a ``with`` block, and restore all variables after it."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        replace(before)

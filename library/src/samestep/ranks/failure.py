@@ -58,13 +58,10 @@ def is_lost_connection(error: BaseException) -> bool:
 
 
 def report(error: Exception) -> int:
-    """Print an error once, and leave it for torchrun's agent.
+    """Print an error once, leave it for torchrun's agent, and return the exit code.
 
     A ``ConfigError``, a ``RunError`` or ``LostOtherRank`` is one message. ``OtherRankFailed`` is
     printed by the other rank. Any other error is a traceback.
-
-    Returns:
-        The exit code of this process.
     """
     record(error)
     if isinstance(error, OtherRankFailed):

@@ -54,9 +54,6 @@ class HungRanks:
     """Reads the heartbeats of a node's ranks, and ends the ranks that make no progress.
 
     The watchdog of a rank ends it first. So the agent waits ``MARGIN_S`` longer.
-
-    Args:
-        heartbeats: the folder.
     """
 
     def __init__(self, heartbeats: Path) -> None:

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torchmetrics import Metric
+
+
+Kind = TypeVar("Kind")
+
+
+def callbacks_of(trainer: "L.Trainer", kind: type[Kind]) -> list[Kind]:
+    """The callbacks of one kind; the types of Lightning 2.6 know no callbacks of a Trainer."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, kind)]
 
 
 def apply(trainer: "L.Trainer") -> None:

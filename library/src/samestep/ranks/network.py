@@ -37,26 +37,21 @@ def wait_for(
     on_wait: Callable[[str], None] = lambda reason: None,
     port: int | None = None,
 ) -> tuple[str, str]:
-    """Wait until a node's name has an address and a network leads to it.
+    """Wait until a node's name has an address, a network leads to it, and ``port`` answers.
 
-    Args:
-        name: host name or address of the node.
-        timeout_s: seconds to wait.
-        on_wait: called once with the reason if the first attempt fails.
-        port: if given, also wait until a server listens there.
+    ``on_wait`` is called once with the reason if the first attempt fails.
 
     Returns:
         The node's address, and this node's own address on the way to it.
-
-    Raises:
-        NetworkError: after ``timeout_s`` seconds.
     """
     deadline = time.monotonic() + timeout_s
     has_failed = False
     while True:
         # The name of a pod is often published some seconds after the other pods have started.
         try:
-            address = address_of(name)
+            found = socket.getaddrinfo(name, None)
+            # IPv4 if it has one.
+            address = str(min(found, key=lambda info: info[0] != socket.AF_INET)[4][0])
             if port is not None:
                 socket.create_connection((address, port), timeout=CONNECT_S).close()
             return address, address_towards(address)
@@ -81,24 +76,11 @@ def answers(name: str, port: int) -> bool:
     return True
 
 
-def address_of(name: str) -> str:
-    """Look up the address of a node, IPv4 if it has one.
-
-    Raises:
-        OSError: if the name is unknown.
-    """
-    found = socket.getaddrinfo(name, None)
-    return str(min(found, key=lambda info: info[0] != socket.AF_INET)[4][0])
-
-
 def address_towards(address: str) -> str:
-    """Find this node's own address on the way to ``address``.
+    """Find this node's own address on the way to ``address``; an OSError if there is no way.
 
     For a loopback address, such as Debian's 127.0.1.1, it is the address on the default route,
     because other nodes reach this node there.
-
-    Raises:
-        OSError: if no network leads to ``address``.
     """
     is_this_node = ip_address(address).is_loopback
     target = OUTSIDE_ADDRESS if is_this_node else address

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 import lightning as L
 import torch
+from torch import distributed as dist
 
 from samestep.errors import ConfigError, RunError
 from samestep.keys import Nature, nature_of
@@ -53,14 +55,8 @@ def find_rank_zero(accelerator: str, timeout_s: float) -> str:
     """Wait until rank zero's node can be reached, ``timeout_s`` seconds at most.
 
     With several nodes, gloo and NCCL are told the interface that leads to rank zero, unless
-    ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` is set.
-
-    Returns:
-        What was found; nothing without torchrun.
-
-    Raises:
-        ConfigError: if this node has GPUs, but not one for each of its ranks.
-        PreflightError: if no network leads to rank zero's node.
+    ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` is set. Returns what was found; nothing without
+    torchrun.
     """
     # Without a GPU of its own, a rank could not even choose the device of its process group.
     is_alone = not environment.under_torchrun()
@@ -86,11 +82,7 @@ def find_rank_zero(accelerator: str, timeout_s: float) -> str:
 
 
 def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModule | None) -> None:
-    """Do all checks on all ranks; every rank must call this at the same point.
-
-    Raises:
-        ConfigError, PreflightError: on all ranks, if a check of any rank failed.
-    """
+    """Do all checks on all ranks; every rank must call this, and gets the same error."""
     findings = inspect(spec, model, datamodule)
     if environment.rank() == 0 and Finding("nodes", NOT_SHARED) in findings:
         print(f"Preflight: {NOT_SHARED}", flush=True)
@@ -115,20 +107,10 @@ def inspect(
     datamodule: L.LightningDataModule | None,
     *more: Finding,
 ) -> list[Finding]:
-    """Do all checks, and gather the findings of all ranks.
+    """Do all checks, and gather the findings of all ranks: the same list on all of them.
 
-    Args:
-        spec: of the run.
-        model: what will be trained.
-        datamodule: on which data. Its optional method ``shared_memory_bytes()`` says how many bytes
-            the loader processes of one rank hold in ``/dev/shm``.
-        more: findings that this rank has made before.
-
-    Returns:
-        The same list on all ranks: what is well, then what is not and on which ranks.
-
-    Raises:
-        PreflightError: if a rank does not answer before the process group gives up.
+    First comes what is well, then what is not and on which ranks. ``more`` are findings that this
+    rank has made before.
     """
     mine = [*check_this_rank(spec, model, datamodule), *more]
     values = identity(spec) | hash_code(model, datamodule)
@@ -160,7 +142,11 @@ def inspect(
 def check_this_rank(
     spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModule | None
 ) -> Iterator[Finding]:
-    """What this rank finds out without the others."""
+    """What this rank finds out without the others.
+
+    The optional method ``shared_memory_bytes()`` of the DataModule says how many bytes the loader
+    processes of one rank hold in ``/dev/shm``.
+    """
     yield check_world_size(spec)
     yield check_accelerator(spec.accelerator)
     if not isinstance(spec.shares, str):  # equal, or measured
@@ -288,6 +274,21 @@ def hash_code(*parts: object) -> dict[str, str]:
                 key = str(path.relative_to(place.parent))
                 values[key] = sha256(path.read_bytes()).hexdigest()[:8]
     return values
+
+
+def measure_network(accelerator: str) -> Finding:
+    """Measure the all-reduce of one number and of 4 MiB; the fastest of five counts."""
+    device, fastest = device_kind(accelerator), []
+    for size in (1, 2**20):
+        tensor, times = torch.zeros(size, device=device), []
+        for _ in range(5):
+            begin = time.perf_counter()
+            dist.all_reduce(tensor)
+            tensor[0].item()  # waits for a GPU
+            times.append(time.perf_counter() - begin)
+        fastest.append(min(times))
+    speed = f"{1000 * fastest[0]:.2f} ms, {4 * 2**20 / fastest[1] / 1e6:,.0f} MB/s"
+    return Finding("network", f"{'NCCL' if device == 'cuda' else 'gloo'}, {speed}")
 
 
 def compare(values: dict[str, str], first: dict[str, str]) -> Finding:

@@ -15,25 +15,17 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT  # 130
 EXIT_LOST_READER = 128 + signal.SIGPIPE  # 141
 
 
-class _Program:
-    """What is known of this program. One per process."""
-
-    parent: int | None = None  # the process that has started it
+_parent: int | None = None  # the process that has started this program
 
 
 def run(main: Callable[[], int | None], *, interrupt_at_once: bool = False) -> NoReturn:
     """Call ``main`` as the whole program, and exit with the code that it returns; 130 at Ctrl-C.
 
-    Args:
-        main: returns the exit code; None is 0.
-        interrupt_at_once: Ctrl-C ends the process without cleaning up, until ``main`` installs a
-            handler of its own. Imports of large libraries turn a KeyboardInterrupt into other
-            errors; for a program that has nothing to clean up before.
-
-    Example:
-        ``if __name__ == "__main__": process.run(main)``
+    With ``interrupt_at_once`` Ctrl-C ends the process without cleaning up, until ``main`` installs
+    a handler of its own. Imports of large libraries turn a KeyboardInterrupt into other errors.
     """
-    _Program.parent = os.getppid()
+    global _parent
+    _parent = os.getppid()
     make_output_safe()
     if interrupt_at_once:
         signal.signal(signal.SIGINT, lambda signum, frame: os._exit(EXIT_INTERRUPTED))
@@ -75,16 +67,12 @@ def make_output_safe() -> None:
 
 def parent() -> int:
     """The process that has started this program; it may have ended since."""
-    return _Program.parent or os.getppid()
+    return _parent or os.getppid()
 
 
 def has_lost_reader(stdout: os.stat_result) -> bool:
-    """Whether nobody reads the standard output any more.
-
-    Args:
-        stdout: ``os.fstat`` of the standard output at the start; once something could not be
-            written there, ``/dev/null`` has replaced it.
-    """
+    """Whether nobody reads the standard output any more; ``stdout`` is its fstat at the start."""
+    # Once something could not be written there, /dev/null has replaced it.
     if not os.path.samestat(stdout, os.fstat(sys.stdout.fileno())):
         return True
     pipe = select.poll()

@@ -65,14 +65,8 @@ def process_group(accelerator: str, timeout_s: float) -> Iterator[None]:
 def join(accelerator: str, timeout_s: float) -> None:
     """Meet the other ranks that torchrun started; gloo on CPUs, NCCL on GPUs.
 
-    Lightning uses the group that exists. Without torchrun there is one rank, and no group.
-
-    Args:
-        accelerator: as the Trainer's; ``cpu`` leaves the GPUs of this machine alone.
-        timeout_s: seconds that a rank waits for the others.
-
-    Raises:
-        NetworkError: if the ranks do not meet in this time; it says which ranks are missing.
+    Lightning uses the group that exists. Without torchrun there is one rank, and no group. A
+    NetworkError after ``timeout_s`` seconds says which ranks are missing.
     """
     global _store
     if not environment.under_torchrun() or dist.is_initialized():
@@ -127,9 +121,6 @@ def store_of_this_attempt(timeout: timedelta) -> Store:
     count of restarts cannot name the attempt, because it differs between nodes that came at
     different times. So rank 0 publishes a random prefix; the other ranks join the newest prefix,
     and wait until rank 0 acknowledges them there.
-
-    Raises:
-        NetworkError: if a rank does not come within ``timeout``.
     """
     store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
     token = secrets.token_hex(8)
@@ -176,11 +167,10 @@ def not_met(missing: Collection[int], timeout: timedelta) -> network.NetworkErro
 
 
 def leave_error(store: Store, error: Exception) -> Exception:
-    """Leave this rank's error for the other ranks; the first error of all ranks counts.
+    """Leave this rank's error for the other ranks, and return the one to end with.
 
-    Returns:
-        The error to end with. If the connections of this rank broke because another rank has
-        failed, it is ``OtherRankFailed``; ``LostOtherRank`` if that rank could leave no error.
+    The first error of all ranks counts. If the connections of this rank broke because another rank
+    has failed, it is ``OtherRankFailed``; ``LostOtherRank`` if that rank could leave no error.
     """
     rank = environment.rank()
     has_lost_others = failure.may_be_of_connection(error)
@@ -262,9 +252,6 @@ def topology(spec: RunSpec) -> dict[str, Any]:
 
     Under torchrun its environment counts; the configuration only says what to start without it.
     ``trainer.strategy=auto`` is DDP wherever torchrun started the ranks.
-
-    Raises:
-        ConfigError: if ``trainer.sync_batchnorm`` finds no GPU, or is asked of fsdp.
     """
     is_on_cpu = device_kind(spec.accelerator) == "cpu"
     if spec.sync_batchnorm and is_on_cpu and environment.world_size() > 1:

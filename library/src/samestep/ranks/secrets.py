@@ -80,12 +80,7 @@ def redact_argument(argument: str) -> str:
 
 
 def redact_values(value: Any, *, is_secret: bool = False) -> Any:
-    """Copy plain containers with each secret text replaced, also those below a secret key.
-
-    Args:
-        value: dictionaries, lists, texts, numbers.
-        is_secret: replace all texts.
-    """
+    """Copy plain containers with each secret text replaced, also those below a secret key."""
     if isinstance(value, dict):
         return {
             key: redact_values(item, is_secret=is_secret or is_secret_name(str(key)))

@@ -76,11 +76,7 @@ def is_installed() -> bool:
 
 
 def defer(deferred: bool = True) -> None:
-    """From now on a signal waits for ``check``: no rank may leave the others within a step.
-
-    Args:
-        deferred: False ends it: a signal ends the process at once again.
-    """
+    """From now on a signal waits for ``check``, or ends the process at once: no longer deferred."""
     _State.deferred = deferred
 
 

@@ -9,6 +9,7 @@ import lightning as L
 from lightning.pytorch.loggers import WandbLogger
 
 from samestep.ranks import environment
+from samestep.ranks.lightning_patches import callbacks_of
 from samestep.ranks.secrets import redact
 from samestep.run.directory import tested_checkpoint
 from samestep.run.store import RunCopy
@@ -105,13 +106,11 @@ class Artifacts(L.Callback):
 
 def url_of(trainer: L.Trainer) -> str | None:
     """Where the ``Artifacts`` of a Trainer keeps copies of the runs; None if there are none."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    urls = [callback.url for callback in callbacks if isinstance(callback, Artifacts)]
+    urls = [callback.url for callback in callbacks_of(trainer, Artifacts)]
     return next((url for url in urls if url), None)
 
 
 def flush(trainer: L.Trainer) -> None:
     """Let every ``Artifacts`` of a Trainer copy what is left; call when all files are written."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Artifacts):
-            callback.flush()
+    for callback in callbacks_of(trainer, Artifacts):
+        callback.flush()

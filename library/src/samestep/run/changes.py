@@ -28,10 +28,6 @@ def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:
 
     A directory without a checkpoint and without results holds no run yet: any configuration may
     begin in there.
-
-    Raises:
-        ConfigError: if it changes what would make another run, or the saved configuration cannot
-            be read.
     """
     run_dir = spec.run_dir
     if not list(run_dir.glob("checkpoints/*.ckpt")) and not (run_dir / "metrics.json").exists():
@@ -63,21 +59,22 @@ def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
-    """The configuration that a run was started with, as plain containers.
-
-    Raises:
-        ConfigError: if ``run_dir`` holds no run, or its configuration cannot be read.
-    """
+    """The configuration that a run was started with, as plain containers."""
     path = run_dir / "config.yaml"
     if not path.exists():
         raise ConfigError(f"{run_dir} is not a run: it holds no config.yaml")
     try:
         config = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, ValueError, OSError) as error:
-        raise _unreadable(path, str(error).splitlines()[0]) from error
-    if not isinstance(config, dict) or not config:
-        raise _unreadable(path, "it holds no keys")
-    return config
+        config, why = None, str(error).splitlines()[0]
+    else:
+        why = "it holds no keys"
+    if isinstance(config, dict) and config:
+        return config
+    raise ConfigError(
+        f"{path} cannot be read: {why}. It must be the YAML that the run has written. Restore it, "
+        "or delete it (rm -r) to continue with the configuration of the command line"
+    )
 
 
 def flatten(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,10 +83,3 @@ def flatten(node: Mapping[str, Any]) -> dict[str, Any]:
     Such a group is no change: ``logger: {} -> absent``.
     """
     return {key: value for key, value in leaves(node).items() if value != {}}
-
-
-def _unreadable(path: Path, why: str) -> ConfigError:
-    return ConfigError(
-        f"{path} cannot be read: {why}. It must be the YAML that the run has written. Restore it, "
-        "or delete it (rm -r) to continue with the configuration of the command line"
-    )

@@ -67,11 +67,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_part(
         self, checkpoint: dict[str, Any], part: dict[str, torch.Tensor], path: str | Path
     ) -> None:
-        """Write a sharded checkpoint: first every rank its part, then rank zero the rest.
-
-        Raises:
-            CheckpointError: on every rank; see ``save_checkpoint``.
-        """
+        """Write a sharded checkpoint: first every rank its part, then rank zero the rest."""
         folder, rank, num_ranks = Path(path).parent, environment.rank(), environment.world_size()
         step = checkpoint["global_step"]
         name = broadcast(f"shards-{step}-{num_ranks}-{secrets.token_hex(4)}")
@@ -93,12 +89,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         path: str | os.PathLike[str],
         storage_options: Any | None = None,
     ) -> None:
-        """Write ``checkpoint`` to ``path``. Lightning calls this on rank zero.
-
-        Raises:
-            CheckpointError: if the disk is full or refuses, or if the checkpoint could not be read
-                again; the older checkpoints are intact.
-        """
+        """Write ``checkpoint`` to ``path``; an error leaves the older ones intact. On rank zero."""
         checkpoint, left_out = restorable(checkpoint)
         problem = None
         if what := find_unreadable(checkpoint, "checkpoint"):
@@ -122,12 +113,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Callable[..., Any] | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read what ``save_checkpoint`` wrote, tensors and numbers only.
-
-        Raises:
-            CheckpointError: if the file is damaged or foreign.
-            ConfigError: if it is of another model than the configuration describes.
-        """
+        """Read what ``save_checkpoint`` wrote, tensors and numbers only, if it fits the model."""
         checkpoint = load(Path(path), TO_CONTINUE, self.assemble)
         weights = checkpoint["state_dict"]
         for name, shape in self.shapes.items():
@@ -198,13 +184,8 @@ def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Seal
     """The newest valid checkpoint of a run, with one warning about what is wrong with others.
 
     Only files that may be the newest are read to their end. ``known`` is the record of the run;
-    None reads it from its directory.
-
-    Returns:
-        Its path and its seal; None if there are no checkpoints at all.
-
-    Raises:
-        CheckpointError: if there are some, and none is valid.
+    None reads it from its directory. It is None if there are no checkpoints at all; an error, if
+    there are some and none is valid.
     """
     known = known or record.read(directory.parent)
     seals = {path: seal.read(path) for path in sorted(directory.glob("[!.]*.ckpt"))}
@@ -243,11 +224,7 @@ def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Seal
 
 
 def link_checkpoint(source: Path, target: Path) -> None:
-    """Give the checkpoint ``source`` a second name, such as best.ckpt.
-
-    Raises:
-        CheckpointError: if the disk is full or refuses.
-    """
+    """Give the checkpoint ``source`` a second name, such as best.ckpt."""
     try:
         link_file(source, target)
     except OSError as error:
@@ -264,11 +241,7 @@ def make_way(target: Path) -> None:
 
 
 def write_atomic(content: dict[str, Any], target: Path, known: Record) -> None:
-    """Write ``content`` to ``target`` with its seal, whole or not at all.
-
-    Raises:
-        CheckpointError: if the disk is full or refuses.
-    """
+    """Write ``content`` to ``target`` with its seal, whole or not at all."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with open_atomic(target, before_rename=lambda: make_way(target)) as file:

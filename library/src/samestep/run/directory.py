@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
-RECORDS = ("config.yaml", record.FILE, "metrics.csv")  # what a copy of the run needs beside them
+IDENTITY = ("config.yaml", record.FILE)  # without them a checkpoint is no run
+RECORDS = (*IDENTITY, "metrics.csv")  # what a copy of the run needs beside its checkpoints
 
 
 class Start(NamedTuple):
@@ -65,10 +66,6 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
 
     The results of a finished run stay until the run that continues has new ones. ``copies`` is the
     address of the store that has copies of the runs, if there is one.
-
-    Raises:
-        ConfigError: if the directory holds another run, or cannot be written.
-        CheckpointError: if it holds checkpoints, and none of them can be used.
     """
     run_dir = spec.run_dir
     if is_finished(spec) and not find_changes(spec):
@@ -169,11 +166,7 @@ def tested_checkpoint(run_dir: Path) -> str:
 
 
 def best_checkpoint(run_dir: Path) -> str | None:
-    """The best checkpoint; None where no metric has chosen one: the last one is tested then.
-
-    Raises:
-        CheckpointError: if the best checkpoint is missing, or another one is in its place.
-    """
+    """The best checkpoint; None where no metric has chosen one: the last one is tested then."""
     from samestep.run.checkpoint import refused
 
     path, newest = run_dir / BEST, _newest_seal(run_dir)

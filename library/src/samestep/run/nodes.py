@@ -21,25 +21,19 @@ from samestep.ranks.process_group import broadcast, gather, on_all_ranks, on_ran
 from samestep.run import directory, lock, record, seal
 from samestep.run.changes import find_changes
 from samestep.run.checkpoint import CheckpointError, find_valid, make_way
-from samestep.run.directory import BEST, LAST, Start
+from samestep.run.directory import BEST, IDENTITY, LAST, Start
 from samestep.run.files import link_file, open_atomic, partial_of, read_bytes
 from samestep.run.seal import Seal
 from samestep.spec import RunSpec
 
-RECORDS = ("config.yaml", "run.json")  # without them a checkpoint is no run
 BLOCK_BYTES = 16 * 2**20  # of a file in memory, on each node
 
 
 def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
     """Open the run on rank zero, and give every node the checkpoint from which it continues.
 
-    Every rank must call this. ``copies`` is the address of the store that has copies of the runs.
-
-    Returns:
-        How far the run has come, with the path of the checkpoint on this node.
-
-    Raises:
-        ConfigError, RunError: on every rank; see ``directory.begin``.
+    Every rank must call this, and gets the same error. ``copies`` is the address of the store that
+    has copies of the runs.
     """
     if not is_shared(spec.run_dir):
         if spec.is_fsdp:
@@ -59,11 +53,7 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
 
 
 def best_checkpoint(spec: RunSpec) -> str | None:
-    """The path on this node of the checkpoint to test; every rank must call this.
-
-    Raises:
-        CheckpointError: on every rank, if the best checkpoint has disappeared.
-    """
+    """The path on this node of the checkpoint to test; every rank must call this."""
     if on_rank_zero(directory.best_checkpoint, spec.run_dir) is None:
         return None
     share(spec.run_dir, [BEST])
@@ -79,11 +69,7 @@ def last_checkpoint(spec: RunSpec) -> str | None:
 
 
 def fetch_newest(spec: RunSpec) -> None:
-    """Let rank zero have the newest checkpoint of all nodes; every rank must call this.
-
-    Raises:
-        ConfigError: if a node holds a run of this name with another configuration.
-    """
+    """Let rank zero have the newest checkpoint of all nodes; every rank must call this."""
     ages, names = zip(*gather(on_all_ranks(find_here, spec)), strict=True)
     source = ages.index(max(ages))
     if ages[source] == ages[0]:
@@ -123,16 +109,13 @@ def share(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
     """Give the records and these checkpoints of rank ``source`` to each node that lacks them.
 
     Every rank must call this. Nothing happens where all nodes see one directory.
-
-    Raises:
-        CheckpointError: on every rank, if a file does not arrive whole, or cannot be written.
     """
     if is_shared(run_dir):
         return
     records: dict[str, bytes | None] = {}
     offered: list[tuple[str, Seal, int]] = []
     if environment.rank() == source:
-        records = {name: read_bytes(run_dir / name) for name in RECORDS}
+        records = {name: read_bytes(run_dir / name) for name in IDENTITY}
         for name in names:
             # One that is missing or damaged is left out: rank zero repairs it, or says so.
             if isinstance(found := seal.verify(run_dir / name), Seal):

@@ -29,9 +29,6 @@ class RunCopy:
 
     A file with its final name is complete: a store of objects takes it whole or not at all, and in
     a file system it is written under another name and then renamed.
-
-    Raises:
-        ConfigError: if nothing can be written to such a URL, or its server does not answer.
     """
 
     def __init__(self, url: str, run_dir: Path) -> None:
@@ -71,11 +68,7 @@ class RunCopy:
         return [name for name, version in versions.items() if self.copied.get(name) != version]
 
     def upload(self, name: str) -> None:
-        """Copy a file, and before it what it needs, unless the store has it.
-
-        Raises:
-            Exception: whatever the store raises; it has the older version then.
-        """
+        """Copy a file, and before it what it needs, unless the store has it."""
         try:
             file = (self.run_dir / name).open("rb")
         except FileNotFoundError:  # it is just being replaced
@@ -161,11 +154,8 @@ def fetch(url: str, run_dir: Path) -> None:
     """Download the run if its copy has a newer checkpoint than the directory: it ran elsewhere.
 
     Of the checkpoints here only valid ones count: a copy also repairs what is damaged. If there are
-    some here, a store that cannot be read is a warning, and a damaged copy is left alone.
-
-    Raises:
-        ConfigError: if no checkpoint is here, and the store cannot be read, or has checkpoints
-            without their configuration. To start over then would overwrite a run.
+    some here, a store that cannot be read is a warning, and a damaged copy is left alone. If there
+    are none, it is an error: to start over would overwrite a run.
     """
     has_checkpoints = any(run_dir.glob("checkpoints/*.ckpt"))
     try:

@@ -16,14 +16,7 @@ from samestep.run.changes import read_config
 
 
 def main(argv: Sequence[str]) -> int:
-    """Copy, and name each file that could not be copied on a line of stderr.
-
-    Returns:
-        0, or 1 if a file could not be copied.
-
-    Raises:
-        ConfigError: if there is no store, its address is wrong, or it does not answer.
-    """
+    """Copy; name each file that could not be copied on a line of stderr, and return 1 then."""
     parser = Parser("samestep upload", __doc__)
     parser.add_run_dir()
     parser.add_argument("--url", help="the store, if not the one that the run was copied to")
