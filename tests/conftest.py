@@ -67,11 +67,13 @@ def final_figures(run_dir: Path) -> dict[str, float]:
     return {name: value for name, value in figures.items() if not name.startswith(measured)}
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Start the Python programs under test from a process that has imported the libraries.
 
     In this process, Hydra reads and composes nothing twice.
     """
+    # The hooks of this file are not asked for the tests of library/tests; those of a plug-in are.
+    config.pluginmanager.register(ProcessorSeconds())
     # Containers often set this. Hundreds of processes would compile the same files.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
@@ -136,19 +138,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-times", metavar="FILE", help="write what each test costs into FILE")
 
 
-def processor_seconds() -> float:
-    """What this process has used so far, and its children that have ended."""
-    return sum(os.times()[:4])
+class ProcessorSeconds:
+    """Lets the reports of a test say what it has cost, with its processes that have ended."""
 
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        item.stash[STARTED] = sum(os.times()[:4])
 
-def pytest_runtest_protocol(item: pytest.Item) -> None:
-    item.stash[STARTED] = processor_seconds()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_makereport(item: pytest.Item) -> None:
-    """Let the reports of a test say what the test has cost until then."""
-    item.user_properties[:] = [("cpu_s", processor_seconds() - item.stash[STARTED])]
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> None:
+        item.user_properties[:] = [("cpu_s", sum(os.times()[:4]) - item.stash[STARTED])]
 
 
 def pytest_terminal_summary(
