@@ -1,10 +1,10 @@
 """Shared pieces: real runs of ``train.py``, small enough to take seconds."""
 
-import copy
 import functools
 import itertools
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -67,11 +67,13 @@ def final_figures(run_dir: Path) -> dict[str, float]:
     return {name: value for name, value in figures.items() if not name.startswith(measured)}
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Start the Python programs under test from a process that has imported the libraries.
 
     In this process, Hydra reads and composes nothing twice.
     """
+    # The hooks of this file are not asked for the tests of library/tests; those of a plug-in are.
+    config.pluginmanager.register(ProcessorSeconds())
     # Containers often set this. Hundreds of processes would compile the same files.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
@@ -83,7 +85,7 @@ def pytest_configure() -> None:
 
 original_compose = hydra.compose
 original_load = ConfigRepository.load_config
-LOADED: dict[object, ConfigResult | None] = {}
+LOADED: dict[object, bytes] = {}
 UNREAD = {"PYTEST_CURRENT_TEST", "KUBECONFIG", "KUBECACHEDIR", "SLURM_CONF"}
 """Variables that no file of ``configs/`` reads, and that differ from test to test."""
 
@@ -104,14 +106,15 @@ def compose_once(
     variables = frozenset((name, os.environ[name]) for name in os.environ if name not in UNREAD)
     surroundings = (tuple(paths), tuple(states), variables)
     composed = compose_in(surroundings, config_name, tuple(overrides), return_hydra_config)
-    return copy.deepcopy(composed)
+    copied: DictConfig = pickle.loads(composed)  # deepcopy is several times slower
+    return copied
 
 
 @functools.lru_cache(maxsize=1000)
 def compose_in(
     surroundings: object, config_name: str, overrides: tuple[str, ...], return_hydra_config: bool
-) -> DictConfig:
-    return original_compose(config_name, list(overrides), return_hydra_config)
+) -> bytes:
+    return pickle.dumps(original_compose(config_name, list(overrides), return_hydra_config))
 
 
 def load_once(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
@@ -125,8 +128,9 @@ def load_once(repository: ConfigRepository, config_path: str) -> ConfigResult | 
         return original_load(repository, config_path)
     key = (config_path, *states)
     if key not in LOADED:
-        LOADED[key] = original_load(repository, config_path)
-    return copy.deepcopy(LOADED[key])
+        LOADED[key] = pickle.dumps(original_load(repository, config_path))
+    loaded: ConfigResult | None = pickle.loads(LOADED[key])
+    return loaded
 
 
 STARTED = pytest.StashKey[float]()
@@ -136,19 +140,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu-times", metavar="FILE", help="write what each test costs into FILE")
 
 
-def processor_seconds() -> float:
-    """What this process has used so far, and its children that have ended."""
-    return sum(os.times()[:4])
+class ProcessorSeconds:
+    """Lets the reports of a test say what it has cost, with its processes that have ended."""
 
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        item.stash[STARTED] = sum(os.times()[:4])
 
-def pytest_runtest_protocol(item: pytest.Item) -> None:
-    item.stash[STARTED] = processor_seconds()
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_makereport(item: pytest.Item) -> None:
-    """Let the reports of a test say what the test has cost until then."""
-    item.user_properties[:] = [("cpu_s", processor_seconds() - item.stash[STARTED])]
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> None:
+        item.user_properties[:] = [("cpu_s", sum(os.times()[:4]) - item.stash[STARTED])]
 
 
 def pytest_terminal_summary(
@@ -171,27 +171,10 @@ def pytest_terminal_summary(
 
 
 MARKED_FOLDERS = {
-    "tests/e2e": "clusters",
-    "tests/faults": "faults",
-    "tests/samestep/launch": "clusters",
+    f"{ROOT}/tests/e2e/": "clusters",
+    f"{ROOT}/tests/faults/": "faults",
+    f"{ROOT}/tests/samestep/launch/": "clusters",
 }
-
-
-WAITING = (
-    "tests/samestep/launch/test_slurm_cluster.py",
-    "tests/faults/test_elastic.py",
-    "tests/samestep/launch/test_printed_commands.py",
-    "tests/faults/test_faults.py",
-    "tests/samestep/sweep/test_search.py",
-    "tests/samestep/sweep/test_cluster.py",
-    "library/tests/ranks/test_heartbeat.py",
-    "tests/samestep/launch/test_volume.py",
-    "library/tests/node/test_etcd_rendezvous.py",
-    "tests/samestep/launch/test_entrypoint.py",
-    "library/tests/ranks/test_stopping.py",
-    "tests/scripts/test_sweep.py",
-)
-"""Files whose tests wait much longer than they compute."""
 
 
 def pytest_collection_finish() -> None:
@@ -207,14 +190,21 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of clusters and of faults by the folder they are in.
 
-    Tests that wait come first, so one process of pytest-xdist waits while the others compute.
+    They wait more than they compute. Each process of pytest-xdist begins with its own part of all
+    tests, so their files are spread evenly: some processes wait while others compute.
     """
+    kinds: dict[bool, list[pytest.Item]] = {True: [], False: []}
     for item in items:
         for folder, marker in MARKED_FOLDERS.items():
-            if item.path.is_relative_to(ROOT / folder):
+            if str(item.path).startswith(folder):
                 item.add_marker(marker)
-    order = {str(ROOT / name): number for number, name in enumerate(WAITING)}
-    items.sort(key=lambda item: order.get(str(item.path), len(order)))
+        waits = any(item.get_closest_marker(name) for name in MARKED_FOLDERS.values())
+        kinds[waits].append(item)
+    begins: dict[Path, float] = {}
+    for kind in kinds.values():
+        for number, item in enumerate(kind):
+            begins.setdefault(item.path, number / len(kind))
+    items.sort(key=lambda item: begins[item.path])
 
 
 @pytest.fixture(scope="session")

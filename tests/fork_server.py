@@ -576,6 +576,7 @@ def import_libraries() -> None:
         raise RuntimeError("an import has started a thread; a fork would not have it")
     compose_once()
     name_callers_quickly()
+    remember_entry_points()
     leave_libraries_whole()
     gc.collect()
     gc.freeze()  # forked processes share these pages as long as nobody writes to them
@@ -716,6 +717,12 @@ def name_callers_quickly() -> None:
         return sys._getframe(depth).f_code.co_name
 
     rendezvous.get_method_name = get_method_name
+
+
+def remember_entry_points() -> None:
+    """Let Lightning remember what 300 packages register, which it reads for each Trainer."""
+    registry = importlib.import_module("lightning.fabric.utilities.registry")
+    registry.entry_points = functools.cache(registry.entry_points)
 
 
 def leave_libraries_whole() -> None:

@@ -139,19 +139,6 @@ def test_the_example_is_stopped_and_killed_and_continues_bit_by_bit(copy: Path, 
     assert ours == expected
 
 
-def test_two_ranks_learn_what_one_rank_learns(copy: Path, reference):
-    # Without dropout, whose numbers are those of each rank.
-    options = [*HOUSES, *EPOCHS, "report=false"]
-    source = copy / "src/project/houses.py"
-    source.write_text(source.read_text().replace("Dropout(0.1)", "Dropout(0.0)"))
-    for num in (1, 2):
-        done = train(copy, f"ranks-{num}", *options, nodes=(num,))
-        assert done.returncode == 0, done.stderr
-    one, two = weights(copy, "ranks-1"), weights(copy, "ranks-2")
-    assert all(torch.allclose(one[key], two[key], atol=1e-5) for key in one)
-    assert all(torch.equal(two[key], weights(copy, "ranks-2", 1)[key]) for key in two)
-
-
 def seen(copy: Path, run_id: str, rank: int) -> list[list[int]]:
     """Ids that a rank was shown, a list per batch, of the plain module."""
     lines = (copy / f"seen/{run_id}/seen-{rank}.txt").read_text().splitlines()
@@ -177,17 +164,6 @@ def test_plain_lightning_is_shared_out_stops_and_continues(copy: Path):
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
-def test_plain_lightning_is_exact_between_epochs(copy: Path):
-    whole = train(copy, "plain-whole", *PLAIN_RUN, "report=false")
-    assert whole.returncode == 0, whole.stderr
-    for epochs in (1, 3):
-        words = ["report=false", f"trainer.max_epochs={epochs}"]
-        part = train(copy, "plain-parts", *PLAIN_RUN, *words)
-        assert part.returncode == 0, part.stderr
-    ours, expected = weights(copy, "plain-parts"), weights(copy, "plain-whole")
-    assert all(torch.equal(ours[key], expected[key]) for key in expected)
-
-
 def test_a_plain_model_without_a_test_step_finishes_with_its_metrics(copy: Path):
     (copy / "src/project/untested.py").write_text(
         "import lightning as L\nfrom project.plain import PlainModel\n\n\n"
@@ -208,16 +184,10 @@ def test_a_plain_model_without_a_test_step_finishes_with_its_metrics(copy: Path)
     assert final_figures(copy / "runs/untested").keys() == {"train_loss", "val_loss"}
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["callbacks.checkpoints.monitor=vall_loss", "callbacks.checkpoints.mode=min"],
-        ["callbacks=early_stopping", "callbacks.early_stopping.monitor=vall_loss"],
-    ],
-    ids=["best", "early_stopping"],
-)
-def test_a_monitor_that_plain_lightning_does_not_log_is_one_message(copy: Path, overrides):
-    done = train(copy, "no-monitor", *PLAIN_RUN, *overrides)
+def test_a_monitor_that_plain_lightning_does_not_log_is_one_message(copy: Path):
+    """That of the checkpoints: tests/test_command_lines.py."""
+    words = ["callbacks=early_stopping", "callbacks.early_stopping.monitor=vall_loss"]
+    done = train(copy, "no-monitor", *PLAIN_RUN, *words)
     assert done.returncode == 2
     assert "val_loss" in done.stderr
     assert "Traceback" not in done.stderr

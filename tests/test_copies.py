@@ -9,11 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-import copier
 import jinja2
 import pytest
-from copier._jinja_ext import get_yield_context
-from copier._main import Worker
 from packaging.requirements import Requirement
 
 from tests.clone import clone_working_tree, commit, git
@@ -29,6 +26,10 @@ def quick_copier(monkeypatch: pytest.MonkeyPatch) -> None:
 
     That is most of the time of a copy. Here equal parts are compiled once, and git is not asked.
     """
+    # To import it above would cost each process of pytest-xdist a second.
+    from copier._jinja_ext import get_yield_context
+    from copier._main import Worker
+
     compile_anew = jinja2.Environment.from_string
     remember = functools.cache(compile_anew)
 
@@ -58,6 +59,8 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_copy(template: Path, to: Path, **answers: list[str]) -> Path:
     """A committed copy with these tasks, clusters and loggers."""
+    import copier
+
     data = {"name": "bird-songs", "author": 'Ada "Countess" Lovelace', **answers}
     copier.run_copy(str(template), to, data=data, **TRUST)
     git(to, "init", "--quiet")
@@ -78,8 +81,14 @@ import pytest
 known = subprocess.Popen._execute_child.__globals__
 if "fork_server_of" in known:
     known["install"](dict(os.environ))
-sys.exit(pytest.main(sys.argv[1:]))
+
+class OneValueOfEach:
+    def pytest_collection_modifyitems(self, items):
+        items[:] = {item.nodeid.partition("[")[0]: item for item in items}.values()
+
+sys.exit(pytest.main(sys.argv[1:], plugins=[OneValueOfEach()]))
 """
+"""A copy has other names, and lacks files: each test runs with one of its values."""
 
 
 def check(copy: Path, *tests: str) -> None:
@@ -158,12 +167,12 @@ def find_undeclared_imports(copy: Path) -> list[str]:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             for name in {name.partition(".")[0] for name in names} - own - sys.stdlib_module_names:
-                if not brought.intersection(DISTRIBUTIONS.get(name, ())):
+                if not brought.intersection(find_modules().get(name, ())):
                     found.append(f"{path.relative_to(copy)} imports {name}")
     return found
 
 
-DISTRIBUTIONS = importlib.metadata.packages_distributions()
+find_modules = functools.cache(importlib.metadata.packages_distributions)
 find_needs = functools.cache(importlib.metadata.requires)
 
 
@@ -228,6 +237,8 @@ def load(folder, names=[]):
 
 
 def test_a_copy_is_changed_and_updated(template: Path, tmp_path: Path):
+    import copier
+
     copy = make_copy(template, tmp_path / "my project", tasks=["images"], clusters=["slurm"])
     assert find_old_names(copy) == []
     project = tomllib.loads((copy / "pyproject.toml").read_text())["project"]

@@ -2,19 +2,15 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.conftest import ROOT
 
 pytest.importorskip("mkdocs", reason="make test installs it")
-OF_THE_LIBRARY = ("library/README.md", "library/CHANGELOG.md")
 PUBLIC = ("Trainer", "BatchLoader", "Sums", "ConfigError", "RunError", "Checkpoints", "LossGuard")
 
 
@@ -51,25 +47,3 @@ def test_the_site_is_complete(tmp_path: Path):
         if "canonical" not in line
     ]
     assert loaded == []
-
-
-def test_what_leads_nowhere_is_an_error(tmp_path: Path):
-    for name in ("docs", ".github", "library/src"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    for name in ("mkdocs.yml", "README.md", "CHANGELOG.md", *OF_THE_LIBRARY):
-        shutil.copy(ROOT / name, tmp_path / name)
-    (tmp_path / "docs/orphan.md").write_text("# In no menu\n")
-    with (tmp_path / "docs/start.md").open("a") as page:
-        page.write("[a](nothing.md) [b](code.md#nothing) [c](../nothing.py)\n")
-    done = build(tmp_path, tmp_path / "site")
-    assert done.returncode == 1
-    for name in ("orphan.md", "'nothing.md'", "'code.md#nothing'", "'../nothing.py'"):
-        assert name in done.stderr, done.stderr
-
-
-def test_the_workflow_installs_what_the_site_needs():
-    steps = yaml.safe_load((ROOT / ".github/workflows/docs.yml").read_text())["jobs"]["build"]
-    (install,) = (step["run"] for step in steps["steps"] if "pip install" in step.get("run", ""))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = {re.split("[<>=]", line)[0] for line in project["optional-dependencies"]["dev"]}
-    assert set(re.findall(r"mkdoc[\w\[\]-]*", install)) <= named

@@ -168,8 +168,13 @@ def fit(
     default |= {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     while True:
         parts.append(observer := Observer(left, how, rank))
-        # Nobody takes the power away from this machine, and pytest keeps what is logged.
-        with mock.patch.object(os, "fsync"), mock.patch("samestep.trainer.log_to_files"):
+        # Nobody takes the power away from this machine, pytest keeps what is logged, and git is
+        # asked by test_provenance.py.
+        with (
+            mock.patch.object(os, "fsync"),
+            mock.patch("samestep.trainer.log_to_files"),
+            mock.patch("samestep.run.provenance.code_state", return_value=(None, "")),
+        ):
             trainer = Trainer(
                 run_dir=run_dir, callbacks=[*callbacks(), observer], **default | options
             )

@@ -334,32 +334,6 @@ assert not Path("fast").exists()
     assert done.returncode == 0, done.stderr
 
 
-BLOCKED = """
-import importlib.metadata
-import sys
-names = "hydra omegaconf torchvision optuna wandb jinja2 matplotlib".split()
-for name in [name for name in sys.modules if name.split(".")[0] in names]:
-    del sys.modules[name]
-sys.modules.update(dict.fromkeys(names))
-original = importlib.metadata.version
-def version(name):  # torchmetrics asks for it
-    if name in names:
-        raise importlib.metadata.PackageNotFoundError(name)
-    return original(name)
-importlib.metadata.version = version
-"""
-
-
-def test_a_run_needs_lightning_only(tmp_path: Path):
-    fits = 'Trainer(run_dir="r", accelerator="cpu", max_epochs=1).fit(LitNet(), LitData())'
-    script = tmp_path / "script.py"
-    script.write_text(BLOCKED + SCRIPT + fits)
-    # A variable that Python reads when it starts: so this is a fresh interpreter.
-    done = run("script.py", cwd=tmp_path, PYTHONNODEBUGRANGES="1")
-    assert done.returncode == 0, done.stderr
-    assert "Finished: r" in done.stdout
-
-
 def test_hydra_takes_the_class_and_the_program_keeps_its_hook(tmp_path: Path):
     instantiate = pytest.importorskip("hydra.utils").instantiate
     before = sys.excepthook

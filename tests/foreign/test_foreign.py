@@ -10,15 +10,13 @@ from tests.foreign.styles import STYLES
 
 TABLE = read_table(PAGE.read_text())
 CELLS = {
-    "loader with a state (torchdata)": "SIGTERM",
     "manual optimization that accumulates": "SIGTERM",
-    "running mean as a float": "SIGTERM",
-    "ReduceLROnPlateau by epoch": "SIGKILL",
-    "BaseFinetuning: unfreezes in epoch 1": "SIGKILL",
-    "VAE: stochastic test_step, add_image": "undisturbed",
     "no sync_dist": "2 ranks",
 }
-"""What no other test shows by a whole run, and is cheap: about 3 s of processor time each."""
+"""One that is interrupted and one on two ranks: that the matrix sees what the table says.
+
+Each kind of style has its own tests, in library/tests/callbacks and tests/test_figures.py.
+"""
 
 
 def test_the_table_has_every_style_and_every_cell_is_good():

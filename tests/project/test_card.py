@@ -2,13 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from huggingface_hub import ModelCard
 from omegaconf import OmegaConf
 
 from project.card import read_metrics, write_card
 from samestep.run import record
+
+
+def parse(text: str) -> Any:
+    """The card, as the library of the Hub reads it."""
+    from huggingface_hub import ModelCard  # takes a second, in each process of pytest-xdist
+
+    return ModelCard(text)
+
 
 CONFIG = {
     "run_id": "mine",
@@ -43,7 +51,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_hub_reads_the_metadata(run_dir: Path):
-    card = ModelCard(write_card(run_dir, "best", ["cat", "dog"], 93_950, "Apache-2.0", []))
+    card = parse(write_card(run_dir, "best", ["cat", "dog"], 93_950, "Apache-2.0", []))
     assert card.data.license == "apache-2.0"
     assert card.data.pipeline_tag == "image-classification"
     assert card.data.library_name == "pytorch"
@@ -76,7 +84,7 @@ def test_the_metrics_are_those_of_the_exported_weights(run_dir: Path, ckpt, stat
     assert read_metrics(run_dir, ckpt) == shown
     page = write_card(run_dir, ckpt, ["cat", "dog"], 1, "LicenseRef-Proprietary", [])
     assert (f"The checkpoint `{ckpt}` was not tested." in page) == (not shown)
-    card = ModelCard(page)
+    card = parse(page)
     assert (card.data.eval_results is None) == (not shown)
     assert (card.data.license, card.data.license_name) == ("other", "licenseref-proprietary")
 
@@ -86,4 +94,4 @@ def test_a_run_without_records_has_a_card(run_dir: Path):
     (run_dir / "metrics.json").unlink()
     page = write_card(run_dir, "best", ["cat", "dog"], 1, "MIT", [])
     assert "**Commit**: unknown" in page
-    assert ModelCard(page).data.eval_results is None
+    assert parse(page).data.eval_results is None

@@ -1,4 +1,4 @@
-"""A run of two ranks with all trackers, which is stopped, killed and continued."""
+"""A run with all trackers, which is stopped, killed and continued on two ranks."""
 
 import csv
 import subprocess
@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -58,20 +56,24 @@ def point_of(name: str, step: int, value: Any) -> tuple[int, float]:
 
 
 def test_each_tracker_has_each_value_once_and_the_pictures(tmp_path: Path, mlflow_server: str):
+    from mlflow import MlflowClient  # takes seconds, in each process of pytest-xdist
+
     client, run_dir = MlflowClient(mlflow_server), tmp_path / "mine"
     words = [
-        "model=mlp", "logger=[tensorboard,wandb,mlflow]", "report=false", "trainer.accelerator=cpu",
+        "model=mlp", "logger=[tensorboard,mlflow]", "report=false", "trainer.accelerator=cpu",
         "trainer.max_epochs=2", "data.global_batch_size=60", "trainer.log_every_n_steps=5",
-        "trainer.devices=2", f"run_root={tmp_path}",
+        f"run_root={tmp_path}",
         "+callbacks.saboteur._target_=tests.faults.saboteur.Saboteur",
         f"+callbacks.saboteur.dirpath={tmp_path}/faults",
         "+callbacks.saboteur.faults=[term step 13 0,kill step 33 0]",
         f"logger.mlflow.tracking_uri={mlflow_server}", "logger.mlflow.experiment=disturbed",
     ]  # fmt: skip
-    states: list[Run] = []
-    for exit_codes in ((143,), (-9, 137), (0,)):
-        result = run("train.py", *words, RUN_ID="mine", WANDB_MODE="offline", timeout=300)
-        assert result.returncode in exit_codes, result.stdout + result.stderr
+    states: list[Any] = []
+    # The starts of W&B are one run: the library's callbacks/test_loggers.py.
+    at_last = ["trainer.devices=2", "logger=[tensorboard,wandb,mlflow]"]
+    for exit_code, more in ((143, []), (-9, []), (0, at_last)):
+        result = run("train.py", *words, *more, RUN_ID="mine", WANDB_MODE="offline", timeout=300)
+        assert result.returncode == exit_code, result.stdout + result.stderr
         experiment = client.get_experiment_by_name("disturbed")
         states += client.search_runs([experiment.experiment_id])
     expected = points_of_csv(run_dir)

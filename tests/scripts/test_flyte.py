@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import lightning as L
@@ -32,7 +33,10 @@ for task in (flow.prepare, flow.fit):
     print(json.dumps(MessageToDict(spec.template.to_flyte_idl())))
 """
 
-pytest.importorskip("flytekitplugins.kfpytorch", reason="needs the extra flyte")
+# To import it here would cost each process of pytest-xdist a second.
+pytestmark = pytest.mark.skipif(
+    find_spec("flytekitplugins") is None, reason="needs the extra flyte"
+)
 
 
 COMMAND = """

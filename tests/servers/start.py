@@ -11,6 +11,8 @@ an address of this machine: the only differences from a cluster in which they ru
 
 import argparse
 import base64
+import functools
+import json
 import os
 import shutil
 import signal
@@ -27,7 +29,7 @@ import yaml
 BUILT = Path(os.environ.get("SAMESTEP_SERVERS", "~/.cache/samestep-servers")).expanduser()
 BIN, MANIFESTS = BUILT / "bin", BUILT / "manifests"
 KUEUE_CERTIFICATES = Path("/etc/kueue/metrics/certs")  # Kueue reads no other folder
-START_S = 120
+START_S = 600  # one that has ended is noticed at once
 NAMESPACE = "controllers"
 KINDS = ("jobs", "jobsets", "trainjobs", "pytorchjobs")
 """Kinds of runs that Kueue starts; its webhooks for other kinds are not registered."""
@@ -275,13 +277,8 @@ class Servers:
 
     def apply(self, documents: list[Object]) -> None:
         """Create or change objects; on the server, because CRDs are too large for an annotation."""
-        self.kubectl(
-            "apply",
-            "--server-side",
-            "--force-conflicts",
-            "--filename=-",
-            text=yaml.safe_dump_all(documents),
-        )
+        options = ("--server-side", "--force-conflicts", "--filename=-")
+        self.kubectl("apply", *options, text="\n".join(map(json.dumps, documents)))
 
     def wait_for(self, name: str, ask: Callable[[], Any]) -> None:
         """Ask until there is an answer."""
@@ -324,7 +321,9 @@ def read(path: str) -> list[Object]:
     """Read the manifests that a controller ships: a file, or all files of a folder."""
     place = MANIFESTS / path
     files = sorted(place.glob("*.yaml")) if place.is_dir() else [place]
-    documents = [item for file in files for item in yaml.safe_load_all(file.read_text())]
+    # Megabytes of YAML, for which Python's own parser takes many seconds.
+    parse = functools.partial(yaml.load_all, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    documents = [item for file in files for item in parse(file.read_text())]
     return [item for item in documents if item and "metadata" in item]
 
 

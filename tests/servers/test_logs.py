@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from tests.servers.conftest import Cluster, until
+from tests.servers.conftest import WAIT_S, Cluster, until
 
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
 COUNTS = (
@@ -29,7 +29,7 @@ def test_it_ends_when_nobody_reads_it_any_more(cluster: Cluster) -> None:
     follower = cluster.follow("mine", started=2)
     assert follower.stdout
     follower.stdout.close()
-    assert follower.wait(60) == 141
+    assert follower.wait(WAIT_S) == 141
 
 
 def test_it_goes_on_where_a_connection_broke(cluster: Cluster) -> None:
@@ -42,7 +42,7 @@ def test_it_goes_on_where_a_connection_broke(cluster: Cluster) -> None:
         os.kill(child, signal.SIGKILL)
     until(lambda: len(kubectl_of(follower) - before) == 2)
     assert cluster.samestep("cancel", "mine").returncode == 0
-    log, _ = follower.communicate(timeout=60)
+    log, _ = follower.communicate(timeout=WAIT_S)
     for index in (0, 1):
         found = [line for line in log.splitlines() if f"mine-{index}" in line and "line" in line]
         numbers = {int(line.rpartition(" ")[2]) for line in found}
@@ -70,7 +70,7 @@ def test_it_outlives_a_cluster_that_does_not_answer_for_a_while(
     until(lambda: gate.refused > 3)
     gate.is_open = True
     assert cluster.samestep("cancel", "mine").returncode == 0
-    log, _ = follower.communicate(timeout=60)
+    log, _ = follower.communicate(timeout=WAIT_S)
     assert "mine: was removed before it ended" in log
 
 

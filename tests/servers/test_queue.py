@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.servers.conftest import Cluster, until
+from tests.servers.conftest import WAIT_S, Cluster, until
 
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
 KUEUE = "kueue.x-k8s.io/v1beta2"
@@ -48,7 +48,7 @@ def test_a_run_saves_and_waits_while_a_more_urgent_one_runs(queue: Cluster, targ
     assert queue.samestep("cancel", "second").returncode == 0
     queue.until_training("first")
     assert queue.samestep("cancel", "first").returncode == 0
-    log, _ = follower.communicate(timeout=120)
-    saved = [line for line in log.splitlines() if line.endswith("/trainer] saved")]
+    log, _ = follower.communicate(timeout=WAIT_S)
+    saved = [line for line in log.splitlines() if line.endswith("] saved")]
     assert len(saved) == 4, log  # both pods, when they made room and when they ended
     assert "waits in the queue" in log

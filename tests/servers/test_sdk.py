@@ -65,9 +65,9 @@ def test_a_run_of_the_launcher_is_one_for_the_sdk(cluster: Cluster) -> None:
 
     client = make_client(cluster)
     assert {runtime.name for runtime in client.list_runtimes()} == {"mine", "torch-distributed"}
-    assert client.get_job("mine").status == "Running"
+    until(lambda: client.get_job("mine").status == "Running")
     first = cluster.pods("mine")[0]["metadata"]["name"]
-    assert list(client.get_job_logs("mine")) == [f"started {first}"]
+    until(lambda: list(client.get_job_logs("mine")) == [f"started {first}"])
     client.delete_job("mine")
     until(lambda: not cluster.left())
     assert len(list(cluster.folder.glob("saved-*"))) == 2

@@ -4,7 +4,6 @@ import csv
 import gzip
 import json
 import os
-import signal
 import socket
 import struct
 import sys
@@ -16,10 +15,8 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-import wandb
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.proto import wandb_internal_pb2
 
 from library.tests.kit import Net, batches, fit
 from library.tests.programs import run_code
@@ -129,7 +126,7 @@ def go_on_offline(root: str, muted: str) -> None:
 
 
 def lose_the_server(root: str) -> None:
-    """A run whose server goes away while it trains."""
+    """A run whose server goes away while it trains, and one whose server stops to answer."""
     loggers.FINISH_TIMEOUT_S = 2
     with serving() as url:
         os.environ.update(WANDB_BASE_URL=url, WANDB_API_KEY=KEY)
@@ -138,19 +135,14 @@ def lose_the_server(root: str) -> None:
         logger.log_metrics({"train/loss": 0.0625 + step}, step=step)
     logger.finalize("success")
     Path(root, "received.json").write_text(json.dumps(Wandb.received))
-
-
-def leave_a_hanging_server(root: str) -> None:
-    """A run whose server stops to answer while it trains, and whose process then just ends."""
-    loggers.FINISH_TIMEOUT_S = 2
     with serving() as url:
-        os.environ.update(WANDB_BASE_URL=url, WANDB_API_KEY=KEY)
+        os.environ.update(WANDB_BASE_URL=url)
         logger = build(Path(root, "hung"))
         Wandb.do_GET = Wandb.do_POST = Wandb.do_PUT = lambda self: Event().wait()
         for step in range(2, 500):  # a step that waited would wait for ever
             logger.log_metrics({"train/loss": 0.0625 + step}, step=step)
         logger.finalize("success")
-        wandb.finish()
+        sys.modules["wandb"].finish()
 
 
 def offline_run(run_dir: Path) -> str:
@@ -158,56 +150,48 @@ def offline_run(run_dir: Path) -> str:
     return path.read_bytes().decode(errors="replace")
 
 
-@pytest.fixture(scope="module")
-def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("offline")
+def test_wandb_goes_on_offline_with_one_warning_and_gets_no_secret(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and never answers
         muted = f"http://127.0.0.1:{mute.getsockname()[1]}"
         code = f"import sys; from {__name__} import *; go_on_offline(*sys.argv[1:3])"
-        secrets = {"FAKE_SECRET": SECRET, "NETRC": str(root / "netrc")}
-        result = run_code(code, str(root), muted, f"a={SECRET}", timeout=120, **secrets)
+        secrets = {"FAKE_SECRET": SECRET, "NETRC": str(tmp_path / "netrc")}
+        result = run_code(code, str(tmp_path), muted, f"a={SECRET}", timeout=120, **secrets)
     assert result.returncode == 0, result.stderr
-    (root / "stderr.txt").write_text(result.stderr)
-    return root
-
-
-def test_wandb_goes_on_offline_with_one_warning(offline: Path):
-    warnings = (offline / "stderr.txt").read_text().splitlines()
+    warnings = result.stderr.splitlines()
     for name, reason in (
         ("closed", "does not answer: [Errno"),
         ("muted", "does not answer: timed out"),
         ("keyless", "there is no key"),
         ("refused", "wrong key"),
     ):
-        (warning,) = [line for line in warnings if f"{LATER} {offline}/{name}/wandb" in line]
+        (warning,) = [line for line in warnings if f"{LATER} {tmp_path}/{name}/wandb" in line]
         assert reason in warning
-        text = offline_run(offline / name)
+        text = offline_run(tmp_path / name)
         assert "train/loss" in text
         assert "0.0625" in text
     assert len(warnings) == 4, "a wish for offline is respected without a warning"
-    assert "train/loss" in offline_run(offline / "asked")
-    assert not (offline / "disabled/wandb").exists()
-
-
-def test_wandb_gets_the_configuration_and_no_secret(offline: Path):
-    assert "0.125" in offline_run(offline / "closed")
-    for path in offline.rglob("*"):
+    assert "train/loss" in offline_run(tmp_path / "asked")
+    assert not (tmp_path / "disabled/wandb").exists()
+    assert "0.125" in offline_run(tmp_path / "closed")  # the configuration
+    for path in tmp_path.rglob("*"):
         if path.is_file():
             text = path.read_bytes()
             assert SECRET.encode() not in text, path
             assert KEY.encode() not in text, path
             assert PASSWORD.encode() not in text, path
-    assert not list(offline.rglob("wandb-metadata.json"))
-    assert not list(offline.rglob("*.py"))
+    assert not list(tmp_path.rglob("wandb-metadata.json"))
+    assert not list(tmp_path.rglob("*.py"))
 
 
-def test_a_server_that_goes_away_stops_nothing(tmp_path: Path):
+def test_a_server_that_goes_away_or_hangs_stops_nothing(tmp_path: Path):
     code = f"import sys; from {__name__} import *; lose_the_server(sys.argv[1])"
     result = run_code(code, str(tmp_path), f"a={SECRET}", timeout=120, FAKE_SECRET=SECRET)
     assert result.returncode == 0, result.stderr
     assert "W&B: http://127.0.0.1" in result.stdout
     (path,) = tmp_path.glob("online/wandb/run-*-mine/run-mine.wandb")
     assert "19.0625" in path.read_bytes().decode(errors="replace")
+    (path,) = tmp_path.glob("hung/wandb/run-*-mine/run-mine.wandb")
+    assert "499.0625" in path.read_bytes().decode(errors="replace")  # for `wandb sync`
 
     received = (tmp_path / "received.json").read_text()
     assert SECRET not in received
@@ -221,32 +205,24 @@ def test_a_server_that_goes_away_stops_nothing(tmp_path: Path):
     assert start["commit"] is start["repo"] is None
 
 
-def test_a_server_that_hangs_holds_up_nothing(tmp_path: Path):
-    code = f"import sys; from {__name__} import *; leave_a_hanging_server(sys.argv[1])"
-    result = run_code(code, str(tmp_path), timeout=120)
-    assert result.returncode == 0, result.stderr
-    (path,) = tmp_path.glob("hung/wandb/run-*-mine/run-mine.wandb")
-    assert "499.0625" in path.read_bytes().decode(errors="replace")  # for `wandb sync`
-
-
-def log_offline(run_dir: str, first: str, last: str, exit_code: str) -> None:
-    """Log these steps, and end with this exit code; -9 is SIGKILL, before W&B has written any."""
+def log_offline(run_dir: str, first: str, last: str) -> None:
+    """Log these steps."""
     Path(run_dir).mkdir(exist_ok=True)
     Path(run_dir, "config.yaml").write_text("model: {lr: 0.125}\n")
     logger = loggers.wandb(run_dir, "mine", "p", None, None, [])
     for step in range(int(first), int(last)):
         logger.log_metrics({"train/loss": 0.0625 + step}, step=step)
-    if exit_code == "-9":
-        os.kill(os.getpid(), signal.SIGKILL)
-    sys.exit(int(exit_code))
 
 
 def test_the_offline_starts_of_a_run_sync_as_one_run(tmp_path: Path):
-    """One of them was killed at once: with its empty file, ``wandb sync`` would stop."""
+    """Before each, one was killed at once: with its empty file, ``wandb sync`` would stop."""
     code = f"import sys; from {__name__} import *; log_offline(*sys.argv[1:])"
-    for words in (["0", "5", "0"], ["5", "9", "-9"], ["5", "9", "0"]):
+    killed = tmp_path / "mine/wandb/offline-run-20260101_000000-mine/run-mine.wandb"
+    for words in (["0", "5"], ["5", "9"]):
+        killed.parent.mkdir(parents=True)
+        killed.touch()
         done = run_code(code, str(tmp_path / "mine"), *words, WANDB_MODE="offline", timeout=300)
-        assert done.returncode == int(words[-1]), done.stderr
+        assert done.returncode == 0, done.stderr
     folders = sorted(map(str, tmp_path.glob("mine/wandb/offline-run-*")))
     assert len(folders) == 2
     Wandb.history = ()
@@ -354,15 +330,6 @@ def track(root: str) -> None:
     part.trainer.test(part.module, batches(shuffle=False), verbose=False)
 
 
-@pytest.fixture(scope="module")
-def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("tracked")
-    code = f"import sys; from {__name__} import *; track(sys.argv[1])"
-    result = run_code(code, str(root), timeout=240, WANDB_MODE="offline")
-    assert result.returncode == 0, result.stderr
-    return root / "mine"
-
-
 def rows_of_csv(run_dir: Path) -> list[dict[str, str]]:
     with (run_dir / "metrics.csv").open() as file:
         return list(csv.DictReader(file))
@@ -374,6 +341,8 @@ def records_of_wandb(run_dir: Path) -> list[Any]:
     A block of 32 KiB holds pieces: checksum (4 bytes), length (2), kind (1), and the data. Kinds:
     1 whole record, 2 its first piece, 3 a middle one, 4 the last one.
     """
+    from wandb.proto import wandb_internal_pb2  # takes a second, in each process of pytest-xdist
+
     (path,) = run_dir.glob("wandb/offline-run-*/run-mine.wandb")
     content, position, pieces, records = path.read_bytes(), 7, b"", []
     while position + 7 <= len(content):
@@ -422,7 +391,11 @@ def mlflow_run_of(run_dir: Path) -> tuple[Any, str]:
 
 
 @pytest.mark.usefixtures("no_mlflow_variables")
-def test_all_trackers_have_the_figures_of_metrics_csv(tracked: Path, monkeypatch):
+def test_all_trackers_have_the_figures_and_wandb_has_the_model(tmp_path: Path, monkeypatch):
+    code = f"import sys; from {__name__} import *; track(sys.argv[1])"
+    done = run_code(code, str(tmp_path), timeout=240, WANDB_MODE="offline")
+    assert done.returncode == 0, done.stderr
+    tracked = tmp_path / "mine"
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     wandb_history, tensorboard = history_of_wandb(tracked), history_of_tensorboard(tracked)
     client, mlflow_id = mlflow_run_of(tracked)
@@ -441,8 +414,6 @@ def test_all_trackers_have_the_figures_of_metrics_csv(tracked: Path, monkeypatch
                 assert found[step] == pytest.approx(value, rel=1e-6)
     assert [int(row["step"]) for row in rows if row["step/loss"]] == [1, 3]
 
-
-def test_wandb_gets_the_model(tracked: Path):
     records = records_of_wandb(tracked)
     artifacts = [r.request.log_artifact.artifact for r in records]
     artifacts += [r.artifact for r in records]

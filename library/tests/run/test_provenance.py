@@ -1,5 +1,7 @@
+import re
 import subprocess
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -80,8 +82,15 @@ def test_code_without_git_has_no_commit(tmp_path: Path, monkeypatch: pytest.Monk
     assert code_state(tmp_path) == ("4f2a", "")
 
 
-def test_a_start_names_machine_and_packages():
+def test_a_start_names_machine_and_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    installed = distributions()
+    canonical = {re.sub("[-_.]+", "-", one.name).lower(): one.version for one in installed}
+    assert provenance.find_packages() == canonical
+    (tmp_path / "My_own.package-1.2+cpu.dist-info").mkdir()
+    (tmp_path / "pytest-0.1.dist-info").mkdir()
+    monkeypatch.setattr(sys, "path", ["/nowhere", *sys.path, str(tmp_path)])
     found = provenance.surroundings()
+    assert found["packages"]["my-own-package"] == "1.2+cpu"
     assert found["packages"]["pytest"] == pytest.__version__
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["world_size"] == 1

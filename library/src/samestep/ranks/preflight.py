@@ -113,7 +113,9 @@ def inspect(
     rank has made before.
     """
     mine = [*check_this_rank(spec, model, datamodule), *more]
-    values = identity(spec) | hash_code(model, datamodule)
+    # One rank has nobody to differ from.
+    is_alone = environment.world_size() == 1
+    values = {} if is_alone else identity(spec) | hash_code(model, datamodule)
     try:
         everyone = process_group.gather((mine, values))
         shared = is_shared(spec.run_dir)

@@ -59,9 +59,11 @@ def redact(text: str) -> str:
     (``://user:password@host``), and keys in the form of a known service. MY_TOKEN=validation hides
     ``validation``, but not a part of ``validation/loss``.
     """
+    # Most texts are words of a configuration, too short for any of these.
+    variables = environment.variables() if len(text) >= MIN_LENGTH else {}
     secrets = {
         value
-        for name, value in environment.variables().items()
+        for name, value in variables.items()
         if len(value) >= MIN_LENGTH and value in text and _SECRET_VARIABLE.search(name)
     }
     # A secret may be a part of another one, so the longest is replaced first.
