@@ -10,7 +10,7 @@ from tests.foreign.styles import STYLES
 
 TABLE = read_table(PAGE.read_text())
 CELLS = {
-    "manual optimization that accumulates": "SIGTERM",
+    "DataLoader": "SIGTERM",
     "no sync_dist": "2 ranks",
 }
 """One that is interrupted and one on two ranks: that the matrix sees what the table says.
