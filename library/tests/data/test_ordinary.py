@@ -88,6 +88,11 @@ class OneByOne:
             yield ids[:, None] + 0.01 * torch.rand(4, 1)
 
 
+class Predicts(Net):
+    def predict_step(self, batch, batch_idx):
+        return batch
+
+
 def with_generator(num: int = 16) -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(3)
     return DataLoader(Noisy(), 4, sampler=RandomSampler(range(num), generator=generator))
@@ -141,6 +146,15 @@ def test_several_loaders_continue_together(tmp_path: Path, mode: str, kind: Any)
         return CombinedLoader({"a": LOADERS["workers"](), "b": kind()}, mode)
 
     check_exact(tmp_path, Net, make, (0, 0), (1, 2), **DISTURBED)
+
+
+def test_a_loader_is_as_it_was_after_training(tmp_path: Path):
+    """In a notebook, which stops and continues with the same object, and predicts with it."""
+    loader = DataLoader(Noisy(), 4)
+    batch_sampler = loader.batch_sampler
+    parts = fit(tmp_path, Predicts, lambda: loader, [(0, 1)])
+    assert loader.batch_sampler is batch_sampler
+    assert len(parts[-1].trainer.predict(parts[-1].module, loader)) == 4
 
 
 def test_a_batch_sampler_without_an_end_continues(tmp_path: Path):

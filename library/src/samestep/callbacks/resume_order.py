@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from samestep.callbacks.share_out import check_accumulation, find_batch_loaders, find_loaders
 from samestep.callbacks.watchdog import Watchdog
 from samestep.data.loader import BatchLoader
-from samestep.data.ordinary import ResumableBatches, iterates_as_torch, resumable
+from samestep.data.ordinary import ResumableBatches, give_back, iterates_as_torch, resumable
 from samestep.data.seeds import mix_seed, seed_all, seed_sample
 from samestep.ranks import environment, lightning_patches
 from samestep.ranks.process_group import gather
@@ -165,6 +165,17 @@ class ResumeOrder(L.Callback):
         self.epoch, self.batch = trainer.current_epoch + 1, 0
         self._is_first_epoch = False
         self._note_generators(trainer)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Leave the loaders as they were."""
+        for loader in find_loaders(trainer.train_dataloader):
+            give_back(loader)
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """The same in a notebook, where the program goes on."""
+        self.on_fit_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """How far the epoch has come."""

@@ -101,3 +101,9 @@ def resumable(loader: Any, seed: int) -> ResumableBatches | None:
     batches = loader.batch_sampler
     assert isinstance(batches, ResumableBatches)
     return batches
+
+
+def give_back(loader: Any) -> None:
+    """Leave a loader as it was: Lightning makes a new one of it where it predicts."""
+    if isinstance(getattr(loader, "batch_sampler", None), ResumableBatches):
+        vars(loader)["batch_sampler"] = loader.batch_sampler.batches
