@@ -21,8 +21,7 @@ from torchmetrics import Metric
 
 from samestep.callbacks.share_out import find_loaders
 from samestep.callbacks.sums import Sums
-from samestep.data.ordinary import ResumableBatches
-from samestep.data.sampler import BatchesOfRank
+from samestep.data.sampler import WrappedBatches
 from samestep.ranks.lightning_patches import callbacks_of
 from samestep.ranks.sharded import class_of
 
@@ -195,7 +194,7 @@ def attributes_of_loader(loader: Any, data: Any) -> Iterator[Attribute]:
     parts, of_torch = [loader], set[str]()
     if isinstance(loader, DataLoader):
         batch_sampler = loader.batch_sampler
-        while isinstance(batch_sampler, (ResumableBatches, BatchesOfRank)):
+        while isinstance(batch_sampler, WrappedBatches):
             batch_sampler = batch_sampler.batches
         sampler = getattr(batch_sampler, "sampler", None)
         parts += [loader.dataset, loader.sampler, batch_sampler, sampler]

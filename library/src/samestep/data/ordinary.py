@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from samestep.data.sampler import WrappedBatches
 from samestep.data.seeds import mix_seed, seed_sample
 from samestep.ranks import environment
 
@@ -38,7 +39,7 @@ class Ids(list[Any]):
         return Ids, (list(super().__iter__()), self.seed)
 
 
-class ResumableBatches(BatchSampler):
+class ResumableBatches(WrappedBatches, BatchSampler):
     """The batches of another batch sampler, each with a seed, from any one on.
 
     Args:
@@ -75,12 +76,6 @@ class ResumableBatches(BatchSampler):
                 is_list = isinstance(ids, (list, tuple))
                 seed = mix_seed(*numbers, number, environment.rank())
                 yield Ids(ids, seed) if is_list else ids
-
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else the batch sampler has, such as ``sampler`` and ``batch_size``."""
-        if name == "batches":  # a copy asks for it before it is there
-            raise AttributeError(name)
-        return getattr(self.batches, name)
 
 
 def iterates_as_torch(loader: Any) -> bool:

@@ -143,7 +143,19 @@ class GlobalBatchSampler(Sampler[Slice]):
         return step * self.batch_size + begin, end - begin
 
 
-class BatchesOfRank(Sampler[Any]):
+class WrappedBatches(Sampler[Any]):
+    """A batch sampler that stands for another one, ``batches``, and has its attributes."""
+
+    batches: Any
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the batch sampler has, such as ``sampler`` and ``batch_size``."""
+        if name == "batches":  # a copy asks for it before it is there
+            raise AttributeError(name)
+        return getattr(self.batches, name)
+
+
+class BatchesOfRank(WrappedBatches):
     """Shares the batches of a batch sampler out: a rank gets every ``world_size``-th one.
 
     Some batches are repeated, so that every rank gets as many.
@@ -169,12 +181,6 @@ class BatchesOfRank(Sampler[Any]):
         while group := list(islice(batches, self.world_size)):
             first = first or group
             yield [*group, *islice(cycle(first), self.world_size)][self.rank]
-
-    def __getattr__(self, name: str) -> Any:
-        """Whatever else the batch sampler has, such as ``sampler`` and ``batch_size``."""
-        if name == "batches":  # a copy asks for it before it is there
-            raise AttributeError(name)
-        return getattr(self.batches, name)
 
 
 @lru_cache
