@@ -17,7 +17,12 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
     RendezvousTimeoutError,
 )
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    RendezvousBackend,
+    Token,
+    create_handler,
+)
+from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import create_backend
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from samestep.ranks import network
@@ -28,6 +33,34 @@ def is_loss(error: Exception) -> bool:
     # torch raises a plain LookupError for a key that never comes. Its subclasses are mistakes.
     lost = isinstance(error, (RendezvousConnectionError, EtcdException))
     return lost or type(error) is LookupError
+
+
+class Backend(RendezvousBackend):
+    """What etcd knows of the nodes, and nothing once this node has left to meet them anew.
+
+    A failed request is part of a cycle (a traceback that urllib3 keeps), which may keep torch's
+    handler, and its heartbeats, after it was dropped. They would hold a place in the group for a
+    node that no longer has it, and the others would wait.
+    """
+
+    def __init__(self, backend: RendezvousBackend) -> None:
+        self._backend = backend
+        self.has_left = False
+
+    @property
+    def name(self) -> str:
+        """What torch calls this kind of rendezvous."""
+        return self._backend.name
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """What the nodes wrote."""
+        return None if self.has_left else self._backend.get_state()
+
+    def set_state(
+        self, state: bytes, token: Token | None = None
+    ) -> tuple[bytes, Token, bool] | None:
+        """Write it, if no other node has since ``token``."""
+        return None if self.has_left else self._backend.set_state(state, token)
 
 
 class EtcdRendezvous(RendezvousHandler):
@@ -51,6 +84,7 @@ class EtcdRendezvous(RendezvousHandler):
         self._mark = secrets.token_hex(8)
         # None before the nodes meet, and while etcd is lost.
         self._handler: RendezvousHandler | None = None
+        self._backend: Backend | None = None
         self._store: Store | None = None
         self._is_lost = False
 
@@ -79,7 +113,10 @@ class EtcdRendezvous(RendezvousHandler):
         return 0
 
     def _meet(self) -> RendezvousInfo:
-        self._handler = self._handler or get_rendezvous_handler(self._parameters)
+        if self._handler is None:
+            backend, store = create_backend(self._parameters)
+            self._backend = Backend(backend)
+            self._handler = create_handler(store, self._backend, self._parameters)
         info = self._handler.next_rendezvous()
         # An etcd without this key has lost its data.
         info.store.set(self._mark, "1")
@@ -98,6 +135,8 @@ class EtcdRendezvous(RendezvousHandler):
             lost = f"etcd is lost ({reason}); the nodes meet again when it is back"
             print(f"entrypoint: {lost}", flush=True)
         self._is_lost = True
+        if self._backend:
+            self._backend.has_left = True
         self._handler = self._store = None
         return reason
 
