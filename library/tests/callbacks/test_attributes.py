@@ -1,8 +1,9 @@
 import logging
 import random
 from argparse import Namespace
-from collections import deque
+from collections import UserList, deque
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import lightning as L
@@ -10,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchmetrics import MaxMetric, MeanMetric
 
 from library.tests.kit import Net, Scores, fit
-from samestep.callbacks.lost_state import LostState, find_own_state
+from samestep.callbacks.attributes import Attributes, find_own_state
 
 
 class Buffer:
@@ -77,10 +78,25 @@ class Stateful(Scores):
         self.best(self.global_step)
 
 
-FOUND = {
-    "momentum", "hidden", "moments", "replay", "rng", "dice", "teacher", "outputs", "cache",
-    "train_mean", "best", "options",
-}  # fmt: skip
+def state_of(model: Stateful) -> list[str]:
+    """All that it keeps, as text that is equal if the bits are."""
+    tensors = [model.hidden, *model.outputs, model.cache, model.kept, model.teacher[0].weight]
+    for batch, reward in model.replay.memory:
+        tensors += [*batch, torch.tensor(reward)]
+    assert len(tensors) > 5
+    return [
+        *(str(tensor.tolist()) for tensor in tensors),
+        str((model.options, model.momentum, model.moments, model.phase, len(model.outputs))),
+        str((model.rng.bit_generator.state, model.dice.getstate())),
+    ]
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("places", [[(0, 0)], [(0, 1), (0, 2), (1, "start"), (1, 2)], [(1, 0)]])
+def test_a_run_continues_with_what_its_attributes_held(tmp_path: Path, places, how: str):
+    (whole,) = fit(tmp_path / "whole", Stateful)
+    *_, last = fit(tmp_path / "disturbed", Stateful, places=places, how=how)
+    assert state_of(last.module) == state_of(whole.module)
 
 
 class Counter(L.Callback):
@@ -109,33 +125,145 @@ class HalfSavedCounter(SavedCounter):
         self.total += 1
 
 
-def lost_by(part) -> set[str]:
-    (lost,) = [one for one in part.trainer.callbacks if isinstance(one, LostState)]
-    return {name for name in lost.names if not name.startswith("Observer.")}  # of these tests
+def test_callbacks_of_the_user_count_on(tmp_path: Path):
+    made: list[Any] = []
 
-
-def test_state_in_attributes_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     def callbacks() -> list[L.Callback]:
-        return [Counter(), SavedCounter(), HalfSavedCounter()]
+        made[:] = [Counter(), SavedCounter(), HalfSavedCounter(), Counter()]
+        return made[:]
 
-    (part,) = fit(tmp_path, Stateful, callbacks=callbacks)
-    names = {f"Stateful.{name}" for name in FOUND} | {"Counter.count", "HalfSavedCounter.total"}
-    assert lost_by(part) == names
+    fit(tmp_path, places=[(0, 1), (0, 2)], callbacks=callbacks)
+    assert [callback.count for callback in made] == [8, 8, 8, 8]
+    assert made[2].total == 8.5
+
+
+def lost_by(part) -> list[str]:
+    (attributes,) = [one for one in part.trainer.callbacks if isinstance(one, Attributes)]
+    return attributes.lost
+
+
+class Lossy(Net):
+    """State that only its own code could bring back."""
+
+    def __init__(self):
+        super().__init__()
+        self.best = MaxMetric()
+        self.mean = MeanMetric()
+        self.ledger = Ledger()
+        self.history = [0] * 100_001
+        # Nothing changes these.
+        self.rate, self.sizes, self.lock = 0.5, [1, 2], Lock()
+
+    def training_step(self, batch, batch_idx):
+        self.ledger.append(1)
+        self.history.append(batch_idx)
+        loss = super().training_step(batch, batch_idx)
+        self.mean(loss)
+        self.log("train/mean", self.mean)
+        return loss
+
+    def on_validation_epoch_end(self):
+        self.best(self.global_step)
+
+
+class Ledger(UserList[int]):
+    pass
+
+
+def test_what_cannot_be_kept_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    *_, part = fit(tmp_path, Lossy, places=[(1, 2)])
+    assert set(lost_by(part)) == {f"Lossy.{name}" for name in ("ledger", "history", "mean", "best")}
     said = [line for line in capsys.readouterr().out.splitlines() if "no checkpoint holds" in line]
-    first, second = said
-    assert "no checkpoint holds them: Stateful.options, Stateful.momentum" in first
+    first, second, again = said
+    assert "no checkpoint holds them: Lossy.mean, Lossy.ledger, Lossy.history" in first
     # It changes in validation only.
-    assert "Stateful.best" in second
-    assert "Stateful.options" not in second
+    assert "Lossy.best" in second
+    assert "Lossy.ledger" not in second
+    assert again.startswith("Note: this run continues with the first values of ")
+    assert "Lossy.ledger" in again
 
 
-def test_a_run_that_continues_says_so_before_its_first_step(tmp_path: Path, capsys):
-    for epochs in (1, 3):
-        capsys.readouterr()
-        fit(tmp_path, callbacks=lambda: [Counter()], max_epochs=epochs)
-    line, *_ = [line for line in capsys.readouterr().out.splitlines() if "no checkpoint h" in line]
-    assert line.startswith("Note: this run continues with the first values of ")
-    assert "Counter.count" in line
+class Shares(Net):
+    """Its data set reads what its steps write, and may be a batch ahead."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = [torch.ones(1)]
+        self.count = 0
+
+    def training_step(self, batch, batch_idx):
+        self.count += 1
+        self.memory.append(batch[:1].detach() + 1)
+        return super().training_step(batch, batch_idx)
+
+    def train_dataloader(self):
+        return DataLoader(Memory(self.memory))
+
+
+class Memory(IterableDataset[torch.Tensor]):
+    def __init__(self, memory: list[torch.Tensor]) -> None:
+        self.memory = memory
+
+    def __iter__(self):
+        return iter([self.memory[-1]] * 4)
+
+
+class Makes(Shares):
+    """The same by a method of the module."""
+
+    def train_dataloader(self):
+        return DataLoader([1.0] * 4, collate_fn=self.collate)
+
+    def collate(self, batch):
+        return self.memory[-1]
+
+
+class Moves(Shares):
+    """The same in a hook."""
+
+    def train_dataloader(self):
+        return DataLoader(torch.ones(4, 1))
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return self.memory[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [(Shares, {"memory"}), (Makes, {"memory", "count"}), (Moves, {"memory", "count"})],
+)
+def test_what_the_data_may_change_is_named(tmp_path: Path, model, names: set[str]):
+    (part,) = fit(tmp_path, model, lambda: None)
+    assert {name.rpartition(".")[2] for name in lost_by(part)} == names
+
+
+class Ready(Net):
+    """Gives its attributes their first values when training starts, and counts its epochs."""
+
+    def on_train_start(self):
+        self.momentum, self.defaults = 0.0, DEFAULTS
+        self.epochs = 0
+
+    def on_train_epoch_start(self):
+        self.epochs += 1
+
+    def training_step(self, batch, batch_idx):
+        self.momentum = 0.9 * self.momentum + 1
+        self.defaults = {"rate": self.momentum}
+        return super().training_step(batch, batch_idx)
+
+
+DEFAULTS = {"rate": 0.0}
+
+
+@pytest.mark.parametrize("places", [[(0, "start")], [(1, "start")], [(0, 3)], [(1, 1)]])
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+def test_it_is_written_after_the_first_values_and_before_the_first_hook(tmp_path, places, how):
+    (whole,) = fit(tmp_path / "whole", Ready)
+    *_, last = fit(tmp_path / "disturbed", Ready, places=places, how=how)
+    assert (last.module.momentum, last.module.epochs) == (whole.module.momentum, 2)
+    assert last.module.defaults == whole.module.defaults
+    assert DEFAULTS == {"rate": 0.0}  # was not changed in place, so it is not written in place
 
 
 class Data(L.LightningDataModule):
@@ -158,7 +286,7 @@ class Data(L.LightningDataModule):
     ids=lambda net: type(net).__name__,
 )  # fmt: skip
 def test_ordinary_models_lose_nothing(tmp_path: Path, net):
-    model, lost = BoringModel(), LostState()
+    model, lost = BoringModel(), Attributes()
     model.net = net
     options: dict[str, Any] = {"logger": False, "enable_progress_bar": False}
     trainer = L.Trainer(
@@ -166,11 +294,11 @@ def test_ordinary_models_lose_nothing(tmp_path: Path, net):
         enable_checkpointing=False, limit_train_batches=3, limit_val_batches=2, **options,
     )  # fmt: skip
     trainer.fit(model)
-    assert lost.names == []
+    assert lost.lost == []
 
 
 def test_a_datamodule_has_state_too(tmp_path: Path):
-    lost = LostState()
+    lost = Attributes()
     trainer = L.Trainer(
         max_epochs=1, callbacks=[lost], accelerator="cpu", enable_model_summary=False,
         enable_checkpointing=False, logger=False, enable_progress_bar=False, limit_val_batches=0,
@@ -178,7 +306,7 @@ def test_a_datamodule_has_state_too(tmp_path: Path):
     model = BoringModel()
     model.validation_step = None
     trainer.fit(model, datamodule=Data())
-    assert lost.names == ["Data.drawn"]
+    assert lost.lost == ["Data.drawn"]
 
 
 class Extra(torch.nn.Linear):
@@ -200,7 +328,8 @@ def test_several_ranks_are_told_what_only_rank_zero_saves(tmp_path, monkeypatch,
     model = Net()
     model.body = Extra(1, 4)
     trainer = L.Trainer(logger=False, accelerator="cpu")
-    LostState().on_train_start(trainer, model)
+    Attributes().setup(trainer, model, "fit")
+    trainer.strategy.on_train_start()
     assert "keep what Extra.get_extra_state saves on rank zero only" in capsys.readouterr().out
 
 
