@@ -2,9 +2,10 @@ import logging
 import random
 from argparse import Namespace
 from collections import UserList, deque
+from enum import Enum
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import numpy as np
@@ -15,12 +16,22 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchmetrics import MaxMetric, MeanMetric
 
 from library.tests.kit import Net, Scores, fit
-from samestep.callbacks.attributes import Attributes, find_own_state
+from samestep.callbacks.attributes import Attributes
 
 
 class Buffer:
     def __init__(self):
         self.memory: deque[Any] = deque(maxlen=3)
+
+
+class Phase(Enum):
+    WARM, MAIN = 1, 2
+
+
+class Transition(NamedTuple):
+    indices: np.ndarray[Any, Any]
+    reward: np.float32
+    phase: Phase
 
 
 class Stateful(Scores):
@@ -36,6 +47,8 @@ class Stateful(Scores):
         self.replay = Buffer()
         self.rng = np.random.default_rng(0)
         self.dice = random.Random(0)
+        self.generator = torch.Generator()
+        self.last = self.indices = None
         self.teacher = [torch.nn.Linear(2, 1)]
         self.outputs: list[torch.Tensor] = []
         self.register_buffer("cache", torch.zeros(2), persistent=False)
@@ -54,8 +67,11 @@ class Stateful(Scores):
         self.options.done += 1
         self.moments["second"][0] += 1.0
         self.replay.memory.append((batch, 1.0))
+        self.phase = "hot"
         self.rng.random()
         self.dice.random()
+        self.indices = torch.randperm(4, generator=self.generator)
+        self.last = Transition(self.indices.numpy(), np.float32(loss.item()), Phase.MAIN)
         self.teacher[0].weight.data += 1
         self.outputs.append(loss.detach())
         self.cache += 1
@@ -88,6 +104,7 @@ def state_of(model: Stateful) -> list[str]:
         *(str(tensor.tolist()) for tensor in tensors),
         str((model.options, model.momentum, model.moments, model.phase, len(model.outputs))),
         str((model.rng.bit_generator.state, model.dice.getstate())),
+        str((model.generator.get_state().tolist(), model.indices, model.last)),
     ]
 
 
@@ -175,7 +192,7 @@ def test_what_cannot_be_kept_is_named_once(tmp_path: Path, capsys: pytest.Captur
     assert set(lost_by(part)) == {f"Lossy.{name}" for name in ("ledger", "history", "mean", "best")}
     said = [line for line in capsys.readouterr().out.splitlines() if "no checkpoint holds" in line]
     first, second, again = said
-    assert "no checkpoint holds them: Lossy.mean, Lossy.ledger, Lossy.history" in first
+    assert "no checkpoint holds them: Lossy.ledger, Lossy.history, Lossy.mean" in first
     # It changes in validation only.
     assert "Lossy.best" in second
     assert "Lossy.ledger" not in second
@@ -307,30 +324,6 @@ def test_a_datamodule_has_state_too(tmp_path: Path):
     model.validation_step = None
     trainer.fit(model, datamodule=Data())
     assert lost.lost == ["Data.drawn"]
-
-
-class Extra(torch.nn.Linear):
-    """Counts in a way of its own."""
-
-    def get_extra_state(self):
-        return {"count": 3}
-
-
-def test_methods_that_save_for_rank_zero_only_are_found():
-    model = Net()
-    assert find_own_state(model) == []
-    model.body = Extra(1, 4)
-    assert find_own_state(model) == ["Extra.get_extra_state"]
-
-
-def test_several_ranks_are_told_what_only_rank_zero_saves(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(L.Trainer, "world_size", 2)
-    model = Net()
-    model.body = Extra(1, 4)
-    trainer = L.Trainer(logger=False, accelerator="cpu")
-    Attributes().setup(trainer, model, "fit")
-    trainer.strategy.on_train_start()
-    assert "keep what Extra.get_extra_state saves on rank zero only" in capsys.readouterr().out
 
 
 class Fast:

@@ -132,7 +132,7 @@ STYLES = [
     Style("torchmetrics, logged as objects", Torchmetrics, Exact, told=EPOCH),
     Style("torchmetrics, computed by hand", Collected, Exact, told=EPOCH),
     Style("no sync_dist", NotReduced, Exact, told=RANKS),
-    Style("outputs kept in a list", Collects, Exact, told=LIST),
+    Style("outputs kept in a list", Collects, Exact),
     Style("on_step=True in validation and test", EachStep, Exact, (
         "callbacks.checkpoints.monitor=val_loss_epoch",
     ), EPOCH),

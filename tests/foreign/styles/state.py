@@ -124,13 +124,13 @@ class OwnGenerator(Regressor):
 OWN = (Told("rank zero only", "state that differs between ranks is lost", ("2 ranks, SIGTERM",)),)
 
 STYLES = [
-    Style("hidden state of an RNN as an attribute", Truncated, Exact, told=LOST, is_per_rank=True),
-    Style("running mean as a float", MomentumAsFloat, Exact, told=LOST, is_per_rank=True),
+    Style("hidden state of an RNN as an attribute", Truncated, Exact, is_per_rank=True),
+    Style("running mean as a float", MomentumAsFloat, Exact, is_per_rank=True),
     Style("running mean by on_save_checkpoint", InTheCheckpoint, Exact, told=OWN, is_per_rank=True),
     Style("running mean as a buffer", Buffered, Exact, is_per_rank=True),
-    Style("running mean, non-persistent", NotPersistent, Exact, told=LOST, is_per_rank=True),
+    Style("running mean, non-persistent", NotPersistent, Exact, is_per_rank=True),
     Style("running mean by get_extra_state", ExtraState, Exact, told=OWN, is_per_rank=True),
     Style("DataModule with a state", Regressor, Curriculum),
     Style("DataModule that forgets its state", Regressor, Forgotten, told=LOST),
-    Style("generator of the module", OwnGenerator, Exact, told=LOST, is_per_rank=True),
+    Style("generator of the module", OwnGenerator, Exact, is_per_rank=True),
 ]  # fmt: skip

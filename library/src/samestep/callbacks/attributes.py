@@ -40,7 +40,7 @@ MAX_NAMED = 1_000  # items that are compared of one that can only be named
 BYTES_KEPT = 2**24  # of a tensor that are compared, spread over all of it
 BYTES_NAMED = 2**15
 MAX_NAMES = 8  # in a note
-SAVES = "on_save_checkpoint", "state_dict", "get_extra_state"
+SAVES = "on_save_checkpoint", "state_dict", "get_extra_state"  # of a module
 
 
 class Attribute(NamedTuple):
@@ -86,9 +86,10 @@ class Attributes(L.Callback):
 
     Others are only named: objects that Python code did not make; what data sets and loaders use,
     and attributes of a DataModule or of a module with hooks for the transfer of a batch, because
-    these may be a batch ahead; metrics. A class with its own ``on_save_checkpoint``, and a module
-    with its own ``state_dict`` or ``get_extra_state``, is trusted. A checkpoint holds the names,
-    and a run that continues repeats them before its first step.
+    these may be a batch ahead; metrics. A callback or DataModule with its own
+    ``on_save_checkpoint`` is trusted, and on one rank so is a module with that, ``state_dict`` or
+    ``get_extra_state``. A checkpoint holds the names, and a run that continues repeats them before
+    its first step.
 
     It must be the last callback, so that the others have changed what they change in a step.
     """
@@ -127,12 +128,6 @@ class Attributes(L.Callback):
         now = self._look(trainer, pl_module)
         self._before, self._first = now.fingerprints, now.objects
         self._write(trainer, pl_module)
-        if trainer.world_size > 1 and (own := find_own_state(pl_module)):
-            say(
-                trainer,
-                f"checkpoints keep what {briefly(own)} saves on rank zero only. State that differs "
-                "between ranks is lost when the run continues: keep it as a buffer",
-            )
         if self.lost:
             say(
                 trainer,
@@ -230,11 +225,12 @@ class Attributes(L.Callback):
         new = [name for name in now.fingerprints if name in names and name not in self.lost]
         if new:
             self.lost += new
+            ranks = " of each rank" * (trainer.world_size > 1)
             say(
                 trainer,
-                f"training changes these attributes, and no checkpoint holds them: {briefly(new)}. "
-                "A run that continues starts with their first values. Keep them by "
-                "register_buffer, or by state_dict or on_save_checkpoint of their class",
+                f"training changes these attributes, and no checkpoint holds them{ranks}: "
+                f"{briefly(new)}. A run that continues starts with their first values. Keep them "
+                "by register_buffer, or by state_dict or on_save_checkpoint of their class",
             )
 
     def _look(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Look:
@@ -281,7 +277,10 @@ class Attributes(L.Callback):
             if isinstance(owner, L.Callback):
                 yield from attributes_of_owner(name, owner, L.Callback)
             else:
-                yield from attributes_of_part(name, owner, owner is pl_module)
+                is_module, world_size = owner is pl_module, trainer.world_size
+                yield from attributes_of_part(
+                    name, owner, is_module=is_module, world_size=world_size
+                )
         data = trainer.datamodule  # type: ignore[attr-defined]
         if data is not None and not is_of_library(data):
             yield from attributes_of_owner(type(data).__name__, data, L.LightningDataModule)
@@ -305,19 +304,23 @@ def owners_of(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any
     return owners
 
 
-def attributes_of_part(name: str, part: nn.Module, is_whole_module: bool) -> Iterator[Attribute]:
-    """The attributes of a module or of a part of it, unless it saves itself."""
+def attributes_of_part(
+    name: str, part: nn.Module, *, is_module: bool, world_size: int
+) -> Iterator[Attribute]:
+    """The attributes of the module or of a part of it."""
+    base = L.LightningModule if is_module else nn.Module
     if isinstance(part, Metric):
         yield Attribute(name, part.metric_state)
-    elif is_whole_module or not (isinstance(part, Sums) or is_of_library(part)):
-        base = L.LightningModule if is_whole_module else nn.Module
-        # Such a part says itself what a checkpoint holds of it.
-        if any(getattr(type(part), hook, None) is not getattr(base, hook, None) for hook in SAVES):
-            return
-        of_base = vars(L.LightningModule()).keys()
-        for attribute, value in vars(part).items():
-            if attribute not in of_base:
-                yield Attribute(f"{name}.{attribute}", value, True)
+    if isinstance(part, Metric | Sums) or (is_of_library(part) and not is_module):
+        return
+    saves_itself = any(getattr(type(part), hook) is not getattr(base, hook) for hook in SAVES)
+    # It does so on rank zero only.
+    if saves_itself and world_size == 1:
+        return
+    of_base = vars(L.LightningModule()).keys()
+    for attribute, value in vars(part).items():
+        if attribute not in of_base:
+            yield Attribute(f"{name}.{attribute}", value, True)
 
 
 def attributes_of_owner(name: str, owner: Any, base: Any) -> Iterator[Attribute]:
@@ -373,19 +376,6 @@ def objects_of_data(trainer: L.Trainer, elsewhere: set[int]) -> set[int]:
                 reader.read(value)
                 found |= reader.objects
     return found
-
-
-def find_own_state(module: nn.Module) -> list[str]:
-    """The methods with which a model and its parts write state of their own into a checkpoint."""
-    extra = {
-        f"{class_of(part).__name__}.get_extra_state"
-        for part in module.modules()
-        # LightningModules and metrics have their own, which is not state of the training.
-        if type(part).get_extra_state is not nn.Module.get_extra_state and not is_of_library(part)
-    }
-    if is_overridden("on_save_checkpoint", module):
-        extra.add(f"{class_of(module).__name__}.on_save_checkpoint")
-    return sorted(extra)
 
 
 def say(trainer: L.Trainer, note: str) -> None:

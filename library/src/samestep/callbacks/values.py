@@ -239,14 +239,15 @@ class Writer:
         return self.packed[slice(*place)].clone()
 
     def _tensor(
-        self, value: Any, is_first: bool, dtype: str, shape: list[int], is_learned: bool,
-        on_cpu: bool, place: Any,
+        self, value: Any, is_first: bool, dtype: str, shape: list[int], on_cpu: bool,
+        is_learned: bool, place: Any,
     ) -> Tensor:  # fmt: skip
         tensor = self._bytes_at(place).view(getattr(torch, dtype)).view(shape)
         if is_first and isinstance(value, Tensor) and value.shape == tensor.shape:
             with torch.no_grad():
                 return value.copy_(tensor)
-        return tensor.to("cpu" if on_cpu else self.device).requires_grad_(is_learned)
+        tensor = tensor.to("cpu" if on_cpu else self.device)
+        return tensor.requires_grad_() if is_learned else tensor
 
     def _array(
         self, value: Any, is_first: bool, dtype: str, shape: list[int], is_array: bool, place: Any
@@ -337,8 +338,10 @@ def find_class(name: str) -> type:
         found: Any = reduce(getattr, path.split("."), sys.modules[module])
     except (KeyError, AttributeError):
         raise CannotWriteError from None
-    is_allowed = found in (*ITEMS, dict, OrderedDict)
-    if not isinstance(found, type) or not (is_allowed or is_plain_class(found)):
+    if not isinstance(found, type):
+        raise CannotWriteError
+    is_enum = issubclass(found, Enum) and package_of(found) not in LIBRARIES
+    if found not in (*ITEMS, dict, OrderedDict) and not is_enum and not is_plain_class(found):
         raise CannotWriteError
     return found
 
