@@ -120,13 +120,6 @@ class Reduced(Regressor):
 
 RANKS = (Told("sync_dist", "a metric is that of rank zero", ("2 ranks", "2 ranks, SIGTERM")),)
 EPOCH = (Told("mean|on_epoch", "a mean lacks earlier steps", WITHIN_EPOCH),)
-LIST = (
-    Told(
-        "no checkpoint holds",
-        "a list lacks earlier steps",
-        WITHIN_EPOCH,
-    ),
-)
 STYLES = [
     Style("self.log(on_epoch=True), sync_dist", OnEpoch, Exact, told=EPOCH),
     Style("torchmetrics, logged as objects", Torchmetrics, Exact, told=EPOCH),
