@@ -192,7 +192,7 @@ def test_what_cannot_be_kept_is_named_once(tmp_path: Path, capsys: pytest.Captur
     assert set(lost_by(part)) == {f"Lossy.{name}" for name in ("ledger", "history", "mean", "best")}
     said = [line for line in capsys.readouterr().out.splitlines() if "no checkpoint holds" in line]
     first, second, again = said
-    assert "no checkpoint holds them: Lossy.ledger, Lossy.history, Lossy.mean" in first
+    assert "no checkpoint holds them: Lossy.history, Lossy.ledger, Lossy.mean" in first
     # It changes in validation only.
     assert "Lossy.best" in second
     assert "Lossy.ledger" not in second

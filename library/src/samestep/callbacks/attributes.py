@@ -3,7 +3,7 @@
 import logging
 import zlib
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -120,7 +120,8 @@ class Attributes(L.Callback):
 
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note what it has changed."""
-        self._changed |= self._look(trainer, pl_module).changed_since(self._before or {})
+        now = self._look(trainer, pl_module)
+        self._changed |= now.changed_since(self._before or {}) & now.kept.keys()
 
     def _begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note the first values, write those of the checkpoint, and say what is lost."""
@@ -144,8 +145,7 @@ class Attributes(L.Callback):
         if num_epochs == self._num_compared < 2 and trainer.is_global_zero:
             self._num_compared += 1
             now = self._look(trainer, pl_module)
-            lost = now.changed_since(self._before or {}) - now.kept.keys()
-            self._name_lost(lost, now, trainer)
+            self._name_lost(now.changed_since(self._before or {}) - now.kept.keys(), trainer)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -153,10 +153,10 @@ class Attributes(L.Callback):
         """Keep what has changed on each rank, each of which must call this."""
         if self._before is None:
             return  # nothing is trained
-        now, packed = self._look(trainer, pl_module), Packed()
-        self._changed |= now.changed_since(self._before) & now.kept.keys()
+        now, packed = self._look(trainer, pl_module, at_others=False), Packed()
+        self._changed |= now.changed_since(self._before)
         # A list may have become too long, or hold other objects.
-        self._name_lost(self._changed - now.kept.keys(), now, trainer)
+        self._name_lost(self._changed - now.kept.keys(), trainer)
         elsewhere = self._places_in_checkpoint(trainer, pl_module)
         kept = {
             name: (
@@ -221,9 +221,8 @@ class Attributes(L.Callback):
                 f"{trainer.world_size} ranks continue with those of rank zero",
             )
 
-    def _name_lost(self, names: set[str], now: Look, trainer: L.Trainer) -> None:
-        new = [name for name in now.fingerprints if name in names and name not in self.lost]
-        if new:
+    def _name_lost(self, names: set[str], trainer: L.Trainer) -> None:
+        if new := sorted(names.difference(self.lost)):
             self.lost += new
             ranks = " of each rank" * (trainer.world_size > 1)
             say(
@@ -233,8 +232,10 @@ class Attributes(L.Callback):
                 "by register_buffer, or by state_dict or on_save_checkpoint of their class",
             )
 
-    def _look(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Look:
-        """Look at every attribute that a checkpoint does not hold anyway."""
+    def _look(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *, at_others: bool = True
+    ) -> Look:
+        """Look at the attributes that can be kept, and at others that no checkpoint holds."""
         elsewhere = self._places_in_checkpoint(trainer, pl_module)
         of_data = objects_of_data(trainer, elsewhere)
         # A checkpoint is saved when the next batch is on the device already.
@@ -250,6 +251,8 @@ class Attributes(L.Callback):
                     look.kept[name] = value
                     look.objects.update(reader.objects)
                     continue
+            if not at_others:
+                continue
             put = partial(fingerprint, max_bytes=BYTES_NAMED)
             of_value, of_saved = (
                 [*numbers_in(Reader(elsewhere, put, MAX_NAMED).read(one))] for one in (value, saved)
@@ -277,10 +280,7 @@ class Attributes(L.Callback):
             if isinstance(owner, L.Callback):
                 yield from attributes_of_owner(name, owner, L.Callback)
             else:
-                is_module, world_size = owner is pl_module, trainer.world_size
-                yield from attributes_of_part(
-                    name, owner, is_module=is_module, world_size=world_size
-                )
+                yield from attributes_of_part(name, owner, trainer.world_size)
         data = trainer.datamodule  # type: ignore[attr-defined]
         if data is not None and not is_of_library(data):
             yield from attributes_of_owner(type(data).__name__, data, L.LightningDataModule)
@@ -304,23 +304,28 @@ def owners_of(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any
     return owners
 
 
-def attributes_of_part(
-    name: str, part: nn.Module, *, is_module: bool, world_size: int
-) -> Iterator[Attribute]:
+def attributes_of_part(name: str, part: nn.Module, world_size: int) -> Iterator[Attribute]:
     """The attributes of the module or of a part of it."""
+    is_module = isinstance(part, L.LightningModule)
     base = L.LightningModule if is_module else nn.Module
     if isinstance(part, Metric):
         yield Attribute(name, part.metric_state)
-    if isinstance(part, Metric | Sums) or (is_of_library(part) and not is_module):
+    if isinstance(part, Metric | Sums) or is_of_library(part):
         return
-    saves_itself = any(getattr(type(part), hook) is not getattr(base, hook) for hook in SAVES)
-    # It does so on rank zero only.
+    # Such a part says itself what a checkpoint holds of it, but on rank zero only.
+    saves_itself = any(getattr(type(part), s, None) is not getattr(base, s, None) for s in SAVES)
     if saves_itself and world_size == 1:
         return
-    of_base = vars(L.LightningModule()).keys()
+    of_base = names_of_base()
     for attribute, value in vars(part).items():
         if attribute not in of_base:
             yield Attribute(f"{name}.{attribute}", value, True)
+
+
+@cache
+def names_of_base() -> set[str]:
+    """The attributes that every module has."""
+    return set(vars(L.LightningModule()))
 
 
 def attributes_of_owner(name: str, owner: Any, base: Any) -> Iterator[Attribute]:
