@@ -275,8 +275,8 @@ class Writer:
             value.clear()
             value.update(new) if issubclass(kind, dict | set) else value.extend(new)
             return value
-        if hasattr(kind, "_make"):  # a named tuple
-            return kind._make(new)
+        if issubclass(kind, tuple):  # also a named tuple
+            return tuple.__new__(kind, new)
         if kind not in (*ITEMS, dict, OrderedDict):
             raise CannotWriteError
         return deque(new, maxlen) if kind is deque else kind(new)
