@@ -124,6 +124,9 @@ class Observer(L.Callback):
         self.module: Any = None
         self.trainer: Any = None
 
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint) -> None:
+        """Nothing: what it has seen is of this process."""
+
     def _disturb(self, trainer: L.Trainer, moment: int | str) -> None:
         if (place := (trainer.current_epoch, moment)) not in self.left:
             return

@@ -32,6 +32,9 @@ class Watcher(L.Callback):
         with (self.dirpath / f"rank-{trainer.global_rank}.jsonl").open("a") as file:
             file.write(json.dumps(facts) + "\n")
 
+    def on_save_checkpoint(self, *args: Any) -> None:
+        """Nothing: what it has seen is of this process."""
+
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:

@@ -23,12 +23,12 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 
 from samestep import ending
+from samestep.callbacks.attributes import Attributes
 from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.checkpoints import Checkpoints, StopBetweenSteps
 from samestep.callbacks.exact import RankState, SeedSteps
 from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.loss_guard import LossGuard
-from samestep.callbacks.lost_state import LostState
 from samestep.callbacks.meter import Meter
 from samestep.callbacks.monitors import Monitors
 from samestep.callbacks.resume_order import ResumeOrder
@@ -361,7 +361,7 @@ def callbacks_of_run(
         SameWeights(),
         Monitors(monitors),
         *chosen,
-        LostState(),
+        Attributes(),
     ]
 
 

@@ -70,6 +70,28 @@ class Freezes(Thaws):
     freezes = True
 
 
+class Remembers(Net):
+    """Each rank trains with what it remembers, of which rank zero alone saves a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running, self.saved = 1.0, 1.0
+        self.generator = torch.Generator().manual_seed(environment.rank())
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.running = 0.9 * self.running + float(loss.detach())
+        self.saved += self.running
+        noise = torch.rand((), generator=self.generator)
+        return loss * noise / (self.running + self.saved)
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["saved"] = self.saved
+
+    def on_load_checkpoint(self, checkpoint):
+        self.saved = checkpoint["saved"]
+
+
 class NanOnOneRank(Net):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -103,6 +125,7 @@ def train_all(folder: str) -> None:
     stateful: Any = (root / "stateful", Net, StatefulLoader, (0, 2), (1, 0))
     check_exact(*stateful, rank=1)
     check_exact(root / "norm", Normalized, batches, (0, 1), (1, 0), (1, 2), rank=1)
+    check_exact(root / "remembers", Remembers, batches, (0, 1), (1, 0), rank=1)
     # One rank gets the signal within an optimizer step: both take the whole step.
     accumulate = {"accumulate_grad_batches": 3, "rank": 1}
     check_exact(root / "accumulate", Net, lambda: batches(40), (0, 4), (1, 0), **accumulate)
@@ -134,3 +157,7 @@ def test_two_ranks(tmp_path: Path, capsys):
 
     fit(tmp_path / "stateful/parts", Net, StatefulLoader, max_epochs=3)
     assert "of the training loaders of 2 ranks, and 1 ranks cannot" in capsys.readouterr().out
+    fit(tmp_path / "remembers/parts", Remembers, max_epochs=3)
+    said = capsys.readouterr().out
+    assert "2 ranks had values of their own of Remembers.running, Remembers.saved" in said
+    assert "All 1 ranks continue with those of rank zero" in said

@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch.callbacks import BaseFinetuning
 from torch import nn
 
-from .base import LOST, Exact, Regressor, Style, Told
+from .base import Exact, Regressor, Style, Told
 
 HERE = __name__
 
@@ -153,5 +153,5 @@ STYLES = [
     )),
     Style("callback that forgets its state", Regressor, Exact, added(
         "own", f"{HERE}.Forgetful",
-    ), LOST),
+    )),
 ]  # fmt: skip

@@ -120,19 +120,12 @@ class Reduced(Regressor):
 
 RANKS = (Told("sync_dist", "a metric is that of rank zero", ("2 ranks", "2 ranks, SIGTERM")),)
 EPOCH = (Told("mean|on_epoch", "a mean lacks earlier steps", WITHIN_EPOCH),)
-LIST = (
-    Told(
-        "no checkpoint holds",
-        "a list lacks earlier steps",
-        WITHIN_EPOCH,
-    ),
-)
 STYLES = [
     Style("self.log(on_epoch=True), sync_dist", OnEpoch, Exact, told=EPOCH),
     Style("torchmetrics, logged as objects", Torchmetrics, Exact, told=EPOCH),
     Style("torchmetrics, computed by hand", Collected, Exact, told=EPOCH),
     Style("no sync_dist", NotReduced, Exact, told=RANKS),
-    Style("outputs kept in a list", Collects, Exact, told=LIST),
+    Style("outputs kept in a list", Collects, Exact),
     Style("on_step=True in validation and test", EachStep, Exact, (
         "callbacks.checkpoints.monitor=val_loss_epoch",
     ), EPOCH),

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .base import LOST, Exact, Regressor, Style, Told
+from .base import LOST, Exact, Regressor, Style
 
 
 class Truncated(Regressor):
@@ -121,16 +121,14 @@ class OwnGenerator(Regressor):
         return self.loss((x + 0.1 * torch.randn(x.shape, generator=self.generator), y))
 
 
-OWN = (Told("rank zero only", "state that differs between ranks is lost", ("2 ranks, SIGTERM",)),)
-
 STYLES = [
-    Style("hidden state of an RNN as an attribute", Truncated, Exact, told=LOST, is_per_rank=True),
-    Style("running mean as a float", MomentumAsFloat, Exact, told=LOST, is_per_rank=True),
-    Style("running mean by on_save_checkpoint", InTheCheckpoint, Exact, told=OWN, is_per_rank=True),
+    Style("hidden state of an RNN as an attribute", Truncated, Exact, is_per_rank=True),
+    Style("running mean as a float", MomentumAsFloat, Exact, is_per_rank=True),
+    Style("running mean by on_save_checkpoint", InTheCheckpoint, Exact, is_per_rank=True),
     Style("running mean as a buffer", Buffered, Exact, is_per_rank=True),
-    Style("running mean, non-persistent", NotPersistent, Exact, told=LOST, is_per_rank=True),
-    Style("running mean by get_extra_state", ExtraState, Exact, told=OWN, is_per_rank=True),
+    Style("running mean, non-persistent", NotPersistent, Exact, is_per_rank=True),
+    Style("running mean by get_extra_state", ExtraState, Exact, is_per_rank=True),
     Style("DataModule with a state", Regressor, Curriculum),
     Style("DataModule that forgets its state", Regressor, Forgotten, told=LOST),
-    Style("generator of the module", OwnGenerator, Exact, told=LOST, is_per_rank=True),
+    Style("generator of the module", OwnGenerator, Exact, is_per_rank=True),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from samestep.callbacks.lost_state import briefly
+from samestep.callbacks.attributes import briefly
 from samestep.errors import RunError
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import ShardedStrategy

@@ -396,6 +396,20 @@ def before_transfers(trainer: "L.Trainer", begin: Callable[[int], None]) -> None
     plugin.convert_input = begin_and_convert
 
 
+def after_train_start(trainer: "L.Trainer", begin: Callable[[], None]) -> None:
+    """Call ``begin`` after every hook ``on_train_start``, and before any other of the training.
+
+    Lightning 2.6 calls that of the strategy last.
+    """
+    strategy = trainer.strategy
+
+    def start_and_begin() -> None:
+        type(strategy).on_train_start(strategy)
+        begin()
+
+    strategy.on_train_start = start_and_begin  # type: ignore[method-assign]
+
+
 def share_out_batch_samplers(trainer: "L.Trainer", share: Callable[[Any], Any]) -> None:
     """Let DataLoaders that were given a ``batch_sampler`` work on several ranks.
 

@@ -1,0 +1,373 @@
+import logging
+import random
+from argparse import Namespace
+from collections import UserList, deque
+from enum import Enum
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torchmetrics import MaxMetric, MeanMetric
+
+from library.tests.kit import Net, Scores, fit
+from samestep.callbacks.attributes import Attributes
+
+
+class Buffer:
+    def __init__(self):
+        self.memory: deque[Any] = deque(maxlen=3)
+
+
+class Phase(Enum):
+    WARM, MAIN = 1, 2
+
+
+class Transition(NamedTuple):
+    indices: np.ndarray[Any, Any]
+    reward: np.float32
+    phase: Phase
+
+
+class Stateful(Scores):
+    """State in all the places that people choose."""
+
+    def __init__(self):
+        super().__init__(1.0)
+        self.log_of_steps = logging.getLogger("test")
+        self.options = Namespace(done=0)
+        self.momentum = 0.0
+        self.hidden = None
+        self.moments = {"first": torch.zeros(2), "second": [0.0]}
+        self.replay = Buffer()
+        self.rng = np.random.default_rng(0)
+        self.dice = random.Random(0)
+        self.generator = torch.Generator()
+        self.last = self.indices = None
+        self.teacher = [torch.nn.Linear(2, 1)]
+        self.outputs: list[torch.Tensor] = []
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+        self.register_buffer("kept", torch.zeros(2))
+        self.best = MaxMetric()
+        self.train_mean = MeanMetric()
+        self.val_mean = MeanMetric()
+        # No state: they never change, or every epoch begins with the same.
+        self.rate, self.sizes, self.phase = 0.5, [1, 2], "warm"
+        self.val_outputs: list[torch.Tensor] = []
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.momentum = 0.9 * self.momentum + 1
+        self.hidden = loss.detach()
+        self.options.done += 1
+        self.moments["second"][0] += 1.0
+        self.replay.memory.append((batch, 1.0))
+        self.phase = "hot"
+        self.rng.random()
+        self.dice.random()
+        self.indices = torch.randperm(4, generator=self.generator)
+        self.last = Transition(self.indices.numpy(), np.float32(loss.item()), Phase.MAIN)
+        self.teacher[0].weight.data += 1
+        self.outputs.append(loss.detach())
+        self.cache += 1
+        self.kept += 1
+        self.train_mean(loss)
+        self.log("train/mean", self.train_mean)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.val_outputs.append(batch)
+        self.val_mean(batch[0].sum())
+        self.log("val/mean", self.val_mean)
+
+    def on_train_epoch_end(self):
+        self.outputs.clear()
+
+    def on_validation_epoch_end(self):
+        self.val_outputs.clear()
+        self.best(self.global_step)
+
+
+def state_of(model: Stateful) -> list[str]:
+    """All that it keeps, as text that is equal if the bits are."""
+    tensors = [model.hidden, *model.outputs, model.cache, model.kept, model.teacher[0].weight]
+    for batch, reward in model.replay.memory:
+        tensors += [*batch, torch.tensor(reward)]
+    assert len(tensors) > 5
+    return [
+        *(str(tensor.tolist()) for tensor in tensors),
+        str((model.options, model.momentum, model.moments, model.phase, len(model.outputs))),
+        str((model.rng.bit_generator.state, model.dice.getstate())),
+        str((model.generator.get_state().tolist(), model.indices, model.last)),
+    ]
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("places", [[(0, 0)], [(0, 1), (0, 2), (1, "start"), (1, 2)], [(1, 0)]])
+def test_a_run_continues_with_what_its_attributes_held(tmp_path: Path, places, how: str):
+    (whole,) = fit(tmp_path / "whole", Stateful)
+    *_, last = fit(tmp_path / "disturbed", Stateful, places=places, how=how)
+    assert state_of(last.module) == state_of(whole.module)
+
+
+class Counter(L.Callback):
+    def __init__(self):
+        self.count = 0
+
+    def on_train_batch_end(self, *args):
+        self.count += 1
+
+
+class SavedCounter(Counter):
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict):
+        self.count = state_dict["count"]
+
+
+class HalfSavedCounter(SavedCounter):
+    def __init__(self):
+        super().__init__()
+        self.total = 0.5
+
+    def on_train_batch_end(self, *args):
+        super().on_train_batch_end(*args)
+        self.total += 1
+
+
+def test_callbacks_of_the_user_count_on(tmp_path: Path):
+    made: list[Any] = []
+
+    def callbacks() -> list[L.Callback]:
+        made[:] = [Counter(), SavedCounter(), HalfSavedCounter(), Counter()]
+        return made[:]
+
+    fit(tmp_path, places=[(0, 1), (0, 2)], callbacks=callbacks)
+    assert [callback.count for callback in made] == [8, 8, 8, 8]
+    assert made[2].total == 8.5
+
+
+def lost_by(part) -> list[str]:
+    (attributes,) = [one for one in part.trainer.callbacks if isinstance(one, Attributes)]
+    return attributes.lost
+
+
+class Lossy(Net):
+    """State that only its own code could bring back."""
+
+    def __init__(self):
+        super().__init__()
+        self.best = MaxMetric()
+        self.mean = MeanMetric()
+        self.ledger = Ledger()
+        self.history = [0] * 100_001
+        # Nothing changes these.
+        self.rate, self.sizes, self.lock = 0.5, [1, 2], Lock()
+
+    def training_step(self, batch, batch_idx):
+        self.ledger.append(1)
+        self.history.append(batch_idx)
+        loss = super().training_step(batch, batch_idx)
+        self.mean(loss)
+        self.log("train/mean", self.mean)
+        return loss
+
+    def on_validation_epoch_end(self):
+        self.best(self.global_step)
+
+
+class Ledger(UserList[int]):
+    pass
+
+
+def test_what_cannot_be_kept_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    *_, part = fit(tmp_path, Lossy, places=[(1, 2)])
+    assert set(lost_by(part)) == {f"Lossy.{name}" for name in ("ledger", "history", "mean", "best")}
+    said = [line for line in capsys.readouterr().out.splitlines() if "no checkpoint holds" in line]
+    first, second, again = said
+    assert "no checkpoint holds them: Lossy.history, Lossy.ledger, Lossy.mean" in first
+    # It changes in validation only.
+    assert "Lossy.best" in second
+    assert "Lossy.ledger" not in second
+    assert again.startswith("Note: this run continues with the first values of ")
+    assert "Lossy.ledger" in again
+
+
+class Shares(Net):
+    """Its data set reads what its steps write, and may be a batch ahead."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = [torch.ones(1)]
+        self.count = 0
+
+    def training_step(self, batch, batch_idx):
+        self.count += 1
+        self.memory.append(batch[:1].detach() + 1)
+        return super().training_step(batch, batch_idx)
+
+    def train_dataloader(self):
+        return DataLoader(Memory(self.memory))
+
+
+class Memory(IterableDataset[torch.Tensor]):
+    def __init__(self, memory: list[torch.Tensor]) -> None:
+        self.memory = memory
+
+    def __iter__(self):
+        return iter([self.memory[-1]] * 4)
+
+
+class Makes(Shares):
+    """The same by a method of the module."""
+
+    def train_dataloader(self):
+        return DataLoader([1.0] * 4, collate_fn=self.collate)
+
+    def collate(self, batch):
+        return self.memory[-1]
+
+
+class Moves(Shares):
+    """The same in a hook."""
+
+    def train_dataloader(self):
+        return DataLoader(torch.ones(4, 1))
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return self.memory[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [(Shares, {"memory"}), (Makes, {"memory", "count"}), (Moves, {"memory", "count"})],
+)
+def test_what_the_data_may_change_is_named(tmp_path: Path, model, names: set[str]):
+    (part,) = fit(tmp_path, model, lambda: None)
+    assert {name.rpartition(".")[2] for name in lost_by(part)} == names
+
+
+class Ready(Net):
+    """Gives its attributes their first values when training starts, and counts its epochs."""
+
+    def on_train_start(self):
+        self.momentum, self.defaults = 0.0, DEFAULTS
+        self.epochs = 0
+
+    def on_train_epoch_start(self):
+        self.epochs += 1
+
+    def training_step(self, batch, batch_idx):
+        self.momentum = 0.9 * self.momentum + 1
+        self.defaults = {"rate": self.momentum}
+        return super().training_step(batch, batch_idx)
+
+
+DEFAULTS = {"rate": 0.0}
+
+
+@pytest.mark.parametrize("places", [[(0, "start")], [(1, "start")], [(0, 3)], [(1, 1)]])
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+def test_it_is_written_after_the_first_values_and_before_the_first_hook(tmp_path, places, how):
+    (whole,) = fit(tmp_path / "whole", Ready)
+    *_, last = fit(tmp_path / "disturbed", Ready, places=places, how=how)
+    assert (last.module.momentum, last.module.epochs) == (whole.module.momentum, 2)
+    assert last.module.defaults == whole.module.defaults
+    assert DEFAULTS == {"rate": 0.0}  # was not changed in place, so it is not written in place
+
+
+class Data(L.LightningDataModule):
+    def __init__(self):
+        super().__init__()
+        self.drawn = 0
+
+    def train_dataloader(self):
+        def count(batch):
+            self.drawn += 1
+            return torch.stack(batch)
+
+        return DataLoader(torch.ones(8, 32), batch_size=2, collate_fn=count)
+
+
+@pytest.mark.parametrize(
+    "net",
+    [torch.nn.LSTM(4, 4), torch.nn.BatchNorm1d(4), torch.nn.utils.parametrizations.weight_norm(
+        torch.nn.Linear(4, 4)), torch.nn.TransformerEncoderLayer(4, 2)],
+    ids=lambda net: type(net).__name__,
+)  # fmt: skip
+def test_ordinary_models_lose_nothing(tmp_path: Path, net):
+    model, lost = BoringModel(), Attributes()
+    model.net = net
+    options: dict[str, Any] = {"logger": False, "enable_progress_bar": False}
+    trainer = L.Trainer(
+        max_epochs=2, callbacks=[lost], accelerator="cpu", enable_model_summary=False,
+        enable_checkpointing=False, limit_train_batches=3, limit_val_batches=2, **options,
+    )  # fmt: skip
+    trainer.fit(model)
+    assert lost.lost == []
+
+
+def test_a_datamodule_has_state_too(tmp_path: Path):
+    lost = Attributes()
+    trainer = L.Trainer(
+        max_epochs=1, callbacks=[lost], accelerator="cpu", enable_model_summary=False,
+        enable_checkpointing=False, logger=False, enable_progress_bar=False, limit_val_batches=0,
+    )  # fmt: skip
+    model = BoringModel()
+    model.validation_step = None
+    trainer.fit(model, datamodule=Data())
+    assert lost.lost == ["Data.drawn"]
+
+
+class Fast:
+    """A loader of one's own, which counts its epochs."""
+
+    epoch = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(torch.full((4, 1), float(self.epoch)))
+
+
+class Numbered(Dataset[torch.Tensor]):
+    """The model tells it the epoch, which Lightning does not."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(self.epoch)])
+
+
+class Tells(Net):
+    def on_train_epoch_start(self):
+        loader = self.trainer.train_dataloader
+        if isinstance(loader, DataLoader):
+            loader.dataset.set_epoch(self.current_epoch)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(Fast, "Fast.epoch"), (lambda: DataLoader(Numbered()), "Numbered.epoch")]
+)
+def test_what_a_loader_keeps_from_epoch_to_epoch_is_named(tmp_path: Path, make, name: str, capsys):
+    fit(tmp_path, Tells, make)
+    said = capsys.readouterr().out
+    assert "no checkpoint holds them" in said
+    assert name in said
+    assert ("Fast, which has a way of its own to iterate" in said) == (make is Fast)
