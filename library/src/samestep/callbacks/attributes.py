@@ -86,7 +86,7 @@ class Attributes(L.Callback):
 
     Others are only named: objects that Python code did not make; what data sets and loaders use,
     and attributes of a DataModule or of a module with hooks for the transfer of a batch, because
-    these may be a batch ahead; metrics. A callback or DataModule with its own
+    these may be a batch ahead. A callback or DataModule with its own
     ``on_save_checkpoint`` is trusted, and on one rank so is a module with that, ``state_dict`` or
     ``get_extra_state``. A checkpoint holds the names, and a run that continues repeats them before
     its first step.
@@ -308,8 +308,6 @@ def attributes_of_part(name: str, part: nn.Module, world_size: int) -> Iterator[
     """The attributes of the module or of a part of it."""
     is_module = isinstance(part, L.LightningModule)
     base = L.LightningModule if is_module else nn.Module
-    if isinstance(part, Metric):
-        yield Attribute(name, part.metric_state)
     if isinstance(part, Metric | Sums) or is_of_library(part):
         return
     # Such a part says itself what a checkpoint holds of it, but on rank zero only.

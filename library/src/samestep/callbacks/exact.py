@@ -110,7 +110,8 @@ class RankState(L.Callback):
     """Keeps what each rank has of its own within an epoch, and gives all ranks the same buffers.
 
     A checkpoint within an epoch holds of each rank: the buffers, such as batch norm's running
-    statistics; the ``Sums``; what ``self.log`` and torchmetrics have summed up; and with manual
+    statistics; the ``Sums``; what ``self.log`` and torchmetrics have summed up (metrics that the
+    module does not log over several epochs too); and with manual
     optimization the gradients, because only the module knows when it takes a step. On the same
     number of ranks each gets its own state back. On another number buffers and gradients become
     their mean, and rank zero gets all that is summed.
@@ -146,15 +147,16 @@ class RankState(L.Callback):
             own["gradients"] = {
                 name: g.cpu() for name, g in gradients.items() if name not in sharded
             }
-        # At the end of an epoch nothing logged is left to be continued.
+        # At the end of an epoch nothing logged is left to be continued: Lightning resets it.
         epochs: Any = trainer.fit_loop.epoch_progress.current
-        if epochs.processed == epochs.completed:
-            own["logs"] = lightning_patches.logs_of_epoch(trainer)
-            own["metrics"] = {
-                name: lightning_patches.state_of_metric(metric)
-                for name, metric in metrics_of(pl_module).items()
-                if metric.update_called
-            }
+        is_within_epoch = epochs.processed == epochs.completed
+        own["logs"] = lightning_patches.logs_of_epoch(trainer) if is_within_epoch else {}
+        over = set() if is_within_epoch else lightning_patches.ids_of_logged_metrics(trainer)
+        own["metrics"] = {
+            name: lightning_patches.state_of_metric(metric)
+            for name, metric in metrics_of(pl_module).items()
+            if metric.update_called and id(metric) not in over
+        }
         checkpoint["state_of_ranks"] = gather(own)
 
     def on_load_checkpoint(

@@ -293,6 +293,12 @@ def _weight(metric: Any) -> int:
     return int(metric.cumulated_batch_size) if is_mean else 1
 
 
+def ids_of_logged_metrics(trainer: "L.Trainer") -> set[int]:
+    """The metrics of torchmetrics that Lightning 2.6 resets when the epoch is over."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    return {id(metric.value) for metric in loop._results.values() if not metric.is_tensor}
+
+
 def state_of_metric(metric: "Metric") -> dict[str, Any]:
     """What a metric of torchmetrics 1.9 has counted, and in how many updates."""
     states = {name: _move(state, "cpu") for name, state in metric.metric_state.items()}
