@@ -33,7 +33,8 @@ from samestep.ranks import lightning_patches, stopping
 from samestep.ranks.lightning_patches import callbacks_of
 from samestep.ranks.stopping import Stopped
 from samestep.run import nodes, record, seal, shards
-from samestep.run.checkpoint import AtomicCheckpointIO, Trial, link_checkpoint
+from samestep.run.checkpoint import AtomicCheckpointIO, Trial
+from samestep.run.files import link_file
 from samestep.run.seal import Seal, verify
 
 log = logging.getLogger(__name__)
@@ -291,8 +292,8 @@ class Checkpoints(Checkpoint):
         # Another configuration may let a run go on that early stopping has ended.
         stoppers = callbacks_of(trainer, EarlyStopping)
         now = {stopper.state_key: settings_of(stopper) for stopper in stoppers}
-        is_longer = any(lets_go_on(old, now.get(key)) for key, old in state["ended_by"].items())
-        self._has_ended = state["has_ended"] and not is_longer
+        is_the_same = all(old == now.get(key) for key, old in state["ended_by"].items())
+        self._has_ended = state["has_ended"] and is_the_same
         self._resumed_accumulated = state["accumulate_grad_batches"]
         self._resumed_metrics = state["metrics"]
         self._kept = state["kept"]
@@ -379,7 +380,7 @@ class Checkpoints(Checkpoint):
         if epoch == trainer.current_epoch + 1:
             paths.append(self._path_of(epoch))
         for path in paths if trainer.is_global_zero else []:
-            link_checkpoint(self.last, path)
+            link_file(self.last, path)
         if trainer.is_global_zero:
             shards.prune(self.folder)
         return paths
@@ -391,7 +392,7 @@ class Checkpoints(Checkpoint):
         """
         epoch, step = self._kept
         if epoch and step == global_step and not self._path_of(epoch).exists():
-            link_checkpoint(source, self._path_of(epoch))
+            link_file(source, self._path_of(epoch))
         if self.best_step is None:
             return
         known = record.read(self.run_dir)
@@ -404,7 +405,7 @@ class Checkpoints(Checkpoint):
             if path == self.best or own is None or own.global_step != self.best_step:
                 continue
             if isinstance(verify(path, known), Seal):
-                link_checkpoint(path, self.best)
+                link_file(path, self.best)
                 return
         why = found if isinstance(found, str) else f"it is from step {found.global_step}"
         log.warning(
@@ -439,13 +440,3 @@ def settings_of(stopping: EarlyStopping) -> Settings:
     """What decides when it ends the run; the metric is part of its state's key."""
     names = ("patience", "min_delta", "check_finite", "stopping_threshold", "divergence_threshold")
     return {name: getattr(stopping, name) for name in names}
-
-
-def lets_go_on(old: Settings, new: Settings | None) -> bool:
-    """Whether a run that ended by the old settings of early stopping goes on with the new ones.
-
-    With less patience it would have ended earlier.
-    """
-    if new is None or new["patience"] > old["patience"]:
-        return True
-    return new | {"patience": None} != old | {"patience": None}

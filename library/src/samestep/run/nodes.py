@@ -8,7 +8,7 @@ rank zero may be on another node than before, or its disk may be lost.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from samestep.run import directory, lock, record, seal
 from samestep.run.changes import find_changes
 from samestep.run.checkpoint import CheckpointError, find_valid, make_way
 from samestep.run.directory import BEST, IDENTITY, LAST, Start
-from samestep.run.files import link_file, open_atomic, partial_of, read_bytes
+from samestep.run.files import link_file, open_atomic, partial_of, read_bytes, writing
 from samestep.run.seal import Seal
 from samestep.spec import RunSpec
 
@@ -139,7 +139,7 @@ def share(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
 
 def write_records(run_dir: Path, records: Mapping[str, bytes | None]) -> None:
     """Write the records that differ here."""
-    with explained(run_dir):
+    with writing(run_dir):
         for name, content in records.items():
             if content not in (None, read_bytes(run_dir / name)):
                 (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ def write_records(run_dir: Path, records: Mapping[str, bytes | None]) -> None:
 def add_name(source: Path, target: Path, *, is_due: bool) -> None:
     """Give a checkpoint the second name that it has on rank zero's node."""
     if is_due:
-        with explained(target):
+        with writing(target):
             make_way(target)
             link_file(source, target)
 
@@ -171,7 +171,7 @@ def transfer(path: Path, wanted: Seal, size: int, chain: Sequence[int]) -> None:
     blocks = pass_on(path, size, chain)
     try:
         if environment.rank() != chain[0]:
-            with explained(path), open_atomic(path, before_rename=arrive) as file:
+            with writing(path), open_atomic(path, before_rename=arrive) as file:
                 file.writelines(blocks)
     finally:
         # Also a node whose disk is full passes on what it gets: the next one needs it.
@@ -194,15 +194,3 @@ def pass_on(path: Path, size: int, chain: Sequence[int]) -> Iterator[memoryview]
             if place + 1 < len(chain):
                 dist.send(part, chain[place + 1])
             yield content
-
-
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn an error of this node's disk into one message, and say what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"rank {environment.rank()}: {path} cannot be written: {error.strerror}; free "
-            "some space or get permission there, or share the run directory between the nodes"
-        ) from error
