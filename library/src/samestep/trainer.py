@@ -65,7 +65,7 @@ CONTRADICTIONS: dict[str, tuple[Any, str]] = {
 """Arguments of Lightning's Trainer that a run cannot have, as long as they have this value (None:
 any but zero), and why."""
 STRATEGY = re.compile(
-    r"auto|ddp(_find_unused_parameters_(true|false))?|fsdp|.*\.\w*(?<!DeepSpeed)(?<!FSDP)Strategy"
+    r"auto|ddp(_find_unused_parameters_(true|false))?|fsdp|.*\.\w*(?<!DeepSpeed)(?<!FSDP)(?<!ModelParallel)Strategy"
 )
 """Names of strategies, and of the types of objects, whose checkpoints are whole."""
 
@@ -372,12 +372,6 @@ def check_options(options: Mapping[str, Any]) -> None:
         if value is not None and (value == wrong or (wrong is None and value)):
             raise ConfigError(f"{name}={value}: is not supported: {why}", on_all_ranks=True)
     strategy = options["strategy"]
-    if lightning_patches.has_tensor_parallel(strategy):
-        raise ConfigError(
-            "strategy=ModelParallelStrategy: is supported with tensor_parallel_size=1 only: each "
-            'rank of a run has its own samples; strategy="fsdp" is the same',
-            on_all_ranks=True,
-        )
     if not STRATEGY.fullmatch(strategy if isinstance(strategy, str) else name_of_class(strategy)):
         raise ConfigError(
             f"strategy={strategy}: is not supported: the checkpoints of a run are whole, and its "

@@ -116,7 +116,7 @@ class Meter(L.Callback):
         num_steps = lightning_patches.num_logged_steps(trainer)
         if num_steps % trainer.log_every_n_steps:  # type: ignore[attr-defined]
             # Lightning has not logged this step, and an epoch may be shorter than its interval.
-            last = lightning_patches.metrics_of_step(trainer)["log"]
+            last = lightning_patches.logged_metrics(trainer, on_step=True)["log"]
             values |= {name: float(value) for name, value in last.items()}
         # Not by the module: Lightning would make 0.009999999776482582 of a learning rate of 0.01.
         for logger in trainer.loggers:

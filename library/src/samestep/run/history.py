@@ -104,7 +104,7 @@ class History(Logger, L.Callback):
             metrics = trainer.callback_metrics.items()
             late = ("train/", "time/", "system/", "lr")
             figures = {name: value for name, value in metrics if name.startswith(late)}
-            figures |= lightning_patches.metrics_of_epoch(trainer)
+            figures |= lightning_patches.logged_metrics(trainer, on_step=False)["log"]
             numbers = {name: value.item() for name, value in figures.items()}
             last = lightning_patches.num_logged_steps(trainer) - 1
             self.log_metrics(numbers | {"epoch": trainer.current_epoch}, last)
