@@ -281,13 +281,9 @@ def add_logs_before(trainer: "L.Trainer", is_end: bool = False) -> None:
 
 def state_of_metric(metric: "Metric") -> dict[str, Any]:
     """What a metric of torchmetrics 1.9 has counted, and in how many updates."""
-    states = {name: _move(state, "cpu") for name, state in metric.metric_state.items()}
-    return {"count": metric.update_count, "states": states}
+    from lightning.fabric.utilities import move_data_to_device
 
-
-def _move(state: Any, device: Any) -> Any:
-    """A state of torchmetrics: a tensor, or a list of them."""
-    return [x.to(device) for x in state] if isinstance(state, list) else state.to(device)
+    return {"count": metric.update_count, "states": move_data_to_device(metric.metric_state, "cpu")}
 
 
 def continue_metric(metric: "Metric", saved: list[dict[str, Any]]) -> None:
@@ -298,8 +294,10 @@ def continue_metric(metric: "Metric", saved: list[dict[str, Any]]) -> None:
     Raises:
         RuntimeError: if it cannot merge the states of several ranks; then the metric is empty.
     """
+    from lightning.fabric.utilities import move_data_to_device
+
     for state in saved:
-        states = {name: _move(value, metric.device) for name, value in state["states"].items()}
+        states = move_data_to_device(state["states"], metric.device)
         if metric._update_count == 0:
             for name, value in states.items():
                 setattr(metric, name, value)

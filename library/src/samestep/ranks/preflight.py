@@ -85,7 +85,6 @@ def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModu
     if environment.rank() == 0 and Finding("nodes", NOT_SHARED) in findings:
         print(f"Preflight: {NOT_SHARED}", flush=True)
     if error := failure(findings):
-        error.on_all_ranks = True
         raise error
 
 
@@ -215,6 +214,7 @@ def check_room(check: str, place: Path, needed: float, remedy: str) -> Finding:
     return Finding(check, fact, remedy if free < needed else "")
 
 
+@cache
 def is_shared(run_dir: Path) -> bool:
     """Whether all nodes see the run directory that rank zero writes; every rank must call this.
 
@@ -222,11 +222,8 @@ def is_shared(run_dir: Path) -> bool:
     exists. The other ranks look for it in the same place. The file is gone afterwards. This is
     done once in a process.
     """
-    return environment.num_nodes() == 1 or _is_shared(run_dir)
-
-
-@cache
-def _is_shared(run_dir: Path) -> bool:
+    if environment.num_nodes() == 1:
+        return True
     folders = [run_dir.absolute(), *run_dir.absolute().parents]
     with ExitStack() as stack:
         token: tuple[int, str] | None = None

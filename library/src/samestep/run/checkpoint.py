@@ -125,8 +125,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 why = f"{name} has the shape {list(found)} instead of {list(shape)}"
             raise ConfigError(
                 f"{path} does not fit this model: {why}. Use the configuration "
-                "that it was trained with, or start over under another RUN_ID",
-                on_all_ranks=True,
+                "that it was trained with, or start over under another RUN_ID"
             )
         return checkpoint
 

@@ -175,9 +175,7 @@ def best_checkpoint(run_dir: Path) -> str | None:
     if best and best.global_step == step:
         return str(path)
     why = f"it is from step {best.global_step}" if best else "it is missing, or damaged"
-    error = refused(path, f"{why}, and the best checkpoint is from step {step}")
-    error.on_all_ranks = True
-    raise error
+    raise refused(path, f"{why}, and the best checkpoint is from step {step}")
 
 
 def finish(spec: RunSpec, metrics: Mapping[str, float | None]) -> None:

@@ -40,8 +40,7 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
             raise ConfigError(
                 f"run_dir={spec.run_dir}: is not shared between the nodes, and with "
                 "trainer.strategy=fsdp each rank writes a part of a checkpoint; use a shared "
-                "directory, or trainer.strategy=ddp",
-                on_all_ranks=True,
+                "directory, or trainer.strategy=ddp"
             )
         fetch_newest(spec)
     start = on_rank_zero(directory.begin, spec, argv, copies)
@@ -81,9 +80,7 @@ def fetch_newest(spec: RunSpec) -> None:
             "rank zero fetches it",
             flush=True,
         )
-    own = record.read(spec.run_dir)
     share(spec.run_dir, [BEST, names[source]], source)
-    on_rank_zero(record.add_history, spec.run_dir, own)
 
 
 def find_here(spec: RunSpec) -> tuple[tuple[int, str], str]:
