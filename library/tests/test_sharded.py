@@ -20,7 +20,6 @@ from samestep import Trainer
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.errors import ConfigError
 from samestep.ranks import environment, process_group
-from samestep.ranks.lightning_patches import has_tensor_parallel
 from samestep.ranks.sharded import blocks_of
 from samestep.run import checkpoint, nodes, seal, shards
 from samestep.run.checkpoint import PREVIOUS, AtomicCheckpointIO, CheckpointError, load
@@ -274,8 +273,6 @@ def test_what_cannot_be_sharded_is_rejected(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(nodes, "is_shared", lambda run_dir: False)
     with pytest.raises(ConfigError, match="is not shared between the nodes"):
         nodes.begin(spec, [])
-    # The canary of a private name.
-    assert not has_tensor_parallel(ModelParallelStrategy(tensor_parallel_size=1))
 
 
 @pytest.mark.parametrize("strategy", [ModelParallelStrategy, FSDPStrategy])

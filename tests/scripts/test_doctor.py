@@ -34,7 +34,7 @@ def test_two_processes_are_started_as_train_starts_them(tmp_path: Path):
     assert result.returncode == 0, result.stdout + result.stderr
     lines = {tuple(line.split()[:2]): line for line in result.stdout.splitlines()}
     assert {result for result, _ in lines} == {"ok"}
-    assert "gloo, " in lines["ok", "network"]
+    assert "ranks: 2" in lines["ok", "world"]
     assert result.stderr == ""
     assert list(tmp_path.iterdir()) == []
 

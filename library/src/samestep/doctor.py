@@ -29,8 +29,6 @@ def main(overrides: Sequence[str]) -> int:
 
 def examine(cfg: DictConfig) -> int:
     """Print on rank zero what all ranks find. Returns the exit code."""
-    from torch import distributed as dist
-
     from samestep.hydra import build
     from samestep.ranks import preflight, process_group
     from samestep.ranks.preflight import Finding
@@ -49,8 +47,6 @@ def examine(cfg: DictConfig) -> int:
             model, data = build.model(cfg), build.datamodule(cfg)
             found.append(Finding("data", "missing or damaged", str(error)))
         findings = preflight.inspect(spec_of(cfg), model, data, *found)
-        if dist.is_initialized() and not preflight.failure(findings):
-            findings.append(preflight.measure_network(accelerator))
         for finding in findings:  # no rank may leave before rank zero has printed everything
             text = "; ".join(filter(None, finding[1:]))
             line = f"{finding.result:<8} {finding.check:<14} {text}"

@@ -58,7 +58,7 @@ class RunSpec:
     @property
     def is_fsdp(self) -> bool:
         """Whether each rank has a part of the model only."""
-        return self.strategy == "fsdp" or self.strategy.endswith(".ModelParallelStrategy")
+        return self.strategy == "fsdp"
 
 
 def select(config: Any, key: str) -> Any:

@@ -65,7 +65,7 @@ CONTRADICTIONS: dict[str, tuple[Any, str]] = {
 """Arguments of Lightning's Trainer that a run cannot have, as long as they have this value (None:
 any but zero), and why."""
 STRATEGY = re.compile(
-    r"auto|ddp(_find_unused_parameters_(true|false))?|fsdp|.*\.\w*(?<!DeepSpeed)(?<!FSDP)Strategy"
+    r"auto|ddp(_find_unused_parameters_(true|false))?|fsdp|.*\.\w*(?<!DeepSpeed)(?<!FSDP)(?<!ModelParallel)Strategy"
 )
 """Names of strategies, and of the types of objects, whose checkpoints are whole."""
 
@@ -370,19 +370,12 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name, (wrong, why) in CONTRADICTIONS.items():
         value = options.get(name)
         if value is not None and (value == wrong or (wrong is None and value)):
-            raise ConfigError(f"{name}={value}: is not supported: {why}", on_all_ranks=True)
+            raise ConfigError(f"{name}={value}: is not supported: {why}")
     strategy = options["strategy"]
-    if lightning_patches.has_tensor_parallel(strategy):
-        raise ConfigError(
-            "strategy=ModelParallelStrategy: is supported with tensor_parallel_size=1 only: each "
-            'rank of a run has its own samples; strategy="fsdp" is the same',
-            on_all_ranks=True,
-        )
     if not STRATEGY.fullmatch(strategy if isinstance(strategy, str) else name_of_class(strategy)):
         raise ConfigError(
             f"strategy={strategy}: is not supported: the checkpoints of a run are whole, and its "
-            "ranks are started by samestep; use auto, ddp, ddp_find_unused_parameters_true or fsdp",
-            on_all_ranks=True,
+            "ranks are started by samestep; use auto, ddp, ddp_find_unused_parameters_true or fsdp"
         )
 
 
@@ -395,16 +388,13 @@ def check_callbacks(callbacks: Iterable[L.Callback], run_dir: Path) -> None:
     for callback in callbacks:
         check_supported(callback, "callbacks")
         if isinstance(callback, Checkpoints):
-            raise ConfigError(
-                f"callbacks: the Trainer has its own {type(callback).__name__}", on_all_ranks=True
-            )
+            raise ConfigError(f"callbacks: the Trainer has its own {type(callback).__name__}")
         if isinstance(callback, ModelCheckpoint):
             folder = Path(callback.dirpath or run_dir / "model_checkpoints")
             if folder.absolute() == (run_dir / "checkpoints").absolute():
                 raise ConfigError(
                     f"callbacks: ModelCheckpoint(dirpath={callback.dirpath}): is not supported: "
-                    "the checkpoints of the run are there; leave dirpath out",
-                    on_all_ranks=True,
+                    "the checkpoints of the run are there; leave dirpath out"
                 )
             callback.dirpath = str(folder)
         if type(callback).__name__ == "SaveConfigCallback":  # of LightningCLI

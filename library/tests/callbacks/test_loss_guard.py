@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from samestep.callbacks.loss_guard import LossError, LossGuard, are_finite
+from samestep.callbacks.loss_guard import LossGuard, are_finite
+from samestep.errors import RunError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*")
 
@@ -94,6 +95,6 @@ def test_one_bad_batch_of_an_accumulated_step_leaves_it_out():
 
 def test_one_step_too_many_ends_the_run_before_the_update():
     model, guard = Model(torch.optim.SGD), LossGuard(max_skipped=1)
-    with pytest.raises(LossError, match=r"step 6: the loss on rank 0 .*Lower the learning rate"):
+    with pytest.raises(RunError, match=r"step 6: the loss on rank 0 .*Lower the learning rate"):
         fit(model, guard, {3: torch.nan, 5: torch.inf})
     assert torch.equal(model.layer.weight, model.weights[5])

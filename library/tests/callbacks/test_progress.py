@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
@@ -325,27 +324,6 @@ def test_a_narrow_terminal_keeps_the_epoch(tmp_path, clock, terminal, monkeypatc
     assert len(live) >= 8
     assert all(re.match(r"epoch [12]/2 ", look) for look in live)
     assert max(map(len, live)) <= columns
-
-
-def test_a_terminal_that_becomes_narrower_keeps_no_broken_line(
-    tmp_path, clock, terminal, monkeypatch
-):
-    def resize(trainer, *_):
-        if trainer.global_step == 2:
-            monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((30, 24)))
-
-    def run():
-        monkeypatch.delenv("COLUMNS")  # rich would keep to it
-        monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((80, 24)))
-        monkeypatch.setattr("rich._console", None)
-        trainer = new_trainer(tmp_path, new_progress(1e9), max_epochs=2)
-        trainer.callbacks.insert(0, LambdaCallback(on_train_batch_end=resize))
-        trainer.fit(Model(clock))
-
-    shown = terminal(run)
-    erased = "\x1b[2F\x1b[J"  # a line of 80 columns in 30: the two above the last, and all below
-    assert shown.count(erased) == 1
-    assert shown.index("loss 0.5000") < shown.index(erased)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

@@ -2,10 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
+from torch.distributed import HashStore
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import failure
+from samestep.ranks import failure, process_group
 
 
 @pytest.fixture
@@ -59,17 +60,25 @@ def test_the_first_error_of_a_rank_counts(rank_one: Path):
 
 
 @pytest.mark.parametrize("kind", [RunError, ConfigError])
-def test_an_error_on_all_ranks_is_printed_by_rank_zero(rank_one: Path, capsys, monkeypatch, kind):
-    shared = kind("the loss is nan")
-    shared.on_all_ranks = True
-    failure.report(shared)
-    assert capsys.readouterr().err == ""
+def test_an_error_of_several_ranks_is_printed_by_the_first(rank_one: Path, capsys, kind):
+    store = HashStore()
+    for first_rank, printed in ((0, ""), (1, "error: the loss is nan\n")):
+        store.set("error", json.dumps([first_rank, 1, "error: the loss is nan"]))
+        failure.report(process_group.leave_error(store, kind("the loss is nan")))
+        assert capsys.readouterr().err == printed
     assert "the loss is nan" in rank_one.read_text()
-    failure.report(kind("only here"))
+    failure.report(process_group.leave_error(store, kind("only here")))
     assert capsys.readouterr().err == "error: only here\n"
-    monkeypatch.setenv("RANK", "0")
-    failure.report(shared)
-    assert capsys.readouterr().err == "error: the loss is nan\n"
+
+
+def test_before_the_ranks_meet_one_of_a_node_prints_what_all_raise(rank_one, capsys, monkeypatch):
+    for local_rank, printed in (("1", ""), ("0", "error: lr=-1\n")):
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        failure.report(ConfigError("lr=-1"))
+        assert capsys.readouterr().err == printed
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    failure.report(RunError("no route"))
+    assert capsys.readouterr().err == "error: no route\n"
 
 
 def test_an_error_file_that_cannot_be_written_is_no_second_error(rank_one: Path, monkeypatch):

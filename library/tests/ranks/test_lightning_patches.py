@@ -84,10 +84,13 @@ def test_values_of_all_ranks_become_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(L.Trainer, "_results", loop._results)
     nan = float("nan")
     others = {
-        "f.mean": (("mean", "mean"), "mean", 9.0, 3),
-        "f.max": (("max", "max"), "max", nan, 1),
-        "f.other": (("other", "other_epoch"), "mean", 4.0, 2),
-        "f.empty": (("empty", "empty"), "mean", 0.0, 0),
+        f"f.{name}": {"value": value, "weight": weight, "reduction": reduction, "names": names}
+        for name, value, weight, reduction, names in (
+            ("mean", 9.0, 3, "mean", ("mean", "mean")),
+            ("max", nan, 1, "max", ("max", "max")),
+            ("other", 4.0, 2, "mean", ("other", "other_epoch")),
+            ("empty", 0.0, 0, "mean", ("empty", "empty")),
+        )
     }
     monkeypatch.setattr(process_group, "gather", lambda own: [own, others])
     for name, reduction in (("mean", torch.mean), ("max", torch.max), ("empty", torch.mean)):

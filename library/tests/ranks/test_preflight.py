@@ -281,7 +281,6 @@ with process_group.process_group("cpu", float(timeout_s)):
     spec = make_spec(folder / net.Path("run"), devices=int(devices), config=net.CONFIG)
     for finding in preflight.inspect(spec, net.Net(), None):
         process_group.on_rank_zero(print, finding.result, *finding, flush=True)
-    print(*preflight.measure_network("cpu"))
 """
 NET = """
 import os
@@ -353,4 +352,3 @@ def test_two_nodes_meet_through_the_interface_that_joins_them(two_nodes, tmp_pat
     said, other = (process.communicate(timeout=120)[0] for process in nodes)
     assert [process.returncode for process in nodes] == [0, 0], said + other
     assert "10.99.0.1 is 10.99.0.1, reached through fabric0" in said
-    assert "network gloo, " in said

@@ -19,11 +19,8 @@ from library.tests.programs import run
 from library.tests.run.settings import newest
 from samestep.errors import ConfigError
 from samestep.run import checkpoint, seal
-from samestep.run.checkpoint import (
-    AtomicCheckpointIO,
-    CheckpointError,
-    link_checkpoint,
-)
+from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError
+from samestep.run.files import WriteError, link_file
 from samestep.run.seal import Seal
 
 WEIGHTS = torch.arange(50_000.0)
@@ -121,7 +118,7 @@ def test_a_valid_checkpoint_exists_at_every_instant(
 
     def save_both(number: int) -> None:
         save(tmp_path / "last.ckpt", number)
-        link_checkpoint(tmp_path / "last.ckpt", tmp_path / "best.ckpt")
+        link_file(tmp_path / "last.ckpt", tmp_path / "best.ckpt")
 
     left = 0
     save_both(1)
@@ -185,7 +182,7 @@ def run_of(folder: Path, best: int, num_saves: int) -> None:
     for number in range(1, num_saves + 1):
         save(folder / "last.ckpt", number, min(best, number))
         if number == best:
-            link_checkpoint(folder / "last.ckpt", folder / "best.ckpt")
+            link_file(folder / "last.ckpt", folder / "best.ckpt")
 
 
 @pytest.mark.parametrize(
@@ -327,7 +324,7 @@ def test_a_full_disk_is_one_message_and_keeps_what_was_there(small_disk: Path):
     save(small_disk / "last.ckpt", 1)
     save(small_disk / "last.ckpt", 2)
     (small_disk / "other").write_bytes(bytes(600_000 - 2**16))
-    with pytest.raises(CheckpointError, match=r"No space left on device.*Free some space"):
+    with pytest.raises(WriteError, match=r"No space left on device.*Free some space"):
         save(small_disk / "last.ckpt", 3)
     assert load(newest(small_disk)) == 2
     assert not list(small_disk.glob(".*partial"))
@@ -365,11 +362,11 @@ def test_a_quota_is_one_message_and_keeps_what_was_there(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(program)
     done = run(str(script))
-    assert "CheckpointError" in done.stderr
+    assert "WriteError" in done.stderr
     assert "File too large" in done.stderr
     assert load(newest(tmp_path)) == 1
 
 
 def test_a_directory_where_nobody_may_write_is_one_message():
-    with pytest.raises(CheckpointError, match=r"/proc/.* cannot be written: .*permission"):
+    with pytest.raises(WriteError, match=r"/proc/.* cannot be written: .*permission"):
         save(Path("/proc/self/checkpoints/last.ckpt"), 1)

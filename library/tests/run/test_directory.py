@@ -14,6 +14,7 @@ from samestep.errors import ConfigError
 from samestep.run import directory as run
 from samestep.run import lock, provenance, record
 from samestep.run.checkpoint import CheckpointError
+from samestep.run.files import WriteError
 from samestep.spec import RunSpec
 
 Make = Callable[..., RunSpec]
@@ -351,7 +352,7 @@ def test_a_full_disk_is_one_message_for_an_older_run_too(spec: Make, tmp_path: P
 def test_a_disk_that_is_full_later_is_one_message_too():
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "predictions/grid.png")
     with (
-        pytest.raises(CheckpointError, match=r"^predictions/grid.png cannot be written: No space"),
+        pytest.raises(WriteError, match=r"^predictions/grid.png cannot be written: No space"),
         run.full_disk_is_one_message(Path("runs/mine")),
     ):
         raise error

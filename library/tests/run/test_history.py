@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from samestep.run.checkpoint import CheckpointError
+from samestep.run.files import WriteError
 from samestep.run.history import History
 from samestep.run.metrics import read_history
 
@@ -179,7 +179,7 @@ def test_a_full_disk_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("samestep.run.history.write_text", refuse)
     history = History(tmp_path)
-    with pytest.raises(CheckpointError, match=r"metrics.csv cannot be written: No space .* Free"):
+    with pytest.raises(WriteError, match=r"metrics.csv cannot be written: No space .* Free"):
         history.finalize("success")
     history.finalize("failed")  # the error that came first is on its way
 

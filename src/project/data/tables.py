@@ -191,8 +191,7 @@ class TableDataModule(ImageBatches):
         raise ConfigError(
             f"data.version={self.version or 'null'}: {rows.uri} (version {rows.version}) has other "
             f"rows than the run began with; continue with {remedy}, or start over under another "
-            "RUN_ID",
-            on_all_ranks=True,
+            "RUN_ID"
         )
 
     def _open(self, part: str, version: int | None = None) -> LanceRows | ArrowRows:

@@ -163,8 +163,7 @@ class TextDataModule(L.LightningDataModule):
                 f"data.file={self.file or 'null'}: this run has learned {self.learned['origin']} "
                 f"(SHA-256 {self.learned['digest'][:12]}), and here is {self.origin} "
                 f"({self.digest[:12]}); name a file with the same text, use that version of "
-                "Python, or begin a new run",
-                on_all_ranks=True,
+                "Python, or begin a new run"
             )
 
     def _batches_per_step(self) -> int:

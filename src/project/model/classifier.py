@@ -85,8 +85,7 @@ class ImageClassifier(L.LightningModule):
         if of_data != self.num_classes:
             raise ConfigError(
                 f"model.num_classes={self.num_classes}: the data have data.num_classes={of_data}; "
-                "leave model.num_classes out, it follows the data",
-                on_all_ranks=True,
+                "leave model.num_classes out, it follows the data"
             )
 
     def forward(self, images: Tensor) -> Tensor:
@@ -169,8 +168,7 @@ class ImageClassifier(L.LightningModule):
             raise ConfigError(
                 f"model.net: {type(self.net).__name__} gives logits {list(logits.shape)}, and must "
                 f"give [{len(batch.images)}, {self.num_classes}] for "
-                f"model.num_classes={self.num_classes}",
-                on_all_ranks=True,
+                f"model.num_classes={self.num_classes}"
             )
         loss = F.cross_entropy(logits, batch.labels, label_smoothing=label_smoothing)
         if len(batch.labels):  # the last batch may hold no image for this rank

@@ -57,22 +57,19 @@ def load_weights(part: nn.Module, weights: str) -> None:
     try:
         found = read_weights(weights)
     except Exception as error:
-        raise ConfigError(
-            f"weights={weights}: cannot be read: {error}", on_all_ranks=True
-        ) from error
+        raise ConfigError(f"weights={weights}: cannot be read: {error}") from error
     own = [name for name in part.state_dict() if not name.endswith("num_batches_tracked")]
     prefix = max(PREFIXES, key=lambda prefix: sum(f"{prefix}{name}" in found for name in own))
     if missing := [name for name in own if f"{prefix}{name}" not in found]:
         raise ConfigError(
             f"weights={weights}: lack {', '.join(missing[:3])}; they do not fit "
-            f"{type(part).__name__}",
-            on_all_ranks=True,
+            f"{type(part).__name__}"
         )
     try:
         part.load_state_dict({name: found[f"{prefix}{name}"] for name in own}, strict=False)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"weights={weights}: do not fit: {reason}", on_all_ranks=True) from error
+        raise ConfigError(f"weights={weights}: do not fit: {reason}") from error
 
 
 def read_weights(weights: str) -> dict[str, Tensor]:

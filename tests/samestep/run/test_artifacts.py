@@ -238,7 +238,7 @@ def test_a_password_in_the_url_is_not_shown(tmp_path: Path, caplog):
 
 def test_a_run_that_is_not_there_and_a_store_that_cannot_be_read(tmp_path: Path, monkeypatch):
     store.fetch(f"file://{tmp_path}/store", tmp_path / "mine")
-    assert not (tmp_path / "mine").exists()
+    assert contents(tmp_path / "mine") == {}
     save(tmp_path / "store/mine", 1)
     monkeypatch.setattr(Faulty, "get_file", lambda self, path, target: fails(path))
     with pytest.raises(ConfigError, match=r"cannot be read: .*url=null"):
@@ -317,16 +317,18 @@ def test_a_copy_replaces_checkpoints_that_are_all_damaged(tmp_path: Path):
     assert load(newest(here / "checkpoints"))["global_step"] == 2
 
 
-@pytest.mark.parametrize("name", ["last", "best"])
-def test_a_copy_that_has_lost_its_configuration_is_not_overwritten(tmp_path: Path, name):
-    there = tmp_path / "store/mine"
-    save(there, 2)
-    (there / "config.yaml").unlink()
-    other = {"last": "best", "best": "last"}[name]
-    (there / f"checkpoints/{other}.ckpt").unlink()
-    with pytest.raises(ConfigError, match=rf"has checkpoints/{name}\.ckpt and no config\.yaml"):
-        store.fetch(f"file://{tmp_path}/store", tmp_path / "mine")
-    assert contents(tmp_path / "mine") == {}
+def test_a_copy_that_has_lost_its_configuration_is_not_overwritten(spec, tmp_path: Path):
+    first = spec("model=mlp", f"run_root={tmp_path}/first")
+    directory.begin(first, [])
+    state = {"global_step": 1, "state_dict": {}, "loops": {}, "callbacks": {}}
+    AtomicCheckpointIO().save_checkpoint(state, Path(first.run_dir) / "checkpoints/last.ckpt")
+    shutil.copytree(first.run_dir, tmp_path / "store" / Path(first.run_dir).name)
+    next((tmp_path / "store").glob("*/config.yaml")).unlink()
+    url = f"file://{tmp_path}/store"
+    with pytest.raises(ConfigError, match=r"has lost its config\.yaml"):
+        directory.begin(spec("model=cnn", f"run_root={tmp_path}/other"), [], url)
+    begun = directory.begin(spec("model=mlp", f"run_root={tmp_path}/here"), [], url)
+    assert begun.ckpt_path is not None
 
 
 def test_a_run_that_is_refused_leaves_nothing_of_what_was_fetched(spec, tmp_path: Path):

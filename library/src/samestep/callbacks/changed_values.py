@@ -54,8 +54,7 @@ class ChangedValues(L.Callback):
             if is_sharded and isinstance(callback, WeightAveraging):
                 raise ConfigError(
                     f"callbacks: {type(callback).__name__} is not supported with "
-                    "trainer.strategy=fsdp: torch cannot copy a sharded model; use ddp",
-                    on_all_ranks=True,
+                    "trainer.strategy=fsdp: torch cannot copy a sharded model; use ddp"
                 )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -130,8 +129,7 @@ class ChangedValues(L.Callback):
             return
         raise ConfigError(
             f"the run cannot continue with {', '.join(new)}: its checkpoint has "
-            f"{', '.join(old)}. Restore the old values, or start over under another RUN_ID",
-            on_all_ranks=True,
+            f"{', '.join(old)}. Restore the old values, or start over under another RUN_ID"
         )
 
 

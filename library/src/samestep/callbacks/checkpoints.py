@@ -18,12 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import (
-    Checkpoint,
-    EarlyStopping,
-    GradientAccumulationScheduler,
-    Timer,
-)
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
 
@@ -33,7 +28,8 @@ from samestep.ranks import lightning_patches, stopping
 from samestep.ranks.lightning_patches import callbacks_of
 from samestep.ranks.stopping import Stopped
 from samestep.run import nodes, record, seal, shards
-from samestep.run.checkpoint import AtomicCheckpointIO, Trial, link_checkpoint
+from samestep.run.checkpoint import AtomicCheckpointIO, Trial
+from samestep.run.files import link_file
 from samestep.run.seal import Seal, verify
 
 log = logging.getLogger(__name__)
@@ -56,14 +52,12 @@ class StopBetweenSteps(L.Callback):
         # Whether no gradients are accumulated, so that the ranks ask each other before the next
         # batch. A wait for this batch may be interrupted then, and only then.
         self._asks_before_batch = True
-        self._is_first_batch = True  # of this process
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Defer signals from here on, and begin where the checkpoint was saved."""
         # The first callback does it: the others ask for the epoch.
         lightning_patches.continue_as_undisturbed(trainer)
         stopping.defer()
-        self._is_first_batch = True
         # A checkpoint is saved between two optimizer steps, so a run continues between two too.
         self._set_asking(True)
 
@@ -75,11 +69,6 @@ class StopBetweenSteps(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Save or stop, if any rank wishes to; within an optimizer step do nothing."""
-        if self._is_first_batch:
-            self._is_first_batch = False
-            # Lightning calls `on_train_epoch_start` of no callback when it continues an epoch.
-            for scheduler in callbacks_of(trainer, GradientAccumulationScheduler):
-                scheduler.on_train_epoch_start(trainer)
         if not self._asks_before_batch:
             return
         if self.checkpoints is None:
@@ -194,7 +183,8 @@ class Checkpoints(Checkpoint):
         trainer.should_stop = trainer.should_stop or self._has_ended
         if trainer.ckpt_path is None:
             self._try(trainer)
-        # GradientAccumulationScheduler sets it only where an epoch begins.
+        # GradientAccumulationScheduler sets it only where an epoch begins, and Lightning calls
+        # `on_train_epoch_start` of no callback when it continues one.
         self._accumulated = trainer.accumulate_grad_batches
         trainer.accumulate_grad_batches = self._resumed_accumulated or self._accumulated
         # Not every epoch logs each metric anew, but early stopping or a plateau schedule may ask
@@ -226,10 +216,7 @@ class Checkpoints(Checkpoint):
         self._compare(trainer)
         if self._has_validated and self.monitor not in (None, *trainer.callback_metrics):
             names = ", ".join(sorted(trainer.callback_metrics)) or "no metric at all"
-            raise ConfigError(
-                f"callbacks.checkpoints.monitor={self.monitor}: the run logs {names}",
-                on_all_ranks=True,
-            )
+            raise ConfigError(f"callbacks.checkpoints.monitor={self.monitor}: the run logs {names}")
         epoch = trainer.current_epoch + 1
         if self.every_n_epochs and epoch % self.every_n_epochs == 0:
             self._kept = epoch, trainer.global_step
@@ -291,8 +278,8 @@ class Checkpoints(Checkpoint):
         # Another configuration may let a run go on that early stopping has ended.
         stoppers = callbacks_of(trainer, EarlyStopping)
         now = {stopper.state_key: settings_of(stopper) for stopper in stoppers}
-        is_longer = any(lets_go_on(old, now.get(key)) for key, old in state["ended_by"].items())
-        self._has_ended = state["has_ended"] and not is_longer
+        is_the_same = all(old == now.get(key) for key, old in state["ended_by"].items())
+        self._has_ended = state["has_ended"] and is_the_same
         self._resumed_accumulated = state["accumulate_grad_batches"]
         self._resumed_metrics = state["metrics"]
         self._kept = state["kept"]
@@ -306,8 +293,7 @@ class Checkpoints(Checkpoint):
             raise ConfigError(
                 f"trainer.val_check_interval: a validation after {interval} batches comes "
                 f"within an optimizer step of {trainer.accumulate_grad_batches} batches "
-                "(trainer.accumulate_grad_batches); choose a multiple of it",
-                on_all_ranks=True,
+                "(trainer.accumulate_grad_batches); choose a multiple of it"
             )
         every_n, max_epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
         ends_before = every_n is not None and max_epochs is not None and 0 < max_epochs < every_n
@@ -333,11 +319,10 @@ class Checkpoints(Checkpoint):
         if not trial.was_called:
             raise ConfigError(
                 f"trainer.strategy: {type(trainer.strategy).__name__} writes checkpoints of its "
-                "own kind, which cannot be verified; a run needs one file with all weights",
-                on_all_ranks=True,
+                "own kind, which cannot be verified; a run needs one file with all weights"
             )
         if trial.problem:
-            raise ConfigError(trial.problem, on_all_ranks=True)
+            raise ConfigError(trial.problem)
         if trial.left_out and trainer.is_global_zero:
             names = ", ".join(trial.left_out)
             ignored = ", ".join(repr(name.split()[0]) for name in trial.left_out)
@@ -378,9 +363,9 @@ class Checkpoints(Checkpoint):
         epoch, _ = self._kept
         if epoch == trainer.current_epoch + 1:
             paths.append(self._path_of(epoch))
-        for path in paths if trainer.is_global_zero else []:
-            link_checkpoint(self.last, path)
         if trainer.is_global_zero:
+            for path in paths:
+                link_file(self.last, path)
             shards.prune(self.folder)
         return paths
 
@@ -391,21 +376,18 @@ class Checkpoints(Checkpoint):
         """
         epoch, step = self._kept
         if epoch and step == global_step and not self._path_of(epoch).exists():
-            link_checkpoint(source, self._path_of(epoch))
+            link_file(source, self._path_of(epoch))
         if self.best_step is None:
             return
         known = record.read(self.run_dir)
-        found = verify(self.best, known)
-        if isinstance(found, Seal) and found.global_step == self.best_step:
-            return
         # Also if somebody has removed best.ckpt, its weights may have another name.
-        for path in sorted(self.folder.glob("[!.]*.ckpt")):
+        for path in (self.best, *sorted(self.folder.glob("[!.]*.ckpt"))):
             own = seal.read(path)
-            if path == self.best or own is None or own.global_step != self.best_step:
-                continue
-            if isinstance(verify(path, known), Seal):
-                link_checkpoint(path, self.best)
+            if own and own.global_step == self.best_step and isinstance(verify(path, known), Seal):
+                if path != self.best:
+                    link_file(path, self.best)
                 return
+        found = verify(self.best, known)
         why = found if isinstance(found, str) else f"it is from step {found.global_step}"
         log.warning(
             "%s is not the best checkpoint, of step %s: %s. The best one from now on "
@@ -439,13 +421,3 @@ def settings_of(stopping: EarlyStopping) -> Settings:
     """What decides when it ends the run; the metric is part of its state's key."""
     names = ("patience", "min_delta", "check_finite", "stopping_threshold", "divergence_threshold")
     return {name: getattr(stopping, name) for name in names}
-
-
-def lets_go_on(old: Settings, new: Settings | None) -> bool:
-    """Whether a run that ended by the old settings of early stopping goes on with the new ones.
-
-    With less patience it would have ended earlier.
-    """
-    if new is None or new["patience"] > old["patience"]:
-        return True
-    return new | {"patience": None} != old | {"patience": None}

@@ -13,17 +13,11 @@ from torch.optim import Optimizer
 from samestep.errors import RunError
 from samestep.ranks import lightning_patches
 from samestep.ranks.process_group import gather
-from samestep.ranks.sharded import norm_of
+from samestep.ranks.sharded import norm_of, parameters_of
 
 log = logging.getLogger(__name__)
 
 CHECK_EVERY = 50  # steps on a GPU between two looks at its flags
-
-
-class LossError(RunError):
-    """Too many steps had to be skipped; the message names the step and the rank."""
-
-    on_all_ranks = True
 
 
 class LossGuard(L.Callback):
@@ -33,7 +27,7 @@ class LossGuard(L.Callback):
     every ``CHECK_EVERY`` steps and before each checkpoint: no step waits for the device.
 
     Args:
-        max_skipped: steps that may be skipped; one more ends the run with ``LossError``.
+        max_skipped: steps that may be skipped; one more ends the run.
     """
 
     def __init__(self, max_skipped: int) -> None:
@@ -55,8 +49,7 @@ class LossGuard(L.Callback):
         losses, self._losses = self._losses, []
         if getattr(trainer.precision_plugin, "scaler", None):
             return  # with 16-mixed infinite gradients are normal: its scaler skips these steps
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
         is_sharded = any(isinstance(gradient, DTensor) for gradient in gradients)
         # After DDP's all-reduce all ranks hold the same gradient, so each can decide alone.
         if pl_module.device.type == "cpu" and not is_sharded and are_finite(gradients):
@@ -101,7 +94,7 @@ class LossGuard(L.Callback):
             what = f"step {step}: {where} is infinite or nan"
             self.num_skipped += 1
             if self.num_skipped > self.max_skipped:
-                raise LossError(
+                raise RunError(
                     f"{what}; the step was not taken, and the checkpoints are from before it. "
                     "Lower the learning rate, clip with trainer.gradient_clip_val=1.0, or skip "
                     "such steps with callbacks.loss_guard.max_skipped=10"

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from samestep.callbacks.loggers import TensorBoard
 from samestep.ranks import lightning_patches
-from samestep.ranks.sharded import ShardedStrategy, norm_of
+from samestep.ranks.sharded import ShardedStrategy, norm_of, parameters_of
 
 
 class Meter(L.Callback):
@@ -69,9 +69,8 @@ class Meter(L.Callback):
         has_all = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy | ShardedStrategy)
         if (trainer.global_step + 1) % every or is_scaled or not has_all:
             return
-        parameters = (p for group in optimizer.param_groups for p in group["params"])
-        gradients = [p.grad for p in parameters if p.grad is not None and not p.grad.is_sparse]
-        self._norm = norm_of(gradients)
+        gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
+        self._norm = norm_of([gradient for gradient in gradients if not gradient.is_sparse])
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *_: Any
@@ -116,7 +115,7 @@ class Meter(L.Callback):
         num_steps = lightning_patches.num_logged_steps(trainer)
         if num_steps % trainer.log_every_n_steps:  # type: ignore[attr-defined]
             # Lightning has not logged this step, and an epoch may be shorter than its interval.
-            last = lightning_patches.metrics_of_step(trainer)["log"]
+            last = lightning_patches.logged_metrics(trainer, on_step=True)["log"]
             values |= {name: float(value) for name, value in last.items()}
         # Not by the module: Lightning would make 0.009999999776482582 of a learning rate of 0.01.
         for logger in trainer.loggers:

@@ -49,6 +49,5 @@ class Monitors(L.Callback):
                 f"{', '.join(f'{k}={n}' for k, n in wrong.items())}: validation logs "
                 f"{', '.join(logged)}; choose one of these, such as {remedy}. "
                 "callbacks.checkpoints.monitor=null tests the last weights. If the metric is "
-                "logged later only, add trainer.num_sanity_val_steps=0",
-                on_all_ranks=True,
+                "logged later only, add trainer.num_sanity_val_steps=0"
             )

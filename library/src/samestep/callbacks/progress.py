@@ -71,7 +71,6 @@ class Progress(L.Callback):
                 auto_refresh=False, transient=True, expand=True,
             )  # fmt: skip
             self._task = self._bar.add_task("starting", total=None, facts="")
-            self._width = self._bar.console.width
             self._bar.start()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -96,7 +95,6 @@ class Progress(L.Callback):
             epoch, _step, *rest = facts  # the length of the bar says the step
             self._bar.update(self._task, completed=trainer.global_step, total=self._steps)
             self._bar.update(self._task, description=epoch, facts="  ".join(rest))
-            self._erase_broken(self._bar)
             self._bar.refresh()
             self._due = now + REDRAW_S
 
@@ -132,16 +130,6 @@ class Progress(L.Callback):
             self._bar.stop()
             self._bar = None
 
-    def _erase_broken(self, bar: Bar) -> None:
-        """Erase the line of the bar which a terminal that became narrower has broken into several.
-
-        rich erases the last of them only.
-        """
-        before, self._width = self._width, bar.console.width
-        if num_above := math.ceil(before / self._width) - 1:
-            to_start_of_line_above, erase_below = f"\x1b[{num_above}F", "\x1b[J"
-            bar.console.file.write(to_start_of_line_above + erase_below)
-
     def _running_metrics(self, trainer: L.Trainer, outputs: Any) -> list[str]:
         """The loss of the last batch, the means of the epoch so far, and what the step logs."""
         shown: dict[str, float] = {}
@@ -150,7 +138,7 @@ class Progress(L.Callback):
             shown["loss"] = float(outputs["loss"]) * trainer.accumulate_grad_batches
         for sums in self._train_sums:
             shown |= {n: sums.mean_so_far(n) for n in sums.names if n not in shown}
-        for name, value in lightning_patches.metrics_of_step(trainer)["pbar"].items():
+        for name, value in lightning_patches.logged_metrics(trainer, on_step=True)["pbar"].items():
             shown.setdefault(re.sub("^train[/_]|_step$", "", name), float(value))
         return [f"{name} {value:.4f}" for name, value in shown.items()]
 

@@ -47,8 +47,7 @@ class SameWeights(L.Callback):
                 f"{briefly(odd)}. The model changes them without DDP: by gradients "
                 "of one rank (loss.backward() instead of self.manual_backward(loss), a parameter "
                 "that is added while the run trains), by random numbers of one rank, or by a step "
-                "that only some ranks take",
-                on_all_ranks=True,
+                "that only some ranks take"
             )
 
 

@@ -7,14 +7,13 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 
 from samestep.data.loader import BatchLoader
 from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler
 from samestep.errors import ConfigError
 from samestep.ranks import environment, lightning_patches, process_group
-from samestep.run.provenance import cpu_name
-from samestep.spec import fault_of_shares
 
 WARMUP_BATCHES = 3  # of an epoch; they are not timed
 TIMED_BATCHES = 100  # of an epoch, at most: a GPU is waited for in each of them
@@ -35,7 +34,7 @@ class ShareOut(L.Callback):
 
     With ``auto`` the first epoch has equal shares. The forward passes of each epoch are timed, and
     at its end the ranks agree on the shares of the next one. A checkpoint keeps them: a run that
-    continues on as many ranks of the same kind begins with them. Shares change neither the global
+    continues on as many ranks begins with them. Shares change neither the global
     batches nor the loss curve. They only let a slow rank have less to do, so that the others need
     not wait for it.
 
@@ -49,8 +48,7 @@ class ShareOut(L.Callback):
         """How much each rank gets; None: all the same."""
         self._order: GlobalBatchSampler | None = None  # of the training data, if weights are needed
         self._batch = 0  # of this epoch
-        self._saved: dict[str, Any] = {}  # of a checkpoint: the shares, and the kinds of the ranks
-        self._kinds: list[str] = []
+        self._saved: tuple[float, ...] = ()  # the shares of a checkpoint
         self._begin: float | None = None  # of a forward pass that is timed
         self._seconds, self._samples = 0.0, 0  # of the forward passes of this epoch
         self._has_patched = False
@@ -68,14 +66,12 @@ class ShareOut(L.Callback):
         if environment.world_size() > 1 and asked != "equal" and len(set(asked)) > 1:
             loaders = list(find_batch_loaders(trainer.train_dataloader))
             if len(loaders) != 1 or not order_of(trainer):
-                raise ConfigError(NEEDS_BATCH_LOADER, on_all_ranks=True)
+                raise ConfigError(NEEDS_BATCH_LOADER)
             self.asked = asked
             if asked != "auto":
                 self.shares = tuple(by_rank([float(share) for share in asked]))
-            else:
-                self._kinds = process_group.gather(kind_of_rank(pl_module))
-                if self._saved.get("kinds") == self._kinds:
-                    self.shares = tuple(self._saved["shares"])
+            elif len(self._saved) == environment.world_size():
+                self.shares = self._saved
         self._cut(trainer)
 
     def _cut(self, trainer: L.Trainer) -> None:
@@ -88,8 +84,7 @@ class ShareOut(L.Callback):
             raise ConfigError(
                 f"the training data: a batch has fewer samples than {trainer.world_size} ranks; "
                 "use a larger batch or fewer ranks, or leave out a short last batch by "
-                "BatchLoader(drop_last=True)",
-                on_all_ranks=True,
+                "BatchLoader(drop_last=True)"
             )
         has_equal_slices = all(each.has_equal_slices() for each in orders)
         if len(orders) > 1 and not has_equal_slices:
@@ -97,8 +92,7 @@ class ShareOut(L.Callback):
                 "the training data: several BatchLoaders need slices of equal length; let each "
                 f"batch_size divide by {trainer.world_size} ranks x "
                 f"{trainer.accumulate_grad_batches} accumulated batches, with drop_last=True and "
-                "cluster.shares=equal",
-                on_all_ranks=True,
+                "cluster.shares=equal"
             )
         self._order = None if has_equal_slices else order
 
@@ -146,13 +140,12 @@ class ShareOut(L.Callback):
             print(f"Shares of the ranks: {shown} (measured in epoch {trainer.current_epoch + 1})")
 
     def state_dict(self) -> dict[str, Any]:
-        """The shares that were measured, and on what."""
-        is_measured = self.asked == "auto" and self.shares is not None
-        return {"shares": list(self.shares or ()), "kinds": self._kinds} if is_measured else {}
+        """The shares that were measured."""
+        return {"shares": list(self.shares or ())} if self.asked == "auto" else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Begin with them, if the ranks are of the same kind."""
-        self._saved = state_dict
+        """Begin with them, if there are as many ranks."""
+        self._saved = tuple(state_dict.get("shares", ()))
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Cut the validation data; sums of metrics need no weights."""
@@ -191,26 +184,15 @@ def check_accumulation(trainer: L.Trainer, pl_module: L.LightningModule) -> None
             raise ConfigError(
                 f"the training data: BatchLoader(accumulate_grad_batches={cut}) must be that of "
                 f"the Trainer, which accumulates {', '.join(map(str, sorted(numbers)))}: "
-                "BatchLoader(accumulate_grad_batches=self.trainer.accumulate_grad_batches)",
-                on_all_ranks=True,
+                "BatchLoader(accumulate_grad_batches=self.trainer.accumulate_grad_batches)"
             )
 
 
 def by_rank(shares: Sequence[float]) -> list[float]:
     """One share for each rank; shares of nodes are those of each of their ranks."""
-    num_ranks, num_nodes = environment.world_size(), environment.num_nodes()
-    if fault := fault_of_shares(shares, num_nodes, num_ranks):
-        raise ConfigError(fault, on_all_ranks=True)
-    if len(shares) == num_ranks:
+    if len(shares) == environment.world_size():
         return list(shares)
     return [shares[node] for node in process_group.gather(environment.node_rank())]
-
-
-def kind_of_rank(pl_module: L.LightningModule) -> str:
-    """What decides how fast a rank is: its GPU, or the number of its processors."""
-    if pl_module.device.type == "cuda":
-        return torch.cuda.get_device_name(pl_module.device)
-    return f"{cpu_name()}, {environment.cpus_per_rank()} processors"
 
 
 def now(pl_module: L.LightningModule) -> float:
@@ -251,8 +233,4 @@ def find_batch_loaders(loaders: Any) -> Iterator[BatchLoader]:
 
 def find_loaders(loaders: Any) -> Iterator[Any]:
     """Each loader of a stage, which has one, or several in lists and dictionaries."""
-    if isinstance(loaders, (list, tuple, dict)):
-        for part in loaders.values() if isinstance(loaders, dict) else loaders:
-            yield from find_loaders(part)
-    else:
-        yield loaders
+    return iter(CombinedLoader(loaders).flattened)

@@ -32,4 +32,4 @@ def check_supported(callback: L.Callback, name: str) -> None:
     """Reject a callback with which a run could not be continued exactly; ``name`` is its place."""
     for kind, why in UNSUPPORTED.items():
         if isinstance(callback, kind):
-            raise ConfigError(f"{name}: {kind.__name__} is not supported: {why}", on_all_ranks=True)
+            raise ConfigError(f"{name}: {kind.__name__} is not supported: {why}")

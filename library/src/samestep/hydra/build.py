@@ -322,7 +322,7 @@ def refusals(key: str) -> Iterator[None]:
             )
         else:
             raise
-        raise ConfigError(message, on_all_ranks=True) from error
+        raise ConfigError(message) from error
 
 
 def monitors_of(cfg: DictConfig) -> Iterator[tuple[str, str]]:

@@ -46,7 +46,6 @@ def main(train: Train) -> int:
             program = [str(project_folder() / "train.py"), *flags.overrides]
             return agent.start(program, num_processes, run_id=cfg.run_id)
     except ConfigError as error:
-        error.on_all_ranks = True  # one command has started all ranks
         return failure.report(error)
     return train_or_report(train, cfg, flags.overrides)
 

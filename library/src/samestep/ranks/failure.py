@@ -66,8 +66,10 @@ def report(error: Exception) -> int:
     record(error)
     if isinstance(error, OtherRankFailed):
         return exit_code(error)
-    rank_zero_prints = getattr(error, "on_all_ranks", False)
-    if environment.rank() == 0 or not rank_zero_prints:
+    first_rank = getattr(error, "first_rank", None)
+    # Until the ranks meet, those of a node raise the same ConfigError.
+    is_mine = environment.local_rank() == 0 or not isinstance(error, ConfigError)
+    if first_rank == environment.rank() or (first_rank is None and is_mine):
         text = message(error)
         if isinstance(error, LostOtherRank):
             text = f"{PREFIX}{text}"

@@ -7,7 +7,6 @@ library has changed; pyproject.toml bounds the versions from above.
 """
 
 import copy
-import operator
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -123,23 +122,41 @@ def _reduce_logs(connector: Any) -> None:
         # value of the training, and none of an evaluation.
         if metric.is_tensor and not meta.sync.should and (meta.on_epoch or results.training):
             names = results._forked_name(metric, on_step=False)
-            own[key] = names, meta.reduce_fx.__name__, metric.value.item(), _weight(metric)
+            own[key] = {"names": names, **_figures(metric)}
 
     # Names and values together: a metric that only some ranks log must not let them wait.
-    of_ranks = process_group.gather(own)
-    for key in sorted({key for logged in of_ranks for key in logged}):
-        parts = [logged[key] for logged in of_ranks if key in logged]
-        names, reduction, *_ = parts[0]
-        values = torch.tensor([value for _, _, value, _ in parts], dtype=torch.float64)
-        if reduction == "mean":
-            value = values.sum() / sum(weight for *_, weight in parts)
-        else:
-            value = getattr(torch, reduction)(values)
+    for key, entry in _over_ranks(process_group.gather(own)).items():
+        value = torch.tensor(entry["value"], dtype=torch.float64)
+        if entry["reduction"] == "mean":
+            value /= entry["weight"]  # nan where no rank had a sample
         metric = results[key] if key in own else None
         if metric is not None and metric.meta.on_epoch:
             metric._computed = value.to(metric.value)
         else:
-            connector._callback_metrics.update(dict.fromkeys(names, value.float()))
+            connector._callback_metrics.update(dict.fromkeys(entry["names"], value.float()))
+
+
+def _figures(metric: Any) -> dict[str, Any]:
+    """What a metric of Lightning 2.6 has summed up, and the samples behind a mean; otherwise 1."""
+    is_mean = metric.meta.on_epoch and metric.meta.is_mean_reduction
+    weight = int(metric.cumulated_batch_size) if is_mean else 1
+    reduction = metric.meta.reduce_fx.__name__
+    return {"value": metric.value.item(), "weight": weight, "reduction": reduction}
+
+
+def _over_ranks(of_ranks: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """The figures of each metric over all ranks that have logged it; a mean is a sum so far."""
+    import torch
+
+    summed_up = {}
+    for key in sorted({key for logs in of_ranks for key in logs}):
+        entries = [logs[key] for logs in of_ranks if key in logs]
+        name = entries[0]["reduction"]
+        reduce = torch.sum if name == "mean" else getattr(torch, name)
+        values = torch.tensor([entry["value"] for entry in entries], dtype=torch.float64)
+        weight = sum(entry["weight"] for entry in entries)
+        summed_up[key] = entries[0] | {"value": reduce(values).item(), "weight": weight}
+    return summed_up
 
 
 def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
@@ -177,14 +194,6 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
     strategy.configure_ddp, strategy.training_step = note_and_configure, wrap_and_step
 
 
-def has_tensor_parallel(strategy: Any) -> bool:
-    """Whether a ModelParallelStrategy of Lightning 2.6 lets several ranks share their samples."""
-    from lightning.pytorch.strategies import ModelParallelStrategy
-
-    is_one = isinstance(strategy, ModelParallelStrategy)
-    return is_one and strategy._tensor_parallel_size != 1
-
-
 def materialize(module: "L.LightningModule", device: Any) -> None:
     """Make the weights of a module that ``configure_model`` has left on the device meta.
 
@@ -195,20 +204,13 @@ def materialize(module: "L.LightningModule", device: Any) -> None:
     _materialize_distributed_module(module, device)
 
 
-def metrics_of_epoch(trainer: "L.Trainer") -> dict[str, Tensor]:
-    """What Lightning 2.6 will log of the training, after the checkpoint of the epoch's end."""
-    loop: Any = trainer.fit_loop.epoch_loop
-    metrics: dict[str, Tensor] = loop._results.metrics(on_step=False)["log"]
-    return metrics
-
-
-def metrics_of_step(trainer: "L.Trainer") -> dict[str, dict[str, Any]]:
-    """What Lightning 2.6 has for the last batch: of each metric logged per step its own value.
+def logged_metrics(trainer: "L.Trainer", *, on_step: bool) -> dict[str, dict[str, Any]]:
+    """What Lightning 2.6 has logged of the training: for the last batch, or so far for the epoch.
 
     ``log`` is for loggers, and ``pbar`` for whoever shows progress.
     """
     loop: Any = trainer.fit_loop.epoch_loop
-    metrics: dict[str, dict[str, Any]] = loop._results.metrics(on_step=True)
+    metrics: dict[str, dict[str, Any]] = loop._results.metrics(on_step=on_step)
     return metrics
 
 
@@ -230,9 +232,7 @@ def logs_of_epoch(trainer: "L.Trainer") -> dict[str, dict[str, Any]]:
     flags = ("fx", "name", "prog_bar", "logger", "on_step", "enable_graph", "add_dataloader_idx")
     logs: dict[str, dict[str, Any]] = {
         key: {
-            "value": metric.value.item(),
-            "weight": _weight(metric),
-            "reduction": metric.meta.reduce_fx.__name__,
+            **_figures(metric),
             "flags": {name: getattr(metric.meta, name) for name in flags},
         }
         for key, metric in loop._results.items()
@@ -244,16 +244,8 @@ def logs_of_epoch(trainer: "L.Trainer") -> dict[str, dict[str, Any]]:
 
 def continue_logs(trainer: "L.Trainer", saved: list[dict[str, dict[str, Any]]]) -> None:
     """Let the metrics of this epoch continue from what ``logs_of_epoch`` gave on some ranks."""
-    before: dict[str, dict[str, Any]] = {}
-    for key, entry in (item for logs in saved for item in logs.items()):
-        if other := before.get(key):
-            add = {"max": max, "min": min}.get(entry["reduction"], operator.add)
-            other["value"] = add(other["value"], entry["value"])
-            other["weight"] += entry["weight"]
-        else:
-            before[key] = dict(entry)
     loop: Any = trainer.fit_loop.epoch_loop
-    loop.logs_before = before
+    loop.logs_before = _over_ranks(saved)
 
 
 def add_logs_before(trainer: "L.Trainer", is_end: bool = False) -> None:
@@ -287,12 +279,6 @@ def add_logs_before(trainer: "L.Trainer", is_end: bool = False) -> None:
             metric.cumulated_batch_size = metric.cumulated_batch_size + entry["weight"]
 
 
-def _weight(metric: Any) -> int:
-    """Samples behind the mean of a metric of Lightning 2.6; otherwise 1."""
-    is_mean = metric.meta.on_epoch and metric.meta.is_mean_reduction
-    return int(metric.cumulated_batch_size) if is_mean else 1
-
-
 def ids_of_logged_metrics(trainer: "L.Trainer") -> set[int]:
     """The metrics of torchmetrics that Lightning 2.6 resets when the epoch is over."""
     loop: Any = trainer.fit_loop.epoch_loop
@@ -301,13 +287,9 @@ def ids_of_logged_metrics(trainer: "L.Trainer") -> set[int]:
 
 def state_of_metric(metric: "Metric") -> dict[str, Any]:
     """What a metric of torchmetrics 1.9 has counted, and in how many updates."""
-    states = {name: _move(state, "cpu") for name, state in metric.metric_state.items()}
-    return {"count": metric.update_count, "states": states}
+    from lightning.fabric.utilities import move_data_to_device
 
-
-def _move(state: Any, device: Any) -> Any:
-    """A state of torchmetrics: a tensor, or a list of them."""
-    return [x.to(device) for x in state] if isinstance(state, list) else state.to(device)
+    return {"count": metric.update_count, "states": move_data_to_device(metric.metric_state, "cpu")}
 
 
 def continue_metric(metric: "Metric", saved: list[dict[str, Any]]) -> None:
@@ -318,8 +300,10 @@ def continue_metric(metric: "Metric", saved: list[dict[str, Any]]) -> None:
     Raises:
         RuntimeError: if it cannot merge the states of several ranks; then the metric is empty.
     """
+    from lightning.fabric.utilities import move_data_to_device
+
     for state in saved:
-        states = {name: _move(value, metric.device) for name, value in state["states"].items()}
+        states = move_data_to_device(state["states"], metric.device)
         if metric._update_count == 0:
             for name, value in states.items():
                 setattr(metric, name, value)

@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import cache
@@ -20,7 +19,6 @@ from typing import NamedTuple
 
 import lightning as L
 import torch
-from torch import distributed as dist
 
 from samestep.errors import ConfigError, RunError
 from samestep.keys import Nature, nature_of
@@ -87,7 +85,6 @@ def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModu
     if environment.rank() == 0 and Finding("nodes", NOT_SHARED) in findings:
         print(f"Preflight: {NOT_SHARED}", flush=True)
     if error := failure(findings):
-        error.on_all_ranks = True
         raise error
 
 
@@ -217,6 +214,7 @@ def check_room(check: str, place: Path, needed: float, remedy: str) -> Finding:
     return Finding(check, fact, remedy if free < needed else "")
 
 
+@cache
 def is_shared(run_dir: Path) -> bool:
     """Whether all nodes see the run directory that rank zero writes; every rank must call this.
 
@@ -224,11 +222,8 @@ def is_shared(run_dir: Path) -> bool:
     exists. The other ranks look for it in the same place. The file is gone afterwards. This is
     done once in a process.
     """
-    return environment.num_nodes() == 1 or _is_shared(run_dir)
-
-
-@cache
-def _is_shared(run_dir: Path) -> bool:
+    if environment.num_nodes() == 1:
+        return True
     folders = [run_dir.absolute(), *run_dir.absolute().parents]
     with ExitStack() as stack:
         token: tuple[int, str] | None = None
@@ -276,21 +271,6 @@ def hash_code(*parts: object) -> dict[str, str]:
                 key = str(path.relative_to(place.parent))
                 values[key] = sha256(path.read_bytes()).hexdigest()[:8]
     return values
-
-
-def measure_network(accelerator: str) -> Finding:
-    """Measure the all-reduce of one number and of 4 MiB; the fastest of five counts."""
-    device, fastest = device_kind(accelerator), []
-    for size in (1, 2**20):
-        tensor, times = torch.zeros(size, device=device), []
-        for _ in range(5):
-            begin = time.perf_counter()
-            dist.all_reduce(tensor)
-            tensor[0].item()  # waits for a GPU
-            times.append(time.perf_counter() - begin)
-        fastest.append(min(times))
-    speed = f"{1000 * fastest[0]:.2f} ms, {4 * 2**20 / fastest[1] / 1e6:,.0f} MB/s"
-    return Finding("network", f"{'NCCL' if device == 'cuda' else 'gloo'}, {speed}")
 
 
 def compare(values: dict[str, str], first: dict[str, str]) -> Finding:

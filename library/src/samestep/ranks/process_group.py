@@ -171,6 +171,7 @@ def leave_error(store: Store, error: Exception) -> Exception:
 
     The first error of all ranks counts. If the connections of this rank broke because another rank
     has failed, it is ``OtherRankFailed``; ``LostOtherRank`` if that rank could leave no error.
+    One that several ranks raise is printed by the first of them.
     """
     rank = environment.rank()
     has_lost_others = failure.may_be_of_connection(error)
@@ -186,6 +187,9 @@ def leave_error(store: Store, error: Exception) -> Exception:
         return network.NetworkError(
             f"rank {rank} has lost the node of rank 0, which has ended: see its log"
         )
+    if isinstance(error, ConfigError | RunError):
+        error.first_rank = first_rank if message == failure.message(error) else rank
+        return error
     if first_rank == rank or not has_lost_others:
         return error
     if not message.startswith(failure.PREFIX):
@@ -242,7 +246,6 @@ def on_all_ranks(
         error = raised
     for first in gather(error):
         if first is not None:
-            first.on_all_ranks = True
             raise first
     return result
 

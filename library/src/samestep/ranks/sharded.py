@@ -33,6 +33,7 @@ class ShardedStrategy(ModelParallelStrategy):
     restore_checkpoint_after_setup = False
     lightning_module_state_dict = Strategy.lightning_module_state_dict
     optimizer_state = Strategy.optimizer_state
+    load_checkpoint = Strategy.load_checkpoint
 
     def __init__(self, **options: Any) -> None:
         cluster_environment = options.pop("cluster_environment", None)
@@ -40,9 +41,14 @@ class ShardedStrategy(ModelParallelStrategy):
         self.cluster_environment = cluster_environment
 
     def setup_environment(self) -> None:
-        """Meet the other ranks, and let Lightning shard the module where it configures it."""
+        """Meet the other ranks, and let Lightning shard the module where it configures it.
+
+        A checkpoint that any number of ranks have written is read part by part.
+        """
         super().setup_environment()
         module: Any = self.lightning_module
+        checkpoint_io: Any = self.checkpoint_io
+        checkpoint_io.assemble = self._assemble
         configure, mesh = module.configure_model, self.device_mesh["data_parallel"]
 
         def configure_and_shard() -> None:
@@ -89,8 +95,7 @@ class ShardedStrategy(ModelParallelStrategy):
             if tensor.device_mesh.ndim > 1 or tensor.device_mesh.size() != self.world_size:
                 raise ConfigError(
                     f"{path}: is sharded over a part of the ranks, or twice; checkpoints hold "
-                    "tensors that fully_shard has distributed over all ranks",
-                    on_all_ranks=True,
+                    "tensors that fully_shard has distributed over all ranks"
                 )
             placement = tensor.placements[0]
             if not isinstance(placement, Shard):
@@ -103,15 +108,6 @@ class ShardedStrategy(ModelParallelStrategy):
         checkpoint = map_tensors(checkpoint, cut) | {"sharded": dims}
         checkpoint_io: Any = self.checkpoint_io
         checkpoint_io.save_part(checkpoint, part, self.broadcast(filepath))
-
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: Any = None) -> dict[str, Any]:
-        """Read this rank's part of what any number of ranks have written."""
-        checkpoint_io: Any = self.checkpoint_io
-        checkpoint_io.assemble = self._assemble
-        try:
-            return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
-        finally:
-            checkpoint_io.assemble = None
 
     def _assemble(self, tensor: Tensor, dim: int, read: Callable[[int, int], Tensor]) -> Tensor:
         mesh = self.device_mesh["data_parallel"]
@@ -157,8 +153,7 @@ def shard(module: LightningModule, mesh: DeviceMesh) -> None:
         if parameter.dim() == 0:
             raise ConfigError(
                 f"trainer.strategy=fsdp: {name} is a number without dimensions, which torch cannot "
-                "shard; make it a tensor of one value: torch.nn.Parameter(torch.ones(1))",
-                on_all_ranks=True,
+                "shard; make it a tensor of one value: torch.nn.Parameter(torch.ones(1))"
             )
     for block in blocks_of(module):
         fully_shard(block, mesh=mesh)

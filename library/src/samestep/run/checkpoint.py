@@ -33,7 +33,7 @@ from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment
 from samestep.ranks.process_group import broadcast, on_all_ranks
 from samestep.run import record, seal, shards
-from samestep.run.files import link_file, open_atomic
+from samestep.run.files import open_atomic, writing
 from samestep.run.record import Record
 from samestep.run.seal import Seal, verify
 
@@ -45,7 +45,7 @@ PLAIN = {type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter}
 
 
 class CheckpointError(RunError):
-    """A checkpoint cannot be written, or must not be loaded; the message says what to do."""
+    """A checkpoint could not be read again, or must not be loaded; the message says what to do."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -125,8 +125,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 why = f"{name} has the shape {list(found)} instead of {list(shape)}"
             raise ConfigError(
                 f"{path} does not fit this model: {why}. Use the configuration "
-                "that it was trained with, or start over under another RUN_ID",
-                on_all_ranks=True,
+                "that it was trained with, or start over under another RUN_ID"
             )
         return checkpoint
 
@@ -223,14 +222,6 @@ def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Seal
     return newest
 
 
-def link_checkpoint(source: Path, target: Path) -> None:
-    """Give the checkpoint ``source`` a second name, such as best.ckpt."""
-    try:
-        link_file(source, target)
-    except OSError as error:
-        raise cannot_write(target, error) from error
-
-
 def make_way(target: Path) -> None:
     """Keep the last checkpoint as the one before, when another one is about to take its name.
 
@@ -242,12 +233,10 @@ def make_way(target: Path) -> None:
 
 def write_atomic(content: dict[str, Any], target: Path, known: Record) -> None:
     """Write ``content`` to ``target`` with its seal, whole or not at all."""
-    try:
+    with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with open_atomic(target, before_rename=lambda: make_way(target)) as file:
             write(content, file, known)
-    except (OSError, RuntimeError) as error:
-        raise cannot_write(target, error) from error
 
 
 def write(content: dict[str, Any], file: IO[bytes], known: Record) -> None:
@@ -346,14 +335,3 @@ def refused(path: Path, why: str) -> CheckpointError:
             "train further with a larger trainer.max_epochs: the next best checkpoint replaces it"
         )
     return CheckpointError(f"{path} cannot be used: {why}. Restore the file, or {remedy}.")
-
-
-def cannot_write(target: Path, error: Exception) -> CheckpointError:
-    """The error for a file of a run that cannot be written, and what to do."""
-    # torch hides an error of the file in an error of its own.
-    causes = (error, error.__context__, error.__cause__)
-    why = next((e.strerror for e in causes if isinstance(e, OSError)), str(error))
-    return CheckpointError(
-        f"{target} cannot be written: {why}; the checkpoints before it are intact. Free "
-        "some space or get permission there; the same command then continues from them."
-    )

@@ -30,7 +30,7 @@ from samestep.errors import ConfigError
 from samestep.ranks.secrets import redact, redact_argument, redact_values
 from samestep.run import lock, provenance, record, seal
 from samestep.run.changes import config_digest, find_changes
-from samestep.run.files import open_atomic, read_bytes, set_aside, sha256_of, write_text
+from samestep.run.files import open_atomic, read_bytes, set_aside, sha256_of, write_text, writing
 from samestep.run.metrics import read_figures, why_damaged
 from samestep.spec import RunSpec
 
@@ -136,14 +136,13 @@ def abandon(run_dir: Path) -> None:
 @contextmanager
 def full_disk_is_one_message(run_dir: Path) -> Iterator[None]:
     """Turn the errors of a full disk within this block into one message."""
-    from samestep.run.checkpoint import cannot_write
-
     try:
         yield
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise
-        raise cannot_write(Path(error.filename or run_dir), error) from error
+        with writing(Path(error.filename or run_dir)):
+            raise
 
 
 def is_finished(spec: RunSpec) -> bool:
@@ -176,9 +175,7 @@ def best_checkpoint(run_dir: Path) -> str | None:
     if best and best.global_step == step:
         return str(path)
     why = f"it is from step {best.global_step}" if best else "it is missing, or damaged"
-    error = refused(path, f"{why}, and the best checkpoint is from step {step}")
-    error.on_all_ranks = True
-    raise error
+    raise refused(path, f"{why}, and the best checkpoint is from step {step}")
 
 
 def finish(spec: RunSpec, metrics: Mapping[str, float | None]) -> None:

@@ -14,7 +14,36 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
+from samestep.errors import RunError
+from samestep.ranks import environment
+
 log = logging.getLogger(__name__)
+
+
+class WriteError(RunError):
+    """A file of the run cannot be written; the message says what to do."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Let an error of the disk within this block be one message.
+
+    Raises:
+        WriteError: naming ``path`` and, of several, the rank.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        # torch hides an error of the file in an error of its own.
+        causes = (error, error.__context__, error.__cause__)
+        why = next((e.strerror for e in causes if isinstance(e, OSError)), None)
+        if why is None:
+            raise
+        who = f"rank {rank}: " if (rank := environment.rank()) else ""
+        raise WriteError(
+            f"{who}{path} cannot be written: {why}; the checkpoints before it are intact. Free "
+            "some space or get permission there; the same command then continues from them."
+        ) from error
 
 
 @contextmanager
@@ -92,17 +121,18 @@ def read_bytes(path: Path) -> bytes | None:
 def link_file(source: Path, target: Path) -> None:
     """Give ``source`` the second name ``target``; copy it where the disk knows no hard links."""
     partial = partial_of(target)
-    partial.unlink(missing_ok=True)
-    try:
-        partial.hardlink_to(source)
-    except OSError:
-        with source.open("rb") as old, open_atomic(target) as new:
-            shutil.copyfileobj(old, new, 2**20)
-        return
-    partial.replace(target)
-    # If both names already belong to the same file, the rename above does nothing.
-    partial.unlink(missing_ok=True)
-    sync_directory(target.parent)
+    with writing(target):
+        partial.unlink(missing_ok=True)
+        try:
+            partial.hardlink_to(source)
+        except OSError:
+            with source.open("rb") as old, open_atomic(target) as new:
+                shutil.copyfileobj(old, new, 2**20)
+            return
+        partial.replace(target)
+        # If both names already belong to the same file, the rename above does nothing.
+        partial.unlink(missing_ok=True)
+        sync_directory(target.parent)
 
 
 def sha256_of(path: Path) -> str:

@@ -12,8 +12,7 @@ import lightning as L
 from lightning.pytorch.loggers import Logger
 
 from samestep.ranks import environment, lightning_patches
-from samestep.run.checkpoint import CheckpointError, cannot_write
-from samestep.run.files import write_text
+from samestep.run.files import WriteError, write_text, writing
 from samestep.run.metrics import is_result, read_history
 from samestep.run.record import Record
 
@@ -105,7 +104,7 @@ class History(Logger, L.Callback):
             metrics = trainer.callback_metrics.items()
             late = ("train/", "time/", "system/", "lr")
             figures = {name: value for name, value in metrics if name.startswith(late)}
-            figures |= lightning_patches.metrics_of_epoch(trainer)
+            figures |= lightning_patches.logged_metrics(trainer, on_step=False)["log"]
             numbers = {name: value.item() for name, value in figures.items()}
             last = lightning_patches.num_logged_steps(trainer) - 1
             self.log_metrics(numbers | {"epoch": trainer.current_epoch}, last)
@@ -116,7 +115,7 @@ class History(Logger, L.Callback):
         """Write the file. Lightning calls this at the end of fit and test, and after an error."""
         try:
             self._write()
-        except CheckpointError:
+        except WriteError:
             if status != "failed":
                 raise
             # The disk is full, and the error that is on its way already says so.
@@ -132,10 +131,8 @@ class History(Logger, L.Callback):
             counts = {name: int(row[name]) for name in ("epoch", "step") if name in row}
             table.writerow(row | counts)
         path = Path(self.save_dir) / "metrics.csv"
-        try:
+        with writing(path):
             write_text(path, text.getvalue())
-        except OSError as error:
-            raise cannot_write(path, error) from error
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: ``config.yaml`` has them."""

@@ -8,7 +8,7 @@ rank zero may be on another node than before, or its disk may be lost.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from samestep.run import directory, lock, record, seal
 from samestep.run.changes import find_changes
 from samestep.run.checkpoint import CheckpointError, find_valid, make_way
 from samestep.run.directory import BEST, IDENTITY, LAST, Start
-from samestep.run.files import link_file, open_atomic, partial_of, read_bytes
+from samestep.run.files import link_file, open_atomic, partial_of, read_bytes, writing
 from samestep.run.seal import Seal
 from samestep.spec import RunSpec
 
@@ -40,8 +40,7 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
             raise ConfigError(
                 f"run_dir={spec.run_dir}: is not shared between the nodes, and with "
                 "trainer.strategy=fsdp each rank writes a part of a checkpoint; use a shared "
-                "directory, or trainer.strategy=ddp",
-                on_all_ranks=True,
+                "directory, or trainer.strategy=ddp"
             )
         fetch_newest(spec)
     start = on_rank_zero(directory.begin, spec, argv, copies)
@@ -81,9 +80,7 @@ def fetch_newest(spec: RunSpec) -> None:
             "rank zero fetches it",
             flush=True,
         )
-    own = record.read(spec.run_dir)
     share(spec.run_dir, [BEST, names[source]], source)
-    on_rank_zero(record.add_history, spec.run_dir, own)
 
 
 def find_here(spec: RunSpec) -> tuple[tuple[int, str], str]:
@@ -139,7 +136,7 @@ def share(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
 
 def write_records(run_dir: Path, records: Mapping[str, bytes | None]) -> None:
     """Write the records that differ here."""
-    with explained(run_dir):
+    with writing(run_dir):
         for name, content in records.items():
             if content not in (None, read_bytes(run_dir / name)):
                 (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -150,7 +147,7 @@ def write_records(run_dir: Path, records: Mapping[str, bytes | None]) -> None:
 def add_name(source: Path, target: Path, *, is_due: bool) -> None:
     """Give a checkpoint the second name that it has on rank zero's node."""
     if is_due:
-        with explained(target):
+        with writing(target):
             make_way(target)
             link_file(source, target)
 
@@ -171,7 +168,7 @@ def transfer(path: Path, wanted: Seal, size: int, chain: Sequence[int]) -> None:
     blocks = pass_on(path, size, chain)
     try:
         if environment.rank() != chain[0]:
-            with explained(path), open_atomic(path, before_rename=arrive) as file:
+            with writing(path), open_atomic(path, before_rename=arrive) as file:
                 file.writelines(blocks)
     finally:
         # Also a node whose disk is full passes on what it gets: the next one needs it.
@@ -194,15 +191,3 @@ def pass_on(path: Path, size: int, chain: Sequence[int]) -> Iterator[memoryview]
             if place + 1 < len(chain):
                 dist.send(part, chain[place + 1])
             yield content
-
-
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn an error of this node's disk into one message, and say what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(
-            f"rank {environment.rank()}: {path} cannot be written: {error.strerror}; free "
-            "some space or get permission there, or share the run directory between the nodes"
-        ) from error

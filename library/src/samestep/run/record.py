@@ -115,19 +115,6 @@ def try_to_update(run_dir: Path, state: str, why: str = "", **facts: Any) -> Non
         log.info("%s cannot be written: %s", run_dir / FILE, error.strerror)
 
 
-def add_history(run_dir: Path, other: Record) -> None:
-    """Add the starts and ends that only another copy of the record knows; on rank zero only."""
-    if not other.starts:
-        return
-    known = read(run_dir)
-    facts: dict[str, Any] = {}
-    for field, time in ("starts", "started"), ("ends", "time"):
-        entries = [*getattr(other, field), *getattr(known, field)]
-        by_time = {str(entry.get(time)): entry for entry in entries}
-        facts[field] = [by_time[moment] for moment in sorted(by_time)]
-    update(run_dir, RUNNING, **facts)
-
-
 def _read_file(run_dir: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(read_text(run_dir / FILE))

@@ -161,8 +161,7 @@ def fetch(url: str, run_dir: Path) -> None:
     try:
         copy = RunCopy(url, run_dir)
         if not has_checkpoints:
-            if _has_run(copy):
-                _download(copy)
+            _download(copy)
         elif _has_newer(copy) and _download(copy, only_intact=True):
             print(f"The copy in {redact(copy.url)} has a newer checkpoint, and was fetched")
     except Exception as error:
@@ -172,19 +171,6 @@ def fetch(url: str, run_dir: Path) -> None:
         if not has_checkpoints:
             raise ConfigError(f"{why}. Try again later, or without a store: url=null") from error
         log.warning("%s; the run continues from the checkpoints that are here", why)
-
-
-def _has_run(copy: RunCopy) -> bool:
-    """Whether the store has this run; a ConfigError if it has lost its configuration."""
-    if copy.fs.exists(f"{copy.root}/{RECORDS[0]}"):
-        return True
-    for name in (LAST, BEST):
-        if copy.fs.exists(f"{copy.root}/{name}"):
-            raise ConfigError(
-                f"{redact(copy.url)} has {name} and no {RECORDS[0]}: this run would overwrite it. "
-                f"Restore {RECORDS[0]} there, or use another name (RUN_ID=...)"
-            )
-    return False
 
 
 def _has_newer(copy: RunCopy) -> bool:
