@@ -178,7 +178,7 @@ def test_large_files_are_only_named(tmp_path: Path):
     folder = run_dir / "predictions"
     folder.mkdir()
     (folder / "a.png").write_bytes(b"x" * (MAX_BYTES // 2))
-    (folder / "b.png").write_bytes(b"x" * (MAX_BYTES // 2))
+    (folder / "b.png").write_bytes(b"x" * (MAX_BYTES // 2 + 2))
     (folder / "test.csv").write_text("id\n" + "1\n" * MAX_TEXT)
     (folder / "bad.csv").write_bytes(b"\xff\xfe\x00")
     (folder / "good.csv").write_text('id,text\n1,"two\nlines"\n')
