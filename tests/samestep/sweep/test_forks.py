@@ -37,6 +37,19 @@ facts = {
 json.dump(facts, open(sys.argv[1], "w"), sort_keys=True)
 print("the last words")
 """
+MAIN = """
+import os, signal, sys
+from pathlib import Path
+if __name__ == "__main__":
+    import threaded
+    from samestep.sweep import forks
+    os.setpgrp()
+    forks.serve(can_fork=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.killpg(0, signal.SIGINT)  # Ctrl-C in the terminal does not end the server
+    process = forks.start([sys.argv[1] + "/script.py"], {}, Path(sys.argv[1], "log"))
+    process.join()
+"""
 SLEEPS = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(60)"
 
 
@@ -132,13 +145,7 @@ def test_with_a_library_that_starts_a_thread_each_trial_is_python_itself(tmp_pat
         f"for _ in range({threads}): Thread(target=Event().wait, daemon=True).start()"
     )
     (tmp_path / "script.py").write_text("import sys; print('threaded' in sys.modules)")
-    (tmp_path / "main.py").write_text(
-        "import sys\nif __name__ == '__main__':\n"
-        "    import threaded\n    from pathlib import Path\n    from samestep.sweep import forks\n"
-        "    forks.serve(can_fork=True)\n"
-        "    process = forks.start([sys.argv[1] + '/script.py'], {}, Path(sys.argv[1], 'log'))\n"
-        "    process.join()\n"
-    )
+    (tmp_path / "main.py").write_text(MAIN)
     path = f"{library}:{environment()['PYTHONPATH']}"
     done = run(str(tmp_path / "main.py"), str(tmp_path), timeout=120, PYTHONPATH=path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -34,9 +34,9 @@ def serve(*, can_fork: bool) -> None:
     libraries -= {"__main__", "__mp_main__"}
     CONTEXT.set_forkserver_preload([*sorted(libraries), PRELOAD] if can_fork else [])
     # Ctrl-C in the terminal is for the search alone.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     forkserver.ensure_running()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    signal.signal(signal.SIGINT, before)
 
 
 def start(
@@ -61,7 +61,7 @@ def is_running(log: Path) -> bool:
 def be_python(program: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
     """Be the process that ``start`` has asked the server for."""
     os.setsid()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
         # The lock belongs to the open file: every process of a trial holds it until it ends.
         fcntl.flock(output, fcntl.LOCK_EX)
