@@ -115,6 +115,12 @@ addEventListener("load", async () => {
   const rows = [...values.querySelectorAll("tr")];
   seen.table = rows.map((row) => [...row.cells].map((cell) => cell.textContent));
   seen.unnamed = [...values.querySelectorAll("th")].filter((heading) => !heading.scope).length;
+  values.open = false;
+  dispatchEvent(new Event("beforeprint"));
+  seen.printed = [...document.querySelectorAll(".charts:not(.machine *) .values")].map(
+    (values) => values.open && values.querySelectorAll("tr").length);
+  dispatchEvent(new Event("afterprint"));
+  seen.left = document.querySelectorAll(".values[open]").length;
   const stars = first.data.filter((trace) => trace.marker?.symbol === "star");
   seen.stars = stars.map((trace) => trace.x[0]);
   document.querySelector(".machine").open = true;
@@ -155,6 +161,8 @@ def test_curves_have_zoom_smoothing_a_logarithmic_axis_and_the_best_epoch(tmp_pa
         ["2", "0.5000", "0.33333"], ["3", "★ 0.3333", "★ 0.25000"],
     ]  # fmt: skip
     assert seen["unnamed"] == 0
+    assert seen["printed"] == [4, 4, 4], "on paper every curve has its table"
+    assert seen["left"] == 0
     assert seen["log"] == "log"
     assert seen["smooth"] == pytest.approx([1, 2 / 3, 10 / 21], abs=1e-5)
     assert seen["zoomed"] == [[1.5, 2.5], "auto"]

@@ -35,7 +35,7 @@ def test_a_search_survives_a_kill(tmp_path: Path):
         until((tmp_path / "digits-lr-0/checkpoints/last.ckpt").exists)
         first.kill()
     # On a CPU a trial is a fork of what has imported the libraries.
-    assert ("samestep.sweep.forks" in program) == (sys.platform == "linux")
+    assert ("samestep.sweep.preload" in program) == (sys.platform == "linux")
 
     done = run(*words)
     assert done.returncode == 0, done.stdout + done.stderr

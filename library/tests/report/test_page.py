@@ -178,7 +178,7 @@ def test_large_files_are_only_named(tmp_path: Path):
     folder = run_dir / "predictions"
     folder.mkdir()
     (folder / "a.png").write_bytes(b"x" * (MAX_BYTES // 2))
-    (folder / "b.png").write_bytes(b"x" * (MAX_BYTES // 2))
+    (folder / "b.png").write_bytes(b"x" * (MAX_BYTES // 2 + 2))
     (folder / "test.csv").write_text("id\n" + "1\n" * MAX_TEXT)
     (folder / "bad.csv").write_bytes(b"\xff\xfe\x00")
     (folder / "good.csv").write_text('id,text\n1,"two\nlines"\n')
@@ -277,11 +277,15 @@ def test_a_report_that_fails_is_a_warning(tmp_path: Path, caplog: pytest.LogCapt
     assert f"samestep report {run_dir}" in message
 
 
-def test_a_run_that_starts_does_not_wait_for_the_report():
+def test_a_run_that_starts_and_a_comparison_without_repeats_wait_for_no_library(tmp_path: Path):
+    runs = [str(make_run(tmp_path / name)) for name in ("one", "two")]
     program = (
-        "import sys; from samestep.report import page, listing, compare; "
-        "print({'matplotlib', 'plotly', 'jinja2', 'torch'} & sys.modules.keys())"
+        "import sys; from samestep.report import commands, page; "
+        "heavy = {'matplotlib', 'plotly', 'jinja2', 'torch', 'scipy', 'numpy'}; "
+        "print(heavy & sys.modules.keys()); commands.compare(sys.argv[1:]); "
+        "print(heavy & sys.modules.keys())"
     )
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", program, *runs]
     result = subprocess.run(command, capture_output=True, text=True, env=environment())
-    assert result.stdout == "set()\n", result.stderr
+    first, *_, last = result.stdout.splitlines()
+    assert (first, last) == ("set()", "set()"), result.stderr

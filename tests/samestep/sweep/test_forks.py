@@ -1,92 +1,104 @@
 """A forked trial is the process that ``python train.py`` would be, without the imports."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
 from pathlib import Path
 
 import pytest
 
 from library.tests.programs import until
-from samestep.sweep.forks import Forked, Forks
-from tests.conftest import environment
+from samestep.sweep import forks
+from tests.conftest import environment, run
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Forks needs Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has forks of trials")
 
 FACTS = """
-import gc, json, os, signal, sys, threading
+import gc, json, multiprocessing, os, signal, sys, threading
 import numpy, torch
 from threadpoolctl import threadpool_info
 signals = [str(signal.getsignal(number)) for number in (2, 13, 15, 17)]
 torch.manual_seed(0)
 product = torch.rand(300, 300) @ torch.rand(300, 300)
+del os.environ["PYTEST_CURRENT_TEST"]
 facts = {
-    "words": sys.argv, "main": __name__, "file": __file__, "path": sys.path, "cwd": os.getcwd(),
+    "words": sys.argv, "main": __name__,
+    "file": __file__, "path": sys.path[0], "cwd": os.getcwd(),
     "environ": dict(os.environ), "signals": signals, "collects": gc.isenabled(),
     "stdin": sys.stdin.read(), "leads": os.getsid(0) == os.getpid(),
-    "descriptors": sorted(set(os.listdir("/proc/self/fd")))[:3],
+    "descriptors": [os.path.exists(f"/proc/self/fd/{number}") for number in (0, 1, 2)],
     "sum": product.double().sum().item(), "threads": torch.get_num_threads(),
     "pools": sorted(str(pool) for pool in threadpool_info()),
-    "others": threading.active_count(),
+    "others": threading.active_count(), "method": multiprocessing.get_start_method(),
 }
 json.dump(facts, open(sys.argv[1], "w"), sort_keys=True)
 print("the last words")
 """
+MAIN = """
+import os, signal, sys
+from pathlib import Path
+if __name__ == "__main__":
+    import threaded
+    from samestep.sweep import forks
+    os.setpgrp()
+    forks.serve(can_fork=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.killpg(0, signal.SIGINT)  # Ctrl-C in the terminal does not end the server
+    process = forks.start([sys.argv[1] + "/script.py"], {}, Path(sys.argv[1], "log"))
+    process.join()
+"""
 SLEEPS = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(60)"
 
 
-@contextmanager
-def serving(modules: Sequence[str]) -> Iterator[Forks]:
-    forks = Forks(modules)
-    yield forks
-    forks.connection.close()
-    forks.server.wait(30)  # it ends with its client
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Forks]:
+@pytest.fixture(scope="module", autouse=True)
+def served():
+    """The server is one of this process, and ends with it."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(OMP_NUM_THREADS="2").items():
             patch.setenv(name, value)
-        with serving(["json", "numpy", "torch", "threadpoolctl", "no_such_module"]) as server:
-            yield server
+        forks.serve(can_fork=True)
+        yield
 
 
-def start(forks: Forks, folder: Path, code: str, *words: str, **variables: str) -> Forked:
+def start(folder: Path, code: str, *words: str, **variables: str):
     script = folder / "script.py"
     script.write_text(code)
-    with (folder / "log").open("ab") as output:
-        forked = forks.start(
-            [str(script), *words], environment(OMP_NUM_THREADS="2", **variables), output
-        )
-    assert forked
-    return forked
+    return forks.start([str(script), *words], variables, folder / "log")
 
 
-def test_a_fork_has_what_a_fresh_process_has(forks: Forks, tmp_path: Path):
+def exit_code_of(process) -> int:
+    process.join(60)
+    return process.exitcode
+
+
+def test_a_fork_has_what_a_fresh_process_has(tmp_path: Path):
     words = [str(tmp_path / "forked.json"), "a=b"]
-    assert start(forks, tmp_path, FACTS, *words, OWN="mine").wait() == 0
+    assert exit_code_of(start(tmp_path, FACTS, *words, OWN="mine")) == 0
     assert (tmp_path / "log").read_text() == "the last words\n"
-    forked = (tmp_path / "forked.json").read_text()
+    forked = json.loads((tmp_path / "forked.json").read_text())
     subprocess.run(
         [sys.executable, str(tmp_path / "script.py"), *words],
         env=environment(OMP_NUM_THREADS="2", OWN="mine"), stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, start_new_session=True, check=True, timeout=120,
     )  # fmt: skip
-    assert forked == (tmp_path / "forked.json").read_text()
+    fresh = json.loads((tmp_path / "forked.json").read_text())
+    # The server has the variables and the libraries of pytest too.
+    assert fresh.pop("environ").items() - forked.pop("environ").items() == set()
+    assert {*fresh.pop("pools")} - {*forked.pop("pools")} == set()
+    assert {name: (fact, fresh[name]) for name, fact in forked.items() if fact != fresh[name]} == {}
 
 
-def test_a_fork_shares_its_memory(forks: Forks, tmp_path: Path):
+def test_a_fork_shares_its_memory(tmp_path: Path):
     code = f"import torch, sys\n{SLEEPS}"
-    forked = start(forks, tmp_path, code, str(tmp_path / "ready"))
+    forked = start(tmp_path, code, str(tmp_path / "ready"))
     until((tmp_path / "ready").exists)
     lines = Path(f"/proc/{forked.pid}/smaps_rollup").read_text().splitlines()[1:]
     kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
     forked.terminate()
-    assert forked.wait() == -signal.SIGTERM
+    assert exit_code_of(forked) == -signal.SIGTERM
     assert kib["Private_Dirty"] < kib["Rss"] / 4
 
 
@@ -101,32 +113,40 @@ def test_a_fork_shares_its_memory(forks: Forks, tmp_path: Path):
         ("import threading; threading.Thread(target=print, args=['last']).start()", 0, "last"),
     ],
 )  # fmt: skip
-def test_a_fork_ends_as_python_does(forks: Forks, tmp_path: Path, code, exit_code, printed):
-    assert start(forks, tmp_path, code).wait() == exit_code
+def test_a_fork_ends_as_python_does(tmp_path: Path, code, exit_code, printed):
+    assert exit_code_of(start(tmp_path, code)) == exit_code
     assert printed in (tmp_path / "log").read_text()
 
 
-def test_killing_a_fork_or_the_server_ends_nothing_else(tmp_path: Path):
-    both = []
-    with serving(["json"]) as forks, (tmp_path / "log").open("ab") as output:
-        for name in ("one", "two"):
-            (tmp_path / name).mkdir()
-            both.append(start(forks, tmp_path / name, SLEEPS, str(tmp_path / name / "ready")))
-            until((tmp_path / name / "ready").exists)
-        os.kill(both[0].pid, signal.SIGKILL)
-        assert both[0].wait() == -signal.SIGKILL
-        forks.server.kill()
-        forks.server.wait()
-        assert forks.start([str(tmp_path / "one/script.py")], {}, output) is None
-    assert both[1].poll() is None
-    both[1].terminate()
-    assert both[1].wait() == -signal.SIGTERM
+def test_a_trial_survives_its_server_and_is_not_started_twice(tmp_path: Path):
+    words = str(tmp_path / "ready"), str(tmp_path / "again")
+    code = f"import os; open(sys.argv[1] + '.server', 'w').write(str(os.getppid()))\n{SLEEPS}"
+    first = start(tmp_path, f"import sys\n{code}", words[0])
+    until((tmp_path / "ready").exists)
+    os.kill(int((tmp_path / "ready.server").read_text()), signal.SIGKILL)
+    assert exit_code_of(first) == 255
+    time.sleep(1)  # the server has let go of its pipes, and soon is gone
+    assert forks.is_running(tmp_path / "log")
+    second = start(tmp_path, f"import sys\n{code}", words[1])
+    assert not (tmp_path / "again").exists()
+    os.kill(first.pid, signal.SIGTERM)
+    until((tmp_path / "again").exists)
+    second.terminate()
+    assert exit_code_of(second) == -signal.SIGTERM
+    assert not forks.is_running(tmp_path / "log")
 
 
-def test_a_library_that_starts_a_thread_is_not_forked(tmp_path: Path, monkeypatch):
-    (tmp_path / "threaded.py").write_text(
-        "from threading import Thread, Event\nThread(target=Event().wait, daemon=True).start()"
+@pytest.mark.parametrize("threads", [0, 1])
+def test_with_a_library_that_starts_a_thread_each_trial_is_python_itself(tmp_path: Path, threads):
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "threaded.py").write_text(
+        "from threading import Thread, Event\n"
+        f"for _ in range({threads}): Thread(target=Event().wait, daemon=True).start()"
     )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{environment()['PYTHONPATH']}")
-    with serving(["threaded"]) as forks, (tmp_path / "log").open("ab") as output:
-        assert forks.start([str(tmp_path / "threaded.py")], {}, output) is None
+    (tmp_path / "script.py").write_text("import sys; print('threaded' in sys.modules)")
+    (tmp_path / "main.py").write_text(MAIN)
+    path = f"{library}:{environment()['PYTHONPATH']}"
+    done = run(str(tmp_path / "main.py"), str(tmp_path), timeout=120, PYTHONPATH=path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "log").read_text() == f"{not threads}\n"

@@ -1,6 +1,7 @@
 """Searches as processes that are killed, stopped and continued; their trials are stand-ins."""
 
 import fcntl
+import os
 import re
 import signal
 import subprocess
@@ -40,6 +41,7 @@ def begin(root: Path, *words: str, **variables: str) -> subprocess.Popen[str]:
         [sys.executable, SWEEP, *WORDS, f"run_root={root}", *words],
         cwd=ROOT, env=environment(**variables), text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
     )  # fmt: skip
 
 
@@ -87,7 +89,7 @@ def test_ctrl_c_stops_the_trials_and_says_how_to_go_on(tmp_path: Path):
     with begin(tmp_path, *words, FAKE_SLEEP_S="60", RUN_ID="mine") as first:
         until(lambda: len(list(tmp_path.glob("mine-*/starts.txt"))) == 2)
         second = search(tmp_path, *words, RUN_ID="mine")
-        first.send_signal(signal.SIGINT)
+        os.killpg(first.pid, signal.SIGINT)  # as a terminal does
         out, err = first.communicate(timeout=60)
     assert second.returncode == 2
     assert re.match(r"error: \S+ is in use by process \d+ on ", second.stderr)

@@ -111,3 +111,17 @@ def test_trials_share_the_gpus(monkeypatch, visible: str, words: list[str], grou
             share_gpus(read)
     else:
         assert share_gpus(read) == groups
+
+
+@pytest.mark.filterwarnings("ignore:BruteForceSampler is experimental")
+@pytest.mark.parametrize(
+    "sampler", ["{_target_: optuna.samplers.GridSampler, search_space: {a: [1]}}",
+                "{_target_: optuna.samplers.BruteForceSampler}"],
+)  # fmt: skip
+def test_a_sampler_of_grids_is_one_message(tmp_path: Path, capsys, sampler: str):
+    words = ["sweep=nets", f"sampler={sampler}", f"run_root={tmp_path / 'runs'}"]
+    assert call(lambda: main(words)) == 2
+    error = capsys.readouterr().err
+    assert "Sampler: tries every value, whatever n_trials says" in error
+    assert "train a grid: python train.py -m KEY=VALUE,VALUE" in error
+    assert not list(tmp_path.iterdir())

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from samestep.report.files import Run
-from samestep.run.metrics import is_result
+from samestep.run.metrics import Rows, is_result
 
 MAX_POINTS = 1000  # of a curve; more of them cannot be seen
 PLACES = 6  # of a point, the first that is not 0 included
@@ -22,10 +22,8 @@ class Chart(NamedTuple):
     """Curves over the same axis."""
 
     title: str
-    axis: str
-    """What the axis counts, from 1: epoch or step."""
-    curves: list[dict[str, Any]]
-    """Name, points and best epoch of each; those whose value is not finite are left out."""
+    axis: str  # what the axis counts, from 1: epoch or step
+    curves: list[dict[str, Any]]  # name, points and best epoch of each
 
     @property
     def is_about_machine(self) -> bool:
@@ -42,54 +40,52 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
     """The columns of ``metrics.csv`` as charts, results first and the machine last.
 
     Of one run, metrics of the same name share a chart, such as ``train/loss`` and ``val/loss``. Of
-    several, each metric has a chart with the curves of all runs. Final figures of the test are no
-    curves.
+    several, each metric has a chart with the curves of all runs. Final figures of the test, and
+    values that are not finite, are left out.
     """
-    columns: dict[str, list[tuple[str, Run, str]]] = {}
+    columns: dict[str, list[tuple[Run, str, Rows]]] = {}
     for run in runs:
-        counts: dict[str, int] = {}
-        for row in run.rows:
-            for metric in row.keys() - {"epoch", "step"}:
-                counts[metric] = counts.get(metric, 0) + math.isfinite(row[metric])
+        names = {name for row in run.rows for name in row} - {"epoch", "step"}
+        points = {
+            name: [row for row in run.rows if math.isfinite(row.get(name, math.nan))]
+            for name in sorted(names)
+            if not name.startswith(("test/", "test_"))
+        }
         # The same figure twice: the one with more points is drawn.
-        if {"lr", "step/lr"} <= counts.keys():
-            del counts[min("lr", "step/lr", key=lambda metric: counts[metric])]
-        for metric in sorted(counts):
-            if counts[metric] and not metric.startswith(("test/", "test_")):
-                title, curve = (metric, run.name) if runs[1:] else (title_of(metric), metric)
-                columns.setdefault(title, []).append((curve, run, metric))
-    found = [_chart(title, curves) for title, curves in columns.items()]
-    results = {title for title, curves in columns.items() if is_result(curves[0][2])}
+        if {"lr", "step/lr"} <= names:
+            del points[min("lr", "step/lr", key=lambda name: len(points[name]))]
+        for name, rows in points.items():
+            if rows:
+                title = name if len(runs) > 1 else title_of(name)
+                columns.setdefault(title, []).append((run, name, rows))
+    results = {title for title, curves in columns.items() if is_result(curves[0][1])}
     return sorted(
-        found, key=lambda c: (c.is_about_machine, c.title not in results, -len(c.curves), c.title)
+        (chart_of(title, curves, is_of_one=len(runs) == 1) for title, curves in columns.items()),
+        key=lambda c: (c.is_about_machine, c.title not in results, -len(c.curves), c.title),
     )
+
+
+def chart_of(title: str, columns: Sequence[tuple[Run, str, Rows]], *, is_of_one: bool) -> Chart:
+    """One chart of these metrics and their rows; its curves are named by metric or by run."""
+    # What has several values in an epoch is drawn over the steps.
+    epochs = [[row.get("epoch") for row in rows] for _, _, rows in columns]
+    is_step = any(None in each or len(set(each)) < len(each) for each in epochs)
+    axis, curves = "step" if is_step else "epoch", []
+    for run, name, rows in columns:
+        # At even distances, and always the last one.
+        shown = rows[:: -math.ceil(len(rows) / MAX_POINTS)][::-1]
+        curves.append({
+            "name": name if is_of_one else run.name,
+            "best": None if is_step or not is_result(name) else run.status.best_epoch,
+            "x": [int(row[axis]) + 1 for row in shown],
+            "y": [float(f"{row[name]:.{PLACES}g}") for row in shown],
+        })  # fmt: skip
+    return Chart(title, axis, curves)
 
 
 def title_of(name: str) -> str:
     """``train/loss_step`` and ``val_loss`` as ``loss``: what shares a chart."""
     return re.sub(r"^(train|val)[/_]|_(step|epoch)$", "", name)
-
-
-def _chart(title: str, columns: Sequence[tuple[str, Run, str]]) -> Chart:
-    points = [
-        [row for row in run.rows if math.isfinite(row.get(metric, math.nan))]
-        for _, run, metric in columns
-    ]
-    # What has several values in an epoch is drawn over the steps.
-    epochs = [[row.get("epoch") for row in rows] for rows in points]
-    is_step = any(None in each or len(set(each)) < len(each) for each in epochs)
-    axis = "step" if is_step else "epoch"
-    curves = []
-    for (name, run, metric), rows in zip(columns, points, strict=True):
-        # At even distances, and always the last one.
-        shown = rows[:: -math.ceil(len(rows) / MAX_POINTS)][::-1]
-        curves.append({
-            "name": name,
-            "best": None if is_step or not is_result(metric) else run.status.best_epoch,
-            "x": [int(row[axis]) + 1 for row in shown],
-            "y": [float(f"{row[metric]:.{PLACES}g}") for row in shown],
-        })  # fmt: skip
-    return Chart(title, axis, curves)
 
 
 @cache

@@ -43,7 +43,7 @@ samestep runs --json
 def report(argv: Sequence[str]) -> int:
     """Write the page of a run, and print where it is; or serve the pages of all runs."""
     parser = Parser("samestep report", REPORT)
-    if is_live := "--serve" in argv:
+    if "--serve" in argv:
         parser.add_argument("folder", nargs="?", default="runs", type=Path, help="default: runs")
         parser.add_argument("--port", type=int, default=0, help="default: any free one")
     else:
@@ -51,7 +51,7 @@ def report(argv: Sequence[str]) -> int:
     parser.add_argument("--serve", action="store_true", help="show a folder of runs, live")
     arguments = parser.parse(argv)
     environment.limit_threads()
-    if is_live:
+    if arguments.serve:
         listing.list_runs(arguments.folder)  # a folder that is not there is an error at once
         serve(arguments.folder, arguments.port)
     else:

@@ -9,16 +9,15 @@ are in both, by the mean of the differences of each seed.
 The tables are made once, of cells: for the terminal, for a page and for JSON.
 """
 
-from __future__ import annotations
-
+import itertools
 import math
 import re
 import statistics
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from samestep.errors import ConfigError
 from samestep.report import charts
@@ -47,22 +46,8 @@ Tables = dict[str, list[list[Cell]]]
 """The tables of a comparison by their titles, each with its heading first."""
 
 
-class Group(NamedTuple):
-    """Runs that repeat each other with other seeds."""
-
-    same: Any
-    """What they have in common."""
-    runs: list[Run]
-    figures: dict[str, dict[str, float]]
-    """Of each run, by its seeds."""
-
-    @property
-    def name(self) -> str:
-        """The name of the first run, with what else a reader must know of the group."""
-        first = self.runs[0]
-        if not first.figures:
-            return f"{first.name} ({first.status.state}, newest metrics)"
-        return f"{first.name} (n = {len(self.runs)})" if self.runs[1:] else first.name
+Group = dict[str, Run]
+"""Runs that repeat each other, by their seeds."""
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
@@ -85,9 +70,9 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 def compare(runs: Sequence[Run]) -> Tables:
     """Compare runs; the first one's group is what the others are compared with."""
     groups = group_runs(runs)
-    names = [group.name for group in groups]
+    names = [name_of(group) for group in groups]
     gaps = [f"{name} - {names[0]}" for name in names[1:]]
-    about = {
+    about: dict[str, Callable[[Run], Any]] = {
         "runs": lambda run: run.name,
         "state": lambda run: run.status.state,
         "seeds": lambda run: run.values.get("seed", "?"),
@@ -97,16 +82,23 @@ def compare(runs: Sequence[Run]) -> Tables:
         "epochs": lambda run: metrics.count_epochs(run.rows),
         "steps": lambda run: metrics.count_steps(run.rows),
     }
-    facts = {key: [join(map(fact, group.runs)) for group in groups] for key, fact in about.items()}
-    names_of_figures = {name for g in groups for figures in g.figures.values() for name in figures}
+    each = [list(group.values()) for group in groups]
+    facts = {key: [join(map(fact, group)) for group in each] for key, fact in about.items()}
+    keys = sorted({key for run in runs for key in run.values})
+    values = {
+        k: [join(run.values.get(k, "absent") for run in group) for group in each] for k in keys
+    }
+    differing = {key: row for key, row in values.items() if len(set(row)) > 1}
+    figures = [{seeds: figures_of(run) for seeds, run in group.items()} for group in groups]
+    found = {name for group in figures for each in group.values() for name in each}
     # What was learned comes first, and then what it has cost.
-    figures = sorted(names_of_figures, key=lambda n: (n in TIMES or n.endswith("/s"), n))
+    in_order = sorted(found, key=lambda name: (name in TIMES or name.endswith("/s"), name))
     tables = {
         "Runs": (names, {key: row for key, row in facts.items() if any(row)}),
-        "Configuration: what differs": (names, config_differences(groups)),
+        "Configuration: what differs": (names, differing),
         "Final figures": (
             [*names, *gaps],
-            {name: compare_figure(name, groups) for name in figures},
+            {name: compare_figure(name, figures, direction_of(name, runs)) for name in in_order},
         ),
     }
     return {
@@ -118,29 +110,25 @@ def compare(runs: Sequence[Run]) -> Tables:
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Put runs together that differ in nothing but the seed, in order of their first run."""
-    groups: list[Group] = []
+    groups: dict[tuple[str, int], Group] = {}
     for run in runs:
         seeds = {key: value for key, value in run.values.items() if SEED.fullmatch(key)}
-        rest = {key: value for key, value in run.values.items() if key not in seeds}
+        rest = [(key, run.values[key]) for key in sorted(run.values) if key not in seeds]
         # Runs without a configuration or without final figures repeat nothing that is known.
         is_known = rest and run.figures
-        same = (rest, run.status.start.get("world_size")) if is_known else run.run_dir
-        # A run without a seed is like no other.
-        key = str(seeds or run.run_dir)
-        alike = [group for group in groups if group.same == same and key not in group.figures]
-        group = alike[0] if alike else Group(same, [], {})
-        groups += [] if alike else [group]
-        group.runs.append(run)
-        group.figures[key] = figures_of(run)
-    return groups
+        same = str((rest, run.status.start.get("world_size")) if is_known else run.run_dir)
+        own = str(seeds or run.run_dir)
+        number = next(n for n in itertools.count() if own not in groups.get((same, n), ()))
+        groups.setdefault((same, number), {})[own] = run
+    return list(groups.values())
 
 
-def config_differences(groups: Sequence[Group]) -> dict[str, list[Cell]]:
-    """The keys that are not the same in all groups, with the values in each of them."""
-    each = [[run.values for run in group.runs] for group in groups]
-    keys = sorted({key for group in each for values in group for key in values})
-    rows = {key: [join(v.get(key, "absent") for v in values) for values in each] for key in keys}
-    return {key: row for key, row in rows.items() if len(set(row)) > 1}
+def name_of(group: Group) -> str:
+    """The name of the first run, with what else a reader must know of the group."""
+    first = next(iter(group.values()))
+    if not first.figures:
+        return f"{first.name} ({first.status.state}, newest metrics)"
+    return f"{first.name} (n = {len(group)})" if len(group) > 1 else first.name
 
 
 def join(values: Iterable[Any]) -> Cell:
@@ -152,49 +140,47 @@ def figures_of(run: Run) -> dict[str, float]:
     """The final figures and speeds; of an unfinished run its newest metrics."""
     newest = {name: value for row in run.rows for name, value in row.items()}
     found = (run.figures or newest) | metrics.speeds(run.rows)
-    return {
-        name: value
-        for name, value in found.items()
-        if math.isfinite(value) and (metrics.is_result(name) or name in TIMES)
-    }
+    names = [name for name in found if metrics.is_result(name) or name in TIMES]
+    return {name: found[name] for name in names if math.isfinite(found[name])}
 
 
-def compare_figure(name: str, groups: Sequence[Group]) -> list[Cell]:
+def direction_of(name: str, runs: Sequence[Run]) -> int:
+    """1 if more of a figure is better, -1 if less is, 0 if that is not known.
+
+    The mode of a monitored metric counts for each figure that has its name in its own.
+    """
+    words = set(re.split("[/_]", name))
+    for status in (run.status for run in runs if run.status.mode):
+        if set(re.split("[/_]", charts.title_of(status.monitor))) <= words:
+            return 1 if status.mode == "max" else -1
+    return 1 if name.endswith("/s") else -1 if words & LESS_IS_BETTER else 0
+
+
+def compare_figure(
+    name: str, groups: Sequence[dict[str, dict[str, float]]], direction: int
+) -> list[Cell]:
     """A figure of each group, the best one marked, and its differences from the first group.
 
     A difference within its interval may be chance, and is neither better nor worse.
+
+    Args:
+        name: of the figure.
+        groups: the figures of each run by its seeds, for each group.
+        direction: as ``direction_of`` says.
     """
-    direction = direction_of(name, groups)
     base, *others = [
-        {seeds: figures[name] for seeds, figures in group.figures.items() if name in figures}
-        for group in groups
+        {seeds: each[name] for seeds, each in group.items() if name in each} for group in groups
     ]
     row = [estimate(values) for values in (base, *others)]
     scores = [direction * cell.value["mean"] for cell in row if cell.value]
     for cell in row:
         if cell.value and min(scores) < direction * cell.value["mean"] == max(scores):
             cell.mark = "best"
-    for values in others:
-        gap = estimate(values, base) if base else Cell()
+    gaps = [estimate(values, base) if base else Cell() for values in others]
+    for gap in gaps:
         if gap.value and direction and abs(gap.value["mean"]) > (gap.value["interval95"] or 0):
             gap.mark = "better" if gap.value["mean"] * direction > 0 else "worse"
-        row.append(gap)
-    return row
-
-
-def direction_of(name: str, groups: Sequence[Group]) -> int:
-    """1 if more of a figure is better, -1 if less is, 0 if that is not known.
-
-    The mode of a monitored metric counts for each figure that has its name in its own.
-    """
-    words = set(re.split("[/_]", name))
-    for status in (run.status for group in groups for run in group.runs):
-        own = set(re.split("[/_]", charts.title_of(status.monitor or "")))
-        if status.mode and own <= words:
-            return 1 if status.mode == "max" else -1
-    if name.endswith("/s"):
-        return 1
-    return -1 if words & LESS_IS_BETTER else 0
+    return row + gaps
 
 
 def estimate(values: dict[str, float], base: dict[str, float] | None = None) -> Cell:
@@ -209,25 +195,21 @@ def estimate(values: dict[str, float], base: dict[str, float] | None = None) -> 
     """
     if not values:
         return Cell()
-    # It takes a moment to import.
-    from scipy import stats  # type: ignore[import-untyped]
-
     own, other = list(values.values()), list((base or {}).values())
-    num = min(len(own), len(other) or len(own))
-    is_paired = base is not None and base.keys() == values.keys() and num > 1
+    if is_paired := base is not None and base.keys() == values.keys() and len(own) > 1:
+        own, other = [values[seeds] - base[seeds] for seeds in values], []
     mean, half = statistics.fmean(own) - (statistics.fmean(other) if other else 0), None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of equal values, whose interval is 0
-        if num > 1:
-            if base is None:
-                test = stats.ttest_1samp(own, 0)
-            elif is_paired:
-                test = stats.ttest_rel(own, [base[seeds] for seeds in values])
-            else:
-                test = stats.ttest_ind(own, other, equal_var=False)
-            low, high = test.confidence_interval(CONFIDENCE)
-            half = float(high - low) / 2
-    sign = "+" if other and mean > 0 else ""
+    num = min(len(own), len(other) or len(own))
+    if num > 1:
+        # Its import takes a second, which runs without repeats need not wait for.
+        from scipy import stats  # type: ignore[import-untyped]
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of equal values, whose interval is 0
+            welch = other and stats.ttest_ind(own, other, equal_var=False)
+            low, high = (welch or stats.ttest_1samp(own, 0)).confidence_interval(CONFIDENCE)
+        half = float(high - low) / 2
+    sign = "+" if base is not None and mean > 0 else ""
     interval = "" if half is None else f" ± {show(half) if half >= 100 else f'{half:.2g}'}"
     cell = Cell(f"{sign}{show(mean)}{interval}{' paired' if is_paired else ''}")
     cell.value = {"mean": mean, "interval95": half, "n": num, "paired": is_paired}

@@ -1,12 +1,12 @@
 """What a run directory holds, read with care: a file that is damaged is named, and left out."""
 
-import base64
 import csv
 import io
 import json
 import math
 import mimetypes
-from collections.abc import Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from samestep.keys import Nature, nature_of
 from samestep.run import metrics, record
 from samestep.run.changes import flatten, read_config
 
-MAX_BYTES = 2_300_000  # of all pictures together, so that the page stays below 3 MB
+MAX_BYTES = 1_725_000  # of all pictures together: 2.3 MB on the page, which stays below 3 MB
 MAX_TEXT = 20_000  # bytes of a table or text; longer ones are for programs
 PICTURES = {".png", ".jpg", ".jpeg", ".svg", ".gif", ".webp"}
 
@@ -25,16 +25,11 @@ class Run(NamedTuple):
     """One run, as far as its files can be read."""
 
     run_dir: Path
-    config: dict[str, Any]
-    """The saved configuration; empty if it cannot be read."""
-    figures: dict[str, float]
-    """``metrics.json``; empty until the run is finished, also if it was finished before."""
-    rows: metrics.Rows
-    """``metrics.csv``."""
-    status: record.Record
-    """``run.json``: how far the run is, its starts and ends."""
-    problems: list[str]
-    """What is missing or damaged, one sentence each."""
+    config: dict[str, Any]  # as saved; empty if it cannot be read
+    figures: dict[str, float]  # of metrics.json; empty unless the run is finished now
+    rows: metrics.Rows  # of metrics.csv
+    status: record.Record  # of run.json: how far the run is, its starts and ends
+    problems: list[str]  # what is missing or damaged, one sentence each
 
     @property
     def name(self) -> str:
@@ -51,12 +46,9 @@ class Shown(NamedTuple):
     """A file of the predictions folder, ready for the page."""
 
     title: str
-    text: str = ""
-    """Of a picture its description."""
-    source: str = ""
-    """Of a picture: a ``data:`` address with its content."""
-    rows: Sequence[Sequence[str]] = ()
-    """Of a table: its lines, the heading first."""
+    text: str = ""  # of a picture its description
+    source: str = ""  # of a picture: a ``data:`` address with its content
+    rows: Sequence[Sequence[str]] = ()  # of a table: its lines, the heading first
 
 
 def read_run(run_dir: Path) -> Run:
@@ -72,11 +64,11 @@ def read_run(run_dir: Path) -> Run:
         problems.append(f"metrics.csv is damaged: {why}")
     elif not rows:
         problems.append("metrics.csv holds no metric yet: there are no curves")
-    found = metrics.read_figures(run_dir)
+    found = metrics.read_figures(run_dir) or {}
     if not found:
         problems.append("metrics.json is absent or damaged, so there are no final figures")
     elif status.state != record.FINISHED:
-        found = None
+        found = {}
         problems.append(
             "metrics.json and predictions hold what the run had reached before it was continued: "
             f"the run is {status.state}, so there are no final figures"
@@ -84,7 +76,7 @@ def read_run(run_dir: Path) -> Run:
     if not status.starts:
         problems.append("run.json is absent or damaged: machine, command and starts are unknown")
     # JSON has no nan, so null stands for it; a damaged file may hold anything.
-    known = {name: math.nan if value is None else value for name, value in (found or {}).items()}
+    known = {name: math.nan if value is None else value for name, value in found.items()}
     figures = {name: value for name, value in known.items() if type(value) in (int, float)}
     return Run(run_dir, config, figures, rows, status, problems)
 
@@ -107,13 +99,6 @@ def instant(text: Any) -> float:
         return 0.0
 
 
-def timeline(status: record.Record) -> list[Mapping[str, Any]]:
-    """Starts and ends in order of their time; a start that was killed has left no end."""
-    # An end comes before a start of the same second.
-    events = [*status.ends, *status.starts]
-    return sorted(events, key=lambda event: instant(event.get("started") or event.get("time")))
-
-
 def read_predictions(run_dir: Path) -> list[Shown]:
     """Every picture, table and text in the predictions folder, in order of the names.
 
@@ -121,39 +106,32 @@ def read_predictions(run_dir: Path) -> list[Shown]:
     its first line is the title, the others say what the picture shows.
     """
     paths = sorted(run_dir.glob("predictions/[!.]*"))
-    described = {path.with_suffix("") for path in paths if path.suffix in PICTURES}
+    described = {path.with_suffix(".txt") for path in paths if path.suffix in PICTURES}
     shown, left = [], MAX_BYTES
     for path in paths:
-        words = path.stem.replace("_", " ").replace("-", " ").strip()
-        title = words[:1].upper() + words[1:]
+        title = path.stem.replace("_", " ").replace("-", " ").strip()
+        title = title[:1].upper() + title[1:]
+        is_picture = path.suffix in PICTURES
+        if path in described or not (is_picture or path.suffix in (".csv", ".txt", ".md")):
+            continue
         try:
-            if path.suffix in PICTURES:
-                item = _picture(path, title, left)
-                left -= len(item.source)
+            if path.stat().st_size > (left if is_picture else MAX_TEXT):
+                raise ValueError("it is too large for this page")
+            content = path.read_bytes()
+            if is_picture:
+                left -= len(content)
+                about = path.with_suffix(".txt")
+                text = about.read_text(errors="replace") if about.is_file() else ""
+                title, _, text = (text.strip() or title).partition("\n")
+                source = (
+                    f"data:{mimetypes.guess_type(path)[0]};base64,{b64encode(content).decode()}"
+                )
+                shown.append(Shown(title, text or title, source))
             elif path.suffix == ".csv":
-                text = _read(path, MAX_TEXT).decode()
-                item = Shown(title, rows=list(csv.reader(io.StringIO(text, newline=""))))
-            elif path.suffix in (".txt", ".md") and path.with_suffix("") not in described:
-                item = Shown(title, _read(path, MAX_TEXT).decode(errors="replace"))
+                lines = io.StringIO(content.decode(), newline="")
+                shown.append(Shown(title, rows=list(csv.reader(lines))))
             else:
-                continue
+                shown.append(Shown(title, content.decode(errors="replace")))
         except (OSError, ValueError, csv.Error) as error:
-            item = Shown(title, f"{path.name}: {error}; open the file itself")
-        shown.append(item)
+            shown.append(Shown(title, f"{path.name}: {error}; open the file itself"))
     return shown
-
-
-def _picture(path: Path, title: str, left: int) -> Shown:
-    text = path.with_suffix(".txt")
-    about = text.read_text(errors="replace").strip() if text.is_file() else ""
-    first, _, rest = about.partition("\n")
-    kind = mimetypes.guess_type(path.name)[0]
-    # Base64 has 4 characters for 3 bytes.
-    content = base64.b64encode(_read(path, left * 3 // 4)).decode()
-    return Shown(first or title, rest or first or title, f"data:{kind};base64,{content}")
-
-
-def _read(path: Path, limit: int) -> bytes:
-    if path.stat().st_size > limit:
-        raise ValueError("it is too large for this page")
-    return path.read_bytes()

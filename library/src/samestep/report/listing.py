@@ -3,7 +3,6 @@
 It reads one small file of each run, so that ten thousand runs are listed within two seconds.
 """
 
-import os
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime
@@ -23,19 +22,20 @@ class Listed(NamedTuple):
 
     name: str
     status: Record
-    seen: float
-    """When it was seen last: seconds since 1970."""
+    seen: float  # when it was seen last: seconds since 1970
 
     @property
     def cells(self) -> tuple[str, ...]:
         """What the list says of the run, under ``HEADING``."""
-        status = self.status
-        why = textwrap.shorten(status.why, WHY_WIDTH, placeholder="...")
-        best = "" if status.best is None else f"{show(status.best)} {status.monitor}"
-        epochs = "" if status.epoch is None else str(status.epoch)
-        state = f"{status.state}: {why}" if why else status.state
-        seen = datetime.fromtimestamp(self.seen).strftime("%Y-%m-%d %H:%M:%S")
-        return self.name, state, best, epochs, " ".join(map(str, status.tags)), seen
+        status, why = self.status, textwrap.shorten(self.status.why, WHY_WIDTH, placeholder="...")
+        return (
+            self.name,
+            f"{status.state}: {why}" if why else status.state,
+            "" if status.best is None else f"{show(status.best)} {status.monitor}",
+            "" if status.epoch is None else str(status.epoch),
+            " ".join(map(str, status.tags)),
+            datetime.fromtimestamp(self.seen).strftime("%Y-%m-%d %H:%M:%S"),
+        )
 
 
 def list_runs(folder: Path) -> list[Listed]:
@@ -47,14 +47,11 @@ def list_runs(folder: Path) -> list[Listed]:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder; name the run_root of your runs")
     found = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            path = Path(entry.path)
-            status = read(path)
-            # A run whose file of its state is lost or damaged still has its configuration.
-            if status.time or (path / "config.yaml").exists():
-                seen = instant(status.time) or entry.stat().st_mtime
-                found.append(Listed(entry.name, status, seen))
+    for path in folder.iterdir():
+        status = read(path)
+        # A run whose file of its state is lost or damaged still has its configuration.
+        if status.time or (path / "config.yaml").exists():
+            found.append(Listed(path.name, status, instant(status.time) or path.stat().st_mtime))
     return sorted(found, key=lambda run: (-run.seen, run.name))
 
 
@@ -66,9 +63,6 @@ def to_lines(runs: Sequence[Listed]) -> list[str]:
 
 
 def to_json(runs: Sequence[Listed]) -> list[dict[str, Any]]:
-    """The runs as plain containers."""
-    long = ("ends", "starts")
-    return [
-        {"name": run.name, **{k: v for k, v in run.status._asdict().items() if k not in long}}
-        for run in runs
-    ]
+    """The runs as plain containers, without their starts and ends."""
+    fields = [name for name in Record._fields if name not in ("ends", "starts")]
+    return [{"name": run.name} | {f: getattr(run.status, f) for f in fields} for run in runs]

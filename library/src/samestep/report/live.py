@@ -86,9 +86,9 @@ def find(folder: Path, names: Sequence[str]) -> list[Run]:
 def answer(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """The parts of the page: the list, the comparison of the runs of these names, their curves."""
     listed, runs = listing.list_runs(folder), find(folder, names)
-    newest = listed[:MAX_LISTED]
+    newest, show = listed[:MAX_LISTED], page.render_part
     return {
-        "list": page.render_part("listing", listing.HEADING, newest, names, len(listed)),
-        "comparison": page.render_part("comparison", compare(runs)) if len(runs) > 1 else "",
-        "charts": page.render_part("curves", charts.charts_of(runs)) if runs else "",
+        "list": show("listing", listing.HEADING, newest, names, len(listed)),
+        "comparison": show("comparison", compare(runs)) if len(runs) > 1 else "",
+        "charts": show("curves", charts.charts_of(runs)) if runs else "",
     }

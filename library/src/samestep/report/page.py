@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from samestep.keys import Nature, nature_of
 from samestep.ranks.secrets import redact
 from samestep.report import charts, summary
-from samestep.report.files import Run, read_predictions, read_run, show, show_value, timeline
+from samestep.report.files import Run, instant, read_predictions, read_run, show, show_value
 from samestep.run import metrics, record
 from samestep.run.files import write_text
 from samestep.spec import select
@@ -53,6 +53,8 @@ def page_of(run: Run) -> str:
     machine = {k: show_value(v) for k, v in run.status.start.items() if k not in NO_FACTS and v}
     is_finished = run.status.state == record.FINISHED
     epochs = metrics.count_epochs(run.rows) if is_finished else None
+    # An end comes before a start of the same second; a start that was killed has left no end.
+    events = [*run.status.ends, *run.status.starts]
     return render(
         "report.html",
         title=run.name,
@@ -67,19 +69,18 @@ def page_of(run: Run) -> str:
         config=run.config,
         machine=machine,
         packages=run.status.packages,
-        timeline=timeline(run.status),
+        timeline=sorted(events, key=lambda event: instant(event.get("started", event.get("time")))),
         command=summary.command_to_go_on(run.config, run.run_dir, epochs),
     )
 
 
 def changed_in(run: Run) -> list[tuple[str, str, str]]:
     """What the newest start has overridden, without names: key, value, and what has set it."""
-    found = run.status.start.get("overridden")
-    changed = []
+    found, changed = run.status.start.get("overridden"), []
     for key, source in found.items() if isinstance(found, dict) else ():
-        choice = select(run.config, f"choices.{key.replace('.', '/')}")
-        value = show_value(choice or select(run.config, key))
         if nature_of(key) < Nature.LOOKS:
+            choice = select(run.config, f"choices.{key.replace('.', '/')}")
+            value = show_value(choice or select(run.config, key))
             changed.append((key, value, str(source)))
     return changed
 

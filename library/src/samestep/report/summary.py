@@ -32,27 +32,23 @@ def summarize(run_dir: Path) -> str:
 
     look_at = select(run.config, "summary.look_at") or {}
     files = {f"{run_dir}/{name}": text for name, text in look_at.items() if is_there(name)}
-    width = max(map(len, files), default=0)
-    length = max(14, *map(len, facts))
-    commands = []
+    commands: list[str] = []
     if is_there(f"checkpoints/{directory.tested_checkpoint(run_dir)}.ckpt"):
         next_if = select(run.config, "summary.next_if") or {}
-        commands = list(select(run.config, "summary.next") or [])
+        commands += select(run.config, "summary.next") or []
         commands += [command for name, command in next_if.items() if is_there(name)]
     # The run directory in a command is quoted as a shell needs it.
     name = str(run.config.get("run_dir", run_dir))
     commands = [str(command).replace(name, shlex.quote(name)) for command in commands]
-    again = command_to_go_on(run.config, run_dir, metrics.count_epochs(run.rows))
-    return "\n".join(
-        [
-            f"Finished: {run_dir}",
-            *(f"  {name:<{length}} {fact}" for name, fact in facts.items()),
-            *(["Files"] if files else []),
-            *(f"  {path:<{width}}     {text}" for path, text in files.items()),
-            "Next",
-            *(f"  {command}" for command in [*commands, again]),
-        ]
-    )
+    commands.append(command_to_go_on(run.config, run_dir, metrics.count_epochs(run.rows)))
+    length, width = max(14, *map(len, facts)), max(map(len, files), default=0)
+    lines = [
+        f"Finished: {run_dir}",
+        *(f"  {name:<{length}} {fact}" for name, fact in facts.items()),
+    ]
+    lines += ["Files"] if files else []
+    lines += [f"  {path:<{width}}     {text}" for path, text in files.items()]
+    return "\n".join([*lines, "Next", *(f"  {command}" for command in commands)])
 
 
 def facts_of(run: Run) -> dict[str, str]:
@@ -93,14 +89,14 @@ def command_to_go_on(config: Mapping[str, Any], run_dir: Path, num_epochs: int |
     if num_epochs:
         max_epochs = select(config, "trainer.max_epochs") or 0
         longer = {"trainer.max_epochs": max(2 * num_epochs, max_epochs)}
-        if num_epochs < max_epochs:
+        patience = [key for key in known.limits if key.endswith(".patience")]
+        for key in patience if num_epochs < max_epochs else ():
             # One that is Lightning's default is no key that a command line may change.
-            patience = [key for key in known.limits if key.endswith(".patience")]
-            patience = [key for key in patience if select(config, key) is not None]
-            longer |= {key: 2 * max(1, select(config, key)) for key in patience}
-        kept = [word for word in words if not word.startswith("trainer.max_")]
-        kept = [word for word in kept if word.split("=")[0] not in longer]
-        words = kept + [f"{key}={number}" for key, number in longer.items()]
+            if (epochs := select(config, key)) is not None:
+                longer[key] = 2 * max(1, epochs)
+        given = ("trainer.max_", *(f"{key}=" for key in longer))
+        words = [word for word in words if not word.startswith(given)]
+        words += [f"{key}={number}" for key, number in longer.items()]
     name = run_dir.name
     if Path(select(config, "run_dir") or "").name == name:
         # With run_dir=... the name of the directory need not be that of the run.

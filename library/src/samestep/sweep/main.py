@@ -1,10 +1,9 @@
 """Search for good values with Optuna. Each trial is a run; the overrides are those of train.py.
 
 samestep sweep sweep=NAME n_trials=24
-samestep sweep sweep=NAME n_trials=24 trainer.max_epochs=10
 samestep sweep sweep=NAME trials_at_once=4 trainer=gpu     # one GPU for each trial
-RUN_ID=mine samestep sweep sweep=NAME cluster=CLUSTER callbacks.artifacts.url=s3://bucket/runs
 RUN_ID=mine samestep sweep 'model.optimizer.lr=tag(log,interval(1e-4,1e-1))'
+RUN_ID=mine samestep sweep sweep=NAME cluster=CLUSTER callbacks.artifacts.url=s3://bucket/runs
 
 sweep            a file in configs/sweep: which keys are tried, and with which values
 KEY=VALUES       choice(a,b), interval(low,high) or range(start,stop,step): Hydra's grammar
@@ -29,11 +28,7 @@ from samestep.ranks import environment
 
 
 def main(argv: Sequence[str], script: Path | None = None) -> int:
-    """Run or continue a search, and return the exit code.
-
-    Args:
-        argv: the command line.
-        script: the program of a trial; by default ``train.py`` of the project.
+    """Run or continue a search, and return the exit code; ``script`` stands for ``train.py``.
 
     Raises:
         ConfigError: if the search cannot be run.
@@ -51,7 +46,6 @@ def main(argv: Sequence[str], script: Path | None = None) -> int:
         what = f"{error.filename or 'the search'} cannot be written: {error.strerror}"
         raise RunError(f"{what}; free some space, and repeat the command to continue") from error
     if exit_code not in (0, 1):
-        name = environment.run_id()
-        line = shlex.join(["samestep", "sweep", *argv])
-        print(f"To continue:\n  {f'RUN_ID={name} ' if name else ''}{line}", flush=True)
+        name = f"RUN_ID={environment.run_id()} " if environment.run_id() else ""
+        print(f"To continue:\n  {name}{shlex.join(['samestep', 'sweep', *argv])}", flush=True)
     return exit_code

@@ -76,16 +76,11 @@ def read(words: Sequence[str]) -> Settings:
             "'model.optimizer.lr=tag(log,interval(1e-4,1e-1))'; n_trials and trials_at_once must "
             f"be at least 1, and the name of the last trial, {last}, {NAME.text}"
         )
-
     # All choices and both ends of each range are checked, as `train.py -m` checks its values.
     ends = {key: getattr(d, "choices", None) or (d.low, d.high) for key, d in space.items()}
     grid = [f"{key}={','.join(map(str, values))}" for key, values in ends.items()]
     corners = check_all([*overrides, *grid], multirun=True)
     cfg, copies = corners[0], None
-    cluster = str(cfg.cluster.name)
-    if cluster == "local":
-        devices = cfg.trainer.devices if isinstance(cfg.trainer.devices, int) else 1
-        environment.limit_threads(keys.trials_at_once * devices)  # before torch is imported
     checkpoints = [find_callback(corner, CHECKPOINTS) for corner in corners]
     metrics = {(str(node.get("monitor")), str(node.get("mode"))) for node in checkpoints}
     ((monitor, mode), *others) = metrics
@@ -94,7 +89,11 @@ def read(words: Sequence[str]) -> Settings:
             "a search compares trials by one metric (callbacks.checkpoints.monitor), and not by "
             f"{sorted(metrics)}"
         )
-    if cluster != "local":
+    cluster = str(cfg.cluster.name)
+    if cluster == "local":
+        devices = cfg.trainer.devices if isinstance(cfg.trainer.devices, int) else 1
+        environment.limit_threads(keys.trials_at_once * devices)  # before torch is imported
+    else:
         url = find_callback(cfg, ARTIFACTS).get("url")
         copies = str(url) if url and cluster != "slurm" else None
         if "commands" in cfg.cluster or not (copies or cluster == "slurm"):
@@ -111,17 +110,6 @@ def read(words: Sequence[str]) -> Settings:
         check_arguments(corner)  # what each trial would reject when it builds its parts
     folder = Path(cfg.run_root, "sweeps", name)
     return Settings(name, keys, space, overrides, cfg, monitor, mode == "max", copies, folder)
-
-
-def find_callback(cfg: DictConfig, target: str) -> DictConfig:
-    """The node of ``cfg.callbacks`` for this class or a subclass of it; empty if there is none."""
-    nodes: list[DictConfig] = list((cfg.callbacks or {}).values())
-    for node in nodes:
-        # ``build.check_arguments`` names a class that does not exist.
-        with suppress(Exception):
-            if issubclass(get_object(node._target_), get_object(target)):
-                return node
-    return OmegaConf.create()
 
 
 def parse(words: Sequence[str]) -> tuple[str, Keys, list[Override]]:
@@ -173,3 +161,14 @@ def to_distribution(override: Override) -> Any:
         return FloatDistribution(low, high, log=is_log, step=step)
     except (ValueError, IndexError, AttributeError) as error:
         raise ConfigError(f"{override.input_line}: {error}") from None
+
+
+def find_callback(cfg: DictConfig, target: str) -> DictConfig:
+    """The node of ``cfg.callbacks`` for this class or a subclass of it; empty if there is none."""
+    nodes: list[DictConfig] = list((cfg.callbacks or {}).values())
+    for node in nodes:
+        # ``build.check_arguments`` names a class that does not exist.
+        with suppress(Exception):
+            if issubclass(get_object(node._target_), get_object(target)):
+                return node
+    return OmegaConf.create()

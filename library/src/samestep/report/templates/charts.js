@@ -1,8 +1,8 @@
 // Draws each <figure class="chart"> from the JSON in its data-chart, by Plotly, and shows the values
-// as a table where that is opened; the drawing itself is hidden from screen readers.
+// as a table where that is opened, and in print; the drawing itself is hidden from screen readers.
 "use strict";
 
-const MAX_ROWS = 100;
+const MAX_ROWS = 100, PRINTED_ROWS = 20; // of a table
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 // Plotly reads some HTML in texts.
@@ -56,8 +56,9 @@ function tracesOf(chart, weight) {
   });
 }
 
-// The newest values of a chart as a table, each column with the same number of places.
-function tabulate(chart) {
+// The newest values of a chart as a table, each column with the same number of places. On paper a
+// long curve has rows at even distances, and always the last one and the best.
+function tabulate(chart, isPrinted) {
   const table = document.createElement("table");
   table.className = "numeric";
   table.createCaption().textContent = `${chart.title} by ${chart.axis}`;
@@ -73,7 +74,10 @@ function tabulate(chart) {
   add(table.createTHead(), [chart.axis, ...chart.curves.map((curve) => curve.name)]);
   const xs = [...new Set(chart.curves.flatMap((curve) => curve.x))].sort((a, b) => a - b);
   const body = table.createTBody();
-  for (const x of xs.slice(-MAX_ROWS)) {
+  const step = isPrinted ? Math.ceil(xs.length / PRINTED_ROWS) : 1;
+  const isBest = (x) => chart.curves.some((curve) => curve.best === x);
+  const shown = xs.filter((x, number) => (xs.length - 1 - number) % step === 0 || isBest(x));
+  for (const x of shown.slice(-MAX_ROWS)) {
     add(body, [x, ...chart.curves.map((curve) => {
       const place = curve.x.indexOf(x), size = Math.max(...curve.y.map(Math.abs)) || 1;
       const value = curve.y[place], places = Math.max(0, 4 - Math.floor(Math.log10(size)));
@@ -89,8 +93,8 @@ function tabulate(chart) {
 function draw(figure) {
   const place = figure.querySelector(".plot"), chart = JSON.parse(place.dataset.chart);
   const values = figure.querySelector(".values");
-  if (values.open) values.lastElementChild.replaceChildren(tabulate(chart));
   const isPrinted = "print" in document.documentElement.dataset;
+  if (values.open) values.lastElementChild.replaceChildren(tabulate(chart, isPrinted));
   const width = isPrinted ? 640 : place.clientWidth;
   if (!window.Plotly || !width) return; // within closed details
   const ink = style("--ink"), grid = { gridcolor: style("--grid"), linecolor: style("--line"), zeroline: false };
@@ -148,6 +152,16 @@ function setUp() {
   });
   addEventListener("resize", drawAll);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-  addEventListener("beforeprint", () => { document.documentElement.dataset.print = ""; drawAll(); });
-  addEventListener("afterprint", () => { delete document.documentElement.dataset.print; drawAll(); });
+  let opened = []; // tables, for the printer only
+  addEventListener("beforeprint", () => {
+    document.documentElement.dataset.print = "";
+    opened = [...document.querySelectorAll(".values:not([open])")];
+    for (const values of opened) values.open = true;
+    drawAll();
+  });
+  addEventListener("afterprint", () => {
+    delete document.documentElement.dataset.print;
+    for (const values of opened) values.open = false;
+    drawAll();
+  });
 }
