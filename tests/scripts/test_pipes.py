@@ -28,7 +28,7 @@ def run_unread(*words: str, both: bool = False) -> tuple[int, str]:
     try:
         done = subprocess.run(
             [sys.executable, *words], stdout=writing_end, cwd=ROOT, env=environment(),
-            stderr=writing_end if both else subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=240,
+            stderr=writing_end if both else subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=400,
             text=True, check=False,
         )  # fmt: skip
     finally:
