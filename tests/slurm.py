@@ -108,7 +108,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         yield variables
     finally:
         if all(process.poll() is None for process in processes):
-            subprocess.run(["scancel", "--me"], env=env, check=False, timeout=60)
+            subprocess.run(["scancel", "--me"], env=env, check=False, timeout=400)
         for process in reversed(processes):
             process.terminate()
         for process in processes:
@@ -121,7 +121,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
 
 def wait_for(condition, folder: Path, processes: list[subprocess.Popen]) -> None:
     """Wait until ``condition()`` holds, while all processes run."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not condition():
         is_hopeless = time.monotonic() > deadline or any(process.poll() for process in processes)
         assert not is_hopeless, "\n".join(path.read_text()[-2000:] for path in folder.glob("*.out"))
@@ -145,7 +145,7 @@ class Caller(L.Callback):
             return
         # Slurm signals every process of the job, so the command may be ended before it returns.
         subprocess.run(command, shell=True, check=False)
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + 400
         while stopping._State.signum != signal.SIGTERM:
             assert time.monotonic() < deadline, f"{command}: brought no SIGTERM"
             time.sleep(0.1)

@@ -24,7 +24,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 def ask(*command: str) -> list[str]:
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(), timeout=60, capture_output=True, text=True
+        command, cwd=ROOT, env=environment(), timeout=400, capture_output=True, text=True
     )
     assert done.stderr == ""
     return done.stdout.splitlines()
@@ -81,7 +81,7 @@ def test_zsh_completes(line: str, expected: str, tmp_path: Path):
 
 
 def read_until(terminal: int, text: str) -> None:
-    seen, end = "", time.monotonic() + 60
+    seen, end = "", time.monotonic() + 400
     while text not in seen:
         assert select.select([terminal], [], [], max(0, end - time.monotonic()))[0], seen
         seen += os.read(terminal, 4096).decode()

@@ -192,12 +192,9 @@ def test_a_run_is_used_as_printed(command: Command, place: Path):
     assert done.stdout
 
 
-FEW = (  # each uses another part of the command line
-    "train.py trainer.max_epochs=5 seed=1",
+FEW = (  # debug modes and experiments: tests/samestep/with_template/test_modes.py
     "train.py model/optimizer=sgd model/lr_scheduler=one_cycle model.optimizer.lr=0.1",
     "train.py +model.optimizer.amsgrad=true ~callbacks.predictions",
-    "train.py debug=fast",
-    "train.py experiment=digits_mlp seed=1",
 )
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import lightning as L
@@ -120,10 +121,21 @@ def command(model: type[L.LightningModule], root: Path, *overrides: str) -> list
     ]  # fmt: skip
 
 
-def evaluated(run_dir: Path, *words: str) -> dict[str, float]:
-    result = run("scripts/evaluate.py", str(run_dir), "--format", "json", "--trust", *words)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+Evaluate = Callable[..., dict[str, float]]
+
+
+@pytest.fixture
+def evaluated(capsys: pytest.CaptureFixture[str]) -> Evaluate:
+    """The figures that ``scripts/evaluate.py`` prints for a run."""
+    # The processes that train import this file, and find no scripts.
+    from scripts.evaluate import main
+
+    def evaluate(run_dir: Path, *words: str) -> dict[str, float]:
+        capsys.readouterr()
+        assert main([str(run_dir), "--format", "json", "--trust", *words]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return evaluate
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +149,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "two"
 
 
-def test_figures_of_two_ranks_are_those_of_all_samples(two_ranks: Path):
+def test_figures_of_two_ranks_are_those_of_all_samples(two_ranks: Path, evaluated: Evaluate):
     figures = final_figures(two_ranks)
     for split, ckpt in (("val", "last"), ("test", "best")):
         whole = evaluated(two_ranks, "--split", split, "--ckpt", ckpt)
@@ -196,7 +208,9 @@ class Noisy(Plain):
         self.log("test_drawn", self.start + torch.rand(1))
 
 
-def test_random_figures_are_repeated_by_evaluate_and_after_an_interruption(tmp_path: Path):
+def test_random_figures_are_repeated_by_evaluate_and_after_an_interruption(
+    tmp_path: Path, evaluated: Evaluate
+):
     """On the way, a module has the chosen tracker, or one that does nothing."""
     figures, rows = [], []
     for name, *overrides in (["whole", "logger=tensorboard"], ["stopped"]):

@@ -1,6 +1,7 @@
 """Programs that tests start: in one process, or in ranks as torchrun would start them."""
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -8,11 +9,15 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
 """Where the tests are started."""
+
+PATIENCE_S = 400
+"""How long a test waits for what takes seconds on a quiet machine: only a fault makes it wait."""
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -24,14 +29,21 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
+    """A port for a server that is started later.
+
+    It is none of those that the system gives to whoever connects or binds port 0, who would take it
+    meanwhile, and no seed of a test repeats it.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as server, suppress(OSError):
+            server.bind(("127.0.0.1", port))
+            return port
 
 
 def until(
     probe: Callable[[], Any],
-    seconds: float = 120,
+    seconds: float = PATIENCE_S,
     says: Callable[[], object] = str,
     pause_s: float = 0.05,
 ) -> Any:
@@ -44,7 +56,7 @@ def until(
 
 
 def run(
-    *command: str, cwd: Path = ROOT, timeout: float = 240, **variables: str
+    *command: str, cwd: Path = ROOT, timeout: float = PATIENCE_S, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python <command>`` as a user would, and return what it said."""
     return subprocess.run(

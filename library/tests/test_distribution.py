@@ -155,7 +155,7 @@ def start(folder: Path, *command: str, at: str = "", by: int = 0) -> int:
     kept = {"HOME": str(folder), "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
     dies = {"DIES_AT": at, "BY": str(int(by))} if at else {}
     done = subprocess.run(
-        command, cwd=folder, env=kept | dies, capture_output=True, text=True, timeout=240,
+        command, cwd=folder, env=kept | dies, capture_output=True, text=True, timeout=400,
         check=False,
     )  # fmt: skip
     assert done.returncode in (0, 143, -9, 137), done.stderr

@@ -28,12 +28,12 @@ def test_nodes_leave_and_join(tmp_path: Path):
     command = [
         *ENTRYPOINT, "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9",
         "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}",
-        "--rdzv-conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3",
+        "--rdzv-conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=10",
         *BASE, f"trainer.max_epochs={EPOCHS}", f"run_root={tmp_path}", "report=false",
         "callbacks.checkpoints.every_s=1",
         "+callbacks.recorder._target_=tests.faults.saboteur.Saboteur",
         f"+callbacks.recorder.dirpath={records}", "+callbacks.recorder.faults=[]",
-        "+callbacks.slow._target_=tests.faults.saboteur.SlowUntil", "+callbacks.slow.seconds=0.2",
+        "+callbacks.slow._target_=tests.faults.saboteur.SlowUntil", "+callbacks.slow.seconds=0.5",
         f"+callbacks.slow.path={enough}",
     ]  # fmt: skip
     processes: list[subprocess.Popen[bytes]] = []
@@ -58,7 +58,7 @@ def test_nodes_leave_and_join(tmp_path: Path):
             assert any(process.poll() is None for process in processes), said()
             return sizes()[after + 4 :].count(world_size) >= 5
 
-        until(is_seen, 200, lambda: (sizes(), said()))
+        until(is_seen, 400, lambda: (sizes(), said()))
         return len(sizes())
 
     def said() -> str:
@@ -74,9 +74,9 @@ def test_nodes_leave_and_join(tmp_path: Path):
         start()
         wait_for(2, after=steps)
         processes[2].send_signal(signal.SIGTERM)
-        assert processes[2].wait(200) == 143, said()
+        assert processes[2].wait(400) == 143, said()
         enough.touch()
-        assert processes[0].wait(300) == 0, said()
+        assert processes[0].wait(400) == 0, said()
     finally:
         for process in processes:
             with suppress(ProcessLookupError):
@@ -154,9 +154,9 @@ def test_a_node_that_gave_up_waiting_for_etcd_runs_again_when_it_is_made_again(t
     with server.running():
         pod = Pod(tmp_path, command)
         try:
-            until(lambda: len(pod.ended) >= 2, 200)
+            until(lambda: len(pod.ended) >= 2, 400)
             server.bring_back()
-            pod.thread.join(200)
+            pod.thread.join(400)
         finally:
             pod.delete()
     assert pod.ended[-1] == (0, ""), pod.ended

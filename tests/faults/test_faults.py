@@ -20,7 +20,6 @@ from tests.faults.lab import BASE, ETCD, PODS, Experiment, Laboratory, Outcome
 from tests.project.test_train import history, recorded
 
 QUICK = {  # and how many steps may be repeated
-    "SIGTERM within a step [1 process]": 0,
     "SIGTERM while the loader is blocked [1 process]": 0,
     "SIGTERM, validation within the epoch [1 process]": 0,
     "SIGTERM to one rank during validation [2 processes]": 0,

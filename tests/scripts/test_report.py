@@ -75,7 +75,7 @@ def chromium(*words: str) -> subprocess.CompletedProcess[str]:
     # Without a GPU and a sandbox, which a container has not.
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     return subprocess.run(
-        [CHROMIUM, *flags, *words], capture_output=True, text=True, timeout=120, check=True
+        [CHROMIUM, *flags, *words], capture_output=True, text=True, timeout=400, check=True
     )
 
 

@@ -25,7 +25,7 @@ from tests.servers import start
 
 Object = dict[str, Any]
 STARTED: "dict[str, subprocess.Popen[bytes]]" = {}  # it runs until all tests have ended
-WAIT_S = 120  # for what takes a second or two on a quiet machine
+WAIT_S = programs.PATIENCE_S
 until = partial(programs.until, seconds=WAIT_S, pause_s=0.3)
 KINDS = (
     *("jobs", "jobsets", "trainjobs", "trainingruntimes", "pytorchjobs", "pods", "services"),

@@ -155,7 +155,7 @@ def test_wandb_goes_on_offline_with_one_warning_and_gets_no_secret(tmp_path: Pat
         muted = f"http://127.0.0.1:{mute.getsockname()[1]}"
         code = f"import sys; from {__name__} import *; go_on_offline(*sys.argv[1:3])"
         secrets = {"FAKE_SECRET": SECRET, "NETRC": str(tmp_path / "netrc")}
-        result = run_code(code, str(tmp_path), muted, f"a={SECRET}", timeout=120, **secrets)
+        result = run_code(code, str(tmp_path), muted, f"a={SECRET}", **secrets)
     assert result.returncode == 0, result.stderr
     warnings = result.stderr.splitlines()
     for name, reason in (
@@ -185,7 +185,7 @@ def test_wandb_goes_on_offline_with_one_warning_and_gets_no_secret(tmp_path: Pat
 
 def test_a_server_that_goes_away_or_hangs_stops_nothing(tmp_path: Path):
     code = f"import sys; from {__name__} import *; lose_the_server(sys.argv[1])"
-    result = run_code(code, str(tmp_path), f"a={SECRET}", timeout=120, FAKE_SECRET=SECRET)
+    result = run_code(code, str(tmp_path), f"a={SECRET}", FAKE_SECRET=SECRET)
     assert result.returncode == 0, result.stderr
     assert "W&B: http://127.0.0.1" in result.stdout
     (path,) = tmp_path.glob("online/wandb/run-*-mine/run-mine.wandb")
@@ -221,7 +221,7 @@ def test_the_offline_starts_of_a_run_sync_as_one_run(tmp_path: Path):
     for words in (["0", "5"], ["5", "9"]):
         killed.parent.mkdir(parents=True)
         killed.touch()
-        done = run_code(code, str(tmp_path / "mine"), *words, WANDB_MODE="offline", timeout=300)
+        done = run_code(code, str(tmp_path / "mine"), *words, WANDB_MODE="offline")
         assert done.returncode == 0, done.stderr
     folders = sorted(map(str, tmp_path.glob("mine/wandb/offline-run-*")))
     assert len(folders) == 2
@@ -229,7 +229,7 @@ def test_the_offline_starts_of_a_run_sync_as_one_run(tmp_path: Path):
     with serving() as url:
         sync = "from wandb.cli.cli import cli; cli()"
         variables = {"WANDB_BASE_URL": url, "WANDB_API_KEY": KEY}
-        done = run_code(sync, "sync", *folders, **variables, cwd=tmp_path, timeout=300)
+        done = run_code(sync, "sync", *folders, **variables, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(row) for row in Wandb.history]
     assert [row["train/loss"] for row in rows] == [0.0625 + step for step in range(9)]
@@ -393,7 +393,7 @@ def mlflow_run_of(run_dir: Path) -> tuple[Any, str]:
 @pytest.mark.usefixtures("no_mlflow_variables")
 def test_all_trackers_have_the_figures_and_wandb_has_the_model(tmp_path: Path, monkeypatch):
     code = f"import sys; from {__name__} import *; track(sys.argv[1])"
-    done = run_code(code, str(tmp_path), timeout=240, WANDB_MODE="offline")
+    done = run_code(code, str(tmp_path), WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr
     tracked = tmp_path / "mine"
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

@@ -18,7 +18,7 @@ has_been_here = note.exists()
 note.touch()
 heartbeat = Heartbeat()
 for _ in range(10):
-    heartbeat.beat(0.5)
+    heartbeat.beat(8)  # a busy machine keeps a rank waiting for seconds
     time.sleep(0.1)
 if os.environ["RANK"] in ranks_to_stop and not has_been_here:
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -55,13 +55,13 @@ def test_stopped_ranks_are_killed_and_restarted(tmp_path: Path):
     temporary.mkdir()
     done = run(
         str(tmp_path / "agent.py"), str(tmp_path / "rank.py"), str(tmp_path),
-        TMPDIR=str(temporary), timeout=120,
+        TMPDIR=str(temporary),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     ends, restarts, well = map(json.loads, done.stdout.splitlines())
     assert ends[:2] == ["ends", 1]
     assert "error: no progress for " in ends[2]
-    assert "(cluster.timeout_s=0.5)" in ends[2]
+    assert "(cluster.timeout_s=8)" in ends[2]
     assert ends[3]  # the agent has printed it
     assert restarts == ["restarts", 0, "", False]
     assert well == ["well", 0, "", False]

@@ -349,6 +349,6 @@ def test_two_nodes_meet_through_the_interface_that_joins_them(two_nodes, tmp_pat
         )
         for node, name in enumerate(NAMESPACES)
     ]  # fmt: skip
-    said, other = (process.communicate(timeout=120)[0] for process in nodes)
+    said, other = (process.communicate(timeout=400)[0] for process in nodes)
     assert [process.returncode for process in nodes] == [0, 0], said + other
     assert "10.99.0.1 is 10.99.0.1, reached through fabric0" in said

@@ -26,7 +26,7 @@ def shell(line: str, program: str = PROGRAM, **variables: str) -> subprocess.Com
     """Run a shell's line in which ``$PROGRAM`` stands for Python with ``program``."""
     return subprocess.run(
         ["bash", "-c", f"set -o pipefail; run() {{ '{sys.executable}' -c \"$TEXT\"; }}; {line}"],
-        env=environment(TEXT=program, **variables), capture_output=True, text=True, timeout=60,
+        env=environment(TEXT=program, **variables), capture_output=True, text=True, timeout=400,
         check=False,
     )  # fmt: skip
 
@@ -102,6 +102,6 @@ def test_an_interrupt_prints_no_traceback(program: str, exit_code: int, tmp_path
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == exit_code
+    assert process.wait(400) == exit_code
     process.stdout.close()
     assert (tmp_path / "stderr").read_text() == ""

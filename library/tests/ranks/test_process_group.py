@@ -17,11 +17,11 @@ from samestep.spec import RunSpec
 
 def meet(rank: int, port: int) -> None:
     """Join as a rank of three whose store another process keeps."""
-    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=400))
     distributed.rendezvous = lambda *_, **__: iter([(store, rank, 3)])
-    fresh = distributed.store_of_this_attempt(timedelta(seconds=60))
+    fresh = distributed.store_of_this_attempt(timedelta(seconds=400))
     fresh.set(f"rank-{rank}", "here")
-    fresh.wait(["rank-0", "rank-1", "rank-2"], timedelta(seconds=30))
+    fresh.wait(["rank-0", "rank-1", "rank-2"], timedelta(seconds=400))
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
@@ -39,7 +39,7 @@ def test_ranks_meet_in_a_store_that_holds_addresses_of_an_older_attempt(late: in
     time.sleep(1.5)
     ranks[late].start()
     for rank in ranks:
-        rank.join(60)
+        rank.join(400)
         assert rank.exitcode == 0
     assert not PrefixStore("older", store).check(["rank-0"])
 

@@ -1,14 +1,12 @@
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import samestep
-from library.tests.programs import environment, run_code
+from library.tests.programs import environment, run_code, until
 
 PROGRAM = """
 import os, signal, time
@@ -19,7 +17,7 @@ stopping.install()
 
 
 def outcome(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return run_code(PROGRAM.format(program), timeout=100, **variables)
+    return run_code(PROGRAM.format(program), **variables)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +55,7 @@ def test_a_closed_terminal_is_a_signal_that_waits_too():
 def test_nohup_keeps_a_run_from_stopping():
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     program = PROGRAM.format("os.kill(os.getpid(), signal.SIGHUP); print(stopping.agreed())")
-    done = run_code(ignore + program, timeout=100)
+    done = run_code(ignore + program)
     assert (done.stdout, done.returncode) == ("(0, False)\n", 0)
 
 
@@ -108,12 +106,7 @@ def test_an_orphan_ends_itself(before: str):
         pid = int(agent.stdout.readline())
         agent.kill()
         agent.wait()
-        for _ in range(300):
-            if not Path(f"/proc/{pid}").exists():
-                return
-            time.sleep(0.1)
-    os.kill(pid, signal.SIGKILL)
-    pytest.fail("the orphan lives on")
+        until(lambda: not Path(f"/proc/{pid}").exists(), says=lambda: "the orphan lives on")
 
 
 def test_a_validation_is_not_interrupted():

@@ -28,6 +28,7 @@ from samestep.data.lance import LanceRows
 from samestep.data.loader import BatchLoader
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.compose import check
+from scripts import evaluate, export, predict
 from tests.conftest import NO_PICTURES, final_figures, run, run_ranks
 from tests.faults.lab import Laboratory
 from tests.project.test_train import history
@@ -434,9 +435,8 @@ def test_the_scripts_for_runs_know_these_data(tables: Path, photos: Path, tmp_pa
     command = ["train.py", *SIZES, f"data.root={tables}", f"run_root={tmp_path}"]
     assert run(*command, "trainer.max_epochs=1", RUN_ID="mine").returncode == 0
     image = next((photos / "test").rglob("*.png"))
-    for words in (["evaluate.py"], ["predict.py", str(image)], ["export.py"]):
-        done = run(f"scripts/{words[0]}", str(tmp_path / "mine"), *words[1:])
-        assert done.returncode == 0, done.stderr
+    for script, *words in ([evaluate], [predict, str(image)], [export]):
+        assert script.main([str(tmp_path / "mine"), *words]) == 0
     assert (tmp_path / "mine/export/model.pt2").exists()
 
 

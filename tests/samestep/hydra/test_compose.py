@@ -326,7 +326,6 @@ finally:
     ("argv", "output"),
     [
         (["--help"], "  model/optimizer     adamw, sgd\n"),
-        (["--cfg", "job", "seed=5"], "seed: 5\n"),
         (["model.optimizer.lr=abc"], "must be a number above 0"),
         (["-m", "seed=1,2"], "1\n2\n"),
     ],

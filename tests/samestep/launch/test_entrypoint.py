@@ -68,11 +68,11 @@ class Nodes:
             assert self.processes[number].poll() is None or words in self.said(number)
             return words in self.said(number)
 
-        until(is_said, 200, lambda: self.said(number))
+        until(is_said, 400, lambda: self.said(number))
 
     def ends(self, number: int) -> int:
         try:
-            return self.processes[number].wait(200)
+            return self.processes[number].wait(400)
         except subprocess.TimeoutExpired:
             pytest.fail(f"node {number} goes on: {self.said(number)}")
 
@@ -286,7 +286,7 @@ def test_pods_find_each_other_and_one_is_replaced(nodes: Nodes):
         third = start(1)
         nodes.wait_until(1, "epoch 2/4  step 40")
         pods.signal_pod(third)
-        assert third.wait(200) == first.wait(200) == 143
+        assert third.wait(400) == first.wait(400) == 143
     assert "Stopped by SIGTERM after step" in nodes.said(1)
     assert "death signal" not in nodes.said(1)  # a warning of torchrun's agent
     assert len(list(nodes.directory.glob("message-*"))) == 0

@@ -63,7 +63,7 @@ def read_logs(tmp_path: Path) -> str:
 
 def end_well(containers, tmp_path: Path, num_ranks: int) -> None:
     """All containers end with 0, and as many ranks as this took part in the run."""
-    assert [container.wait(240) for container in containers] == [0] * len(containers), read_logs(
+    assert [container.wait(400) for container in containers] == [0] * len(containers), read_logs(
         tmp_path
     )
     assert final_figures(tmp_path / "mine")["test/accuracy"] > 0.1

@@ -62,7 +62,7 @@ class Launcher:
 
     def wait_for(self, words):
         """Ask for the status until it has these words."""
-        until(lambda: words in self("status").stdout, 200, lambda: self("status").stdout, 0.2)
+        until(lambda: words in self("status").stdout, 400, lambda: self("status").stdout, 0.2)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_run_that_is_cancelled_saves_and_the_same_submit_continues_it(launcher
         assert "is in the queue already, nothing to do" in again.stdout
         cancelled = launch("cancel")
         assert cancelled.stdout == "mine: cancelled; the same submit continues it\n"
-        assert logs.wait(60) == 1
+        assert logs.wait(400) == 1
         assert "Stopped by SIGTERM after step " in logs.stdout.read()
         assert "CANCELLED" in logs.stderr.read()
     assert launch("cancel").stdout == "mine: nothing to cancel\n"
@@ -173,7 +173,7 @@ def test_a_search_submits_its_trials_and_cancels_a_pruned_one(launcher, tmp_path
         "pruner={_target_: optuna.pruners.ThresholdPruner, lower: 0.7}", *words,
         "model=mlp", "trainer.max_epochs=4", "report=false", NO_PICTURES,
         "+callbacks.slow._target_=tests.slurm.SlowEpochs", "+callbacks.slow.seconds=3",
-        cwd=tmp_path, timeout=300, **launcher("unused").variables | {"RUN_ID": "found"},
+        cwd=tmp_path, timeout=400, **launcher("unused").variables | {"RUN_ID": "found"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "sweeps/found"
@@ -189,9 +189,12 @@ def test_a_search_submits_its_trials_and_cancels_a_pruned_one(launcher, tmp_path
 
 def test_a_job_is_signalled_before_its_time_limit_and_queued_again(launcher):
     """A shell takes the place of the entry point; Slurm counts time limits in minutes."""
+    # The limit comes when both nodes are ready for the signal, which is sent seconds later.
     shell = (
-        "trap 'exit 143' TERM; if [ 0$SLURM_RESTART_COUNT -gt 0 ]; then exit 0; fi; "
-        "scontrol update JobId=$SLURM_JOB_ID TimeLimit=4; sleep 300 & wait"
+        "trap 'echo saved; exit 143' TERM; [ 0$SLURM_RESTART_COUNT -gt 0 ] && exit 0; "
+        "touch ready-$SLURM_PROCID; until [ -e ready-0 -a -e ready-1 ]; do sleep 0.1; done; "
+        "[ $SLURM_PROCID = 1 ] || scontrol update JobId=$SLURM_JOB_ID TimeLimit=4; "
+        "while :; do sleep 0.1; done"
     )
     launch = launcher(
         "late", f'cluster.entrypoint.none=[bash,-c,"{shell}"]', "trainer.num_nodes=2",
@@ -200,7 +203,7 @@ def test_a_job_is_signalled_before_its_time_limit_and_queued_again(launcher):
     assert launch("submit").returncode == 0
     logs = launch("logs")
     assert logs.returncode == 0, logs.stdout + logs.stderr
-    assert logs.stdout.count("Exited with exit code 143") == 2
+    assert logs.stdout.count("saved\n") == 2
     assert "DUE TO TIME LIMIT" not in logs.stdout
     assert "COMPLETED, started again 1 times" in launch("status").stdout
 

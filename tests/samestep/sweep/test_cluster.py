@@ -16,7 +16,7 @@ def test_the_manifests_are_checked_before_the_first_trial(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/samestep_here.py"), "sweep", *words],
         cwd=tmp_path, env=environment(),
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert "cluster.image=registry.example.com/project:0.1.0" in done.stderr

@@ -48,6 +48,9 @@ def test_unequal_nodes_learn_the_digits_and_count_every_image_once(tmp_path: Pat
     # The second node has two ranks, which get 2.5 times as much as that of the first.
     options = [*QUICK, "model=mlp", NO_PICTURES, f"trainer.max_epochs={epochs}"]
     options += ["cluster.shares=[1,2.5]", *record(tmp_path / "r"), f"run_root={tmp_path}"]
+    # A set that is smaller than the number of ranks, too small to choose the best checkpoint by.
+    options += ["data.num_val=2", "data.eval_batch_size=3", "callbacks.checkpoints.monitor=null"]
+    options += ["trainer.limit_train_batches=20"]
     result = run_ranks("train.py", *options, nodes=(1, 2), RUN_ID="run")
     assert result.returncode == 0, result.stderr
     ranks = [json.loads((tmp_path / f"r/rank-{rank}.json").read_text()) for rank in range(3)]
@@ -62,17 +65,8 @@ def test_unequal_nodes_learn_the_digits_and_count_every_image_once(tmp_path: Pat
         ids = [id for batch in recorded(tmp_path / "r", stage) for id in batch]
         assert len(ids) == count * len(set(ids)) > 0
     assert not set(ids) - set(range(10_000))
-
-
-def test_a_test_set_smaller_than_the_ranks_is_counted_once(tmp_path: Path):
-    result = run_ranks(
-        "train.py", *TRAIN, "trainer.limit_train_batches=1", "data.eval_batch_size=3",
-        "data.num_val=2", *record(tmp_path / "r"), f"run_root={tmp_path}", nodes=(3,),
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert sorted(len(batch) for batch in recorded(tmp_path / "r", "val")) == [2]
-    tested = [id for batch in recorded(tmp_path / "r", "test") for id in batch]
-    assert len(tested) == len(set(tested)) > 300
+    assert len(ids) > 300  # of the test
+    assert [len(batch) for batch in recorded(tmp_path / "r", "val")] == [2] * epochs
 
 
 def test_a_slow_rank_gets_less_and_the_losses_stay(reference_run: Path, tmp_path: Path):

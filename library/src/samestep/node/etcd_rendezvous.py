@@ -69,6 +69,8 @@ class EtcdRendezvous(RendezvousHandler):
     - Ranks that train need no etcd, so they train on while it does not answer.
     - When etcd answers again, the nodes meet again. It may have lost its data, or it may have
       removed this node from the run because it got no heartbeats. So all ranks save and restart.
+    - Where heartbeats come so late that other nodes meet without this one, it meets them again.
+      torch would leave two groups, each of which trains the run.
     - Nodes that must meet wait for etcd, as long as they wait for each other.
     - The rendezvous is never closed: etcd outlives the nodes, and a node that comes later, to
       replace one or to continue the run, would find it closed. Nodes that have gone send no
@@ -85,7 +87,8 @@ class EtcdRendezvous(RendezvousHandler):
         # None before the nodes meet, and while etcd is lost.
         self._handler: RendezvousHandler | None = None
         self._backend: Backend | None = None
-        self._store: Store | None = None
+        self._store: Store | None = None  # outlives each meeting
+        self._place = ""
         self._is_lost = False
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -105,8 +108,10 @@ class EtcdRendezvous(RendezvousHandler):
         if self._handler is None or self._store is None:
             return int(network.answers(*self._address))
         try:
-            if not self._store.check([self._mark]):
+            if not self._store.check([self._place]):
                 raise LookupError("its data are lost")
+            if self._store.get(self._place) != self._mark.encode():
+                raise LookupError("another node has the place of this one")
             return self._handler.num_nodes_waiting()
         except Exception as error:
             self._disconnect(error)
@@ -114,13 +119,14 @@ class EtcdRendezvous(RendezvousHandler):
 
     def _meet(self) -> RendezvousInfo:
         if self._handler is None:
-            backend, store = create_backend(self._parameters)
+            backend, self._store = create_backend(self._parameters)
             self._backend = Backend(backend)
-            self._handler = create_handler(store, self._backend, self._parameters)
+            self._handler = create_handler(self._store, self._backend, self._parameters)
+        assert self._store
         info = self._handler.next_rendezvous()
-        # An etcd without this key has lost its data.
-        info.store.set(self._mark, "1")
-        self._store = info.store
+        # An etcd without this key has lost its data, and the nodes of a later group overwrite it.
+        self._place = f"{self._parameters.run_id}/place/{info.rank}"
+        self._store.set(self._place, self._mark)
         if self._is_lost:
             print("entrypoint: etcd is back; the nodes have met again", flush=True)
         self._is_lost = False
