@@ -3,6 +3,7 @@ import random
 from argparse import Namespace
 from collections import UserList, deque
 from enum import Enum
+from itertools import cycle
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -168,10 +169,13 @@ class Lossy(Net):
         self.ledger = Ledger()
         self.history = [0] * 100_001
         self.words = Words()
+        self.others = None
         # Nothing changes these.
         self.rate, self.sizes, self.lock = 0.5, [1, 2], Lock()
 
     def training_step(self, batch, batch_idx):
+        self.others = self.others or cycle([1.0, 2.0])
+        next(self.others)
         self.ledger.append(1)
         self.history.append(batch_idx)
         return super().training_step(batch, batch_idx)
@@ -194,10 +198,12 @@ class Words(UserList[str]):
 
 def test_what_cannot_be_kept_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     *_, part = fit(tmp_path, Lossy, places=[(1, 2)])
-    assert set(lost_by(part)) == {f"Lossy.{name}" for name in ("ledger", "history", "words")}
+    assert set(lost_by(part)) == {
+        f"Lossy.{name}" for name in ("ledger", "history", "others", "words")
+    }
     said = [line for line in capsys.readouterr().out.splitlines() if "no checkpoint holds" in line]
     first, second, again = said
-    assert "no checkpoint holds them: Lossy.history, Lossy.ledger. A" in first
+    assert "no checkpoint holds them: Lossy.history, Lossy.ledger, Lossy.others. A" in first
     # It changes at the end of an epoch only.
     assert "Lossy.words" in second
     assert "Lossy.ledger" not in second

@@ -1,6 +1,6 @@
 """Reads the values of attributes into what any checkpoint can keep, and writes them back.
 
-What is read consists of numbers, text, lists and tuples, which ``torch.load`` accepts with
+What was read consists of numbers, text, lists and tuples, which ``torch.load`` accepts with
 ``weights_only=True``. Tensors and arrays are put elsewhere, and what says where stands for them.
 """
 
@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
 from functools import partial, reduce
-from itertools import chain, islice, repeat
+from io import IOBase
+from itertools import chain, count, islice, repeat
 from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any, Generic, Protocol
 
@@ -34,6 +35,7 @@ NUM_ENDS = 64  # items at each end of a list that is too long
 MAX_DEPTH = 8  # lists in objects in lists...
 PLAIN = {type(None), bool, int, float, str}
 ITEMS = (list, tuple, deque, set, frozenset)
+NUMBERS = count()
 AS_IT_IS = ("as it is", None)  # no state, or a checkpoint holds it elsewhere
 Array = np.ndarray[Any, Any] | np.generic
 MISSING = object()  # there is no value that could be changed
@@ -143,7 +145,11 @@ class Reader:
             self._note_objects(value)
             return AS_IT_IS
         if is_of_library(value) and kind not in (Namespace, SimpleNamespace):
-            return AS_IT_IS
+            if not isinstance(value, Iterator) or isinstance(value, IOBase):
+                return AS_IT_IS
+            # Nobody can see where it is, but whoever keeps one takes its items one by one.
+            self.is_whole = False
+            return "iterator", next(NUMBERS)
         if not is_plain_class(kind):
             self.is_whole = False
             self._num_left = min(self._num_left, NUM_OF_OTHERS)
