@@ -40,11 +40,11 @@ class Stateful(Scores):
         self.register_buffer("cache", torch.zeros(2), persistent=False)
         self.register_buffer("kept", torch.zeros(2))
         self.best = MaxMetric()
-        self.train_mean = MeanMetric()
-        self.val_mean = MeanMetric()
-        # No state: they never change, or every epoch begins with the same.
+        # No state: they never change, a checkpoint holds them, or every epoch begins with the same.
         self.rate, self.sizes, self.phase = 0.5, [1, 2], "warm"
         self.val_outputs: list[torch.Tensor] = []
+        self.train_mean = MeanMetric()
+        self.val_mean = MeanMetric()
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -79,7 +79,7 @@ class Stateful(Scores):
 
 FOUND = {
     "momentum", "hidden", "moments", "replay", "rng", "dice", "teacher", "outputs", "cache",
-    "train_mean", "best", "options",
+    "best", "options",
 }  # fmt: skip
 
 

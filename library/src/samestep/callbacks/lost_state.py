@@ -46,7 +46,8 @@ class LostState(L.Callback):
     them before the first step, after it, and after the first step of the second epoch: an attribute
     that has another value then, and that no ``state_dict`` holds, is state. A list that is empty
     between two epochs is lost within an epoch only; it is named if training fills it. A class with
-    its own ``on_save_checkpoint`` is trusted.
+    its own ``on_save_checkpoint`` is trusted. Checkpoints hold what the metrics of torchmetrics
+    have counted in an unfinished epoch, so one is named only if nothing resets it between epochs.
 
     A checkpoint keeps the names, and a run that continues repeats them before its first step.
 
@@ -58,6 +59,7 @@ class LostState(L.Callback):
         """What was found, such as ``Model.momentum``."""
         self._before: dict[str, Leaves] = {}
         self._unsaved_buffers: list[str] = []
+        self._full_metrics: list[str] = []
         self._first_epoch = 0
         self._num_compared = 0
 
@@ -85,6 +87,17 @@ class LostState(L.Callback):
         self._first_epoch, self._num_compared = trainer.current_epoch, 0
         self._before = self._look(trainer, pl_module)
 
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
+    ) -> None:
+        """Note the metrics that still count the first epoch when the second begins."""
+        if trainer.current_epoch - self._first_epoch == self._num_compared == 1:
+            self._full_metrics = [
+                f"{class_of(pl_module).__name__}.{name}"
+                for name, part in pl_module.named_modules()
+                if isinstance(part, Metric) and part.update_called
+            ]
+
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
@@ -106,11 +119,10 @@ class LostState(L.Callback):
     def _compare(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Name what has changed since the start, and was not named before."""
         now = self._look(trainer, pl_module)
-        new = [
-            name
-            for name, leaves in now.items()
-            if leaves and leaves != self._before.get(name) and name not in self.names
+        changed = [
+            name for name, leaves in now.items() if leaves and leaves != self._before.get(name)
         ]
+        new = [name for name in changed + self._full_metrics if name not in self.names]
         if not new:
             return
         self.names += new
@@ -157,9 +169,7 @@ def attributes_of_module(module: L.LightningModule) -> Iterator[Attribute]:
     hooks = ("on_save_checkpoint", "state_dict", "get_extra_state")
     for path, part in module.named_modules():
         name = ".".join(filter(None, [class_of(module).__name__, path]))
-        if isinstance(part, Metric):
-            yield name, part.metric_state, None
-        elif part is module or not (isinstance(part, Sums) or is_of_library(part)):
+        if part is module or not (isinstance(part, (Sums, Metric)) or is_of_library(part)):
             base = L.LightningModule if part is module else nn.Module
             # Such a part says itself what a checkpoint holds of it.
             if any(getattr(type(part), h, None) is not getattr(base, h, None) for h in hooks):
