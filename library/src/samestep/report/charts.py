@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from samestep.report.files import Run
-from samestep.run.metrics import is_result
+from samestep.run.metrics import is_of_test, is_result
 
 MAX_POINTS = 1000  # of a curve; more of them cannot be seen
 PLACES = 6  # of a point, the first that is not 0 included
@@ -55,7 +55,7 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
         if {"lr", "step/lr"} <= counts.keys():
             del counts[min("lr", "step/lr", key=lambda metric: counts[metric])]
         for metric in sorted(counts):
-            if counts[metric] and not metric.startswith(("test/", "test_")):
+            if counts[metric] and not is_of_test(metric):
                 title, curve = (metric, run.name) if runs[1:] else (title_of(metric), metric)
                 columns.setdefault(title, []).append((curve, run, metric))
     found = [_chart(title, curves) for title, curves in columns.items()]
@@ -66,8 +66,8 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
 
 
 def title_of(name: str) -> str:
-    """``train/loss_step`` and ``val_loss`` as ``loss``: what shares a chart."""
-    return re.sub(r"^(train|val)[/_]|_(step|epoch)$", "", name)
+    """``train/loss_step``, ``val_loss`` and ``loss/val`` as ``loss``: what shares a chart."""
+    return re.sub(r"^(train|val)[/_]|[/_](train|val)$|_(step|epoch)$", "", name)
 
 
 def _chart(title: str, columns: Sequence[tuple[str, Run, str]]) -> Chart:
