@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 FOLDERS = re.compile(r"^(src|tests)/project(?=/)")
-# Where the word is the package: in `[project]` of TOML and in volumes it is not.
+# Where the word is the package: in `[project]` of TOML, in code that reads it, and in volumes it is
+# not.
 OF_THE_PACKAGE = (
     r"(?<=\bfrom )project\b",
     r"(?<=\bimport )project\b",
@@ -16,7 +17,7 @@ OF_THE_PACKAGE = (
     r"(?<=\bsrc/)project\b",
     r"(?<=\btests/)project\b",
     r'(?<=")project(?=/)',
-    r'(?<=")project(?=")',
+    r'(?<=")project(?="(?!\]))',
     r"(?<![\w./\[{-])project(?=\\?\.[a-z_{\"\\])",
 )
 OF_THE_NAME = (

@@ -323,7 +323,15 @@ ALL_CLUSTERS = ["kubernetes", "slurm", "docker", "runai", "flyte"]
 @pytest.mark.parametrize(
     ("tasks", "clusters", "commands"),
     [
-        ([], [], ["train.py debug=limit run_id=a", "scripts/evaluate.py runs/a"]),
+        (
+            [],
+            [],
+            [
+                "train.py debug=limit run_id=a",
+                "scripts/evaluate.py runs/a",
+                "scripts/export.py runs/a",
+            ],
+        ),
         (["language"], ["docker"], ["train.py debug=fast model.net.num_layers=1"]),
         (["images"], ["kubernetes"], ["-m samestep launch --render cluster=jobset"]),
         (

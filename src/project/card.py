@@ -14,7 +14,7 @@ import yaml
 from samestep.hydra.saved_run import read_saved_config
 from samestep.ranks.secrets import redact
 from samestep.run import directory, record
-from samestep.run.metrics import read_figures
+from samestep.run.metrics import is_of_test, read_figures
 
 HUB_LICENCES = {"MIT": "mit", "Apache-2.0": "apache-2.0", "BSD-3-Clause": "bsd-3-clause"}
 
@@ -124,7 +124,8 @@ def read_metrics(run_dir: Path, ckpt: str) -> dict[str, float]:
     return {
         name: value
         for name, value in sorted(final.items())
-        if re.fullmatch(r"test[/_][a-z_]*[a-z]", name)
+        if is_of_test(name)
+        and not re.search("[0-9]$", name)
         and isinstance(value, int | float)  # null stands for nan
         and math.isfinite(value)
     }

@@ -12,11 +12,19 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    TensorDataset,
+)
 
 from library.tests.kit import Net, Place, batches, check_exact, fit, on_ranks
+from samestep.data.loader import BatchLoader
 from samestep.data.ordinary import Ids, ResumableBatches
-from samestep.errors import RunError
+from samestep.errors import ConfigError, RunError
 
 PLACES: list[Place] = [(0, 1), (1, 0), (1, 2)]
 DISTURBED: dict[str, Any] = {"how": "both", "save_every_s": 1e-9}
@@ -155,6 +163,16 @@ def test_a_loader_is_as_it_was_after_training(tmp_path: Path):
     parts = fit(tmp_path, Predicts, lambda: loader, [(0, 1)])
     assert loader.batch_sampler is batch_sampler
     assert len(parts[-1].trainer.predict(parts[-1].module, loader)) == 4
+
+
+@pytest.mark.filterwarnings("ignore:Total length of")
+@pytest.mark.parametrize("kind", [DataLoader, BatchLoader])
+def test_a_batch_larger_than_the_data_is_rejected(tmp_path: Path, kind: Any):
+    """Lightning would finish such a run without a step."""
+    data = TensorDataset(torch.arange(16.0)[:, None])
+    with pytest.raises(ConfigError, match=r"no batch in 16 samples; .* use a smaller batch"):
+        fit(tmp_path, data=lambda: kind(data, batch_size=17, drop_last=True))
+    assert not list(tmp_path.glob("checkpoints/*"))
 
 
 def test_a_batch_sampler_without_an_end_continues(tmp_path: Path):

@@ -2,12 +2,15 @@
 
 import inspect
 import os
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import lightning as L
 import lightning.fabric
 import pytest
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loops import _EvaluationLoop, _FitLoop, fetchers, fit_loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
@@ -19,7 +22,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultMetric,
 )
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
-from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities import CombinedLoader, data
 from lightning.pytorch.utilities.data import _dataloader_init_kwargs_resolve_sampler
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.nn.parallel import DistributedDataParallel
@@ -204,6 +207,27 @@ def test_a_batch_without_samples_is_left_out_of_a_mean(monkeypatch, is_patched: 
     )
     (metrics,) = trainer.validate(Means(), DataLoader(batches, batch_size=None), verbose=False)
     assert metrics == pytest.approx({"mean": mean}, nan_ok=True)
+
+
+class Positional(L.LightningDataModule):
+    def predict_dataloader(self):
+        return DataLoader(torch.ones(10, 32), 4, False)
+
+
+@pytest.mark.parametrize("is_patched", [True, False])
+def test_a_loader_may_take_its_arguments_by_position(monkeypatch, is_patched: bool):
+    """Without the patch, it is the canary."""
+    name = "_get_dataloader_init_args_and_kwargs"
+    monkeypatch.setattr(data, name, inspect.unwrap(getattr(data, name)))
+    if is_patched:
+        lightning_patches.name_arguments_of_loaders.__wrapped__()
+    trainer = L.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False
+    )
+    fails = pytest.raises(MisconfigurationException, match="more than one `__init__` argument")
+    with nullcontext() if is_patched else fails:
+        found = trainer.predict(BoringModel(), datamodule=Positional())
+        assert [len(batch) for batch in found] == [4, 4, 2]
 
 
 def test_canary_lightning_still_has_no_hook_before_those_of_transfer():

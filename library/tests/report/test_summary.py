@@ -52,10 +52,12 @@ Next
 
 def test_every_metric_of_a_test_is_named_unless_it_is_a_part_of_another(run_dir: Path):
     figures = {"test_mae": 2.5, "val_mae": 2.0, "test/loss": 1.0, "testing": 3.0, "test/bad": None}
+    figures |= {"iou/test": 0.5, "iou/val": 0.25, "contest": 1.0}
     figures |= {f"test/score_{number}": 0.5 for number in range(2)}
     (run_dir / "metrics.json").write_text(json.dumps(figures))
     facts = facts_of(read_run(run_dir))
-    assert {name: fact for name, fact in facts.items() if name.startswith("test")} == {
+    assert {name: fact for name, fact in facts.items() if "test" in name} == {
+        "iou/test": "0.5000",
         "test/bad": "nan", "test/loss": "1.000", "test/score_0": "0.5000",
         "test/score_1": "0.5000", "test_mae": "2.500",
     }  # fmt: skip

@@ -1,10 +1,13 @@
 """State that is not in the weights."""
 
+from itertools import cycle
+
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
-from .base import LOST, Exact, Regressor, Style
+from .base import LOST, Exact, Regressor, Style, table
 
 
 class Truncated(Regressor):
@@ -121,6 +124,20 @@ class OwnGenerator(Regressor):
         return self.loss((x + 0.1 * torch.randn(x.shape, generator=self.generator), y))
 
 
+class Unlabeled(Regressor):
+    """Takes the batches of a second loader one by one."""
+
+    def __init__(self):
+        super().__init__()
+        self.batches = None
+
+    def training_step(self, batch, batch_idx):
+        if self.batches is None:
+            self.batches = cycle(DataLoader(table(20, 3), batch_size=4))
+        x, _ = next(self.batches)
+        return self.loss(batch) + self.net(x).square().mean()
+
+
 STYLES = [
     Style("hidden state of an RNN as an attribute", Truncated, Exact, is_per_rank=True),
     Style("running mean as a float", MomentumAsFloat, Exact, is_per_rank=True),
@@ -131,4 +148,5 @@ STYLES = [
     Style("DataModule with a state", Regressor, Curriculum),
     Style("DataModule that forgets its state", Regressor, Forgotten, told=LOST),
     Style("generator of the module", OwnGenerator, Exact, is_per_rank=True),
+    Style("iterator of the module", Unlabeled, Exact, told=LOST, is_per_rank=True),
 ]  # fmt: skip

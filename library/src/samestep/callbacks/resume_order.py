@@ -13,6 +13,7 @@ from samestep.callbacks.watchdog import Watchdog
 from samestep.data.loader import BatchLoader
 from samestep.data.ordinary import ResumableBatches, give_back, iterates_as_torch, resumable
 from samestep.data.seeds import mix_seed, seed_all, seed_sample
+from samestep.errors import ConfigError
 from samestep.ranks import environment, lightning_patches
 from samestep.ranks.process_group import gather
 
@@ -167,15 +168,30 @@ class ResumeOrder(L.Callback):
         self._note_generators(trainer)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Leave the loaders as they were."""
+        """Leave the loaders as they were.
+
+        Raises:
+            ConfigError: if there was no batch, which Lightning takes for the end of the training.
+        """
         for loader in find_loaders(trainer.train_dataloader):
             give_back(loader)
+        if trainer.fit_loop.max_batches == 0 and trainer.limit_train_batches:
+            sizes = [
+                f"{len(loader.dataset)} samples"
+                for loader in find_loaders(trainer.train_dataloader)
+                if hasattr(loader, "dataset")
+            ]
+            raise ConfigError(
+                f"the training data: no batch in {', '.join(sizes) or 'an epoch'}; with "
+                "drop_last=True an epoch needs a full one: use a smaller batch or more data"
+            )
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """The same in a notebook, where the program goes on."""
-        self.on_fit_end(trainer, pl_module)
+        """Leave them so in a notebook too, where the program goes on."""
+        for loader in find_loaders(trainer.train_dataloader):
+            give_back(loader)
 
     def state_dict(self) -> dict[str, Any]:
         """How far the epoch has come."""

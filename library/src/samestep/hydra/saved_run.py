@@ -14,6 +14,7 @@ from samestep.errors import ConfigError
 from samestep.hydra.build import build, set_precision
 from samestep.hydra.schema import escape
 from samestep.hydra.targets import check_targets
+from samestep.ranks.lightning_patches import name_arguments_of_loaders
 from samestep.run import checkpoint, directory
 from samestep.run.changes import read_config
 from samestep.run.checkpoint import CheckpointError
@@ -97,6 +98,7 @@ def predict(model: Any, data: Any, run_dir: Path, accelerator: str) -> list[Any]
             f"{run_dir}: {type(owner).__name__} has no predict_dataloader; write one, and a "
             "predict_step of the model, as in Lightning's documentation: docs/tasks.md"
         )
+    name_arguments_of_loaders()
     found: Any = make_trainer(run_dir, accelerator).predict(model, datamodule=data)
     several = bool(found) and all(isinstance(part, list) for part in found)  # of several loaders
     return [batch for part in found for batch in part] if several else list(found or [])

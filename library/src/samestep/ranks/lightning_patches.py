@@ -43,6 +43,7 @@ def apply(trainer: "L.Trainer") -> None:
     leave_signals_to_us(trainer)
     search_gpus_once()
     leave_out_empty_batches()
+    name_arguments_of_loaders()
     reduce_logs_over_ranks()
     wrap_again_when_unfrozen(trainer)
 
@@ -332,6 +333,28 @@ def leave_out_empty_batches() -> None:
         update(metric, value, batch_size)
 
     _ResultMetric.update = update_unless_empty  # type: ignore[method-assign, assignment]
+
+
+@cache  # once in a process, which may have several runs
+def name_arguments_of_loaders() -> None:
+    """Let Lightning 2.6 make a ``DataLoader(dataset, 32, True)`` again.
+
+    It does so to predict, and to split the data over several ranks. What was passed by position it
+    passes a second time by name, and fails. Upstream: Lightning-AI/pytorch-lightning issue 17991.
+    """
+    from lightning.pytorch.utilities import data
+
+    find = data._get_dataloader_init_args_and_kwargs
+
+    @wraps(find)
+    def find_by_name(loader: Any, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        positional, named = find(loader, *args, **kwargs)
+        names = getattr(loader, "__pl_saved_arg_names", ())
+        if len(names) != len(positional):  # a subclass that takes *args
+            return positional, named
+        return (), dict(zip(names, positional, strict=True)) | named
+
+    data._get_dataloader_init_args_and_kwargs = find_by_name  # type: ignore[assignment]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from samestep.report.files import Run
-from samestep.run.metrics import Rows, is_result
+from samestep.run.metrics import Rows, is_of_test, is_result
 
 MAX_POINTS = 1000  # of a curve; more of them cannot be seen
 PLACES = 6  # of a point, the first that is not 0 included
@@ -49,7 +49,7 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
         points = {
             name: [row for row in run.rows if math.isfinite(row.get(name, math.nan))]
             for name in sorted(names)
-            if not name.startswith(("test/", "test_"))
+            if not is_of_test(name)
         }
         # The same figure twice: the one with more points is drawn.
         if {"lr", "step/lr"} <= names:
@@ -84,8 +84,8 @@ def chart_of(title: str, columns: Sequence[tuple[Run, str, Rows]], *, is_of_one:
 
 
 def title_of(name: str) -> str:
-    """``train/loss_step`` and ``val_loss`` as ``loss``: what shares a chart."""
-    return re.sub(r"^(train|val)[/_]|_(step|epoch)$", "", name)
+    """``train/loss_step``, ``val_loss`` and ``loss/val`` as ``loss``: what shares a chart."""
+    return re.sub(r"^(train|val)[/_]|[/_](train|val)$|_(step|epoch)$", "", name)
 
 
 @cache

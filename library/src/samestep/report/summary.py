@@ -1,6 +1,5 @@
 """What a finished run prints: its metrics, its files, and what to type next."""
 
-import re
 import shlex
 import statistics
 from collections.abc import Mapping
@@ -56,7 +55,7 @@ def facts_of(run: Run) -> dict[str, str]:
     choices = {name: select(run.config, f"choices.{name}") for name in ("data", "model")}
     facts = {name: str(choice) for name, choice in choices.items() if choice}
     facts["epochs"] = str(metrics.count_epochs(run.rows))
-    tested = [name for name in sorted(run.figures) if re.match("test[/_]", name)]
+    tested = [name for name in sorted(run.figures) if metrics.is_of_test(name)]
     for name in tested:
         # A part of another one, such as test/score_cat beside test/score, is in metrics.json.
         if not any(name.startswith(f"{other}_") for other in tested):

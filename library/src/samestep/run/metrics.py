@@ -52,6 +52,11 @@ def is_result(name: str) -> bool:
     return not NO_RESULT.fullmatch(name)
 
 
+def is_of_test(name: str) -> bool:
+    """Whether a metric is of the test, as ``test/loss``, ``test_loss``, ``loss/test``."""
+    return re.fullmatch(r"test[/_].+|.+[/_]test", name) is not None
+
+
 def _read_rows(path: Path) -> list[dict[str, float]]:
     table = csv.DictReader(io.StringIO(read_text(path), newline=""))
     if table.fieldnames is None or list(table.fieldnames[:2]) != ["epoch", "step"]:
