@@ -50,7 +50,7 @@ if __name__ == "__main__":
     process = forks.start([sys.argv[1] + "/script.py"], {}, Path(sys.argv[1], "log"))
     process.join()
 """
-SLEEPS = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(60)"
+SLEEPS = "import sys, time; open(sys.argv[1], 'w').close(); time.sleep(600)"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,6 +59,8 @@ def served():
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(OMP_NUM_THREADS="2").items():
             patch.setenv(name, value)
+        # Other tests of this process may have imported some that start threads.
+        patch.setattr(forks, "imported_libraries", lambda: ["numpy", "torch"])
         forks.serve(can_fork=True)
         yield
 
