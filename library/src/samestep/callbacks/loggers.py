@@ -14,12 +14,11 @@ import sys
 import textwrap
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from samestep.errors import ConfigError
 from samestep.ranks import environment
@@ -200,18 +199,55 @@ class TensorBoard(TensorBoardLogger):
         self.experiment.flush()
 
 
-class NoTracker(DummyLogger):
+class Nothing:
+    """Has every attribute and method, takes every argument, and does nothing."""
+
+    def __getattr__(self, name: str) -> "Nothing":
+        if name.startswith("__"):
+            raise AttributeError(name)  # what copy and pickle ask for
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> "Nothing":  # noqa: D102
+        return self
+
+    __getitem__ = __enter__ = __call__
+
+    def __setitem__(self, *args: object) -> None:
+        pass
+
+    __exit__ = __setitem__
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+class NoTracker(Logger):
     """The ``self.logger`` of a module in a run without a tracker, and on ranks other than zero.
 
     ``self.logger.experiment.add_histogram(...)`` does nothing, and so does any other method of the
     logger and its experiment.
     """
 
+    name = version = ""
     save_dir = root_dir = log_dir = ""  # the run directory
+    experiment = Nothing()
 
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__()
         self.save_dir = self.root_dir = self.log_dir = str(run_dir)
+
+    def __getattr__(self, name: str) -> Nothing:
+        value: Nothing = getattr(self.experiment, name)
+        return value
+
+    def log_metrics(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: ``metrics.csv`` has them."""
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: ``config.yaml`` has them."""
 
 
 def _parameters(run_dir: str) -> dict[str, str]:
