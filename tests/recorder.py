@@ -23,6 +23,9 @@ class Recorder(L.Callback):
         self.dirpath = Path(dirpath)
         self.lines: list[dict[str, Any]] = []
 
+    def on_save_checkpoint(self, *args: Any) -> None:
+        """Nothing: what it keeps is of this process."""
+
     def _record(self, stage: str, trainer: L.Trainer, batch: Any) -> None:
         self.lines.append({"stage": stage, "step": trainer.global_step, "ids": batch.ids.tolist()})
 

@@ -39,6 +39,9 @@ class Saboteur(L.Callback):
         self.attempt = time.time()
         self.num = {"save": 0, "rename": 0}
 
+    def on_save_checkpoint(self, *args: Any) -> None:
+        """Nothing: what it keeps is of this process."""
+
     def meet(self, where: str, when: int, batch: Any = None) -> None:
         """Do the faults that are due here and now."""
         for fault in self.faults:

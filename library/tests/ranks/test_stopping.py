@@ -140,5 +140,5 @@ def test_a_loader_process_ends_when_its_rank_says_so():
 def test_nothing_else_listens_to_signals():
     files = Path(samestep.__file__).parent.rglob("*.py")
     users = {path.name for path in files if "signal.signal(" in path.read_text()}
-    searches = {"search.py", "cluster_job.py"}  # processes that train nothing
+    searches = {"forks.py", "cluster_job.py"}  # processes that train nothing
     assert users == {"stopping.py", "process.py"} | searches
