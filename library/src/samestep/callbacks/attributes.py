@@ -63,11 +63,13 @@ class Look(NamedTuple):
     fingerprints: equal if the values are; false if there is nothing in it that could change.
     kept: the values of those that can be kept.
     objects: the ids of what these consist of.
+    elsewhere: the ids and places of what a checkpoint holds anyway.
     """
 
     fingerprints: dict[str, Any]
     kept: dict[str, Any]
     objects: set[int]
+    elsewhere: set[int]
 
     def changed_since(self, before: dict[str, Any]) -> set[str]:
         """The names of the attributes that had other fingerprints."""
@@ -157,10 +159,9 @@ class Attributes(L.Callback):
         self._changed |= now.changed_since(self._before)
         # A list may have become too long, or hold other objects.
         self._name_lost(self._changed - now.kept.keys(), trainer)
-        elsewhere = self._places_in_checkpoint(trainer, pl_module)
         kept = {
             name: (
-                Reader(elsewhere, packed.put, MAX_KEPT, self._first).read(value),
+                Reader(now.elsewhere, packed.put, MAX_KEPT, self._first).read(value),
                 now.fingerprints[name],
             )
             for name, value in now.kept.items()
@@ -204,17 +205,16 @@ class Attributes(L.Callback):
                 log.debug("%s cannot be written", name, exc_info=True)
                 failed.append(name)
             self._changed.add(name)
-        prints = [
-            {n: fingerprint for n, (_, fingerprint) in rank["kept"].items()} for rank in ranks
-        ]
-        differ = [n for n in own["kept"] if len({one.get(n) for one in prints}) > 1]
         if failed:
             say(
                 trainer,
                 f"the checkpoint holds values of {briefly(failed)} that cannot be given to this "
                 "program. The run continues with their first values",
             )
-        if differ and not is_same_number:
+        if is_same_number:
+            return
+        of_ranks = [{n: print_ for n, (_, print_) in rank["kept"].items()} for rank in ranks]
+        if differ := [n for n in own["kept"] if len({of.get(n) for of in of_ranks}) > 1]:
             say(
                 trainer,
                 f"{len(ranks)} ranks had values of their own of {briefly(differ)}. All "
@@ -240,7 +240,7 @@ class Attributes(L.Callback):
         of_data = objects_of_data(trainer, elsewhere)
         # A checkpoint is saved when the next batch is on the device already.
         is_ahead = id(pl_module) in of_data or any(is_overridden(t, pl_module) for t in TRANSFERS)
-        look = Look({}, {}, set())
+        look = Look({}, {}, set(), elsewhere)
         for name, value, can_be_kept, saved in self._find(trainer, pl_module):
             is_of_module = name.startswith(f"{class_of(pl_module).__name__}.")
             if can_be_kept and not (is_ahead and is_of_module):
