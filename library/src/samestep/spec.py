@@ -34,6 +34,8 @@ class RunSpec:
     """Seconds that a rank waits for the others."""
     shares: str | Sequence[float] = "equal"
     """``equal``, ``auto``, or how much of each batch a rank or node gets."""
+    split_batches: bool = False
+    """Whether ``batch_size`` of an ordinary DataLoader counts samples over all ranks."""
 
     # How it continues
     allow_changes: Sequence[str] = ()

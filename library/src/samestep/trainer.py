@@ -100,6 +100,8 @@ class Trainer(L.Trainer):
         save_every_s: seconds of training that a killed run repeats at most.
         max_skipped: steps with a nan or infinite gradient that are skipped; one more ends the run.
         shares: how much of each batch a rank gets: ``equal``, ``auto``, or numbers.
+        split_batches: let ``batch_size`` of ordinary DataLoaders count samples per step over all
+            ranks, each of which gets a slice of every batch; otherwise it counts them per rank.
         accelerator: as in Lightning; so are the next ones, and ``options``.
         strategy: ``auto``, ``ddp``, a variant of it, ``fsdp`` (a model in parts, one on each rank),
             or an object whose checkpoints are whole.
@@ -130,6 +132,7 @@ class Trainer(L.Trainer):
         save_every_s: float = 300.0,
         max_skipped: int = 0,
         shares: str | Sequence[float] = "equal",
+        split_batches: bool = False,
         accelerator: str = "auto",
         strategy: Any = "auto",
         devices: int | str = "auto",
@@ -162,6 +165,7 @@ class Trainer(L.Trainer):
             deterministic=options.get("deterministic") is True,
             timeout_s=timeout_s,
             shares=shares,
+            split_batches=split_batches,
             allow_changes=tuple(allow_changes),
             notes=notes,
             tags=tuple(tags),
@@ -182,6 +186,8 @@ class Trainer(L.Trainer):
         defaults = inspect.signature(L.Trainer).parameters
         given = {k: v for k, v in options.items() if k not in defaults or v != defaults[k].default}
         self._options = {"monitor": monitor, "mode": mode, **given}
+        if split_batches:
+            self._options["split_batches"] = True
         self._model: L.LightningModule | None = None
         self._history = History(run_dir)
         folder = str(run_dir / "checkpoints")
@@ -345,7 +351,7 @@ def callbacks_of_run(
         accumulates: whether an optimizer step has several batches.
     """
     # Equal slices need no weights; one rank and one batch in a step have no others.
-    has_slices = environment.world_size() > 1 or accumulates
+    has_slices = environment.world_size() > 1 or accumulates or spec.split_batches
     # It writes a log.
     watchdogs = [] if spec.saves_nothing else [Watchdog(spec.timeout_s, str(spec.run_dir))]
     return [
@@ -355,7 +361,7 @@ def callbacks_of_run(
         SeedSteps(spec.seed),
         ResumeOrder(spec.seed),
         RankState(),
-        *([ShareOut(spec.shares)] if has_slices else []),
+        *([ShareOut(spec.shares, spec.split_batches, spec.seed)] if has_slices else []),
         ChangedValues(),
         Meter(),
         SameWeights(),

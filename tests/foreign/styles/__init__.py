@@ -1,9 +1,18 @@
 """Every style of the matrix, in the order of the table."""
 
 from . import batches, callbacks, loaders, logs, models, optimizers, schedules, state
-from .base import Style
+from .base import LOADER, Style
 
 STYLES: list[Style] = [
     *loaders.STYLES, *batches.STYLES, *models.STYLES, *optimizers.STYLES, *schedules.STYLES,
     *callbacks.STYLES, *logs.STYLES, *state.STYLES,
 ]  # fmt: skip
+STYLES += [
+    style._replace(
+        name=f"{style.name}, split_batches",
+        overrides=(*style.overrides, "trainer.split_batches=true"),
+        told=(),
+    )
+    for style in STYLES
+    if style.told == LOADER
+]

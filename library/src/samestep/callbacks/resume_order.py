@@ -11,7 +11,13 @@ from torch.utils.data import DataLoader
 from samestep.callbacks.share_out import check_accumulation, find_batch_loaders, find_loaders
 from samestep.callbacks.watchdog import Watchdog
 from samestep.data.loader import BatchLoader
-from samestep.data.ordinary import ResumableBatches, give_back, iterates_as_torch, resumable
+from samestep.data.ordinary import (
+    ResumableBatches,
+    give_back,
+    iterates_as_torch,
+    resumable,
+    split_of,
+)
 from samestep.data.seeds import mix_seed, seed_all, seed_sample
 from samestep.errors import ConfigError
 from samestep.ranks import environment, lightning_patches
@@ -19,8 +25,9 @@ from samestep.ranks.process_group import gather
 
 NOTE_ON_RANKS = (
     "Note: the training data come from an ordinary DataLoader. Its batch_size counts samples per "
-    "rank, and some samples are repeated to give all ranks as many. BatchLoader is exact on any "
-    "number of ranks:"
+    "rank, and some samples are repeated to give all ranks as many. Trainer(split_batches=True), "
+    "or trainer.split_batches=true, splits each batch instead, which is exact on any number of "
+    "ranks:"
 )
 NOTE_ON_STREAMS = (
     "Note: the training data come from an ordinary DataLoader of unknown length. Each of several "
@@ -125,7 +132,8 @@ class ResumeOrder(L.Callback):
         others = self._others(trainer)
         have_states = {hasattr(loader, "load_state_dict") for loader in others}
         notes = [NOTE_ON_STATES] if True in have_states else []
-        if False in have_states and trainer.world_size > 1:
+        is_split = all(split_of(loader) for loader in others)
+        if False in have_states and trainer.world_size > 1 and not is_split:
             is_endless = trainer.num_training_batches == math.inf
             notes.append(NOTE_ON_STREAMS if is_endless else NOTE_ON_RANKS)
         for note in notes if trainer.is_global_zero else []:
@@ -168,13 +176,7 @@ class ResumeOrder(L.Callback):
         self._note_generators(trainer)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Leave the loaders as they were.
-
-        Raises:
-            ConfigError: if there was no batch, which Lightning takes for the end of the training.
-        """
-        for loader in find_loaders(trainer.train_dataloader):
-            give_back(loader)
+        """Raise a ConfigError if there was no batch, which Lightning takes for the end."""
         if trainer.fit_loop.max_batches == 0 and trainer.limit_train_batches:
             sizes = [
                 f"{len(loader.dataset)} samples"
@@ -186,12 +188,21 @@ class ResumeOrder(L.Callback):
                 "drop_last=True an epoch needs a full one: use a smaller batch or more data"
             )
 
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Leave the loaders as they were."""
+        for loaders in (
+            trainer.train_dataloader,
+            trainer.val_dataloaders,
+            trainer.test_dataloaders,
+        ):
+            for loader in find_loaders(loaders):
+                give_back(loader)
+
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """Leave them so in a notebook too, where the program goes on."""
-        for loader in find_loaders(trainer.train_dataloader):
-            give_back(loader)
+        self.teardown(trainer, pl_module, "")
 
     def state_dict(self) -> dict[str, Any]:
         """How far the epoch has come."""
@@ -285,7 +296,8 @@ class ResumeOrder(L.Callback):
 
     def _say_how_it_continues(self, trainer: L.Trainer) -> None:
         others, world_size = self._others(trainer), trainer.world_size
-        if self._places(others) and self._saved_world_size != world_size:
+        is_split = all(split_of(loader) for loader in others)
+        if self._places(others) and not is_split and self._saved_world_size != world_size:
             print(NOTE_ON_OTHER_RANKS.format(self._saved_world_size, world_size), flush=True)
         if others and self._num_read < self.batch:
             print(NOTE_ON_READING.format(self.batch - self._num_read), flush=True)

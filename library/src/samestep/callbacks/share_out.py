@@ -9,9 +9,11 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from samestep.data.loader import BatchLoader
-from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler
+from samestep.data.ordinary import has_batches_of_ids, split_of
+from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, SplitBatches
 from samestep.errors import ConfigError
 from samestep.ranks import environment, lightning_patches, process_group
 
@@ -32,6 +34,9 @@ class ShareOut(L.Callback):
 
     If all slices are equal, nothing is multiplied.
 
+    With ``split_batches`` each batch of an ordinary DataLoader is cut into such slices too, if it
+    asks a map-style data set for batches, in training, validation and test.
+
     With ``auto`` the first epoch has equal shares. The forward passes of each epoch are timed, and
     at its end the ranks agree on the shares of the next one. A checkpoint keeps them: a run that
     continues on as many ranks begins with them. Shares change neither the global
@@ -40,13 +45,25 @@ class ShareOut(L.Callback):
 
     Args:
         asked: ``equal``, ``auto``, or numbers in any unit, one for each rank or each node.
+        split_batches: whether ``batch_size`` of ordinary DataLoaders counts samples over all ranks.
+        seed: of batch samplers that draw random numbers in validation and test.
     """
 
-    def __init__(self, asked: str | Sequence[float] = "equal") -> None:
+    def __init__(
+        self,
+        asked: str | Sequence[float] = "equal",
+        split_batches: bool = False,
+        seed: int = 0,
+    ) -> None:
         self.asked = asked
+        self.split_batches = split_batches
+        self.seed = seed
         self.shares: tuple[float, ...] | None = None
         """How much each rank gets; None: all the same."""
-        self._order: GlobalBatchSampler | None = None  # of the training data, if weights are needed
+        # Of the training data, if weights are needed.
+        self._order: GlobalBatchSampler | SplitBatches | None = None
+        self._splits: list[SplitBatches] = []  # of the ordinary loaders of the training
+        self._checked_epoch = -1
         self._batch = 0  # of this epoch
         self._saved: tuple[float, ...] = ()  # the shares of a checkpoint
         self._begin: float | None = None  # of a forward pass that is timed
@@ -55,9 +72,24 @@ class ShareOut(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let batch samplers give each rank a part of their batches."""
-        if trainer.world_size > 1 and not self._has_patched:
-            lightning_patches.share_out_batch_samplers(trainer, share_batches)
+        if (trainer.world_size > 1 or self.split_batches) and not self._has_patched:
+            lightning_patches.share_out_batch_samplers(trainer, self._share)
             self._has_patched = True
+
+    def _share(self, loader: DataLoader[Any], stage: str) -> Any:
+        """The batch sampler of this rank; None leaves the loader to Lightning."""
+        batches: Any = loader.batch_sampler
+        parts = [batches, getattr(batches, "sampler", None)]
+        knows_ranks = any(hasattr(p, "num_replicas") or hasattr(p, "world_size") for p in parts)
+        is_own = loader.batch_size is None and batches is not None  # otherwise torch has made it
+        if knows_ranks:
+            return batches if is_own else None
+        rank, world_size = environment.rank(), environment.world_size()
+        if self.split_batches and stage != "predict" and has_batches_of_ids(loader):
+            # ``ResumableBatches`` seeds the batches of the training.
+            seed = None if stage == "train" else self.seed
+            return SplitBatches(batches, rank, world_size, seed)
+        return BatchesOfRank(batches, rank, world_size) if is_own and world_size > 1 else None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the shares, cut the training data, and find out whether weights are needed."""
@@ -75,8 +107,13 @@ class ShareOut(L.Callback):
         self._cut(trainer)
 
     def _cut(self, trainer: L.Trainer) -> None:
+        splits = map(split_of, find_loaders(trainer.train_dataloader))
+        self._splits = [one for one in splits if one is not None]
         order = order_of(trainer)
         if order is None:
+            return
+        if isinstance(order, SplitBatches):
+            self._order = order if len(self._splits) == 1 else None
             return
         self._set_shares(trainer.train_dataloader)
         orders = [loader.order for loader in find_batch_loaders(trainer.train_dataloader)]
@@ -101,15 +138,32 @@ class ShareOut(L.Callback):
     ) -> None:
         """Remember which batch this is, and when its forward pass began."""
         self._batch = batch_idx
+        if self._splits:
+            self._check_splits(trainer)
         # The first batches of an epoch also start loader processes and choose kernels.
         if self.asked == "auto" and WARMUP_BATCHES <= batch_idx < WARMUP_BATCHES + TIMED_BATCHES:
             self._begin = now(pl_module)
+
+    def _check_splits(self, trainer: L.Trainer) -> None:
+        if trainer.current_epoch != self._checked_epoch:
+            self._checked_epoch = trainer.current_epoch
+            of_ranks = process_group.gather([one.digest for one in self._splits])
+            if any(digests != of_ranks[0] for digests in of_ranks):
+                raise ConfigError(
+                    "split_batches: the ranks have drawn different batches, which cannot be split; "
+                    "seed the generator of the sampler alike on all ranks"
+                )
+        if self._order is None and any(one.is_unequal for one in self._splits):
+            raise ConfigError(
+                "split_batches: several loaders need slices of equal length; let each batch_size "
+                f"divide by {trainer.world_size} ranks, with drop_last=True"
+            )
 
     def on_before_backward(
         self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
     ) -> None:
         """Weight this slice."""
-        if self._begin is not None and (order := order_of(trainer)):
+        if self._begin is not None and isinstance(order := order_of(trainer), GlobalBatchSampler):
             self._seconds += now(pl_module) - self._begin
             self._samples += order.lengths(self._batch)[order.rank]
             self._begin = None
@@ -202,22 +256,14 @@ def now(pl_module: L.LightningModule) -> float:
     return time.perf_counter()
 
 
-def share_batches(batch_sampler: Any) -> Any:
-    """This rank's part of a batch sampler; one that knows of the ranks gives it already."""
-    parts = [batch_sampler, getattr(batch_sampler, "sampler", None)]
-    if any(hasattr(part, "num_replicas") or hasattr(part, "world_size") for part in parts):
-        return batch_sampler
-    return BatchesOfRank(batch_sampler, environment.rank(), environment.world_size())
-
-
-def order_of(trainer: L.Trainer) -> GlobalBatchSampler | None:
-    """How the training data are cut; None if some come from an ordinary DataLoader.
+def order_of(trainer: L.Trainer) -> GlobalBatchSampler | SplitBatches | None:
+    """How the training data are cut; None if Lightning shares some of them out.
 
     If there are several loaders, their slices are equally long, and one order stands for all.
     """
     loaders = list(find_loaders(trainer.train_dataloader))
-    orders = [loader.order for loader in loaders if isinstance(loader, BatchLoader)]
-    return orders[0] if orders and len(orders) == len(loaders) else None
+    orders = [one.order if isinstance(one, BatchLoader) else split_of(one) for one in loaders]
+    return orders[0] if orders and None not in orders else None
 
 
 def weights_of_ranks(trainer: L.Trainer) -> list[float]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from samestep.data.sampler import WrappedBatches
+from samestep.data.sampler import Part, SplitBatches, WrappedBatches
 from samestep.data.seeds import mix_seed, seed_sample
 from samestep.ranks import environment
 
@@ -23,20 +23,29 @@ from samestep.ranks import environment
 class Ids(list[Any]):
     """The positions of a batch. Whoever reads them samples the random numbers of this batch.
 
-    The loader process that reads a batch gets nothing else from the process that trains.
+    The loader process that reads a batch gets nothing else from the process that trains. Those of
+    a ``Part`` are sampled for each position, so they do not depend on how a batch is split.
     """
 
-    def __init__(self, ids: Any, seed: int) -> None:
+    def __init__(self, ids: Any, seed: int, start: int | None = None) -> None:
         super().__init__(ids)
         self.seed = seed
+        self.start = start
 
     def __iter__(self) -> Iterator[Any]:
+        if self.start is not None:
+            return self._seed_each(self.start)
         seed_sample(self.seed)
         return super().__iter__()
 
+    def _seed_each(self, start: int) -> Iterator[Any]:
+        for position, id in enumerate(super().__iter__(), start):
+            seed_sample(self.seed, position)
+            yield id
+
     def __reduce__(self) -> tuple[Any, ...]:
         # By default pickle iterates over a list, and would seed the process that trains.
-        return Ids, (list(super().__iter__()), self.seed)
+        return Ids, (list(super().__iter__()), self.seed, self.start)
 
 
 class ResumableBatches(WrappedBatches, BatchSampler):
@@ -74,8 +83,9 @@ class ResumableBatches(WrappedBatches, BatchSampler):
                 return
             if number >= first:
                 is_list = isinstance(ids, (list, tuple))
-                seed = mix_seed(*numbers, number, environment.rank())
-                yield Ids(ids, seed) if is_list else ids
+                start = ids.start if isinstance(ids, Part) else None
+                rank = environment.rank() if start is None else 0
+                yield Ids(ids, mix_seed(*numbers, number, rank), start) if is_list else ids
 
 
 def iterates_as_torch(loader: Any) -> bool:
@@ -83,12 +93,17 @@ def iterates_as_torch(loader: Any) -> bool:
     return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
 
 
+def has_batches_of_ids(loader: Any) -> bool:
+    """Whether it asks a map-style data set for batches of positions, and in the way of torch."""
+    if not iterates_as_torch(loader) or isinstance(loader.dataset, IterableDataset):
+        return False
+    # With batch_size=None each position is a batch, or the data set gets a list of its own.
+    return loader.batch_sampler is not None
+
+
 def resumable(loader: Any, seed: int) -> ResumableBatches | None:
     """Where the batches of a loader can be skipped; None if they must be read."""
-    if not iterates_as_torch(loader) or isinstance(loader.dataset, IterableDataset):
-        return None
-    # With batch_size=None each position is a batch, or the data set gets a list of its own.
-    if loader.batch_sampler is None:
+    if not has_batches_of_ids(loader):
         return None
     if not isinstance(loader.batch_sampler, ResumableBatches):
         # DataLoader raises where this attribute is assigned.
@@ -98,7 +113,14 @@ def resumable(loader: Any, seed: int) -> ResumableBatches | None:
     return batches
 
 
+def split_of(loader: Any) -> SplitBatches | None:
+    """How the batches of an ordinary loader are split over the ranks; None if they are not."""
+    batches = getattr(loader, "batch_sampler", None)
+    batches = batches.batches if isinstance(batches, ResumableBatches) else batches
+    return batches if isinstance(batches, SplitBatches) else None
+
+
 def give_back(loader: Any) -> None:
     """Leave a loader as it was: Lightning makes a new one of it where it predicts."""
-    if isinstance(getattr(loader, "batch_sampler", None), ResumableBatches):
+    while isinstance(getattr(loader, "batch_sampler", None), ResumableBatches | SplitBatches):
         vars(loader)["batch_sampler"] = loader.batch_sampler.batches

@@ -1,6 +1,7 @@
 """Which samples each step sees, on which rank."""
 
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import cycle, islice
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from samestep.data.order import Blocks, make_order
+from samestep.data.seeds import random_numbers_kept, seed_sample
 
 
 class Slice(NamedTuple):
@@ -181,6 +183,74 @@ class BatchesOfRank(WrappedBatches):
         while group := list(islice(batches, self.world_size)):
             first = first or group
             yield [*group, *islice(cycle(first), self.world_size)][self.rank]
+
+
+class Part(list[Any]):
+    """The positions of one rank's part of a batch, and where it begins in the batch."""
+
+    def __init__(self, ids: Iterable[Any], start: int) -> None:
+        super().__init__(ids)
+        self.start = start
+
+
+class SplitBatches(WrappedBatches):
+    """Cuts each batch of a batch sampler into one slice per rank.
+
+    So a step sees the same samples on any number of ranks. The slices of a batch differ by one
+    sample at most. A rank that would get none gets the first sample once more, with a weight of 0.
+
+    Args:
+        batches: the batch sampler; it must give the same batches on every rank.
+        rank: of this process.
+        world_size: number of ranks.
+        seed: of the random numbers that the batch sampler draws, the same for each pass; None
+            leaves them to whoever asks for the batches.
+    """
+
+    def __init__(self, batches: Any, rank: int, world_size: int, seed: int | None = None) -> None:
+        self.batches = batches
+        self.rank = rank
+        self.world_size = world_size
+        self.seed = seed
+        self.digest = 0
+        """Of the first batch of this pass; it must be equal on all ranks."""
+        self.is_unequal = False
+        """Whether the slices of a batch had not all one length."""
+        self._sizes: dict[int, tuple[int, int]] = {}  # of our slice, and of the whole batch
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Part]:
+        self._sizes = {}
+        for number, batch in enumerate(self._draw()):
+            ids = list(batch)
+            if number == 0:
+                self.digest = zlib.crc32(repr(ids).encode())
+            lengths = split(len(ids), (1.0,) * self.world_size)
+            start, size = sum(lengths[: self.rank]), lengths[self.rank]
+            self._sizes[number] = size, len(ids)
+            self.is_unequal |= len({*lengths}) > 1
+            yield Part(ids[start : start + size], start) if size else Part(ids[:1], 0)
+
+    def _draw(self) -> Iterator[Any]:
+        if self.seed is None or not hasattr(self.batches, "__len__"):
+            return iter(self.batches)
+        with random_numbers_kept():
+            seed_sample(self.seed)
+            return iter(list(self.batches))
+
+    def weight(self, index: int) -> float:
+        """What makes the mean over this rank's slice of batch ``index`` count as it should."""
+        self._sizes.pop(index - 1, None)  # its step is over
+        size, whole = self._sizes[index]
+        return size * self.world_size / whole
+
+    def weights_of_ranks(self) -> list[float]:
+        """What each rank counts for in a mean over the ranks; 1 on average."""
+        # Without a size of its own, such as one that fills buckets.
+        size = getattr(self.batches, "batch_size", None) or self.world_size
+        return [n * self.world_size / size for n in split(size, (1.0,) * self.world_size)]
 
 
 @lru_cache

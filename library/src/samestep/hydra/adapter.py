@@ -59,6 +59,7 @@ def spec_of(cfg: DictConfig, overrides: Sequence[str] = ()) -> RunSpec:
         deterministic=trainer.deterministic is True,
         timeout_s=cluster["timeout_s"],
         shares=cluster["shares"],
+        split_batches=trainer.get("split_batches", False),
         allow_changes=list(cfg.allow_changes),
         notes=cfg.notes or "",
         tags=list(cfg.tags),

@@ -265,6 +265,7 @@ def flags_of_lightning(cfg: DictConfig) -> DictConfig:
     """``cfg.trainer`` with the name of a strategy only: ``strategy`` makes one with options."""
     flags = OmegaConf.to_container(cfg.trainer, resolve=True)
     assert isinstance(flags, dict)
+    flags.pop("split_batches", None)  # ours
     if isinstance(flags["strategy"], dict):
         flags["strategy"] = "auto"
     return OmegaConf.create(flags)

@@ -131,6 +131,7 @@ OF_TRAINER = {
     "trainer.log_every_n_steps": whole(1),
     "trainer.profiler": NULL | one_of("simple", "advanced", "pytorch") | NODE,
     "trainer.deterministic": NULL | BOOL | one_of("warn"),
+    "trainer.split_batches": BOOL,  # ours: ``batch_size`` of ordinary DataLoaders counts all ranks
     # Lightning's other flags: not in configs/trainer, because hardly anybody needs them.
     "trainer.min_steps": NULL | whole(1),
     "trainer.gradient_clip_algorithm": NULL | one_of("norm", "value"),

@@ -423,25 +423,27 @@ def after_train_start(trainer: "L.Trainer", begin: Callable[[], None]) -> None:
     strategy.on_train_start = start_and_begin  # type: ignore[method-assign]
 
 
-def share_out_batch_samplers(trainer: "L.Trainer", share: Callable[[Any], Any]) -> None:
-    """Let DataLoaders that were given a ``batch_sampler`` work on several ranks.
+def share_out_batch_samplers(trainer: "L.Trainer", share: Callable[[Any, str], Any]) -> None:
+    """Let DataLoaders get another batch sampler when Lightning takes them.
 
     Lightning 2.6 replaces a ``BatchSampler`` of torch by samples one at a time, without a word. It
-    rejects other batch samplers, with the advice of a flag that shares nothing out. ``share`` makes
-    this rank's part of a batch sampler. Upstream: Lightning-AI/pytorch-lightning issue 21122.
+    rejects other batch samplers, with the advice of a flag that shares nothing out. ``share`` gets
+    a loader and a stage (``train``, ``validate``, ``test``, ``predict``), and returns this rank's
+    batch sampler, or None for what Lightning does. Upstream:
+    Lightning-AI/pytorch-lightning issue 21122.
     """
     from torch.utils.data import DataLoader
 
     connector = trainer._data_connector
     prepare: Callable[..., Any] = connector._prepare_dataloader
 
-    def prepare_dataloader(dataloader: Any, *args: Any, **named: Any) -> Any:
+    def prepare_dataloader(dataloader: Any, shuffle: bool, mode: Any) -> Any:
         is_loader = isinstance(dataloader, DataLoader)
-        # Otherwise torch has made the batch sampler itself.
-        if not is_loader or dataloader.batch_size is not None or dataloader.batch_sampler is None:
-            return prepare(dataloader, *args, **named)
+        batches = share(dataloader, mode.value) if is_loader else None
+        if batches is None:
+            return prepare(dataloader, shuffle, mode)
         # DataLoader raises where this attribute is assigned.
-        vars(dataloader)["batch_sampler"] = share(dataloader.batch_sampler)
+        vars(dataloader)["batch_sampler"] = batches
         return dataloader
 
     connector._prepare_dataloader = prepare_dataloader  # type: ignore[method-assign]
