@@ -131,7 +131,11 @@ def shards() -> dict[str, float]:
 
 
 def half() -> dict[str, float]:
-    """The seconds to write and to sync half of what all ranks of ``shards`` write."""
+    """The seconds to write and to sync half of what all ranks of ``shards`` write.
+
+    Each time the same file, so that its memory is used again: pages that a virtual machine has
+    never touched take longer than the disk.
+    """
     content, seconds = os.urandom(2**20), []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(4):

@@ -111,8 +111,8 @@ def test_a_valid_checkpoint_exists_at_every_instant(
         monkeypatch.setattr(owner, name, wrapped)
 
     for owner, name in [
-        (checkpoint, "write"), (seal, "add"), (hashlib, "file_digest"), (os, "fsync"),
-        (Path, "replace"), (Path, "open"), (Path, "hardlink_to"),
+        (checkpoint, "write"), (seal.SealedFile, "write"), (seal.SealedFile, "add"),
+        (os, "fsync"), (Path, "replace"), (Path, "open"), (Path, "hardlink_to"),
     ]:  # fmt: skip
         dying(owner, name)
 
@@ -247,8 +247,9 @@ def test_a_run_that_was_moved_is_the_same_run(tmp_path: Path):
 def forge(content: Any, path: Path, step: int = 0) -> None:
     """Save anything with an intact seal."""
     with path.open("w+b") as file:
-        torch.save(content, file)
-        seal.add(file, Seal(None, None, step, None, ""))
+        sealed = seal.SealedFile(file)
+        torch.save(content, sealed)
+        sealed.add(Seal(None, None, step, None, ""))
 
 
 @pytest.mark.parametrize(

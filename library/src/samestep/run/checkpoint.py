@@ -241,17 +241,18 @@ def write_atomic(content: dict[str, Any], target: Path, known: Record) -> None:
 
 def write(content: dict[str, Any], file: IO[bytes], known: Record) -> None:
     """Write ``content`` to an empty file as ``torch.load`` reads it, with its seal."""
+    sealed = seal.SealedFile(file)
     # CRC-32 takes as long as the writing, and SHA-256 proves more. torch.load does not read it.
     has_crc32 = get_crc32_options()
     set_crc32_options(False)
     try:
-        torch.save(content, file)
+        torch.save(content, sealed)  # type: ignore[arg-type]
     finally:
         set_crc32_options(has_crc32)
     config = known.configs[-1] if known.configs else None
     step, best_step = content.get("global_step", 0), content.get("best_step")
     now = datetime.now(UTC).isoformat()
-    seal.add(file, Seal(known.run_id, config, step, best_step, now, shards=content.get("shards")))
+    sealed.add(Seal(known.run_id, config, step, best_step, now, shards=content.get("shards")))
 
 
 @dataclass

@@ -12,7 +12,7 @@ import re
 import struct
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from samestep.run.files import open_regular
 from samestep.run.record import Record
@@ -20,7 +20,7 @@ from samestep.run.record import Record
 SEAL = re.compile(rb'(\{"run_id": .*\}) ([0-9a-f]{64})\Z')
 HASH_CHARS = 64  # a SHA-256 in hexadecimal
 TAIL_BYTES = 4096  # a seal is shorter
-BLOCK_BYTES = 2**20
+BLOCK_BYTES = 2**23
 
 
 class Seal(NamedTuple):
@@ -45,22 +45,48 @@ class Seal(NamedTuple):
         return [f"{self.shards}/{rank}.shard" for rank in range(num_ranks)]
 
 
-def add(file: IO[bytes], seal: Seal) -> None:
-    """Put a seal to a zip file without a comment that was just written to ``file``."""
-    content = {name: value for name, value in seal._asdict().items() if name != "sha256"}
-    if seal.shards is None:
-        del content["shards"]
-    text = json.dumps(content).encode() + b" "
-    # The last two bytes of a zip file are the length of its comment.
-    file.seek(-2, os.SEEK_END)
-    file.write(struct.pack("<H", len(text) + HASH_CHARS) + text)
-    file.flush()
-    if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):
-            # A hint to Linux: the disk begins to write while the pages in memory are hashed.
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    file.seek(0)
-    file.write(hashlib.file_digest(file, "sha256").hexdigest().encode())  # type: ignore[arg-type]
+class SealedFile:
+    """An empty file to which ``torch.save`` writes a zip file, front to back, hashed meanwhile.
+
+    The disk begins at once to write what is hashed, and then needs no memory for it.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self._sha256 = hashlib.sha256()
+        # The last two bytes of a zip file are the length of its comment, which is not known yet.
+        self._end = b""
+
+    def write(self, data: Any) -> None:
+        """Write bytes."""
+        whole = memoryview(data)
+        for start in range(0, len(whole), BLOCK_BYTES):
+            block = whole[start : start + BLOCK_BYTES]
+            self.file.write(block)
+            if len(block) > 1:
+                self._sha256.update(self._end)
+                self._sha256.update(block[:-2])
+                self._end = bytes(block[-2:])
+            else:
+                self._sha256.update(self._end[:-1])
+                self._end = self._end[-1:] + bytes(block)
+            if len(block) == BLOCK_BYTES and hasattr(os, "posix_fadvise"):
+                with suppress(OSError):  # a hint to Linux
+                    os.posix_fadvise(self.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def flush(self) -> None:
+        """Nothing: ``add`` comes after it."""
+
+    def add(self, seal: Seal) -> None:
+        """Put the seal at the end of the zip file."""
+        content = {name: value for name, value in seal._asdict().items() if name != "sha256"}
+        if seal.shards is None:
+            del content["shards"]
+        text = json.dumps(content).encode() + b" "
+        end = struct.pack("<H", len(text) + HASH_CHARS) + text
+        self._sha256.update(end)
+        self.file.seek(-2, os.SEEK_END)
+        self.file.write(end + self._sha256.hexdigest().encode())
 
 
 def parse(tail: bytes) -> Seal | None:
