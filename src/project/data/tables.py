@@ -150,7 +150,8 @@ class TableDataModule(ImageBatches):
         if len(train) < self.global_batch_size:
             raise ConfigError(
                 f"data.global_batch_size={self.global_batch_size}: must not exceed the "
-                f"{len(train)} training images of {rows.uri}"
+                f"{len(train)} training images of {rows.uri}; set data.global_batch_size="
+                f"{max(1, len(train) // 4)}"
             )
         names = train.classes(self.columns[1]) or [str(n) for n in range(self.num_classes)]
         if len(names) != self.num_classes:

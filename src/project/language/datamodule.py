@@ -94,7 +94,8 @@ class TextDataModule(L.LightningDataModule):
         if len(self.train_set) < self.global_batch_size:
             raise ConfigError(
                 f"data.global_batch_size={self.global_batch_size}: must not exceed the "
-                f"{len(self.train_set)} training windows of {self.origin}"
+                f"{len(self.train_set)} training windows of {self.origin}; set "
+                f"data.global_batch_size={max(1, len(self.train_set) // 4)}"
             )
 
     def read(self) -> tuple[Any, str]:
