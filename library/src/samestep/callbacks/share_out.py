@@ -112,11 +112,11 @@ class ShareOut(L.Callback):
         order = order_of(trainer)
         if order is None:
             return
-        if isinstance(order, SplitBatches):
-            self._order = order if len(self._splits) == 1 else None
-            return
         self._set_shares(trainer.train_dataloader)
         orders = [loader.order for loader in find_batch_loaders(trainer.train_dataloader)]
+        if not orders and len(self._splits) == 1:
+            self._order = order
+            return
         if any(each.has_empty_slices() for each in orders):
             raise ConfigError(
                 f"the training data: a batch has fewer samples than {trainer.world_size} ranks; "
@@ -124,7 +124,7 @@ class ShareOut(L.Callback):
                 "BatchLoader(drop_last=True)"
             )
         has_equal_slices = all(each.has_equal_slices() for each in orders)
-        if len(orders) > 1 and not has_equal_slices:
+        if len(orders) + len(self._splits) > 1 and not has_equal_slices:
             raise ConfigError(
                 "the training data: several BatchLoaders need slices of equal length; let each "
                 f"batch_size divide by {trainer.world_size} ranks x "

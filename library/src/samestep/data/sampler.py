@@ -222,7 +222,6 @@ class SplitBatches(WrappedBatches):
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Part]:
-        self._sizes = {}
         for number, batch in enumerate(self._draw()):
             ids = list(batch)
             if number == 0:
