@@ -109,6 +109,7 @@ addEventListener("load", async () => {
   seen.titles = places.map((place) => place.closest("figure").ariaLabel);
   seen.ticks = [...first.querySelectorAll(".xtick")].map((tick) => tick.textContent);
   seen.names = first.data.map((trace) => trace.name);
+  seen.ranges = places.map((place) => place.layout?.yaxis.range);
   const values = first.closest("figure").querySelector(".values");
   values.open = true;
   await wait(() => values.querySelector("td"));
@@ -155,6 +156,7 @@ def test_curves_have_zoom_smoothing_a_logarithmic_axis_and_the_best_epoch(tmp_pa
     assert seen["titles"] == ["loss", "score", "lr", "points_per_second", "time/epoch_s"]
     assert seen["ticks"] == ["1", "2", "3"]
     assert seen["names"][0] == "train/loss"
+    assert seen["ranges"][2] == [0.125, 0.375], "a constant lr of 0.25 is no line at 0"
     assert seen["stars"] == [3, 3]
     assert seen["table"] == [
         ["epoch", "train/loss", "val/loss"], ["1", "1.0000", "0.50000"],
