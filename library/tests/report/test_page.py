@@ -94,6 +94,11 @@ def test_the_learning_rate_is_drawn_once(tmp_path: Path):
     assert [chart.title for chart in charts.charts_of([read_run(run_dir)])] == [
         "note/small", "step/lr",
     ]  # fmt: skip
+    # A short run may have no step at which it is logged: of several runs it is the same column.
+    others = [make_run(tmp_path / name, lr=0.5) for name in ("two", "three", "four")]
+    runs = [read_run(path) for path in (run_dir, *others)]
+    drawn = {chart.title: len(chart.curves) for chart in charts.charts_of(runs)}
+    assert (drawn["lr"], "step/lr" in drawn) == (4, False)
 
 
 def test_notes_and_tags_are_shown(tmp_path: Path):

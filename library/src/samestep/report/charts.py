@@ -38,6 +38,9 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
     values that are not finite, are left out.
     """
     columns: dict[str, list[tuple[Run, str, Rows]]] = {}
+    # The same figure twice: the one with more points is drawn, and of all runs the same one.
+    rows = [row for run in runs for row in run.rows]
+    fewer = min("lr", "step/lr", key=lambda name: sum(name in row for row in rows))
     for run in runs:
         names = {name for row in run.rows for name in row} - {"epoch", "step"}
         points = {
@@ -45,9 +48,8 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
             for name in sorted(names)
             if not is_of_test(name)
         }
-        # The same figure twice: the one with more points is drawn.
         if {"lr", "step/lr"} <= names:
-            del points[min("lr", "step/lr", key=lambda name: len(points[name]))]
+            del points[fewer]
         for name, rows in points.items():
             if rows:
                 title = name if len(runs) > 1 else title_of(name)
