@@ -16,6 +16,7 @@ import pytest
 
 from library.tests.report.fake import make_run
 from samestep.report import live, page
+from samestep.run import record
 from tests.conftest import NO_PICTURES, QUICK, final_figures, run
 
 CHROMIUM = shutil.which("chromium")
@@ -109,6 +110,7 @@ addEventListener("load", async () => {
   seen.titles = places.map((place) => place.closest("figure").ariaLabel);
   seen.ticks = [...first.querySelectorAll(".xtick")].map((tick) => tick.textContent);
   seen.names = first.data.map((trace) => trace.name);
+  seen.ranges = places.map((place) => place.layout?.yaxis.range);
   const values = first.closest("figure").querySelector(".values");
   values.open = true;
   await wait(() => values.querySelector("td"));
@@ -155,6 +157,7 @@ def test_curves_have_zoom_smoothing_a_logarithmic_axis_and_the_best_epoch(tmp_pa
     assert seen["titles"] == ["loss", "score", "lr", "points_per_second", "time/epoch_s"]
     assert seen["ticks"] == ["1", "2", "3"]
     assert seen["names"][0] == "train/loss"
+    assert seen["ranges"][2] == [0.125, 0.375], "a constant lr of 0.25 is no line at 0"
     assert seen["stars"] == [3, 3]
     assert seen["table"] == [
         ["epoch", "train/loss", "val/loss"], ["1", "1.0000", "0.50000"],
@@ -211,6 +214,21 @@ def test_the_live_page_follows_a_run_and_keeps_what_is_ticked(tmp_path: Path):
     assert shown.count('class="main-svg"') > 4
     assert "val/score" in re.sub("<[^>]+>", " ", shown)
     assert '<td class="best">1.000 <small>best</small></td>' in shown
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", [400, 500])
+def test_the_live_list_fits_a_phone(tmp_path: Path, width: int):
+    for name in ("one", "digits-cnn-with-a-longer-name"):
+        record.update(make_run(tmp_path / "runs" / name), record.FINISHED, tags=["baseline"])
+    text = page.templates().get_template("live.html").render(title="Runs").partition("<script")[0]
+    listed = live.answer(tmp_path / "runs", [])["list"]
+    code = "const list = document.querySelector('#list .scroll'); document.body.dataset.seen = "
+    code += "JSON.stringify({ hidden: list.scrollWidth - list.clientWidth });"
+    path = tmp_path / "live.html"
+    text = text.replace('<div id="list">', f'<div id="list">{listed}')
+    path.write_text(f"{text}<script>{code}</script>")
+    assert seen_in(visit(tmp_path, path.as_uri(), f"--window-size={width},900")) == {"hidden": 0}
 
 
 def visit(tmp_path: Path, address: str, *flags: str) -> str:

@@ -8,7 +8,7 @@ from scipy import stats
 
 from library.tests.report.fake import make_run
 from samestep.errors import ConfigError
-from samestep.report import charts, compare
+from samestep.report import charts, commands, compare
 from samestep.report.files import read_run
 from samestep.run import record
 
@@ -136,12 +136,13 @@ def test_damaged_runs_are_compared_as_far_as_known(tmp_path: Path):
         (other / name).write_text("damaged")
     text = (third / "config.yaml").read_text().replace("seed: 0", "seed: [1]")
     (third / "config.yaml").write_text(text)
-    runs = [read_run(run_dir) for run_dir in (one, other, third)]
-    tables = compare.compare(runs)
+    tables = compare.compare([read_run(run_dir) for run_dir in (one, other, third)])
     assert tables["Runs"][0][1:] == [
         "one (finished, newest metrics)", "other (finished, newest metrics)", "third",
     ]  # fmt: skip
-    assert "other: metrics.json is absent or damaged" in compare.to_page(tables, runs)
+    target = tmp_path / "compare.html"
+    assert commands.compare([*map(str, (one, other, third)), "--html", str(target)]) == 0
+    assert "other: metrics.json is absent or damaged" in target.read_text()
 
 
 def test_metrics_of_plain_lightning_are_compared_and_share_a_chart(tmp_path: Path):
@@ -155,19 +156,20 @@ def test_metrics_of_plain_lightning_are_compared_and_share_a_chart(tmp_path: Pat
 
 
 def test_the_terminal_json_and_the_page_have_the_same_figures(tmp_path: Path, capsys):
+    target = tmp_path / "compare.html"
     run_dirs = make_run(tmp_path / "one"), make_run(tmp_path / "[b]o<b>", lr=1, score=1)
-    runs = [read_run(run_dir) for run_dir in run_dirs]
-    tables = compare.compare(runs)
-    plain = json.loads(json.dumps(compare.to_json(tables)))
+    words = [str(run_dir) for run_dir in run_dirs]
+    assert commands.compare([*words, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
     assert plain["Configuration: what differs"]["columns"] == ["one", "[b]o<b>"]
     _, value, gap = plain["Final figures"]["test/score"]
     assert value == {"mean": 1.0, "interval95": None, "n": 1, "paired": False}
     assert gap == {"mean": 0.125, "interval95": None, "n": 1, "paired": False}
-    compare.print_tables(tables)
+    assert commands.compare([*words, "--html", str(target)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["test/score", "0.8750", "1.000", "(best)", "+0.1250"] in lines
     assert ["one", "[b]o<b>"] in lines
-    text = compare.to_page(tables, runs)
+    text = target.read_text()
     assert '<td class="best">1.000 <small>best</small></td>' in text
     assert "<b>" not in text
     assert text.count("<h3>val/loss</h3>") == 1, "the curves of both"

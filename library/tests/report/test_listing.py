@@ -1,17 +1,22 @@
 """The list of all runs."""
 
+import io
+import json
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
 from library.tests.report.fake import make_run
-from samestep.report import listing
+from samestep.report import commands, listing
 from samestep.run import record
 
 
-def listed(folder: Path) -> list[str]:
-    return listing.to_lines(listing.list_runs(folder))
+def listed(folder: Path, *words: str) -> list[str]:
+    with redirect_stdout(io.StringIO()) as printed:
+        assert commands.runs([str(folder), *words]) == 0
+    return printed.getvalue().splitlines()
 
 
 def test_each_run_has_a_line(tmp_path: Path):
@@ -35,8 +40,9 @@ def test_each_run_has_a_line(tmp_path: Path):
     assert "val/score" not in lines["evicted"]
     assert "stopped: killed, or its machine was lost" in lines["killed"]
     assert all(time.strftime("  %Y-%m-%d %H:") in line for line in lines.values())  # local time
-    found = {run["name"]: run for run in listing.to_json(listing.list_runs(tmp_path))}
+    found = {run["name"]: run for run in json.loads("".join(listed(tmp_path, "--json")))}
     assert found["evicted"]["tags"] == ["first", "try"]
+    assert "starts" not in found["done"]
 
 
 def test_the_newest_runs_come_first(tmp_path: Path):

@@ -72,6 +72,18 @@ def test_the_curves_are_data_with_the_best_epoch(tmp_path: Path):
     assert data[2]["curves"][0]["best"] is None, "the learning rate is no result"
 
 
+def test_over_steps_the_best_epoch_is_marked_where_an_epoch_has_one_value(tmp_path: Path):
+    """As of a plain LightningModule, which logs its training loss each few steps."""
+    run_dir = make_run(tmp_path / "one")
+    rows = [f"{step // 4},{step},{9 - step},{4 if step % 4 == 3 else ''}" for step in range(16)]
+    (run_dir / "metrics.csv").write_text("\n".join(["epoch,step,train_loss,val_loss", *rows]))
+    (chart,) = charts.charts_of([read_run(run_dir)])
+    assert chart.axis == "step"
+    assert [(curve["name"], curve["best"]) for curve in chart.curves] == [
+        ("train_loss", None), ("val_loss", 12),
+    ]  # fmt: skip
+
+
 def test_the_learning_rate_is_drawn_once(tmp_path: Path):
     run_dir = make_run(tmp_path / "one")
     rows = ["epoch,step,lr,step/lr,val/loss,note/small"]
@@ -82,6 +94,11 @@ def test_the_learning_rate_is_drawn_once(tmp_path: Path):
     assert [chart.title for chart in charts.charts_of([read_run(run_dir)])] == [
         "note/small", "step/lr",
     ]  # fmt: skip
+    # A short run may have no step at which it is logged: of several runs it is the same column.
+    others = [make_run(tmp_path / name, lr=0.5) for name in ("two", "three", "four")]
+    runs = [read_run(path) for path in (run_dir, *others)]
+    drawn = {chart.title: len(chart.curves) for chart in charts.charts_of(runs)}
+    assert (drawn["lr"], "step/lr" in drawn) == (4, False)
 
 
 def test_notes_and_tags_are_shown(tmp_path: Path):

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from samestep.command_line import Parser
 from samestep.ranks import environment
-from samestep.report import listing, page
+from samestep.report import charts, listing, page
 from samestep.report.compare import compare as compare_runs
-from samestep.report.compare import find_runs, print_tables, to_json, to_page
+from samestep.report.compare import find_runs, print_tables
 from samestep.report.files import read_run
 from samestep.report.live import serve
+from samestep.run import record
 from samestep.run.files import write_text
 
 REPORT = """Write report.html, one page about a run. The run may still be training.
@@ -70,11 +71,27 @@ def compare(argv: Sequence[str]) -> int:
     runs = [read_run(path) for path in find_runs(arguments.runs)]
     tables = compare_runs(runs)
     if arguments.json:
-        print(json.dumps(to_json(tables), indent=2))
+        # By title and row, the heading as "columns", and figures as numbers.
+        plain = {
+            title: {key or "columns": [cell.value or cell for cell in row] for key, *row in rows}
+            for title, rows in tables.items()
+        }
+        print(json.dumps(plain, indent=2))
     else:
         print_tables(tables)
     if arguments.html:
-        write_text(arguments.html, to_page(tables, runs))
+        text = (
+            page.templates()
+            .get_template("compare.html")
+            .render(
+                title=" and ".join(tables["Runs"][0][1:]),
+                tables=tables,
+                charts=charts.charts_of(runs),
+                plotly=charts.plotly_text(),
+                problems=[f"{run.name}: {problem}" for run in runs for problem in run.problems],
+            )
+        )
+        write_text(arguments.html, text)
     return 0
 
 
@@ -86,9 +103,14 @@ def runs(argv: Sequence[str]) -> int:
     arguments = parser.parse(argv)
     found = listing.list_runs(arguments.folder)
     if arguments.json:
-        print(json.dumps(listing.to_json(found), indent=2))
+        fields = [name for name in record.Record._fields if name not in ("ends", "starts")]
+        plain = [{"name": r.name} | {f: getattr(r.status, f) for f in fields} for r in found]
+        print(json.dumps(plain, indent=2))
     elif not found:
         print(f"There is no run in {arguments.folder}.")
     else:
-        print("\n".join(listing.to_lines(found)))
+        rows = [listing.HEADING, *(run.cells for run in found)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print("  ".join(map(str.ljust, row, widths)).rstrip())
     return 0

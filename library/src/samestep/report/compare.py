@@ -22,7 +22,6 @@ from typing import Any
 from samestep.errors import ConfigError
 from samestep.report import charts
 from samestep.report.files import Run, show, show_value
-from samestep.report.page import render
 from samestep.run import metrics
 
 SEED = re.compile(r"(.+\.)?seed")
@@ -216,14 +215,6 @@ def estimate(values: dict[str, float], base: dict[str, float] | None = None) -> 
     return cell
 
 
-def to_json(tables: Tables) -> dict[str, dict[str, list[Any]]]:
-    """The tables as plain containers: by title and row, ``columns`` first, figures as numbers."""
-    return {
-        title: {str(key) or "columns": [cell.value or cell for cell in row] for key, *row in rows}
-        for title, rows in tables.items()
-    }
-
-
 def print_tables(tables: Tables) -> None:
     """Print the tables for a terminal."""
     from rich import box
@@ -243,15 +234,3 @@ def print_tables(tables: Tables) -> None:
             styles = [STYLES.get(cell.mark, "") for cell in row]
             table.add_row(*map(Text, words, styles))
         console.print(table)
-
-
-def to_page(tables: Tables, runs: Sequence[Run]) -> str:
-    """The comparison as one page, with the curves of all runs over each other."""
-    return render(
-        "compare.html",
-        title=" and ".join(tables["Runs"][0][1:]),
-        tables=tables,
-        charts=charts.charts_of(runs),
-        plotly=charts.plotly_text(),
-        problems=[f"{run.name}: {problem}" for run in runs for problem in run.problems],
-    )

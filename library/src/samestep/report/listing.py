@@ -4,10 +4,9 @@ It reads one small file of each run, so that ten thousand runs are listed within
 """
 
 import textwrap
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from samestep.errors import ConfigError
 from samestep.report.files import instant, show
@@ -53,16 +52,3 @@ def list_runs(folder: Path) -> list[Listed]:
         if status.time or (path / "config.yaml").exists():
             found.append(Listed(path.name, status, instant(status.time) or path.stat().st_mtime))
     return sorted(found, key=lambda run: (-run.seen, run.name))
-
-
-def to_lines(runs: Sequence[Listed]) -> list[str]:
-    """The runs as a table for the terminal, the heading first."""
-    rows = [HEADING, *(run.cells for run in runs)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
-def to_json(runs: Sequence[Listed]) -> list[dict[str, Any]]:
-    """The runs as plain containers, without their starts and ends."""
-    fields = [name for name in Record._fields if name not in ("ends", "starts")]
-    return [{"name": run.name} | {f: getattr(run.status, f) for f in fields} for run in runs]

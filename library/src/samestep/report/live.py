@@ -53,7 +53,8 @@ class Handler(BaseHTTPRequestHandler):
         if host not in HOSTS:
             self.send_error(HTTPStatus.FORBIDDEN, "ask for localhost")
         elif place == "/":
-            self._send("text/html", page.render("live.html", title=f"Runs in {self.folder}"))
+            live = page.templates().get_template("live.html")
+            self._send("text/html", live.render(title=f"Runs in {self.folder}"))
         elif place == "/data":
             self._send("application/json", json.dumps(answer(self.folder, query.get("run", []))))
         elif place == "/plotly.js":
@@ -86,9 +87,9 @@ def find(folder: Path, names: Sequence[str]) -> list[Run]:
 def answer(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """The parts of the page: the list, the comparison of the runs of these names, their curves."""
     listed, runs = listing.list_runs(folder), find(folder, names)
-    newest, show = listed[:MAX_LISTED], page.render_part
+    parts: Any = page.templates().get_template("parts.html").module
     return {
-        "list": show("listing", listing.HEADING, newest, names, len(listed)),
-        "comparison": show("comparison", compare(runs)) if len(runs) > 1 else "",
-        "charts": show("curves", charts.charts_of(runs)) if runs else "",
+        "list": parts.listing(listing.HEADING, listed[:MAX_LISTED], names, len(listed)),
+        "comparison": parts.comparison(compare(runs)) if len(runs) > 1 else "",
+        "charts": parts.curves(charts.charts_of(runs)) if runs else "",
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from samestep.keys import Nature, nature_of
 from samestep.ranks.secrets import redact
@@ -55,22 +55,27 @@ def page_of(run: Run) -> str:
     epochs = metrics.count_epochs(run.rows) if is_finished else None
     # An end comes before a start of the same second; a start that was killed has left no end.
     events = [*run.status.ends, *run.status.starts]
-    return render(
-        "report.html",
-        title=run.name,
-        plotly=charts.plotly_text(),
-        status=run.status,
-        problems=[redact(problem) for problem in run.problems],
-        facts=summary.facts_of(run),
-        figures={name: show(value) for name, value in sorted(run.figures.items())},
-        charts=charts.charts_of([run]),
-        predictions=read_predictions(run.run_dir),
-        changed=changed_in(run),
-        config=run.config,
-        machine=machine,
-        packages=run.status.packages,
-        timeline=sorted(events, key=lambda event: instant(event.get("started", event.get("time")))),
-        command=summary.command_to_go_on(run.config, run.run_dir, epochs),
+    return (
+        templates()
+        .get_template("report.html")
+        .render(
+            title=run.name,
+            plotly=charts.plotly_text(),
+            status=run.status,
+            problems=[redact(problem) for problem in run.problems],
+            facts=summary.facts_of(run),
+            figures={name: show(value) for name, value in sorted(run.figures.items())},
+            charts=charts.charts_of([run]),
+            predictions=read_predictions(run.run_dir),
+            changed=changed_in(run),
+            config=run.config,
+            machine=machine,
+            packages=run.status.packages,
+            timeline=sorted(
+                events, key=lambda event: instant(event.get("started", event.get("time")))
+            ),
+            command=summary.command_to_go_on(run.config, run.run_dir, epochs),
+        )
     )
 
 
@@ -85,23 +90,13 @@ def changed_in(run: Run) -> list[tuple[str, str, str]]:
     return changed
 
 
-def render(template: str, **content: Any) -> str:
-    """A page from a template. Every text is escaped."""
-    return _environment().get_template(template).render(**content)
-
-
-def render_part(name: str, *content: Any) -> str:
-    """One macro of ``parts.html``, with its arguments."""
-    part = getattr(_environment().get_template("parts.html").module, name)
-    return str(part(*content))
-
-
 @cache
-def _environment() -> Environment:
+def templates() -> Environment:
+    """The templates of the pages, which escape every text."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    templates = FileSystemLoader(Path(__file__).parent / "templates")
-    found = Environment(loader=templates, autoescape=True, undefined=StrictUndefined,
+    files = FileSystemLoader(Path(__file__).parent / "templates")
+    found = Environment(loader=files, autoescape=True, undefined=StrictUndefined,
                         trim_blocks=True, lstrip_blocks=True)  # fmt: skip
     found.filters["show_value"] = show_value
     return found

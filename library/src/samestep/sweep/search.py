@@ -92,20 +92,41 @@ class Search:
         forks.serve(can_fork=is_one and script is None and sys.platform == "linux")
 
     def run(self) -> int:
-        """Search; return 0, 1 if no trial was completed, or 128 and the number of a signal."""
+        """Search, and print the best trial and what to type next.
+
+        Returns:
+            0, 1 if no trial was completed, or 128 and the number of a signal.
+        """
         try:
             asyncio.run(self.search())
         except asyncio.CancelledError:
             return 128 + self.signum
-        return self._leave()
+        counts = [f"{len(self._trials(state))} {word}" for state, word in ENDED.items()]
+        print(f"{', '.join(counts)}; what they have printed is in {self.logs}")
+        if not self._trials(TrialState.COMPLETE):
+            return 1
+        best, settings = self.study.best_trial, self.settings
+        print(f"The best\n  {self._describe(best)}\nInspect\n  optuna-dashboard {self.journal}")
+        again = "python train.py" if settings.cfg.cluster.name == "local" else "samestep launch"
+        words = shlex.join([*settings.overrides, *settings.choose(best.params)])
+        print(f"Next\n  {again} {words}", flush=True)
+        return 0
 
     async def search(self) -> None:
         """Continue the trials that a killed search has left, and begin the others."""
         loop, this = asyncio.get_running_loop(), asyncio.current_task()
         assert this
+
+        def stop(signum: int) -> None:
+            """End the search, which waits for its trials; a second signal changes nothing."""
+            if not self.signum:
+                self.signum = signum
+                print(f"{signal.Signals(signum).name}: the trials save and end ...", flush=True)
+                this.cancel()
+
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has set SIGHUP
-                loop.add_signal_handler(signum, self._stop, signum, this)
+                loop.add_signal_handler(signum, stop, signum)
         ended, total = len(self._trials(*ENDED)), self.settings.keys.n_trials
         print(f"Search: {self.journal}: {ended} of {total} trials have ended", flush=True)
         id_of = self.storage.get_trial_id_from_study_id_trial_number
@@ -118,13 +139,6 @@ class Search:
         while any(map(forks.is_running, self.logs.iterdir())):
             await asyncio.sleep(POLL_S)
         await asyncio.gather(*(self.work(unfinished, gpus) for gpus in self.gpus))
-
-    def _stop(self, signum: int, search: asyncio.Task[None]) -> None:
-        """End the search, which waits for its trials; a second signal changes nothing."""
-        if not self.signum:
-            self.signum = signum
-            print(f"{signal.Signals(signum).name}: the trials save and end ...", flush=True)
-            search.cancel()
 
     async def work(self, unfinished: list[Trial], gpus: str | None) -> None:
         """Train one trial after the other, on these GPUs; None: on all that there are."""
@@ -174,7 +188,11 @@ class Search:
             if exit_code >= 0 and exit_code not in KILLED:
                 break
         if exit_code:
-            raise RunError(f"exit code {exit_code}: {find_error(log)}")
+            # The last error message of the log, otherwise its last line.
+            text = re.sub(r"(?m)^\[pod/\S+\] ", "", log.read_text(errors="replace"))
+            lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
+            errors = [line for line in lines if line.startswith(failure.PREFIX)] or lines
+            raise RunError(f"exit code {exit_code}: {errors[-1].removeprefix(failure.PREFIX)}")
         if not values:
             raise RunError(f"it has logged no {settings.monitor}")
         return (max if settings.is_max else min)(values)
@@ -204,19 +222,6 @@ class Search:
         found = self.study.get_trials(deepcopy=False, states=states)
         return [trial for trial in found if len(trial.params) == len(self.settings.space)]
 
-    def _leave(self) -> int:
-        """Print the best trial, and what to type next; return 1 if no trial was completed."""
-        counts = [f"{len(self._trials(state))} {word}" for state, word in ENDED.items()]
-        print(f"{', '.join(counts)}; what they have printed is in {self.logs}")
-        if not self._trials(TrialState.COMPLETE):
-            return 1
-        best, settings = self.study.best_trial, self.settings
-        print(f"The best\n  {self._describe(best)}\nInspect\n  optuna-dashboard {self.journal}")
-        again = "python train.py" if settings.cfg.cluster.name == "local" else "samestep launch"
-        words = shlex.join([*settings.overrides, *settings.choose(best.params)])
-        print(f"Next\n  {again} {words}", flush=True)
-        return 0
-
     def _describe(self, trial: FrozenTrial) -> str:
         """One line for a trial that has ended."""
         name, words = self.settings.name, self.settings.choose(trial.params)
@@ -225,14 +230,6 @@ class Search:
             result = f"{self.settings.monitor} {trial.value:.5g}"
         time = str(trial.duration).partition(".")[0]
         return "  ".join([f"{name}-{trial.number}", result, time, *words])
-
-
-def find_error(log: Path) -> str:
-    """The last error message of a log, otherwise its last line."""
-    text = re.sub(r"^\[pod/\S+\] ", "", log.read_text(errors="replace"), flags=re.MULTILINE)
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
-    errors = [line for line in lines if line.startswith(failure.PREFIX)]
-    return (errors or lines)[-1].removeprefix(failure.PREFIX)
 
 
 def share_gpus(settings: Settings) -> list[str | None]:

@@ -100,6 +100,9 @@ function draw(figure) {
   const ink = style("--ink"), grid = { gridcolor: style("--grid"), linecolor: style("--line"), zeroline: false };
   const ticks = ticksOf(chart, width);
   const isLog = document.getElementById("log")?.checked;
+  // Plotly draws a constant within 1 above and below it, where 0.001 and 0.003 look like 0.
+  const ys = chart.curves.flatMap((curve) => curve.y), top = Math.max(...ys), bottom = Math.min(...ys);
+  const around = top === bottom && top && !isLog ? { clipmin: top - Math.abs(top) / 2, clipmax: top + Math.abs(top) / 2 } : {};
   const layout = {
     width, height: 300, margin: { l: 50, r: 15, t: 10, b: 45 }, uirevision: `${isLog}`,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -109,7 +112,7 @@ function draw(figure) {
     // A finger scrolls the page; a mouse zooms.
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     xaxis: { ...grid, title: { text: chart.axis, standoff: 8 }, tickmode: place.dataset.ticks ?? "array", tickvals: ticks },
-    yaxis: { ...grid, type: isLog ? "log" : "linear", automargin: true },
+    yaxis: { ...grid, type: isLog ? "log" : "linear", autorangeoptions: around, automargin: true },
   };
   const weight = Number(document.getElementById("smoothing")?.value ?? 0);
   if (!place.on) place.textContent = "";
