@@ -98,7 +98,7 @@ def test_test_adds_to_what_train_installed(clone: Clone):
     assert clone.make("train")[1] == ["train.py"]
 
 
-@pytest.mark.parametrize("breaks_at", FRESH)
+@pytest.mark.parametrize("breaks_at", FRESH[1::2])
 def test_an_install_that_broke_off_starts_over(clone: Clone, breaks_at: str):
     done, commands = clone.make("train", breaks_at=breaks_at)
     assert done.returncode == 2

