@@ -41,8 +41,12 @@ def test_each_tracker_has_the_pictures_and_each_value_once(tmp_path: Path):
         "+callbacks.saboteur.faults=[kill step 33 0]",
     ]  # fmt: skip
     for exit_code, more in ((-9, ["logger=tensorboard"]), (0, ["trainer.devices=2"])):
-        result = run("train.py", *words, *more, RUN_ID="mine", WANDB_MODE="offline")
+        secrets = {"WANDB_MODE": "offline", "SECRET_TOKEN": "value-of-the-secret"}
+        result = run("train.py", *words, *more, RUN_ID="mine", **secrets)
         assert result.returncode == exit_code, result.stdout + result.stderr
+    files = [path for path in run_dir.rglob("*") if path.is_file()]
+    assert {"tensorboard", "wandb", "mlflow"} < {p.relative_to(run_dir).parts[0] for p in files}
+    assert not any(b"value-of-the-secret" in path.read_bytes() for path in files)
     expected = points_of_csv(run_dir)
     assert len(expected["step/loss"]) == 8
 

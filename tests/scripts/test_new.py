@@ -11,7 +11,7 @@ import pytest
 from samestep.command_line import call
 from samestep.errors import ConfigError
 from scripts import new
-from scripts.new import copy, find_net, replace_words
+from scripts.new import copy
 from tests.conftest import NO_PICTURES, ROOT, run, run_pytest
 
 WRITTEN = [
@@ -107,13 +107,6 @@ def test_what_cannot_be_done_is_refused(
     assert files(repository) == before
 
 
-@pytest.mark.parametrize("config", ["net: null", "- 1", "a: [", "net: 3"])
-def test_a_config_without_a_net_is_refused(tmp_path: Path, config: str):
-    (tmp_path / "odd.yaml").write_text(config)
-    with pytest.raises(ConfigError, match=r"odd\.yaml names no net of this project"):
-        find_net(tmp_path / "odd.yaml")
-
-
 def test_a_full_disk_is_one_message_and_leaves_nothing(
     repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -130,9 +123,3 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(
     assert call(lambda: new.main(["model", "late", "--from", "cnn"])) == 1
     assert "test_late.py: No space left on device" in capsys.readouterr().err.splitlines()[-1]
     assert files(repository) == before
-
-
-def test_only_whole_words_are_replaced():
-    before = "from a.cnn import CNN, CNNS\nmodel=cnn my_cnn cnns cnn2 'x.cnn.CNN'\n"
-    after = "from a.new import New, CNNS\nmodel=new my_cnn cnns cnn2 'x.new.New'\n"
-    assert replace_words(before, {"cnn": "new", "CNN": "New"}) == after

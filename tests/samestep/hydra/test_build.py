@@ -73,12 +73,6 @@ def test_a_share_of_the_test_that_is_no_batch_is_rejected(compose, share, is_non
         build.check_share_of_test(cfg, parts)
 
 
-def test_a_model_of_64_bits_has_them_before_a_checkpoint_is_loaded(compose):
-    """Lightning converts it later, and the weights of a checkpoint would be rounded."""
-    model = build.model(compose("trainer.precision=64-true", "model=mlp"))
-    assert {p.dtype for p in model.parameters()} == {torch.float64}
-
-
 def test_names_of_arguments_may_be_numbers(compose):
     """As in Lightning's GradientAccumulationScheduler(scheduling={1: 3})."""
     node = "+callbacks.slower"

@@ -48,17 +48,6 @@ def test_there_is_a_gpu_for_each_process_unless_it_is_told_to_do_without():
     assert "--nproc-per-node=2" in container("trainer.accelerator=cpu")["args"]
 
 
-def test_lists_in_lists_are_spliced():
-    env = '[{name: NCCL_DEBUG, value: INFO}, {name: A, value: "1"}]'
-    names = [item["name"] for item in container(f"cluster.env={env}")["env"]]
-    assert names == ["RUN_ID", "NCCL_DEBUG", "A"]
-
-
-def test_a_mapping_of_any_keys_is_taken_as_it_is():
-    pod = rendered("cluster.node_selector={gpu/product: H100}")["spec"]["template"]["spec"]
-    assert pod["nodeSelector"] == {"gpu/product": "H100"}
-
-
 def in_a_pod(word):
     """What the kubelet makes of an argument; a variable that is not set stays.
 

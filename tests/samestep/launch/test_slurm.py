@@ -14,9 +14,8 @@ from samestep.launch import render
 from tests.launching import launch, line_of, samestep
 
 FAKES = {  # programs of Slurm that write down what they are told
-    "srun": "import json, os, signal, sys, time\n"
+    "srun": "import json, os, sys\n"
     "print(json.dumps([os.environ['RUN_ID'], *sys.argv[1:]]), file=open('srun.txt', 'a'))\n"
-    "if 'STOPPED' in os.environ: os.kill(os.getppid(), signal.SIGTERM)\n"
     "sys.exit(int(os.environ['EXIT_CODE']))\n",
     "scontrol": "import sys\nprint(*sys.argv[1:], file=open('scontrol.txt', 'a'))\n",
 }
@@ -95,12 +94,6 @@ def test_the_job_is_queued_again_by_its_exit_code(execute, exit_code, restarts, 
     variables = {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
     _, asked = execute(script(), exit_code, **variables)
     assert asked == (["requeue 7"] if is_requeued else [])
-
-
-def test_a_job_that_slurm_ends_is_not_queued_again(execute):
-    """Otherwise a run that was cancelled would come back."""
-    _, asked = execute(script(), 143, STOPPED="1")
-    assert asked == []
 
 
 def test_each_trial_is_a_run_of_its_own(execute):

@@ -12,7 +12,6 @@ from contextlib import suppress
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from library.tests.programs import until
 from samestep.hydra.compose import check
@@ -81,12 +80,6 @@ def test_secrets_are_named_and_never_shown():
 def test_docker_accepts_the_stack(words):
     result = docker_config(rendered("cluster=swarm", *words))
     assert result.returncode == 0, result.stderr
-
-
-@needs_docker
-def test_docker_refuses_a_wrong_stack():
-    wrong = rendered("cluster=swarm").replace("stop_grace_period", "grace_period")
-    assert "Additional property grace_period is not allowed" in docker_config(wrong).stderr
 
 
 @needs_docker
@@ -177,19 +170,6 @@ def test_nothing_is_submitted_without_swarm(tmp_path):
     result = samestep(*words, cwd=tmp_path, RUN_ID="cifar")
     assert (result.returncode, result.stdout) == (2, "")
     assert "samestep launch --render prints what to type" in result.stderr
-
-
-def test_for_each_repeats_a_mapping_with_its_own_values():
-    values = OmegaConf.create({"numbers": [1, 2], "kinds": ["a", "b"], "none": []})
-    inner = {"for_each": {"kind": "${kinds}"}, "is": "${each.kind}${each.number}${each.index}"}
-    body = {"for_each": {"number": "${numbers}"}, "in": [inner], "n": "${each.index}/${each.count}"}
-    assert render.fill({"job": body, "other": 1}, values) == {
-        "job-0": {"n": "0/2", "in": [{"is": "a10"}, {"is": "b11"}]},
-        "job-1": {"n": "1/2", "in": [{"is": "a20"}, {"is": "b21"}]},
-        "other": 1,
-    }
-    nothing = {"for_each": {"x": "${none}"}, "y": 1}
-    assert render.prune(render.fill({"a": [nothing], "b": {"c": nothing}}, values)) is None
 
 
 @pytest.fixture

@@ -1,10 +1,9 @@
-"""Every debug mode, every logger and every set of callbacks, in whole runs within this process."""
+"""Every debug mode and experiment, in whole runs within this process. Loggers: test_trackers.py."""
 
 import json
 import logging
 import shlex
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,12 +20,9 @@ from tests.conftest import CONFIGS, NO_PICTURES, QUICK
 
 @pytest.fixture(autouse=True)
 def restore_process() -> Iterator[None]:
-    """A run ends with its process, elsewhere: here its log files and its W&B run are closed."""
+    """A run ends with its process, elsewhere: here its log files are closed."""
     logging.disable(logging.NOTSET)  # a script that another test called here has changed it
     yield
-    if "wandb" in sys.modules:
-        sys.modules["wandb"].finish()
-        sys.modules["wandb"].teardown()
     for handler in [h for h in logging.getLogger().handlers if h.name == "samestep.run.logs"]:
         logging.getLogger().removeHandler(handler)
         handler.close()
@@ -63,21 +59,6 @@ def test_every_debug_mode_runs_to_its_end(tmp_path: Path, debug: str):
         assert json.loads((run_dir / "metrics.json").read_text())["train/loss"] < 0.1
     if debug == "profiler":
         assert "run_training_epoch" in (run_dir / "logs/rank-0.log").read_text()
-
-
-@pytest.mark.parametrize("logger", choices("logger"))
-def test_every_logger_gets_the_figures(tmp_path: Path, logger: str, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("SECRET_TOKEN", "value-of-the-secret")
-    run_dir = run(tmp_path, f"logger={logger}", "trainer.max_epochs=1")
-    files = [path for path in run_dir.rglob("*") if path.is_file()]
-    names = {path.relative_to(run_dir).parts[0] for path in files}
-    assert "metrics.csv" in names
-    has_tracker = logger not in {"csv", "none"}
-    assert not has_tracker or logger in names
-    written = [path for path in files if not has_tracker or path.parts[-1] != "metrics.csv"]
-    assert any(b"val/accuracy" in path.read_bytes() for path in written)
-    assert not any(b"value-of-the-secret" in path.read_bytes() for path in files)
 
 
 EVERY_CHOICE = [
