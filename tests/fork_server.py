@@ -48,9 +48,7 @@ import tempfile
 import threading
 import time
 import types
-import typing
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -575,58 +573,29 @@ def import_libraries() -> None:
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise RuntimeError("an import has started a thread; a fork would not have it")
     compose_once()
-    name_callers_quickly()
-    remember_entry_points()
-    leave_libraries_whole()
     gc.collect()
     gc.freeze()  # forked processes share these pages as long as nobody writes to them
     use_huge_pages()
 
 
 def compose_once() -> None:
-    """Compose ``configs/`` of this repository, so that Hydra is quicker from then on.
-
-    Its parsers keep what they have learned of the grammar, and ``yaml.load`` what the files hold.
-    """
+    """Compose ``configs/`` of this repository: the parsers keep what they learn of a grammar."""
     import hydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.singleton import Singleton
-    from omegaconf import OmegaConf, grammar_parser
+    from omegaconf import grammar_parser
     from omegaconf.basecontainer import BaseContainer
 
     singletons, resolvers = dict(Singleton._instances), dict(BaseContainer._resolvers)
-    remember_yaml()
-    remember_interpolations()
     OverridesParser.create().parse_overrides(list(OVERRIDES))
     for text in INTERPOLATIONS:
         grammar_parser.parse(text)
     # A fault in a file is for the tests to find.
-    with contextlib.suppress(Exception):
-        with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            hydra.compose("train", return_hydra_config=True)
-        for path in CONFIGS.rglob("*.yaml"):
-            for text in find_interpolations(OmegaConf.to_container(OmegaConf.load(path))):
-                grammar_parser.parse(text)
+    composing = hydra.initialize_config_dir(str(CONFIGS), version_base="1.3")
+    with contextlib.suppress(Exception), composing:
+        hydra.compose("train", return_hydra_config=True)
     Singleton._instances, BaseContainer._resolvers = singletons, resolvers
     remember_compositions()
-
-
-def find_interpolations(value: Any) -> Iterator[str]:
-    """All texts such as ``${seed}`` in plain containers."""
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from find_interpolations(item)
-    elif isinstance(value, str) and "${" in value:
-        yield value
-
-
-def remember_interpolations() -> None:
-    """Let OmegaConf remember how it has parsed a text such as ``${run_dir}/checkpoints``."""
-    from omegaconf import _utils, base, grammar_parser
-
-    parse = functools.lru_cache(maxsize=10_000)(grammar_parser.parse)
-    for module in (_utils, base, grammar_parser):
-        module.parse = parse  # type: ignore[attr-defined]
 
 
 def remember_compositions() -> None:
@@ -680,62 +649,6 @@ def composed_file(name: str | None, overrides: list[str], with_hydra: bool) -> P
     states = sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
     key = repr((name, overrides, with_hydra, Path.cwd(), states))
     return Path(COMPOSED, hashlib.sha256(key.encode()).hexdigest())
-
-
-def remember_yaml() -> None:
-    """Let ``yaml.load`` remember the values of texts that this process, the server, reads."""
-    yaml = sys.modules["yaml"]
-    original = yaml.load
-    values: dict[tuple[str, str], bytes] = {}
-    server = os.getpid()
-
-    def load(stream: Any, Loader: Any) -> Any:
-        if not isinstance(stream, io.TextIOBase) or not stream.seekable():
-            return original(stream, Loader)
-        start = stream.tell()
-        key = (Loader.__qualname__, stream.read())  # OmegaConf makes its class again each time
-        if key in values:
-            return pickle.loads(values[key])
-        stream.seek(start)  # a message about a fault in the file names the file
-        value = original(stream, Loader)
-        if os.getpid() == server:
-            values[key] = pickle.dumps(value)
-        return value
-
-    yaml.load = load
-
-
-def name_callers_quickly() -> None:
-    """Give torch a quick way to name the function that has called it, as each agent does often.
-
-    Its own way is ``inspect.stack()``, which looks at every module that is imported. There are so
-    many here that an agent would take a second for it.
-    """
-    rendezvous = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
-
-    def get_method_name(depth: int = 2) -> str:
-        return sys._getframe(depth).f_code.co_name
-
-    rendezvous.get_method_name = get_method_name
-
-
-def remember_entry_points() -> None:
-    """Let Lightning remember what 300 packages register, which it reads for each Trainer."""
-    registry = importlib.import_module("lightning.fabric.utilities.registry")
-    registry.entry_points = functools.cache(registry.entry_points)
-
-
-def leave_libraries_whole() -> None:
-    """Take out of the end of each program what only frees the memory of the libraries.
-
-    It would write to a sixth of that memory, which a fork must copy for that.
-    """
-    # 200 parts of torch, which it would take back out of its tables.
-    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
-        finalizer.atexit = False
-    # Triton empties these caches at the end.
-    for empty in typing._cleanups:  # type: ignore[attr-defined]
-        empty()
 
 
 def use_huge_pages() -> None:

@@ -12,7 +12,6 @@ from samestep.errors import ConfigError
 from samestep.hydra import build
 from samestep.hydra.compose import check, help_text
 from samestep.hydra.main import flags_of
-from samestep.launch import main as launch
 from tests.conftest import CONFIGS, ROOT
 
 EXECUTED = [  # tests/test_contract.py and test_tasks.py execute these, with files of their own
@@ -56,13 +55,11 @@ def commands_of(code: str) -> list[tuple[str, str]]:
             line = line.replace(name, value)
         command = re.split(r" {2,}| \[", line)[0]  # less what explains it
         for part in re.split(r"; |&&", command):
-            starts = re.match(
-                r"(do )?([A-Z_]+=\S+ )*((python|torchrun .*) train\.py( |$)|samestep launch )", part
-            )
+            # `samestep launch` is rendered and checked by tests/test_docs_commands.py.
+            starts = re.match(r"(do )?([A-Z_]+=\S+ )*(python|torchrun .*) train\.py( |$)", part)
             if starts:
                 error = below if below.startswith("error: ") else ""
-                words = re.sub(r"(^| )--(check|render|data)\b", "", part[starts.end() :])
-                found.append((words, error))
+                found.append((part[starts.end() :], error))
     return found
 
 
@@ -77,8 +74,6 @@ SOURCES = {
     "train.py": (ROOT / "train.py").read_text().split('"""')[1],
     "project.train": str(page_of_the_run),
 }
-if (ROOT / "k8s").exists():  # a copy without clusters has none to launch on
-    SOURCES["samestep launch"] = str(launch.__doc__)
 COMMANDS = [(source, *command) for source, code in SOURCES.items() for command in commands_of(code)]
 
 
@@ -96,10 +91,9 @@ def test_a_command_does_what_is_said(words: str, error: str):
 
 @only_in_the_template
 def test_commands_are_found_where_there_are_some():
-    silent = SOURCES.keys() - {source for source, *_ in COMMANDS}
-    of_other_commands = {"copies", "foreign", "reference", "reliability"}
-    others = {f"docs/{name}.md" for name in of_other_commands} | {"docs/clusters/entrypoint.md"}
-    assert silent == others
+    talking = {source for source, *_ in COMMANDS}
+    assert {"README.md", "--help", "train.py", "project.train"} < talking
+    assert {path.stem for path in EXPERIMENTS} < talking
     assert [source for source, *_ in COMMANDS].count("--help") == 6  # usage and five examples
 
 

@@ -1,16 +1,13 @@
 """What only a forked program could do wrong. One of the two jobs of CI starts all of them fresh."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import hydra
 import pytest
 from execnet import gateway_io
-from hydra.core.global_hydra import GlobalHydra
 
 from tests import fork_server
 from tests.conftest import environment, run
@@ -33,23 +30,13 @@ def outcomes(
 
 ENDINGS = {
     "at its last line": ("print('done')", 0),
-    "by exit code": ("sys.exit(3)", 3),
     "by a negative exit code": ("sys.exit(-1)", 255),
-    "by a message": ("sys.exit('why')", 1),
-    "at once": ("os._exit(9)", 9),
-    "by an exception": ("def fail():\n    1 / 0\n\nfail()", 1),
     "by a chain of exceptions": ("try:\n    1 / 0\nexcept ArithmeticError:\n    int('x')", 1),
     "by Ctrl-C": ("os.kill(os.getpid(), 2); time.sleep(60)", -signal.SIGINT),
-    "by SIGTERM": ("os.kill(os.getpid(), 15); time.sleep(60)", -signal.SIGTERM),
-    "after its threads": ("threading.Timer(0.2, print, ['late']).start(); print('early')", 0),
     "after atexit": ("atexit.register(print, 'bye'); print('hello'); sys.exit(4)", 4),
-    "after its finalizers": ("weakref.finalize(threading.Lock(), print, 'a'); print('b')", 0),
-    "with a finalizer at its end": ("weakref.finalize(os, print, 'late'); print('early')", 0),
     "with a closed stdout": ("print('x', flush=True); sys.stdout.close(); os.close(1)", 0),
-    "in a syntax error": ("def", 1),
-    "with a warning": ("warnings.warn('careful')", 0),
 }
-IMPORTS = "import atexit, os, sys, threading, time, warnings, weakref\n"
+IMPORTS = "import atexit, os, sys, time\n"
 
 
 @pytest.mark.parametrize(("code", "expected"), ENDINGS.values(), ids=ENDINGS)
@@ -61,30 +48,6 @@ def test_a_program_ends_as_in_a_fresh_interpreter(
     forked, fresh = outcomes(script, monkeypatch)
     assert forked == fresh
     assert forked[0] == expected
-
-
-def test_hydra_remembers_only_what_it_has_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    configs = tmp_path / "configs"
-    shutil.copytree(fork_server.CONFIGS, configs)
-    monkeypatch.setattr(fork_server, "COMPOSED", str(tmp_path))
-    monkeypatch.setattr(fork_server, "CONFIGS", configs)
-
-    def file(*overrides: str, folder: Path = configs) -> Path | None:
-        GlobalHydra.instance().clear()
-        with hydra.initialize_config_dir(str(folder), version_base="1.3"):
-            return fork_server.composed_file("train", list(overrides), False)
-
-    before = file("seed=1")
-    assert before is not None
-    assert before == file("seed=1")
-    assert before != file("seed=2")
-    (configs / "train.yaml").write_text((configs / "train.yaml").read_text() + "added: 1\n")
-    changed = file("seed=1")
-    assert changed != before
-    (configs / "model/added.yaml").touch()
-    assert file("seed=1") not in (before, changed)
-    assert file("hydra.searchpath=[file:///tmp]") is None
-    assert file(folder=Path(__file__).parents[1] / "configs") is None
 
 
 def test_each_program_draws_its_own_random_numbers(tmp_path: Path):
@@ -101,13 +64,9 @@ def test_each_program_draws_its_own_random_numbers(tmp_path: Path):
     ("options", "variables", "is_forked"),
     [
         ([], {}, True),
-        (["-u"], {}, True),
         ([], {"RUN_ID": "mine", "PATH": "/nowhere"}, True),
         (["-X", "dev"], {}, False),
-        ([], {"PYTHONPATH": "/nowhere"}, True),
         ([], {"PYTHONHASHSEED": "1"}, False),
-        ([], {"OMP_NUM_THREADS": "2"}, False),
-        ([], {"MPLBACKEND": "svg"}, False),
     ],
 )
 def test_where_it_would_be_seen_the_interpreter_is_fresh(
@@ -131,16 +90,12 @@ def test_ranks_of_torchrun_are_forked(tmp_path: Path):
     rank = tmp_path / "rank.py"
     rank.write_text(
         "import os, sys\nprint(os.environ['RANK'], 'torch' in sys.modules, sys.argv, sys.path[0])\n"
-        "sys.exit(int(sys.argv[1]))"
     )
     options = ["--standalone", "--nproc-per-node=2", str(rank)]
     done = run("-m", "torch.distributed.run", *options, "0")
     said = f"True ['{rank}', '0'] {tmp_path}"
     assert sorted(done.stdout.splitlines()) == [f"0 {said}", f"1 {said}"]
     assert (done.returncode, done.stderr) == (0, "")
-    failed = run("-m", "torch.distributed.run", *options, "3")
-    assert failed.returncode == 1
-    assert "exitcode  : 3" in failed.stderr
 
 
 IN_A_TEST_WORKER = """

@@ -1,6 +1,7 @@
 """The rules of the two distributions: the template is yours, ``library/`` is kept."""
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -36,8 +37,9 @@ def check_none(wrong: Iterable[str]) -> None:
         pytest.fail("\n".join(lines), pytrace=False)
 
 
-def nodes(path: Path) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse(path.read_text()))
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text()))]
 
 
 def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:

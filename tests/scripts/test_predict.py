@@ -126,10 +126,3 @@ def test_wrong_usage_is_one_line(predict: Predict, files: list[Path], tmp_path: 
         assert (code, out) == (2, "")
         assert err.startswith(f"error: {message}")
         assert err.count("\n") == 1
-
-
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without accelerator")
-def test_an_accelerator_that_is_not_there_is_refused(predict: Predict, files: list[Path]) -> None:
-    code, out, err = predict("--accelerator", "gpu", files[0])
-    assert (code, out) == (2, "")
-    assert err.startswith("error: --accelerator gpu: this machine has none")

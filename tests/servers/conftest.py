@@ -1,18 +1,19 @@
 """One real cluster for all tests of this folder, and a namespace of its own for each test."""
 
-import json
 import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import yaml
 from filelock import FileLock
 
@@ -22,6 +23,7 @@ from samestep.launch import render
 from tests import launching
 from tests.conftest import ROOT, environment
 from tests.servers import start
+from tests.servers.nodes import connect
 
 Object = dict[str, Any]
 STARTED: "dict[str, subprocess.Popen[bytes]]" = {}  # it runs until all tests have ended
@@ -30,6 +32,22 @@ until = partial(programs.until, seconds=WAIT_S, pause_s=0.3)
 KINDS = (
     *("jobs", "jobsets", "trainjobs", "trainingruntimes", "pytorchjobs", "pods", "services"),
     *("deployments", "replicasets", "networkpolicies"),
+)
+GROUPS = {  # of kinds; others are of the core, which has none
+    "jobs": "batch/v1", "jobsets": "jobset.x-k8s.io/v1alpha2",
+    "trainjobs": "trainer.kubeflow.org/v1alpha1",
+    "trainingruntimes": "trainer.kubeflow.org/v1alpha1", "pytorchjobs": "kubeflow.org/v1",
+    "deployments": "apps/v1", "replicasets": "apps/v1",
+    "networkpolicies": "networking.k8s.io/v1", "roles": "rbac.authorization.k8s.io/v1",
+    "rolebindings": "rbac.authorization.k8s.io/v1",
+    **dict.fromkeys(
+        ("clusterqueues", "localqueues", "resourceflavors", "workloadpriorityclasses"),
+        "kueue.x-k8s.io/v1beta2",
+    ),
+}  # fmt: skip
+CLUSTER_WIDE = (
+    *("namespaces", "persistentvolumes"),
+    *("clusterqueues", "resourceflavors", "workloadpriorityclasses"),
 )
 SAVES = "trap 'echo saved; exit 143' TERM; echo started $POD; while :; do sleep 0.1; done"
 """What a pod does, for ``Cluster.pods_do``: it trains for ever, and saves when it is stopped."""
@@ -60,6 +78,18 @@ def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+def plural(kind: str) -> str:
+    """The name of a kind in paths."""
+    name = kind.lower()
+    return (
+        f"{name[:-1]}ies"
+        if name.endswith("y")
+        else f"{name}es"
+        if name.endswith("ss")
+        else f"{name}s"
+    )
+
+
 @dataclass
 class Cluster:
     """A namespace in which the restricted Pod Security Standard is enforced."""
@@ -69,29 +99,60 @@ class Cluster:
     folder: Path  # in which the commands are typed; submit remembers runs there
     followers: "list[subprocess.Popen[str]]" = field(default_factory=list)
 
-    def kubectl(self, *words: str, documents: Sequence[Object] = (), fails: bool = False) -> str:
-        """Run kubectl as an administrator; return what it prints, of a failure what it says."""
-        command = ["kubectl", f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}"]
-        text = "\n".join(map(json.dumps, documents))
-        done = subprocess.run(
-            [*command, *words], input=text, capture_output=True, text=True, check=False
-        )
-        assert (done.returncode != 0) is fails, done.stdout + done.stderr
-        return done.stderr if fails else done.stdout
+    def __post_init__(self) -> None:
+        # A test asks hundreds of times, and each kubectl would be a process.
+        self.url, self.http = connect(self.kubeconfig.parent, self.kubeconfig)
+
+    def call(
+        self, method: str, path: str, body: Object | None = None, **query: str
+    ) -> requests.Response:
+        """Ask the API server as an administrator."""
+        kind = "apply-patch+yaml" if method == "PATCH" else "json"
+        return self.http.request(
+            method, self.url + path, json=body, params=query, timeout=60,
+            headers={"Content-Type": f"application/{kind}"},
+        )  # fmt: skip
+
+    def path_of(self, kind: str, name: str = "") -> str:
+        """The path of an object, or of all objects of a kind, such as ``pods``."""
+        group, _, version = GROUPS.get(kind, "/v1").rpartition("/")
+        api = f"/apis/{group}/{version}" if group else f"/api/{version}"
+        place = "" if kind in CLUSTER_WIDE else f"/namespaces/{self.namespace}"
+        return f"{api}{place}/{kind}/{name}".rstrip("/")
 
     def apply(self, *documents: Object) -> None:
         """Create or change objects."""
-        self.kubectl("apply", "--filename=-", documents=documents)
+        for item in documents:
+            path = self.path_of(plural(item["kind"]), item["metadata"]["name"])
+            answer = self.call("PATCH", path, item, fieldManager="tests", force="true")
+            assert answer.ok, answer.text
 
-    def get(self, *words: str) -> Any:
-        """An object, or a list of objects; None if there is none."""
-        found = self.kubectl("get", *words, "--output=json", "--ignore-not-found")
-        content = json.loads(found) if found else None
-        return content["items"] if content and "items" in content else content
+    def dry_run(self, *documents: Object) -> str:
+        """What the server says against new documents, which it only judges."""
+        said = []
+        for item in documents:
+            query = {"dryRun": "All", "fieldValidation": "Strict"}
+            answer = self.call("POST", self.path_of(plural(item["kind"])), item, **query)
+            said += [] if answer.ok else [answer.json()["message"]]
+        return "\n".join(said)
+
+    def get(self, kind: str, name: str = "", selector: str = "") -> Any:
+        """An object, None if there is none, or a list of objects."""
+        query = {"labelSelector": selector} if selector else {}
+        answer = self.call("GET", self.path_of(kind, name), **query)
+        if answer.status_code == HTTPStatus.NOT_FOUND:
+            return None if name else []
+        assert answer.ok, answer.text
+        return answer.json() if name else answer.json()["items"]
+
+    def delete(self, kind: str, name: str) -> None:
+        """Delete an object, and later what belongs to it."""
+        answer = self.call("DELETE", self.path_of(kind, name), propagationPolicy="Background")
+        assert answer.ok, answer.text
 
     def pods(self, run_id: str, phase: str = "") -> list[Object]:
         """The pods of a run, sorted by name; only those in ``phase``, if one is given."""
-        found = self.get("pods", f"--selector=app.kubernetes.io/instance={run_id}") or []
+        found = self.get("pods", selector=f"app.kubernetes.io/instance={run_id}")
         return [pod for pod in found if phase in ("", pod["status"].get("phase"))]
 
     def until_training(self, run_id: str) -> list[Object]:
@@ -105,10 +166,9 @@ class Cluster:
         found: list[Object] = until(find)
         return found
 
-    def left(self) -> str:
-        """The names of all that the runs of the namespace consist of, one line each."""
-        kinds = [kind for kind in KINDS if kind in self.kubectl("api-resources", "--output=name")]
-        return self.kubectl("get", ",".join(kinds), "--output=name", "--ignore-not-found")
+    def left(self) -> list[str]:
+        """The names of all that the runs of the namespace consist of."""
+        return [f"{kind}/{item['metadata']['name']}" for kind in KINDS for item in self.get(kind)]
 
     def pods_do(self, script: str) -> None:
         """Let all pods of the namespace that start from now on execute a script of sh.
@@ -207,8 +267,8 @@ def own_namespace(kubeconfig: Path, folder: Path) -> Iterator[Cluster]:
         follower.wait()
         assert follower.stdout
         follower.stdout.close()
-    here.kubectl("delete", "namespace", name, "--wait=false")
-    here.kubectl("delete", "persistentvolume", name, "--wait=false")
+    here.delete("namespaces", name)
+    here.delete("persistentvolumes", name)
 
 
 def documents_of(cluster: Cluster, target: str, *more: str, run_id: str = "mine") -> list[Object]:

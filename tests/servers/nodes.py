@@ -56,17 +56,22 @@ class Container:
         return self.process.poll() is not None
 
 
+def connect(folder: Path, kubeconfig: Path) -> tuple[str, requests.Session]:
+    """The address of the API server whose certificate is in ``folder``, and a client for it."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    http = requests.Session()
+    http.trust_env = False  # variables such as REQUESTS_CA_BUNDLE would win
+    http.verify = str(folder / "tls.crt")
+    http.headers["Authorization"] = f"Bearer {config['users'][0]['user']['token']}"
+    return config["clusters"][0]["cluster"]["server"], http
+
+
 class Nodes:
     """All nodes of the cluster; one loop looks after them."""
 
     def __init__(self, folder: Path) -> None:
-        config = yaml.safe_load((folder / "starting/kubeconfig").read_text())
-        self.url = config["clusters"][0]["cluster"]["server"]
+        self.url, self.http = connect(folder, folder / "starting/kubeconfig")
         self.folder = folder
-        self.http = requests.Session()
-        self.http.trust_env = False  # variables such as REQUESTS_CA_BUNDLE would win
-        self.http.verify = str(folder / "tls.crt")
-        self.http.headers["Authorization"] = f"Bearer {config['users'][0]['user']['token']}"
         self.containers: dict[str, Container] = {}  # by uid of the pod
         self.logs: dict[tuple[str, str], Container] = {}  # by namespace and name
 

@@ -11,20 +11,17 @@ TRAINER = "spec.template.spec.containers.0"  # of a Job
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
 
 
-@pytest.mark.parametrize(
-    ("target", "word", "said"),
-    [("k8s", "cluster.namespace=nowhere", "there is no namespace nowhere"),
-     ("elasticjob", "seed=1", "does not know ElasticJob"),
-     ("k8s", "cluster.volume=other", "other: there is no such claim"),
-     ("k8s", "cluster.node_selector={a b: c}", "nodeSelector")],
-)  # fmt: skip
-def test_check_says_what_the_server_would_refuse(
-    cluster: Cluster, target: str, word: str, said: str
-) -> None:
-    done = cluster.samestep("launch", "--check", *cluster.words(target), word, RUN_ID="mine")
-    assert done.returncode == 1, done.stdout
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_check_says_what_the_server_would_refuse(cluster: Cluster) -> None:
+    for target, word, said in (
+        ("k8s", "cluster.namespace=nowhere", "there is no namespace nowhere"),
+        ("elasticjob", "seed=1", "does not know ElasticJob"),
+        ("k8s", "cluster.volume=other", "other: there is no such claim"),
+        ("k8s", "cluster.node_selector={a b: c}", "nodeSelector"),
+    ):
+        done = cluster.samestep("launch", "--check", *cluster.words(target), word, RUN_ID="mine")
+        assert done.returncode == 1, done.stdout
+        assert said in done.stderr
+        assert len(done.stderr.splitlines()) == 1
     good = cluster.samestep("launch", "--check", *cluster.words("k8s"), RUN_ID="mine")
     assert (good.returncode, good.stderr) == (0, "")
     assert "the cluster would accept it" in good.stdout
@@ -45,34 +42,37 @@ def test_status_says_that_the_namespace_rejects_the_pods(cluster: Cluster) -> No
     documents = documents_of(cluster, "k8s")
     plant(documents[-1], f"{TRAINER}.securityContext.capabilities", None)
     cluster.apply(*documents)
-    said = until(lambda: find(cluster, "pods are rejected", *cluster.words("k8s")))
+    said = until(
+        lambda: find(cluster, "pods are rejected", "mine", *cluster.words("k8s")), pause_s=1
+    )
     assert "Pod Security level restricted" in said
     assert "unrestricted capabilities" in said
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [(["cluster.cpus=100"], "that much free cpu"),
-     (["cluster.memory=900Gi"], "that much free memory"),
-     (["cluster.node_selector={kind: h100}"], "cluster.node_selector"),
-     (["cluster.node_selector={kubernetes.io/hostname: node-c}"], "cluster.tolerations"),
-     (["trainer.accelerator=gpu", "trainer.devices=9"], "nvidia.com/gpu")],
-)  # fmt: skip
-def test_status_says_why_no_pod_starts(cluster: Cluster, words: list[str], said: str) -> None:
-    assert cluster.launch("k8s", "mine", *words).returncode == 0
-    assert until(lambda: find(cluster, said))
+def test_status_says_why_no_pod_starts(cluster: Cluster) -> None:
+    for number, (words, said) in enumerate(
+        (
+            (["cluster.cpus=100"], "that much free cpu"),
+            (["cluster.memory=900Gi"], "that much free memory"),
+            (["cluster.node_selector={kind: h100}"], "cluster.node_selector"),
+            (["cluster.node_selector={kubernetes.io/hostname: node-c}"], "cluster.tolerations"),
+            (["trainer.accelerator=gpu", "trainer.devices=9"], "nvidia.com/gpu"),
+        )
+    ):
+        assert cluster.launch("k8s", f"mine-{number}", *words).returncode == 0
+        assert until(lambda run=f"mine-{number}", said=said: find(cluster, said, run), pause_s=1)
 
 
 def test_status_says_that_the_quota_is_used_up(cluster: Cluster) -> None:
     quota = {"kind": "ResourceQuota", "spec": {"hard": {"pods": "1"}}}
     cluster.apply({"apiVersion": "v1", "metadata": {"name": "small"}} | quota)
     assert cluster.launch("k8s", "mine").returncode == 0
-    assert "small" in until(lambda: find(cluster, "quota"))
+    assert "small" in until(lambda: find(cluster, "quota"), pause_s=1)
 
 
-def find(cluster: Cluster, said: str, *words: str) -> str:
+def find(cluster: Cluster, said: str, run_id: str = "mine", *words: str) -> str:
     """The line of ``samestep status`` that says it; nothing if none does yet."""
-    done = cluster.samestep("status", "mine", *words)
+    done = cluster.samestep("status", run_id, *words)
     lines = [line for line in done.stdout.splitlines() if re.search(said, line)]
     return lines[0] if lines else ""
 
@@ -83,7 +83,9 @@ def test_a_job_that_a_controller_may_not_create_is_explained(cluster: Cluster) -
     plant(documents[-1], f"{OF_JOBSET}.podFailurePolicy.rules.1.onExitCodes.values", [143, 2])
     cluster.apply(*documents)
     words = cluster.words("jobset")
-    assert "must be ordered" in until(lambda: find(cluster, "are rejected", *words))
+    assert "must be ordered" in until(
+        lambda: find(cluster, "are rejected", "mine", *words), pause_s=1
+    )
     assert cluster.samestep("cancel", "mine", *words).returncode == 0
 
 

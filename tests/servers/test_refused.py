@@ -9,26 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.conftest import Cluster, Object, documents_of, own_namespace, plant
+from tests.servers.conftest import Cluster, documents_of, own_namespace, plant
 
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
 TARGETS = ("k8s", "jobset", "kubeflow", "pytorchjob", "elastic")
-POD = "spec.template.spec"  # of a Job
 POLICY = "spec.podFailurePolicy.rules"
 OF_SET = "spec.failurePolicy.rules"
-TRAINER = f"{POD}.containers.0"
+EXISTS = 'trainingruntimes.trainer.kubeflow.org "mine" already exists'
 WORKER = "spec.pytorchReplicaSpecs.Worker"
 # One of each kind of judge: the API server's rules and schemas, and each controller's webhook.
 REFUSED = [  # target, kind, place, value; and what the server says of it
     ("k8s", "Job", f"{POLICY}.1.onExitCodes.values", [143, 2], "must be ordered"),
-    ("k8s", "Job", f"{POLICY}.1.onExitCodes.containerName", "other", "must be one of"),
-    ("k8s", "Job", "spec.completionMode", "NonIndexed", "requires indexed completion mode"),
     ("k8s", "Job", "spec.backofLimit", 1, 'unknown field "spec.backofLimit"'),
-    ("k8s", "Job", f"{POD}.volumes.0.name", "other", "Not found"),
-    ("k8s", "Job", f"{TRAINER}.resources.requests.memory", "99Ti", "less than or equal to memory"),
-    ("k8s", "Job", f"{TRAINER}.volumeMounts.1.mountPath", "/dev/shm", "must be unique"),
-    ("k8s", "Job", "metadata.name", "Mine", "lowercase RFC 1123"),
-    ("k8s", "Job", "kind", "Jobs", "no matches for kind"),
     ("k8s", "NetworkPolicy", "spec.policyTypes", ["Inwards"], "policyTypes"),
     ("elastic", "Deployment", "spec.selector.matchLabels", {"a": "b"}, "does not match template"),
     ("jobset", "JobSet", "metadata.name", "m" * 60, "JobSet name is too long"),
@@ -47,20 +39,12 @@ def shared(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield here
 
 
-def dry_run(cluster: Cluster, *documents: Object, fails: bool = False) -> str:
-    """Let the server judge documents; return what it says."""
-    words = ("apply", "--dry-run=server", "--validate=strict", "--filename=-")
-    return cluster.kubectl(*words, documents=documents, fails=fails)
-
-
-@pytest.mark.parametrize(("target", "kind", "place", "value", "said"), REFUSED)
-def test_a_planted_mistake_is_refused(
-    shared: Cluster, target: str, kind: str, place: str, value: object, said: str
-) -> None:
-    documents = documents_of(shared, target)
-    (item,) = [document for document in documents if document["kind"] == kind]
-    plant(item, place, value)
-    assert said in dry_run(shared, item, fails=True)
+def test_planted_mistakes_are_refused(shared: Cluster) -> None:
+    for target, kind, place, value, said in REFUSED:
+        documents = documents_of(shared, target, run_id="wrong")
+        (item,) = [document for document in documents if document["kind"] == kind]
+        plant(item, place, value)
+        assert said in shared.dry_run(item), (kind, place)
 
 
 CHOICES: dict[str, list[str]] = {  # values that a user may choose, for random configurations
@@ -88,15 +72,11 @@ CHOICES: dict[str, list[str]] = {  # values that a user may choose, for random c
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("number", range(2))
-def test_random_valid_configurations_are_accepted(
-    shared: Cluster, target: str, number: int
-) -> None:
-    generator = random.Random(f"{target} {number}")
+def test_a_random_valid_configuration_is_accepted(shared: Cluster, target: str) -> None:
+    generator = random.Random(f"{target} 0")
     words = [f"{key}={generator.choice(values)}" for key, values in CHOICES.items()]
     if target == "elastic":
         words = [word for word in words if not word.startswith("trainer.num_nodes")]
-    documents = documents_of(shared, target, *words, run_id=f"random-{number}")
-    if target == "kubeflow":
-        shared.apply(documents[-2])
-    dry_run(shared, *documents)
+    # The webhook of TrainJobs looks for the runtime of this name, which is there.
+    documents = documents_of(shared, target, *words)
+    assert shared.dry_run(*documents).replace(EXISTS, "") == ""

@@ -10,15 +10,34 @@ pytestmark = [pytest.mark.clusters, pytest.mark.servers]
 TARGETS = ("k8s", "jobset", "kubeflow", "pytorchjob", "elastic")
 
 
+STOPS_ONCE = """case $POD in *etcd*) exec sleep 3600;; esac
+mkdir {folder}/stopped 2>/dev/null && {{ echo stopped; exit 143; }}
+"""
+
+
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_run_is_submitted_followed_and_cancelled(cluster: Cluster, target: str) -> None:
+def test_a_run_comes_again_is_cancelled_finishes_and_goes(cluster: Cluster, target: str) -> None:
+    """From submit to the end of its objects, with all that may happen to its pods between."""
+    # Exit code 143, as after SIGTERM of its node, is counted nowhere and ends nothing.
+    cluster.pods_do(STOPS_ONCE.format(folder=cluster.folder) + SAVES)
     done = cluster.launch(target, "mine")
     assert done.returncode == 0, done.stderr
     assert "samestep logs mine" in done.stdout
+    until((cluster.folder / "stopped").exists)
+    pod = cluster.until_training("mine")[0]["metadata"]
+    conditions = cluster.get(*address(target))["status"].get("conditions", ())
+    true = {condition["type"] for condition in conditions if condition["status"] == "True"}
+    assert not true & {"Failed", "FailureTarget", "Completed", "Complete"}
+
+    evict(cluster, pod["name"])
+    until(lambda: pod["uid"] not in {p["metadata"]["uid"] for p in cluster.until_training("mine")})
+    if target == "jobset":
+        status = cluster.get(*address(target))["status"]
+        assert (status["restarts"], status.get("restartsCountTowardsMax", 0)) == (1, 0)
+
     pods = cluster.until_training("mine")
     objects = {pod["metadata"]["uid"] for pod in pods}
     follower = cluster.follow("mine", started=2)
-
     again = cluster.launch(target, "mine")
     assert again.returncode == 0, again.stderr
     assert {pod["metadata"]["uid"] for pod in cluster.pods("mine")} >= objects
@@ -44,9 +63,6 @@ def test_a_run_is_submitted_followed_and_cancelled(cluster: Cluster, target: str
     until(lambda: not cluster.left())
     assert cluster.samestep("cancel", "mine").stdout == "mine: nothing to cancel\n"
 
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_run_that_succeeds_is_finished_for_good(cluster: Cluster, target: str) -> None:
     cluster.pods_do("case $POD in *etcd*) exec sleep 3600;; esac; echo trained in $POD")
     assert cluster.launch(target, "mine").returncode == 0
     follower = cluster.follow("mine")
@@ -57,6 +73,20 @@ def test_a_run_that_succeeds_is_finished_for_good(cluster: Cluster, target: str)
     assert "is finished, nothing to do" in again.stdout, again.stderr
     changed = cluster.launch(target, "mine", "seed=5")
     assert "finished before, and starts again" in changed.stdout, changed.stderr
+    cluster.delete(*address(target))  # as after its cluster.ttl_s
+    until(lambda: not cluster.left())
+
+
+def evict(cluster: Cluster, pod: str) -> None:
+    """What the drain of a node does."""
+    meta = {"name": pod, "namespace": cluster.namespace}
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta}
+    assert cluster.call("POST", f"{cluster.path_of('pods', pod)}/eviction", eviction).ok
+
+
+def address(target: str) -> tuple[str, str]:
+    kinds = {"jobset": "jobsets", "kubeflow": "trainjobs", "pytorchjob": "pytorchjobs"}
+    return kinds.get(target, "jobs"), "mine"
 
 
 @pytest.mark.parametrize("target", ["k8s", "jobset", "kubeflow"])
@@ -79,7 +109,7 @@ def test_an_elastic_run_that_failed_starts_again_with_an_empty_etcd(cluster: Clu
     """A failed run has closed its rendezvous in etcd, so nobody could join it again."""
     cluster.pods_do("case $POD in *etcd*) echo of etcd; exec sleep 3600;; esac; exit 2")
     assert cluster.launch("elastic", "mine").returncode == 0
-    cluster.kubectl("wait", "--for=condition=Failed", "job/mine", f"--timeout={WAIT_S}s")
+    until(lambda: "Failed" in str(cluster.get("jobs", "mine")["status"].get("conditions")))
     logs = cluster.samestep("logs", "mine")
     assert logs.returncode == 1
     assert "of etcd" not in logs.stdout  # it would be waited for, and does not end
@@ -95,49 +125,6 @@ def etcds_of(cluster: Cluster) -> set[str]:
     """The ids of the pods of etcd that are running."""
     pods = [pod["metadata"] for pod in cluster.pods("mine", "Running")]
     return {pod["uid"] for pod in pods if "etcd" in pod["name"]}
-
-
-@pytest.mark.parametrize("target", ["k8s", "jobset", "kubeflow", "pytorchjob"])
-def test_a_pod_that_saved_and_stopped_comes_again(cluster: Cluster, target: str) -> None:
-    """As after SIGTERM of its node: exit code 143 is counted nowhere and ends nothing."""
-    stopped = cluster.folder / "stopped"
-    cluster.pods_do(f"mkdir {stopped} 2>/dev/null && {{ echo stopped; exit 143; }}; {SAVES}")
-    assert cluster.launch(target, "mine").returncode == 0
-    until(lambda: stopped.exists())
-    cluster.until_training("mine")
-    conditions = cluster.get(*address(target))["status"].get("conditions", ())
-    true = {condition["type"] for condition in conditions if condition["status"] == "True"}
-    assert not true & {"Failed", "FailureTarget", "Completed", "Complete"}
-
-
-@pytest.mark.parametrize("target", ["k8s", "jobset", "kubeflow", "pytorchjob", "elastic"])
-def test_an_evicted_pod_saves_and_comes_again(cluster: Cluster, target: str) -> None:
-    assert cluster.launch(target, "mine").returncode == 0
-    pod = cluster.until_training("mine")[0]["metadata"]
-    eviction = {
-        "apiVersion": "policy/v1", "kind": "Eviction",
-        "metadata": {"name": pod["name"], "namespace": cluster.namespace},
-    }  # fmt: skip
-    path = f"/api/v1/namespaces/{cluster.namespace}/pods/{pod['name']}/eviction"
-    cluster.kubectl("create", f"--raw={path}", "--filename=-", documents=[eviction])
-    until(lambda: pod["uid"] not in {p["metadata"]["uid"] for p in cluster.until_training("mine")})
-    if target == "jobset":
-        status = cluster.get(*address(target))["status"]
-        assert (status["restarts"], status.get("restartsCountTowardsMax", 0)) == (1, 0)
-
-
-def address(target: str) -> tuple[str, str]:
-    kinds = {"jobset": "jobsets", "kubeflow": "trainjobs", "pytorchjob": "pytorchjobs"}
-    return kinds.get(target, "jobs"), "mine"
-
-
-@pytest.mark.parametrize("target", ["k8s", "kubeflow", "elastic"])
-def test_what_a_run_needs_goes_when_the_run_goes(cluster: Cluster, target: str) -> None:
-    """As after its cluster.ttl_s."""
-    assert cluster.launch(target, "mine").returncode == 0
-    cluster.until_training("mine")
-    cluster.kubectl("delete", *address(target), "--cascade=background", "--wait=false")
-    until(lambda: not cluster.left())
 
 
 def test_a_run_is_found_on_other_machines(cluster: Cluster, tmp_path: Path) -> None:

@@ -58,10 +58,10 @@ def test_a_run_of_the_launcher_is_one_for_the_sdk(cluster: Cluster) -> None:
         node = read_node(variables_of(pod), container["args"], "entrypoint")
         assert f"node {index} of 2, 1 process" in str(node)
         assert node.endpoint == "mine-node-0-0.mine:29500"
-    before = cluster.get("trainjob", "mine")
+    before = cluster.get("trainjobs", "mine")
     again = cluster.launch("kubeflow", "mine")
     assert "trainjob.trainer.kubeflow.org/mine unchanged" in again.stdout, again.stderr
-    assert cluster.get("trainjob", "mine")["spec"] == before["spec"]
+    assert cluster.get("trainjobs", "mine")["spec"] == before["spec"]
 
     client = make_client(cluster)
     assert {runtime.name for runtime in client.list_runtimes()} == {"mine", "torch-distributed"}
@@ -77,13 +77,13 @@ def test_a_run_that_failed_is_created_anew(cluster: Cluster) -> None:
     cluster.pods_do("exit 2")
     assert cluster.launch("kubeflow", "mine").returncode == 0
     assert cluster.samestep("logs", "mine").returncode == 1
-    before = cluster.get("trainjob", "mine")["metadata"]["uid"]
+    before = cluster.get("trainjobs", "mine")["metadata"]["uid"]
     cluster.pods_do(SAVES)
     again = cluster.launch("kubeflow", "mine")
     assert (again.returncode, again.stderr) == (0, "")
     assert "created by Kubeflow's SDK" in again.stdout
     cluster.until_training("mine")
-    assert cluster.get("trainjob", "mine")["metadata"]["uid"] != before
+    assert cluster.get("trainjobs", "mine")["metadata"]["uid"] != before
 
 
 def test_what_the_cluster_refuses_is_said_in_one_line(cluster: Cluster) -> None:

@@ -57,9 +57,12 @@ def overrides(tmp_path_factory: pytest.TempPathFactory):
     return sets
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn", "resnet18"])
-@pytest.mark.parametrize("data", ["digits", "mnist", "cifar10", "folder"])
-def test_every_data_set_trains_every_model(overrides, data: str, model: str):
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [("digits", "mlp"), ("mnist", "cnn"), ("cifar10", "resnet18"), ("folder", "cnn"),
+     ("digits", "resnet18"), ("folder", "mlp")],
+)  # fmt: skip
+def test_data_sets_of_all_shapes_train_all_models(overrides, data: str, model: str):
     small = ["model.net.width=4"] if model == "resnet18" else []
     cfg = check([*overrides[data], f"model={model}", *small, "data.download=false"])
     classifier, datamodule = build.model(cfg), build.datamodule(cfg)
@@ -154,7 +157,7 @@ def test_the_split_does_not_depend_on_the_seed(digits, compose):
     assert torch.equal(digits.val_set.ids, other.val_set.ids)
 
 
-@pytest.mark.parametrize(("steps", "expected"), [(1, 20), (2, 40), (3, 60)])
+@pytest.mark.parametrize(("steps", "expected"), [(1, 20), (3, 60)])
 def test_accumulated_batches_count_as_one_optimizer_step(compose, steps: int, expected: int):
     cfg = compose(f"trainer.accumulate_grad_batches={steps}")
     classifier, data = build.model(cfg), build.datamodule(cfg)
@@ -186,7 +189,6 @@ class Returns:
 @pytest.mark.parametrize(
     ("classes", "overrides", "message"),
     [
-        (2, [], r"data.num_classes=3: 2 classes were found"),
         (4, [], r"data.num_classes=3: 4 classes were found"),
         (3, ["data.class_names=[c0,c2,c1]"], r"must be in the order of the labels, \['c0', 'c1'"),
     ],
@@ -229,7 +231,6 @@ def test_workers_read_what_the_sampler_says(overrides):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("data.num_val=1437", "data.num_val=1437"),
         ("data.global_batch_size=2000", "data.global_batch_size=2000"),
         ("data.image_size=9", r"data.image_size=9: the images found have the shape \[1, 8, 8\]"),
     ],
@@ -247,7 +248,6 @@ def test_a_configuration_that_does_not_fit_the_images_is_refused(compose, overri
             LABELS,
             r"Returns.load must return .* images torch.float32 \[40, 1",
         ),
-        (PIXELS, LABELS.float(), r"and labels torch.float32 \[40\]"),
         (PIXELS, LABELS[:30], r"and labels torch.int64 \[30\]"),
         (PIXELS, LABELS + 1, r"data.num_classes=10: 11 classes were found"),
         (PIXELS[:, :, 1:], LABELS, r"have the shape \[1, 7, 8\]"),

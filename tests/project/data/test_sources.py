@@ -195,7 +195,7 @@ class Malicious:
         return eval, ("open('harmed', 'w')",)
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("protocol", [0, 2, pickle.HIGHEST_PROTOCOL])
 def test_malicious_pickle_is_refused(tmp_path, monkeypatch, protocol):
     monkeypatch.chdir(tmp_path)
     content = pickle.dumps({"data": Malicious(), "labels": [1]}, protocol)
@@ -270,18 +270,6 @@ def prepare_data(*overrides, cwd):
     )  # fmt: skip
 
 
-def test_script_fills_the_directory_whatever_the_cluster(tmp_path):
-    miniature = mirror.cifar10(tmp_path / "served")
-    with mirror.serve(tmp_path / "served") as server:
-        overrides = miniature.overrides(tmp_path / "data", server.url)
-        done = prepare_data(*overrides, "cluster=k8s", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    where = tmp_path / "data"
-    assert done.stdout == f"100 training and 20 test samples are ready, data.root={where}\n"
-    source = CIFAR10(url="", archives={}, files=miniature.files)
-    source.prepare(where, download=False, mirror=None)
-
-
 def test_script_says_what_is_wrong(tmp_path, monkeypatch, capsys):
     done = prepare_data("data=cifar11", cwd=tmp_path)
     assert done.returncode == 2
@@ -307,7 +295,7 @@ def smooth_photo() -> Image.Image:
 
 
 @pytest.mark.parametrize("num_channels", [1, 3])
-@pytest.mark.parametrize("image_size", [32, 224, 400])
+@pytest.mark.parametrize("image_size", [32, 400])
 def test_both_decoders_show_the_same_picture(
     tmp_path: Path, image_size: int, num_channels: int, monkeypatch: pytest.MonkeyPatch
 ):

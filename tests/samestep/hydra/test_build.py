@@ -1,4 +1,3 @@
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +6,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import (
-    DDPStrategy,
     SingleDeviceStrategy,
 )
 from torch.utils.data import DataLoader
@@ -18,15 +16,8 @@ from samestep.hydra import build
 from samestep.hydra.adapter import spec_of
 from samestep.hydra.compose import check
 from samestep.ranks import environment
-from samestep.ranks.epoch_loop import EpochLoop
 from samestep.ranks.process_group import UnequalNodesDDP
 from samestep.run.history import History
-
-
-def test_a_step_does_only_what_is_asked_for(compose: Callable[..., object]):
-    cfg = compose()
-    trainer = build.trainer(cfg, History(cfg.run_dir))
-    assert type(trainer.fit_loop.epoch_loop) is EpochLoop
 
 
 def test_a_second_progress_bar_is_refused(compose: Callable[..., object]):
@@ -82,19 +73,6 @@ def test_a_share_of_the_test_that_is_no_batch_is_rejected(compose, share, is_non
         build.check_share_of_test(cfg, parts)
 
 
-def test_parameters_without_a_gradient_are_one_message():
-    text = "parameters that were not used in producing the loss returned"
-    assert text in inspect.getsource(DDPStrategy)
-    with pytest.raises(ConfigError, match="ddp_find_unused_parameters_true"), build.refusals("x"):
-        raise RuntimeError(f"It looks like your LightningModule has {text} by training_step.")
-
-
-def test_a_model_of_64_bits_has_them_before_a_checkpoint_is_loaded(compose):
-    """Lightning converts it later, and the weights of a checkpoint would be rounded."""
-    model = build.model(compose("trainer.precision=64-true", "model=mlp"))
-    assert {p.dtype for p in model.parameters()} == {torch.float64}
-
-
 def test_names_of_arguments_may_be_numbers(compose):
     """As in Lightning's GradientAccumulationScheduler(scheduling={1: 3})."""
     node = "+callbacks.slower"
@@ -144,7 +122,6 @@ def test_a_strategy_may_have_options(compose):
     ("name", "options", "message"),
     [
         ("FSDPStrategy", [], "use trainer.strategy=fsdp, which shards"),
-        ("ModelParallelStrategy", [], "use trainer.strategy=fsdp, which shards"),
         ("DeepSpeedStrategy", [], "use trainer.strategy=fsdp, which shards"),
         ("DDPStrategy", ["static_grph:true"], "did you mean static_graph?"),
         ("ddp.timedelta", [], "must be a Lightning Strategy"),

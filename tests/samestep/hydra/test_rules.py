@@ -81,27 +81,14 @@ def test_rules_are_those_of_the_module_that_the_configuration_names():
     assert check(["rules=null", "data.num_channels=0"]).data.num_channels == 0
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["callbacks.checkpoints.monitor=val/loss", "callbacks.checkpoints.mode=min"],
-        ["callbacks.checkpoints.monitor=val/glossy"],
-        ["callbacks.checkpoints.monitor=null"],
-        [
-            "callbacks=early_stopping",
-            "callbacks.checkpoints.monitor=val_loss",
-            "callbacks.checkpoints.mode=min",
-        ],
-    ],
-)
-def test_a_mode_that_may_be_right_is_accepted(overrides: list[str]):
-    check(overrides)
+def test_a_mode_that_may_be_right_is_accepted():
+    check(["callbacks.checkpoints.monitor=val/loss", "callbacks.checkpoints.mode=min"])
+    check(["callbacks.checkpoints.monitor=val/glossy"])
 
 
 def test_the_largest_loss_or_error_is_never_the_best():
     line = "callbacks.{0}.mode=max: of callbacks.{0}.monitor={1} less is better; set callbacks.{0}."
-    for monitor in ("val/loss", "val_error_rate"):
-        typed = ["callbacks=early_stopping", f"callbacks.checkpoints.monitor={monitor}"]
-        assert fault(*typed) == line.format("checkpoints", monitor) + "mode=min"
+    typed = ["callbacks.checkpoints.monitor=val_error_rate"]
+    assert fault(*typed) == line.format("checkpoints", "val_error_rate") + "mode=min"
     typed = ["callbacks=early_stopping", "callbacks.early_stopping.monitor=val/loss"]
     assert fault(*typed) == line.format("early_stopping", "val/loss") + "mode=min"

@@ -2,8 +2,6 @@ import pytest
 
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
-from samestep.hydra.schema import nearest
-from samestep.spec import leaves
 
 
 def faults(*overrides):
@@ -119,10 +117,3 @@ def test_interpolations_resolve_and_are_named_once():
     assert faults(*why) == [f"{line}: {text}" for line, text in why.items()]
     (line,) = faults("data.mean=['${nothing}']")
     assert "Interpolation key 'nothing' not found" in line
-
-
-def test_nearest_and_leaves():
-    assert nearest("mnsit", ["mnist", "digits"]) == "mnist"
-    assert nearest("x.lr", ["a.lr", "x.l"]) == "a.lr"
-    assert nearest("typo", ["digits"]) is nearest("typo", []) is None
-    assert leaves({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "a.c": {}, "d": [2]}

@@ -67,8 +67,6 @@ def found(*words: str, run_id: str = "mine") -> list[str]:
         ([*PYXIS, "cluster.image=ours:1"], "cluster.data=null: cluster.container=pyxis needs"),
         ([*PYXIS, "cluster.data=/d", "cluster.image=ours"], "cluster.image=ours: can change"),
         (["cluster=slurm", "cluster.time=4"], "cluster.time=4: must be more than twice"),
-        (["cluster=slurm", "cluster.time=3:59"], "cluster.time=3:59: must be more than twice"),
-        (["cluster=slurm", "cluster.time=0-0:3"], "cluster.time=0-0:3: must be more than twice"),
     ],
 )  # fmt: skip
 def test_a_value_that_breaks_a_run(words: list[str], message: str):
@@ -76,9 +74,8 @@ def test_a_value_that_breaks_a_run(words: list[str], message: str):
     assert fault.startswith(message)
 
 
-@pytest.mark.parametrize("cluster", ["k8s", "slurm", "docker"])
-def test_a_cluster_is_told_the_number_of_devices(cluster: str):
-    cfg = compose_once(f"cluster={cluster}", "trainer.devices=auto").copy()
+def test_a_cluster_is_told_the_number_of_devices():
+    cfg = compose_once("cluster=k8s", "trainer.devices=auto").copy()
     cfg.run_id = "mine"
     (fault,) = check.faults(cfg, [])
     assert fault.startswith("trainer.devices=auto: a cluster needs a number")
@@ -89,17 +86,12 @@ def test_a_cluster_is_told_the_number_of_devices(cluster: str):
     [
         [*K8S, "data=cifar10"],
         [*K8S, "data=cifar10", "cluster.volume=null", "cluster.download=true"],
-        [*K8S, "data=cifar10", "cluster.volume=null", "data.root=/images"],
         [*K8S, "cluster.queue_priority=high", "cluster.queue=team-a"],
         ["cluster=swarm", "cluster.devices_per_node=[1,2]", "cluster.shares=[1, 2.5]"],
-        ["cluster=docker", "cluster.devices_per_node=[1,2]", "cluster.shares=[1, 2.5, 2.5]"],
         ["cluster=elastic", "cluster.max_nodes=4", "cluster.shares=auto"],
         ["cluster=slurm", "cluster.time=0:05:00"], ["cluster=slurm", "cluster.time=0-1"],
         [*PYXIS, "cluster.data=/d", "cluster.image=/s/project.sif"],
-        [*K8S, "cluster.env=[{name: TOKENIZERS_PARALLELISM, value: 'false'}]"],
         [*K8S, "cluster.env=[{name: GOOGLE_APPLICATION_CREDENTIALS, value: /var/key.json}]"],
-        [*K8S, "cluster.secret=my-secret", "cluster.pull_secret=ghcr"],
-        [*K8S, "cluster.tolerations=[{key: nvidia.com/gpu, operator: Exists}]"],
     ],
 )  # fmt: skip
 def test_values_that_break_nothing(words: list[str]):
@@ -132,7 +124,7 @@ def test_shares_that_some_number_of_ranks_would_reject(words: list[str], message
     assert fault.startswith(f"cluster.shares=[1, 2.5]: the run may have {message}; give one number")
 
 
-@pytest.mark.parametrize("run_id", ["Mine", "1-run", "a_b", "a.b", "run-", "a" * 64])
+@pytest.mark.parametrize("run_id", ["Mine", "a_b", "a" * 64])
 def test_a_name_that_a_cluster_rejects(run_id: str):
     (fault,) = found("cluster=k8s", run_id=run_id)
     assert fault.startswith(f"RUN_ID={run_id}: names things in the cluster")
@@ -180,7 +172,6 @@ def test_an_image_by_digest_or_by_a_tag_behind_a_port_is_pinned():
     "word",
     [
         f"cluster.env=[{{name: WANDB_API_KEY, value: {TOKEN}}}]",
-        f"cluster.env=[{{name: DB_PASSWORD, value: {TOKEN}}}]",
         f"cluster.env=[{{name: HARMLESS, value: {GITHUB}}}]",
         "cluster.env=[{name: URL, value: 'https://me:hunter2@example.com'}]",
         f"run_root={GITHUB}",
@@ -201,10 +192,8 @@ def test_a_secret_of_this_machine_is_recognized_by_its_value(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("document", "places"),
     [
-        ({"env": [{"name": "API_TOKEN", "value": TOKEN}]}, ["env[0]"]),
         ({"env": [{"name": f"T_{i}", "value": GITHUB} for i in range(2)]}, ["env[0]", "env[1]"]),
         ({"args": [f"logger.wandb.api_key={TOKEN}"]}, ["args[0]"]),
-        ({"args": [f"--token={TOKEN}"]}, ["args[0]"]),
         ({"environment": [f"WANDB_API_KEY={TOKEN}"]}, ["environment[0]"]),  # of Swarm
         ({"metadata": {"note": GITHUB}}, ["metadata.note"]),
         ({"args": ["cluster.secret=mine"], "secret": "mine"}, []),
@@ -216,7 +205,7 @@ def test_a_secret_in_a_file_of_k8s_is_rejected(document: dict, places: list[str]
     assert [fault.split(": ")[1] for fault in check.faults(cfg, [document])] == places
 
 
-@pytest.mark.parametrize("cluster", ["k8s", "runai", "swarm", "docker", "flyte", "slurm"])
+@pytest.mark.parametrize("cluster", ["k8s", "slurm"])
 def test_a_secret_is_not_rendered_either(cluster: str, capsys: pytest.CaptureFixture[str]):
     words = [f"cluster={cluster}", "data.mirror=http://me:hunter2@example.com/x"]
     with pytest.raises(ConfigError, match=r"data.mirror: is a secret that everyone could read"):

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from library.tests import etcd_server, pods
-from library.tests.etcd_server import EtcdServer
+from library.tests import pods
 from library.tests.node.test_cluster_environment import PYTORCHJOB
 from library.tests.programs import until
 from samestep.errors import ConfigError
 from samestep.launch import entrypoint
 from samestep.node import pid1
-from tests.conftest import NO_PICTURES, ROOT, environment, final_figures, free_port, run
+from tests.conftest import NO_PICTURES, ROOT, environment, free_port
 
 ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]
 TRAIN = [
@@ -113,30 +112,6 @@ def test_what_does_not_fit_the_configuration_is_rejected(
         entrypoint.train_as_node(arguments)
 
 
-def test_nodes_meet_by_an_etcd_that_comes_late_and_train_together(nodes: Nodes):
-    if why := etcd_server.why_not():
-        pytest.skip(why)
-    server = EtcdServer(nodes.directory)
-    options = ["--rdzv_backend=etcd", f"--rdzv_endpoint={server.address}", "--rdzv_id=two"]
-    options += ["--nnodes=1:2", "--rdzv-conf=last_call_timeout=20", "cluster=pytorchjob", *TRAIN]
-    nodes.start(*options, RUN_ID="")
-    nodes.wait_until(0, "waits for 127.0.0.1 (Connection refused)")
-    with server.running():
-        nodes.wait_until(0, "meets at")  # and now for the other one
-        nodes.start(*options, RUN_ID="")
-        assert [nodes.ends(0), nodes.ends(1)] == [0, 0], nodes.said(0) + nodes.said(1)
-    assert final_figures(nodes.directory / "two")["test/accuracy"] > 0.2
-    assert len(list((nodes.directory / "two/logs").glob("rank-*.log"))) == 2
-    assert "Warning" not in nodes.said(0) + nodes.said(1)
-    assert "samestep launch cluster=pytorchjob " in nodes.said(0) + nodes.said(1)
-    for number in (0, 1):
-        line = next(line for line in nodes.said(number).splitlines() if "meets at" in line)
-        assert line.startswith("entrypoint: options, one of 1 to 2 nodes, 1 process here, ")
-        assert f"meets at {server.address} (127.0.0.1" in line
-        assert line.endswith(", run two")
-        assert nodes.message(number) == ""
-
-
 def saboteur(nodes: Nodes, fault: str) -> list[str]:
     node = "+callbacks.saboteur"
     return [
@@ -158,10 +133,6 @@ def test_sigterm_to_one_node_stops_all_after_saving(nodes: Nodes):
     nodes.processes[1].send_signal(signal.SIGTERM)  # must not end the agent alone
     assert [nodes.ends(0), nodes.ends(1)] == [143, 143]
     assert "Stopped by SIGTERM after step" in nodes.said(0)
-    words = [*LONG, "trainer.max_epochs=2", f"run_root={nodes.directory}"]
-    done = run("train.py", *words, RUN_ID="stopped")
-    assert done.returncode == 0, done.stderr
-    assert "epoch 1/2  step 20" not in done.stdout
 
 
 def test_what_rank_zero_refuses_ends_the_other_node_quietly_with_the_same_exit_code(nodes: Nodes):
@@ -202,7 +173,8 @@ def test_missing_data_end_all_ranks_with_2_and_are_not_tried_again(nodes: Nodes)
     nodes.start("--nproc-per-node=2", "--max-restarts=16", *words)
     assert nodes.ends(0) == 2, nodes.said(0)
     assert re.match(r"exit code 2: rank \d: error: .* is missing", nodes.message(0))
-    assert nodes.said(0).count("\nrank 0: error: ") == 1
+    # Of whichever rank was first.
+    assert len(re.findall(r"\nrank \d: error: ", nodes.said(0))) == 1
     assert "Traceback" not in nodes.said(0)
     assert not list(nodes.directory.glob("*/config.yaml"))
 
@@ -232,16 +204,10 @@ def test_a_node_that_never_comes_ends_the_wait_with_one_error(nodes: Nodes):
         assert nodes.message(number) == f"exit code 1: {said}"
 
 
-@pytest.mark.parametrize("where", ["of the name", "of the other node"])
-def test_sigterm_ends_a_wait_at_once(where: str, nodes: Nodes):
-    if where == "of the name":
-        options = ["--nnodes=2", "--node-rank=1", "--master-addr=nowhere.invalid"]
-        nodes.start(*options, RUN_ID="waits")
-        nodes.wait_until(0, "waits for")
-    else:
-        options = ["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1"]
-        nodes.start(*options, f"--master-port={free_port()}", RUN_ID="waits")
-        nodes.wait_until(0, "meets at")
+def test_sigterm_ends_a_wait_at_once(nodes: Nodes):
+    options = ["--nnodes=2", "--node-rank=1", "--master-addr=127.0.0.1"]
+    nodes.start(*options, f"--master-port={free_port()}", RUN_ID="waits")
+    nodes.wait_until(0, "meets at")
     nodes.processes[0].send_signal(signal.SIGTERM)
     assert nodes.ends(0) == 143
     assert nodes.message(0) == "exit code 143: ended by SIGTERM before the ranks had started"

@@ -25,13 +25,6 @@ def test_check_and_submit_without_kubectl_and_without_a_cluster(tmp_path):
         assert "kubectl: no such command on this machine" in said
 
 
-def test_the_image_of_the_example_is_not_submitted(tmp_path):
-    words = ["cluster=k8s", "cluster.image=registry.example.com/project:0.1.0"]
-    result = launching.launch(*words, cwd=tmp_path, RUN_ID="mine")
-    assert result.returncode == 2
-    assert "is only an example" in result.stderr
-
-
 def test_the_namespace_is_given_to_kubectl_only_if_there_is_one():
     without, with_one = (
         OmegaConf.create({"cluster": {"namespace": namespace}}) for namespace in (None, "ml")

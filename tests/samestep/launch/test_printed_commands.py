@@ -1,11 +1,10 @@
-"""The commands that docs/ print for Swarm, Docker and elastic pods, executed.
+"""The commands that docs/ print for Swarm and elastic pods, executed. Docker: test_swarm.py.
 
 Each container is a network namespace with its own process 1, name and DNS. It gets the arguments
 and the variables that were rendered from the printed command. Only the run is made small.
 """
 
 import os
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -85,26 +84,6 @@ def test_the_stack_of_swarm_trains_on_unequal_nodes(tmp_path: Path):
             containers.append(start(cluster, tmp_path, name, node["command"], **variables))
         end_well(containers, tmp_path, num_ranks=3)
     assert variables["RUN_ID"] == "mine"
-
-
-def test_the_commands_of_docker_train_on_two_machines(tmp_path: Path):
-    """A program in place of docker runs the image on the network of its machine."""
-    cfg, documents = rendered(find_printed("docs/clusters/swarm.md", "docker"))
-    lines = [line for line in render.text(documents).splitlines() if line[0] != "#"]
-    with pods.cluster(tmp_path) as cluster:
-        containers = []
-        for number, (machine, line) in enumerate(zip(["alice", "bob"], lines, strict=True)):
-            cluster.records[f"{machine}.{pods.DOMAIN}"] = cluster.address(2 + number)
-            words = shlex.split(line)
-            at = words.index("ours:1")
-            options, arguments = words[:at], words[at + 1 :]
-            assert options[:2] == ["docker", "run"]
-            assert "--network=host" in options
-            given = [word.removeprefix("--env=") for word in options if word.startswith("--env=")]
-            variables = dict(word.split("=", 1) for word in given if "=" in word)
-            containers.append(start(cluster, tmp_path, machine, arguments, **variables))
-        end_well(containers, tmp_path, num_ranks=3)
-    assert cfg.cluster.master_addr == "alice"
 
 
 @pytest.mark.skipif(not shutil.which("etcd"), reason="apt-get install etcd-server")

@@ -14,9 +14,8 @@ from samestep.launch import render
 from tests.launching import launch, line_of, samestep
 
 FAKES = {  # programs of Slurm that write down what they are told
-    "srun": "import json, os, signal, sys, time\n"
+    "srun": "import json, os, sys\n"
     "print(json.dumps([os.environ['RUN_ID'], *sys.argv[1:]]), file=open('srun.txt', 'a'))\n"
-    "if 'STOPPED' in os.environ: os.kill(os.getppid(), signal.SIGTERM)\n"
     "sys.exit(int(os.environ['EXIT_CODE']))\n",
     "scontrol": "import sys\nprint(*sys.argv[1:], file=open('scontrol.txt', 'a'))\n",
 }
@@ -88,19 +87,13 @@ def test_the_tasks_get_the_overrides_as_typed(execute):
 
 @pytest.mark.parametrize(
     ("exit_code", "restarts", "is_requeued"),
-    [(0, 0, False), (2, 0, False), (143, 0, True), (143, 99, True), (1, 0, True), (137, 2, True),
+    [(0, 0, False), (2, 0, False), (143, 99, True), (137, 2, True),
      (1, 3, False)],
 )  # fmt: skip
 def test_the_job_is_queued_again_by_its_exit_code(execute, exit_code, restarts, is_requeued):
     variables = {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
     _, asked = execute(script(), exit_code, **variables)
     assert asked == (["requeue 7"] if is_requeued else [])
-
-
-def test_a_job_that_slurm_ends_is_not_queued_again(execute):
-    """Otherwise a run that was cancelled would come back."""
-    _, asked = execute(script(), 143, STOPPED="1")
-    assert asked == []
 
 
 def test_each_trial_is_a_run_of_its_own(execute):
@@ -153,15 +146,13 @@ def test_the_script_names_variables_and_holds_no_values():
     assert "ALL" not in line  # the whole environment would hold every secret of the shell
 
 
-@pytest.mark.parametrize("action", ["submit", "cancel"])
-def test_without_slurm_one_message_says_so(action, tmp_path):
-    words = line_of(action, "cifar", "cluster=slurm")
+def test_without_slurm_one_message_says_so(tmp_path):
+    words = line_of("submit", "cifar", "cluster=slurm")
     result = samestep(*words, cwd=tmp_path, RUN_ID="cifar", PATH=str(tmp_path))
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("error: squeue: no such command on this machine")
     assert "Traceback" not in result.stderr
-    if action == "submit":
-        checked = launch("cluster=slurm", "--check", RUN_ID="cifar", PATH=str(tmp_path))
-        assert (checked.returncode, checked.stderr) == (0, "")
-        assert "no errors in the configuration" in checked.stdout
-        assert "Slurm was not checked" in checked.stdout
+    checked = launch("cluster=slurm", "--check", RUN_ID="cifar", PATH=str(tmp_path))
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert "no errors in the configuration" in checked.stdout
+    assert "Slurm was not checked" in checked.stdout

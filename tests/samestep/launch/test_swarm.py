@@ -12,7 +12,6 @@ from contextlib import suppress
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from library.tests.programs import until
 from samestep.hydra.compose import check
@@ -75,19 +74,12 @@ def test_secrets_are_named_and_never_shown():
     [
         [],
         [UNEQUAL, "cluster.secrets=[netrc]"],
-        ["trainer.accelerator=cpu", "cluster.env=['NCCL_DEBUG=INFO']"],
         ["cluster.runs={type: nfs, o: 'addr=10.0.0.5,rw', device: ':/runs'}"],
     ],
 )
 def test_docker_accepts_the_stack(words):
     result = docker_config(rendered("cluster=swarm", *words))
     assert result.returncode == 0, result.stderr
-
-
-@needs_docker
-def test_docker_refuses_a_wrong_stack():
-    wrong = rendered("cluster=swarm").replace("stop_grace_period", "grace_period")
-    assert "Additional property grace_period is not allowed" in docker_config(wrong).stderr
 
 
 @needs_docker
@@ -174,24 +166,10 @@ def test_commands_for_machines_without_swarm_are_typed_as_they_are(fake_docker, 
 
 
 def test_nothing_is_submitted_without_swarm(tmp_path):
-    for action in ("submit", "logs"):
-        words = line_of(action, "cifar", "cluster=docker", "cluster.image=ours:1")
-        result = samestep(*words, cwd=tmp_path, RUN_ID="cifar")
-        assert (result.returncode, result.stdout) == (2, "")
-        assert "samestep launch --render prints what to type" in result.stderr
-
-
-def test_for_each_repeats_a_mapping_with_its_own_values():
-    values = OmegaConf.create({"numbers": [1, 2], "kinds": ["a", "b"], "none": []})
-    inner = {"for_each": {"kind": "${kinds}"}, "is": "${each.kind}${each.number}${each.index}"}
-    body = {"for_each": {"number": "${numbers}"}, "in": [inner], "n": "${each.index}/${each.count}"}
-    assert render.fill({"job": body, "other": 1}, values) == {
-        "job-0": {"n": "0/2", "in": [{"is": "a10"}, {"is": "b11"}]},
-        "job-1": {"n": "1/2", "in": [{"is": "a20"}, {"is": "b21"}]},
-        "other": 1,
-    }
-    nothing = {"for_each": {"x": "${none}"}, "y": 1}
-    assert render.prune(render.fill({"a": [nothing], "b": {"c": nothing}}, values)) is None
+    words = line_of("submit", "cifar", "cluster=docker", "cluster.image=ours:1")
+    result = samestep(*words, cwd=tmp_path, RUN_ID="cifar")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "samestep launch --render prints what to type" in result.stderr
 
 
 @pytest.fixture
@@ -219,7 +197,7 @@ def data_server(tmp_path):
         try:
             url = f"http://127.0.0.1:{port}"
             until(lambda: answers(url))
-            yield team / "mnist", miniature, f"{url}/mnist"
+            yield miniature, f"{url}/mnist"
         finally:
             job.terminate()
 
@@ -232,8 +210,8 @@ def answers(url):
     return False
 
 
-def test_a_run_fetches_from_the_data_server_and_checks_every_byte(data_server, tmp_path):
-    folder, miniature, url = data_server
+def test_a_run_fetches_from_the_data_server(data_server, tmp_path):
+    miniature, url = data_server
     words = [
         *miniature.overrides(tmp_path / "here", url), "cluster=swarm", "data.download=true",
         "data.num_val=20", "data.global_batch_size=60", "trainer.max_epochs=1", "model=mlp",
@@ -244,14 +222,3 @@ def test_a_run_fetches_from_the_data_server_and_checks_every_byte(data_server, t
     assert (tmp_path / "runs" / "first" / "metrics.json").exists()
     files = {name: (tmp_path / "here" / "mnist" / name).read_bytes() for name in miniature.files}
     assert {name: mirror.md5(content) for name, content in files.items()} == miniature.files
-
-    name = "train-images-idx3-ubyte.gz"
-    content = bytearray((folder / name).read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / name).write_bytes(content)
-    shutil.rmtree(tmp_path / "here")
-    refused = run("train.py", *words, RUN_ID="second", no_proxy="127.0.0.1")
-    assert refused.returncode == 1
-    assert name in refused.stderr
-    assert f"md5:{miniature.archives[name]}" in refused.stderr
-    assert not (tmp_path / "runs" / "second" / "metrics.json").exists()

@@ -60,10 +60,8 @@ def test_a_claim_is_made_only_if_it_has_a_size():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["cluster=jobset"], "cluster=jobset --data: only cluster=k8s fills a volume"),
         (["cluster=swarm"], "cluster=swarm --data: only cluster=k8s fills a volume"),
         (["cluster.volume=null"], "cluster.volume=null: --data fills a volume"),
-        (["cluster.access_mode=ReadWriteAll"], "one of ReadWriteMany, ReadWriteOnce"),
         (["cluster.image=registry.example.com/project:1"], "is only an example"),
     ],
 )

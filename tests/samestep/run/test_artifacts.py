@@ -387,20 +387,13 @@ def test_a_store_that_cannot_be_asked_stops_no_run_that_has_checkpoints(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("nothing://x", "Protocol not known: nothing"),
         ("s3://bucket", r"needs pip install 'project\[s3\]'"),
         ("foo://x", "Protocol not known: foo"),
-        ("://", "names no bucket or folder"),
         ("s3://", "names no bucket or folder"),
-        ("file:///", "names no bucket or folder"),
         ("ftp://me:hunter2@127.0.0.1:1/runs", r"url=ftp://.*@127.0.0.1:1/runs: .*refused"),
         ("s3:/bucket/runs", r"such as s3://bucket/runs"),
-        ("s3:bucket", r"such as s3://bucket"),
-        ("S3:/bucket", r"such as s3://bucket"),
-        ("gs:/me:hunter2@bucket", r"such as gs://bucket"),
         ("s3://me:hunter2@bucket/runs", r"url=s3://\*\*\*@bucket/runs: .*AWS_ACCESS_KEY_ID"),
         ("s3://me:hunter2/@x@bucket", r"url=s3://\*\*\*@bucket: holds credentials"),
-        ("simplecache::s3://me:hunter2@b", r"\*\*\*@b: holds credentials"),
         ("https://me:hunter2@host/runs", r"url=https://\*\*\*@host/runs: cannot be written"),
     ],
 )

@@ -71,9 +71,9 @@ def test_what_is_only_for_images_says_so(text_run: Path, digits_run: Path, call)
 
 def test_a_model_of_text_is_exported(text_run: Path, tmp_path: Path, call):
     run_dir = shutil.copytree(text_run, tmp_path / "text")
-    code, out, err = call(export, run_dir, "--onnx")
+    code, out, err = call(export, run_dir)
     assert (code, err) == (0, "")
-    assert [line.split()[0] for line in out.splitlines()[1:]][1:] == ["model.pt2", "model.onnx"]
+    assert [line.split()[0] for line in out.splitlines()[1:]][1:] == ["model.pt2"]
 
 
 def test_another_text_is_refused_with_one_message(text_run: Path, tmp_path: Path, call):

@@ -68,7 +68,7 @@ def change_config(run_dir: Path, **values: object) -> None:
     OmegaConf.save(config, run_dir / "config.yaml")
 
 
-@pytest.mark.parametrize("script", ["evaluate.py", "export.py", "predict.py"])
+@pytest.mark.parametrize("script", ["evaluate.py", "predict.py"])
 def test_the_run_of_somebody_else_calls_nothing_that_writes(
     run_dir: Path, script: str, tmp_path: Path
 ) -> None:

@@ -55,8 +55,8 @@ def test_two_ranks_of_torchrun_see_and_learn_what_one_rank_does(
 
 
 def test_ranks_without_a_run_id_share_one_directory(tmp_path: Path):
-    overrides = [*QUICK, NO_PICTURES, "trainer.max_epochs=1", "model=mlp", f"run_root={tmp_path}"]
-    result = run_ranks("train.py", *overrides)
+    overrides = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", f"run_root={tmp_path}"]
+    result = run_ranks("train.py", *QUICK, NO_PICTURES, "model=mlp", *overrides)
     assert result.returncode == 0, result.stderr
     (run_dir,) = tmp_path.iterdir()
     assert run_dir.name != "none"
@@ -66,7 +66,7 @@ def test_ranks_without_a_run_id_share_one_directory(tmp_path: Path):
 def test_a_sweep_gives_each_run_a_directory(tmp_path: Path):
     result = run(
         "train.py", "-m", *QUICK, NO_PICTURES, "trainer.max_epochs=1", "model=mlp", "seed=1,2",
-        f"run_root={tmp_path}", RUN_ID="sweep",
+        "trainer.limit_train_batches=2", f"run_root={tmp_path}", RUN_ID="sweep",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     directories = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
