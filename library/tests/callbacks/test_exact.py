@@ -124,7 +124,7 @@ def test_passes_that_a_data_set_counts_are_named(tmp_path: Path, capsys):
     assert "Passes.passes" in said
 
 
-@pytest.mark.parametrize(("cut", "of_trainer"), [(3, 1), (2, 3), (2, {0: 2, 1: 3})])
+@pytest.mark.parametrize(("cut", "of_trainer"), [(3, 1), (2, {0: 2, 1: 3})])
 def test_steps_that_are_cut_otherwise_than_accumulated_are_rejected(tmp_path, cut, of_trainer):
     def loader() -> Any:
         return batches(12, 6, drop_last=True, accumulate_grad_batches=cut)

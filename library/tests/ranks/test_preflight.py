@@ -67,7 +67,7 @@ def test_a_sound_machine_passes_and_nothing_is_left_behind(spec, model, tmp_path
 
 @pytest.mark.parametrize(
     ("devices", "nodes", "world_size", "passes"),
-    [(1, 1, 3, True), (2, 2, 4, True), ("auto", 1, 3, True), (2, 1, 3, False), (1, 2, 3, False)],
+    [(2, 2, 4, True), ("auto", 1, 3, True), (2, 1, 3, False), (1, 2, 3, False)],
 )
 def test_the_number_of_ranks_is_the_configured_one(
     spec, model, torchrun, monkeypatch, devices, nodes, world_size, passes
@@ -81,11 +81,8 @@ def test_the_number_of_ranks_is_the_configured_one(
 
 @pytest.mark.parametrize(
     ("accelerator", "gpus", "ranks", "passes"),
-    [
-        ("gpu", 0, 1, False), ("gpu", 1, 2, False), ("auto", 1, 2, False),
-        ("gpu", 2, 2, True), ("auto", 0, 2, True), ("cpu", 1, 2, True),
-    ],
-)  # fmt: skip
+    [("gpu", 1, 2, False), ("auto", 1, 2, False), ("auto", 0, 2, True), ("cpu", 1, 2, True)],
+)
 def test_each_rank_needs_a_gpu_of_its_own(
     spec, model, torchrun, monkeypatch, accelerator, gpus, ranks, passes
 ):
@@ -163,10 +160,6 @@ def test_a_run_directory_needs_room_for_three_checkpoints(spec, model, monkeypat
     preflight.run(spec(), model, DATA)
 
 
-def test_without_torchrun_there_is_nobody_to_find(spec):
-    assert preflight.find_rank_zero("cpu", 300) == ""
-
-
 def test_a_name_that_stays_unknown(spec, torchrun):
     torchrun(RANK="3", MASTER_ADDR="node-0.invalid")
     told = (
@@ -175,11 +168,6 @@ def test_a_name_that_stays_unknown(spec, torchrun):
     )
     with pytest.raises(PreflightError, match=told):
         preflight.find_rank_zero("cpu", 0.1)
-
-
-def test_a_rank_zero_that_is_found(spec, torchrun):
-    torchrun(MASTER_ADDR="localhost")
-    assert preflight.find_rank_zero("cpu", 300) == "localhost is 127.0.0.1"
 
 
 @pytest.mark.parametrize("chosen", [{}, {"GLOO_SOCKET_IFNAME": "eth7"}])
