@@ -71,10 +71,11 @@ plateau = {
 one_cycle = scheduled(
     {"scheduler": partial(OneCycleLR, max_lr=0.2, total_steps=16), "interval": "step"}
 )
-several = scheduled(
-    plateau,
-    plateau | {"frequency": 2},
-    plateau | {"monitor": "train_loss", "interval": "step"},
+plateaus = scheduled(
+    plateau, plateau | {"frequency": 2}, plateau | {"monitor": "train_loss", "interval": "step"}
+)
+several = scheduled(  # apart from the plateaus, whose changes others here would overwrite
+    {"scheduler": partial(StepLR, step_size=2)},
     {"scheduler": partial(CosineAnnealingLR, T_max=4)},
     {"scheduler": lambda o: LambdaLR(o, lambda n: 0.9**n), "interval": "step", "frequency": 3},
     {"scheduler": lambda o: ChainedScheduler([StepLR(o, 2), LinearLR(o)], optimizer=o)},
@@ -84,7 +85,8 @@ several = scheduled(
 
 def test_schedules(tmp_path: Path):
     check(tmp_path / "one cycle", lambda: Net(one_cycle))
-    check(tmp_path / "several", lambda: Net(several), how="SIGKILL", save_every_s=300)
+    check(tmp_path / "several", lambda: Net(several))
+    check(tmp_path / "plateaus", lambda: Net(plateaus), how="SIGKILL", save_every_s=300)
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -97,7 +99,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_limits(tmp_path: Path, options: dict[str, Any]):
-    check(tmp_path, lambda: Net(several), **options)
+    check(tmp_path, lambda: Net(plateaus), **options)
 
 
 class Unfreezes(Net):

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torchmetrics import MeanSquaredError
 
-from samestep.ranks import epoch_loop, lightning_patches, process_group
+from samestep.ranks import lightning_patches, process_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`.*")
 
@@ -200,19 +200,6 @@ def tiny_trainer(**flags: object) -> L.Trainer:
         accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0, **flags,
     )  # fmt: skip
-
-
-BATCHES = DataLoader(torch.ones(4, 1), batch_size=2)
-
-
-def test_between_steps_no_batch_is_begun():
-    trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    epoch_loop.install(trainer)
-    progress = trainer.fit_loop.epoch_loop.batch_progress
-    progress.increment_ready()
-    with lightning_patches.between_steps(trainer):
-        assert (progress.current.ready, progress.total.ready) == (0, 0)
-    assert (progress.current.ready, progress.total.ready) == (1, 1)
 
 
 class Means(L.LightningModule):

@@ -68,23 +68,19 @@ def test_a_fast_dev_run_leaves_the_name_free(spec: Make, tmp_path: Path):
     assert run.begin(spec({"seed": 7}), []) == BEGINS
 
 
-@pytest.mark.parametrize("other_seed", [0, 7])
-def test_another_process_may_be_faster(spec: Make, tmp_path: Path, monkeypatch, other_seed: int):
+def test_another_process_may_be_faster(spec: Make, tmp_path: Path, monkeypatch):
     acquire = lock.acquire
 
     def lock_late(run_dir: Path) -> None:
         """Another process has begun and finished a run of the same name."""
         monkeypatch.setattr(lock, "acquire", acquire)
-        other = spec({"seed": other_seed})
+        other = spec({"seed": 7})
         run.begin(other, [])
         save(run_dir / "checkpoints/last.ckpt", 1)
         run.finish(other, {"a": 1.0})
         acquire(run_dir)
 
     monkeypatch.setattr(lock, "acquire", lock_late)
-    if other_seed == 0:
-        assert run.begin(spec(), []).finished
-        return
     with pytest.raises(ConfigError, match="seed: 7 -> 0"):
         run.begin(spec(), [])
     assert yaml.safe_load((tmp_path / "test/config.yaml").read_text())["seed"] == 7
@@ -316,15 +312,6 @@ def test_a_damaged_file_is_said_and_kept_aside(
         assert path.with_name(f"{path.name}.damaged").exists()
     run.finish(longer, {"a": 1.0})
     assert run.begin(longer, []).finished
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
-def test_a_full_disk_is_noticed_before_anything_is_trained(spec: Make, tmp_path: Path):
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test/.config.yaml.partial").symlink_to("/dev/full")
-    with pytest.raises(ConfigError, match=r"cannot be written: No space left on device"):
-        run.begin(spec(), [])
-    assert not (tmp_path / "test/config.yaml").exists()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
