@@ -246,27 +246,6 @@ def no_mlflow_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-@pytest.mark.usefixtures("no_mlflow_variables")
-def test_mlflow_keeps_each_run_in_its_own_directory(tmp_path: Path):
-    from mlflow import MlflowClient  # takes seconds, also in the processes with W&B
-
-    for name in ("one", "two"):  # as in a sweep
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text("model: {lr: 0.125}\n")
-        logger = loggers.mlflow(str(tmp_path / name), name, "digits", None)
-        logger.log_metrics({"train/loss": 0.125}, step=1)
-        logger.finalize("success")
-    for name in ("one", "two"):
-        client = MlflowClient((tmp_path / name / "mlflow").as_uri())
-        experiment = client.get_experiment_by_name("digits")
-        (mlflow_run,) = client.search_runs([experiment.experiment_id])
-        assert mlflow_run.info.run_name == name
-        assert mlflow_run.info.status == "FINISHED"
-        assert mlflow_run.data.params == {"model/lr": "0.125"}
-        history = client.get_metric_history(mlflow_run.info.run_id, "train/loss")
-        assert [metric.value for metric in history] == [0.125]
-
-
 def test_an_mlflow_server_that_does_not_answer_is_named(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -318,13 +297,15 @@ class WithTest(Net):
 
 def track(root: str) -> None:
     """A run with all trackers, each of which writes its own files: four steps, two are logged."""
-    run_dir = str(Path(root, "mine"))
-    Path(run_dir).mkdir()
-    Path(run_dir, "config.yaml").write_text("model: {lr: 0.125}\n")
+    for name in ("other", "mine"):  # as in a sweep, each has its own
+        run_dir = str(Path(root, name))
+        Path(run_dir).mkdir()
+        Path(run_dir, "config.yaml").write_text("model: {lr: 0.125}\n")
+        mlflow = loggers.mlflow(run_dir, name, "project", None)
     trackers = [
         TensorBoardLogger(run_dir, name="tensorboard", version=""),
         loggers.wandb(run_dir, "mine", "p", None, None, []),
-        loggers.mlflow(run_dir, "mine", "project", None),
+        mlflow,
     ]
     (part,) = fit(
         Path(run_dir), WithTest, logger=trackers, max_epochs=1, log_every_n_steps=2,
@@ -402,6 +383,11 @@ def test_all_trackers_have_the_figures_and_wandb_has_the_model(tmp_path: Path, m
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     wandb_history, tensorboard = history_of_wandb(tracked), history_of_tensorboard(tracked)
     client, mlflow_id = mlflow_run_of(tracked)
+    found = client.get_run(mlflow_id)
+    assert (found.info.run_name, found.info.status) == ("mine", "FINISHED")
+    assert found.data.params == {"model/lr": "0.125"}
+    other, other_id = mlflow_run_of(tmp_path / "other")
+    assert other.get_run(other_id).info.run_name == "other"
     rows = rows_of_csv(tracked)
     for name in ("step/loss", "step/lr", "val_loss", "test_loss"):
         expected = {int(row["step"]): float(row[name]) for row in rows if row[name]}
