@@ -1,11 +1,9 @@
 """What is kept of each rank when an epoch is interrupted: buffers, sums, random numbers, order."""
 
-import random
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
@@ -14,12 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from library.tests.kit import Net, Normalized, batches, check_exact, check_same, fit
 from samestep.callbacks.exact import (
     RankState,
-    SeedSteps,
-    float_buffers,
-    sums_of,
 )
 from samestep.callbacks.sums import Sums
-from samestep.data.seeds import seed_all
 from samestep.errors import ConfigError
 
 
@@ -27,12 +21,6 @@ def test_buffers_and_sums_survive_an_interrupted_epoch(tmp_path: Path):
     """On two ranks: test_two_ranks.py."""
     whole, _ = check_exact(tmp_path, Normalized, batches, (0, 1), (1, 0), (1, 2))
     assert whole.module.body[1].running_mean.abs().sum() > 0
-
-
-def test_counters_and_empty_buffers_have_no_mean():
-    module = torch.nn.Sequential(torch.nn.BatchNorm1d(2), Sums("train", "loss"))
-    assert [tuple(buffer.shape) for buffer in float_buffers(module).values()] == [(2,), (2,)]
-    assert list(sums_of(module)) == ["1"]
 
 
 def test_a_rank_with_more_samples_counts_more_in_the_mean_of_buffers():
@@ -64,26 +52,6 @@ def test_on_another_number_of_ranks_sums_are_counted_once(monkeypatch, is_rank_z
     ranks.on_load_checkpoint(trainer, module, {"state_of_ranks": saved})
     ranks.on_train_start(trainer, module)
     assert module.mean_so_far("loss") == mean
-
-
-def draw() -> tuple[float, float, float]:
-    return torch.rand(1).item(), float(np.random.rand()), random.random()
-
-
-def test_a_step_gets_the_same_random_numbers_from_every_library():
-    trainer = L.Trainer(accelerator="cpu", logger=False)
-
-    def draw_in_batch(number: int) -> tuple[float, float, float]:
-        SeedSteps(7).on_train_batch_start(trainer, L.LightningModule(), None, number)
-        return draw()
-
-    first, other = draw_in_batch(3), draw_in_batch(4)
-    assert draw_in_batch(3) == first
-    assert not set(first) & set(other)
-    seed_all(5)
-    first = draw()
-    seed_all(5)
-    assert draw() == first
 
 
 class Passes(IterableDataset[Any]):

@@ -28,25 +28,6 @@ def test_the_interface_is_the_one_that_the_kernel_chooses(address: str | None):
     assert network.interface_with("203.0.113.1") is network.interface_with("::1") is None
 
 
-def test_a_name_that_is_late_is_waited_for_and_the_wait_is_told_once(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    known, attempts, told = socket.getaddrinfo("127.0.0.1", None), [], []
-
-    def look_up(name: str, port: None) -> list:
-        attempts.append(name)
-        if len(attempts) < 3:
-            raise socket.gaierror(-2, "Name or service not known")
-        return known
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(network.time, "sleep", lambda seconds: None)
-    address, own = network.wait_for("node-0", 60, told.append)
-    assert (address, own) == ("127.0.0.1", network.address_towards("127.0.0.1"))
-    assert attempts == ["node-0"] * 3
-    assert told == ["Name or service not known"]
-
-
 def test_a_server_that_is_late_is_waited_for(monkeypatch: pytest.MonkeyPatch):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
