@@ -73,12 +73,11 @@ class Plain(Deep):
 
 
 class Late(Net):
-    """Makes its net late and without memory, shards it itself, and steps after every 2nd batch."""
+    """Makes its net late and without memory, and shards it itself."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body = self.head = self.net = None
-        self.automatic_optimization = False
 
     def configure_model(self):
         if self.net is None:
@@ -88,6 +87,15 @@ class Late(Net):
 
     def loss(self, batch):
         return (self.net(batch[0]) - 0.1 * batch[0]).square().mean()
+
+
+class Manual(Late):
+    """Has weights from the start, which are sharded for it; steps after every second batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1))
+        self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
         self.manual_backward(self.loss(batch))
@@ -138,7 +146,8 @@ def on_two_ranks(folder: str) -> None:
         root / "deep", Deep, data, (0, 1), (1, "validation"), (1, 3), how="both", rank=1,
         save_every_s=1e-9, accumulate_grad_batches=2, precision="bf16-mixed", **SHARDED,
     )  # fmt: skip
-    check_exact(root / "late", Late, data, (1, 1), strategy="fsdp")
+    for kind in (Late, Manual):
+        check_exact(root / kind.__name__, kind, data, (1, 1), strategy="fsdp")
     (part,) = fit(root / "nan", NanOnOneRank, data, max_skipped=1, **SHARDED)
     (guard,) = (one for one in part.trainer.callbacks if isinstance(one, LossGuard))
     assert guard.num_skipped == 1

@@ -1,9 +1,11 @@
 """What is kept of each rank when an epoch is interrupted: buffers, sums, random numbers, order."""
 
+import random
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
@@ -12,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from library.tests.kit import Net, Normalized, batches, check_exact, check_same, fit
 from samestep.callbacks.exact import (
     RankState,
+    SeedSteps,
 )
 from samestep.callbacks.sums import Sums
 from samestep.errors import ConfigError
@@ -52,6 +55,22 @@ def test_on_another_number_of_ranks_sums_are_counted_once(monkeypatch, is_rank_z
     ranks.on_load_checkpoint(trainer, module, {"state_of_ranks": saved})
     ranks.on_train_start(trainer, module)
     assert module.mean_so_far("loss") == mean
+
+
+def draw() -> tuple[float, float, float]:
+    return torch.rand(1).item(), float(np.random.rand()), random.random()
+
+
+def test_a_step_gets_the_same_random_numbers_from_every_library():
+    trainer = L.Trainer(accelerator="cpu", logger=False)
+
+    def draw_in_batch(number: int) -> tuple[float, float, float]:
+        SeedSteps(7).on_train_batch_start(trainer, L.LightningModule(), None, number)
+        return draw()
+
+    first, other = draw_in_batch(3), draw_in_batch(4)
+    assert draw_in_batch(3) == first
+    assert not set(first) & set(other)
 
 
 class Passes(IterableDataset[Any]):
