@@ -1,5 +1,6 @@
 """The table of commands."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -27,42 +28,60 @@ def start(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return run("-c", CODE, *words, cwd=cwd)
 
 
-def test_without_a_command_the_commands_are_listed():
-    for words in ([], ["--help"], ["-h"]):
-        done = start(*words)
-        assert (done.returncode, done.stderr) == (0, "")
-        listed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("  ")]
-        assert listed == [*COMMANDS]
-        assert done.stdout.endswith("[]\n")
+IN_TURN = f"""
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from samestep.cli import main
+for line in sys.argv[1:]:
+    sys.argv = ["samestep", *line.split()]
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    heavy = [name for name in {HEAVY} if name in sys.modules]
+    print(json.dumps([code, out.getvalue(), err.getvalue(), heavy]))
+"""
+INVALID = {
+    "lunch": "samestep lunch: no such command; choose from run, doctor, report, ",
+    "runs --jsn": "samestep runs: --jsn: no such option; did you mean --json?",
+    "runs nowhere": "nowhere is no folder",
+    "compare nowhere": "nowhere: no such run",
+    "report nowhere": "samestep report: nowhere must be the directory of a run",
+    "upload nowhere": "samestep upload: nowhere must be the directory of a run",
+}
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_is_quick_and_works_anywhere(name: str, tmp_path: Path):
-    """It imports no large library, and looks for no project."""
-    done = start(name, "--help", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"samestep {name} " in done.stdout
-    assert done.stdout.endswith("[]\n")
+def in_turn(folder: Path, *lines: str) -> list[tuple[str, int, str, str]]:
+    """The exit code, stdout and stderr of each command line, which imports no large library."""
+    done = run("-c", IN_TURN, *lines, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found = []
+    for line, text in zip(lines, done.stdout.splitlines(), strict=True):
+        code, stdout, stderr, heavy = json.loads(text)
+        assert heavy == [], line
+        found.append((line, code, stdout, stderr))
+    return found
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("lunch", "samestep lunch: no such command; choose from run, doctor, report, "),
-        ("runs --jsn", "samestep runs: --jsn: no such option; did you mean --json?"),
-        ("runs nowhere", "nowhere is no folder"),
-        ("compare nowhere", "nowhere: no such run"),
-        ("report nowhere", "samestep report: nowhere must be the directory of a run"),
-        ("upload nowhere", "samestep upload: nowhere must be the directory of a run"),
-        ("image x", "samestep image: no such command; choose from run, doctor, report, "),
-    ],
-)
-def test_invalid_arguments_are_one_message_and_quick(line: str, message: str, tmp_path: Path):
-    done = start(*line.split(), cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {message}")
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == "[]\n"
+def test_lists_and_help_are_quick_and_work_anywhere(tmp_path: Path):
+    helps = [f"{name} --help" for name in COMMANDS]
+    for line, code, stdout, stderr in in_turn(tmp_path, "", "-h", *helps, "runs ."):
+        assert (code, stderr) == (0, ""), line
+        if line in ("", "-h"):
+            listed = [text.split()[1] for text in stdout.splitlines() if text.startswith("  ")]
+            assert listed == [*COMMANDS]
+        elif line == "runs .":
+            assert stdout == "There is no run in ..\n"
+        else:
+            assert f"samestep {line.split()[0]} " in stdout
+
+
+def test_invalid_arguments_are_one_message_and_quick(tmp_path: Path):
+    for line, code, stdout, stderr in in_turn(tmp_path, *INVALID):
+        assert (code, stdout) == (2, ""), line
+        assert stderr.startswith(f"error: {INVALID[line]}")
+        assert stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["doctor", "launch", "logs", "sweep"])
@@ -85,11 +104,6 @@ def test_options_of_torchrun_are_checked():
     assert done.returncode == 2
     assert done.stderr.startswith("error: samestep run: ")
     assert done.stderr.count("\n") == 1
-
-
-def test_a_list_of_runs_is_quick(tmp_path: Path):
-    done = start("runs", str(tmp_path))
-    assert done.stdout == f"There is no run in {tmp_path}.\n[]\n"
 
 
 def test_the_command_is_installed_under_its_name():

@@ -19,6 +19,8 @@ import torch
 from packaging.requirements import Requirement
 from sklearn.datasets import load_digits
 
+from library.tests.programs import run
+
 LIBRARY = Path(__file__).parents[1]
 SOURCES = {
     path.relative_to(LIBRARY / "src").as_posix()
@@ -28,12 +30,17 @@ SOURCES = {
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the sdist."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the sdist."""
     folder = tmp_path_factory.mktemp("built")
-    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
-    subprocess.run(command, cwd=LIBRARY, check=True, capture_output=True)
-    return folder
+    build = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder), "--target"]
+    subprocess.run([*build, "sdist"], cwd=LIBRARY, check=True, capture_output=True)
+    with tarfile.open(only(folder, "*.tar.gz")) as sdist:
+        sdist.extractall(folder / "sdist", filter="data")
+    root = only(folder / "sdist", "samestep-*")
+    assert not (root / "tests").exists()
+    subprocess.run([*build, "wheel"], cwd=root, check=True, capture_output=True)
+    return only(folder, "*.whl")
 
 
 def only(folder: Path, pattern: str) -> Path:
@@ -41,13 +48,13 @@ def only(folder: Path, pattern: str) -> Path:
     return path
 
 
-def test_the_wheel_has_the_package_and_nothing_else(built: Path):
-    with zipfile.ZipFile(only(built, "*.whl")) as wheel:
-        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+def test_the_wheel_has_the_package_and_nothing_else(wheel: Path):
+    with zipfile.ZipFile(wheel) as file:
+        names = {name for name in file.namelist() if ".dist-info/" not in name}
         assert names == SOURCES
         assert "samestep/py.typed" in names
-        (metadata,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
-        text = wheel.read(metadata).decode()
+        (metadata,) = (name for name in file.namelist() if name.endswith("/METADATA"))
+        text = file.read(metadata).decode()
     needed = [Requirement(line) for line in re.findall(r"^Requires-Dist: (.*)$", text, re.M)]
     core = {requirement.name for requirement in needed if not requirement.marker}
     assert core == {
@@ -60,17 +67,6 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Path):
         return {n.name for n in needed if n.marker and n.marker.evaluate({"extra": extra})}
 
     assert brought_by("all") == {name for extra in extras for name in brought_by(extra)}
-
-
-def test_the_sdist_builds_the_same_wheel(built: Path, tmp_path: Path):
-    with tarfile.open(only(built, "*.tar.gz")) as sdist:
-        sdist.extractall(tmp_path, filter="data")
-    root = only(tmp_path, "samestep-*")
-    assert not (root / "tests").exists()
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(command, cwd=root, check=True, capture_output=True)
-    with zipfile.ZipFile(only(tmp_path, "*.whl")) as second:
-        assert {*second.namelist()} >= SOURCES
 
 
 def distributions(*names: str) -> dict[str, importlib.metadata.Distribution]:
@@ -88,7 +84,7 @@ def distributions(*names: str) -> dict[str, importlib.metadata.Distribution]:
 
 
 @pytest.fixture(scope="module")
-def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python of an environment with the wheel, Lightning, and what the scripts of the README need.
 
     The packages are links to those of this environment: to install them anew takes minutes.
@@ -98,7 +94,7 @@ def python(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     python = folder / "bin/python"
     site = only(folder, "lib/python3*/site-packages")
     pip = [sys.executable, "-m", "pip", "--python", str(python)]
-    install = [*pip, "install", "--quiet", "--no-index", "--no-deps", str(only(built, "*.whl"))]
+    install = [*pip, "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
     subprocess.run(install, check=True, capture_output=True)
     of_scripts = "torchvision", "jsonargparse", "docstring-parser", "typeshed-client"
     for distribution in distributions("lightning", "rich", "fsspec", *of_scripts).values():
@@ -150,47 +146,31 @@ def tutorial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(folder: Path, *command: str, at: str = "", by: int = 0) -> int:
-    """The exit code of a command; at a step of a rank it gets a signal."""
-    kept = {"HOME": str(folder), "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
-    dies = {"DIES_AT": at, "BY": str(int(by))} if at else {}
-    done = subprocess.run(
-        command, cwd=folder, env=kept | dies, capture_output=True, text=True, timeout=400,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode in (0, 143, -9, 137), done.stderr
-    return done.returncode
-
-
-def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    return torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-
-
-def test_the_tutorial_continues_exactly_in_an_empty_environment(python: Path, tutorial: Path):
-    """Killed and continued on one rank, and started on two. More of both: test_trainer.py."""
+def test_the_tutorial_continues_exactly(tutorial: Path):
+    """Killed and continued on one rank. More of both: test_trainer.py."""
     run_dir = tutorial / "runs/mnist"
-    one = [str(python), "mnist.py"]
-    assert start(tutorial, *one) == 0
-    undisturbed = weights(run_dir)
-    shutil.rmtree(run_dir)
-    assert start(tutorial, *one, at="30 0", by=signal.SIGKILL) == -signal.SIGKILL
-    assert not (run_dir / "metrics.json").exists()
-    assert start(tutorial, *one) == 0
-    torch.testing.assert_close(weights(run_dir), undisturbed, rtol=0, atol=0)
-    shutil.rmtree(run_dir)
-    samestep = str(python.with_name("samestep"))
-    assert start(tutorial, samestep, "run", "--nproc-per-node=2", "mnist.py") == 0
-    assert (run_dir / "metrics.json").is_file()
-    assert (run_dir / "logs/rank-1.log").is_file()
+    at_step = {"DIES_AT": "30 0", "BY": str(int(signal.SIGKILL))}
+    found = []
+    for variables, code in (({}, 0), (at_step, -signal.SIGKILL), ({}, 0)):
+        done = run("mnist.py", cwd=tutorial, **variables)
+        assert done.returncode == code, done.stderr
+        assert (run_dir / "metrics.json").exists() == (code == 0)
+        found.append(torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)["state_dict"])
+        if len(found) == 1:
+            shutil.rmtree(run_dir)
+    torch.testing.assert_close(found[2], found[0], rtol=0, atol=0)
 
 
-def test_lightning_cli_continues_in_an_empty_environment(python: Path, tutorial: Path):
-    """As exactly as the other script: it is the same Trainer."""
+def test_a_script_runs_in_an_empty_environment(python: Path, tutorial: Path):
+    """That of LightningCLI, which imports the other one; it is stopped."""
     run_dir = tutorial / "runs/cli"
-    command = [str(python), "cli.py", "fit", "--trainer.max_epochs=2"]
-    command.append(f"--trainer.run_dir={run_dir}")
-    assert start(tutorial, *command, at="11 0", by=signal.SIGTERM) == 143
-    stopped = torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)["global_step"]
-    assert start(tutorial, *command) == 0
-    done = torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)["global_step"]
-    assert done > stopped >= 11
+    command = [str(python.with_name("samestep")), "run", "--nproc-per-node=1", "cli.py", "fit"]
+    kept = {"HOME": str(tutorial), "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, f"--trainer.run_dir={run_dir}"], cwd=tutorial, capture_output=True, text=True,
+        env=kept | {"DIES_AT": "11 0", "BY": str(int(signal.SIGTERM))}, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 143, done.stderr
+    last = torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)
+    assert last["global_step"] == 12
+    assert (run_dir / "logs/rank-0.log").is_file()

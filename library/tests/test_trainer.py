@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from library.tests.kit import check_same, rows, weights
+from library.tests.kit import Net, batches, check_same, fit, rows, weights
 from library.tests.programs import environment, free_port, run, run_code, run_ranks
 from samestep import Trainer
+from samestep.errors import ConfigError
 
 SCRIPT = """
 import json
@@ -30,11 +31,10 @@ from samestep import BatchLoader, Trainer
 
 
 class LitNet(L.LightningModule):
-    def __init__(self, lr=0.01, dropout=0.2):
+    def __init__(self, lr=0.01):
         super().__init__()
         self.save_hyperparameters()
-        layers = nn.Linear(8, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1)
-        self.net = nn.Sequential(*layers)
+        self.net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
 
     def training_step(self, batch, batch_idx):
         if f"{self.global_step} {self.global_rank}" == os.environ.get("AT"):
@@ -113,14 +113,6 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def one(folder: Path) -> Path:
-    """A run of one process that nothing has disturbed."""
-    done = train(folder, "one")
-    assert done.returncode == 0, done.stderr
-    return folder / "one"
-
-
-@pytest.fixture(scope="module")
 def two(folder: Path) -> Path:
     """A run of two ranks, started by ``devices=2``, that nothing has disturbed."""
     done = train(folder, "two", devices=2)
@@ -128,49 +120,25 @@ def two(folder: Path) -> Path:
     return folder / "two"
 
 
-@pytest.mark.parametrize("reference", ["one", "two"])
-def test_a_run_that_is_stopped_and_killed_ends_like_an_undisturbed_one(
-    folder: Path, reference: str, request: pytest.FixtureRequest
-):
-    undisturbed = request.getfixturevalue(reference)
-    name, ranks = f"disturbed-{reference}", 2 if reference == "two" else 0
-    last = max(0, ranks - 1)  # the rank that gets the signals
+def test_a_run_that_is_stopped_and_killed_ends_like_an_undisturbed_one(folder: Path, two: Path):
+    """Under each launcher. More of one process: test_distribution.py."""
 
-    def disturb(step: int, signum: int, **options: Any) -> subprocess.CompletedProcess[str]:
-        variables = {"AT": f"{step} {last}", "SIGNAL": str(int(signum))}
-        return train(folder, name, ranks=ranks, variables=variables, **options)
+    def disturb(step: int, signum: int, *launcher: str, **options: Any) -> Any:
+        variables = {"AT": f"{step} 1", "SIGNAL": str(int(signum))}  # of the last rank
+        return train(folder, "disturbed", launcher, variables=variables, **options)
 
-    stopped = disturb(2, signal.SIGTERM)
+    stopped = disturb(2, signal.SIGTERM, *SAMESTEP_RUN)
     assert stopped.returncode == 143, stopped.stderr
     assert "To continue: the same command" in stopped.stdout
-    killed = disturb(8, signal.SIGKILL, save_every_s=1e-9)
-    assert killed.returncode == (1 if ranks else -9), killed.stderr  # of the lowest rank
-    done = train(folder, name, ranks=ranks)
+    killed = disturb(8, signal.SIGKILL, ranks=2, save_every_s=1e-9)
+    assert killed.returncode == 1, killed.stderr  # of the lowest rank
+    done = train(folder, "disturbed", TORCHRUN)
     assert done.returncode == 0, done.stderr
-    assert f"Continuing: {name}" in done.stdout
-    check_same(folder / name, undisturbed)
-
-
-def test_torchrun_starts_the_same_run(folder: Path, two: Path):
-    done = train(folder, "torchrun", TORCHRUN)
-    assert done.returncode == 0, done.stderr
+    assert "Continuing: disturbed" in done.stdout
     assert done.stdout.count("tested") == 1
-    check_same(folder / "torchrun", two)
-
-
-def test_samestep_run_starts_the_same_run_and_ends_with_the_exit_codes_of_the_ranks(
-    folder: Path, two: Path
-):
-    variables = {"AT": "2 1", "SIGNAL": str(int(signal.SIGTERM))}
-    stopped = train(folder, "samestep-run", SAMESTEP_RUN, variables=variables)
-    assert stopped.returncode == 143, stopped.stderr
-    done = train(folder, "samestep-run", SAMESTEP_RUN)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("tested") == 1
-    check_same(folder / "samestep-run", two)
+    check_same(folder / "disturbed", two)
     # Only rank zero looks into the run directory.
-    rejected = train(folder, "samestep-run", SAMESTEP_RUN, model={"lr": 0.5})
-    check_rejected(rejected)
+    check_rejected(train(folder, "disturbed", SAMESTEP_RUN, model={"lr": 0.5}))
 
 
 def test_what_all_ranks_reject_is_one_message(folder: Path):
@@ -200,44 +168,46 @@ def test_two_tasks_of_srun_are_two_ranks(folder: Path, two: Path):
     check_same(folder / "srun", two)
 
 
-def test_two_ranks_learn_what_one_rank_learns(folder: Path):
-    for ranks in (0, 2):
-        done = train(folder, f"plain-{ranks}", ranks=ranks, model={"dropout": 0.0})
-        assert done.returncode == 0, done.stderr
-    first, second = weights(folder / "plain-0"), weights(folder / "plain-2")
-    torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)
+def test_two_ranks_learn_what_one_rank_learns(folder: Path, two: Path):
+    done = train(folder, "one")
+    assert done.returncode == 0, done.stderr
+    torch.testing.assert_close(weights(folder / "one"), weights(two), rtol=1e-5, atol=1e-5)
+
+
+class Rated(Net):
+    def __init__(self, lr: float = 0.01) -> None:
+        super().__init__(lambda module: torch.optim.Adam(module.parameters(), lr))
+        self.save_hyperparameters()
+
+    def test_step(self, batch, batch_idx):
+        self.log("test_loss", self.loss(batch))
 
 
 def test_a_finished_run_is_tested_again_and_trained_on_only_if_a_limit_is_higher(
-    folder: Path, one: Path
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    before, figures = rows(one), json.loads((one / "metrics.json").read_text())
-    assert "test_loss" in figures
-    again = train(folder, "one")
-    assert again.returncode == 0, again.stderr
-    assert "Nothing to do" in again.stdout
-    assert f"tested {figures['test_loss']}" in again.stdout
-    assert rows(one) == before
-    assert json.loads((one / "metrics.json").read_text()) == figures
-    assert train(folder, "trained-on", max_epochs=1).returncode == 0
-    on = train(folder, "trained-on")
-    assert on.returncode == 0, on.stderr
-    assert "trainer.max_epochs: 1 -> 2" in on.stdout
-    check_same(folder / "trained-on", one)
+    fit(tmp_path / "whole", Rated)
+    run_dir, seen = tmp_path / "mine", []
+    fit(run_dir, Rated, max_epochs=1)
+    for said in ("trainer.max_epochs: 1 -> 2", "Nothing to do"):
+        (part,) = fit(run_dir, Rated)
+        assert said in capsys.readouterr().out
+        check_same(run_dir, tmp_path / "whole") if not seen else None
+        tested = part.trainer.test(part.module, batches(shuffle=False), verbose=False)
+        seen.append((tested, rows(run_dir), (run_dir / "metrics.json").read_text()))
+    assert seen[0] == seen[1]
+    ((first,), _, figures), _ = seen
+    assert json.loads(figures)["test_loss"] == first["test_loss"]
     # Other hyperparameters are another run.
-    other = {"lr": 0.5}
-    rejected = train(folder, "trained-on", model=other, max_epochs=3)
-    check_rejected(rejected)
-    assert "model.lr: 0.01 -> 0.5" in rejected.stderr
-    accepted = train(folder, "trained-on", model=other, max_epochs=3, allow_changes=["model.lr"])
-    assert accepted.returncode == 0, accepted.stderr
+    with pytest.raises(ConfigError, match=r"model.lr: 0.01 -> 0.5"):
+        fit(run_dir, lambda: Rated(0.5), max_epochs=3)
+    fit(run_dir, lambda: Rated(0.5), max_epochs=3, allow_changes=["model.lr"])
 
 
 CONTRADICTIONS = {
     "Trainer(run_dir='r', enable_checkpointing=False)": "enable_checkpointing=False",
     "Trainer(run_dir='r', default_root_dir='x')": "default_root_dir",
     "Trainer(run_dir='r', overfit_batches=1)": "overfit_batches=1",
-    "Trainer(run_dir='r', barebones=True)": "barebones=True",
     "Trainer(run_dir='r', reload_dataloaders_every_n_epochs=1)": "reload_dataloaders_every",
     "Trainer(run_dir='r', strategy='deepspeed')": "strategy=deepspeed",
     "Trainer(run_dir='r', strategy='ddp_spawn')": "strategy=ddp_spawn",
@@ -256,20 +226,20 @@ for code in sys.argv[1:]:
         print(str(error).replace(chr(10), " "))
     else:
         print("accepted")
+Trainer(run_dir="r", barebones=True)
 """
 
 
 def test_arguments_that_contradict_a_run_are_one_line_each(tmp_path: Path):
     done = run_code(SCRIPT + EACH, *CONTRADICTIONS, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 2, done.stderr
+    *_, line = done.stderr.splitlines()
+    assert "Traceback" not in done.stderr
+    assert line.startswith("error: barebones=True: is not supported: ")
     lines = done.stdout.splitlines()
     for line, (code, part) in zip(lines, CONTRADICTIONS.items(), strict=True):
         assert line.startswith((part, "callbacks: " + part)), (code, line)
     assert not (tmp_path / "r").exists()
-    ended = run_code(SCRIPT + "Trainer(run_dir='r', barebones=True)", cwd=tmp_path)
-    assert ended.returncode == 2
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith("error: barebones=True: is not supported: ")
 
 
 SURVIVES = """
@@ -357,18 +327,16 @@ from lightning.pytorch.cli import LightningCLI
 if __name__ == "__main__":
     LightningCLI(LitNet, LitData, trainer_class=Trainer)
 """
-    code = SCRIPT.replace("lr=0.01, dropout=0.2", "lr: float = 0.01, dropout: float = 0.2") + cli
+    code = SCRIPT.replace("lr=0.01", "lr: float = 0.01") + cli
     (tmp_path / "cli.py").write_text(code)
 
     def fit(name: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         fixed = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2", f"--trainer.run_dir={name}"]
         return run("cli.py", "fit", *fixed, *words, cwd=tmp_path, PYTHONPATH=path, **variables)
 
-    said = fit("help", "--help").stdout
-    assert all(f"--trainer.{name} " in said for name in ("run_dir", "monitor", "max_steps")), said
-    both = fit("both", "--trainer.devices=2")
-    assert both.returncode == 0, both.stderr
-    rejected = fit("both", "--model.lr=0.5")
+    done = fit("mine")
+    assert done.returncode == 0, done.stderr
+    rejected = fit("mine", "--model.lr=0.5")
     assert rejected.returncode == 2
     assert "Traceback" not in rejected.stderr
     assert "'--trainer.allow_changes=[model.lr]'" in rejected.stderr

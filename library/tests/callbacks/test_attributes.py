@@ -16,7 +16,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchmetrics import MaxMetric, MeanMetric
 
-from library.tests.kit import Net, Scores, fit
+from library.tests.kit import Net, Place, Scores, fit
 from samestep.callbacks.attributes import Attributes
 
 
@@ -110,12 +110,12 @@ def state_of(model: Stateful) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
-@pytest.mark.parametrize("places", [[(0, 0)], [(0, 1), (0, 2), (1, "start"), (1, 2)], [(1, 0)]])
-def test_a_run_continues_with_what_its_attributes_held(tmp_path: Path, places, how: str):
+def test_a_run_continues_with_what_its_attributes_held(tmp_path: Path):
     (whole,) = fit(tmp_path / "whole", Stateful)
-    *_, last = fit(tmp_path / "disturbed", Stateful, places=places, how=how)
-    assert state_of(last.module) == state_of(whole.module)
+    stops: list[Place] = [(0, 0), (0, 2), (1, "start"), (1, 2)]
+    for how, places in (("SIGTERM", stops), ("SIGKILL", [(0, 1), (1, 1)])):
+        *_, last = fit(tmp_path / how, Stateful, places=places, how=how)
+        assert state_of(last.module) == state_of(whole.module)
 
 
 class Counter(L.Callback):
@@ -288,10 +288,10 @@ class Ready(Net):
 DEFAULTS = {"rate": 0.0}
 
 
-@pytest.mark.parametrize("places", [[(0, "start")], [(1, "start")], [(0, 3)], [(1, 1)]])
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
-def test_it_is_written_after_the_first_values_and_before_the_first_hook(tmp_path, places, how):
+def test_it_is_written_after_the_first_values_and_before_the_first_hook(tmp_path: Path, how: str):
     (whole,) = fit(tmp_path / "whole", Ready)
+    places: list[Place] = [(0, "start"), (0, 3), (1, "start"), (1, 1)]
     *_, last = fit(tmp_path / "disturbed", Ready, places=places, how=how)
     assert (last.module.momentum, last.module.epochs) == (whole.module.momentum, 2)
     assert last.module.defaults == whole.module.defaults
@@ -310,35 +310,23 @@ class Data(L.LightningDataModule):
 
         return DataLoader(torch.ones(8, 32), batch_size=2, collate_fn=count)
 
-
-@pytest.mark.parametrize(
-    "net",
-    [torch.nn.LSTM(4, 4), torch.nn.BatchNorm1d(4), torch.nn.utils.parametrizations.weight_norm(
-        torch.nn.Linear(4, 4)), torch.nn.TransformerEncoderLayer(4, 2)],
-    ids=lambda net: type(net).__name__,
-)  # fmt: skip
-def test_ordinary_models_lose_nothing(tmp_path: Path, net):
-    model, lost = BoringModel(), Attributes()
-    model.net = net
-    options: dict[str, Any] = {"logger": False, "enable_progress_bar": False}
-    trainer = L.Trainer(
-        max_epochs=2, callbacks=[lost], accelerator="cpu", enable_model_summary=False,
-        enable_checkpointing=False, limit_train_batches=3, limit_val_batches=2, **options,
-    )  # fmt: skip
-    trainer.fit(model)
-    assert lost.lost == []
+    def val_dataloader(self):
+        return DataLoader(torch.ones(2, 32))
 
 
-def test_a_datamodule_has_state_too(tmp_path: Path):
-    lost = Attributes()
-    trainer = L.Trainer(
-        max_epochs=1, callbacks=[lost], accelerator="cpu", enable_model_summary=False,
-        enable_checkpointing=False, logger=False, enable_progress_bar=False, limit_val_batches=0,
-    )  # fmt: skip
-    model = BoringModel()
-    model.validation_step = None
-    trainer.fit(model, datamodule=Data())
-    assert lost.lost == ["Data.drawn"]
+def test_ordinary_models_lose_nothing_and_a_datamodule_has_state_too():
+    nets = [torch.nn.LSTM(4, 4), torch.nn.BatchNorm1d(4), torch.nn.TransformerEncoderLayer(4, 2)]
+    nets.append(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4)))
+    for data, names in ((None, []), (Data(), ["Data.drawn"])):
+        model, lost = BoringModel(), Attributes()
+        model.nets = torch.nn.ModuleList(nets)
+        trainer = L.Trainer(
+            max_epochs=2, callbacks=[lost], accelerator="cpu", enable_model_summary=False,
+            enable_checkpointing=False, limit_train_batches=3, limit_val_batches=2, logger=False,
+            enable_progress_bar=False,
+        )  # fmt: skip
+        trainer.fit(model, datamodule=data)
+        assert lost.lost == names
 
 
 class Fast:

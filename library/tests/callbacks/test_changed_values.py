@@ -3,7 +3,6 @@ from pathlib import Path
 
 import lightning as L
 import pytest
-from lightning.pytorch.callbacks import EarlyStopping
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
@@ -58,10 +57,9 @@ def rates(run_dir: Path, schedule, *lengths: int) -> dict[int, float]:
     return lrs
 
 
-@pytest.mark.parametrize("schedule", [one_cycle, falling])
-def test_a_run_that_becomes_longer_gets_the_schedule_of_its_new_length(tmp_path: Path, schedule):
-    longer = rates(tmp_path / "longer", schedule, 2, 4)
-    whole = rates(tmp_path / "whole", schedule, 4)
+def test_a_run_that_becomes_longer_gets_the_schedule_of_its_new_length(tmp_path: Path):
+    longer = rates(tmp_path / "longer", one_cycle, 2, 4)
+    whole = rates(tmp_path / "whole", one_cycle, 4)
     first = 2 * STEPS_PER_EPOCH  # of the continued run; it still has the rate of the checkpoint
     assert len(longer) == len(whole) == 4 * STEPS_PER_EPOCH
     assert longer[0] == whole[0]
@@ -103,14 +101,11 @@ def cycle_up_to(max_lr: float):
     ("old_schedule", "new_schedule", "more_epochs"),
     [
         (None, None, 0),
-        (falling, falling, 0),
-        (falling, falling, 2),
         # Its cosine goes on from the rate before, so another length is another curve.
         (two_parts, two_parts, 0),
-        (cycle_up_to(0.1), cycle_up_to(1), 0),
         (cycle_up_to(0.1), cycle_up_to(1), 2),
     ],
-    ids=["none", "falling", "falling, longer", "two parts", "one_cycle", "one_cycle, longer"],
+    ids=["none", "two parts", "one_cycle, longer"],
 )
 def test_a_changed_learning_rate_and_weight_decay_are_taken(
     tmp_path: Path, old_schedule, new_schedule, more_epochs: int
@@ -138,50 +133,18 @@ def test_the_momentum_of_a_run_is_not_lost_with_a_change(tmp_path: Path):
     assert state["momentum_buffer"].abs().sum() > 0
 
 
-@pytest.mark.parametrize(
-    ("schedule", "optimizer", "message"),
-    [
-        (falling, Adam, "cannot continue with Adam of 2 tensors, .*its checkpoint has SGD of 2"),
-        (
-            two_parts,
-            sgd(0.1),
-            "continue with .*SequentialLR: its checkpoint has .*LambdaLR",
-        ),
-        (None, sgd(0.1), "cannot continue with SGD of 2 tensors: .*SGD of 2 tensors, LambdaLR"),
-    ],
-    ids=["optimizer", "schedule", "no schedule"],
-)
-def test_another_kind_of_optimizer_or_schedule_is_refused(
-    tmp_path: Path, schedule, optimizer, message: str
-):
+def test_another_kind_of_optimizer_or_schedule_is_refused(tmp_path: Path):
     fit(tmp_path, WithOptimizer(falling, sgd(0.1)), max_epochs=1)
-    with pytest.raises(ConfigError, match=message):
-        fit(tmp_path, WithOptimizer(schedule, optimizer), ckpt="last.ckpt")
-
-
-def test_a_changed_patience_is_taken(tmp_path: Path):
-    fit(tmp_path, Tiny([0.5]), EarlyStopping("val/score", patience=9), max_epochs=1)
-    stopping = EarlyStopping("val/score", patience=2)
-    trainer = fit(tmp_path, Tiny([0.5]), stopping, max_epochs=9, ckpt="last.ckpt")
-    assert (stopping.patience, trainer.current_epoch) == (2, 3)
-
-
-@pytest.mark.parametrize("schedule", [two_parts, plateau])
-def test_other_schedules_go_on_too(tmp_path: Path, schedule):
-    assert len(rates(tmp_path, schedule, 2, 4)) == 4 * STEPS_PER_EPOCH
+    for schedule, optimizer, message in (
+        (falling, Adam, "cannot continue with Adam of 2 tensors, .*its checkpoint has SGD of 2"),
+        (two_parts, sgd(0.1), "continue with .*SequentialLR: its checkpoint has .*LambdaLR"),
+        (None, sgd(0.1), "cannot continue with SGD of 2 tensors: .*SGD of 2 tensors, LambdaLR"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            fit(tmp_path, WithOptimizer(schedule, optimizer), ckpt="last.ckpt")
 
 
 def test_the_patience_of_a_plateau_is_not_forgotten(tmp_path: Path):
     lrs = rates(tmp_path / "longer", plateau, 2, 4)
     assert lrs == rates(tmp_path / "whole", plateau, 4)
     assert lrs[8] == pytest.approx(0.01)  # the second epoch did not reach the score of the first
-
-
-@pytest.mark.parametrize("schedule", [one_cycle, falling, two_parts])
-def test_a_run_of_the_same_length_has_the_same_rates(tmp_path: Path, schedule):
-    whole = rates(tmp_path / "whole", schedule, 3)
-    model = Tiny([0.5], schedule)
-    fit_one_epoch(tmp_path / "cut", model)
-    rest = Tiny([0.5], schedule)
-    fit(tmp_path / "cut", rest, ckpt="last.ckpt")
-    assert model.lrs | rest.lrs == whole

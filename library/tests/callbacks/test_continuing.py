@@ -13,7 +13,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
-    BaseFinetuning,
     EarlyStopping,
     EMAWeightAveraging,
     GradientAccumulationScheduler,
@@ -69,42 +68,38 @@ plateau = {
     "monitor": "val_loss",
     "strict": False,
 }
-SCHEDULES = {
-    "plateaus": scheduled(
-        plateau, plateau | {"frequency": 2}, plateau | {"monitor": "train_loss", "interval": "step"}
-    ),
-    "one cycle": scheduled(
-        {"scheduler": partial(OneCycleLR, max_lr=0.2, total_steps=16), "interval": "step"}
-    ),
-    "several": scheduled(
-        {"scheduler": partial(StepLR, step_size=2)},
-        {"scheduler": partial(CosineAnnealingLR, T_max=4)},
-        {"scheduler": lambda o: LambdaLR(o, lambda n: 0.9**n), "interval": "step", "frequency": 3},
-        {"scheduler": lambda o: ChainedScheduler([StepLR(o, 2), LinearLR(o)], optimizer=o)},
-        {"scheduler": lambda o: SequentialLR(o, [LinearLR(o), StepLR(o, 1)], milestones=[1])},
-    ),
-}
+one_cycle = scheduled(
+    {"scheduler": partial(OneCycleLR, max_lr=0.2, total_steps=16), "interval": "step"}
+)
+plateaus = scheduled(
+    plateau, plateau | {"frequency": 2}, plateau | {"monitor": "train_loss", "interval": "step"}
+)
+several = scheduled(  # apart from the plateaus, whose changes others here would overwrite
+    {"scheduler": partial(StepLR, step_size=2)},
+    {"scheduler": partial(CosineAnnealingLR, T_max=4)},
+    {"scheduler": lambda o: LambdaLR(o, lambda n: 0.9**n), "interval": "step", "frequency": 3},
+    {"scheduler": lambda o: ChainedScheduler([StepLR(o, 2), LinearLR(o)], optimizer=o)},
+    {"scheduler": lambda o: SequentialLR(o, [LinearLR(o), StepLR(o, 1)], milestones=[1])},
+)
 
 
-@pytest.mark.parametrize("options", [{}, {"how": "SIGKILL", "save_every_s": 300}], ids=str)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_schedules(tmp_path: Path, schedule: str, options: dict[str, Any]):
-    check(tmp_path, lambda: Net(SCHEDULES[schedule]), **options)
+def test_schedules(tmp_path: Path):
+    check(tmp_path / "one cycle", lambda: Net(one_cycle))
+    check(tmp_path / "several", lambda: Net(several))
+    check(tmp_path / "plateaus", lambda: Net(plateaus), how="SIGKILL", save_every_s=300)
 
 
 OPTIONS: list[dict[str, Any]] = [
     {"max_steps": 14, "max_epochs": -1, "check_val_every_n_epoch": 2},
-    {"max_steps": 9, "limit_train_batches": 3},
-    {"val_check_interval": 2, "max_steps": 14},
-    {"val_check_interval": 3, "check_val_every_n_epoch": None},
-    {"min_epochs": 4, "min_steps": 3},
-    {"accumulate_grad_batches": 2, "max_steps": 7},
+    {"max_steps": 14, "val_check_interval": 2},
+    {"val_check_interval": 3, "check_val_every_n_epoch": None, "limit_train_batches": 3},
+    {"min_epochs": 4, "accumulate_grad_batches": 2, "max_steps": 7},
 ]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_limits(tmp_path: Path, options: dict[str, Any]):
-    check(tmp_path, lambda: Net(SCHEDULES["plateaus"]), **options)
+    check(tmp_path, lambda: Net(plateaus), **options)
 
 
 class Unfreezes(Net):
@@ -121,17 +116,6 @@ class Unfreezes(Net):
             self.optimizers().add_param_group({"params": self.body.parameters(), "lr": 0.01})
 
 
-class Stages(BaseFinetuning):
-    """Unfreezes the body in the second epoch, and its bias before it."""
-
-    def freeze_before_training(self, pl_module) -> None:
-        self.freeze(pl_module.body)
-
-    def finetune_function(self, pl_module, epoch, optimizer) -> None:
-        if epoch == 1:
-            self.unfreeze_and_add_param_group(pl_module.body, optimizer)
-
-
 def with_backbone() -> Net:
     """As BackboneFinetuning needs it."""
     net = Net(lambda module: SGD(module.head.parameters(), lr=0.1, momentum=0.9))
@@ -139,18 +123,10 @@ def with_backbone() -> Net:
     return net
 
 
-FINE_TUNING = {
-    "add_param_group": (Unfreezes, list),
-    "BaseFinetuning": (with_backbone, lambda: [Stages()]),
-    "BackboneFinetuning": (with_backbone, lambda: [BackboneFinetuning(1)]),
-}
-
-
-@pytest.mark.parametrize("make", FINE_TUNING.values(), ids=FINE_TUNING)
 @pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode")
-def test_fine_tuning(tmp_path: Path, make: Any):
-    model, callbacks = make
-    check(tmp_path, model, callbacks=callbacks)
+def test_fine_tuning(tmp_path: Path):
+    check(tmp_path / "own", Unfreezes)
+    check(tmp_path / "callback", with_backbone, callbacks=lambda: [BackboneFinetuning(1)])
 
 
 class EveryOtherEpoch(WeightAveraging):
@@ -176,12 +152,14 @@ class Scales(L.Callback):
 
 
 CALLBACKS = {
-    "average of steps": lambda: [EMAWeightAveraging(decay=0.5)],
-    "average of epochs": lambda: [EveryOtherEpoch()],
-    "accumulation": lambda: [GradientAccumulationScheduler({1: 2, 3: 4})],
-    "early stopping": lambda: [EarlyStopping("val_loss", patience=1, min_delta=0.5)],
-    "state of its own": lambda: [Scales(), LearningRateMonitor(), Timer(), LambdaCallback()],
-}
+    "of steps": lambda: [
+        EMAWeightAveraging(decay=0.5), GradientAccumulationScheduler({1: 2, 3: 4}), Scales(),
+        LearningRateMonitor(), Timer(), LambdaCallback(),
+    ],
+    "of epochs": lambda: [
+        EveryOtherEpoch(), EarlyStopping("val_loss", patience=1, min_delta=0.5)
+    ],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("make", CALLBACKS.values(), ids=CALLBACKS)

@@ -15,11 +15,8 @@ from library.tests.kit import Net, Normalized, batches, check_exact, check_same,
 from samestep.callbacks.exact import (
     RankState,
     SeedSteps,
-    float_buffers,
-    sums_of,
 )
 from samestep.callbacks.sums import Sums
-from samestep.data.seeds import seed_all
 from samestep.errors import ConfigError
 
 
@@ -27,12 +24,6 @@ def test_buffers_and_sums_survive_an_interrupted_epoch(tmp_path: Path):
     """On two ranks: test_two_ranks.py."""
     whole, _ = check_exact(tmp_path, Normalized, batches, (0, 1), (1, 0), (1, 2))
     assert whole.module.body[1].running_mean.abs().sum() > 0
-
-
-def test_counters_and_empty_buffers_have_no_mean():
-    module = torch.nn.Sequential(torch.nn.BatchNorm1d(2), Sums("train", "loss"))
-    assert [tuple(buffer.shape) for buffer in float_buffers(module).values()] == [(2,), (2,)]
-    assert list(sums_of(module)) == ["1"]
 
 
 def test_a_rank_with_more_samples_counts_more_in_the_mean_of_buffers():
@@ -80,10 +71,6 @@ def test_a_step_gets_the_same_random_numbers_from_every_library():
     first, other = draw_in_batch(3), draw_in_batch(4)
     assert draw_in_batch(3) == first
     assert not set(first) & set(other)
-    seed_all(5)
-    first = draw()
-    seed_all(5)
-    assert draw() == first
 
 
 class Passes(IterableDataset[Any]):
@@ -124,7 +111,7 @@ def test_passes_that_a_data_set_counts_are_named(tmp_path: Path, capsys):
     assert "Passes.passes" in said
 
 
-@pytest.mark.parametrize(("cut", "of_trainer"), [(3, 1), (2, 3), (2, {0: 2, 1: 3})])
+@pytest.mark.parametrize(("cut", "of_trainer"), [(3, 1), (2, {0: 2, 1: 3})])
 def test_steps_that_are_cut_otherwise_than_accumulated_are_rejected(tmp_path, cut, of_trainer):
     def loader() -> Any:
         return batches(12, 6, drop_last=True, accumulate_grad_batches=cut)

@@ -1,4 +1,5 @@
 import signal
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,35 +22,34 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 class Batches(L.Callback):
-    """Stops the run before the batches that it is told, and notes those that were trained."""
+    """Stops the run before the batch that it is told, and notes those that were trained."""
 
-    def __init__(self, *stops: int) -> None:
-        self.stops = stops
+    def __init__(self, stop: int | None = None) -> None:
+        self.stop = stop
         self.trained: list[tuple[int, int]] = []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if 4 * trainer.current_epoch + batch_idx in self.stops:
+        if 4 * trainer.current_epoch + batch_idx == self.stop:
             raise Stopped(signal.SIGTERM)
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self.trained.append((trainer.current_epoch, batch_idx))
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}, {"val_check_interval": 2}])
-@pytest.mark.parametrize("stop", [0, 2, 4, 10])
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "val_check_interval": 2}])
 def test_a_run_stopped_as_a_batch_begins_takes_each_batch_once(
-    tmp_path: Path, stop: int, options: dict[str, int]
+    tmp_path: Path, options: dict[str, int]
 ):
-    whole = Batches()
-    model = Tiny([0.5])
+    whole, model, trained = Batches(), Tiny([0.5]), []
     fit(tmp_path / "whole", model, whole, **options)
-    first, rest = Batches(stop), Batches()
-    with pytest.raises(SystemExit):
-        fit(tmp_path / "cut", Tiny([0.5]), first, **options)
-    ckpt = "last.ckpt" if (tmp_path / "cut/checkpoints/last.ckpt").exists() else None
-    again = Tiny([0.5])
-    trainer = fit(tmp_path / "cut", again, rest, ckpt=ckpt, **options)
-    assert first.trained + rest.trained == whole.trained
+    for stop in (0, 2, 4, 10, None):
+        part, again = Batches(stop), Tiny([0.5])
+        ckpt = "last.ckpt" if (tmp_path / "cut/checkpoints/last.ckpt").exists() else None
+        ends = nullcontext() if stop is None else pytest.raises(SystemExit)
+        with ends:
+            trainer = fit(tmp_path / "cut", again, part, ckpt=ckpt, **options)
+        trained += part.trained
+    assert trained == whole.trained
     assert trainer.global_step == 12 // options.get("accumulate_grad_batches", 1)
     assert torch.equal(model.layer.weight, again.layer.weight)
 
@@ -106,26 +106,18 @@ def test_a_run_that_was_out_of_time_goes_on_with_more_of_it(tmp_path: Path):
     assert steps == [1, 1, 9]
 
 
-def stopping(patience: int, **settings: float) -> EarlyStopping:
-    return EarlyStopping("val/score", patience=patience, mode="max", **settings)
+def test_a_run_that_ended_early_goes_on_where_its_new_settings_let_it(tmp_path: Path):
+    def stopping(patience: int, **settings: float) -> EarlyStopping:
+        return EarlyStopping("val/score", patience=patience, mode="max", **settings)
 
-
-@pytest.mark.parametrize(
-    ("changed", "epochs"),
-    [
-        ([stopping(1)], 2),
-        ([stopping(3)], 4),
-        ([stopping(1, min_delta=-0.1)], 6),
-        ([], 6),
-    ],
-    ids=["the same", "more patience", "another threshold", "removed"],
-)
-def test_a_run_that_ended_early_goes_on_where_its_new_settings_let_it(
-    tmp_path: Path, changed: list[L.Callback], epochs: int
-):
-    assert fit(tmp_path, Tiny([0.5]), stopping(1), max_epochs=6).current_epoch == 2
-    again = fit(tmp_path, Tiny([0.5]), *changed, max_epochs=6, ckpt="last.ckpt")
-    assert again.current_epoch == epochs
+    ckpt = None
+    for callbacks, limit, epochs in [
+        ([stopping(1)], 9, 2), ([stopping(1)], 9, 2), ([stopping(1, min_delta=-0.1)], 3, 3),
+        ([stopping(1)], 9, 4), ([stopping(3)], 9, 6), ([], 9, 9),
+    ]:  # fmt: skip
+        trainer = fit(tmp_path, Tiny([0.5]), *callbacks, max_epochs=limit, ckpt=ckpt)
+        assert trainer.current_epoch == epochs
+        ckpt = "last.ckpt"
 
 
 def test_a_run_that_ended_itself_has_ended(tmp_path: Path):
@@ -133,5 +125,5 @@ def test_a_run_that_ended_itself_has_ended(tmp_path: Path):
         def on_train_batch_end(self, trainer, *args) -> None:
             trainer.should_stop = trainer.global_step == 4
 
-    assert fit(tmp_path, Tiny([0.5]), Ends()).current_epoch == 1
-    assert fit(tmp_path, Tiny([0.5]), Ends(), ckpt="last.ckpt").current_epoch == 1
+    for ckpt in (None, "last.ckpt"):
+        assert fit(tmp_path, Tiny([0.5]), Ends(), ckpt=ckpt).current_epoch == 1

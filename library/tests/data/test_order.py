@@ -16,7 +16,7 @@ def shuffle(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return SHUFFLES[request.param]
 
 
-@pytest.mark.parametrize("num_samples", [1, 2, 3, 16, 17, 63, 257, 1000])
+@pytest.mark.parametrize("num_samples", [1, 2, 3, 17, 257])
 def test_each_sample_comes_once_however_the_epoch_is_cut(shuffle: bool | Blocks, num_samples: int):
     whole = make_order(num_samples, shuffle, 0, 0)(0, num_samples)
     assert whole.dtype == torch.int64

@@ -116,13 +116,12 @@ def test_a_cluster_says_which_node_this_is(
     assert (node.run_id, node.program) == ("cifar", ["seed=1", "model=mlp"])
 
 
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [("a", "a"), ("a,b", "a"), ("gpu[01-04,07],cpu3", "gpu01"), ("gpu[3,5-6]", "gpu3"),
-     ("rack[2-3]n[10-11]", "rack2n10"), ("n-[007]-ib,x", "n-007-ib")],
-)  # fmt: skip
-def test_nodes_of_slurm_meet_at_the_first(nodes: str, first: str):
-    assert read({**SLURM, "SLURM_STEP_NODELIST": nodes}, "").endpoint == f"{first}:10123"
+def test_nodes_of_slurm_meet_at_the_first():
+    for nodes, first in (
+        ("a,b", "a"), ("gpu[01-04,07],cpu3", "gpu01"), ("rack[2-3]n[10-11]", "rack2n10"),
+        ("n-[007]-ib,x", "n-007-ib"),
+    ):  # fmt: skip
+        assert read({**SLURM, "SLURM_STEP_NODELIST": nodes}, "").endpoint == f"{first}:10123"
 
 
 def test_what_names_a_run():
@@ -147,19 +146,15 @@ def test_options_end_where_the_program_begins():
          "SLURM_STEP_NUM_TASKS=8: srun must start one task on each of the 2 nodes"),
         ({}, "--nnodes=0", "--nnodes=0: must be a number of nodes, or MIN:MAX"),
         ({"WORLD_SIZE": "two", "RANK": "0"}, "", "--nnodes=two: must be a number of nodes"),
-        ({}, "--nnodes=3:2 --rdzv-backend=c10d", "--nnodes=3:2: must be a number of nodes"),
         ({}, "--nnodes=1:2 --node-rank=0", "--nnodes=1:2: nodes that come and go need"),
         ({}, "--nproc-per-node=0", "--nproc-per-node=0: must be at least 1"),
         ({}, "--nproc-per-node=many", "Unsupported nproc_per_node value: many"),
         ({}, "--nproc-per-node=gpu", "Cuda is not available."),
         ({}, "--rdzv-conf=timeout=soon", "--rdzv-conf=timeout=soon: timeout must be whole"),
         ({}, "--node-rank=x", "entrypoint: argument --node-rank/--node_rank: invalid int value"),
-        ({"PET_NODE_RANK": "x"}, "", "entrypoint: argument --node-rank/--node_rank: invalid int"),
-        ({"JOB_COMPLETION_INDEX": "1"}, "", "node 1 of 1: nodes count from 0"),
         (TRAINJOB, "--node-rank=2", "node 2 of 2: nodes count from 0"),
         ({"WORLD_SIZE": "2", "RANK": "1"}, "", "--master-addr: is missing"),
         ({}, "--nnodes=2 --master-addr=a", "--node-rank: is missing"),
-        ({}, "--nnodes=2 --rdzv-backend=c10d", "--master-addr: is missing"),
         (RUNAI, "--master-port=70000", "cifar-master-0:70000: the port must be from 1 to 65535"),
         (RUNAI, "--rdzv-endpoint=a:b", "The port number of the rendezvous endpoint 'a:b' must"),
         ({"TORCHELASTIC_RUN_ID": "x", "RANK": "0"}, "", "TORCHELASTIC_RUN_ID: this is a rank of"),

@@ -142,22 +142,16 @@ def of_stream() -> Iterable[Any]:
     return DataLoader(Endless(), batch_size=2, collate_fn=lambda rows: [torch.stack(rows)])
 
 
-def stop_early(seen: list[Any]) -> L.Callback:
-    def stop(trainer: L.Trainer, *_: Any) -> None:
-        trainer.should_stop = trainer.global_step == 4
-
-    return LambdaCallback(on_train_batch_end=stop)
-
-
-def add_another(seen: list[Any]) -> L.Callback:
-    """Adds a callback in the middle of an epoch."""
+def add_another_and_stop(seen: list[Any]) -> L.Callback:
+    """Adds a callback in the middle of an epoch, and ends the run early."""
     other = LambdaCallback(on_train_batch_start=lambda *_: seen.append("another"))
 
-    def add(trainer: L.Trainer, *args: Any) -> None:
+    def act(trainer: L.Trainer, *_: Any) -> None:
         if trainer.global_step == 2:
             trainer.callbacks.append(other)  # type: ignore[attr-defined]
+        trainer.should_stop = trainer.global_step == 4
 
-    return LambdaCallback(on_train_batch_end=add)
+    return LambdaCallback(on_train_batch_end=act)
 
 
 def schedule(interval: str, **options: Any) -> Callable[[L.LightningModule], Any]:
@@ -176,25 +170,19 @@ def lbfgs(module: L.LightningModule) -> Any:
 
 
 ORDINARY: dict[str, tuple[type[Noted], dict[str, Any]]] = {
-    "as it is": (Noted, {}),
-    "one argument": (OneArgument, {}),
-    "a dictionary": (Dictionary, {}),
-    "no loss": (NoLoss, {}),
+    "one argument, a schedule of steps": (OneArgument, {"configure": schedule("step")}),
+    "a dictionary, a plateau": (
+        Dictionary, {"configure": schedule("step", monitor="loss_step"), "gradient_clip_val": 1e-3},
+    ),
+    "no loss, a schedule of epochs": (NoLoss, {"configure": schedule("epoch")}),
     "ends the epoch": (EndsEpoch, {}),
-    "own transfers": (Moves, {}),
-    "a DataModule": (Noted, {"data": Data}),
-    "L-BFGS": (Noted, {"configure": lbfgs}),
-    "a schedule of steps": (Noted, {"configure": schedule("step")}),
-    "a schedule of epochs": (Noted, {"configure": schedule("epoch")}),
-    "a plateau": (Noted, {"configure": schedule("step", monitor="loss_step")}),
-    "clipped": (Noted, {"gradient_clip_val": 1e-3}),
-    "validated within": (Noted, {"val_check_interval": 0.5}),
+    "own transfers, validated within": (Moves, {"val_check_interval": 0.5}),
+    "a DataModule, few steps": (Noted, {"data": Data, "max_steps": 8}),
+    "L-BFGS": (Noted, {"configure": lbfgs, "max_epochs": 1}),
     "validated by steps": (Noted, {"val_check_interval": 4, "check_val_every_n_epoch": None}),
     "no length": (Noted, {"data": of_stream, "val_check_interval": 2}),
-    "few steps": (Noted, {"max_steps": 8}),
-    "stopped early": (Noted, {"callback": stop_early}),
-    "one more callback": (Noted, {"callback": add_another}),
-}
+    "one more callback, stopped early": (Noted, {"callback": add_another_and_stop}),
+}  # fmt: skip
 OTHERS: dict[str, tuple[type[Noted], dict[str, Any]]] = {
     "accumulated": (Noted, {"accumulate_grad_batches": 4}),
     "its own step": (OwnStep, {}),

@@ -25,40 +25,7 @@ def test_the_interface_is_the_one_that_the_kernel_chooses(address: str | None):
     route = json.loads(subprocess.check_output(["ip", "-j", "-4", "route", "get", "203.0.113.1"]))
     own = network.address_towards(address or route[0]["prefsrc"])
     assert network.interface_with(own) == route[0]["dev"]
-
-
-def test_no_interface_has_a_foreign_or_an_ipv6_address():
-    assert network.interface_with("203.0.113.1") is None
-    assert network.interface_with("::1") is None
-
-
-def test_a_name_that_is_late_is_waited_for_and_the_wait_is_told_once(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    known, attempts, told = socket.getaddrinfo("127.0.0.1", None), [], []
-
-    def look_up(name: str, port: None) -> list:
-        attempts.append(name)
-        if len(attempts) < 3:
-            raise socket.gaierror(-2, "Name or service not known")
-        return known
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(network.time, "sleep", lambda seconds: None)
-    address, own = network.wait_for("node-0", 60, told.append)
-    assert (address, own) == ("127.0.0.1", network.address_towards("127.0.0.1"))
-    assert attempts == ["node-0"] * 3
-    assert told == ["Name or service not known"]
-
-
-def test_a_name_that_stays_unknown_is_one_error():
-    with pytest.raises(network.NetworkError) as caught:
-        network.wait_for("node-0.invalid", 0.1)
-    text = str(caught.value)
-    assert text.startswith("no route to node-0.invalid after 0.1 s (")
-    assert "publishNotReadyAddresses" in text
-    assert "cluster.timeout_s=SECONDS waits longer" in text
-    assert "\n" not in text
+    assert network.interface_with("203.0.113.1") is network.interface_with("::1") is None
 
 
 def test_a_server_that_is_late_is_waited_for(monkeypatch: pytest.MonkeyPatch):

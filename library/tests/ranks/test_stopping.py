@@ -1,4 +1,3 @@
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,72 +7,78 @@ import pytest
 import samestep
 from library.tests.programs import environment, run_code, until
 
-PROGRAM = """
-import os, signal, time
+IN_TURN = """
+import os, signal, sys, time
 from samestep.ranks import stopping
-stopping.install()
-{}
+for text in sys.argv[1:]:
+    if child := os.fork():
+        print("ends", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    stopping.install()
+    try:
+        exec(text)
+    except KeyboardInterrupt:
+        os._exit(1)
+    except stopping.Stopped as stopped:
+        os._exit(stopped.code)
+    os._exit(0)
 """
+ENDS = {  # what a process does, and what is printed
+    # Before the first step a signal ends it at once.
+    "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)": "ends 143\n",
+    "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)": "ends 130\n",
+    # A deferred signal waits until it is asked for; a closed terminal is one too.
+    """stopping.defer()
+for _ in range(2): os.kill(os.getpid(), signal.SIGTERM)
+print(stopping.agreed(save=True)[0], flush=True)
+stopping.allow_interruption(True)
+with stopping.interruptible(): print('never', flush=True)
+""": "15\nends 143\n",
+    """stopping.defer(); os.kill(os.getpid(), signal.SIGHUP)
+print(stopping.agreed(save=True), flush=True)
+stopping.check()
+""": "(1, True)\nends 129\n",
+    # A wait for data is ended, and a validation is not.
+    """stopping.defer(); os.system(f'(sleep 1; kill -TERM {os.getpid()}) &')
+stopping.allow_interruption(True)
+with stopping.interruptible(): time.sleep(60)
+""": "ends 143\n",
+    """stopping.defer(); os.kill(os.getpid(), signal.SIGTERM)
+with stopping.interruptible(): print('to its end', flush=True)
+stopping.check()
+""": "to its end\nends 143\n",
+    # A second Ctrl-C does not wait.
+    """stopping.defer()
+for _ in range(2): os.kill(os.getpid(), signal.SIGINT)
+time.sleep(60)
+""": "ends 1\n",
+    # A loader process ends when its rank says so, and not before.
+    """stopping.defer()
+is_ready, says_ready = os.pipe()
+child = os.fork()
+if child == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.write(says_ready, b'.')
+    time.sleep(60)
+os.read(is_ready, 1)
+os.system(f'kill -INT {child}; kill -TERM {child}'); time.sleep(0.5)
+print(os.waitpid(child, os.WNOHANG)[0], flush=True)
+os.kill(child, signal.SIGTERM)
+print(os.waitpid(child, 0)[1], flush=True)
+""": "0\n0\nends 0\n",
+}
 
 
-def outcome(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return run_code(PROGRAM.format(program), **variables)
-
-
-@pytest.mark.parametrize(
-    ("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
-)
-def test_a_signal_before_the_first_step_ends_the_process_at_once(signum: int, code: int):
-    done = outcome(f"os.kill(os.getpid(), {signum:d}); time.sleep(60)")
-    assert done.returncode == code
-    assert done.stderr == ""
-
-
-def test_a_deferred_signal_waits_until_it_is_asked_for():
-    done = outcome(
-        "stopping.defer(); os.kill(os.getpid(), signal.SIGTERM)\n"
-        "os.kill(os.getpid(), signal.SIGTERM)\n"
-        "print(stopping.agreed(save=True)[0], flush=True)\n"
-        "stopping.allow_interruption(True)\n"
-        "try:\n"
-        "    with stopping.interruptible(): print('never')\n"
-        "except stopping.Stopped as stopped: print(stopped.name, stopped.code)\n"
-    )
-    assert done.stdout == "15\nSIGTERM 143\n"
-    assert done.returncode == 0
-
-
-def test_a_closed_terminal_is_a_signal_that_waits_too():
-    done = outcome(
-        "stopping.defer(); os.kill(os.getpid(), signal.SIGHUP)\n"
-        "print(stopping.agreed(save=True), flush=True)\n"
-        "stopping.check()"
-    )
-    assert (done.stdout, done.returncode) == ("(1, True)\n", 129)
+def test_when_a_signal_ends_a_process():
+    done = run_code(IN_TURN, *ENDS)
+    assert (done.stdout, done.stderr) == ("".join(ENDS.values()), "")
 
 
 def test_nohup_keeps_a_run_from_stopping():
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-    program = PROGRAM.format("os.kill(os.getpid(), signal.SIGHUP); print(stopping.agreed())")
-    done = run_code(ignore + program)
-    assert (done.stdout, done.returncode) == ("(0, False)\n", 0)
-
-
-def test_a_wait_for_data_is_ended_by_a_signal():
-    done = outcome(
-        "stopping.defer(); os.system(f'(sleep 1; kill -TERM {os.getpid()}) &')\n"
-        "stopping.allow_interruption(True)\n"
-        "with stopping.interruptible(): time.sleep(60)"
-    )
-    assert done.returncode == 143
-
-
-def test_a_second_ctrl_c_does_not_wait():
-    done = outcome(
-        "stopping.defer(); os.kill(os.getpid(), signal.SIGINT)\n"
-        "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
-    )
-    assert "KeyboardInterrupt" in done.stderr
+    hang_up = "os.kill(os.getpid(), signal.SIGHUP); print(stopping.agreed(), flush=True)"
+    done = run_code(ignore + IN_TURN, hang_up)
+    assert done.stdout == "(0, False)\nends 0\n"
 
 
 RANK = """
@@ -107,34 +112,6 @@ def test_an_orphan_ends_itself(before: str):
         agent.kill()
         agent.wait()
         until(lambda: not Path(f"/proc/{pid}").exists(), says=lambda: "the orphan lives on")
-
-
-def test_a_validation_is_not_interrupted():
-    done = outcome(
-        "stopping.defer(); os.kill(os.getpid(), signal.SIGTERM)\n"
-        "with stopping.interruptible(): print('to its end')\n"
-        "stopping.check()"
-    )
-    assert done.stdout == "to its end\n"
-    assert done.returncode == 143
-
-
-def test_a_loader_process_ends_when_its_rank_says_so():
-    done = outcome(
-        "stopping.defer()\n"
-        "is_ready, says_ready = os.pipe()\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
-        "    os.write(says_ready, b'.')\n"
-        "    time.sleep(60)\n"
-        "os.read(is_ready, 1)\n"
-        "os.system(f'kill -INT {child}; kill -TERM {child}'); time.sleep(0.5)\n"
-        "print(os.waitpid(child, os.WNOHANG)[0], flush=True)\n"
-        "os.kill(child, signal.SIGTERM)\n"
-        "print(os.waitpid(child, 0)[1])"
-    )
-    assert done.stdout == "0\n0\n", done.stderr
 
 
 def test_nothing_else_listens_to_signals():

@@ -45,26 +45,15 @@ def load(path: Path | None) -> int:
     return number
 
 
-def test_a_checkpoint_is_written_and_replaced(tmp_path: Path):
-    path = tmp_path / "new" / "best.ckpt"
-    for number in (1, 2):
-        save(path, number)
-        assert load(path) == number
-    assert [file.name for file in path.parent.iterdir()] == ["best.ckpt"]
-
-
-def test_the_one_before_the_last_is_kept(tmp_path: Path):
+def test_a_checkpoint_is_replaced_and_the_one_before_is_kept_if_it_is_intact(tmp_path: Path):
+    last, previous = (tmp_path / f"new/{name}.ckpt" for name in ("last", "last-previous"))
     for number in (1, 2, 3):
-        save(tmp_path / "last.ckpt", number)
-    assert (load(tmp_path / "last.ckpt"), load(tmp_path / "last-previous.ckpt")) == (3, 2)
-
-
-def test_a_cut_checkpoint_does_not_replace_the_one_before(tmp_path: Path):
-    for number in (1, 2):
-        save(tmp_path / "last.ckpt", number)
-    os.truncate(tmp_path / "last.ckpt", 99)
-    save(tmp_path / "last.ckpt", 3)
-    assert (load(tmp_path / "last.ckpt"), load(tmp_path / "last-previous.ckpt")) == (3, 1)
+        save(last, number)
+    assert (load(last), load(previous)) == (3, 2)
+    os.truncate(last, 99)
+    save(last, 4)
+    assert (load(last), load(previous)) == (4, 2)
+    assert {path.name for path in last.parent.iterdir()} == {last.name, previous.name}
 
 
 def test_a_seal_is_the_comment_of_a_zip_file_that_torch_reads(tmp_path: Path):
@@ -81,15 +70,6 @@ def test_a_seal_is_the_comment_of_a_zip_file_that_torch_reads(tmp_path: Path):
     assert digest == found.sha256 == hashlib.sha256(content[:-64]).hexdigest()
     for mmap in (False, True):
         assert torch.load(path, mmap=mmap)["state_dict"]["weights"].equal(WEIGHTS)
-
-
-def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path: Path):
-    path = tmp_path / "best.ckpt"
-    save(path, 1)
-    with pytest.raises(CheckpointError, match=r"checkpoint\['number'\] is a builtins.function"):
-        AtomicCheckpointIO().save_checkpoint({"number": lambda: 2}, path)
-    assert load(path) == 1
-    assert [file.name for file in tmp_path.iterdir()] == ["best.ckpt"]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
@@ -141,7 +121,7 @@ def test_a_valid_checkpoint_exists_at_every_instant(
     assert deaths > 10
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.999])
+@pytest.mark.parametrize("share", [0.0, 0.999])
 def test_a_cut_checkpoint_is_skipped(tmp_path: Path, share: float, caplog):
     for number in (1, 2):
         save(tmp_path / "last.ckpt", number)
@@ -237,13 +217,6 @@ def test_a_run_of_the_same_name_with_another_configuration_is_another_run(tmp_pa
         load(tmp_path / "checkpoints/last.ckpt")
 
 
-def test_a_run_that_was_moved_is_the_same_run(tmp_path: Path):
-    record(tmp_path / "one", "mine")
-    save(tmp_path / "one/checkpoints/last.ckpt", 1)
-    (tmp_path / "one").rename(tmp_path / "two")
-    assert load(newest(tmp_path / "two/checkpoints")) == 1
-
-
 def forge(content: Any, path: Path, step: int = 0) -> None:
     """Save anything with an intact seal."""
     with path.open("w+b") as file:
@@ -252,19 +225,15 @@ def forge(content: Any, path: Path, step: int = 0) -> None:
         sealed.add(Seal(None, None, step, None, ""))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [{}, torch.zeros(3), [1], {"state_dict": {}}, {"state_dict": {}, "callbacks": {}}],
-    ids=["empty", "tensor", "list", "weights", "no loops"],
-)
-def test_a_proven_file_that_is_no_checkpoint_is_one_message(tmp_path: Path, content: Any):
+def test_a_proven_file_that_is_no_checkpoint_is_one_message(tmp_path: Path):
     path = tmp_path / "last.ckpt"
-    forge(content, path)
-    with pytest.raises(CheckpointError, match=r"cannot be used: it is no Samestep checkpoint: it"):
-        load(path)
+    for content in ({}, torch.zeros(3), {"state_dict": {}, "callbacks": {}}):
+        forge(content, path)
+        with pytest.raises(CheckpointError, match=r"cannot be used: it is no Samestep checkpoint"):
+            load(path)
 
 
-@pytest.mark.parametrize("shape", [(2, 2), (3,), None])
+@pytest.mark.parametrize("shape", [(3,), None])
 def test_a_checkpoint_of_another_model_is_one_message(tmp_path: Path, shape: tuple[int] | None):
     save(tmp_path / "last.ckpt", 1)
     io = AtomicCheckpointIO()
@@ -273,7 +242,7 @@ def test_a_checkpoint_of_another_model_is_one_message(tmp_path: Path, shape: tup
         io.load_checkpoint(tmp_path / "last.ckpt")
 
 
-@pytest.mark.parametrize("text", [b"", b"null", b"[1]", b"{}", b'{"run_id": 1}', b"\xff" * 99])
+@pytest.mark.parametrize("text", [b"", b"null", b'{"run_id": 1}', b"\xff" * 99])
 def test_a_file_without_a_seal_is_no_checkpoint(tmp_path: Path, text: bytes, caplog):
     save(tmp_path / "last.ckpt", 1)
     save(tmp_path / "last.ckpt", 2)
@@ -331,23 +300,22 @@ def test_a_full_disk_is_one_message_and_keeps_what_was_there(small_disk: Path):
     assert not list(small_disk.glob(".*partial"))
 
 
-@pytest.mark.parametrize(
-    ("value", "place"),
-    [
-        (np.zeros(2), r"\['mine'\]\['x'\] is a numpy.ndarray"),
+def test_what_could_never_be_read_again_is_not_saved(tmp_path: Path):
+    last = tmp_path / "last.ckpt"
+    save(last, 1)
+    for value, place in (
+        (lambda: 2, r"\['x'\] is a builtins.function"),
         (np.float64(0.5), r"\['mine'\]\['x'\] is a numpy.float64"),
         ([1, Path("a")], r"\['mine'\]\['x'\]\[1\] is a pathlib\S*Path"),
         ({"when": datetime.now(UTC)}, r"\['x'\]\['when'\] is a datetime.datetime"),
-    ],
-    ids=["array", "number", "path", "time"],
-)
-def test_what_could_never_be_read_again_is_not_saved(tmp_path: Path, value: Any, place: str):
-    save(tmp_path / "last.ckpt", 1)
-    content = {"global_step": 2, "state_dict": {}, "loops": {}, "callbacks": {"mine": {"x": value}}}
-    with pytest.raises(CheckpointError, match=rf"read again: checkpoint\['callbacks'\].*{place}"):
-        AtomicCheckpointIO().save_checkpoint(content, tmp_path / "last.ckpt")
-    assert load(newest(tmp_path)) == 1
-    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+    ):
+        callbacks = {"mine": {"x": value}}
+        content = {"global_step": 2, "state_dict": {}, "loops": {}, "callbacks": callbacks}
+        message = rf"read again: checkpoint\['callbacks'\].*{place}"
+        with pytest.raises(CheckpointError, match=message):
+            AtomicCheckpointIO().save_checkpoint(content, last)
+        assert load(newest(tmp_path)) == 1
+        assert list(tmp_path.iterdir()) == [last]
 
 
 def test_a_quota_is_one_message_and_keeps_what_was_there(tmp_path: Path):

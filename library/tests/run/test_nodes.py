@@ -110,34 +110,17 @@ def begin(spec: RunSpec) -> None:
     load(Path(state.ckpt_path))
 
 
+def below(spec: RunSpec, root: Path) -> RunSpec:
+    """The same run of the same node, with this folder in place of ``tmp_path``."""
+    return replace(spec, run_dir=run_dir_of(root, NODES[dist.get_rank()]))
+
+
 def ends_all_ranks(why: str, function: Callable[..., object], *args: object) -> None:
-    with pytest.raises(RunError, match=why):
+    with pytest.raises((ConfigError, RunError), match=why):
         function(*args)
 
 
-def test_each_node_gets_the_checkpoint_and_the_best_one(tmp_path: Path, capfd):
-    save(tmp_path, 0, 10, 20, best=10)
-    play(tmp_path, begin)
-    there = run_dir_of(tmp_path, 1)
-    assert step_of(there / "checkpoints/last.ckpt") == 20
-    assert step_of(there / "checkpoints/best.ckpt") == 10
-    assert (there / "config.yaml").exists()  # so the node can continue the run by itself
-    assert find_valid(there / "checkpoints")[0] == there / "checkpoints/last.ckpt"
-    assert not list(there.rglob(".*.partial"))
-    assert capfd.readouterr().out.count("Continuing") == 1
-
-
-def test_a_node_that_has_the_checkpoint_gets_nothing(tmp_path: Path):
-    save(tmp_path, 0, 20, best=20)
-    play(tmp_path, begin)
-    last, best = (run_dir_of(tmp_path, 1) / f"checkpoints/{name}.ckpt" for name in ("last", "best"))
-    assert last.samefile(best)  # they are one file, and one was sent
-    before = last.stat().st_mtime_ns
-    play(tmp_path, begin)
-    assert last.stat().st_mtime_ns == before
-
-
-def test_the_newest_checkpoint_of_all_nodes_counts(tmp_path: Path, capfd):
+def test_each_node_gets_the_newest_intact_checkpoint_of_all_nodes(tmp_path: Path, capfd):
     """Rank zero may be on another node than before, or have lost its folder."""
     harms = ("no folder", "older", "damaged")
     for harm in harms:
@@ -145,69 +128,50 @@ def test_the_newest_checkpoint_of_all_nodes_counts(tmp_path: Path, capfd):
     save(tmp_path / "older", 0, 10, best=10)
     for path in save(tmp_path / "damaged", 0, 10, best=10).glob("checkpoints/*.ckpt"):
         path.write_bytes(b"damaged")
+    save(tmp_path / "one file", 0, 20, best=20)
+    save(tmp_path / "newer is damaged", 0, 10)
+    newer = save(tmp_path / "newer is damaged", 1, 40) / "checkpoints/last.ckpt"
+    newer.write_bytes(newer.read_bytes()[:-1] + b"x")
+    config_of_other = save(tmp_path / "other run", 1, 40) / "config.yaml"
+    config_of_other.write_text(config_of_other.read_text().replace("lr: 0.003", "lr: 0.9"))
 
     def scenario(spec: RunSpec) -> None:
-        for harm in harms:
-            root = tmp_path / harm / f"node-{NODES[dist.get_rank()]}"
-            begin(replace(spec, run_dir=root / spec.run_id))
+        for name in (*harms, "newer is damaged", "one file"):
+            begin(below(spec, tmp_path / name))
+        # A node that has the checkpoint gets nothing.
+        again = below(spec, tmp_path / "one file")
+        last = again.run_dir / "checkpoints/last.ckpt"
+        before = last.stat().st_mtime_ns
+        begin(again)
+        assert last.stat().st_mtime_ns == before
+        why = r"on the node of rank 1: .*another configuration"
+        ends_all_ranks(why, nodes.begin, below(spec, tmp_path / "other run"), ["train.py"])
+        new = below(spec, tmp_path / "new")
+        assert nodes.begin(new, ["train.py"]).ckpt_path is None
+        assert nodes.best_checkpoint(new) is None
 
     play(tmp_path, scenario)
     for harm, node in itertools.product(harms, (0, 1)):
         run_dir = run_dir_of(tmp_path / harm, node)
         assert step_of(run_dir / "checkpoints/last.ckpt") == 40
         assert step_of(run_dir / "checkpoints/best.ckpt") == 20
+    there = run_dir_of(tmp_path / "no folder", 0)
+    assert (there / "config.yaml").exists()  # so the node can continue the run by itself
+    assert find_valid(there / "checkpoints")[0] == there / "checkpoints/last.ckpt"
+    assert not list(tmp_path.rglob(".*.partial"))
+    last, best = (
+        run_dir_of(tmp_path / "one file", 1) / f"checkpoints/{name}.ckpt"
+        for name in ("last", "best")
+    )
+    assert last.samefile(best)  # they are one file, and one was sent
+    for node in (0, 1):
+        folder = run_dir_of(tmp_path / "newer is damaged", node) / "checkpoints"
+        assert step_of(folder / "last.ckpt") == 10
+    assert not run_dir_of(tmp_path / "other run", 0).exists()
+    assert not run_dir_of(tmp_path / "new", 1).exists()
     said = capfd.readouterr().out
     assert said.count("The newest checkpoint, of step 40, is on the node of rank 1") == 3
-
-
-def test_a_newer_checkpoint_that_is_damaged_does_not_count(tmp_path: Path):
-    save(tmp_path, 0, 10)
-    damaged = save(tmp_path, 1, 40) / "checkpoints/last.ckpt"
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
-    play(tmp_path, begin)
-    assert step_of(run_dir_of(tmp_path, 0) / "checkpoints/last.ckpt") == 10
-    assert step_of(damaged) == 10
-
-
-def refused(spec: RunSpec) -> None:
-    with pytest.raises(ConfigError, match=r"on the node of rank 1: .*another configuration"):
-        nodes.begin(spec, ["train.py"])
-
-
-def test_another_run_of_this_name_on_a_node_is_refused_and_overwrites_nothing(tmp_path: Path):
-    save(tmp_path, 1, 40)
-    config_of_other = run_dir_of(tmp_path, 1) / "config.yaml"
-    config_of_other.write_text(config_of_other.read_text().replace("lr: 0.003", "lr: 0.9"))
-    play(tmp_path, refused)
-    assert not run_dir_of(tmp_path, 0).exists()
-
-
-def test_without_any_checkpoint_the_run_begins(tmp_path: Path):
-    def scenario(spec: RunSpec) -> None:
-        assert nodes.begin(spec, ["train.py"]).ckpt_path is None
-        assert nodes.best_checkpoint(spec) is None
-
-    play(tmp_path, scenario)
-    assert not run_dir_of(tmp_path, 1).exists()
-
-
-def test_each_node_tests_the_best_checkpoint_of_rank_zero(tmp_path: Path):
-    """Otherwise the other ranks would test their last weights, and the sum be of both."""
-
-    def scenario(spec: RunSpec) -> None:
-        begin(spec)
-        if dist.get_rank() == 0:
-            best = Path(spec.run_dir, "checkpoints/best.ckpt")
-            content = {"global_step": 30, "state_dict": {}, "loops": {}, "callbacks": {}}
-            for path in (best, best.with_name("last.ckpt")):
-                AtomicCheckpointIO().save_checkpoint({**content, "best_step": 30}, path)
-        path = nodes.best_checkpoint(spec)
-        assert path is not None
-        assert Path(path).is_relative_to(spec.run_dir)
-        assert step_of(Path(path)) == 30
-
-    save(tmp_path, 0, 20, best=20)
-    play(tmp_path, scenario)
+    assert said.count("Continuing") == 6
 
 
 def test_each_node_gets_what_is_saved_while_the_run_trains(tmp_path: Path):
@@ -231,9 +195,25 @@ def test_each_node_gets_what_is_saved_while_the_run_trains(tmp_path: Path):
         assert step_of(there / f"{name}.ckpt") == step
         assert (there / f"{name}.ckpt").read_bytes() == (here / f"{name}.ckpt").read_bytes()
     assert (there / "best.ckpt").samefile(there / "last-previous.ckpt")  # it was sent once
-    shutil.rmtree(here.parent)
-    play(tmp_path, begin)
-    assert step_of(here / "last.ckpt") == 30
+
+
+def test_each_node_tests_the_best_checkpoint_of_rank_zero(tmp_path: Path):
+    """Otherwise the other ranks would test their last weights, and the sum be of both."""
+
+    def scenario(spec: RunSpec) -> None:
+        begin(spec)
+        if dist.get_rank() == 0:
+            best = Path(spec.run_dir, "checkpoints/best.ckpt")
+            content = {"global_step": 30, "state_dict": {}, "loops": {}, "callbacks": {}}
+            for path in (best, best.with_name("last.ckpt")):
+                AtomicCheckpointIO().save_checkpoint({**content, "best_step": 30}, path)
+        path = nodes.best_checkpoint(spec)
+        assert path is not None
+        assert Path(path).is_relative_to(spec.run_dir)
+        assert step_of(Path(path)) == 30
+
+    save(tmp_path, 0, 20, best=20)
+    play(tmp_path, scenario)
 
 
 def flip_on_the_way() -> None:
@@ -248,37 +228,30 @@ def flip_on_the_way() -> None:
     nodes.dist.recv = flip
 
 
-def test_what_does_not_arrive_whole_is_not_kept_and_ends_all_ranks(tmp_path: Path):
+def test_what_cannot_arrive_or_be_written_ends_all_ranks(tmp_path: Path):
+    for name in ("flipped", "in the way", "full"):
+        save(tmp_path / name, 0, 20)
+    run_dir_of(tmp_path / "in the way", 1).parent.mkdir()
+    run_dir_of(tmp_path / "in the way", 1).write_text("a file where the directory should be")
+
     def scenario(spec: RunSpec) -> None:
+        unwritable = r"rank 1: .* cannot be written"
+        in_the_way, full = (below(spec, tmp_path / name) for name in ("in the way", "full"))
+        ends_all_ranks(unwritable, nodes.begin, in_the_way, ["train.py"])
         flip_on_the_way()
-        ends_all_ranks("was incomplete", nodes.begin, spec, ["train.py"])
-
-    save(tmp_path, 0, 20)
-    play(tmp_path, scenario)
-    assert not list(run_dir_of(tmp_path, 1).rglob("*.ckpt*"))
-    assert not list(run_dir_of(tmp_path, 1).rglob(".*"))
-
-
-def test_a_node_that_cannot_write_ends_all_ranks_with_one_message(tmp_path: Path):
-    def scenario(spec: RunSpec) -> None:
-        ends_all_ranks(r"rank 1: .* cannot be written", nodes.begin, spec, ["train.py"])
-
-    save(tmp_path, 0, 20)
-    (tmp_path / "node-1").mkdir()
-    (run_dir_of(tmp_path, 1)).write_text("a file where the directory should be")
-    play(tmp_path, scenario)
-
-
-def test_a_node_whose_disk_is_full_ends_all_ranks_and_passes_the_file_on(tmp_path: Path):
-    def scenario(spec: RunSpec) -> None:
+        ends_all_ranks(
+            "was incomplete", nodes.begin, below(spec, tmp_path / "flipped"), ["train.py"]
+        )
         if dist.get_rank() == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
-        ends_all_ranks(r"rank 1: .* cannot be written", nodes.share, spec.run_dir, [LAST])
+        ends_all_ranks(unwritable, nodes.share, full.run_dir, [LAST])
 
-    save(tmp_path, 0, 20)
     play(tmp_path, scenario)
-    assert not list(run_dir_of(tmp_path, 1).rglob("*.ckpt*"))
-    assert step_of(run_dir_of(tmp_path, 2) / LAST) == 20
+    assert not list(run_dir_of(tmp_path / "flipped", 1).rglob("*.ckpt*"))
+    assert not list(run_dir_of(tmp_path / "flipped", 1).rglob(".*"))
+    # The other node of a node whose disk is full still gets the file.
+    assert not list(run_dir_of(tmp_path / "full", 1).rglob("*.ckpt*"))
+    assert step_of(run_dir_of(tmp_path / "full", 2) / LAST) == 20
 
 
 def test_the_preflight_finds_out_whether_the_directory_is_shared(tmp_path: Path):

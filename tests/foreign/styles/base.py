@@ -25,7 +25,6 @@ class Told(NamedTuple):
 
 
 RANKS = ("2 ranks",)
-WITHIN_EPOCH = ("SIGTERM", "2 ranks", "2 ranks, SIGTERM")
 LOADER = (Told("ordinary DataLoader", "each rank has its own batches", RANKS),)
 STREAM = (Told("unknown length", "each rank sees all of a stream", RANKS),)
 LOST = (Told("no checkpoint holds", "state outside the checkpoint is lost"),)

@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch.callbacks import BaseFinetuning
 from torch import nn
 
-from .base import Exact, Regressor, Style, Told
+from .base import Exact, Regressor, Style
 
 HERE = __name__
 
@@ -111,37 +111,29 @@ class FromCheckpoint(Annealing):
         self.factor, self.before = checkpoint["annealing"]
 
 
-FINDER = (
-    Told("LearningRateFinder|BatchSizeFinder|lr_find|tuner", "a tuner runs steps of its own"),
-)
-SWA = (Told("StochasticWeightAveraging", "its averages are in no checkpoint"),)
-CHECKPOINT = (Told("ModelCheckpoint", "the run saves its own checkpoints"),)
-FINETUNING = (
-    Told("Finetuning|param_group|unfree", "the optimizer has other groups after a restart"),
-)
 STYLES = [
     Style("EMAWeightAveraging", Regressor, Exact, ("callbacks=ema",)),
     Style("WeightAveraging", Regressor, Exact, lightning("WeightAveraging")),
     Style("StochasticWeightAveraging", Regressor, Exact, lightning(
         "StochasticWeightAveraging", "swa_lrs=0.01", "swa_epoch_start=1",
-    ), SWA),
+    )),
     Style("LearningRateFinder", Tunable, Exact, lightning(
         "LearningRateFinder", "num_training_steps=5",
-    ), FINDER),
-    Style("BatchSizeFinder", Tunable, Exact, lightning("BatchSizeFinder", "max_trials=2"), FINDER),
+    )),
+    Style("BatchSizeFinder", Tunable, Exact, lightning("BatchSizeFinder", "max_trials=2")),
     Style("BaseFinetuning: unfreezes in epoch 1", Parts, Exact, added(
         "unfreeze", f"{HERE}.Unfreeze",
-    ), FINETUNING),
+    )),
     Style("BackboneFinetuning", Parts, Exact, lightning(
         "BackboneFinetuning", "unfreeze_backbone_at_epoch=1",
-    ), FINETUNING),
-    Style("add_param_group in the module", UnfreezeByHand, Exact, told=FINETUNING),
+    )),
+    Style("add_param_group in the module", UnfreezeByHand, Exact),
     Style("EarlyStopping", Regressor, Exact, lightning(
         "EarlyStopping", "monitor=val_loss", "min_delta=10.0", "patience=2",
     )),
     Style("ModelCheckpoint of the user", Regressor, Exact, lightning(
         "ModelCheckpoint", "monitor=val_loss", "save_top_k=1",
-    ), CHECKPOINT),
+    )),
     Style("GradientAccumulationScheduler", Regressor, Exact, lightning(
         "GradientAccumulationScheduler", "scheduling={1:3}",
     )),

@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional as F
 from torchmetrics import MeanMetric, MeanSquaredError, MetricCollection, R2Score
 
-from .base import WITHIN_EPOCH, Exact, Regressor, Style, Told
+from .base import Exact, Regressor, Style
 
 
 class Torchmetrics(Regressor):
@@ -118,16 +118,14 @@ class Reduced(Regressor):
         return loss
 
 
-RANKS = (Told("sync_dist", "a metric is that of rank zero", ("2 ranks", "2 ranks, SIGTERM")),)
-EPOCH = (Told("mean|on_epoch", "a mean lacks earlier steps", WITHIN_EPOCH),)
 STYLES = [
-    Style("self.log(on_epoch=True), sync_dist", OnEpoch, Exact, told=EPOCH),
-    Style("torchmetrics, logged as objects", Torchmetrics, Exact, told=EPOCH),
-    Style("torchmetrics, computed by hand", Collected, Exact, told=EPOCH),
-    Style("no sync_dist", NotReduced, Exact, told=RANKS),
+    Style("self.log(on_epoch=True), sync_dist", OnEpoch, Exact),
+    Style("torchmetrics, logged as objects", Torchmetrics, Exact),
+    Style("torchmetrics, computed by hand", Collected, Exact),
+    Style("no sync_dist", NotReduced, Exact),
     Style("outputs kept in a list", Collects, Exact),
     Style("on_step=True in validation and test", EachStep, Exact, (
         "callbacks.checkpoints.monitor=val_loss_epoch",
-    ), EPOCH),
-    Style("reduce_fx", Reduced, Exact, told=EPOCH, is_per_rank=True),
+    )),
+    Style("reduce_fx", Reduced, Exact, is_per_rank=True),
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .base import Exact, Regressor, Style, Told
+from .base import Exact, Regressor, Style
 
 
 class GAN(L.LightningModule):
@@ -220,7 +220,6 @@ class Predicts(Regressor):
 
 
 TWICE = "trainer.strategy=ddp_find_unused_parameters_true"
-SAVE = (Told("save_hyperparameters|ignore=", "what cannot be restored is named with ignore=[...]"),)
 STYLES = [
     Style("GAN: manual, two optimizers, add_image", GAN, Exact, (
         "callbacks.checkpoints.monitor=g_loss", TWICE,
@@ -233,8 +232,8 @@ STYLES = [
     Style("sparse embedding", Sparse, Exact),
     Style("frozen layers", Frozen, Exact),
     Style("unused parameters", Unused, Exact, (TWICE,)),
-    Style("hyperparameters: Path, Namespace, Enum", Hyperparameters, Exact, told=SAVE),
-    Style("hyperparameters: nn.Module", ModuleHyperparameter, Exact, told=SAVE),
+    Style("hyperparameters: Path, Namespace, Enum", Hyperparameters, Exact),
+    Style("hyperparameters: nn.Module", ModuleHyperparameter, Exact),
     Style("import pytorch_lightning as pl", ImportedAsPl, PlData),
     Style("no test", Untested, Exact),
     Style("no validation", Unvalidated, Exact, ("callbacks.checkpoints.monitor=train_loss",)),

@@ -4,7 +4,7 @@ from itertools import chain
 
 import torch
 
-from .base import Exact, Regressor, Style, Told
+from .base import Exact, Regressor, Style
 
 
 class ManuallyAccumulated(Regressor):
@@ -95,9 +95,8 @@ class Penalty(Regressor):
         self.log("grad_norm", torch.stack([p.grad.norm() for p in self.parameters()]).norm())
 
 
-GRADIENTS = (Told("grad", "gradients that wait for a step are lost"),)
 STYLES = [
-    Style("manual optimization that accumulates", ManuallyAccumulated, Exact, told=GRADIENTS),
+    Style("manual optimization that accumulates", ManuallyAccumulated, Exact),
     Style("two optimizers that alternate", Alternating, Exact, (
         "trainer.strategy=ddp_find_unused_parameters_true",
     )),
