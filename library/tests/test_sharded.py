@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from library.tests.kit import Net, batches, check_exact, fit, make_spec, on_ranks, rows
+from library.tests.kit import Net, batches, check_exact, fit, make_spec, on_ranks, rows, weights
 from samestep import Trainer
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.errors import ConfigError
@@ -89,20 +89,12 @@ class Late(Net):
         return (self.net(batch[0]) - 0.1 * batch[0]).square().mean()
 
 
-class Manual(Plain):
-    """Takes a step after every second batch."""
-
-    automatic_optimization = False
+class Manual(Net):
+    """Takes a step after every second batch. No block of its own holds the weights."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale = None
-        self.net = nn.Sequential(self.body, *self.blocks, self.head)
-        del self.body, self.blocks, self.head
         self.automatic_optimization = False
-
-    def loss(self, batch):
-        return (self.net(batch[0]) - 0.1 * batch[0]).square().mean()
 
     def training_step(self, batch, batch_idx):
         self.manual_backward(self.loss(batch))
@@ -144,6 +136,8 @@ def on_one_rank(folder: str, max_epochs: int) -> None:
     move(root, max_epochs)
     if max_epochs > 1:
         fit(root / "alone", Plain, data, max_epochs=max_epochs, **SHARDED)
+    else:
+        fit(root / "manual alone", Manual, data)
 
 
 def on_two_ranks(folder: str) -> None:
@@ -178,6 +172,9 @@ def test_sharded_runs(tmp_path: Path):
         done = on_ranks(function, str(tmp_path), *numbers, num=num)
         assert done.returncode == 0, done.stdout + done.stderr
     assert "the loss on rank 1 is infinite or nan; skipped, 1 of 1" in done.stderr
+
+    manual, alone = (weights(tmp_path / name) for name in ("Manual/whole", "manual alone"))
+    torch.testing.assert_close(manual, alone, rtol=1e-4, atol=1e-6)
 
     # Of all folders those are left that a checkpoint names, and no rank has all of the weights.
     seals = [read(path) for path in folder.glob("*.ckpt")]
