@@ -120,10 +120,7 @@ def test_a_node_whose_place_was_given_away_meets_the_others_again(server: EtcdSe
     assert (alone.rank, alone.world_size) == (0, 1)
     late._backend.has_left = False
     assert [late.num_nodes_waiting() for _ in range(2)] == [0, 1]
-    with ThreadPoolExecutor() as threads:
-        joins = threads.submit(late.next_rendezvous)
-        until(other.num_nodes_waiting)
-        assert other.next_rendezvous().world_size == joins.result(300).world_size == 2
+    meet([late, other])
 
 
 def test_nodes_go_on_without_etcd_and_meet_again_when_it_is_back(
