@@ -18,7 +18,7 @@ from tests.conftest import ROOT, environment, final_figures, free_port
 from tests.faults.lab import BASE
 
 ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]
-EPOCHS = 8
+EPOCHS = 40  # 400 s of slow steps: a node may take half a minute to come or to be missed
 
 
 def test_nodes_leave_and_join(tmp_path: Path):
