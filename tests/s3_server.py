@@ -13,7 +13,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from library.tests.programs import environment, until
+from library.tests.programs import environment, free_port, until
 
 KEY = "AKIA" + "F4K3" * 4
 SECRET = "sesame-open-456"
@@ -22,8 +22,7 @@ SECRET = "sesame-open-456"
 @contextmanager
 def s3_server(log: Path) -> Iterator[dict[str, str]]:
     """The environment in which ``s3://...`` is a server on loopback."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with log.open("w") as output:
         server = subprocess.Popen(command, stdout=output, stderr=output, env=environment())

@@ -6,13 +6,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import lightning as L
 
+from library.tests.programs import PATIENCE_S, until
 from samestep.ranks import stopping
 from tests.conftest import environment
 from tests.faults.lab import free_port
@@ -24,7 +24,10 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 SlurmUser={user}
 SlurmdUser={user}
-AuthInfo=socket={folder}/munge.sock,cred_expire=5
+AuthInfo=socket={folder}/munge.sock,cred_expire=10
+MessageTimeout=100
+TCPTimeout=60
+BatchStartTimeout=400
 CommunicationParameters=DisableIPv6
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
@@ -108,7 +111,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         yield variables
     finally:
         if all(process.poll() is None for process in processes):
-            subprocess.run(["scancel", "--me"], env=env, check=False, timeout=400)
+            subprocess.run(["scancel", "--me"], env=env, check=False, timeout=PATIENCE_S)
         for process in reversed(processes):
             process.terminate()
         for process in processes:
@@ -121,11 +124,15 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
 
 def wait_for(condition, folder: Path, processes: list[subprocess.Popen]) -> None:
     """Wait until ``condition()`` holds, while all processes run."""
-    deadline = time.monotonic() + 400
-    while not condition():
-        is_hopeless = time.monotonic() > deadline or any(process.poll() for process in processes)
-        assert not is_hopeless, "\n".join(path.read_text()[-2000:] for path in folder.glob("*.out"))
-        time.sleep(0.1)
+
+    def said() -> str:
+        return "\n".join(path.read_text()[-2000:] for path in folder.glob("*.out"))
+
+    def holds() -> bool:
+        assert not any(process.poll() for process in processes), said()
+        return condition()
+
+    until(holds, says=said)
 
 
 class Caller(L.Callback):
@@ -145,17 +152,19 @@ class Caller(L.Callback):
             return
         # Slurm signals every process of the job, so the command may be ended before it returns.
         subprocess.run(command, shell=True, check=False)
-        deadline = time.monotonic() + 400
-        while stopping._State.signum != signal.SIGTERM:
-            assert time.monotonic() < deadline, f"{command}: brought no SIGTERM"
-            time.sleep(0.1)
+        until(is_stopped, says=lambda: f"{command}: brought no SIGTERM")
 
 
-class SlowEpochs(L.Callback):
-    """Waits before each epoch, so that others can look at a run that is not finished."""
+def is_stopped() -> bool:
+    return stopping._State.signum == signal.SIGTERM
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
 
-    def on_train_epoch_start(self, *_) -> None:
-        time.sleep(self.seconds)
+class WaitsIfBad(L.Callback):
+    """Lets a run that is less accurate wait, after an epoch, until it is stopped."""
+
+    def __init__(self, accuracy: float) -> None:
+        self.accuracy = accuracy
+
+    def on_train_epoch_start(self, trainer, *_) -> None:
+        if trainer.callback_metrics.get("val/accuracy", 1) < self.accuracy:
+            until(is_stopped)

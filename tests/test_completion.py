@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from library.tests.programs import PATIENCE_S
 from tests.conftest import ROOT, environment
 
 BIN = Path(sys.executable).parent
@@ -24,7 +25,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 def ask(*command: str) -> list[str]:
     done = subprocess.run(
-        command, cwd=ROOT, env=environment(), timeout=400, capture_output=True, text=True
+        command, cwd=ROOT, env=environment(), timeout=PATIENCE_S, capture_output=True, text=True
     )
     assert done.stderr == ""
     return done.stdout.splitlines()
@@ -74,7 +75,7 @@ def test_zsh_completes(line: str, expected: str, tmp_path: Path):
 
 
 def read_until(terminal: int, text: str) -> None:
-    seen, end = "", time.monotonic() + 400
+    seen, end = "", time.monotonic() + PATIENCE_S
     while text not in seen:
         assert select.select([terminal], [], [], max(0, end - time.monotonic()))[0], seen
         seen += os.read(terminal, 4096).decode()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from execnet import gateway_io
 
+from library.tests.programs import PATIENCE_S
 from tests import fork_server
 from tests.conftest import environment, run
 
@@ -118,7 +119,8 @@ def test_a_process_of_xdist_is_forked_and_so_are_its_programs(tmp_path: Path):
     del variables["OMP_NUM_THREADS"]  # most users do not set it
     worker = subprocess.run(
         [sys.executable, "-u", *fork_server.TEST_WORKER],
-        input=f"{code!r}\n", env=variables, timeout=60, capture_output=True, text=True, check=True,
+        input=f"{code!r}\n", env=variables, capture_output=True, text=True, check=True,
+        timeout=PATIENCE_S,
     )  # fmt: skip
     is_forked, parent, pid, *of_program = worker.stdout.split()
     assert (is_forked, int(parent)) == ("True", os.getpid())

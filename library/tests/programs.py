@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 """Where the tests are started."""
 
-PATIENCE_S = 400
+PATIENCE_S = 1000
 """How long a test waits for what takes seconds on a quiet machine: only a fault makes it wait."""
 
 

@@ -19,7 +19,7 @@ import torch
 from packaging.requirements import Requirement
 from sklearn.datasets import load_digits
 
-from library.tests.programs import run
+from library.tests.programs import PATIENCE_S, run
 
 LIBRARY = Path(__file__).parents[1]
 SOURCES = {
@@ -168,7 +168,8 @@ def test_a_script_runs_in_an_empty_environment(python: Path, tutorial: Path):
     kept = {"HOME": str(tutorial), "PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, f"--trainer.run_dir={run_dir}"], cwd=tutorial, capture_output=True, text=True,
-        env=kept | {"DIES_AT": "11 0", "BY": str(int(signal.SIGTERM))}, timeout=400, check=False,
+        env=kept | {"DIES_AT": "11 0", "BY": str(int(signal.SIGTERM))}, check=False,
+        timeout=PATIENCE_S,
     )  # fmt: skip
     assert done.returncode == 143, done.stderr
     last = torch.load(run_dir / "checkpoints/last.ckpt", weights_only=True)

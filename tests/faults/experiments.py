@@ -121,7 +121,7 @@ EXPERIMENTS = [
     killed("exit without a word", TORCHRUN, "exit backward 27 1"),
     killed("SIGSTOP of one rank", TWO, "hang step 27 1", overrides=[MINUTE], logs=(0,)),
     killed("SIGSTOP in another pod", PODS_THAT_RESTART, "hang step 27 1", exit_codes=(0,),
-           overrides=["cluster.timeout_s=15"], says="no progress for", logs=(0,), max_attempts=1),
+           overrides=["cluster.timeout_s=30"], says="no progress for", logs=(0,), max_attempts=1),
     killed("a rank waits forever", TORCHRUN, "sleep backward 27 1", overrides=[MINUTE],
            logs=(0, 1)),
     killed("a step never ends", ONE, "sleep backward 27 0", overrides=[MINUTE], logs=(0,)),

@@ -30,6 +30,7 @@ import torch
 from filelock import FileLock
 
 from library.tests import etcd_server, pods
+from library.tests.programs import PATIENCE_S
 from samestep.ranks import process
 from tests.conftest import NO_PICTURES, ROOT, environment, final_figures, free_port, run_ranks
 from tests.faults import store
@@ -221,7 +222,7 @@ class Laboratory:
         self.base = base
 
     def launch(
-        self, topology: str, run_dir: Path, overrides: list[str], timeout: float = 300
+        self, topology: str, run_dir: Path, overrides: list[str], timeout: float = PATIENCE_S
     ) -> tuple[list[int], str]:
         """One attempt at a run: the exit codes of its agents, and what they said."""
         path = run_dir.parent / f"{run_dir.name}.log"
@@ -282,7 +283,7 @@ class Laboratory:
         everything = ""
         attempt = 0
         for attempt in range(1, experiment.max_attempts + 1):
-            timeout = 240 + 60 * len(experiment.faults)
+            timeout = PATIENCE_S + 60 * len(experiment.faults)
             codes, said = self.launch(experiment.topology, run_dir, overrides, timeout)
             everything += said
             first = first or codes

@@ -210,6 +210,13 @@ class SlowUntil(Slow):
             time.sleep(self.seconds)
 
 
+class SlowToTheEnd(SlowUntil):
+    """Ends the run after the epoch in which the file comes to be; then one rank trains."""
+
+    def on_train_epoch_end(self, trainer, *_) -> None:
+        trainer.should_stop = trainer.should_stop or self.path.exists()
+
+
 class SlowOnceHarmed(Slow):
     """Is slow in an attempt that a ``Saboteur`` harms, from its first fault on."""
 

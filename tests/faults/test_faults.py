@@ -22,7 +22,7 @@ QUICK = {  # and how many steps may be repeated
     "SIGKILL of rank 0, restarted in place [torchrun 2, restarts]": 20,
     # The kill in step 47 costs what came after the save of step 40.
     "node 0's folder lost, no store [nodes without a shared folder]": 8,
-    "etcd restarted empty [etcd 1+1]": 20,
+    "etcd restarted empty [etcd 1+1]": 40,  # where etcd is slow the nodes may meet twice
 }
 CHOSEN = [e for e in EXPERIMENTS if f"{e.name} [{e.topology}]" in QUICK]
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 import yaml
 
+from library.tests.programs import PATIENCE_S
 from tests.conftest import NO_PICTURES, ROOT, environment, final_figures
 from tests.faults.lab import descendants
 from tests.foreign.styles.base import Style
@@ -78,7 +79,7 @@ class Attempt(NamedTuple):
 class Matrix:
     """Runs styles in a project of their own, in ``directory``."""
 
-    def __init__(self, directory: Path, timeout_s: float = 90) -> None:
+    def __init__(self, directory: Path, timeout_s: float = PATIENCE_S) -> None:
         self.directory = directory
         self.timeout_s = timeout_s
         shutil.copytree(ROOT / "configs", directory / "configs")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from library.tests.programs import PATIENCE_S
 from tests.conftest import ROOT, environment
 
 SAMESTEP = ("-m", "samestep")
@@ -27,8 +28,8 @@ def run_unread(*words: str, both: bool = False) -> tuple[int, str]:
     try:
         done = subprocess.run(
             [sys.executable, *words], stdout=writing_end, cwd=ROOT, env=environment(),
-            stderr=writing_end if both else subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=400,
-            text=True, check=False,
+            stderr=writing_end if both else subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+            timeout=PATIENCE_S, check=False,
         )  # fmt: skip
     finally:
         os.close(writing_end)

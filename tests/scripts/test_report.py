@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from library.tests.programs import PATIENCE_S
 from library.tests.report.fake import make_run
 from samestep.report import live, page
 from samestep.run import record
@@ -76,7 +77,7 @@ def chromium(*words: str) -> subprocess.CompletedProcess[str]:
     # Without a GPU and a sandbox, which a container has not.
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     return subprocess.run(
-        [CHROMIUM, *flags, *words], capture_output=True, text=True, timeout=400, check=True
+        [CHROMIUM, *flags, *words], capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
 
 

@@ -25,7 +25,10 @@ WORDS = [
 
 
 def test_a_search_survives_a_kill(tmp_path: Path):
-    words = [*SWEEP, *WORDS, f"run_root={tmp_path}"]
+    # Its first trial must not end before it was looked at.
+    enough, node = tmp_path / "enough", "+callbacks.slow"
+    slow = [f"{node}._target_=tests.faults.saboteur.SlowUntil", f"{node}.path={enough}"]
+    words = [*SWEEP, *WORDS, *slow, f"{node}.seconds=2", f"run_root={tmp_path}"]
     with subprocess.Popen(
         [sys.executable, *words], cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL
     ) as first:
@@ -34,6 +37,7 @@ def test_a_search_survives_a_kill(tmp_path: Path):
         program = Path("/proc", claim.read_text().split()[1], "cmdline").read_text()
         until((tmp_path / "digits-lr-0/checkpoints/last.ckpt").exists)
         first.kill()
+    enough.touch()
     # On a CPU a trial is a fork of what has imported the libraries.
     assert ("samestep.sweep.preload" in program) == (sys.platform == "linux")
 

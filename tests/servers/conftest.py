@@ -1,6 +1,7 @@
 """One real cluster for all tests of this folder, and a namespace of its own for each test."""
 
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -51,6 +52,7 @@ CLUSTER_WIDE = (
 )
 SAVES = "trap 'echo saved; exit 143' TERM; echo started $POD; while :; do sleep 0.1; done"
 """What a pod does, for ``Cluster.pods_do``: it trains for ever, and saves when it is stopped."""
+STARTED_POD = r"\] started"
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +99,7 @@ class Cluster:
     kubeconfig: Path
     namespace: str
     folder: Path  # in which the commands are typed; submit remembers runs there
-    followers: "list[subprocess.Popen[str]]" = field(default_factory=list)
+    followers: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # A test asks hundreds of times, and each kubectl would be a process.
@@ -109,7 +111,7 @@ class Cluster:
         """Ask the API server as an administrator."""
         kind = "apply-patch+yaml" if method == "PATCH" else "json"
         return self.http.request(
-            method, self.url + path, json=body, params=query, timeout=60,
+            method, self.url + path, json=body, params=query, timeout=WAIT_S,
             headers={"Content-Type": f"application/{kind}"},
         )  # fmt: skip
 
@@ -215,22 +217,66 @@ class Cluster:
         path.write_text(yaml.safe_dump(config))
         return str(path)
 
-    def follow(
-        self, run_id: str, started: int = 0, kubeconfig: str = ""
-    ) -> "subprocess.Popen[str]":
-        """Start ``samestep logs``, and wait until it has shown that so many pods have started."""
-        follower = subprocess.Popen(
+    def start_logs(
+        self, run_id: str, stdout: Any, kubeconfig: str = ""
+    ) -> "subprocess.Popen[bytes]":
+        """Start ``samestep logs``, which shows them there."""
+        place = kubeconfig or str(self.kubeconfig)
+        process = subprocess.Popen(
             [sys.executable, ROOT / "tests/samestep_here.py", "logs", run_id], cwd=self.folder,
-            env=environment(
-                KUBECONFIG=kubeconfig or str(self.kubeconfig), SAMESTEP_PROJECT=str(ROOT)
-            ),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=environment(KUBECONFIG=place, SAMESTEP_PROJECT=str(ROOT)),
+            stdout=stdout, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        self.followers.append(follower)
-        assert follower.stdout
-        for _ in range(started):
-            assert any("started" in line for line in follower.stdout), "it has ended before"
+        self.followers.append(process)
+        return process
+
+    def follow(self, run_id: str, started: int = 0, kubeconfig: str = "") -> "Follower":
+        """Start ``samestep logs``, and wait until it has shown that so many pods have started."""
+        path = self.folder / f"shown-{len(self.followers)}"
+        with path.open("wb") as file:
+            follower = Follower(self.start_logs(run_id, file, kubeconfig), path)
+        follower.until_shown(STARTED_POD, started)
         return follower
+
+    def allow_guest(self, *rules: Object) -> None:
+        """Let the user ``guest`` do this here; the API server knows it after a while."""
+        api, name = "rbac.authorization.k8s.io", {"name": "guest"}
+        may = {"apiVersion": f"{api}/v1", "metadata": name}
+        guest = {"apiGroup": api, "kind": "User"} | name
+        self.apply(
+            may | {"kind": "Role", "rules": [*rules]},
+            may | {"kind": "RoleBinding", "subjects": [guest]}
+            | {"roleRef": {"apiGroup": api, "kind": "Role"} | name},
+        )  # fmt: skip
+        place = {"namespace": self.namespace, "verb": "get"}
+        place |= {"group": rules[-1]["apiGroups"][-1], "resource": rules[-1]["resources"][0]}
+        review = {"kind": "SubjectAccessReview", "apiVersion": "authorization.k8s.io/v1"}
+        review["spec"] = {"user": "guest", "resourceAttributes": place}
+        path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+        until(lambda: self.call("POST", path, review).json()["status"]["allowed"])
+
+
+@dataclass
+class Follower:
+    """A ``samestep logs``, and the file of what it shows."""
+
+    process: "subprocess.Popen[bytes]"
+    path: Path
+
+    def until_shown(self, pattern: str, times: int = 1) -> None:
+        """Wait until it has shown it so often."""
+
+        def is_shown() -> bool:
+            has_ended = self.process.poll() is not None
+            found = len(re.findall(pattern, self.path.read_text())) >= times
+            assert found or not has_ended, self.path.read_text()
+            return found
+
+        until(is_shown, says=self.path.read_text)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end; its exit code, and all that it has shown."""
+        return self.process.wait(WAIT_S), self.path.read_text()
 
 
 @pytest.fixture
@@ -265,8 +311,6 @@ def own_namespace(kubeconfig: Path, folder: Path) -> Iterator[Cluster]:
     for follower in here.followers:
         follower.kill()
         follower.wait()
-        assert follower.stdout
-        follower.stdout.close()
     here.delete("namespaces", name)
     here.delete("persistentvolumes", name)
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,6 +27,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import requests
 import yaml
+
+from library.tests.programs import PATIENCE_S
 
 NODES = ("node-a", "node-b", "node-c")
 TAINTS = {"node-c": [{"key": "team", "value": "other", "effect": "NoSchedule"}]}
@@ -47,13 +50,19 @@ class Container:
 
     log: Path
     process: subprocess.Popen[bytes]
+    copier: threading.Thread
     restarts: int = 0
     started: str = field(default_factory=now)
     terminated_at: float = 0  # when SIGTERM was sent
 
     @property
     def has_ended(self) -> bool:
-        return self.process.poll() is not None
+        """Whether it has, and all that it has printed is in the log."""
+        return self.process.poll() is not None and not self.copier.is_alive()
+
+    def signal(self, signum: int) -> None:
+        with suppress(ProcessLookupError):  # its last lines may still be on their way
+            os.killpg(self.process.pid, signum)
 
 
 def connect(folder: Path, kubeconfig: Path) -> tuple[str, requests.Session]:
@@ -86,7 +95,9 @@ class Nodes:
         headers = {
             "Content-Type": f"application/{kind}+json" if method == "PATCH" else "application/json"
         }
-        answer = self.http.request(method, self.url + path, json=body, headers=headers, timeout=30)
+        answer = self.http.request(
+            method, self.url + path, json=body, headers=headers, timeout=PATIENCE_S
+        )
         return dict(answer.json()) if answer.ok else {}
 
     def run(self, port: int) -> None:
@@ -164,14 +175,14 @@ class Nodes:
             "WORDS": shlex.join(words),
             "RESTARTS": str(restarts),
         }
-        container = Container(log, subprocess.Popen(
+        process = subprocess.Popen(
             ["sh", "-c", script], env=variables | values, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        ), restarts)  # fmt: skip
+        )  # fmt: skip
         log.touch()
-        threading.Thread(
-            target=copy_with_times, args=(container.process.stdout, log), daemon=True
-        ).start()
+        copier = threading.Thread(target=copy_with_times, args=(process.stdout, log), daemon=True)
+        copier.start()
+        container = Container(log, process, copier, restarts)
         self.containers[meta["uid"]] = self.logs[meta["namespace"], meta["name"]] = container
         self.report(pod, "Running", container, {"running": {"startedAt": container.started}})
 
@@ -184,7 +195,6 @@ class Nodes:
         if is_restarted and not is_deleted:
             self.start(pod, container.restarts + 1)
             return
-        time.sleep(POLL_S)  # the last lines are still on their way into the log
         end = {
             "exitCode": exit_code, "reason": "Error" if exit_code else "Completed",
             "startedAt": container.started, "finishedAt": now(),
@@ -218,9 +228,9 @@ class Nodes:
         """Send SIGTERM, and SIGKILL when the grace period is over."""
         if not container.terminated_at:
             container.terminated_at = time.monotonic()
-            os.killpg(container.process.pid, signal.SIGTERM)
+            container.signal(signal.SIGTERM)
         elif time.monotonic() - container.terminated_at > grace_s:
-            os.killpg(container.process.pid, signal.SIGKILL)
+            container.signal(signal.SIGKILL)
 
     def remove(self, pod: Object) -> None:
         """Let the API server forget a pod that was deleted and has ended."""
@@ -231,8 +241,8 @@ class Nodes:
         """Kill what is left of pods that were deleted by force."""
         for uid in self.containers.keys() - uids:
             container = self.containers.pop(uid)
-            if not container.has_ended:
-                os.killpg(container.process.pid, signal.SIGKILL)
+            if container.process.poll() is None:
+                container.signal(signal.SIGKILL)
 
 
 def path_of(pod: Object) -> str:
@@ -281,8 +291,8 @@ class Logs(BaseHTTPRequestHandler):
                         self.wfile.write(line if "timestamps" in query else text)
                 if is_last or "follow" not in query:
                     return
-                is_last = container.has_ended
-                time.sleep(POLL_S)
+                if not (is_last := container.has_ended):
+                    time.sleep(POLL_S)
                 lines = file.readlines()
 
 

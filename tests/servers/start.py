@@ -20,11 +20,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from library.tests.programs import free_port
 
 BUILT = Path(os.environ.get("SAMESTEP_SERVERS", "~/.cache/samestep-servers")).expanduser()
 BIN, MANIFESTS = BUILT / "bin", BUILT / "manifests"
@@ -71,7 +73,7 @@ class Servers:
         self.certificate, self.key = folder / "tls.crt", folder / "tls.key"
         # Where controllers look for it that have no option for it, below TMPDIR.
         self.certificates = folder / "k8s-webhook-server/serving-certs"
-        self.ports = free_ports()
+        self.ports = iter(free_port, 0)
         self.server = f"https://127.0.0.1:{next(self.ports)}"
         self.kubeconfig = folder / "starting" / "kubeconfig"
 
@@ -145,6 +147,7 @@ class Servers:
             "kube-controller-manager", BIN / "kube-controller-manager", "--leader-elect=false",
             f"--kubeconfig={self.kubeconfig}", f"--service-account-private-key-file={self.key}",
             f"--root-ca-file={self.certificate}", f"--secure-port={next(self.ports)}",
+            "--node-monitor-grace-period=1h",  # a busy machine is no lost node
         )  # fmt: skip
         self.start_process(
             "kube-scheduler", BIN / "kube-scheduler", "--leader-elect=false",
@@ -251,6 +254,7 @@ class Servers:
                 path = webhook["clientConfig"]["service"]["path"]
                 ca = base64.b64encode(self.certificate.read_bytes()).decode()
                 webhook["clientConfig"] = {"url": f"https://127.0.0.1:{port}{path}", "caBundle": ca}
+                webhook["timeoutSeconds"] = 30  # the longest that there is
             configurations.append(item)
         self.wait_for(source, lambda: socket.create_connection(("127.0.0.1", port), 1).close())
         self.apply(configurations)
@@ -306,15 +310,6 @@ class Servers:
             process.kill()
         for process in self.processes.values():
             process.wait()
-
-
-def free_ports() -> Iterator[int]:
-    """Ports that nobody uses now. The kernel does not give the same one twice in a while."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        yield port
 
 
 def read(path: str) -> list[Object]:

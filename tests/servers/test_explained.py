@@ -66,6 +66,7 @@ def test_status_says_why_no_pod_starts(cluster: Cluster) -> None:
 def test_status_says_that_the_quota_is_used_up(cluster: Cluster) -> None:
     quota = {"kind": "ResourceQuota", "spec": {"hard": {"pods": "1"}}}
     cluster.apply({"apiVersion": "v1", "metadata": {"name": "small"}} | quota)
+    until(lambda: cluster.get("resourcequotas", "small").get("status", {}).get("hard"))
     assert cluster.launch("k8s", "mine").returncode == 0
     assert "small" in until(lambda: find(cluster, "quota"), pause_s=1)
 

@@ -16,33 +16,35 @@ import yaml
 from tests.servers.conftest import WAIT_S, Cluster, until
 
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
-COUNTS = (
-    "trap 'echo saved; exit 143' TERM; echo started; "
-    "n=0; while :; do n=$((n+1)); echo line $n; sleep 0.5; done"
-)
+COUNTS = """trap 'echo saved; exit 143' TERM; echo started; n=0
+while :; do n=$((n+1)); echo line $n; [ -e {folder}/mark ] && echo marked; sleep 0.5; done"""
 
 
 def test_it_ends_when_nobody_reads_it_any_more(cluster: Cluster) -> None:
-    cluster.pods_do(COUNTS)
+    cluster.pods_do(COUNTS.format(folder=cluster.folder))
     assert cluster.launch("k8s", "mine").returncode == 0
     cluster.until_training("mine")
-    follower = cluster.follow("mine", started=2)
-    assert follower.stdout
-    follower.stdout.close()
-    assert follower.wait(WAIT_S) == 141
+    with cluster.start_logs("mine", subprocess.PIPE) as logs:
+        assert logs.stdout
+        assert any(b"started" in line for line in logs.stdout)
+        logs.stdout.close()
+        assert logs.wait(WAIT_S) == 141
 
 
 def test_it_goes_on_where_a_connection_broke(cluster: Cluster) -> None:
-    cluster.pods_do(COUNTS)
+    cluster.pods_do(COUNTS.format(folder=cluster.folder))
     assert cluster.launch("k8s", "mine").returncode == 0
     cluster.until_training("mine")
     follower = cluster.follow("mine", started=2)
-    before = kubectl_of(follower)
-    for child in before:
+    broken = kubectl_of(follower.process.pid)
+    assert len(broken) == 2
+    for child in broken:
         os.kill(child, signal.SIGKILL)
-    until(lambda: len(kubectl_of(follower) - before) == 2)
+    (cluster.folder / "mark").touch()
+    for index in (0, 1):
+        follower.until_shown(rf"mine-{index}\S* marked")
     assert cluster.samestep("cancel", "mine").returncode == 0
-    log, _ = follower.communicate(timeout=WAIT_S)
+    _, log = follower.end()
     for index in (0, 1):
         found = [line for line in log.splitlines() if f"mine-{index}" in line and "line" in line]
         numbers = {int(line.rpartition(" ")[2]) for line in found}
@@ -50,10 +52,10 @@ def test_it_goes_on_where_a_connection_broke(cluster: Cluster) -> None:
         assert any(f"mine-{index}" in line and "saved" in line for line in log.splitlines())
 
 
-def kubectl_of(follower: "subprocess.Popen[str]") -> set[int]:
+def kubectl_of(follower: int) -> set[int]:
     """The processes of kubectl that follow the logs."""
     found = set()
-    for pid in Path(f"/proc/{follower.pid}/task/{follower.pid}/children").read_text().split():
+    for pid in Path(f"/proc/{follower}/task/{follower}/children").read_text().split():
         with suppress(OSError):  # it has ended meanwhile
             if b"--follow" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.add(int(pid))
@@ -70,7 +72,7 @@ def test_it_outlives_a_cluster_that_does_not_answer_for_a_while(
     until(lambda: gate.refused > 3)
     gate.is_open = True
     assert cluster.samestep("cancel", "mine").returncode == 0
-    log, _ = follower.communicate(timeout=WAIT_S)
+    _, log = follower.end()
     assert "mine: was removed before it ended" in log
 
 

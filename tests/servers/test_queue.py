@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.servers.conftest import WAIT_S, Cluster, until
+from tests.servers.conftest import STARTED_POD, Cluster, until
 
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
 KUEUE = "kueue.x-k8s.io/v1beta2"
@@ -48,8 +48,9 @@ def test_a_run_saves_and_waits_while_a_more_urgent_one_runs(queue: Cluster, targ
     until(lambda: "waits in the queue" in queue.samestep("status", "first").stdout, pause_s=1)
     assert queue.samestep("cancel", "second").returncode == 0
     queue.until_training("first")
+    follower.until_shown(STARTED_POD, 4)
     assert queue.samestep("cancel", "first").returncode == 0
-    log, _ = follower.communicate(timeout=WAIT_S)
+    _, log = follower.end()
     saved = [line for line in log.splitlines() if line.endswith("] saved")]
     assert len(saved) == 4, log  # both pods, when they made room and when they ended
     assert "waits in the queue" in log

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.conftest import Cluster, documents_of, own_namespace, plant
+from tests.servers.conftest import Cluster, documents_of, own_namespace, plant, until
 
 pytestmark = [pytest.mark.clusters, pytest.mark.servers]
 TARGETS = ("k8s", "jobset", "kubeflow", "pytorchjob", "elastic")
@@ -35,7 +35,9 @@ REFUSED = [  # target, kind, place, value; and what the server says of it
 def shared(kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One namespace for all dry runs, with the runtime that the webhook of TrainJobs looks for."""
     with own_namespace(kubeconfig, tmp_path_factory.mktemp("shared")) as here:
-        here.apply(documents_of(here, "kubeflow")[-2])
+        *_, runtime, job = documents_of(here, "kubeflow")
+        here.apply(runtime)
+        until(lambda: not here.dry_run(job))  # the webhook has seen the runtime
         yield here
 
 

@@ -45,8 +45,9 @@ def variables_of(pod: Object) -> dict[str, str]:
 
 
 def test_a_run_of_the_launcher_is_one_for_the_sdk(cluster: Cluster) -> None:
-    saves = f"touch {cluster.folder}/saved-$JOB_COMPLETION_INDEX"
-    cluster.pods_do(SAVES.replace("echo saved", saves))
+    note = f"touch {cluster.folder}/{{}}-$JOB_COMPLETION_INDEX"
+    script = SAVES.replace("echo saved", note.format("saved"))
+    cluster.pods_do(script.replace("$POD;", f"$POD; {note.format('started')};"))
     done = cluster.launch("kubeflow", "mine")
     assert (done.returncode, done.stderr) == (0, "")
     assert "created by Kubeflow's SDK" in done.stdout
@@ -68,6 +69,7 @@ def test_a_run_of_the_launcher_is_one_for_the_sdk(cluster: Cluster) -> None:
     until(lambda: client.get_job("mine").status == "Running")
     first = cluster.pods("mine")[0]["metadata"]["name"]
     until(lambda: list(client.get_job_logs("mine")) == [f"started {first}"])
+    until(lambda: len(list(cluster.folder.glob("started-*"))) == 2)
     client.delete_job("mine")
     until(lambda: not cluster.left())
     assert len(list(cluster.folder.glob("saved-*"))) == 2
@@ -93,13 +95,7 @@ def test_what_the_cluster_refuses_is_said_in_one_line(cluster: Cluster) -> None:
         trainer | {"resources": ["trainjobs"], "verbs": ["get"]},
         {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["*"]},
     ]
-    group = "rbac.authorization.k8s.io"
-    may = {"apiVersion": f"{group}/v1", "metadata": {"name": "guest"}}
-    cluster.apply(
-        may | {"kind": "Role", "rules": rules},
-        may | {"kind": "RoleBinding", "subjects": [{"kind": "User", "name": "guest"}]}
-        | {"roleRef": {"apiGroup": group, "kind": "Role", "name": "guest"}},
-    )  # fmt: skip
+    cluster.allow_guest(*rules)
     words, place = cluster.words("kubeflow"), cluster.kubeconfig_of("guest")
     done = cluster.samestep("launch", *words, RUN_ID="mine", KUBECONFIG=place)
     assert done.returncode == 1, done.stdout

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from library.tests.programs import PATIENCE_S
 from tests.conftest import ROOT, environment
 from tests.samestep.sweep.test_search import states, study_of
 from tests.servers.conftest import Cluster
@@ -43,7 +44,7 @@ def test_each_trial_is_a_job_that_is_cancelled_when_it_is_pruned(cluster: Cluste
          f"callbacks.artifacts.url=file://{cluster.folder}/store",
          "pruner={_target_: optuna.pruners.ThresholdPruner, lower: 0.5}"],
         cwd=cluster.folder, env=environment(KUBECONFIG=str(cluster.kubeconfig)),
-        capture_output=True, text=True, timeout=400, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     folder = cluster.folder / "runs/sweeps/digits-lr"
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,7 +3,8 @@
 It takes the same words and keeps the same promises: it continues after its last line, it ends with
 143 at SIGTERM, and it never runs twice at the same time for one run. ``$FAKE_SLEEP_S`` is the
 length of an epoch, ``$FAKE_GATE`` a file for which the last epoch waits, and ``$FAKE_FAULT`` how
-trials with a high learning rate fail; ``killed``: each trial is killed at its first start.
+trials with a high learning rate fail; ``killed``: each trial is killed at its first start;
+``waits``: bad ones wait before their last epoch until they are ended.
 """
 
 import fcntl
@@ -38,9 +39,10 @@ def train(run_dir: Path, lr: float) -> int:
     done = len(rows.read_text().splitlines()) - 1 if rows.exists() else 0
     text = rows.read_text() if done else "epoch,step,val/accuracy\n"
     gate = Path(os.environ.get("FAKE_GATE", "/"))
+    waits = "waits" in fault and lr > 0.0025
     for epoch in range(done, EPOCHS):
         time.sleep(SLEEP_S)
-        while epoch == EPOCHS - 1 and not gate.exists():
+        while epoch == EPOCHS - 1 and (waits or not gate.exists()):
             time.sleep(0.02)
         if fault == "always" or (fault == "crash" and lr > 0.01):
             print("error: the loss is infinite", flush=True)

@@ -1,9 +1,8 @@
 """Random transforms in a data set are the same on any number of ranks and loader processes."""
 
 import random
-import time
 from itertools import chain
-from threading import Lock
+from threading import Barrier, Lock
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from library.tests.programs import PATIENCE_S
 from samestep.data.loader import BatchLoader
 from samestep.data.seeds import seed_all
 from samestep.errors import ConfigError
@@ -120,10 +120,10 @@ def test_a_data_set_that_draws_for_whole_batches_is_recognized(draw: Any, draws:
 
 
 class Waits(Dataset):
-    """Answers late, as a store does, and remembers which reads were under way at once."""
+    """Remembers which reads were under way at once; the first ones wait for each other."""
 
-    def __init__(self, fails_at: int | None = None) -> None:
-        self.fails_at, self.lock = fails_at, Lock()
+    def __init__(self, at_once: int = 1, fails_at: int | None = None) -> None:
+        self.fails_at, self.lock, self.first = fails_at, Lock(), Barrier(at_once)
         self.reading = self.most_at_once = self.most_ahead = self.num_read = 0
         self.used = 0
 
@@ -134,9 +134,12 @@ class Waits(Dataset):
         with self.lock:
             self.reading += 1
             self.num_read += 1
+            # Before them the loader itself reads, to see whether the data set draws.
+            is_first = 1 < self.num_read <= 1 + self.first.parties
             self.most_at_once = max(self.most_at_once, self.reading)
             self.most_ahead = max(self.most_ahead, self.num_read - self.used)
-        time.sleep(0.02)
+        if is_first:
+            self.first.wait(PATIENCE_S)
         with self.lock:
             self.reading -= 1
         if self.fails_at in ids.tolist():
@@ -145,7 +148,7 @@ class Waits(Dataset):
 
 
 def test_threads_read_ahead_in_the_same_order():
-    data = Waits()
+    data = Waits(at_once=3)
     expected = [ids.tolist() for ids in BatchLoader(Waits(), 4, shuffle=True, seed=2)]
     seed_all(1)
     numbers = draw()
@@ -157,7 +160,7 @@ def test_threads_read_ahead_in_the_same_order():
         found.append(ids.tolist())
     assert found == expected
     assert draw() == numbers, "the numbers of a step are left alone"
-    assert 1 < data.most_at_once <= 3
+    assert data.most_at_once == 3
     assert data.most_ahead <= 2 * 3 + 1, "what is in memory is bounded"
     loader.start_at(0, 5)
     assert [ids.tolist() for ids in loader] == expected[5:]

@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from library.tests import etcd_server
 from library.tests.etcd_server import EtcdServer
-from library.tests.programs import until
+from library.tests.programs import PATIENCE_S, until
 
 pytest.importorskip("etcd", reason="pip install python-etcd")
 from samestep.node.etcd_rendezvous import EtcdRendezvous, is_loss
@@ -59,7 +59,7 @@ def meet(nodes: list[EtcdRendezvous]) -> None:
 
     def take_part(node: EtcdRendezvous) -> None:
         met[node] = node.next_rendezvous()
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + PATIENCE_S
         while len(met) < len(nodes):
             assert time.monotonic() < deadline
             # As an agent does: etcd may fail the other node halfway, which then begins anew.
@@ -103,15 +103,15 @@ def test_a_node_that_is_gone_is_not_waited_for_and_another_may_join(server: Etcd
         joins = threads.submit(another.next_rendezvous)
         until(nodes[0].num_nodes_waiting)  # so its agent lets the ranks meet again
         together = nodes[0].next_rendezvous()
-        assert {together.rank, joins.result(300).rank} == {0, 1}
+        assert {together.rank, joins.result(PATIENCE_S).rank} == {0, 1}
         assert together.world_size == 2
 
 
 def test_a_node_whose_place_was_given_away_meets_the_others_again(server: EtcdServer):
     """Its heartbeats come too late, as on a machine without a free core."""
     late, other = (
-        EtcdRendezvous(parameters(server, last_call_timeout="1", keep_alive_max_attempt="3"))
-        for _ in range(2)
+        EtcdRendezvous(parameters(server, last_call_timeout="1", keep_alive_max_attempt=attempts))
+        for attempts in ("10", "3")
     )
     late.next_rendezvous()
     late._backend.has_left = True
@@ -155,7 +155,7 @@ def test_nodes_go_on_without_etcd_and_meet_again_when_it_is_back(
         time.sleep(2)
         assert not meeting.done()
         server.start(tmp_path / "empty again")
-        meeting.result(300)
+        meeting.result(PATIENCE_S)
 
 
 def test_the_wait_for_etcd_ends_with_a_reason(server: EtcdServer):

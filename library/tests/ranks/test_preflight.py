@@ -18,8 +18,8 @@ import torch
 
 from library.tests import pods
 from library.tests.kit import Net, make_spec
+from library.tests.programs import PATIENCE_S, run_ranks
 from library.tests.programs import environment as variables
-from library.tests.programs import run_ranks
 from samestep.errors import ConfigError
 from samestep.ranks import environment, network, preflight
 from samestep.ranks.preflight import PreflightError, compare, identity, inspect
@@ -263,7 +263,7 @@ def test_two_ranks_with_other_configuration_and_code(tmp_path: Path):
         (tmp_path / rank / "net.py").write_text(NET % rank)
     each = "import os, sys; sys.path.insert(0, f'{sys.path[0]}/{os.environ[\"RANK\"]}')\n"
     (tmp_path / "rank.py").write_text(each + RANK)
-    result = run_ranks(str(tmp_path / "rank.py"), str(tmp_path), "30", "3")
+    result = run_ranks(str(tmp_path / "rank.py"), str(tmp_path), "400", "3")
     failed = [line for line in result.stdout.splitlines() if line.startswith("failed")]
     assert len(failed) == 2, result.stdout + result.stderr
     assert "rank 0, 1: ranks: 2, nodes: 1 trainer.devices=3 x" in failed[0]
@@ -302,7 +302,7 @@ def two_nodes():
 def test_two_nodes_meet_through_the_interface_that_joins_them(two_nodes, tmp_path: Path):
     (tmp_path / "rank.py").write_text(RANK)
     (tmp_path / "net.py").write_text(NET % 0)
-    words = [str(tmp_path / "rank.py"), str(tmp_path), "30", "1"]
+    words = [str(tmp_path / "rank.py"), str(tmp_path), "400", "1"]
     host = socket.gethostname()
     shutil.copy("/etc/hosts", tmp_path / f"hosts-{host}")
     shutil.copy("/etc/resolv.conf", tmp_path / "resolv")
@@ -314,6 +314,6 @@ def test_two_nodes_meet_through_the_interface_that_joins_them(two_nodes, tmp_pat
         )
         for node, name in enumerate(NAMESPACES)
     ]  # fmt: skip
-    said, other = (process.communicate(timeout=400)[0] for process in nodes)
+    said, other = (process.communicate(timeout=PATIENCE_S)[0] for process in nodes)
     assert [process.returncode for process in nodes] == [0, 0], said + other
     assert "10.99.0.1 is 10.99.0.1, reached through fabric0" in said

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from library.tests.programs import environment
+from library.tests.programs import PATIENCE_S, environment
 
 PROGRAM = """
 import os, subprocess, sys, time
@@ -26,8 +26,8 @@ def shell(line: str, program: str = PROGRAM, **variables: str) -> subprocess.Com
     """Run a shell's line in which ``$PROGRAM`` stands for Python with ``program``."""
     return subprocess.run(
         ["bash", "-c", f"set -o pipefail; run() {{ '{sys.executable}' -c \"$TEXT\"; }}; {line}"],
-        env=environment(TEXT=program, **variables), capture_output=True, text=True, timeout=400,
-        check=False,
+        env=environment(TEXT=program, **variables), capture_output=True, text=True, check=False,
+        timeout=PATIENCE_S,
     )  # fmt: skip
 
 
@@ -72,9 +72,13 @@ def interrupted(*_):
     raise KeyboardInterrupt
 def main():
     signal.signal(signal.SIGINT, interrupted)
-    threading.Thread(target=time.sleep, args=(60,)).start()
-    threading.Timer(0.3, print, args=("ready",), kwargs={"flush": True}).start()
+    threading.Thread(target=outlive_main).start()
     return 0
+def outlive_main():
+    while threading.main_thread().is_alive():
+        time.sleep(0.01)
+    print("ready", flush=True)
+    time.sleep(60)
 process.run(main)
 """
 
@@ -97,6 +101,6 @@ def test_an_interrupt_prints_no_traceback(program: str, exit_code: int, tmp_path
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    assert process.wait(400) == exit_code
+    assert process.wait(PATIENCE_S) == exit_code
     process.stdout.close()
     assert (tmp_path / "stderr").read_text() == ""

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed import PrefixStore, TCPStore
 
+from library.tests.programs import PATIENCE_S
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, failure
 from samestep.ranks import process_group as distributed
@@ -17,11 +18,11 @@ from samestep.spec import RunSpec
 
 def meet(rank: int, port: int) -> None:
     """Join as a rank of three whose store another process keeps."""
-    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=400))
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=PATIENCE_S))
     distributed.rendezvous = lambda *_, **__: iter([(store, rank, 3)])
-    fresh = distributed.store_of_this_attempt(timedelta(seconds=400))
+    fresh = distributed.store_of_this_attempt(timedelta(seconds=PATIENCE_S))
     fresh.set(f"rank-{rank}", "here")
-    fresh.wait(["rank-0", "rank-1", "rank-2"], timedelta(seconds=400))
+    fresh.wait(["rank-0", "rank-1", "rank-2"], timedelta(seconds=PATIENCE_S))
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
@@ -38,7 +39,7 @@ def test_ranks_meet_in_a_store_that_holds_addresses_of_an_older_attempt():
     time.sleep(1.5)
     ranks[0].start()
     for rank in ranks:
-        rank.join(400)
+        rank.join(PATIENCE_S)
         assert rank.exitcode == 0
     assert not PrefixStore("older", store).check(["rank-0"])
 

@@ -18,6 +18,7 @@ import yaml
 from torch.distributed import FileStore
 
 from library.tests.kit import make_spec
+from library.tests.programs import PATIENCE_S
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import preflight
 from samestep.run import nodes
@@ -51,7 +52,7 @@ def be_rank(rank: int, tmp_path: Path, scenario: Scenario, spec: RunSpec) -> Non
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", store=FileStore(f"{tmp_path}/meet", len(NODES)), rank=rank,
-        world_size=len(NODES), timeout=timedelta(seconds=60),
+        world_size=len(NODES), timeout=timedelta(seconds=PATIENCE_S),
     )  # fmt: skip
     nodes.BLOCK_BYTES = 1000  # several blocks a file
     scenario(spec)
@@ -70,7 +71,7 @@ def play(tmp_path: Path, scenario: Scenario) -> None:
     for rank in ranks:
         rank.start()
     for rank in ranks:
-        rank.join(60)
+        rank.join(PATIENCE_S)
         rank.kill()
     assert [rank.exitcode for rank in ranks] == [0] * len(NODES)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from library.tests.programs import PATIENCE_S
 from project.data.download import DataError, fetch
 from tests import mirror
 from tests.conftest import run
@@ -50,7 +51,7 @@ def arguments(served, server):
         "mirror": server.url,
         "download": True,
         "name": "mnist",
-        "timeout_s": 20.0,
+        "timeout_s": PATIENCE_S,
     }
 
 
@@ -109,7 +110,7 @@ def test_wrong_bytes_from_the_server_are_not_kept(tmp_path, arguments):
     content[100] ^= 1
     (served / name).write_bytes(content)
     with mirror.serve(served) as server, pytest.raises(DataError) as error:
-        fetch(tmp_path / "mnist", **{**arguments, "mirror": server.url, "timeout_s": 1.0})
+        fetch(tmp_path / "mnist", **{**arguments, "mirror": server.url})
     assert f"{server.url}/{name}" in str(error.value)
     assert f"expected md5:{mnist.archives[name]} but got {mirror.md5(content)}" in str(error.value)
     assert names(tmp_path / "mnist") == [".lock"]
@@ -118,7 +119,7 @@ def test_wrong_bytes_from_the_server_are_not_kept(tmp_path, arguments):
 def test_truncated_download_is_not_kept(tmp_path, server, arguments):
     server.cuts.release(1)
     with pytest.raises(DataError, match=r"IncompleteRead.* nothing was kept"):
-        fetch(tmp_path, **{**arguments, "timeout_s": 1.0})
+        fetch(tmp_path, **arguments)
     assert names(tmp_path) == [".lock"]
     fetch(tmp_path, **arguments)
 
@@ -145,10 +146,7 @@ def test_unreachable_address_is_named(tmp_path, server, arguments, address, reas
     with pytest.raises(
         DataError, match=rf"cannot download {wanted}/train-images.*{reason}.*mirror"
     ):
-        fetch(
-            tmp_path,
-            **{**arguments, "mirror": wanted if address else None, "timeout_s": 0.1},
-        )
+        fetch(tmp_path, **{**arguments, "mirror": wanted if address else None})
     assert len(server.requests) <= 1
 
 
@@ -245,7 +243,7 @@ def test_killed_process_leaves_nothing_to_trust_and_the_others_fetch_once(
 )
 def test_the_password_of_a_mirror_is_never_printed(tmp_path, arguments, capfd, mirror_url):
     with pytest.raises(DataError, match=r"cannot download \w+://\*\*\*@") as error:
-        fetch(tmp_path, **{**arguments, "mirror": mirror_url, "timeout_s": 1.0})
+        fetch(tmp_path, **{**arguments, "mirror": mirror_url})
     output = capfd.readouterr()
     assert "downloading " in output.err
     for text in (str(error.value), output.out, output.err):

@@ -15,7 +15,7 @@ import pytest
 
 from library.tests import pods
 from library.tests.node.test_cluster_environment import PYTORCHJOB
-from library.tests.programs import until
+from library.tests.programs import PATIENCE_S, until
 from samestep.errors import ConfigError
 from samestep.launch import entrypoint
 from samestep.node import pid1
@@ -26,8 +26,8 @@ TRAIN = [
     "trainer.accelerator=cpu", "trainer.max_epochs=1", "data.global_batch_size=60", "model=mlp",
     NO_PICTURES, "report=false",
 ]  # fmt: skip
-LONG = [  # 12 epochs of at least 2 s, saved each second
-    *TRAIN, "trainer.max_epochs=12", "callbacks.checkpoints.every_s=1",
+LONG = [  # epochs of at least 2 s, saved each second, until it is stopped
+    *TRAIN, "trainer.max_epochs=1000", "callbacks.checkpoints.every_s=1",
     "+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=0.1",
 ]  # fmt: skip
 WHY_NO_PODS = pods.why_not()
@@ -67,11 +67,11 @@ class Nodes:
             assert self.processes[number].poll() is None or words in self.said(number)
             return words in self.said(number)
 
-        until(is_said, 400, lambda: self.said(number))
+        until(is_said, says=lambda: self.said(number))
 
     def ends(self, number: int) -> int:
         try:
-            return self.processes[number].wait(400)
+            return self.processes[number].wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             pytest.fail(f"node {number} goes on: {self.said(number)}")
 
@@ -127,7 +127,7 @@ def test_sigterm_to_one_node_stops_all_after_saving(nodes: Nodes):
     shared["MASTER_PORT"] = str(free_port())
     for number in ("0", "1"):
         nodes.start(*options, *LONG, **shared, RANK=number)
-    nodes.wait_until(0, "epoch 1/12  step 20")
+    nodes.wait_until(0, "epoch 1/1000  step 20")
     nodes.processes[1].send_signal(signal.SIGTERM)
     time.sleep(0.1)
     nodes.processes[1].send_signal(signal.SIGTERM)  # must not end the agent alone
@@ -215,7 +215,7 @@ def test_sigterm_ends_a_wait_at_once(nodes: Nodes):
 
 def test_ranks_whose_agent_was_killed_save_and_are_waited_for(nodes: Nodes):
     nodes.start("--nproc-per-node=2", *LONG, RUN_ID="orphans")
-    nodes.wait_until(0, "epoch 1/12  step 1/")
+    nodes.wait_until(0, "epoch 1/1000  step 1/")
     supervisor = nodes.processes[0].pid
     child = int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text())
     os.kill(child, signal.SIGKILL)
@@ -233,7 +233,7 @@ def test_pods_find_each_other_and_one_is_replaced(nodes: Nodes):
 
     def start(index: int) -> subprocess.Popen[bytes]:
         number = nodes.start(
-            *options, *LONG, "trainer.max_epochs=4", start=partial(cluster.start, f"pods-{index}"),
+            *options, *LONG, start=partial(cluster.start, f"pods-{index}"),
             RUN_ID="pods", JOB_COMPLETION_INDEX=str(index),
         )  # fmt: skip
         return nodes.processes[number]
@@ -246,13 +246,13 @@ def test_pods_find_each_other_and_one_is_replaced(nodes: Nodes):
         cluster.records[f"pods-0.pods.{pods.DOMAIN}"] = address
         nodes.wait_until(0, f"meets at pods-0.pods:29500 ({address} over eth0), run pods")
         first = start(0)
-        nodes.wait_until(1, "epoch 1/4  step 20")
+        nodes.wait_until(1, "epoch 1/1000  step 20")
         second.kill()
         second.wait()
         third = start(1)
-        nodes.wait_until(1, "epoch 2/4  step 40")
+        nodes.wait_until(1, "epoch 2/1000  step 40")
         pods.signal_pod(third)
-        assert third.wait(400) == first.wait(400) == 143
+        assert third.wait(PATIENCE_S) == first.wait(PATIENCE_S) == 143
     assert "Stopped by SIGTERM after step" in nodes.said(1)
     assert "death signal" not in nodes.said(1)  # a warning of torchrun's agent
     assert len(list(nodes.directory.glob("message-*"))) == 0

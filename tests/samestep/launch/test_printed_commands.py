@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from library.tests import pods
+from library.tests.programs import PATIENCE_S
 from samestep.hydra.compose import check
 from samestep.launch import render
 from samestep.launch.kubernetes import find_pod_template
@@ -62,8 +63,8 @@ def read_logs(tmp_path: Path) -> str:
 
 def end_well(containers, tmp_path: Path, num_ranks: int) -> None:
     """All containers end with 0, and as many ranks as this took part in the run."""
-    assert [container.wait(400) for container in containers] == [0] * len(containers), read_logs(
-        tmp_path
+    assert [container.wait(PATIENCE_S) for container in containers] == [0] * len(containers), (
+        read_logs(tmp_path)
     )
     assert final_figures(tmp_path / "mine")["test/accuracy"] > 0.1
     assert len(list((tmp_path / "mine" / "logs").glob("rank-*.log"))) == num_ranks
@@ -98,9 +99,10 @@ def test_the_command_of_elastic_pods_trains_on_two(tmp_path: Path):
     }
     etcd, worker = containers["etcd"], containers["elasticjob-worker"]
     variables = {item["name"]: item["value"] for item in worker["env"] if "value" in item}
-    # It waits 30 s for a third one.
+    # It trains with one until there are more. Here it waits for two, however late one is.
     arguments = [
-        word.replace("timeout=900", "timeout=900,last_call_timeout=15") for word in worker["args"]
+        word.replace("--nnodes=1:", "--nnodes=2:").replace("=900", "=900,last_call_timeout=1")
+        for word in worker["args"]
     ]
     with pods.cluster(tmp_path) as cluster:
         cluster.records[f"mine-etcd.{pods.DOMAIN}"] = cluster.address(2)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from library.tests.programs import until
+from library.tests.programs import PATIENCE_S, until
 from samestep.run import record
 from tests import slurm
 from tests.conftest import NO_PICTURES, QUICK, ROOT, environment, run
@@ -62,7 +62,7 @@ class Launcher:
 
     def wait_for(self, words):
         """Ask for the status until it has these words."""
-        until(lambda: words in self("status").stdout, 400, lambda: self("status").stdout, 1)
+        until(lambda: words in self("status").stdout, says=lambda: self("status").stdout, pause_s=1)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_run_that_is_cancelled_saves_and_the_same_submit_continues_it(launcher
         assert "is in the queue already, nothing to do" in again.stdout
         cancelled = launch("cancel")
         assert cancelled.stdout == "mine: cancelled; the same submit continues it\n"
-        assert logs.wait(400) == 1
+        assert logs.wait(PATIENCE_S) == 1
         assert "Stopped by SIGTERM after step " in logs.stdout.read()
         assert "CANCELLED" in logs.stderr.read()
     assert launch("cancel").stdout == "mine: nothing to cancel\n"
@@ -171,9 +171,9 @@ def test_a_search_submits_its_trials_and_cancels_a_pruned_one(launcher, tmp_path
     done = run(
         HERE, "sweep", "sweep=digits_lr", "n_trials=2", "trials_at_once=2",
         "pruner={_target_: optuna.pruners.ThresholdPruner, lower: 0.7}", *words,
+        "+callbacks.bad._target_=tests.slurm.WaitsIfBad", "+callbacks.bad.accuracy=0.7",
         "model=mlp", "trainer.max_epochs=4", "report=false", NO_PICTURES,
-        "+callbacks.slow._target_=tests.slurm.SlowEpochs", "+callbacks.slow.seconds=3",
-        cwd=tmp_path, timeout=400, **launcher("unused").variables | {"RUN_ID": "found"},
+        cwd=tmp_path, timeout=PATIENCE_S, **launcher("unused").variables | {"RUN_ID": "found"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "sweeps/found"

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -17,7 +16,7 @@ from library.tests.programs import until
 from samestep.hydra.compose import check
 from samestep.launch import render
 from tests import mirror
-from tests.conftest import NO_PICTURES, run
+from tests.conftest import NO_PICTURES, free_port, run
 from tests.launching import launch, line_of, samestep
 
 UNEQUAL = "cluster.devices_per_node=[1,2]"
@@ -182,9 +181,7 @@ def data_server(tmp_path):
         words = miniature.overrides(team, official.url)
         filled = run("scripts/prepare_data.py", *words)
         assert filled.returncode == 0, filled.stderr
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     command = stack()["services"]["data"]["entrypoint"]
     place = {"python": sys.executable, "8000": str(port), "/data": str(team)}
     command = [place.get(word, word) for word in command]

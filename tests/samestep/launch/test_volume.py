@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from library.tests.programs import PATIENCE_S
 from samestep.launch import check as rules
 from samestep.launch import main, volume
 from tests import mirror
@@ -105,5 +106,5 @@ def test_sigterm_ends_it_although_it_is_process_1(tmp_path):
                 began.wait(0.1)
             children = Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text()
             subprocess.run(["kill", f"-{signal.SIGTERM.value}", *children.split()], check=True)
-            assert outside.wait(400) == 143
+            assert outside.wait(PATIENCE_S) == 143
     assert list((tmp_path / "volume").rglob("*-ubyte")) == []

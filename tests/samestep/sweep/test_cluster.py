@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from library.tests.programs import PATIENCE_S
 from tests.conftest import ROOT, environment
 
 pytestmark = pytest.mark.clusters
@@ -16,7 +17,7 @@ def test_the_manifests_are_checked_before_the_first_trial(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests/samestep_here.py"), "sweep", *words],
         cwd=tmp_path, env=environment(),
-        capture_output=True, text=True, timeout=400, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert "cluster.image=registry.example.com/project:0.1.0" in done.stderr

@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from library.tests.programs import until
+from library.tests.programs import PATIENCE_S, until
 from samestep.sweep import forks
 from tests.conftest import environment, run
 
@@ -72,7 +71,7 @@ def start(folder: Path, code: str, *words: str, **variables: str):
 
 
 def exit_code_of(process) -> int:
-    process.join(60)
+    process.join(PATIENCE_S)
     return process.exitcode
 
 
@@ -84,7 +83,7 @@ def test_a_fork_has_what_a_fresh_process_has(tmp_path: Path):
     subprocess.run(
         [sys.executable, str(tmp_path / "script.py"), *words],
         env=environment(OMP_NUM_THREADS="2", OWN="mine"), stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, start_new_session=True, check=True, timeout=120,
+        stdout=subprocess.DEVNULL, start_new_session=True, check=True, timeout=PATIENCE_S,
     )  # fmt: skip
     fresh = json.loads((tmp_path / "forked.json").read_text())
     # The server has the variables and the libraries of pytest too.
@@ -125,9 +124,9 @@ def test_a_trial_survives_its_server_and_is_not_started_twice(tmp_path: Path):
     code = f"import os; open(sys.argv[1] + '.server', 'w').write(str(os.getppid()))\n{SLEEPS}"
     first = start(tmp_path, f"import sys\n{code}", words[0])
     until((tmp_path / "ready").exists)
-    os.kill(int((tmp_path / "ready.server").read_text()), signal.SIGKILL)
+    os.kill(server := int((tmp_path / "ready.server").read_text()), signal.SIGKILL)
     assert exit_code_of(first) == 255
-    time.sleep(1)  # the server has let go of its pipes, and soon is gone
+    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)  # it has let go of its pipes, and is gone
     assert forks.is_running(tmp_path / "log")
     second = start(tmp_path, f"import sys\n{code}", words[1])
     assert not (tmp_path / "again").exists()
@@ -149,6 +148,6 @@ def test_with_a_library_that_starts_a_thread_each_trial_is_python_itself(tmp_pat
     (tmp_path / "script.py").write_text("import sys; print('threaded' in sys.modules)")
     (tmp_path / "main.py").write_text(MAIN)
     path = f"{library}:{environment()['PYTHONPATH']}"
-    done = run(str(tmp_path / "main.py"), str(tmp_path), timeout=120, PYTHONPATH=path)
+    done = run(str(tmp_path / "main.py"), str(tmp_path), PYTHONPATH=path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "log").read_text() == f"{not threads}\n"

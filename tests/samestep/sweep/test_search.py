@@ -15,7 +15,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from library.tests.programs import until
+from library.tests.programs import PATIENCE_S, until
 from tests.conftest import ROOT, environment, run, run_code
 
 SWEEP = str(ROOT / "tests/stand_ins/sweep.py")
@@ -67,7 +67,7 @@ def test_a_killed_search_continues_its_trials_and_starts_none_twice(tmp_path: Pa
         time.sleep(0.5)  # it looks at the trials several times
         assert [len(starts_of(run_dir)) for run_dir in tmp_path.glob("digits-lr-*")] == [1, 1]
         gate.touch()
-        out, err = second.communicate(timeout=400)
+        out, err = second.communicate(timeout=PATIENCE_S)
     assert (second.returncode, err) == (0, ""), out
     assert states(folder) == ["COMPLETE"] * 4
     assert len({str(trial.params) for trial in study_of(folder).trials}) == 4
@@ -86,11 +86,11 @@ def test_a_killed_search_continues_its_trials_and_starts_none_twice(tmp_path: Pa
 def test_ctrl_c_stops_the_trials_and_says_how_to_go_on(tmp_path: Path):
     folder = tmp_path / "sweeps/mine"
     words = ["n_trials=3", "trials_at_once=2", KEEP_ALL]
-    with begin(tmp_path, *words, FAKE_SLEEP_S="60", RUN_ID="mine") as first:
+    with begin(tmp_path, *words, FAKE_SLEEP_S="900", RUN_ID="mine") as first:
         until(lambda: len(list(tmp_path.glob("mine-*/starts.txt"))) == 2)
         second = search(tmp_path, *words, RUN_ID="mine")
         os.killpg(first.pid, signal.SIGINT)  # as a terminal does
-        out, err = first.communicate(timeout=400)
+        out, err = first.communicate(timeout=PATIENCE_S)
     assert second.returncode == 2
     assert re.match(r"error: \S+ is in use by process \d+ on ", second.stderr)
     assert (first.returncode, err) == (130, "")
@@ -108,7 +108,7 @@ def test_ctrl_c_stops_the_trials_and_says_how_to_go_on(tmp_path: Path):
 def test_bad_trials_end_early_and_the_search_goes_on(tmp_path: Path):
     """Each trial is killed once; what is nan fails, what is bad is pruned."""
     words = ["n_trials=6", "pruner={_target_: optuna.pruners.ThresholdPruner, lower: 0.9975}"]
-    done = search(tmp_path, *words, FAKE_FAULT="killed nan", FAKE_SLEEP_S="0.3")
+    done = search(tmp_path, *words, FAKE_FAULT="killed nan waits")
     assert done.returncode == 0, done.stderr
     for trial in study_of(tmp_path / "sweeps/digits-lr").trials:
         lr, reason = trial.params["model.optimizer.lr"], trial.user_attrs["reason"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import project
+from library.tests.programs import PATIENCE_S
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
 from tests.conftest import NO_PICTURES, ROOT
@@ -29,7 +30,7 @@ def test_a_notebook_trains_and_gets_the_metrics_of_a_finished_run_too(
              "print(sorted(first))"]  # fmt: skip
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT / 'library/src'}")
-    run = preprocessors.ExecutePreprocessor(timeout=400, kernel_name="python3")
+    run = preprocessors.ExecutePreprocessor(timeout=PATIENCE_S, kernel_name="python3")
     run.preprocess(notebook, {"metadata": {"path": str(ROOT)}})
     said = ["".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells]
     assert "epoch 2/2" in said[1]
