@@ -12,10 +12,9 @@ from pathlib import Path
 
 import lightning as L
 
-from library.tests.programs import PATIENCE_S, until
+from library.tests.programs import PATIENCE_S, free_port, until
 from samestep.ranks import stopping
 from tests.conftest import environment
-from tests.faults.lab import free_port
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "scontrol", "scancel", "srun")
 CONFIG = """
