@@ -1,6 +1,7 @@
+import pytest
 import torch
 
-from project.data.augment import Augment
+from project.data.augment import Augment, Normalize
 from samestep.data.sampler import Slice
 
 IMAGES = torch.arange(1, 6 * 3 * 8 * 8 + 1, dtype=torch.int16).reshape(6, 3, 8, 8)
@@ -32,3 +33,16 @@ def test_crops_are_shifted_windows_of_the_padded_image():
         assert len(matches) == 1
         shifts.add(matches[0])
     assert len(shifts) > 1
+
+
+@pytest.mark.parametrize("shape", [(128, 1, 28, 28), (7, 3, 33, 31), (0, 3, 8, 8)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_images_are_normalized_with_one_rounding_and_the_given_ones_are_kept(shape, dtype):
+    channels = shape[1]
+    normalize = Normalize([0.1, 0.4, 0.5][:channels], [0.3, 0.2, 0.25][:channels])
+    numbers = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, shape, generator=numbers).to(dtype)
+    before = images.clone()
+    expected = torch.addcmul(normalize.shift, images.float(), normalize.scale)
+    assert torch.equal(normalize(images), expected)
+    assert torch.equal(images, before)
