@@ -342,3 +342,23 @@ def test_a_jpeg_that_is_cut_in_its_middle_is_refused(tmp_path: Path):
     path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(DataError, match="cannot be read: image file is truncated"):
         read_image(path, 3, 64)
+
+
+def test_pictures_have_the_same_bits_on_every_processor(tmp_path: Path):
+    noise = np.random.default_rng(0).integers(0, 256, (301, 400, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "photo.jpg", quality=90)
+    Image.fromarray(noise).save(tmp_path / "photo.png")
+    # No vector instructions; torch takes those of this processor otherwise.
+    plain = environment() | {"ATEN_CPU_CAPABILITY": "default"}
+    code = (
+        "import torch; from pathlib import Path; from project.data.sources import read_image\n"
+        "assert torch.backends.cpu.get_cpu_capability() == 'DEFAULT'\n"
+        "for name in ('photo.jpg', 'photo.png'):\n"
+        "    images = [read_image(Path(name), 3, size) for size in (32, 224, 400)]\n"
+        "    torch.save(images, name + '.pt')"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=plain, check=True)
+    for name in ("photo.jpg", "photo.png"):
+        there = torch.load(tmp_path / f"{name}.pt")
+        here = [read_image(tmp_path / name, 3, size) for size in (32, 224, 400)]
+        assert all(map(torch.equal, here, there))
