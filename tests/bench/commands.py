@@ -120,14 +120,28 @@ def copy() -> dict[str, float]:
     return {"value": median(seconds)}
 
 
-def shards() -> dict[str, float]:
-    """The seconds of a save of which each rank writes its part, as ``save``."""
+def shards(pause: str) -> dict[str, float]:
+    """The seconds that training waits for a save of which each rank writes its part.
+
+    Args:
+        pause: seconds of each of two steps of an epoch, in which a thread may write. With 0 the
+            next save waits for the one before, so these are the seconds until all is on the disk.
+    """
     import lightning as L
 
-    with timed(L.Trainer, "save_checkpoint") as seconds:
-        short = "trainer.limit_train_batches=1", "trainer.limit_val_batches=1"
-        train_wide_net("trainer.strategy=fsdp", *short, width=13 * WIDTH)
-    return {"value": median(seconds)}
+    from samestep.run.checkpoint import AtomicCheckpointIO
+
+    with (
+        timed(L.Trainer, "save_checkpoint") as copying,
+        timed(AtomicCheckpointIO, "publish") as waiting,
+    ):
+        short = "trainer.limit_train_batches=2", "trainer.limit_val_batches=1"
+        slow = f"+callbacks.slow={{_target_: tests.faults.saboteur.Slow, seconds: {pause}}}"
+        train_wide_net("trainer.strategy=fsdp", *short, slow, width=13 * WIDTH)
+    # The first one only tries whether what is saved can be read again, and no step comes after the
+    # last one, so its wait tells nothing.
+    saves = copying[1:-1]
+    return {"value": (sum(saves) + sum(waiting[:-1])) / len(saves)}
 
 
 def half() -> dict[str, float]:

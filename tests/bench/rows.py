@@ -151,10 +151,12 @@ def rows_of_commands(folder: Path) -> list[Row]:
             {"save": f"{COMMANDS}:save", "copy": f"{COMMANDS}:copy"}, ["save / copy <= 1.2"],
         ),
         Row(
-            "shards", "sharded save of 1 GB on 2 ranks; write and fsync of half by one, by both",
-            {"save": f"{TWO}{COMMANDS}:shards", "half": f"{COMMANDS}:half",
-             "halves": f"{TWO}{COMMANDS}:half"},
-            ["save / half <= 1.2", "save / halves"],
+            "shards",
+            "sharded save of 1 GB on 2 ranks: training waits (held), all is on the disk (whole); "
+            "write and fsync of half by one rank, by both",
+            {"held": f"{TWO}{COMMANDS}:shards 4", "whole": f"{TWO}{COMMANDS}:shards 0",
+             "half": f"{COMMANDS}:half", "halves": f"{TWO}{COMMANDS}:half"},
+            ["held / half <= 1.2", "whole / half", "whole / halves"],
         ),
         Row(
             "logging", "logging, share of an MNIST-format epoch",

@@ -37,7 +37,7 @@ with stopping.interruptible(): print('never', flush=True)
     """stopping.defer(); os.kill(os.getpid(), signal.SIGHUP)
 print(stopping.agreed(save=True), flush=True)
 stopping.check()
-""": "(1, True)\nends 129\n",
+""": "(1, True, False)\nends 129\n",
     # A wait for data is ended, and a validation is not.
     """stopping.defer(); os.system(f'(sleep 1; kill -TERM {os.getpid()}) &')
 stopping.allow_interruption(True)
@@ -80,7 +80,7 @@ def test_nohup_keeps_a_run_from_stopping():
     ignore = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     hang_up = "os.kill(os.getpid(), signal.SIGHUP); print(stopping.agreed(), flush=True)"
     done = run_code(ignore + IN_TURN, hang_up)
-    assert done.stdout == "(0, False)\nends 0\n"
+    assert done.stdout == "(0, False, False)\nends 0\n"
 
 
 RANK = """

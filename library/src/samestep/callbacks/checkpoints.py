@@ -3,7 +3,8 @@
 - **Stop.** Before each optimizer step all ranks ask each other (``StopBetweenSteps``, the first
   callback of every run): go on, save, or stop.
 - **Save.** ``Checkpoints``, which Lightning calls last, saves ``last.ckpt`` there and at the end of
-  each epoch. No other checkpoint is ever written.
+  each epoch. No other checkpoint is ever written. A sharded one is copied, and written while
+  training goes on; it appears before the next step for which all ranks have written their parts.
 - **Link.** If the saved weights are the best ones or those of an epoch to keep, the file gets a
   second name: ``best.ckpt``, ``epoch-0002.ckpt``. Nodes that do not see the directory get a copy of
   each.
@@ -160,6 +161,8 @@ class Checkpoints(Checkpoint):
         self._kept = 0, 0  # epoch and step of the newest checkpoint of an epoch to keep
         self._saved_at = time.monotonic()
         self._saved_step = 0
+        self._checkpoint_io = AtomicCheckpointIO()  # writes nothing where the user has another one
+        self._due: list[Path] | None = None  # names of the checkpoint that is being written
         self._has_ended = False
         self._accumulated = 0  # batches of an optimizer step, by the configuration
         # Of the checkpoint from which the run continues:
@@ -170,6 +173,7 @@ class Checkpoints(Checkpoint):
         """Tell the reader of checkpoints which shapes to expect."""
         checkpoint_io = trainer.strategy.checkpoint_io
         if stage == "fit" and isinstance(checkpoint_io, AtomicCheckpointIO):
+            self._checkpoint_io = checkpoint_io
             weights = pl_module.state_dict() if pl_module.strict_loading else {}
             checkpoint_io.shapes = {
                 name: value.shape for name, value in weights.items() if isinstance(value, Tensor)
@@ -199,11 +203,15 @@ class Checkpoints(Checkpoint):
         # Without a new step there is nothing to save. Before the first step of an epoch, a loader
         # with a state of its own has begun, and Lightning's progress has not.
         must_save = is_due and trainer.is_global_zero and trainer.global_step > self._saved_step
-        signum, must_save = stopping.agreed(save=must_save and trainer.training)
+        signum, must_save, is_writing = stopping.agreed(
+            save=must_save and trainer.training, busy=self._checkpoint_io.is_writing()
+        )
         if signum:
             raise Stopped(signum)
         if must_save:
             self._save(trainer)
+        elif not is_writing:
+            self._publish(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Compare the weights that were validated with the best ones."""
@@ -222,10 +230,11 @@ class Checkpoints(Checkpoint):
             self._kept = epoch, trainer.global_step
         lightning_patches.step_plateau_schedules(trainer)
         self._save(trainer)
-        # All ranks wait, whether the epoch was the best one or not: the test that comes after the
-        # last epoch looks for its checkpoint on each of them.
-        trainer.strategy.barrier()
         self._record(trainer, epoch)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Wait for the last checkpoint: the test after it needs it."""
+        self._publish(trainer)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
@@ -235,6 +244,7 @@ class Checkpoints(Checkpoint):
             return  # it may be on one rank only, and saving needs all of them
         if trainer.training and trainer.global_step > self._saved_step:
             self._save(trainer)
+        self._publish(trainer)
         if trainer.is_global_zero:
             print(f"Stopped by {exception.name} after step {trainer.global_step}; saved.")
 
@@ -308,8 +318,8 @@ class Checkpoints(Checkpoint):
 
     def _try(self, trainer: L.Trainer) -> None:
         """Make a checkpoint before the first step, to find now what could not be saved or read."""
-        checkpoint_io = trainer.strategy.checkpoint_io
-        if trainer.fast_dev_run or not isinstance(checkpoint_io, AtomicCheckpointIO):  # type: ignore[attr-defined]
+        checkpoint_io = self._checkpoint_io
+        if trainer.fast_dev_run or trainer.strategy.checkpoint_io is not checkpoint_io:  # type: ignore[attr-defined]
             return
         checkpoint_io.trial = Trial()
         # Should the strategy write files itself, this name is not taken for a checkpoint.
@@ -348,26 +358,35 @@ class Checkpoints(Checkpoint):
     def _save(self, trainer: L.Trainer) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        self._publish(trainer)
         with lightning_patches.between_steps(trainer):
+            self._checkpoint_io.in_background = True
             trainer.save_checkpoint(self.last)
+            self._checkpoint_io.in_background = False
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
-        saved = [self.last, *self._link(trainer)]
-        nodes.share(self.run_dir, [f"checkpoints/{path.name}" for path in saved])
-
-    def _link(self, trainer: L.Trainer) -> list[Path]:
-        """Give the file that was just saved the other names that it should have, on rank zero."""
-        paths = []
+        self._due = [self.last]
         if self._has_improved:
             self._has_improved = False
-            paths.append(self.best)
+            self._due.append(self.best)
         epoch, _ = self._kept
         if epoch == trainer.current_epoch + 1:
-            paths.append(self._path_of(epoch))
+            self._due.append(self._path_of(epoch))
+        if self._checkpoint_io.unpublished is None:
+            self._publish(trainer)
+
+    def _publish(self, trainer: L.Trainer) -> None:
+        """Let the checkpoint that was saved last appear, with all names that it should have."""
+        if self._due is None:
+            return
+        paths, self._due = self._due, None
+        self._checkpoint_io.publish()
         if trainer.is_global_zero:
-            for path in paths:
+            for path in paths[1:]:
                 link_file(self.last, path)
             shards.prune(self.folder)
-        return paths
+        nodes.share(self.run_dir, [f"checkpoints/{path.name}" for path in paths])
+        # All ranks wait: the test after the last epoch looks for its checkpoint on each of them.
+        trainer.strategy.barrier()
 
     def _repair(self, source: Path, global_step: int) -> None:
         """Make the links that are missing, when a run continues from ``source``.

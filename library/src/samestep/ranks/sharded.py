@@ -39,6 +39,8 @@ class ShardedStrategy(ModelParallelStrategy):
         cluster_environment = options.pop("cluster_environment", None)
         super().__init__(environment.world_size(), tensor_parallel_size=1, **options)
         self.cluster_environment = cluster_environment
+        self.copies: dict[str, Tensor] = {}
+        """This rank's parts in the last save: new memory would take longer than the copying."""
 
     def setup_environment(self) -> None:
         """Meet the other ranks, and let Lightning shard the module where it configures it.
@@ -86,6 +88,8 @@ class ShardedStrategy(ModelParallelStrategy):
         Raises:
             ConfigError: if a tensor is sharded in another way than over all ranks.
         """
+        checkpoint_io: Any = self.checkpoint_io
+        checkpoint_io.publish()  # a thread may still read the copies
         part: dict[str, Tensor] = {}
         dims: dict[str, int] = {}
 
@@ -102,11 +106,13 @@ class ShardedStrategy(ModelParallelStrategy):
                 dims[path] = -1
                 return tensor.full_tensor().cpu()
             dims[path] = placement.dim
-            part[path] = tensor.to_local().detach().cpu()
+            local = tensor.to_local().detach()
+            if path not in self.copies or self.copies[path].shape != local.shape:
+                self.copies[path] = torch.empty_like(local, device="cpu")
+            part[path] = self.copies[path].copy_(local)
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
         checkpoint = map_tensors(checkpoint, cut) | {"sharded": dims}
-        checkpoint_io: Any = self.checkpoint_io
         checkpoint_io.save_part(checkpoint, part, self.broadcast(filepath))
 
     def _assemble(self, tensor: Tensor, dim: int, read: Callable[[int, int], Tensor]) -> Tensor:

@@ -105,23 +105,25 @@ def interruptible() -> Iterator[None]:
         _State.deferred = deferred
 
 
-def agreed(save: bool = False) -> tuple[int, bool]:
-    """The largest signal that a rank got, otherwise 0; without one, whether a rank wants to save.
+def agreed(*, save: bool = False, busy: bool = False) -> tuple[int, bool, bool]:
+    """The largest signal that a rank got, otherwise 0; whether a rank wants to save, or is busy.
 
-    One all-reduce of a number between CPUs: every rank must call this at the same point.
+    With a signal the others are not known, and busy ranks are not if one wants to save. One
+    all-reduce of a number between CPUs: every rank must call this at the same point.
     """
-    # One number holds both: a signal weighs more than the wish to save.
-    number = 2 * _State.signum + save
+    # One number holds all three: a signal weighs more than the wish to save, and that more than
+    # being busy.
+    number = 4 * _State.signum + 2 * save + busy
     if dist.is_initialized():
         largest = torch.tensor(number)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         number = int(largest)
-    return number // 2, number % 2 == 1
+    return number // 4, number % 4 >= 2, number % 4 == 1
 
 
 def check() -> None:
     """Raise ``Stopped`` on every rank if one of them got a signal; all ranks must call this."""
-    signum, _ = agreed()
+    signum, *_ = agreed()
     if signum:
         raise Stopped(signum)
 

@@ -18,10 +18,11 @@ import secrets
 from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, MutableSequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import lightning as L
 import numpy as np
@@ -63,20 +64,57 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """If set, a checkpoint is examined and not written."""
         self.assemble: shards.Assemble | None = None
         """How the tensors of a sharded checkpoint are made; None: whole."""
+        self.in_background = False
+        """Whether ``save_part`` returns while a thread still writes."""
+        self._writer = ThreadPoolExecutor(1)
+        self.unpublished: Unpublished | None = None
+        """What ``save_part`` has left to ``publish``."""
 
     def save_part(
         self, checkpoint: dict[str, Any], part: dict[str, torch.Tensor], path: str | Path
     ) -> None:
-        """Write a sharded checkpoint: first every rank its part, then rank zero the rest."""
+        """Write a sharded checkpoint: first every rank its part, then rank zero the rest.
+
+        With ``in_background`` a thread writes the part, and the rest waits for ``publish``, which
+        must come before the next save. The tensors of the part must stay as they are until then.
+        """
         folder, rank, num_ranks = Path(path).parent, environment.rank(), environment.world_size()
         step = checkpoint["global_step"]
         name = broadcast(f"shards-{step}-{num_ranks}-{secrets.token_hex(4)}")
+        rest = checkpoint | {"shards": name}
+        if self.trial:
+            if rank == 0:
+                self.save_checkpoint(rest, path)
+            return
         target = folder / name / f"{rank}.shard"
         content = {"tensors": part, "global_step": step, "shards": f"{name}/{target.name}"}
-        if not self.trial:
-            on_all_ranks(write_atomic, content, target, record.read(folder.parent))
+        known, file = record.read(folder.parent), io.BytesIO()
         if rank == 0:
-            self.save_checkpoint(checkpoint | {"shards": name}, path)
+            write(self._examine(rest), file, known)
+        written = self._writer.submit(write_atomic, content, target, known)
+        self.unpublished = Unpublished(Path(path), file.getvalue(), written)
+        if not self.in_background:
+            self.publish()
+
+    def is_writing(self) -> bool:
+        """Whether this rank still writes its part of a checkpoint in the background."""
+        return self.unpublished is not None and not self.unpublished.written.done()
+
+    def publish(self) -> None:
+        """Wait until all ranks have written their parts; then rank zero writes the rest.
+
+        Every rank must call this. Nothing happens if ``save_part`` has left nothing.
+
+        Raises:
+            WriteError: on every rank, if one of them cannot write. Older checkpoints are intact.
+        """
+        if self.unpublished is None:
+            return
+        (path, rest, written), self.unpublished = self.unpublished, None
+        on_all_ranks(written.result)
+        if environment.rank() == 0:
+            with writing(path), open_atomic(path, before_rename=lambda: make_way(path)) as file:
+                file.write(rest)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove a checkpoint, as ``ModelCheckpoint`` does, and its shards."""
@@ -90,6 +128,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         storage_options: Any | None = None,
     ) -> None:
         """Write ``checkpoint`` to ``path``; an error leaves the older ones intact. On rank zero."""
+        checkpoint = self._examine(checkpoint)
+        if not self.trial:
+            target = Path(path)
+            write_atomic(checkpoint, target, record.read(target.parent.parent))
+
+    def _examine(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """What of the checkpoint can be read again; an error if something cannot.
+
+        A trial notes the error instead.
+        """
         checkpoint, left_out = restorable(checkpoint)
         problem = None
         if what := find_unreadable(checkpoint, "checkpoint"):
@@ -101,11 +149,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if self.trial:
             self.trial.was_called, self.trial.problem = True, problem
             self.trial.left_out = left_out
-            return
-        if problem:
+        elif problem:
             raise CheckpointError(f"{problem} The checkpoints before it are intact.")
-        target = Path(path)
-        write_atomic(checkpoint, target, record.read(target.parent.parent))
+        return checkpoint
 
     def load_checkpoint(
         self,
@@ -253,6 +299,14 @@ def write(content: dict[str, Any], file: IO[bytes], known: Record) -> None:
     step, best_step = content.get("global_step", 0), content.get("best_step")
     now = datetime.now(UTC).isoformat()
     sealed.add(Seal(known.run_id, config, step, best_step, now, shards=content.get("shards")))
+
+
+class Unpublished(NamedTuple):
+    """A sharded checkpoint that a thread writes."""
+
+    path: Path
+    rest: bytes  # all but the shards, which only rank zero has
+    written: Future[None]  # this rank's part
 
 
 @dataclass
