@@ -23,7 +23,11 @@ from tests.bench.loading import per_image
 BATCH = 256
 SERVERS = Path(os.environ.get("SAMESTEP_SERVERS", "~/.cache/samestep-servers")).expanduser() / "bin"
 LATENCY = "20ms"  # that the S3 server adds to each request
-SIZES = {"32": (16_000, 1_000), "224": (4_000, 15_000)}  # by pixels: images, bytes of a JPEG
+SIZES = {  # by pixels: images, bytes of a JPEG
+    "32": (16_000, 1_000), "224": (4_000, 15_000),
+    # Ten windows of blocks, so that the wait for the first one is a small part of a pass.
+    "far-32": (160_000, 1_000), "far-224": (40_000, 15_000),
+}  # fmt: skip
 ROWS = {"rows-4": 10**4, "rows-8": 10**8}
 LARGE, ROW_BYTES = {"1": 1_000, "10": 10_000}, 2**16  # rows: 66 MB and 655 MB
 
@@ -77,7 +81,7 @@ def open_loader(place: str, name: str, cache: str = "") -> Iterable[Any]:
         from samestep.data.order import Blocks
 
         rows = LanceRows(f"{place}/lance")
-        blocks = Blocks(4096, 4) if len(rows) == SIZES["32"][0] else Blocks(256, 16)  # of 4 MB
+        blocks = Blocks(4096, 4) if place.endswith("-32") else Blocks(256, 16)  # of 4 MB
         return BatchLoader(rows, BATCH, shuffle=name == "lance" or blocks)
     from torch.utils.data import DataLoader
 
@@ -116,17 +120,18 @@ def read(folder: str, size: str, name: str) -> dict[str, float]:
 
 
 def read_once(folder: str, size: str, name: str, where: str) -> dict[str, float]:
-    """The same for the first pass in a process, from the S3 server or the local folder.
+    """The same for the first pass in a process: ``local``, or from an S3 server, ``near`` or far.
 
     Nothing is cached on the disk before: the others keep what they download.
     """
     place = f"{folder}/images-{size}"
     with ExitStack() as stack:
         cache = ""
-        if where == "s3":
+        if where != "local":
             place = f"s3://images-{size}"
             cache = stack.enter_context(tempfile.TemporaryDirectory())
-            stack.enter_context(patch.dict(os.environ, stack.enter_context(far_server(folder))))
+            server = far_server(folder, "0s" if where == "near" else LATENCY)
+            stack.enter_context(patch.dict(os.environ, stack.enter_context(server)))
         loader = open_loader(place, name, cache)
         start = time.perf_counter()
         count = one_pass(loader)
@@ -134,7 +139,7 @@ def read_once(folder: str, size: str, name: str, where: str) -> dict[str, float]
 
 
 @contextmanager
-def far_server(folder: str) -> Iterator[dict[str, str]]:
+def far_server(folder: str, latency: str) -> Iterator[dict[str, str]]:
     """The environment in which ``s3://...`` are the folders of ``folder``, some way off."""
     from library.tests.programs import until
     from tests.s3_server import KEY, SECRET, variables_of
@@ -146,7 +151,7 @@ def far_server(folder: str) -> Iterator[dict[str, str]]:
     commands = [
         [SERVERS / "versitygw", "-a", KEY, "-s", SECRET, "-p", near, "--keep-alive", "--quiet",
          "posix", *options],
-        [SERVERS / "slow", far, near, LATENCY],
+        [SERVERS / "slow", far, near, latency],
     ]  # fmt: skip
     # They end with this process, and never run with the priority of real time that a bench may
     # have: Go's threads wait for each other in loops, and two of them would keep two processors.
