@@ -120,28 +120,31 @@ def copy() -> dict[str, float]:
     return {"value": median(seconds)}
 
 
-def shards(pause: str) -> dict[str, float]:
-    """The seconds that training waits for a save of which each rank writes its part.
+def shards(how: str) -> dict[str, float]:
+    """The seconds of a save of which each rank writes its part.
 
     Args:
-        pause: seconds of each of two steps of an epoch, in which a thread may write. With 0 the
-            next save waits for the one before, so these are the seconds until all is on the disk.
+        how: ``held``: that training waits, where a thread writes in the next steps; ``whole``:
+            until all is on the disk, by a save that waits for it.
     """
     import lightning as L
 
     from samestep.run.checkpoint import AtomicCheckpointIO
 
+    waits = property(lambda _: False, lambda *_: None) if how == "whole" else False
     with (
-        timed(L.Trainer, "save_checkpoint") as copying,
+        patch.object(AtomicCheckpointIO, "in_background", waits, create=True),
+        timed(L.Trainer, "save_checkpoint") as saving,
         timed(AtomicCheckpointIO, "publish") as waiting,
     ):
         short = "trainer.limit_train_batches=2", "trainer.limit_val_batches=1"
-        slow = f"+callbacks.slow={{_target_: tests.faults.saboteur.Slow, seconds: {pause}}}"
+        slow = "+callbacks.slow={_target_: tests.faults.saboteur.Slow, seconds: 4}"
         train_wide_net("trainer.strategy=fsdp", *short, slow, width=13 * WIDTH)
     # The first one only tries whether what is saved can be read again, and no step comes after the
     # last one, so its wait tells nothing.
-    saves = copying[1:-1]
-    return {"value": (sum(saves) + sum(waiting[:-1])) / len(saves)}
+    saves = saving[1:-1]
+    waited = sum(waiting[:-1]) if how == "held" else 0
+    return {"value": (sum(saves) + waited) / len(saves)}
 
 
 def half() -> dict[str, float]:

@@ -157,7 +157,7 @@ def rows_of_commands(folder: Path) -> list[Row]:
             "shards",
             "sharded save of 1 GB on 2 ranks: training waits (held), all is on the disk (whole); "
             "write and fsync of half by one rank, by both",
-            {"held": f"{TWO}{COMMANDS}:shards 4", "whole": f"{TWO}{COMMANDS}:shards 0",
+            {"held": f"{TWO}{COMMANDS}:shards held", "whole": f"{TWO}{COMMANDS}:shards whole",
              "half": f"{COMMANDS}:half", "halves": f"{TWO}{COMMANDS}:half"},
             ["held / half <= 1.2", "whole / half", "whole / halves"],
         ),
