@@ -178,3 +178,22 @@ def test_threads_and_random_numbers_do_not_go_together():
         list(BatchLoader(Draws(np.random.rand), 2, num_threads=2))
     with pytest.raises(ConfigError, match="num_threads=2, num_workers=1"):
         BatchLoader(Draws(int), 2, num_threads=2, num_workers=1)
+
+
+class SaysNone(Draws):
+    draws_random_numbers = False
+
+
+def test_no_numbers_are_seeded_for_a_data_set_that_says_it_draws_none():
+    batches = BatchLoader(SaysNone(int), 2)
+    assert [ids.tolist() for ids in batches] == [[0, 1], [2, 3]]
+    assert not batches.slices.are_seeded
+    assert BatchLoader(Draws(int), 2).slices.are_seeded
+    assert BatchLoader(SaysNone(int), 2, collate_fn=default_collate).slices.are_seeded
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()), np.random.rand, random.random])
+def test_a_data_set_that_draws_cannot_say_that_it_does_not(draw: Any):
+    batches = BatchLoader(SaysNone(draw), 2)
+    with pytest.raises(ConfigError, match=r"SaysNone.draws_random_numbers is False, but it draws"):
+        next(iter(batches))

@@ -84,6 +84,12 @@ class OwnStep(Noted):
         super().optimizer_step(*args, **named)
 
 
+class OwnSchedule(Noted):
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        self.seen.append(("schedule", self._current_fx_name, scheduler.last_epoch, metric))
+        super().lr_scheduler_step(scheduler, metric)
+
+
 class Moves(Noted):
     """Changes its batches on their way, and notes in which hook it is."""
 
@@ -171,6 +177,7 @@ def lbfgs(module: L.LightningModule) -> Any:
 
 ORDINARY: dict[str, tuple[type[Noted], dict[str, Any]]] = {
     "one argument, a schedule of steps": (OneArgument, {"configure": schedule("step")}),
+    "its own step of a schedule": (OwnSchedule, {"configure": schedule("step", frequency=3)}),
     "a dictionary, a plateau": (
         Dictionary, {"configure": schedule("step", monitor="loss_step"), "gradient_clip_val": 1e-3},
     ),
@@ -260,7 +267,7 @@ def test_an_optimizer_must_call_its_closure():
         run(Noted, True, configure=lambda module: Idle(module.parameters(), 0.1))
 
 
-DIGEST = "5f282d3a4b2f84ab902fb66e7a273250503ae8d512aee7ff1b921f4153bb1fb8"
+DIGEST = "86a22dad15a41dfebce9f3119d2de13da9c2fbd86e08e30c5f356bdf87b3e02a"
 
 
 def test_canary_a_step_of_lightning_has_these_parts():
@@ -269,8 +276,9 @@ def test_canary_a_step_of_lightning_has_these_parts():
         inspect.getsource(part)
         for part in (
             _TrainingEpochLoop.advance, _TrainingEpochLoop.on_advance_end,
-            _TrainingEpochLoop._should_check_val_fx, automatic, Precision, Strategy.backward,
-            Strategy.optimizer_step, Strategy.batch_to_device, Strategy.training_step,
+            _TrainingEpochLoop._should_check_val_fx, _TrainingEpochLoop._update_learning_rates,
+            automatic, Precision, Strategy.backward, Strategy.optimizer_step,
+            Strategy.batch_to_device, Strategy.training_step,
         )
     ]  # fmt: skip
     digest = hashlib.sha256("".join(texts).encode()).hexdigest()

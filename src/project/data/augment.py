@@ -16,28 +16,29 @@ class Normalize(nn.Module):
     Args:
         mean: of each channel, in units of pixel values scaled to ``[0, 1]``.
         std: of each channel, in the same units.
+        image_size: height and width of the images, in pixels.
 
     Shape:
-        uint8 images ``[B, C, H, W]``, to float32 images of the same shape.
+        uint8 images ``[B, C, image_size, image_size]``, to float32 images of the same shape.
     """
 
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float], image_size: int) -> None:
         super().__init__()
         scale = 1 / (255 * torch.tensor([*std]).view(-1, 1, 1))  # [C, 1, 1]
-        self.register_buffer("scale", scale)
-        self.register_buffer("shift", -255 * torch.tensor([*mean]).view(-1, 1, 1) * scale)
+        shift = -255 * torch.tensor([*mean]).view(-1, 1, 1) * scale
+        # As large as an image: with one number per channel, torch takes its slow loop on a CPU.
+        shape = len(scale), image_size, image_size
+        self.register_buffer("scale", scale.expand(shape).contiguous())
+        self.register_buffer("shift", shift.expand(shape).contiguous())
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalized images."""
-        # Operands as large as an image: with one number per channel, torch takes its slow loop on a
-        # CPU. In place, no second batch is allocated. The results have the same bits.
-        shape = images.shape[1:]
-        scale, shift = self.scale.expand(shape), self.shift.expand(shape)
         pixels = images.to(torch.float32, copy=True)
-        return torch.addcmul(shift.contiguous(), pixels, scale.contiguous(), out=pixels)
+        # In place, no second batch is allocated.
+        return torch.addcmul(self.shift, pixels, self.scale, out=pixels)
 
 
 class Augment:

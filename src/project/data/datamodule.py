@@ -74,7 +74,7 @@ class ImageBatches(L.LightningDataModule):
         self.shuffle = shuffle
         self.mean = list(mean)
         self.std = list(std)
-        self.normalize = Normalize(self.mean, self.std)
+        self.normalize = Normalize(self.mean, self.std, image_size)
         self.seed = seed
         self.augment = Augment(crop_padding=crop_padding, flip=flip, seed=seed)
 

@@ -37,6 +37,8 @@ class ImageSet:
         image_size: height and width of the images that are read from files, in pixels.
     """
 
+    draws_random_numbers = False
+
     def __init__(
         self, source: Images | ImageFiles, ids: Tensor, *, num_channels: int, image_size: int
     ) -> None:

@@ -1,6 +1,5 @@
 """What is counted to judge a classifier."""
 
-import torch
 from torch import Tensor
 
 from samestep.callbacks.sums import Sums
@@ -25,11 +24,8 @@ def add_batch(sums: Sums, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         logits: ``[B, num_classes]``.
         labels: int64 ``[B]``.
     """
-    with torch.no_grad():
-        scores = {
-            "loss": loss.detach() * len(labels),
-            "accuracy": (logits.argmax(1) == labels).sum(),
-        }
-        if "top5_accuracy" in sums.names:
-            scores["top5_accuracy"] = (logits.topk(5).indices == labels[:, None]).any(1).sum()
-        sums.update(len(labels), **scores)
+    count, logits = len(labels), logits.detach()
+    scores = {"loss": loss.detach() * count, "accuracy": (logits.argmax(1) == labels).sum()}
+    if "top5_accuracy" in sums.names:
+        scores["top5_accuracy"] = (logits.topk(5).indices == labels[:, None]).any(1).sum()
+    sums.update(count, **scores)

@@ -194,7 +194,7 @@ class EpochLoop(_TrainingEpochLoop):
         progress.increment_processed()
 
         if trainer.lr_scheduler_configs:
-            self.update_lr_schedulers("step", update_plateau_schedulers=False)
+            self._step_schedules()
             if self._num_ready_batches_reached():
                 self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         if is_epoch_over:
@@ -212,6 +212,18 @@ class EpochLoop(_TrainingEpochLoop):
         is_due = every and (self._batches_that_stepped + 1) % every == 0
         if is_due or trainer.should_stop or trainer.fast_dev_run:
             logs.update_train_step_metrics()
+
+    def _step_schedules(self) -> None:
+        """Step the schedules that go by steps and not by a metric."""
+        module: Any = self.trainer.lightning_module
+        for config in self.trainer.lr_scheduler_configs:
+            is_due = config.interval == "step" and (self.batch_idx + 1) % config.frequency == 0
+            if is_due and not config.reduce_on_plateau:
+                self.scheduler_progress.increment_ready()
+                module.__dict__["_current_fx_name"] = "lr_scheduler_step"
+                module.lr_scheduler_step(config.scheduler, None)
+                module.__dict__["_current_fx_name"] = None
+                self.scheduler_progress.increment_completed()
 
     def _step(self, args: tuple[Any, ...]) -> dict[str, Any]:
         """Take an optimizer step; returns what ``training_step`` did, for the callbacks."""
