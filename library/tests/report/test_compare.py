@@ -8,7 +8,7 @@ from scipy import stats
 
 from library.tests.report.fake import make_run
 from samestep.errors import ConfigError
-from samestep.report import charts, commands, compare
+from samestep.report import charts, compare
 from samestep.report.files import read_run
 from samestep.run import record
 
@@ -89,7 +89,7 @@ def test_an_unfinished_run_is_no_repeat_of_finished_ones(tmp_path: Path):
     rows = rows_of(*runs)
     assert rows[""][:2] == ["a0 (n = 2)", "a1 (stopped, newest metrics)"]
     assert rows["state"] == ["finished", "stopped"]
-    assert rows["test/score"][:2] == ["0.5000 ± 0", ""], "of before it was continued"
+    assert rows["test/score"][:2] == ["0.5000 ± 0.000", ""], "of before it was continued"
     assert rows["val/score"][:2] == ["", "0.7000"]
     assert (rows["tags"], rows["notes"]) == (["", "a, b"], ["", "to try"])
 
@@ -97,8 +97,8 @@ def test_an_unfinished_run_is_no_repeat_of_finished_ones(tmp_path: Path):
 def test_the_best_value_is_marked_and_a_difference_beyond_chance_is_better_or_worse(tmp_path: Path):
     runs = make_runs(tmp_path, a=[0.5, 0.75, 0.625], b=[0.6, 0.7, 0.6], c=[0.75, 1.0, 0.875])
     assert marks(*runs) == [
-        ("0.6250 ± 0.31", ""), ("0.6333 ± 0.14", ""), ("0.8750 ± 0.31", "best"),
-        ("+0.008333 ± 0.2 paired", ""), ("+0.2500 ± 0 paired", "better"),
+        ("0.6250 ± 0.3105", ""), ("0.6333 ± 0.1434", ""), ("0.8750 ± 0.3105", "best"),
+        ("+0.008333 ± 0.1996 paired", ""), ("+0.2500 ± 0.000 paired", "better"),
     ]  # fmt: skip
     one, other = runs[6], runs[0]
     assert marks(one, other)[-1] == ("-0.2500", "worse")  # of one seed: no interval is known
@@ -141,7 +141,7 @@ def test_damaged_runs_are_compared_as_far_as_known(tmp_path: Path):
         "one (finished, newest metrics)", "other (finished, newest metrics)", "third",
     ]  # fmt: skip
     target = tmp_path / "compare.html"
-    assert commands.compare([*map(str, (one, other, third)), "--html", str(target)]) == 0
+    assert compare.main([*map(str, (one, other, third)), "--html", str(target)]) == 0
     assert "other: metrics.json is absent or damaged" in target.read_text()
 
 
@@ -159,15 +159,15 @@ def test_the_terminal_json_and_the_page_have_the_same_figures(tmp_path: Path, ca
     target = tmp_path / "compare.html"
     run_dirs = make_run(tmp_path / "one"), make_run(tmp_path / "[b]o<b>", lr=1, score=1)
     words = [str(run_dir) for run_dir in run_dirs]
-    assert commands.compare([*words, "--json"]) == 0
+    assert compare.main([*words, "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     assert plain["Configuration: what differs"]["columns"] == ["one", "[b]o<b>"]
     _, value, gap = plain["Final figures"]["test/score"]
     assert value == {"mean": 1.0, "interval95": None, "n": 1, "paired": False}
     assert gap == {"mean": 0.125, "interval95": None, "n": 1, "paired": False}
-    assert commands.compare([*words, "--html", str(target)]) == 0
+    assert compare.main([*words, "--html", str(target)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["test/score", "0.8750", "1.000", "(best)", "+0.1250"] in lines
+    assert ["test/score", "0.8750", "1.000", "(best)", "+0.1250", "(better)"] in lines
     assert ["one", "[b]o<b>"] in lines
     text = target.read_text()
     assert '<td class="best">1.000 <small>best</small></td>' in text
