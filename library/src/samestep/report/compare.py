@@ -250,7 +250,7 @@ def estimate(values: dict[str, float], base: dict[str, float] | None = None) -> 
     half = half_width(own, other) if num > 1 else None
     text = f"+{show(mean)}" if base and mean > 0 else show(mean)
     if half is not None:
-        text += f" ± {show(half)}"
+        text += f" ± {show(half) if half >= 100 else f'{half:.2g}'}"
     cell = Cell(f"{text} paired" if is_paired else text)
     cell.value = {"mean": mean, "interval95": half, "n": num, "paired": is_paired}
     return cell
