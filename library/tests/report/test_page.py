@@ -306,3 +306,11 @@ def test_a_run_that_starts_and_a_comparison_without_repeats_wait_for_no_library(
     result = subprocess.run(command, capture_output=True, text=True, env=environment())
     first, *_, last = result.stdout.splitlines()
     assert (first, last) == ("set()", "set()"), result.stderr
+
+
+def test_a_problem_names_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MY_TOKEN", "hunter2hunter2")
+    run_dir = make_run(tmp_path / "one")
+    (run_dir / "metrics.csv").write_text("epoch,step,a\n0,0,hunter2hunter2\n")
+    (problem,) = read_run(run_dir).problems
+    assert problem == "metrics.csv is damaged: could not convert string to float: '***'"
