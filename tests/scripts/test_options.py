@@ -9,7 +9,7 @@ import pytest
 
 from samestep.command_line import call
 from samestep.errors import ConfigError
-from samestep.report import commands
+from samestep.report import live
 from samestep.run import upload
 from scripts import evaluate, export, predict
 from tests.conftest import ROOT, run
@@ -18,7 +18,7 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
     "evaluate": evaluate.main,
     "predict": predict.main,
     "export": export.main,
-    "report": commands.report,
+    "report": live.main,
     "upload": upload.main,
 }
 

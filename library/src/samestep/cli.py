@@ -25,9 +25,9 @@ class Command(NamedTuple):
 COMMANDS = {
     "run": Command("samestep.node.run_script:main", "start a script on several ranks"),
     "doctor": Command("samestep.doctor:main", "run the checks before training, and stop", True),
-    "report": Command("samestep.report.commands:report", "write report.html of a run"),
-    "compare": Command("samestep.report.commands:compare", "compare runs"),
-    "runs": Command("samestep.report.commands:runs", "list the runs of a folder"),
+    "report": Command("samestep.report.live:main", "write report.html of a run"),
+    "compare": Command("samestep.report.compare:main", "compare runs"),
+    "runs": Command("samestep.report.listing:main", "list the runs of a folder"),
     "upload": Command("samestep.run.upload:main", "copy a run to a store again"),
     "launch": Command("samestep.launch.main:main", "send a run to a cluster", True),
     "status": Command("samestep.launch.main:status", "describe a run on a cluster", True),

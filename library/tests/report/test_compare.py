@@ -8,7 +8,7 @@ from scipy import stats
 
 from library.tests.report.fake import make_run
 from samestep.errors import ConfigError
-from samestep.report import charts, commands, compare
+from samestep.report import charts, compare
 from samestep.report.files import read_run
 from samestep.run import record
 
@@ -141,7 +141,7 @@ def test_damaged_runs_are_compared_as_far_as_known(tmp_path: Path):
         "one (finished, newest metrics)", "other (finished, newest metrics)", "third",
     ]  # fmt: skip
     target = tmp_path / "compare.html"
-    assert commands.compare([*map(str, (one, other, third)), "--html", str(target)]) == 0
+    assert compare.main([*map(str, (one, other, third)), "--html", str(target)]) == 0
     assert "other: metrics.json is absent or damaged" in target.read_text()
 
 
@@ -159,15 +159,15 @@ def test_the_terminal_json_and_the_page_have_the_same_figures(tmp_path: Path, ca
     target = tmp_path / "compare.html"
     run_dirs = make_run(tmp_path / "one"), make_run(tmp_path / "[b]o<b>", lr=1, score=1)
     words = [str(run_dir) for run_dir in run_dirs]
-    assert commands.compare([*words, "--json"]) == 0
+    assert compare.main([*words, "--json"]) == 0
     plain = json.loads(capsys.readouterr().out)
     assert plain["Configuration: what differs"]["columns"] == ["one", "[b]o<b>"]
     _, value, gap = plain["Final figures"]["test/score"]
     assert value == {"mean": 1.0, "interval95": None, "n": 1, "paired": False}
     assert gap == {"mean": 0.125, "interval95": None, "n": 1, "paired": False}
-    assert commands.compare([*words, "--html", str(target)]) == 0
+    assert compare.main([*words, "--html", str(target)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["test/score", "0.8750", "1.000", "(best)", "+0.1250"] in lines
+    assert ["test/score", "0.8750", "1.000", "(best)", "+0.1250", "(better)"] in lines
     assert ["one", "[b]o<b>"] in lines
     text = target.read_text()
     assert '<td class="best">1.000 <small>best</small></td>' in text

@@ -72,7 +72,7 @@ def test_the_curves_are_data_with_the_best_epoch(tmp_path: Path):
     assert data[2]["curves"][0]["best"] is None, "the learning rate is no result"
 
 
-def test_over_steps_the_best_epoch_is_marked_where_an_epoch_has_one_value(tmp_path: Path):
+def test_over_steps_the_end_of_the_best_epoch_is_marked(tmp_path: Path):
     """As of a plain LightningModule, which logs its training loss each few steps."""
     run_dir = make_run(tmp_path / "one")
     rows = [f"{step // 4},{step},{9 - step},{4 if step % 4 == 3 else ''}" for step in range(16)]
@@ -80,7 +80,7 @@ def test_over_steps_the_best_epoch_is_marked_where_an_epoch_has_one_value(tmp_pa
     (chart,) = charts.charts_of([read_run(run_dir)])
     assert chart.axis == "step"
     assert [(curve["name"], curve["best"]) for curve in chart.curves] == [
-        ("train_loss", None), ("val_loss", 12),
+        ("train_loss", 12), ("val_loss", 12),
     ]  # fmt: skip
 
 
@@ -201,12 +201,12 @@ def test_large_files_are_only_named(tmp_path: Path):
     (folder / "good.csv").write_text('id,text\n1,"two\nlines"\n')
     (folder / "model.bin").write_bytes(b"")
     shown = {item.title: item for item in read_predictions(run_dir)}
-    assert shown.keys() == {"A", "B", "Test", "Bad", "Good"}
-    assert shown["A"].source.startswith("data:image/png;base64,")
-    assert shown["B"].text == "b.png: it is too large for this page; open the file itself"
-    assert shown["Test"].text.startswith("test.csv: it is too large")
-    assert shown["Bad"].text.startswith("bad.csv: 'utf-8' codec can't decode")
-    assert shown["Good"].rows == [["id", "text"], ["1", "two\nlines"]]
+    assert shown.keys() == {"a.png", "b.png", "test.csv", "bad.csv", "good.csv"}
+    assert shown["a.png"].source.startswith("data:image/png;base64,")
+    assert shown["b.png"].text == "b.png is too large for this page; open the file itself"
+    assert shown["test.csv"].text.startswith("test.csv is too large")
+    assert "\N{REPLACEMENT CHARACTER}" in shown["bad.csv"].rows[0][0]
+    assert shown["good.csv"].rows == [["id", "text"], ["1", "two\nlines"]]
     assert page.write(run_dir).stat().st_size < 3_000_000 + len(charts.plotly_text())
 
 
@@ -297,12 +297,20 @@ def test_a_report_that_fails_is_a_warning(tmp_path: Path, caplog: pytest.LogCapt
 def test_a_run_that_starts_and_a_comparison_without_repeats_wait_for_no_library(tmp_path: Path):
     runs = [str(make_run(tmp_path / name)) for name in ("one", "two")]
     program = (
-        "import sys; from samestep.report import commands, page; "
+        "import sys; from samestep.report import compare, page; "
         "heavy = {'matplotlib', 'plotly', 'jinja2', 'torch', 'scipy', 'numpy'}; "
-        "print(heavy & sys.modules.keys()); commands.compare(sys.argv[1:]); "
+        "print(heavy & sys.modules.keys()); compare.main(sys.argv[1:]); "
         "print(heavy & sys.modules.keys())"
     )
     command = [sys.executable, "-c", program, *runs]
     result = subprocess.run(command, capture_output=True, text=True, env=environment())
     first, *_, last = result.stdout.splitlines()
     assert (first, last) == ("set()", "set()"), result.stderr
+
+
+def test_a_problem_names_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MY_TOKEN", "hunter2hunter2")
+    run_dir = make_run(tmp_path / "one")
+    (run_dir / "metrics.csv").write_text("epoch,step,a\n0,0,hunter2hunter2\n")
+    (problem,) = read_run(run_dir).problems
+    assert problem == "metrics.csv is damaged: could not convert string to float: '***'"

@@ -6,5 +6,5 @@ torch.
 Read in this order: ``files`` (what a run directory holds), ``summary`` (what a finished run
 prints), ``charts`` (curves as data, which ``templates/charts.js`` draws with Plotly), ``page``
 (``report.html``), ``compare`` (several runs), ``listing`` (all runs of a folder), ``live`` (all of
-this in a browser, while runs train), ``commands`` (``samestep report``, ``compare``, ``runs``).
+this in a browser, while runs train).
 """

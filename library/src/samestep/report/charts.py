@@ -38,44 +38,39 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
     values that are not finite, are left out.
     """
     columns: dict[str, list[tuple[Run, str, Rows]]] = {}
-    # The same figure twice: the one with more points is drawn, and of all runs the same one.
-    rows = [row for run in runs for row in run.rows]
-    fewer = min("lr", "step/lr", key=lambda name: sum(name in row for row in rows))
     for run in runs:
-        names = {name for row in run.rows for name in row} - {"epoch", "step"}
-        points = {
-            name: [row for row in run.rows if math.isfinite(row.get(name, math.nan))]
-            for name in sorted(names)
-            if not is_of_test(name)
-        }
-        if {"lr", "step/lr"} <= names:
-            del points[fewer]
-        for name, rows in points.items():
-            if rows:
+        for name in sorted({name for row in run.rows for name in row} - {"epoch", "step"}):
+            rows = [row for row in run.rows if math.isfinite(row.get(name, math.nan))]
+            if rows and not is_of_test(name):
                 title = name if len(runs) > 1 else title_of(name)
                 columns.setdefault(title, []).append((run, name, rows))
-    charts = []
-    for title, lines in columns.items():
-        # What has several values in an epoch is drawn over the steps, and has no best one.
-        epochs = [[row.get("epoch") for row in rows] for *_, rows in lines]
-        once = [None not in each and len(set(each)) == len(each) for each in epochs]
-        axis, curves = "epoch" if all(once) else "step", []
-        for (run, name, rows), is_once in zip(lines, once, strict=True):
-            # At even distances, and always the last one.
-            shown = rows[:: -math.ceil(len(rows) / MAX_POINTS)][::-1]
-            best = [row for row in rows if row.get("epoch", -1) + 1 == run.status.best_epoch]
-            curves.append({
-                "name": name if len(runs) == 1 else run.name,
-                "best": int(best[0][axis]) + 1 if best and is_once and is_result(name) else None,
-                "x": [int(row[axis]) + 1 for row in shown],
-                "y": [float(f"{row[name]:.{PLACES}g}") for row in shown],
-            })  # fmt: skip
-        charts.append(Chart(title, axis, curves))
+    # The same figure twice, of each epoch and of each step: the one with more points is drawn.
+    num = {title: sum(len(rows) for *_, rows in lines) for title, lines in columns.items()}
+    columns.pop(min("lr", "step/lr", key=lambda name: num.get(name, 0)), None)
+    charts = [chart_of(title, lines, len(runs)) for title, lines in columns.items()]
     are_results = {title for title, lines in columns.items() if is_result(lines[0][1])}
     return sorted(
         charts,
         key=lambda c: (c.is_about_machine, c.title not in are_results, -len(c.curves), c.title),
     )
+
+
+def chart_of(title: str, lines: Sequence[tuple[Run, str, Rows]], num_runs: int) -> Chart:
+    """A chart over the epochs, or over the steps where an epoch has several values."""
+    epochs = [{row.get("epoch") for row in rows} - {None} for *_, rows in lines]
+    sizes = [len(rows) for *_, rows in lines]
+    axis, curves = "epoch" if list(map(len, epochs)) == sizes else "step", []
+    for run, name, rows in lines:
+        # At even distances, and always the last one.
+        shown = rows[:: -math.ceil(len(rows) / MAX_POINTS)][::-1]
+        ends = {row["epoch"] + 1: int(row[axis]) + 1 for row in rows if "epoch" in row}
+        curves.append({
+            "name": name if num_runs == 1 else run.name,
+            "best": ends.get(run.status.best_epoch or 0) if is_result(name) else None,
+            "x": [int(row[axis]) + 1 for row in shown],
+            "y": [float(f"{row[name]:.{PLACES}g}") for row in shown],
+        })  # fmt: skip
+    return Chart(title, axis, curves)
 
 
 def title_of(name: str) -> str:

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 from samestep.errors import ConfigError
 from samestep.keys import Nature, nature_of
+from samestep.ranks.secrets import redact
 from samestep.run import metrics, record
 from samestep.run.changes import flatten, read_config
 
 MAX_BYTES = 1_725_000  # of all pictures together: 2.3 MB on the page, which stays below 3 MB
 MAX_TEXT = 20_000  # bytes of a table or text; longer ones are for programs
-PICTURES = {".png", ".jpg", ".jpeg", ".svg", ".gif", ".webp"}
+PICTURES = (".png", ".jpg", ".jpeg", ".svg", ".gif", ".webp")
+TEXTS = (".csv", ".txt", ".md")
 
 
 class Run(NamedTuple):
@@ -76,9 +78,47 @@ def read_run(run_dir: Path) -> Run:
     if not status.starts:
         problems.append("run.json is absent or damaged: machine, command and starts are unknown")
     # JSON has no nan, so null stands for it; a damaged file may hold anything.
-    known = {name: math.nan if value is None else value for name, value in found.items()}
-    figures = {name: value for name, value in known.items() if type(value) in (int, float)}
-    return Run(run_dir, config, figures, rows, status, problems)
+    figures = {
+        name: math.nan if value is None else value
+        for name, value in found.items()
+        if isinstance(value, int | float | None)
+    }
+    return Run(run_dir, config, figures, rows, status, list(map(redact, problems)))
+
+
+def read_predictions(run_dir: Path) -> list[Shown]:
+    """Every picture, table and text in the predictions folder, in order of the names."""
+    paths = sorted(run_dir.glob("predictions/[!.]*"))
+    descriptions = {path.with_suffix(".txt") for path in paths if path.suffix in PICTURES}
+    shown, left = [], MAX_BYTES
+    for path in paths:
+        size, is_picture = path.stat().st_size, path.suffix in PICTURES
+        if path in descriptions or path.suffix not in (*PICTURES, *TEXTS):
+            continue
+        if size > (left if is_picture else MAX_TEXT):
+            text = f"{path.name} is too large for this page; open the file itself"
+            shown.append(Shown(path.name, text))
+        elif is_picture:
+            left -= size
+            shown.append(read_picture(path))
+        else:
+            text = path.read_text(errors="replace")
+            rows = list(csv.reader(io.StringIO(text))) if path.suffix == ".csv" else ()
+            shown.append(Shown(path.name, text, rows=rows))
+    return shown
+
+
+def read_picture(path: Path) -> Shown:
+    """A picture and the text file of the same name, such as ``grid.txt`` beside ``grid.png``.
+
+    The first line of the text is the title, the others say what the picture shows.
+    """
+    about = path.with_suffix(".txt")
+    text = about.read_text(errors="replace").strip() if about.exists() else path.name
+    title, _, description = text.partition("\n")
+    content = b64encode(path.read_bytes()).decode()
+    source = f"data:{mimetypes.guess_type(path)[0]};base64,{content}"
+    return Shown(title, description or title, source)
 
 
 def show(value: float) -> str:
@@ -97,41 +137,3 @@ def instant(text: Any) -> float:
         return datetime.fromisoformat(str(text)).timestamp()
     except ValueError:
         return 0.0
-
-
-def read_predictions(run_dir: Path) -> list[Shown]:
-    """Every picture, table and text in the predictions folder, in order of the names.
-
-    A text file with the name of a picture, such as ``grid.txt`` beside ``grid.png``, describes it:
-    its first line is the title, the others say what the picture shows.
-    """
-    paths = sorted(run_dir.glob("predictions/[!.]*"))
-    described = {path.with_suffix(".txt") for path in paths if path.suffix in PICTURES}
-    shown, left = [], MAX_BYTES
-    for path in paths:
-        title = path.stem.replace("_", " ").replace("-", " ").strip()
-        title = title[:1].upper() + title[1:]
-        is_picture = path.suffix in PICTURES
-        if path in described or not (is_picture or path.suffix in (".csv", ".txt", ".md")):
-            continue
-        try:
-            if path.stat().st_size > (left if is_picture else MAX_TEXT):
-                raise ValueError("it is too large for this page")
-            content = path.read_bytes()
-            if is_picture:
-                left -= len(content)
-                about = path.with_suffix(".txt")
-                text = about.read_text(errors="replace") if about.is_file() else ""
-                title, _, text = (text.strip() or title).partition("\n")
-                source = (
-                    f"data:{mimetypes.guess_type(path)[0]};base64,{b64encode(content).decode()}"
-                )
-                shown.append(Shown(title, text or title, source))
-            elif path.suffix == ".csv":
-                lines = io.StringIO(content.decode(), newline="")
-                shown.append(Shown(title, rows=list(csv.reader(lines))))
-            else:
-                shown.append(Shown(title, content.decode(errors="replace")))
-        except (OSError, ValueError, csv.Error) as error:
-            shown.append(Shown(title, f"{path.name}: {error}; open the file itself"))
-    return shown

@@ -1,9 +1,15 @@
-"""``samestep report --serve``: the runs of a folder in a browser, while they train.
+"""Write report.html, one page about a run. The run may still be training.
 
-One page asks one address for the newest state. Only this machine can connect, and every request
-must name it, so that no other page in the browser can read runs through a name of its own.
+samestep report runs/mine
+samestep report --serve
+samestep report --serve /volume/runs --port 8000
+
+--serve shows all runs of a folder in a browser of this machine, while they train, and compares
+those that are ticked.
 """
 
+# One page asks one address for the newest state. Only this machine can connect, and every request
+# must name it, so that no other page in the browser can read runs through a name of its own.
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,21 +20,41 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from samestep.command_line import Parser
 from samestep.errors import ConfigError
-from samestep.report import charts, listing, page
-from samestep.report.compare import compare
+from samestep.ranks import environment
+from samestep.report import charts, compare, listing, page
 from samestep.report.files import Run, read_run
 
 HOSTS = {"127.0.0.1", "localhost"}
 MAX_LISTED = 500  # the newest runs
 
 
+def main(argv: Sequence[str]) -> int:
+    """Write the page of a run, and print where it is; or serve the pages of all runs."""
+    parser = Parser("samestep report", __doc__)
+    if "--serve" in argv:
+        parser.add_argument("folder", nargs="?", default="runs", type=Path, help="default: runs")
+        parser.add_argument("--port", type=int, default=0, help="default: any free one")
+    else:
+        parser.add_run_dir()
+    parser.add_argument("--serve", action="store_true", help="show a folder of runs, live")
+    arguments = parser.parse(argv)
+    environment.limit_threads()
+    if arguments.serve:
+        serve(arguments.folder, arguments.port)
+    else:
+        print(page.write(arguments.run_dir))
+    return 0
+
+
 def serve(folder: Path, port: int) -> None:
     """Show the runs of a folder until the program is interrupted; port 0 is any free one.
 
     Raises:
-        ConfigError: if the port cannot be used.
+        ConfigError: if there is no such folder, or the port cannot be used.
     """
+    listing.list_runs(folder)
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, folder))
     except (OSError, OverflowError) as error:
@@ -86,10 +112,12 @@ def find(folder: Path, names: Sequence[str]) -> list[Run]:
 
 def answer(folder: Path, names: Sequence[str]) -> dict[str, str]:
     """The parts of the page: the list, the comparison of the runs of these names, their curves."""
-    listed, runs = listing.list_runs(folder), find(folder, names)
+    listed = [listing.describe(*run) for run in listing.list_runs(folder).items()]
+    runs = find(folder, names)
     parts: Any = page.templates().get_template("parts.html").module
+    tables = compare.compare(runs) if len(runs) > 1 else {}
     return {
         "list": parts.listing(listing.HEADING, listed[:MAX_LISTED], names, len(listed)),
-        "comparison": parts.comparison(compare(runs)) if len(runs) > 1 else "",
+        "comparison": parts.comparison(tables) if tables else "",
         "charts": parts.curves(charts.charts_of(runs)) if runs else "",
     }

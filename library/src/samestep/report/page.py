@@ -6,12 +6,12 @@ jinja2 is imported when a page is made: a run that starts does not wait for it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from samestep.keys import Nature, nature_of
-from samestep.ranks.secrets import redact
 from samestep.report import charts, summary
 from samestep.report.files import Run, instant, read_predictions, read_run, show, show_value
 from samestep.run import metrics, record
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NAME = summary.REPORT
-NO_FACTS = ("command", "config", "overridden", "packages")  # of a start; shown elsewhere
 
 
 def write_or_warn(run_dir: Path) -> None:
@@ -50,43 +49,37 @@ def write(run_dir: Path) -> Path:
 
 def page_of(run: Run) -> str:
     """The page of a run."""
-    machine = {k: show_value(v) for k, v in run.status.start.items() if k not in NO_FACTS and v}
     is_finished = run.status.state == record.FINISHED
     epochs = metrics.count_epochs(run.rows) if is_finished else None
     # An end comes before a start of the same second; a start that was killed has left no end.
     events = [*run.status.ends, *run.status.starts]
-    return (
-        templates()
-        .get_template("report.html")
-        .render(
-            title=run.name,
-            plotly=charts.plotly_text(),
-            status=run.status,
-            problems=[redact(problem) for problem in run.problems],
-            facts=summary.facts_of(run),
-            figures={name: show(value) for name, value in sorted(run.figures.items())},
-            charts=charts.charts_of([run]),
-            predictions=read_predictions(run.run_dir),
-            changed=changed_in(run),
-            config=run.config,
-            machine=machine,
-            packages=run.status.packages,
-            timeline=sorted(
-                events, key=lambda event: instant(event.get("started", event.get("time")))
-            ),
-            command=summary.command_to_go_on(run.config, run.run_dir, epochs),
-        )
+    return render(
+        "report.html",
+        run.name,
+        [run],
+        run=run,
+        facts=summary.facts_of(run),
+        figures={name: show(value) for name, value in sorted(run.figures.items())},
+        predictions=read_predictions(run.run_dir),
+        changed=changed_in(run),
+        timeline=sorted(events, key=lambda event: instant(event.get("started", event.get("time")))),
+        command=summary.command_to_go_on(run.config, run.run_dir, epochs),
     )
+
+
+def render(template: str, title: str, runs: Sequence[Run], **facts: Any) -> str:
+    """A page of one run or of several, with their curves and with what is missing."""
+    facts |= {"charts": charts.charts_of(runs), "plotly": charts.plotly_text()}
+    return templates().get_template(template).render(title=title, runs=runs, **facts)
 
 
 def changed_in(run: Run) -> list[tuple[str, str, str]]:
     """What the newest start has overridden, without names: key, value, and what has set it."""
-    found, changed = run.status.start.get("overridden"), []
-    for key, source in found.items() if isinstance(found, dict) else ():
+    changed = []
+    for key, source in (run.status.start.get("overridden") or {}).items():
         if nature_of(key) < Nature.LOOKS:
             choice = select(run.config, f"choices.{key.replace('.', '/')}")
-            value = show_value(choice or select(run.config, key))
-            changed.append((key, value, str(source)))
+            changed.append((key, show_value(choice or select(run.config, key)), source))
     return changed
 
 

@@ -26,21 +26,14 @@ def serve(*, can_fork: bool) -> None:
     """Start the server, which ends with this process and its trials.
 
     Args:
-        can_fork: whether it imports the libraries that this process has imported; only for trials
-            that are one process without a GPU, on Linux.
+        can_fork: whether it imports the libraries of all trials; only for trials that are one
+            process without a GPU, on Linux.
     """
-    CONTEXT.set_forkserver_preload([*imported_libraries(), PRELOAD] if can_fork else [])
+    CONTEXT.set_forkserver_preload([PRELOAD] if can_fork else [])
     # Ctrl-C in the terminal is for the search alone.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     forkserver.ensure_running()
     signal.signal(signal.SIGINT, before)
-
-
-def imported_libraries() -> list[str]:
-    """The installed packages that this process has imported."""
-    files = {name: str(getattr(module, "__file__", "")) for name, module in sys.modules.items()}
-    libraries = {name.partition(".")[0] for name, file in files.items() if "-packages/" in file}
-    return sorted(libraries - {"__main__", "__mp_main__"})
 
 
 def start(

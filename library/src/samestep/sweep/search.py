@@ -48,7 +48,6 @@ class Search:
 
     def __init__(self, settings: Settings, script: Path | None = None) -> None:
         self.settings = settings
-        self.gpus = share_gpus(settings)
         self.signum = 0
         nodes = (settings.keys.sampler, settings.keys.pruner)
         try:
@@ -58,9 +57,9 @@ class Search:
         if isinstance(sampler, GridSampler | BruteForceSampler):
             raise ConfigError(
                 f"sampler._target_=optuna.samplers.{type(sampler).__name__}: tries every value, "
-                "whatever n_trials says, which a search cannot; choose another sampler, or train a "
-                "grid: python train.py -m KEY=VALUE,VALUE"
+                "whatever n_trials says; train a grid: python train.py -m KEY=VALUE,VALUE"
             )
+        self.gpus = share_gpus(settings)
         lock.acquire(settings.folder)  # until this process ends
         self.logs = settings.folder / "logs"
         self.logs.mkdir(exist_ok=True)
@@ -83,12 +82,10 @@ class Search:
                 f"of {sorted({*facts} - {*before})}; use the old values, or another RUN_ID"
             )
         self.study.set_user_attr("search", facts)
-        is_local = settings.cfg.cluster.name == "local"
         train = [str(script or folder.project_folder() / "train.py")]
+        is_local = settings.cfg.cluster.name == "local"
         self.program = train if is_local else ["-m", "samestep.sweep.cluster_job"]
-        trainer, has_gpus = settings.cfg.trainer, torch.cuda.device_count() > 0
-        is_on_cpu = trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not has_gpus)
-        is_one = is_local and is_on_cpu and trainer.devices == 1
+        is_one = is_local and self.gpus[0] is None and settings.cfg.trainer.devices == 1
         forks.serve(can_fork=is_one and script is None and sys.platform == "linux")
 
     def run(self) -> int:
@@ -141,7 +138,7 @@ class Search:
         await asyncio.gather(*(self.work(unfinished, gpus) for gpus in self.gpus))
 
     async def work(self, unfinished: list[Trial], gpus: str | None) -> None:
-        """Train one trial after the other, on these GPUs; None: on all that there are."""
+        """Train one trial after the other, on these GPUs."""
         total = self.settings.keys.n_trials
         while unfinished or len(self._trials(*ENDED, TrialState.RUNNING)) < total:
             trial = unfinished.pop(0) if unfinished else self.study.ask(self.settings.space)
@@ -189,10 +186,10 @@ class Search:
                 break
         if exit_code:
             # The last error message of the log, otherwise its last line.
-            text = re.sub(r"(?m)^\[pod/\S+\] ", "", log.read_text(errors="replace"))
-            lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
-            errors = [line for line in lines if line.startswith(failure.PREFIX)] or lines
-            raise RunError(f"exit code {exit_code}: {errors[-1].removeprefix(failure.PREFIX)}")
+            text = log.read_text(errors="replace").rstrip()
+            errors = re.findall(rf"(?m)^(?:\[pod/\S+\] )?{failure.PREFIX}(.+)", text)
+            reason = errors[-1] if errors else text.rpartition("\n")[2]
+            raise RunError(f"exit code {exit_code}: {reason}")
         if not values:
             raise RunError(f"it has logged no {settings.monitor}")
         return (max if settings.is_max else min)(values)
@@ -233,15 +230,17 @@ class Search:
 
 
 def share_gpus(settings: Settings) -> list[str | None]:
-    """The GPUs of each trial that runs at the same time, such as ``["0,1", "2,3"]``; None: all."""
+    """The GPUs of each trial that runs at the same time, such as ``["0,1", "2,3"]``.
+
+    It is None for a trial that uses none, or those of a cluster.
+    """
     at_once, trainer = settings.keys.trials_at_once, settings.cfg.trainer
     visible = environment.variable("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
-    has_none = not gpus or trainer.accelerator not in ("auto", "gpu", "cuda")
-    if at_once == 1 or has_none or settings.cfg.cluster.name != "local":
+    gpus = visible.split(",") if visible else list(map(str, range(torch.cuda.device_count())))
+    if not gpus or trainer.accelerator == "cpu" or settings.cfg.cluster.name != "local":
         return [None] * at_once
-    num = trainer.devices if isinstance(trainer.devices, int) else max(1, len(gpus) // at_once)
-    if at_once * num > len(gpus):
+    num, needed = len(gpus) // at_once, trainer.devices if isinstance(trainer.devices, int) else 1
+    if num < needed:
         text = f"trials_at_once={at_once}: the {len(gpus)} GPUs here are enough for "
-        raise ConfigError(f"{text}{len(gpus) // num}; choose that, or trainer.accelerator=cpu")
+        raise ConfigError(f"{text}{len(gpus) // needed}; choose that, or trainer.accelerator=cpu")
     return [",".join(gpus[i * num : (i + 1) * num]) for i in range(at_once)]

@@ -1,7 +1,6 @@
 """The command line of a search and its file in configs/sweep, checked before the first trial."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,11 @@ class Settings:
     monitor: str  # the metric by which the trials are compared
     is_max: bool  # whether more of it is better
     copies: str | None  # address of the copies of the runs, if their directories are elsewhere
-    folder: Path  # where the search itself writes
+
+    @property
+    def folder(self) -> Path:
+        """Where the search itself writes."""
+        return Path(self.cfg.run_root, "sweeps", self.name)
 
     def choose(self, params: Mapping[str, Any]) -> list[str]:
         """The overrides for the values of a trial. Real numbers are short, to be read."""
@@ -81,35 +84,35 @@ def read(words: Sequence[str]) -> Settings:
     grid = [f"{key}={','.join(map(str, values))}" for key, values in ends.items()]
     corners = check_all([*overrides, *grid], multirun=True)
     cfg, copies = corners[0], None
-    checkpoints = [find_callback(corner, CHECKPOINTS) for corner in corners]
-    metrics = {(str(node.get("monitor")), str(node.get("mode"))) for node in checkpoints}
-    ((monitor, mode), *others) = metrics
-    if others or monitor == "None":
-        raise ConfigError(
-            "a search compares trials by one metric (callbacks.checkpoints.monitor), and not by "
-            f"{sorted(metrics)}"
-        )
-    cluster = str(cfg.cluster.name)
-    if cluster == "local":
-        devices = cfg.trainer.devices if isinstance(cfg.trainer.devices, int) else 1
-        environment.limit_threads(keys.trials_at_once * devices)  # before torch is imported
-    else:
-        url = find_callback(cfg, ARTIFACTS).get("url")
-        copies = str(url) if url and cluster != "slurm" else None
-        if "commands" in cfg.cluster or not (copies or cluster == "slurm"):
-            raise ConfigError(
-                f"cluster={cluster}: a search needs local, slurm, or Kubernetes, "
-                "where it reads metrics from copies: callbacks.artifacts.url=s3://bucket/runs"
-            )
-        # The manifests of a trial, as before a submit.
-        cfg, documents = prepare(overrides, last)
-        check_run(cfg, documents, "submit")
+    is_local = cfg.cluster.name == "local"
+    if is_local:
+        num_ranks = cfg.trainer.devices if isinstance(cfg.trainer.devices, int) else 1
+        environment.limit_threads(keys.trials_at_once * num_ranks)  # before torch is imported
     from samestep.hydra.build import check_arguments
 
     for corner in corners:
         check_arguments(corner)  # what each trial would reject when it builds its parts
-    folder = Path(cfg.run_root, "sweeps", name)
-    return Settings(name, keys, space, overrides, cfg, monitor, mode == "max", copies, folder)
+    if not is_local:
+        copies = check_cluster(cfg, overrides, last)
+    checkpoints = find_callback(cfg, CHECKPOINTS)
+    if checkpoints.get("monitor") is None:
+        raise ConfigError("a search compares trials by a metric: callbacks.checkpoints.monitor")
+    monitor, is_max = checkpoints.monitor, checkpoints.mode == "max"
+    return Settings(name, keys, space, overrides, cfg, monitor, is_max, copies)
+
+
+def check_cluster(cfg: DictConfig, overrides: Sequence[str], run_id: str) -> str | None:
+    """Check a trial as before a submit; return where the copy of its run is read, if not here."""
+    is_slurm = cfg.cluster.name == "slurm"
+    url = None if is_slurm else find_callback(cfg, ARTIFACTS).get("url")
+    if "commands" in cfg.cluster or not (url or is_slurm):
+        raise ConfigError(
+            f"cluster={cfg.cluster.name}: a search needs local, slurm, or Kubernetes, "
+            "where it reads metrics from copies: callbacks.artifacts.url=s3://bucket/runs"
+        )
+    cfg, documents = prepare(overrides, run_id)
+    check_run(cfg, documents, "submit")
+    return url
 
 
 def parse(words: Sequence[str]) -> tuple[str, Keys, list[Override]]:
@@ -163,12 +166,10 @@ def to_distribution(override: Override) -> Any:
         raise ConfigError(f"{override.input_line}: {error}") from None
 
 
-def find_callback(cfg: DictConfig, target: str) -> DictConfig:
+def find_callback(cfg: DictConfig, target: str) -> Any:
     """The node of ``cfg.callbacks`` for this class or a subclass of it; empty if there is none."""
-    nodes: list[DictConfig] = list((cfg.callbacks or {}).values())
-    for node in nodes:
-        # ``build.check_arguments`` names a class that does not exist.
-        with suppress(Exception):
-            if issubclass(get_object(node._target_), get_object(target)):
-                return node
-    return OmegaConf.create()
+    for node in (cfg.callbacks or {}).values():
+        kind = get_object(node._target_)
+        if isinstance(kind, type) and issubclass(kind, get_object(target)):
+            return node
+    return {}
