@@ -102,10 +102,14 @@ def test_the_summary_of_a_run_on_a_cluster_names_the_launcher(tmp_path: Path, mo
     ids=["epochs", "early stopping", "time", "steps"],
 )
 def test_a_finished_run_is_trained_for_as_many_epochs_more(tmp_path: Path, trainer, limit: int):
-    command = ["train.py", "model=mlp", "trainer.max_steps=50", "trainer.max_epochs=9"]
-    record.update(tmp_path, record.FINISHED, starts=[{"command": command}])
-    again = shlex.split(command_to_go_on({"trainer": trainer}, tmp_path, 3))
-    assert again[3:] == ["model=mlp", f"trainer.max_epochs={limit}"]
+    command = ["train.py", "model=mlp", "trainer.max_steps=50", "callbacks.mine.patience=5"]
+    limits = {"callbacks.mine.patience": 5, "callbacks.default.patience": 3}
+    record.update(tmp_path, record.FINISHED, starts=[{"command": command}], limits=limits)
+    cfg = {"trainer": trainer, "callbacks": {"mine": {"patience": 5}, "default": {}}}
+    again = shlex.split(command_to_go_on(cfg, tmp_path, 3))
+    patience = 10 if trainer["max_epochs"] > 3 else 5
+    words = {"model=mlp", f"trainer.max_epochs={limit}", f"callbacks.mine.patience={patience}"}
+    assert set(again[3:]) == words
 
 
 def test_epochs_of_a_module_with_names_of_its_own_are_counted():

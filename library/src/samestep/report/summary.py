@@ -64,15 +64,23 @@ def command_to_go_on(config: Mapping[str, Any], run_dir: Path, num_epochs: int |
     Args:
         config: the configuration of the run.
         run_dir: its directory.
-        num_epochs: of a finished run, which is then trained for as many epochs more. None, or 0,
-            for a run to which its own limits apply.
+        num_epochs: of a finished run, which is then trained for as many epochs more; with twice the
+            patience if early stopping has ended it. None, or 0, for a run to which its own limits
+            apply.
     """
-    command = record.read(run_dir).start.get("command")
+    known = record.read(run_dir)
+    command = known.start.get("command")
     words = [str(word) for word in command[1:]] if isinstance(command, list) else []
     if num_epochs:
         limit = max(num_epochs, select(config, "trainer.max_epochs") or 0)
-        words = [word for word in words if not word.startswith("trainer.max_")]
-        words.append(f"trainer.max_epochs={limit + num_epochs}")
+        longer = {"trainer.max_epochs": limit + num_epochs}
+        for key in known.limits if num_epochs < limit else ():
+            # A patience that is Lightning's default is no key that a command line may change.
+            if key.endswith(".patience") and (patience := select(config, key)) is not None:
+                longer[key] = 2 * max(1, patience)
+        given = ("trainer.max_", *(f"{key}=" for key in longer))
+        words = [word for word in words if not word.startswith(given)]
+        words += [f"{key}={number}" for key, number in longer.items()]
     name = run_dir.name
     if Path(select(config, "run_dir") or "").name == name:
         # With run_dir=... the name of the directory need not be that of the run.
