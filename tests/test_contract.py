@@ -174,7 +174,7 @@ def test_a_plain_model_without_a_test_step_finishes_with_its_metrics(copy: Path)
     assert done.returncode == 0, done.stderr
     assert "nothing is tested" in done.stdout
     # The summary names what there is.
-    assert "untested/report.html " in done.stdout
+    assert "untested/report.html\n" in done.stdout
     assert "predict" not in done.stdout
     (line,) = re.findall(r"^  python (scripts/evaluate\.py) runs/untested$", done.stdout, re.M)
     for options, exit_code in ([], 0), (["--split", "test"], 2):
