@@ -27,8 +27,8 @@ def test_nodes_leave_and_join(tmp_path: Path):
     command = [
         *ENTRYPOINT, "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=9",
         "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}",
-        # A machine that stands still for 10 s loses no node: torch would leave two groups.
-        "--rdzv-conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=30",
+        # A machine that stands still for 20 s loses no node: torch would leave two groups.
+        "--rdzv-conf=last_call_timeout=3,keep_alive_interval=3,keep_alive_max_attempt=7",
         # It ends when it is told: nobody knows how long a node takes to come or to be missed.
         *BASE, "trainer.max_epochs=10000", "model.lr_scheduler.warmup=0", "report=false",
         f"run_root={tmp_path}",

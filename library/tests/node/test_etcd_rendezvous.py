@@ -37,10 +37,11 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EtcdServ
 
 
 def parameters(server: EtcdServer, **settings: str) -> RendezvousParameters:
-    # A node counts as gone after 10 s: etcd on a busy disk takes seconds for a heartbeat.
+    # A node counts as gone after 12 s. On a busy disk etcd takes a second for a heartbeat, and a
+    # node whose writes take as long as the pause between those of another never gets its turn.
     common = {
         "join_timeout": "300", "last_call_timeout": "300", "read_timeout": "60",
-        "keep_alive_interval": "1", "keep_alive_max_attempt": "10",
+        "keep_alive_interval": "3", "keep_alive_max_attempt": "4",
     }  # fmt: skip
     return RendezvousParameters(
         "etcd-v2", server.address, "mine", 1, 2, "127.0.0.1", **(common | settings)
