@@ -99,7 +99,7 @@ def rows_of_tables(folder: Path) -> list[Row]:
     return [
         *(
             Row(
-                f"lance-{size}", f"Lance, local, random order, bytes of images of {size} px",
+                f"lance-{size}", f"Lance, local, random order, {size} px",
                 {name: f"{TABLES}:read {folder} {size} {name}" for name in names},
                 ["lance", "blocks", *(f"{name} / blocks >= 1" for name in others)], "us an image",
                 prepare=lambda size=size: tables.write_images(folder, size),
@@ -109,8 +109,7 @@ def rows_of_tables(folder: Path) -> list[Row]:
         *(
             Row(
                 f"lance-s3-{size}",
-                f"Lance, S3 server with {tables.LATENCY} added to each request, first pass over "
-                f"images of {size} px",
+                f"Lance, S3, {tables.LATENCY} a request, first pass, {size} px",
                 # What near loses to local is the work of the server, on the same processors.
                 {where: f"{TABLES}:read_once {folder} far-{size} blocks {where}"
                  for where in ("local", "near")}
