@@ -108,14 +108,11 @@ def to_tensors(table: pa.Table) -> dict[str, Any]:
     """Numbers as tensors ``[B]``, lists of fixed size as ``[B, size]``, all others as lists."""
     batch: dict[str, Any] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
-        kind, shape = column.type, [len(table)]
+        values, kind, shape = column.combine_chunks(), column.type, [len(table)]
         while pa.types.is_fixed_size_list(kind):
             shape.append(kind.list_size)
-            kind = kind.value_type
+            values, kind = values.flatten(), kind.value_type
         if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-            values = column.combine_chunks()
-            for _ in shape[1:]:
-                values = values.flatten()
             numbers = torch.from_numpy(np.array(values.to_numpy(zero_copy_only=False)))
             batch[name] = numbers.view(shape)
         else:
