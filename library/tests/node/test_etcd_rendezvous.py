@@ -60,11 +60,14 @@ def meet(
     """The two nodes become one group. Those that have ``met`` others see that a node waits."""
     met = met or {}
 
+    def are_one_group() -> bool:
+        return all(node in met and met[node].world_size == len(nodes) for node in nodes)
+
     def take_part(node: EtcdRendezvous) -> None:
         if node not in met:
             met[node] = node.next_rendezvous()
         deadline = time.monotonic() + PATIENCE_S
-        while [info.world_size for info in met.values()] != [len(nodes)] * len(nodes):
+        while not are_one_group():
             assert time.monotonic() < deadline
             # As an agent does: etcd may fail the other node halfway, or its heartbeat may be late,
             # and it then begins anew.
