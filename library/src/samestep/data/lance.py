@@ -153,7 +153,7 @@ class LanceRows:
         except CancelledError:  # another pass over these rows has ended early
             return None
         rows = zip(numbers.tolist(), places.tolist(), strict=True)
-        # A batch of slices, which is copied once.
+        # A batch of slices, which is copied once: so many chunks would cost ``decode`` more.
         table = pa.Table.from_batches([blocks[number].slice(place, 1) for number, place in rows])
         with self.lock:
             for number, block in found.items():
