@@ -15,7 +15,7 @@ from samestep.data import lance as lance_rows
 from samestep.data.lance import LanceRows
 from samestep.data.loader import BatchLoader
 from samestep.data.order import Blocks
-from samestep.errors import RunError
+from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment
 
 BLOCKS = Blocks(size=7, at_once=3)
@@ -46,6 +46,8 @@ def uri(tmp_path: Path) -> str:
         "text": [f"{number:0{number % 9 + 1}}" if number % 11 else None for number in numbers],
         "pair": pa.array([[number, -number] for number in numbers], pa.list_(pa.int32(), 2)),
         "number": numbers,
+        "bytes": [bytes([number % 256]) * (number % 5) for number in numbers],
+        "words": [["a"] * (number % 3) for number in numbers],
     }
     table = lance.write_dataset(pa.table(columns), tmp_path / "rows", max_rows_per_file=60)
     table.delete("number % 26 = 3")
@@ -60,15 +62,21 @@ def plain(batches: Iterable[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("num_threads", [0, 3])
-def test_blocks_give_the_rows_that_take_gives_and_each_is_read_once(uri: str, num_threads: int):
-    rows = Counted(uri)
+@pytest.mark.parametrize("kept_as", ["values", "arrow"])
+def test_blocks_give_the_rows_that_take_gives_and_each_is_read_once(
+    uri: str, kept_as: str, num_threads: int
+):
+    # Blocks with lists of any length are kept as Arrow's.
+    columns = ["bytes", "text", "pair", "number"] + ["words"] * (kept_as == "arrow")
+    rows = Counted(uri, columns=columns)
     loader = BatchLoader(rows, 8, shuffle=BLOCKS, seed=1, num_threads=num_threads)
     for epoch, first in [(0, 0), (1, 0), (1, 9)]:  # the last one continues within an epoch
         rows.blocks_read.clear()
         loader.start_at(epoch, first)
         batches = plain(loader)
         loader.start_at(epoch, first)
-        assert batches == plain(rows.decode(rows.table.take(p.ids.tolist())) for p in loader.order)
+        taken = [rows.table.take(p.ids.tolist(), columns=rows.columns) for p in loader.order]
+        assert batches == plain(map(rows.decode, taken))
         assert len(batches) == 32 - first
         assert sorted(set(rows.blocks_read)) == sorted(rows.blocks_read)
         if not first:
@@ -106,6 +114,22 @@ def test_blocks_that_take_much_memory_and_those_of_many_ranks_are_not_read(
     monkeypatch.setattr(lance_rows, "MOST_HELD", 2 * 3 * 7 * 20)  # 20 bytes a row
     assert plain(BatchLoader(rows, 8, shuffle=BLOCKS)) == some
     assert not rows.blocks_read
+
+
+def test_a_number_that_is_missing_is_an_error_and_not_another_number(tmp_path: Path):
+    columns = {"label": [*range(20), None], "score": [None, *map(float, range(20))]}
+    lance.write_dataset(pa.table(columns), tmp_path / "rows")
+    rows = LanceRows(str(tmp_path / "rows"))
+    assert rows[torch.tensor([3])]["score"].item() == 2
+    message = "column label: 1 values are missing, for which a tensor of int64 has no sign"
+    with pytest.raises(ConfigError, match=message):
+        rows[torch.tensor([3, 20])]
+    with pytest.raises(ConfigError, match=message):
+        list(BatchLoader(rows, 8, shuffle=BLOCKS))
+    decode = pa.Table.to_pylist
+    assert LanceRows(rows.uri, decode=decode)[torch.tensor([20])] == [{"label": None, "score": 19}]
+    scores = [b["score"] for b in BatchLoader(LanceRows(rows.uri, ["score"]), 8, shuffle=BLOCKS)]
+    assert torch.cat(scores).nansum() == 190
 
 
 def test_a_block_that_cannot_be_read_is_an_error_that_names_the_table(uri: str):

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -53,26 +52,30 @@ class TableImages:
 
     def __getitem__(self, positions: Tensor) -> RawBatch:
         ids = self.rows_at(positions)
-        table = self.rows[ids]
-        contents, labels, *checksums = table.columns
-        if pa.types.is_struct(contents.type):
-            contents = pa.compute.struct_field(contents, "bytes")
+        batch = self.rows[ids]
+        contents, labels, *checksums = batch.values()
+        contents = [image["bytes"] if isinstance(image, dict) else image for image in contents]
+        if not isinstance(labels, Tensor):
+            raise ConfigError(
+                f"{self.rows.uri}: the labels in its column {[*batch][1]} are no numbers, "
+                f"such as {labels[0]!r}; write the number of the class into a column, and name it "
+                "in data.columns"
+            )
         shape = (self.num_channels, self.image_size, self.image_size)
         images = torch.empty(len(ids), *shape, dtype=torch.uint8)
-        found, numbers = contents.to_pylist(), labels.to_pylist()
         for column in checksums:
             for id, *row, expected in zip(
-                ids.tolist(), found, numbers, column.to_pylist(), strict=True
+                ids.tolist(), contents, labels.tolist(), column.tolist(), strict=True
             ):
                 if checksum(*row) != expected:
                     raise RunError(
                         f"{self.rows.uri}: row {id} is damaged: it has another checksum than when "
                         "it was written; restore the table, or convert the images again"
                     )
-        for image, id, content in zip(images, ids.tolist(), found, strict=True):
+        for image, id, content in zip(images, ids.tolist(), contents, strict=True):
             with reading(f"{self.rows.uri}: row {id}"):
                 image.copy_(decode_image(content, self.num_channels, self.image_size))
-        return RawBatch(images, torch.tensor(numbers, dtype=torch.int64), ids)
+        return RawBatch(images, labels.long(), ids)
 
     def rows_at(self, positions: Tensor) -> Tensor:
         """Numbers of rows. A rule instead of a list, which would take memory for each image."""
@@ -199,11 +202,7 @@ class TableDataModule(ImageBatches):
         uri = f"{self.root.rstrip('/')}/{self.tables[part]}"
         if uri.endswith(".lance"):
             rows = LanceRows(
-                uri,
-                self.columns,
-                decode=pa.Table.combine_chunks,
-                version=version,
-                storage_options=self.storage_options,
+                uri, self.columns, version=version, storage_options=self.storage_options
             )
             if rows.columns and CHECKSUM in rows.table.schema.names:
                 rows.columns.append(CHECKSUM)
@@ -216,7 +215,7 @@ class TableDataModule(ImageBatches):
                 f"python scripts/convert.py {self.root} TARGET, and train with data=lance "
                 "data.root=TARGET"
             )
-        return ArrowRows(uri, self.columns, decode=pa.Table.combine_chunks)
+        return ArrowRows(uri, self.columns)
 
     def _images(self, rows: LanceRows | ArrowRows, part: str | None = None) -> TableImages:
         return TableImages(rows, self.num_channels, self.image_size, part)

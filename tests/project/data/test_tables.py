@@ -452,3 +452,13 @@ def test_an_image_that_cannot_be_decoded_names_its_row(photos: Path, tmp_path: P
     row = table["image"].to_pylist().index(b"no image")
     with pytest.raises(RunError, match=f"train.lance: row {row} cannot be read: it is no image"):
         data_of(tmp_path, "lance").train_set[torch.arange(row, row + 1)]
+
+
+def test_labels_that_are_no_numbers_are_one_message(tmp_path: Path):
+    uri = str(tmp_path / "train.lance")
+    lance.write_dataset(pa.table({"image": [b"x"], "kind": ["cat"]}), uri)
+    images = tables_module.TableImages(LanceRows(uri, ["image", "kind"]), 1, 8)
+    with pytest.raises(
+        ConfigError, match=r"labels in its column kind are no numbers, such as 'cat'"
+    ):
+        images[torch.tensor([0])]

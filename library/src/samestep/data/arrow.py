@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from samestep.errors import ConfigError
@@ -105,16 +106,44 @@ class ArrowRows:
 
 
 def to_tensors(table: pa.Table) -> dict[str, Any]:
-    """Numbers as tensors ``[B]``, lists of fixed size as ``[B, size]``, all others as lists."""
-    batch: dict[str, Any] = {}
+    """Numbers as tensors ``[B]``, lists of fixed size as ``[B, size]``, all others as lists.
+
+    Raises:
+        ConfigError: if a row has no value where a tensor needs one.
+    """
+    return {
+        name: values if isinstance(values, list) else torch.from_numpy(values)
+        for name, values in to_values(table).items()
+    }
+
+
+def to_values(table: pa.Table) -> dict[str, NDArray[Any] | list[Any]]:
+    """Like ``to_tensors``, with arrays instead of tensors."""
+    batch: dict[str, NDArray[Any] | list[Any]] = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
-        values, kind, shape = column.combine_chunks(), column.type, [len(table)]
-        while pa.types.is_fixed_size_list(kind):
-            shape.append(kind.list_size)
-            values, kind = values.flatten(), kind.value_type
-        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-            numbers = torch.from_numpy(np.array(values.to_numpy(zero_copy_only=False)))
-            batch[name] = numbers.view(shape)
-        else:
+        if not is_numeric(column.type):
             batch[name] = column.to_pylist()
+            continue
+        values, shape, missing = column.combine_chunks(), [len(table)], 0
+        while pa.types.is_fixed_size_list(values.type):
+            shape.append(values.type.list_size)
+            missing += values.null_count
+            values = values.flatten()
+        if not pa.types.is_floating(values.type):
+            missing += values.null_count
+        if missing:
+            raise ConfigError(
+                f"column {name}: {missing} values are missing, for which a tensor of {values.type} "
+                "has no sign; fill them, or read the column with decode="
+            )
+        batch[name] = np.array(values.to_numpy(zero_copy_only=False)).reshape(shape)
     return batch
+
+
+def is_numeric(kind: pa.DataType) -> bool:
+    """Whether ``to_tensors`` makes a tensor of such a column."""
+    while pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )

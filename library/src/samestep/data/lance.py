@@ -13,16 +13,21 @@ from hashlib import sha256
 from typing import Any
 
 import lance
+import numpy as np
 import pyarrow as pa
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from samestep.data.arrow import to_tensors
+from samestep.data.arrow import is_numeric, to_tensors, to_values
 from samestep.data.threads import Readers
 from samestep.errors import ConfigError, RunError
 
 NUM_ROWS = b"samestep.num_rows"  # metadata of a table: how many rows it has when it is complete
 MOST_HELD = 512 * 2**20  # bytes of blocks in memory; data whose blocks take more are read by rows
 READERS = 16  # blocks that are read at the same time
+# Columns whose values take hardly more memory as Python's objects than in a table.
+BYTES = {pa.binary(), pa.large_binary(), pa.string(), pa.large_string()}
 
 
 class LanceRows:
@@ -98,14 +103,16 @@ class LanceRows:
                 "threads, BatchLoader(num_threads=8), and not by num_workers"
             )
         try:
-            table = self._take_from_blocks(ids)
-            if table is None:
-                table = self.table.take(ids.tolist(), columns=self.columns)
+            rows = self._take_from_blocks(ids)
+            if rows is None:
+                rows = self.table.take(ids.tolist(), columns=self.columns)
+        except ConfigError:
+            raise
         except (OSError, ValueError, RuntimeError) as error:
             raise RunError(
                 f"{self.uri}: version {self.version} cannot be read: {first_line(error)}"
             ) from error
-        return self.decode(table)
+        return rows if isinstance(rows, dict) else self.decode(rows)
 
     def expect(self, ids: Tensor, block_size: int) -> None:
         """Read the blocks of these rows ahead, and hold them until the rows are asked for.
@@ -136,31 +143,42 @@ class LanceRows:
         num_bytes = sum(file.file_size_bytes or MOST_HELD for file in files)
         return num_bytes * num_rows <= MOST_HELD * self.num_rows
 
-    def _read_block(self, first: int, num_rows: int) -> pa.RecordBatch:
+    def _read_block(self, first: int, num_rows: int) -> "_Values | pa.RecordBatch":
         table = self.table.to_table(self.columns, offset=first, limit=num_rows)
+        kinds = table.schema.types
+        if self.decode is to_tensors and all(kind in BYTES or is_numeric(kind) for kind in kinds):
+            # This thread makes the one copy, and not the one that waits for the batch.
+            return to_values(table)
         return table.combine_chunks().to_batches()[0]
 
-    def _take_from_blocks(self, ids: Tensor) -> pa.Table | None:
+    def _take_from_blocks(self, ids: Tensor) -> dict[str, Any] | pa.Table | None:
         """The rows ``ids``, if all their blocks are expected."""
+        numbers, places = np.divmod(ids.numpy(), self.block_size)
         with self.lock:
-            numbers, places = ids // self.block_size, ids % self.block_size
             needed = sorted({*numbers.tolist()})
             found = {number: self.blocks[number] for number in needed if number in self.blocks}
         if not needed or len(found) < len(needed):
             return None
         try:
-            blocks = {number: block.rows.result() for number, block in found.items()}
+            blocks: dict[int, Any] = {
+                number: block.rows.result() for number, block in found.items()
+            }
         except CancelledError:  # another pass over these rows has ended early
             return None
-        rows = zip(numbers.tolist(), places.tolist(), strict=True)
-        # A batch of slices, which is copied once: so many chunks would cost ``decode`` more.
-        table = pa.Table.from_batches([blocks[number].slice(place, 1) for number, place in rows])
+        rows: dict[str, Any] | pa.Table
+        if isinstance(blocks[needed[0]], dict):
+            rows = pick_values(blocks, numbers, places)
+        else:
+            where = zip(numbers.tolist(), places.tolist(), strict=True)
+            # A batch of slices, which is copied once: ``decode`` expects no chunks.
+            slices = [blocks[number].slice(place, 1) for number, place in where]
+            rows = pa.Table.from_batches(slices).combine_chunks()
         with self.lock:
             for number, block in found.items():
                 block.num_batches -= 1
                 if not block.num_batches and self.blocks.get(number) is block:
                     del self.blocks[number]
-        return table.combine_chunks()
+        return rows
 
     def __getstate__(self) -> dict[str, Any]:
         own = ("table", "readers", "lock", "blocks")
@@ -181,12 +199,34 @@ class LanceRows:
         return sha256("\n".join(names).encode()).hexdigest()
 
 
+_Values = dict[str, NDArray[Any] | list[Any]]
+
+
 class _Block:
     """Neighbouring rows, read ahead for some batches."""
 
-    def __init__(self, rows: Future[pa.RecordBatch]) -> None:
+    def __init__(self, rows: Future[_Values | pa.RecordBatch]) -> None:
         self.rows = rows
         self.num_batches = 0
+
+
+def pick_values(
+    blocks: dict[int, _Values], numbers: NDArray[np.int64], places: NDArray[np.int64]
+) -> dict[str, Any]:
+    """A batch as ``to_tensors`` makes it, of the rows at ``places`` of the blocks ``numbers``."""
+    batch: dict[str, Any] = {}
+    for name, one in next(iter(blocks.values())).items():
+        columns = {number: block[name] for number, block in blocks.items()}
+        if isinstance(one, list):
+            rows = zip(numbers.tolist(), places.tolist(), strict=True)
+            batch[name] = [columns[number][place] for number, place in rows]
+            continue
+        values = np.empty((len(places), *one.shape[1:]), one.dtype)
+        for number, column in columns.items():
+            here = numbers == number
+            values[here] = column[places[here]]
+        batch[name] = torch.from_numpy(values)
+    return batch
 
 
 def first_line(error: BaseException) -> str:
