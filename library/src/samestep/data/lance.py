@@ -6,10 +6,12 @@ order with few requests, so the exact order of ``BatchLoader`` needs no stream a
 
 import os
 import threading
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import cached_property
 from hashlib import sha256
+from itertools import accumulate
 from typing import Any
 
 import lance
@@ -25,7 +27,8 @@ from samestep.errors import ConfigError, RunError
 
 NUM_ROWS = b"samestep.num_rows"  # metadata of a table: how many rows it has when it is complete
 MOST_HELD = 512 * 2**20  # bytes of blocks in memory; data whose blocks take more are read by rows
-READERS = 16  # blocks that are read at the same time
+# Blocks that are read at the same time: many hide a store's latency; few keep memory in use warm.
+READERS_FAR, READERS_NEAR = 16, 4
 # Columns whose values take hardly more memory as Python's objects than in a table.
 BYTES = {pa.binary(), pa.large_binary(), pa.string(), pa.large_string()}
 
@@ -87,7 +90,7 @@ class LanceRows:
     def _begin(self) -> None:
         """What only this process has."""
         self.process = os.getpid()
-        self.readers = Readers(READERS)
+        self.readers = Readers(READERS_FAR if "://" in self.uri else READERS_NEAR)
         self.lock = threading.Lock()
         self.blocks: dict[int, _Block] = {}
         self.block_size = 1
@@ -143,8 +146,21 @@ class LanceRows:
         num_bytes = sum(file.file_size_bytes or MOST_HELD for file in files)
         return num_bytes * num_rows <= MOST_HELD * self.num_rows
 
+    @cached_property
+    def sessions(self) -> tuple[list[int], list[Any]]:
+        """Where each fragment ends, and what reads rows of it again and again."""
+        fragments = self.table.get_fragments()
+        ends = accumulate(fragment.count_rows() for fragment in fragments)
+        return [*ends], [fragment.open_session(self.columns) for fragment in fragments]
+
     def _read_block(self, first: int, num_rows: int) -> "_Values | pa.RecordBatch":
-        table = self.table.to_table(self.columns, offset=first, limit=num_rows)
+        ends, sessions = self.sessions
+        number, last = bisect(ends, first), min(first + num_rows, self.num_rows)
+        if last <= ends[number]:
+            start = ends[number - 1] if number else 0
+            table = sessions[number].take(range(first - start, last - start))
+        else:
+            table = self.table.to_table(self.columns, offset=first, limit=num_rows)
         kinds = table.schema.types
         if self.decode is to_tensors and all(kind in BYTES or is_numeric(kind) for kind in kinds):
             # This thread makes the one copy, and not the one that waits for the batch.
@@ -181,7 +197,7 @@ class LanceRows:
         return rows
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("table", "readers", "lock", "blocks")
+        own = ("table", "sessions", "readers", "lock", "blocks")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
