@@ -16,11 +16,11 @@ SIZE = 224
 BATCH = 28
 
 
-def per_image(one_pass: Callable[[], int]) -> dict[str, float]:
-    """Seconds for an image: the median of four passes, after one that does not count."""
+def per_image(one_pass: Callable[[], int], passes: int = 4) -> dict[str, float]:
+    """Seconds for an image: the median of some passes, after one that does not count."""
     one_pass()
     seconds = []
-    for _ in range(4):
+    for _ in range(passes):
         start = time.perf_counter()
         count = one_pass()
         seconds.append((time.perf_counter() - start) / count)

@@ -111,12 +111,12 @@ def rows_of_tables(folder: Path) -> list[Row]:
                 f"lance-s3-{size}",
                 f"Lance, S3, {tables.LATENCY} a request, first pass, {size} px",
                 # What near loses to local is the work of the server, on the same processors.
-                {where: f"{TABLES}:read_once {folder} far-{size} blocks {where}"
+                {where: f"{TABLES}:read_once {folder} {size} blocks {where}"
                  for where in ("local", "near")}
-                | {name: f"{TABLES}:read_once {folder} far-{size} {name} far"
+                | {name: f"{TABLES}:read_once {folder} {size} {name} far"
                    for name in names[1:]},
                 [f"{name} / blocks >= 0.9" for name in ["local", "near", *others]],
-                prepare=lambda size=size: tables.write_images(folder, f"far-{size}"),
+                prepare=lambda size=size: tables.write_images(folder, size),
                 lacks="" if (tables.SERVERS / "slow").exists() else "skipped: no server built",
             )
             for size in ("32", "224")

@@ -69,6 +69,7 @@ def test_blocks_give_the_rows_that_take_gives_and_each_is_read_once(
     # Blocks with lists of any length are kept as Arrow's.
     columns = ["bytes", "text", "pair", "number"] + ["words"] * (kept_as == "arrow")
     rows = Counted(uri, columns=columns)
+    rows.blocks_ahead = 1  # a window is more
     loader = BatchLoader(rows, 8, shuffle=BLOCKS, seed=1, num_threads=num_threads)
     for epoch, first in [(0, 0), (1, 0), (1, 9)]:  # the last one continues within an epoch
         rows.blocks_read.clear()
@@ -107,6 +108,14 @@ def test_blocks_that_take_much_memory_and_those_of_many_ranks_are_not_read(
     rows = Counted(uri)
     some = plain(BatchLoader(rows, 8, shuffle=BLOCKS))
     assert rows.blocks_read
+    rows.blocks_ahead, most_near = 30, rows.most_held
+    assert plain(BatchLoader(rows, 8, shuffle=BLOCKS)) == some
+    assert rows.most_held > 30 > most_near
+    num_bytes = sum(file.stat().st_size for file in Path(uri, "data").iterdir())
+    monkeypatch.setattr(lance_rows, "MOST_HELD", 45 * num_bytes // 250)  # two windows of 21 rows
+    rows.most_held = 0
+    assert plain(BatchLoader(rows, 8, shuffle=BLOCKS)) == some
+    assert 0 < rows.most_held <= 3 * BLOCKS.at_once
     rows.blocks_read.clear()
     monkeypatch.setattr(environment, "world_size", lambda: 3)
     assert len(next(iter(BatchLoader(rows, 8, shuffle=BLOCKS)))["number"]) == 3

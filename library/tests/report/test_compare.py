@@ -67,6 +67,7 @@ def test_runs_of_one_configuration_and_seed_are_shown_side_by_side(tmp_path: Pat
     """Such as those of changed code: none may take the place of the other."""
     runs = [make_run(tmp_path / name, score=score) for name, score in (("one", 0.5), ("two", 0.75))]
     assert rows_of(*runs)["test/score"] == ["0.5000", "0.7500", "+0.2500"]
+    assert rows_of(*runs)["nothing"] == ["", ""]  # the configuration
     more = [make_run(tmp_path / f"{name}1", seed=1, score=0.5 + n) for n, name in enumerate("ab")]
     rows = rows_of(runs[0], *more, runs[1])
     assert rows["runs"] == ["one, a1", "b1, two"]

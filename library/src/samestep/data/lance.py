@@ -27,8 +27,8 @@ from samestep.errors import ConfigError, RunError
 
 NUM_ROWS = b"samestep.num_rows"  # metadata of a table: how many rows it has when it is complete
 MOST_HELD = 512 * 2**20  # bytes of blocks in memory; data whose blocks take more are read by rows
-# Blocks that are read at the same time: many hide a store's latency; few keep memory in use warm.
-READERS_FAR, READERS_NEAR = 16, 4
+# Blocks read at the same time: many hide the latency of a store, few use the same memory again.
+AHEAD_FAR, AHEAD_NEAR = 16, 4
 # Columns whose values take hardly more memory as Python's objects than in a table.
 BYTES = {pa.binary(), pa.large_binary(), pa.string(), pa.large_string()}
 
@@ -41,7 +41,8 @@ class LanceRows:
     environment. Read an object store ahead with ``BatchLoader(..., num_threads=8)``.
 
     With ``BatchLoader(..., shuffle=Blocks(...))`` whole blocks are read, each once in an epoch, and
-    those of two windows are in memory, if they take less than 512 MiB.
+    those of two windows are in memory, or of a store 16 more than of one, if they take less than
+    512 MiB.
 
     Args:
         uri: of the table, such as ``data/train.lance`` or ``s3://bucket/train.lance``.
@@ -85,12 +86,13 @@ class LanceRows:
                 f"{uri}: holds {self.num_rows} of {whole} rows; repeat the conversion"
             )
         self.version = int(self.table.version)
+        self.blocks_ahead = AHEAD_FAR if "://" in uri else AHEAD_NEAR
         self._begin()
 
     def _begin(self) -> None:
         """What only this process has."""
         self.process = os.getpid()
-        self.readers = Readers(READERS_FAR if "://" in self.uri else READERS_NEAR)
+        self.readers = Readers(self.blocks_ahead)
         self.lock = threading.Lock()
         self.blocks: dict[int, _Block] = {}
         self.block_size = 1

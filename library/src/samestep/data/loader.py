@@ -164,7 +164,7 @@ class BatchLoader:
             yield (batch, place) if self.with_slice else batch
 
     def _expected(self) -> Iterator[Slice]:
-        """The slices in their order; a data set that reads blocks learns of each a window before.
+        """The slices in their order; a data set that reads blocks learns of each some time before.
 
         Each of many ranks would read all blocks, and use little of them; they read rows instead.
         """
@@ -172,15 +172,17 @@ class BatchLoader:
         if not isinstance(blocks, Blocks) or not hasattr(self.dataset, "expect"):
             yield from order
             return
-        window = blocks.size * blocks.at_once
-        if order.world_size > 2 or not self.dataset.can_hold(2 * window):
+        size, at_once = blocks
+        depths = max(at_once, self.dataset.blocks_ahead), at_once
+        ahead = next((n for n in depths if self.dataset.can_hold((at_once + n) * size)), 0)
+        if order.world_size > 2 or not ahead:
             yield from order
             return
-        batches = window * order.batches_per_step // order.batch_size
+        batches = ahead * size * order.batches_per_step // order.batch_size
         waiting: deque[Slice] = deque()
         try:
             for place in order:
-                self.dataset.expect(place.ids, blocks.size)
+                self.dataset.expect(place.ids, size)
                 waiting.append(place)
                 if len(waiting) > batches:
                     yield waiting.popleft()

@@ -105,6 +105,7 @@ def compare(runs: Sequence[Run]) -> Tables:
     heading = list(map(Cell, ["", *names]))
     gaps = [Cell(f"{name} - {names[0]}") for name in names[1:]]
     facts, values = rows_of(groups, facts_of), rows_of(groups, lambda run: run.values)
+    differences = sorted(row for row in values if len(set(row[1:])) > 1)
     figures: dict[str, list[dict[str, float]]] = {}
     for number, group in enumerate(groups):
         for seeds, run in group.items():
@@ -115,7 +116,7 @@ def compare(runs: Sequence[Run]) -> Tables:
     return {
         "Runs": [heading, *(row for row in facts if any(row[1:]))],
         "Configuration: what differs": [
-            heading, *(row for row in sorted(values) if len(set(row[1:])) > 1),
+            heading, *(differences or [[Cell("nothing"), *(Cell("") for _ in groups)]]),
         ],
         "Final figures": [
             heading + gaps,
