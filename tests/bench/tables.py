@@ -71,7 +71,7 @@ def installed() -> list[str]:
 def open_loader(place: str, name: str, cache: str = "") -> Iterable[Any]:
     """Batches of all samples in a random order; ``cache``: a folder for what is downloaded.
 
-    ``lance`` shuffles all of them, ``blocks`` 16 MB to 64 MB of neighbours together, as the others.
+    ``lance`` shuffles all of them, ``blocks`` 16 MB to 61 MB of neighbours together, as the others.
     """
     if name in ("lance", "blocks"):
         from samestep.data.lance import LanceRows
@@ -79,7 +79,7 @@ def open_loader(place: str, name: str, cache: str = "") -> Iterable[Any]:
         from samestep.data.order import Blocks
 
         rows = LanceRows(f"{place}/lance")
-        blocks = Blocks(4096, 4) if place.endswith("-32") else Blocks(256, 16)  # of 4 MB
+        blocks = Blocks(4096, 4) if place.endswith("-32") else Blocks(512, 8)
         return BatchLoader(rows, BATCH, shuffle=name == "lance" or blocks)
     from torch.utils.data import DataLoader
 

@@ -46,6 +46,9 @@ class TableImages:
         self.num_channels, self.image_size = num_channels, image_size
         num_val = len(rows) // HELD_OUT_EVERY
         self.num_images = {"val": num_val, "train": len(rows) - num_val}.get(part or "", len(rows))
+        if part is None and isinstance(rows, LanceRows):  # whole blocks are read, see BatchLoader
+            self.expect, self.forget, self.can_hold = rows.expect, rows.forget, rows.can_hold
+            self.blocks_ahead = rows.blocks_ahead
 
     def __len__(self) -> int:
         return self.num_images

@@ -222,6 +222,22 @@ def test_every_tenth_image_is_held_out_where_no_table_is_for_validation(folders:
     assert data.train_set[torch.tensor([9, 200])].ids.tolist() == [10, 222]
 
 
+def test_neighbours_that_are_mixed_are_read_together(tables: Path, monkeypatch: pytest.MonkeyPatch):
+    blocks = "data.shuffle={_target_: samestep.data.order.Blocks, size: 16, at_once: 4}"
+    data, read = data_of(tables, "lance", [blocks, "data.global_batch_size=24"]), []
+    read_block = LanceRows._read_block
+    monkeypatch.setattr(
+        LanceRows, "_read_block", lambda *args: read.append(args[1]) or read_block(*args)
+    )
+    loader = data.train_dataloader()
+    batches = [batch for batch, _ in loader]
+    assert sorted(read) == list(range(0, 360, 16))
+    assert len(batches) == 15
+    for batch, place in zip(batches, loader.order, strict=True):
+        row_by_row = data.train_set[place.ids]
+        assert all(map(torch.equal, batch, row_by_row))
+
+
 def test_mapped_files_are_checked(folders: Path, tmp_path: Path):
     shutil.copytree(folders, tmp_path / "rows")
     rows = ArrowRows(str(tmp_path / "rows/train"), ["label"])
