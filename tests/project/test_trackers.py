@@ -7,6 +7,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -28,7 +29,7 @@ def points_of_csv(run_dir: Path) -> Points:
 
 
 def point_of(name: str, step: int, value: Any) -> tuple[int, float]:
-    return step, 0.0 if "second" in name or name.startswith("time/") else round(float(value), 5)
+    return step, 0.0 if "second" in name or name.startswith("time/") else float(value)
 
 
 def test_each_tracker_has_the_pictures_and_each_value_once(tmp_path: Path):
@@ -53,7 +54,8 @@ def test_each_tracker_has_the_pictures_and_each_value_once(tmp_path: Path):
     events = EventAccumulator(str(run_dir / "tensorboard"), {"tensors": 0, "scalars": 0}).Reload()
     for name, points in expected.items():
         found = [point_of(name, event.step, event.value) for event in events.Scalars(name)]
-        assert found == points, name
+        # metrics.csv has six digits, TensorBoard 32 bits.
+        assert found == [(step, pytest.approx(value, rel=1e-5)) for step, value in points], name
     text = events.Tensors("config.yaml/text_summary")[-1].tensor_proto.string_val[0].decode()
     assert "    model:\n" in text
     start = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
