@@ -40,9 +40,9 @@ class LanceRows:
     such as ``{"client_retry_timeout": "60"}`` change that. Keys of the store come from the
     environment. Read an object store ahead with ``BatchLoader(..., num_threads=8)``.
 
-    With ``BatchLoader(..., shuffle=Blocks(...))`` whole blocks are read, each once in an epoch, and
-    those of two windows are in memory, or of a store 16 more than of one, if they take less than
-    512 MiB.
+    With ``BatchLoader(..., shuffle=Blocks(...))`` whole blocks are read, each once in an epoch. In
+    memory are two windows of them, or, of a store, one window and 16 blocks where these are more.
+    Blocks whose two windows take more than 512 MiB are not read as a whole, but row by row.
 
     Args:
         uri: of the table, such as ``data/train.lance`` or ``s3://bucket/train.lance``.
