@@ -105,7 +105,11 @@ def batches(num: int = 16, size: int = 4, **options: Any) -> BatchLoader:
 
 
 class Killed(BaseException):
-    """Ends a run without a last word, as SIGKILL does."""
+    """Ends a run without a last word, as SIGKILL does.
+
+    Not a KeyboardInterrupt: Lightning would ignore SIGINT from then on, and so would each program
+    that a later test starts.
+    """
 
 
 class Observer(L.Callback):

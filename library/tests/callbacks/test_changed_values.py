@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from library.tests.callbacks.tiny import STEPS_PER_EPOCH, Tiny, fit
+from library.tests.kit import Killed
 from samestep.errors import ConfigError
 
 one_cycle = partial(OneCycleLR, max_lr=0.1)
@@ -37,12 +38,12 @@ class Ends(L.Callback):
 
     def on_train_epoch_start(self, trainer, pl_module) -> None:
         if trainer.current_epoch == 1:
-            raise KeyboardInterrupt
+            raise Killed
 
 
 def fit_one_epoch(run_dir: Path, model: Tiny) -> None:
     """Train the first of three epochs."""
-    with pytest.raises(SystemExit):
+    with pytest.raises(Killed):
         fit(run_dir, model, Ends(), max_epochs=3)
 
 

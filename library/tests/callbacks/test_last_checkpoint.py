@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
 from library.tests.callbacks.tiny import Tiny, fit
+from library.tests.kit import Killed
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.errors import ConfigError
 from samestep.ranks.stopping import Stopped
@@ -63,9 +64,9 @@ def test_it_saves_within_an_epoch_when_it_is_time(tmp_path: Path):
     class Ends(L.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
             if batch_idx == 2:
-                raise KeyboardInterrupt
+                raise Killed
 
-    with pytest.raises(SystemExit):
+    with pytest.raises(Killed):
         fit(tmp_path, Tiny([0.5]), AsksFirst(), Ends(), every_s=0)
     checkpoint = load(tmp_path / "checkpoints/last.ckpt")
     assert checkpoint["global_step"] == 2

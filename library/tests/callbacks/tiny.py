@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from library.tests.kit import Killed
 from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.checkpoints import Checkpoints, StopBetweenSteps
 from samestep.ranks import lightning_patches
@@ -94,8 +95,8 @@ def killed_before_the_link() -> Iterator[None]:
 
     def publish_or_die(checkpoints: Checkpoints, trainer: L.Trainer) -> None:
         if checkpoints._due and trainer.current_epoch == 1:
-            raise KeyboardInterrupt
+            raise Killed
         publish(checkpoints, trainer)
 
-    with mock.patch.object(Checkpoints, "_publish", publish_or_die), pytest.raises(SystemExit):
+    with mock.patch.object(Checkpoints, "_publish", publish_or_die), pytest.raises(Killed):
         yield
