@@ -1,13 +1,15 @@
 """What a DataModule or a module does where a batch is moved to the device."""
 
+import random
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 
 from library.tests.callbacks.test_loader_states import Sized
-from library.tests.kit import Net, Place, batches, check_exact
+from library.tests.kit import Net, Normalized, Place, batches, check_exact, check_same, fit
 
 # Lightning has moved the next batch before the ranks agree to stop.
 STOPS: list[Place] = [(0, 1), (0, 3), (1, 2)]
@@ -59,6 +61,22 @@ class Augments(Net):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         x = batch[0]
         return x + torch.randn(x.shape) if self.trainer.training else x
+
+
+class Draws(Normalized):
+    """Draws in the transfer, in the step, and when it is saved."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [batch[0] + torch.rand(1)]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        torch.rand(1), np.random.rand(), random.random()
+
+
+def test_what_a_save_draws_changes_no_step(tmp_path: Path):
+    fit(tmp_path / "often", Draws, save_every_s=1e-9)
+    fit(tmp_path / "rarely", Draws)
+    check_same(tmp_path / "often", tmp_path / "rarely")
 
 
 def test_random_transforms_on_the_device_do_not_depend_on_interruptions(tmp_path: Path):

@@ -24,6 +24,7 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
 
 from samestep.callbacks.share_out import ShareOut
+from samestep.data.seeds import random_numbers_kept
 from samestep.errors import ConfigError
 from samestep.ranks import lightning_patches, stopping
 from samestep.ranks.lightning_patches import callbacks_of
@@ -209,7 +210,9 @@ class Checkpoints(Checkpoint):
         if signum:
             raise Stopped(signum)
         if must_save:
-            self._save(trainer)
+            # The next step has been seeded already, if its batch was moved by hooks.
+            with random_numbers_kept():
+                self._save(trainer)
         elif not is_writing:
             self._publish(trainer)
 

@@ -38,7 +38,7 @@ class SeedSteps(L.Callback):
     random numbers of training continue after a validation as if there had been none.
 
     If the module or the DataModule has hooks for the transfer of a batch, which may hold random
-    transforms on the device, they are seeded too, with a seed of their own.
+    transforms on the device, the numbers of the step begin with them.
 
     Args:
         seed: of the run.
@@ -47,28 +47,30 @@ class SeedSteps(L.Callback):
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._training_numbers = ExitStack()  # puts them back
+        self._seeded = -1  # the batch of which the transfer was seeded
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Seed what a validation or test on its own does before its first batch."""
         if stage in ("validate", "test"):
             seed_all(mix_seed(self.seed))
 
-        def seed(batch_idx: int) -> None:
-            # The last number tells the seed of the hooks from that of the step.
-            numbers = trainer.current_epoch, batch_idx, trainer.global_rank, 1
-            self._seed(pl_module, *numbers)
+        def begin(batch_idx: int) -> None:
+            self._seed(pl_module, trainer.current_epoch, batch_idx, trainer.global_rank)
+            self._seeded = batch_idx
 
         owners = [pl_module, trainer.datamodule]  # type: ignore[attr-defined]
         if stage == "fit" and any(
             is_overridden(hook, owner) for hook in TRANSFERS for owner in owners if owner
         ):
-            lightning_patches.before_transfers(trainer, seed)
+            lightning_patches.before_transfers(trainer, begin)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Seed this step."""
-        self._seed(pl_module, trainer.current_epoch, batch_idx, trainer.global_rank)
+        """Seed this step, if its transfer was not."""
+        if batch_idx != self._seeded:
+            self._seed(pl_module, trainer.current_epoch, batch_idx, trainer.global_rank)
+        self._seeded = -1
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the random numbers of training, and seed the hooks before the first batch."""
