@@ -143,8 +143,9 @@ class Attributes(L.Callback):
     ) -> None:
         """Name what is lost, after the first batch of the first epoch, and of the second."""
         # In the second one, a loader has begun again, and the module may have told it the epoch.
-        num_epochs = trainer.current_epoch - self._first_epoch
-        if num_epochs == self._num_compared < 2 and trainer.is_global_zero:
+        if self._num_compared == 2 or not trainer.is_global_zero:
+            return
+        if trainer.current_epoch - self._first_epoch == self._num_compared:
             self._num_compared += 1
             now = self._look(trainer, pl_module)
             self._name_lost(now.changed_since(self._before or {}) - now.kept.keys(), trainer)

@@ -64,10 +64,11 @@ class Meter(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
     ) -> None:
         """Keep the norm of the gradient, if the step will be logged."""
-        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if (trainer.global_step + 1) % trainer.log_every_n_steps:  # type: ignore[attr-defined]
+            return
         is_scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
         has_all = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy | ShardedStrategy)
-        if (trainer.global_step + 1) % every or is_scaled or not has_all:
+        if is_scaled or not has_all:
             return
         gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
         self._norm = norm_of([gradient for gradient in gradients if not gradient.is_sparse])

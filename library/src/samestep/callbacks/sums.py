@@ -44,12 +44,12 @@ class Sums(nn.Module):
             count: samples in the batch.
             sums: for each name a scalar, the sum over these samples.
         """
-        values = [sums[name] for name in self.names]
-        # Adding small tensors on the CPU takes longer than adding numbers.
-        row = [v.item() if v.device.type == "cpu" else v.detach().to(self._dtype()) for v in values]
-        self._totals = [
-            total + value for total, value in zip(self._totals, [*row, count], strict=True)
-        ]
+        for place, name in enumerate(self.names):
+            value = sums[name]
+            # Adding small tensors on the CPU takes longer than adding numbers.
+            added = value.item() if value.is_cpu else value.detach().to(self._dtype())
+            self._totals[place] += added
+        self._totals[-1] += count
 
     def mean_so_far(self, name: str) -> float:
         """The mean over the samples of this rank so far; waits for the device."""

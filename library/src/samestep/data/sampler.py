@@ -141,7 +141,8 @@ class GlobalBatchSampler(Sampler[Slice]):
         """Where batch ``index`` begins in the order of an epoch, and how many samples it has."""
         step, number = divmod(index, self.batches_per_step)
         size = self.size_of_step(index)
-        begin, end = (size * n // self.batches_per_step for n in (number, number + 1))
+        begin = size * number // self.batches_per_step
+        end = size * (number + 1) // self.batches_per_step
         return step * self.batch_size + begin, end - begin
 
 

@@ -81,6 +81,8 @@ class EpochLoop(_TrainingEpochLoop):
         self._num_callbacks = len(trainer.callbacks)
         self._transfers = self._find_transfers()
         step = module.training_step
+        is_plain = is_of(strategy, "training_step", Strategy) and strategy.model is module
+        self._training_step = step if is_plain else strategy.training_step
         self._num_arguments = 1 + is_param_in_hook_signature(step, "batch_idx", min_args=2)
         self._validates_at_end = (
             trainer.val_check_batch == trainer.num_training_batches < math.inf
@@ -237,7 +239,7 @@ class EpochLoop(_TrainingEpochLoop):
             nonlocal outputs
             with torch.enable_grad():
                 module["_current_fx_name"] = "training_step"
-                output = strategy.training_step(*args)
+                output = self._training_step(*args)
                 loss, outputs = self._read(output)
 
                 module["_current_fx_name"] = "optimizer_step"
