@@ -153,6 +153,8 @@ class ImageClassifier(L.LightningModule):
             plain = [p for p in part if p.ndim <= 1]
             groups.append({"params": plain, "weight_decay": 0.0, **options})
         optimizer = self.optimizer(groups)
+        if not optimizer.defaults.get("weight_decay"):  # each group costs kernels of its own
+            optimizer = self.optimizer([{"params": part, **options} for part, options in parts])
         return optimizer, self.lr_scheduler(optimizer, total_steps=total_steps)
 
     def _score(

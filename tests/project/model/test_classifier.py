@@ -33,6 +33,13 @@ def test_only_matrices_and_kernels_are_decayed(compose):
     assert in_groups == {id(p) for p in classifier.net.parameters()}
 
 
+def test_without_decay_all_parameters_are_one_group(compose):
+    classifier = build.model(compose("model/optimizer=sgd", "model.optimizer.weight_decay=0"))
+    optimizer, _ = classifier.build_optimizer(total_steps=10)
+    (group,) = optimizer.param_groups
+    assert {id(p) for p in group["params"]} == {id(p) for p in classifier.net.parameters()}
+
+
 def test_figures_are_those_of_the_whole_set(compose):
     cfg = compose("data.eval_batch_size=50", "model.label_smoothing=0.1")
     classifier, data = build.model(cfg), build.datamodule(cfg)
