@@ -53,9 +53,10 @@ class SeedSteps(L.Callback):
         """Seed what a validation or test on its own does before its first batch."""
         if stage in ("validate", "test"):
             seed_all(mix_seed(self.seed))
+        self._seeded = -1  # a fit before this one may have been stopped in between
 
         def begin(batch_idx: int) -> None:
-            self._seed(pl_module, trainer.current_epoch, batch_idx, trainer.global_rank)
+            self._seed(trainer.current_epoch, batch_idx, trainer.global_rank)
             self._seeded = batch_idx
 
         owners = [pl_module, trainer.datamodule]  # type: ignore[attr-defined]
@@ -69,7 +70,7 @@ class SeedSteps(L.Callback):
     ) -> None:
         """Seed this step, if its transfer was not."""
         if batch_idx != self._seeded:
-            self._seed(pl_module, trainer.current_epoch, batch_idx, trainer.global_rank)
+            self._seed(trainer.current_epoch, batch_idx, trainer.global_rank)
         self._seeded = -1
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -87,7 +88,7 @@ class SeedSteps(L.Callback):
     ) -> None:
         """Seed this batch of a validation or test."""
         stage = 2 if trainer.testing else 1
-        self._seed(pl_module, stage, dataloader_idx, batch_idx, trainer.global_rank)
+        self._seed(stage, dataloader_idx, batch_idx, trainer.global_rank)
 
     on_test_batch_start = on_validation_batch_start
 
@@ -99,12 +100,12 @@ class SeedSteps(L.Callback):
         """Seed the hooks before the first batch."""
         self.on_test_batch_start(trainer, pl_module, None, -1)
 
-    def _seed(self, pl_module: L.LightningModule, *numbers: int) -> None:
+    def _seed(self, *numbers: int) -> None:
         seed = mix_seed(self.seed, *numbers)
         # torch.manual_seed would also queue a call, with a stack trace, for GPUs not in use.
         torch.default_generator.manual_seed(seed)
         seed_others(seed)
-        if pl_module.device.type == "cuda":
+        if torch.cuda.is_initialized():
             torch.cuda.manual_seed(seed)
 
 
