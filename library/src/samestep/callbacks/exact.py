@@ -105,7 +105,7 @@ class SeedSteps(L.Callback):
         # torch.manual_seed would also queue a call, with a stack trace, for GPUs not in use.
         torch.default_generator.manual_seed(seed)
         seed_others(seed)
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed(seed)
 
 
