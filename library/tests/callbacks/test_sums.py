@@ -45,3 +45,11 @@ def test_the_state_goes_on():
 
 def test_sums_are_no_weights():
     assert not Sums("train", "loss").state_dict()
+
+
+def test_a_sum_may_be_of_a_validation_and_of_training():
+    """On a device: its tensors are kept."""
+    sums, loss = Sums("all", "loss"), torch.ones((), device="meta")
+    with torch.inference_mode():
+        sums.update(1, loss=loss)
+    sums.update(1, loss=loss)

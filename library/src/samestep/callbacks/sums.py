@@ -48,7 +48,8 @@ class Sums(nn.Module):
             value = sums[name]
             # Adding small tensors on the CPU takes longer than adding numbers.
             added = value.item() if value.is_cpu else value.detach().to(self._dtype())
-            self._totals[place] += added
+            # Not in place, which a tensor of a validation, in inference mode, allows only there.
+            self._totals[place] = self._totals[place] + added
         self._totals[-1] += count
 
     def mean_so_far(self, name: str) -> float:
