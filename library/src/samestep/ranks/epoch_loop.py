@@ -78,6 +78,8 @@ class EpochLoop(_TrainingEpochLoop):
             trainer.datamodule, "state_dict", L.LightningDataModule
         )
         self._hooks = {name: self._find_hooks(name) for name in HOOKS}
+        # `self.log` asks there, by `_current_fx_name`, in which hook it is.
+        self._attributes = module.__dict__
         self._num_callbacks = len(trainer.callbacks)
         self._transfers = self._find_transfers()
         step = module.training_step
@@ -150,8 +152,9 @@ class EpochLoop(_TrainingEpochLoop):
     def _call(self, name: str, *args: Any) -> Any:
         """Call the hooks of this name; returns what the module's does."""
         of_callbacks, of_module = self._hooks[name]
-        module = self.trainer.lightning_module.__dict__
-        # `self.log` asks in which hook it is.
+        if not of_callbacks and of_module is None:
+            return None
+        module = self._attributes
         before, module["_current_fx_name"] = module["_current_fx_name"], name
         for hook in of_callbacks:
             hook(*args)
@@ -169,7 +172,7 @@ class EpochLoop(_TrainingEpochLoop):
         progress.is_last_batch = data_fetcher.done
 
         batch = trainer.precision_plugin.convert_input(batch)
-        module = trainer.lightning_module.__dict__
+        module = self._attributes
         for name, transfer in self._transfers:
             module["_current_fx_name"] = name
             is_move = name == "transfer_batch_to_device"
@@ -232,7 +235,7 @@ class EpochLoop(_TrainingEpochLoop):
         trainer, strategy = self.trainer, self.trainer.strategy
         optimizer, progress = trainer.optimizers[0], self.automatic_optimization.optim_progress
         counts = progress.optimizer
-        module = trainer.lightning_module.__dict__
+        module = self._attributes
         outputs: dict[str, Any] | None = None
 
         def closure() -> Any:
