@@ -3,7 +3,7 @@
 In each step Lightning 2.6 calls six hooks of every callback, most of which are empty, looks up
 which hooks the module has and what arguments they take, and makes two texts per hook for a
 profiler. ``EpochLoop`` finds all this out once per epoch, and then calls the hooks that exist, with
-the same arguments, in the same order and with the same counters. An MNIST-format epoch takes 1.6
+the same arguments, in the same order and with the same counters. An MNIST-format epoch takes 1.34
 times as long without it (docs/performance.md).
 
 An ordinary step has one optimizer, no accumulated gradients, 32 bits and no profiler, and the
