@@ -21,10 +21,10 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from samestep.callbacks.share_out import ShareOut
-from samestep.data.seeds import random_numbers_kept
 from samestep.errors import ConfigError
 from samestep.ranks import lightning_patches, stopping
 from samestep.ranks.lightning_patches import callbacks_of
@@ -211,7 +211,7 @@ class Checkpoints(Checkpoint):
             raise Stopped(signum)
         if must_save:
             # The next step has been seeded already, if its batch was moved by hooks.
-            with random_numbers_kept():
+            with isolate_rng():
                 self._save(trainer)
         elif not is_writing:
             self._publish(trainer)

@@ -71,7 +71,6 @@ class SeedSteps(L.Callback):
         """Seed this step, if its transfer was not."""
         if batch_idx != self._seeded:
             self._seed(trainer.current_epoch, batch_idx, trainer.global_rank)
-        self._seeded = -1
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the random numbers of training, and seed the hooks before the first batch."""

@@ -154,12 +154,12 @@ class EpochLoop(_TrainingEpochLoop):
         of_callbacks, of_module = self._hooks[name]
         if not of_callbacks and of_module is None:
             return None
-        module = self._attributes
-        before, module["_current_fx_name"] = module["_current_fx_name"], name
+        attributes = self._attributes
+        before, attributes["_current_fx_name"] = attributes["_current_fx_name"], name
         for hook in of_callbacks:
             hook(*args)
         response = of_module(*args) if of_module else None
-        module["_current_fx_name"] = before
+        attributes["_current_fx_name"] = before
         return response
 
     def _train_on_next(self, data_fetcher: Any) -> None:
@@ -172,13 +172,13 @@ class EpochLoop(_TrainingEpochLoop):
         progress.is_last_batch = data_fetcher.done
 
         batch = trainer.precision_plugin.convert_input(batch)
-        module = self._attributes
+        attributes = self._attributes
         for name, transfer in self._transfers:
-            module["_current_fx_name"] = name
+            attributes["_current_fx_name"] = name
             is_move = name == "transfer_batch_to_device"
             where = (trainer.strategy.root_device, 0) if is_move else (0,)
             batch = transfer(batch, *where)
-        module["_current_fx_name"] = None
+        attributes["_current_fx_name"] = None
         progress.increment_ready()
         logs, results = trainer._logger_connector, self._results
         logs._first_loop_iter = logs._first_loop_iter is None
@@ -221,13 +221,14 @@ class EpochLoop(_TrainingEpochLoop):
     def _step_schedules(self) -> None:
         """Step the schedules that go by steps and not by a metric."""
         module: Any = self.trainer.lightning_module
+        attributes = self._attributes
         for config in self.trainer.lr_scheduler_configs:
             is_due = config.interval == "step" and (self.batch_idx + 1) % config.frequency == 0
             if is_due and not config.reduce_on_plateau:
                 self.scheduler_progress.increment_ready()
-                module.__dict__["_current_fx_name"] = "lr_scheduler_step"
+                attributes["_current_fx_name"] = "lr_scheduler_step"
                 module.lr_scheduler_step(config.scheduler, None)
-                module.__dict__["_current_fx_name"] = None
+                attributes["_current_fx_name"] = None
                 self.scheduler_progress.increment_completed()
 
     def _step(self, args: tuple[Any, ...]) -> dict[str, Any]:
@@ -235,17 +236,17 @@ class EpochLoop(_TrainingEpochLoop):
         trainer, strategy = self.trainer, self.trainer.strategy
         optimizer, progress = trainer.optimizers[0], self.automatic_optimization.optim_progress
         counts = progress.optimizer
-        module = self._attributes
+        attributes = self._attributes
         outputs: dict[str, Any] | None = None
 
         def closure() -> Any:
             nonlocal outputs
             with torch.enable_grad():
-                module["_current_fx_name"] = "training_step"
+                attributes["_current_fx_name"] = "training_step"
                 output = self._training_step(*args)
                 loss, outputs = self._read(output)
 
-                module["_current_fx_name"] = "optimizer_step"
+                attributes["_current_fx_name"] = "optimizer_step"
                 counts.zero_grad.increment_ready()
                 self._call("on_before_zero_grad", optimizer)
                 counts.zero_grad.increment_started()
@@ -253,13 +254,13 @@ class EpochLoop(_TrainingEpochLoop):
                 counts.zero_grad.increment_completed()
 
                 if loss is not None:
-                    module["_current_fx_name"] = "backward"
+                    attributes["_current_fx_name"] = "backward"
                     strategy.pre_backward(loss)
                     self._call("on_before_backward", loss)
                     loss.backward()  # type: ignore[no-untyped-call]
                     self._call("on_after_backward")
                     strategy.post_backward(loss.detach())
-                    module["_current_fx_name"] = "optimizer_step"
+                    attributes["_current_fx_name"] = "optimizer_step"
             self._call("on_before_optimizer_step", optimizer)
             if trainer.gradient_clip_val is not None:
                 trainer.lightning_module.configure_gradient_clipping(
@@ -268,9 +269,9 @@ class EpochLoop(_TrainingEpochLoop):
             return outputs.get("loss")
 
         counts.step.increment_ready()
-        module["_current_fx_name"] = "optimizer_step"
+        attributes["_current_fx_name"] = "optimizer_step"
         optimizer.step(closure=closure)
-        module["_current_fx_name"] = None
+        attributes["_current_fx_name"] = None
         counts.step.increment_completed()
         if outputs is None:
             name = type(optimizer).__name__
