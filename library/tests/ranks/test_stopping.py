@@ -32,7 +32,7 @@ ENDS = {  # what a process does, and what is printed
 for _ in range(2): os.kill(os.getpid(), signal.SIGTERM)
 print(stopping.agreed(save=True)[0], flush=True)
 stopping.allow_interruption(True)
-with stopping.interruptible(): print('never', flush=True)
+stopping.interruptible(lambda: print('never', flush=True))
 """: "15\nends 143\n",
     """stopping.defer(); os.kill(os.getpid(), signal.SIGHUP)
 print(stopping.agreed(save=True), flush=True)
@@ -41,10 +41,10 @@ stopping.check()
     # A wait for data is ended, and a validation is not.
     """stopping.defer(); os.system(f'(sleep 1; kill -TERM {os.getpid()}) &')
 stopping.allow_interruption(True)
-with stopping.interruptible(): time.sleep(60)
+stopping.interruptible(lambda: time.sleep(60))
 """: "ends 143\n",
     """stopping.defer(); os.kill(os.getpid(), signal.SIGTERM)
-with stopping.interruptible(): print('to its end', flush=True)
+stopping.interruptible(lambda: print('to its end', flush=True))
 stopping.check()
 """: "to its end\nends 143\n",
     # A second Ctrl-C does not wait.

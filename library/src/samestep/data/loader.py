@@ -216,8 +216,7 @@ class BatchLoader:
         ``StopBetweenSteps`` says when that is, because it has the ranks ask each other.
         """
         try:
-            with stopping.interruptible():
-                return next(slices)
+            return stopping.interruptible(slices.__next__)
         except stopping.Stopped:
             # The other ranks ask before this step whether to stop. This rank answers.
             stopping.check()

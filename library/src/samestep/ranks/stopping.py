@@ -13,16 +13,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import distributed as dist
 
 from samestep.ranks import environment, process
 from samestep.ranks.failure import EXIT_SIGTERM
+
+Waited = TypeVar("Waited")
 
 GRACE_S = 30  # seconds that a rank without its agent has to save; torchrun gives its ranks as many
 
@@ -85,22 +86,20 @@ def allow_interruption(allowed: bool) -> None:
     _State.may_interrupt = allowed
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let a signal raise ``Stopped`` within this block: waiting for data can take long.
+def interruptible(wait: Callable[[], Waited]) -> Waited:
+    """Call ``wait``, within which a signal raises ``Stopped``: waiting for data can take long.
 
-    A signal that arrived earlier raises on entry. Whoever catches ``Stopped`` must call ``check``,
+    A signal that arrived earlier raises at once. Whoever catches ``Stopped`` must call ``check``,
     because the other ranks call it before their next step.
     """
     if not _State.may_interrupt:
-        yield
-        return
+        return wait()
     deferred = _State.deferred
     try:
         _State.deferred = False
         if _State.signum:
             raise Stopped(_State.signum)
-        yield
+        return wait()
     finally:
         _State.deferred = deferred
 
