@@ -121,6 +121,17 @@ def rows_of_tables(folder: Path) -> list[Row]:
             )
             for size in ("32", "224")
         ),
+        *(
+            Row(
+                f"lance-jpeg-{size}",
+                f"the same, decoded as data=lance trains on it, {size} px",
+                {where: f"{TABLES}:decode {folder} {size} {where}" for where in ("local", "far")},
+                ["local", "local / far >= 0.9"], "us an image",
+                prepare=lambda size=size: tables.write_pictures(folder, size),
+                lacks="" if (tables.SERVERS / "slow").exists() else "skipped: no server built",
+            )
+            for size in ("32", "224")
+        ),
         Row(
             "memory", "memory of a pass over 655 MB and 66 MB, without pages of files",
             {f"{kind}-{count}": f"{TABLES}:held {folder} {kind} {count}"

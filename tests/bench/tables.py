@@ -4,6 +4,7 @@ MosaicML Streaming and litdata are contenders where they are installed:
 pip install mosaicml-streaming litdata
 """
 
+import io
 import os
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from PIL import Image
 
 from tests.bench.loading import per_image
 
@@ -26,6 +28,7 @@ LATENCY = "20ms"  # that the S3 server adds to each request
 # By pixels: images, bytes of a JPEG. Ten windows of blocks, as an epoch has many: the wait for the
 # first one is a small part of a pass.
 SIZES = {"32": (160_000, 1_000), "224": (40_000, 15_000)}
+PICTURES = {"32": 32_768, "224": 4_096}  # by pixels; files of 1 KB and 10 KB
 ROWS = {"rows-4": 10**4, "rows-8": 10**8}
 LARGE, ROW_BYTES = {"1": 1_000, "10": 10_000}, 2**16  # rows: 66 MB and 655 MB
 
@@ -61,6 +64,36 @@ def write_images(folder: Path, size: str) -> None:
         fn=dict, inputs=[*contents(size)], output_dir=str(place / "litdata"), chunk_bytes="64MB",
         num_workers=1, verbose=False,
     )  # fmt: skip
+
+
+def write_pictures(folder: Path, size: str) -> None:
+    """Tables of JPEGs, as scripts/convert.py writes them; 64 pictures again and again."""
+    import lance
+    import pyarrow as pa
+
+    from project.data.tables import CHECKSUM, checksum
+
+    place = folder / f"images-{size}-jpeg"
+    if place.exists():
+        return
+    rng, contents = np.random.default_rng(0), []
+    for _ in range(64):
+        rough = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+        smooth = np.asarray(rough.resize((int(size),) * 2, Image.Resampling.BICUBIC)).astype(int)
+        pixels = smooth + rng.normal(0, 12, smooth.shape).astype(int)
+        file = io.BytesIO()
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=75)
+        contents.append(file.getvalue())
+    rows = [
+        {"image": image, "label": label, CHECKSUM: checksum(image, label)}
+        for label, image in enumerate(contents)
+    ]
+    table = pa.Table.from_pylist(rows * (PICTURES[size] // len(rows)))
+    for name in ("train", "val", "test"):
+        lance.write_dataset(
+            table if name == "train" else table[:64], place / f"{name}.lance",
+            data_storage_version="2.0",
+        )  # fmt: skip
 
 
 def installed() -> list[str]:
@@ -133,6 +166,30 @@ def read_once(folder: str, size: str, name: str, where: str) -> dict[str, float]
         loader = open_loader(place, name, cache)
         start = time.perf_counter()
         count = one_pass(loader)
+        return {"value": 1e6 * (time.perf_counter() - start) / count}
+
+
+def decode(folder: str, size: str, where: str) -> dict[str, float]:
+    """The first pass of ``data=lance`` over JPEGs, decoded: us for an image."""
+    from samestep.hydra import build
+    from samestep.hydra.compose import check
+
+    place = f"{folder}/images-{size}-jpeg"
+    with ExitStack() as stack:
+        if where != "local":
+            place = f"s3://images-{size}-jpeg"
+            server = far_server(folder, LATENCY)
+            stack.enter_context(patch.dict(os.environ, stack.enter_context(server)))
+        words = [
+            "data=lance", f"data.root={place}", "data.num_classes=64", f"data.image_size={size}",
+            "data.shuffle={_target_: samestep.data.order.Blocks, size: 256, at_once: 4}",
+            f"data.global_batch_size={PICTURES[size] // 64}",
+        ]  # fmt: skip
+        data = build.datamodule(check(words))
+        data.setup("fit")
+        loader = data.train_dataloader()
+        start = time.perf_counter()
+        count = sum(len(raw.images) for raw, _ in loader)
         return {"value": 1e6 * (time.perf_counter() - start) / count}
 
 

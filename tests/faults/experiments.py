@@ -54,7 +54,7 @@ IN_PLACE: dict[str, Any] = {"max_attempts": 1, "exit_codes": (0,)}
 LANCE = [
     "data=lance", "data.num_classes=10", "data.num_channels=1", "data.image_size=8",
     "data.mean=[0.3]", "data.std=[0.4]", "data.flip=false", "data.num_threads=1",
-    "data.storage_options={client_retry_timeout:'20',timeout:'4s'}",
+    "data.storage_options={client_retry_timeout:'2',timeout:'4s'}",
 ]  # fmt: skip
 
 
@@ -153,6 +153,7 @@ EXPERIMENTS = [
     store_fails("every other request: connection closed", "store_closes"),
     store_fails("each request takes 0.3 s more", "store_is_slow"),
     store_fails("every eighth request hangs", "store_hangs"),
+    store_fails("the store is away for 20 s", "store_restarts"),
     store_fails("the store is away for longer than the run waits", "store_is_away", **ENDED,
                 says="cannot be read"),
     store_fails("files of a table are missing", "store_misses", **ENDED, says="cannot be read"),

@@ -23,15 +23,17 @@ def change(body: bytes) -> bytes:
     return body.replace(b"IEND", b"IENE")
 
 
-FAULTS: dict[str, Callable[[int, bool], Fault]] = {  # by number, and whether rows are asked for
-    "store_503": lambda number, _: 503 if number % 2 else None,
-    "store_500": lambda number, _: 500 if number % 2 else None,
-    "store_closes": lambda number, _: -1 if number % 2 else None,
+# By number, whether rows are asked for, and seconds since the fault began.
+FAULTS: dict[str, Callable[[int, bool, float], Fault]] = {
+    "store_503": lambda number, *_: 503 if number % 2 else None,
+    "store_500": lambda number, *_: 500 if number % 2 else None,
+    "store_closes": lambda number, *_: -1 if number % 2 else None,
     "store_is_slow": lambda *_: wait(0.3),
-    "store_hangs": lambda number, _: wait(9 if number % 8 == 0 else 0),
+    "store_hangs": lambda number, *_: wait(9 if number % 8 == 0 else 0),
+    "store_restarts": lambda _, __, seconds: 503 if seconds < 20 else None,
     "store_is_away": lambda *_: 503,
-    "store_misses": lambda _, is_data: 404 if is_data else None,
-    "store_changes": lambda _, is_data: change if is_data else None,
+    "store_misses": lambda _, is_data, __: 404 if is_data else None,
+    "store_changes": lambda _, is_data, __: change if is_data else None,
 }
 
 
@@ -71,7 +73,8 @@ def failing_store(records: Path, root: Path) -> Iterator[dict[str, str]]:
             return None
         num_requests += 1
         kind = (records / "store.fault").read_text()
-        return FAULTS[kind](num_requests, ".lance/data/" in path) if kind else None
+        seconds = time.time() - (records / "store.fault").stat().st_mtime
+        return FAULTS[kind](num_requests, ".lance/data/" in path, seconds) if kind else None
 
     with s3_server(records.with_suffix(".s3")) as server:
         fs = fsspec.filesystem(

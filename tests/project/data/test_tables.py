@@ -384,6 +384,22 @@ def test_a_store_that_fails_for_a_while_is_asked_again(
     assert [image for part in found for image in part["image"]] == expected["image"]
 
 
+def test_a_store_that_restarts_is_waited_for(photos: Path, s3: dict[str, str], monkeypatch):
+    """Lance alone gives up after ten seconds."""
+    write(photos, "s3://images/restarts")
+    back_at = 0.0
+    with harm(s3, lambda *_: 503 if time.monotonic() < back_at else None) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        rows = LanceRows("s3://images/restarts/train.lance")
+        back_at = time.monotonic() + 13
+        assert len(rows[torch.arange(300)]["label"]) == 300
+        # It is not waited for where a run begins, because its address may be wrong.
+        back_at = time.monotonic() + 40
+        with pytest.raises(ConfigError, match=r"restarts/train\.lance: cannot be opened: "):
+            LanceRows("s3://images/restarts/train.lance")
+
+
 @pytest.mark.parametrize("harm_done", ["missing", "gone"])
 def test_what_a_store_cannot_give_is_one_message(
     photos: Path, s3: dict[str, str], tmp_path: Path, monkeypatch, harm_done: str

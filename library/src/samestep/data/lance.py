@@ -29,6 +29,9 @@ NUM_ROWS = b"samestep.num_rows"  # metadata of a table: how many rows it has whe
 MOST_HELD = 512 * 2**20  # bytes of blocks in memory; data whose blocks take more are read by rows
 # Blocks read at the same time: many hide the latency of a store, few use the same memory again.
 AHEAD_FAR, AHEAD_NEAR = 16, 4
+# Of reads: Lance makes 16 attempts of so many seconds, each with growing pauses; alone it gives up
+# after ten seconds, while a store that restarts is away for a minute.
+PATIENCE = {"client_max_retries": "1000", "client_retry_timeout": "11"}
 # Columns whose values take hardly more memory as Python's objects than in a table.
 BYTES = {pa.binary(), pa.large_binary(), pa.string(), pa.large_string()}
 
@@ -36,9 +39,9 @@ BYTES = {pa.binary(), pa.large_binary(), pa.string(), pa.large_string()}
 class LanceRows:
     """A data set for ``BatchLoader``, of which only the rows of a batch are in memory.
 
-    Lance repeats requests that fail, for three minutes with growing pauses; ``storage_options``
-    such as ``{"client_retry_timeout": "60"}`` change that. Keys of the store come from the
-    environment. Read an object store ahead with ``BatchLoader(..., num_threads=8)``.
+    Reads that fail are repeated for three minutes; ``storage_options`` such as
+    ``{"client_retry_timeout": "4"}`` make it one. Keys of the store come from the environment. Read
+    an object store ahead with ``BatchLoader(..., num_threads=8)``.
 
     With ``BatchLoader(..., shuffle=Blocks(...))`` whole blocks are read, each once in an epoch. In
     memory are two windows of them, or, of a store, one window and 16 blocks where these are more.
@@ -71,6 +74,9 @@ class LanceRows:
         self.decode = decode or to_tensors
         self.options = dict(storage_options or {})
         try:
+            if "://" in uri:  # a wrong address is told in seconds
+                lance.dataset(uri, version=version, storage_options=self.options)
+                self.options = PATIENCE | self.options
             self.table = lance.dataset(uri, version=version, storage_options=self.options)
             self.num_rows = self.table.count_rows()
         except (OSError, ValueError) as error:
