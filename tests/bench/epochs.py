@@ -45,8 +45,8 @@ PATCHES = "samestep.ranks.lightning_patches"
 LEVERS = {  # what makes our steps cheap: how, and what is put where to undo it
     "gather": ("batches copied image by image", "project.data.images.ImageSet.__getitem__",
                index_pixel_by_pixel),
-    "search": ("no search for GPUs in each step", f"{PATCHES}.search_gpus_once", lambda: None),
-    "loop": ("a loop that calls only what there is",
+    "search": ("no search for GPUs", f"{PATCHES}.search_gpus_once", lambda: None),
+    "loop": ("calls only what there is",
              "samestep.ranks.epoch_loop.EpochLoop._train_on_next", _TrainingEpochLoop.advance),
     "guard": ("gradients checked by their sum", "samestep.callbacks.loss_guard.are_finite",
               lambda gradients: False),

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +29,7 @@ LATENCY = "20ms"  # that the S3 server adds to each request
 # By pixels: images, bytes of a JPEG. Ten windows of blocks, as an epoch has many: the wait for the
 # first one is a small part of a pass.
 SIZES = {"32": (160_000, 1_000), "224": (40_000, 15_000)}
-PICTURES = {"32": 32_768, "224": 4_096}  # by pixels; files of 1 KB and 10 KB
+PICTURES = {"32": 32_768, "224": 16_384}  # by pixels; files of 1 KB and 10 KB
 ROWS = {"rows-4": 10**4, "rows-8": 10**8}
 LARGE, ROW_BYTES = {"1": 1_000, "10": 10_000}, 2**16  # rows: 66 MB and 655 MB
 
@@ -66,34 +67,29 @@ def write_images(folder: Path, size: str) -> None:
     )  # fmt: skip
 
 
-def write_pictures(folder: Path, size: str) -> None:
+def write_pictures(folder: Path) -> None:
     """Tables of JPEGs, as scripts/convert.py writes them; 64 pictures again and again."""
     import lance
     import pyarrow as pa
 
     from project.data.tables import CHECKSUM, checksum
 
-    place = folder / f"images-{size}-jpeg"
-    if place.exists():
-        return
-    rng, contents = np.random.default_rng(0), []
-    for _ in range(64):
-        rough = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
-        smooth = np.asarray(rough.resize((int(size),) * 2, Image.Resampling.BICUBIC)).astype(int)
-        pixels = smooth + rng.normal(0, 12, smooth.shape).astype(int)
-        file = io.BytesIO()
-        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=75)
-        contents.append(file.getvalue())
-    rows = [
-        {"image": image, "label": label, CHECKSUM: checksum(image, label)}
-        for label, image in enumerate(contents)
-    ]
-    table = pa.Table.from_pylist(rows * (PICTURES[size] // len(rows)))
-    for name in ("train", "val", "test"):
-        lance.write_dataset(
-            table if name == "train" else table[:64], place / f"{name}.lance",
-            data_storage_version="2.0",
-        )  # fmt: skip
+    rng = np.random.default_rng(0)
+    for size, count in PICTURES.items():
+        place, rows = folder / f"images-{size}-jpeg", []
+        if place.exists():
+            continue
+        for label in range(64):
+            rough = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+            smooth = np.asarray(rough.resize((int(size),) * 2, Image.Resampling.BICUBIC))
+            pixels = (smooth + rng.normal(0, 12, smooth.shape)).clip(0, 255).astype(np.uint8)
+            file = io.BytesIO()
+            Image.fromarray(pixels).save(file, "JPEG", quality=75)
+            image = file.getvalue()
+            rows.append({"image": image, "label": label, CHECKSUM: checksum(image, label)})
+        for name, times in {"train": count // 64, "val": 1, "test": 1}.items():
+            table = pa.Table.from_pylist(rows * times)
+            lance.write_dataset(table, place / f"{name}.lance", data_storage_version="2.0")
 
 
 def installed() -> list[str]:
@@ -151,7 +147,7 @@ def read(folder: str, size: str, name: str) -> dict[str, float]:
 
 
 def read_once(folder: str, size: str, name: str, where: str) -> dict[str, float]:
-    """The same for the first pass in a process: ``local``, or from an S3 server, ``near`` or far.
+    """The same for the first pass in a process: ``local``, or from an S3 server that is ``far``.
 
     Nothing is cached on the disk before: the others keep what they download.
     """
@@ -161,12 +157,49 @@ def read_once(folder: str, size: str, name: str, where: str) -> dict[str, float]
         if where != "local":
             place = f"s3://images-{size}"
             cache = stack.enter_context(tempfile.TemporaryDirectory())
-            server = far_server(folder, "0s" if where == "near" else LATENCY)
+            server = far_server(folder)
             stack.enter_context(patch.dict(os.environ, stack.enter_context(server)))
         loader = open_loader(place, name, cache)
         start = time.perf_counter()
         count = one_pass(loader)
         return {"value": 1e6 * (time.perf_counter() - start) / count}
+
+
+def discard(folder: str, size: str) -> dict[str, float]:
+    """The bytes of the table by plain requests, thrown away: what server and loopback allow."""
+    import boto3
+    from botocore.config import Config
+
+    (file,) = Path(folder, f"images-{size}/lance/data").iterdir()
+    where = {"Bucket": f"images-{size}", "Key": f"lance/data/{file.name}"}
+    length, piece = file.stat().st_size, 4 * 2**20
+    with far_server(folder) as variables, patch.dict(os.environ, variables):
+        options = Config(signature_version="s3v4", s3={"addressing_style": "path"})
+        client = boto3.client("s3", config=options)
+        url = client.generate_presigned_url("get_object", Params=where)
+        host, path = url.removeprefix("http://").split("/", 1)
+        address, port = host.split(":")
+
+        def read_pieces(first: int) -> None:
+            """Every 16th piece, one after the other."""
+            with socket.create_connection((address, int(port))) as connection:
+                for start in range(first * piece, length, 16 * piece):
+                    stop = min(start + piece, length)
+                    head = f"GET /{path} HTTP/1.1\r\nHost: {host}\r\n"
+                    connection.sendall(f"{head}Range: bytes={start}-{stop - 1}\r\n\r\n".encode())
+                    answer = b""
+                    while b"\r\n\r\n" not in answer:
+                        answer += connection.recv(2**16)
+                    assert b" 206 " in answer.splitlines()[0], answer
+                    left = stop - start - len(answer.partition(b"\r\n\r\n")[2])
+                    room = bytearray(2**20)
+                    while left:
+                        left -= connection.recv_into(room, min(left, len(room)))
+
+        start = time.perf_counter()
+        with ThreadPoolExecutor(16) as threads:
+            list(threads.map(read_pieces, range(16)))
+        return {"value": 1e6 * (time.perf_counter() - start) / SIZES[size][0]}
 
 
 def decode(folder: str, size: str, where: str) -> dict[str, float]:
@@ -178,7 +211,7 @@ def decode(folder: str, size: str, where: str) -> dict[str, float]:
     with ExitStack() as stack:
         if where != "local":
             place = f"s3://images-{size}-jpeg"
-            server = far_server(folder, LATENCY)
+            server = far_server(folder)
             stack.enter_context(patch.dict(os.environ, stack.enter_context(server)))
         words = [
             "data=lance", f"data.root={place}", "data.num_classes=64", f"data.image_size={size}",
@@ -194,7 +227,7 @@ def decode(folder: str, size: str, where: str) -> dict[str, float]:
 
 
 @contextmanager
-def far_server(folder: str, latency: str) -> Iterator[dict[str, str]]:
+def far_server(folder: str) -> Iterator[dict[str, str]]:
     """The environment in which ``s3://...`` are the folders of ``folder``, some way off."""
     from library.tests.programs import until
     from tests.s3_server import KEY, SECRET, variables_of
@@ -206,7 +239,7 @@ def far_server(folder: str, latency: str) -> Iterator[dict[str, str]]:
     commands = [
         [SERVERS / "versitygw", "-a", KEY, "-s", SECRET, "-p", near, "--keep-alive", "--quiet",
          "posix", *options],
-        [SERVERS / "slow", far, near, latency],
+        [SERVERS / "slow", far, near, LATENCY],
     ]  # fmt: skip
     # They end with this process, and never run with the priority of real time that a bench may
     # have: Go's threads wait for each other in loops, and two of them would keep two processors.
