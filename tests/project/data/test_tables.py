@@ -328,15 +328,15 @@ def whole(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_is_exact_on_other_ranks_and_after_a_kill(
     photos: Path, folders: Path, whole: Path, s3: dict[str, str], tmp_path: Path, data: str
 ):
-    """From S3 and from mapped files; killed on one rank, continued on two."""
+    """From S3 and from mapped files; killed on one rank, then on three, and ended on two."""
     if data == "lance":
         write(photos, "s3://images/exact")
         where = ["data.root=s3://images/exact"]
     else:
         where = ["data=hf", f"data.root={folders}", "data.tables.val=val"]
-    faults = ["kill step 14 0"]  # of 11 an epoch
+    faults = ["kill step 14 0", "kill step 25 1"]  # of 11 an epoch
     harm = Laboratory(tmp_path, SIZES).saboteur("harmed", faults)
-    for nodes in ((), (2,)):
+    for nodes in ((), (3,), (2,)):
         words = [*SIZES, *where, *harm, f"run_root={tmp_path}"]
         done = run_ranks("train.py", *words, nodes=nodes, RUN_ID="harmed")
     assert done.returncode == 0, done.stderr
@@ -347,6 +347,11 @@ def test_a_run_is_exact_on_other_ranks_and_after_a_kill(
         assert all(batch == expected[key][0] for batch in batches)
     assert found.keys() == expected.keys()
     assert {len(batches) for batches in found.values()} == {1, 2}  # some steps were repeated
+    lines = [
+        line for path in (tmp_path / "records-harmed").glob("rank-*.jsonl")
+        for line in path.read_text().splitlines()
+    ]  # fmt: skip
+    assert {json.loads(line)["world_size"] for line in lines} == {1, 2, 3}
     ours, theirs = (
         [{name: float(value) for name, value in row.items() if value} for row in history(path)]
         for path in (tmp_path / "harmed", whole)
