@@ -90,9 +90,13 @@ def harm(
                 self.end_headers()
                 return
             connection = http.client.HTTPConnection(address)
-            connection.request(self.command, self.path, content, dict(self.headers))
-            answer = connection.getresponse()
-            body = answer.read()
+            try:
+                connection.request(self.command, self.path, content, dict(self.headers))
+                answer = connection.getresponse()
+                body = answer.read()
+            except (OSError, http.client.HTTPException):  # the server was stopped meanwhile
+                self.close_connection = True
+                return
             body = status(body) if callable(status) else body
             self.send_response(answer.status)
             for name, value in answer.getheaders():
