@@ -54,7 +54,7 @@ IN_PLACE: dict[str, Any] = {"max_attempts": 1, "exit_codes": (0,)}
 LANCE = [
     "data=lance", "data.num_classes=10", "data.num_channels=1", "data.image_size=8",
     "data.mean=[0.3]", "data.std=[0.4]", "data.flip=false", "data.num_threads=1",
-    "data.storage_options={client_retry_timeout:'2',timeout:'4s'}",
+    "data.storage_options={timeout:'4s'}",
 ]  # fmt: skip
 
 

@@ -4,8 +4,10 @@
 order with few requests, so the exact order of ``BatchLoader`` needs no stream and no shards.
 """
 
+import logging
 import os
 import threading
+import time
 from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -25,13 +27,15 @@ from samestep.data.arrow import is_numeric, to_tensors, to_values
 from samestep.data.threads import Readers
 from samestep.errors import ConfigError, RunError
 
+log = logging.getLogger(__name__)
+
 NUM_ROWS = b"samestep.num_rows"  # metadata of a table: how many rows it has when it is complete
 MOST_HELD = 512 * 2**20  # bytes of blocks in memory; data whose blocks take more are read by rows
 # Blocks read at the same time: many hide the latency of a store, few use the same memory again.
 AHEAD_FAR, AHEAD_NEAR = 16, 4
-# Of reads: Lance makes 16 attempts of so many seconds, each with growing pauses; alone it gives up
-# after ten seconds, while a store that restarts is away for a minute.
-PATIENCE = {"client_max_retries": "1000", "client_retry_timeout": "11"}
+# That a store may be away: Lance alone gives up after some ten seconds, a restart takes a minute.
+# Less than cluster.timeout_s, after which the other ranks give up.
+PATIENCE_S = 180
 # Columns whose values take hardly more memory as Python's objects than in a table.
 BYTES = {pa.binary(), pa.large_binary(), pa.string(), pa.large_string()}
 
@@ -39,9 +43,9 @@ BYTES = {pa.binary(), pa.large_binary(), pa.string(), pa.large_string()}
 class LanceRows:
     """A data set for ``BatchLoader``, of which only the rows of a batch are in memory.
 
-    Reads that fail are repeated for three minutes; ``storage_options`` such as
-    ``{"client_retry_timeout": "4"}`` make it one. Keys of the store come from the environment. Read
-    an object store ahead with ``BatchLoader(..., num_threads=8)``.
+    Reads that a store does not answer are repeated for three minutes, with growing pauses. Keys of
+    the store come from the environment. Read an object store ahead with
+    ``BatchLoader(..., num_threads=8)``.
 
     With ``BatchLoader(..., shuffle=Blocks(...))`` whole blocks are read, each once in an epoch. In
     memory are two windows of them, or, of a store, one window and 16 blocks where these are more.
@@ -74,9 +78,6 @@ class LanceRows:
         self.decode = decode or to_tensors
         self.options = dict(storage_options or {})
         try:
-            if "://" in uri:  # a wrong address is told in seconds
-                lance.dataset(uri, version=version, storage_options=self.options)
-                self.options = PATIENCE | self.options
             self.table = lance.dataset(uri, version=version, storage_options=self.options)
             self.num_rows = self.table.count_rows()
         except (OSError, ValueError) as error:
@@ -116,7 +117,7 @@ class LanceRows:
         try:
             rows = self._take_from_blocks(ids)
             if rows is None:
-                rows = self.table.take(ids.tolist(), columns=self.columns)
+                rows = self._patiently(self.table.take, ids.tolist(), self.columns)
         except ConfigError:
             raise
         except (OSError, ValueError, RuntimeError) as error:
@@ -124,6 +125,21 @@ class LanceRows:
                 f"{self.uri}: version {self.version} cannot be read: {first_line(error)}"
             ) from error
         return rows if isinstance(rows, dict) else self.decode(rows)
+
+    def _patiently(self, read: Callable[..., Any], *arguments: Any) -> Any:
+        """What ``read`` returns, also if the store is away for a while."""
+        deadline, pause = time.monotonic() + PATIENCE_S, 1
+        while True:
+            try:
+                return read(*arguments)
+            except (OSError, ValueError, RuntimeError) as error:
+                # So Lance calls what it has repeated itself: 5xx, timeouts, lost connections.
+                may_pass = "max_retries" in str(error) or "HTTP error" in str(error)
+                if not may_pass or time.monotonic() + pause > deadline:
+                    raise
+                log.warning("%s: %s; it is read again", self.uri, first_line(error))
+            time.sleep(pause)
+            pause = min(2 * pause, 30)
 
     def expect(self, ids: Tensor, block_size: int) -> None:
         """Read the blocks of these rows ahead, and hold them until the rows are asked for.
@@ -135,7 +151,8 @@ class LanceRows:
         with self.lock:
             for number in sorted({*(ids // block_size).tolist()}):
                 if number not in self.blocks:
-                    block = self.readers.submit(self._read_block, number * block_size, block_size)
+                    place = number * block_size, block_size
+                    block = self.readers.submit(self._patiently, self._read_block, *place)
                     self.blocks[number] = _Block(block)
                 self.blocks[number].num_batches += 1
             self.block_size = block_size

@@ -5,7 +5,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
 from itertools import islice
 from typing import Any, Protocol
 
@@ -19,7 +18,7 @@ from samestep.data.order import Blocks
 from samestep.data.sampler import GlobalBatchSampler, Slice
 from samestep.data.seeds import generator, random_numbers_kept, seed_sample
 from samestep.data.threads import Readers
-from samestep.errors import ConfigError
+from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, stopping
 
 
@@ -141,9 +140,12 @@ class BatchLoader:
             seed_sample(0)
             untouched = draw()
             seed_sample(0)
-            # What is wrong with the data set is said when its first batch is read.
-            with suppress(Exception):
+            try:
                 copy.copy(self.dataset)[0 if self.slices.collate_fn else torch.tensor([0])]
+            except Exception as error:
+                # Anything else that is wrong is said when the first batch is read.
+                if isinstance(error, RunError):  # a store that was waited for
+                    raise
             return draw() != untouched
 
     def __iter__(self) -> Iterator[Any]:
