@@ -407,7 +407,7 @@ def test_pip_installs_the_library_of_a_commit(template: Path, tmp_path: Path):
 
 def test_a_reader_of_the_repository_sees_no_statement_of_copier():
     """They stand in .copier; what it includes must not look like one to Jinja."""
-    names = git(ROOT, "ls-files", "--", "*", ":!.copier", ":!tests")
+    names = git(ROOT, "ls-files", "-co", "--exclude-standard", "--", "*", ":!.copier", ":!tests")
     for name in names.splitlines():
         path = ROOT / name
         if name == "copier.yml" or name.endswith((".jinja", ".png", ".xz")) or not path.is_file():

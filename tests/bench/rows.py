@@ -94,6 +94,7 @@ def rows_of_tables(folder: Path) -> list[Row]:
     """Data that need not fit in memory."""
     others = tables.installed()
     names = ["lance", "blocks", *others]
+    lacks = "" if (tables.SERVERS / "slow").exists() else "skipped: no server built"
     return [
         *(
             Row(
@@ -115,7 +116,7 @@ def rows_of_tables(folder: Path) -> list[Row]:
                    for name in names[1:]},
                 [*(f"{name} / blocks >= 0.9" for name in ["local", *others]), "discard / local"],
                 prepare=lambda size=size: tables.write_images(folder, size),
-                lacks="" if (tables.SERVERS / "slow").exists() else "skipped: no server built",
+                lacks=lacks,
             )
             for size in ("32", "224")
         ),
@@ -125,7 +126,7 @@ def rows_of_tables(folder: Path) -> list[Row]:
              for size in tables.PICTURES for where in ("local", "far")},
             [f"local-{size} / far-{size} >= 0.9" for size in tables.PICTURES],
             prepare=lambda: tables.write_pictures(folder),
-            lacks="" if (tables.SERVERS / "slow").exists() else "skipped: no server built",
+            lacks=lacks,
         ),
         Row(
             "memory", "memory of a pass over 655 MB and 66 MB, without pages of files",

@@ -8,13 +8,14 @@ import io
 import os
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from http.client import HTTPConnection
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -151,15 +152,8 @@ def read_once(folder: str, size: str, name: str, where: str) -> dict[str, float]
 
     Nothing is cached on the disk before: the others keep what they download.
     """
-    place = f"{folder}/images-{size}"
-    with ExitStack() as stack:
-        cache = ""
-        if where != "local":
-            place = f"s3://images-{size}"
-            cache = stack.enter_context(tempfile.TemporaryDirectory())
-            server = far_server(folder)
-            stack.enter_context(patch.dict(os.environ, stack.enter_context(server)))
-        loader = open_loader(place, name, cache)
+    with place_of(folder, f"images-{size}", where) as place, TemporaryDirectory() as cache:
+        loader = open_loader(place, name, cache if where == "far" else "")
         start = time.perf_counter()
         count = one_pass(loader)
         return {"value": 1e6 * (time.perf_counter() - start) / count}
@@ -171,30 +165,23 @@ def discard(folder: str, size: str) -> dict[str, float]:
     from botocore.config import Config
 
     (file,) = Path(folder, f"images-{size}/lance/data").iterdir()
-    where = {"Bucket": f"images-{size}", "Key": f"lance/data/{file.name}"}
     length, piece = file.stat().st_size, 4 * 2**20
-    with far_server(folder) as variables, patch.dict(os.environ, variables):
+    with place_of(folder, f"images-{size}", "far"):
         options = Config(signature_version="s3v4", s3={"addressing_style": "path"})
-        client = boto3.client("s3", config=options)
-        url = client.generate_presigned_url("get_object", Params=where)
+        where = {"Bucket": f"images-{size}", "Key": f"lance/data/{file.name}"}
+        url = boto3.client("s3", config=options).generate_presigned_url("get_object", Params=where)
         host, path = url.removeprefix("http://").split("/", 1)
-        address, port = host.split(":")
 
         def read_pieces(first: int) -> None:
             """Every 16th piece, one after the other."""
-            with socket.create_connection((address, int(port))) as connection:
-                for start in range(first * piece, length, 16 * piece):
-                    stop = min(start + piece, length)
-                    head = f"GET /{path} HTTP/1.1\r\nHost: {host}\r\n"
-                    connection.sendall(f"{head}Range: bytes={start}-{stop - 1}\r\n\r\n".encode())
-                    answer = b""
-                    while b"\r\n\r\n" not in answer:
-                        answer += connection.recv(2**16)
-                    assert b" 206 " in answer.splitlines()[0], answer
-                    left = stop - start - len(answer.partition(b"\r\n\r\n")[2])
-                    room = bytearray(2**20)
-                    while left:
-                        left -= connection.recv_into(room, min(left, len(room)))
+            connection, room = HTTPConnection(host), bytearray(2**20)
+            for start in range(first * piece, length, 16 * piece):
+                last = min(start + piece, length) - 1
+                connection.request("GET", f"/{path}", headers={"Range": f"bytes={start}-{last}"})
+                answer = connection.getresponse()
+                assert answer.status == 206, answer.read()
+                while answer.readinto(room):
+                    pass
 
         start = time.perf_counter()
         with ThreadPoolExecutor(16) as threads:
@@ -207,12 +194,7 @@ def decode(folder: str, size: str, where: str) -> dict[str, float]:
     from samestep.hydra import build
     from samestep.hydra.compose import check
 
-    place = f"{folder}/images-{size}-jpeg"
-    with ExitStack() as stack:
-        if where != "local":
-            place = f"s3://images-{size}-jpeg"
-            server = far_server(folder)
-            stack.enter_context(patch.dict(os.environ, stack.enter_context(server)))
+    with place_of(folder, f"images-{size}-jpeg", where) as place:
         words = [
             "data=lance", f"data.root={place}", "data.num_classes=64", f"data.image_size={size}",
             "data.shuffle={_target_: samestep.data.order.Blocks, size: 256, at_once: 4}",
@@ -224,6 +206,16 @@ def decode(folder: str, size: str, where: str) -> dict[str, float]:
         start = time.perf_counter()
         count = sum(len(raw.images) for raw, _ in loader)
         return {"value": 1e6 * (time.perf_counter() - start) / count}
+
+
+@contextmanager
+def place_of(folder: str, name: str, where: str) -> Iterator[str]:
+    """Where the data ``name`` of ``folder`` are: ``local``, or in an S3 server that is ``far``."""
+    if where == "local":
+        yield f"{folder}/{name}"
+        return
+    with far_server(folder) as variables, patch.dict(os.environ, variables):
+        yield f"s3://{name}"
 
 
 @contextmanager

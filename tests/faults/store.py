@@ -69,11 +69,11 @@ def failing_store(records: Path, root: Path) -> Iterator[dict[str, str]]:
 
     def fault(method: str, path: str) -> Fault:
         nonlocal num_requests
-        if not (records / "store.fault").exists():
+        file = records / "store.fault"
+        if not file.exists():
             return None
         num_requests += 1
-        kind = (records / "store.fault").read_text()
-        seconds = time.time() - (records / "store.fault").stat().st_mtime
+        kind, seconds = file.read_text(), time.time() - file.stat().st_mtime
         return FAULTS[kind](num_requests, ".lance/data/" in path, seconds) if kind else None
 
     with s3_server(records.with_suffix(".s3")) as server:

@@ -142,10 +142,10 @@ class BatchLoader:
             seed_sample(0)
             try:
                 copy.copy(self.dataset)[0 if self.slices.collate_fn else torch.tensor([0])]
-            except Exception as error:
-                # Anything else that is wrong is said when the first batch is read.
-                if isinstance(error, RunError):  # a store that was waited for
-                    raise
+            except RunError:  # a store that was waited for
+                raise
+            except Exception:  # anything else that is wrong is said when the first batch is read
+                pass
             return draw() != untouched
 
     def __iter__(self) -> Iterator[Any]:
