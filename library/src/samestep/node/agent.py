@@ -3,7 +3,7 @@
 import logging
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,8 @@ from samestep.ranks.heartbeat import HungRanks
 from samestep.ranks.secrets import redact
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.rendezvous import RendezvousHandler
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -143,8 +144,6 @@ def run_agents(config: "LaunchConfig", spec: "WorkerSpec") -> Outcome:
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-    from samestep.ranks.lightning_patches import look_while_monitoring
-
     assert config.logs_specs is not None  # LaunchConfig has set both
     assert config.shutdown_timeout is not None
     with tempfile.TemporaryDirectory(prefix="heartbeats-", ignore_cleanup_errors=True) as folder:
@@ -160,7 +159,7 @@ def run_agents(config: "LaunchConfig", spec: "WorkerSpec") -> Outcome:
                 log_line_prefix_template=config.log_line_prefix_template,
                 shutdown_timeout=config.shutdown_timeout,
             )
-            look_while_monitoring(agent, hung_ranks.end)
+            before_monitoring(agent, hung_ranks.end)
             try:
                 result = agent.run()
             except Exception as error:
@@ -178,6 +177,18 @@ def run_agents(config: "LaunchConfig", spec: "WorkerSpec") -> Outcome:
             hung_ranks.explain(result.failures)
             if not restarts_left or is_final(result.failures, config):
                 return outcome_of(result.failures)
+
+
+def before_monitoring(agent: "LocalElasticAgent", hook: "Callable[[WorkerGroup], None]") -> None:
+    """Let torchrun's agent call ``hook`` each time before it checks its ranks."""
+    # torch 2.15 has no public hook here. The canary is in library/tests/ranks.
+    monitor: Callable[[WorkerGroup], RunResult] = agent._monitor_workers
+
+    def call_hook_and_monitor(worker_group: "WorkerGroup") -> "RunResult":
+        hook(worker_group)
+        return monitor(worker_group)
+
+    agent._monitor_workers = call_hook_and_monitor
 
 
 def worker_spec(config: "LaunchConfig", program: Sequence[str]) -> "WorkerSpec":

@@ -21,8 +21,6 @@ from samestep.ranks import environment
 
 if TYPE_CHECKING:
     import lightning as L  # takes seconds to import, and the agent needs none of it
-    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torchmetrics import Metric
 
 
@@ -193,16 +191,6 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
         return step(*args, **named)
 
     strategy.configure_ddp, strategy.training_step = note_and_configure, wrap_and_step
-
-
-def materialize(module: "L.LightningModule", device: Any) -> None:
-    """Make the weights of a module that ``configure_model`` has left on the device meta.
-
-    Lightning 2.6 does it after ``ShardedStrategy`` has restored a checkpoint, and undoes that.
-    """
-    from lightning.fabric.utilities.init import _materialize_distributed_module
-
-    _materialize_distributed_module(module, device)
 
 
 def logged_metrics(trainer: "L.Trainer", *, on_step: bool) -> dict[str, dict[str, Any]]:
@@ -627,19 +615,3 @@ def skip_fused_step(optimizer: Optimizer, skip: Tensor) -> None:
     """
     optimizer.grad_scale = None  # type: ignore[attr-defined]
     optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
-
-
-def look_while_monitoring(
-    agent: "LocalElasticAgent", look: "Callable[[WorkerGroup], None]"
-) -> None:
-    """Let torchrun's agent of torch 2.15 call ``look`` each time before it looks at its ranks.
-
-    It has no public hook for this.
-    """
-    monitor: Callable[[WorkerGroup], RunResult] = agent._monitor_workers
-
-    def look_and_monitor(worker_group: "WorkerGroup") -> "RunResult":
-        look(worker_group)
-        return monitor(worker_group)
-
-    agent._monitor_workers = look_and_monitor

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -15,7 +16,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from samestep.errors import ConfigError
-from samestep.ranks import environment, lightning_patches
+from samestep.ranks import environment
 
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -57,7 +58,7 @@ class ShardedStrategy(ModelParallelStrategy):
             configure()
             if not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
                 shard(module, mesh)
-            lightning_patches.materialize(module, self.root_device)
+            materialize(module, self.root_device)
 
         module.configure_model = configure_and_shard
 
@@ -171,6 +172,33 @@ def shard(module: LightningModule, mesh: DeviceMesh) -> None:
     for part in parts_of(module):
         if not isinstance(part, FSDPModule) and any(True for _ in part.parameters()):
             fully_shard(part, mesh=mesh, reshard_after_forward=True)
+
+
+def materialize(module: nn.Module, device: torch.device) -> None:
+    """Allocate the weights that ``configure_model`` has left on the device meta, and reset them.
+
+    Lightning 2.6 does the same, but only after the checkpoint is restored, which it would undo. It
+    leaves alone a module without such weights.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    if not any(tensor.is_meta for tensor in tensors):
+        return
+    module.to_empty(device=device)
+    uninitialized: set[str] = set()
+    for part in module.modules():
+        if not [*part.parameters(recurse=False), *part.buffers(recurse=False)]:
+            continue
+        reset = getattr(part, "reset_parameters", None)
+        if callable(reset):
+            reset()
+        else:
+            uninitialized.add(class_of(part).__name__)
+    if uninitialized:
+        names = ", ".join(sorted(uninitialized))
+        rank_zero_warn(
+            f"{names}: have no method reset_parameters(), so their weights and buffers have "
+            "no initial values"
+        )
 
 
 def parts_of(module: nn.Module) -> Iterator[nn.Module]:
