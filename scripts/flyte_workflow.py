@@ -27,7 +27,7 @@ from omegaconf import DictConfig
 
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.compose import check
-from samestep.hydra.folder import VARIABLE
+from samestep.hydra.project import VARIABLE
 from samestep.launch import render
 from samestep.ranks import environment
 

@@ -37,7 +37,7 @@ from samestep.callbacks.loss_guard import LossGuard
 from samestep.errors import ConfigError
 from samestep.ranks import environment, process_group
 from samestep.ranks.sharded import blocks_of
-from samestep.run import checkpoint, nodes, seal, shards
+from samestep.run import checkpoint, manifest, nodes, shards
 from samestep.run.checkpoint import (
     PREVIOUS,
     AtomicCheckpointIO,
@@ -46,7 +46,7 @@ from samestep.run.checkpoint import (
     write_atomic,
 )  # fmt: skip
 from samestep.run.files import WriteError, writing
-from samestep.run.seal import read, verify
+from samestep.run.manifest import read, verify
 
 SHARDED: dict[str, Any] = {"strategy": "fsdp", "gradient_clip_val": 0.5, "monitor": "val_loss"}
 
@@ -211,7 +211,7 @@ def on_slow_disks(folder: str) -> None:
     with mock.patch.object(checkpoint, "write_atomic", slow.write):
         fit(root / "slow", Net, data, callbacks=lambda: [slow], **options)
     assert [slow.seen[step] for step in (5, 6, 7, 8, 9)] == [None, None, None, None, 5]
-    assert seal.read(slow.last).global_step == 15
+    assert manifest.read(slow.last).global_step == 15
 
     # Killed while it writes, a run starts over; killed later, it continues from what was written.
     slow = SlowDisk(root / "kill/checkpoints/last.ckpt")
@@ -249,8 +249,8 @@ def test_sharded_runs(tmp_path: Path):
     torch.testing.assert_close(manual, alone, rtol=1e-4, atol=1e-6)
 
     # Of all folders those are left that a checkpoint names, and no rank has all of the weights.
-    seals = [read(path) for path in folder.glob("*.ckpt")]
-    assert {path.name for path in folder.glob("shards-*")} == {own.shards for own in seals}
+    manifests = [read(path) for path in folder.glob("*.ckpt")]
+    assert {path.name for path in folder.glob("shards-*")} == {own.shards for own in manifests}
     last, previous = read(folder / "last.ckpt"), read(folder / PREVIOUS)
     assert last.shards != previous.shards
     sizes = [(folder / name).stat().st_size for name in last.files()]
@@ -322,7 +322,7 @@ def test_a_reader_takes_the_new_checkpoint_if_the_run_removes_the_shards_of_the_
         return call
 
     save(1)
-    module, name = (checkpoint, "verify") if "read" in moment else (seal, "_verify_bytes")
+    module, name = (checkpoint, "verify") if "read" in moment else (manifest, "_verify_bytes")
     monkeypatch.setattr(module, name, then_saves(getattr(module, name)))
     found = load(path)
     assert (found["global_step"], found["state_dict"]["w"].tolist()) == (3, [3.0, 3.0])

@@ -63,7 +63,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
             if not trainer.is_global_zero:
                 return {}
             print(NOTHING_TO_DO, summary.summarize(spec.run_dir), sep="\n", flush=True)
-            return metrics.read_figures(spec.run_dir) or {}
+            return metrics.read_final_metrics(spec.run_dir) or {}
         again = summary.command_to_go_on(spec.config, spec.run_dir, None)
         report = page.write_or_warn if cfg.report else None
         with (

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.ranks import process
-from samestep.run.provenance import surroundings
+from samestep.run.provenance import machine_info
 from tests.bench import measure
 from tests.bench.measure import ROOT, Row
 from tests.bench.rows import all_rows
@@ -57,7 +57,7 @@ def bench(
     rows: Sequence[Row], repeats: int, page: Path, json_path: Path, order: Sequence[str]
 ) -> int:
     """Measure rows; returns the exit code. ``order``: the workloads as the table has them."""
-    around = surroundings()
+    around = machine_info()
     results = json.loads(json_path.read_text()) if json_path.exists() else {}
     is_wrong = False
     for row in rows:

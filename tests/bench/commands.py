@@ -135,7 +135,7 @@ def shards(how: str) -> dict[str, float]:
     with (
         patch.object(AtomicCheckpointIO, "in_background", waits, create=True),
         timed(L.Trainer, "save_checkpoint") as saving,
-        timed(AtomicCheckpointIO, "publish") as waiting,
+        timed(AtomicCheckpointIO, "commit") as waiting,
     ):
         short = "trainer.limit_train_batches=2", "trainer.limit_val_batches=1"
         slow = "+callbacks.slow={_target_: tests.faults.saboteur.Slow, seconds: 4}"

@@ -63,7 +63,7 @@ def command() -> int:
         if {"-h", "--help"} & set(argv):
             print(read_docstring(module))
             return 0
-        from samestep.hydra.folder import project_folder
+        from samestep.hydra.project import project_folder
 
         # As in train.py: the project of this folder, not another one that is installed.
         sys.path.insert(0, str(project_folder() / "src"))

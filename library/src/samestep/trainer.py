@@ -52,7 +52,7 @@ from samestep.run import directory, nodes, record
 from samestep.run.checkpoint import AtomicCheckpointIO, to_plain
 from samestep.run.history import History
 from samestep.run.logs import log_to_files, silence_expected_warnings
-from samestep.run.metrics import read_figures
+from samestep.run.metrics import read_final_metrics
 from samestep.spec import RunSpec
 
 CONTRADICTIONS: dict[str, tuple[Any, str]] = {
@@ -268,7 +268,7 @@ class Trainer(L.Trainer):
         results = self._evaluate(super().test, args, options)
         if self.is_global_zero and directory.is_finished(self.spec):
             figures = {name: value for result in results for name, value in result.items()}
-            directory.finish(self.spec, (read_figures(self.spec.run_dir) or {}) | figures)
+            directory.finish(self.spec, (read_final_metrics(self.spec.run_dir) or {}) | figures)
         return results
 
     def validate(self, *args: Any, **options: Any) -> Any:

@@ -18,10 +18,10 @@ import torch
 from library.tests.programs import run
 from library.tests.run.settings import newest
 from samestep.errors import ConfigError
-from samestep.run import checkpoint, seal
+from samestep.run import checkpoint, manifest
 from samestep.run.checkpoint import AtomicCheckpointIO, CheckpointError
 from samestep.run.files import WriteError, link_file
-from samestep.run.seal import Seal
+from samestep.run.manifest import Manifest
 
 WEIGHTS = torch.arange(50_000.0)
 
@@ -60,7 +60,7 @@ def test_a_seal_is_the_comment_of_a_zip_file_that_torch_reads(tmp_path: Path):
     record(tmp_path, "mine", "c")
     path = tmp_path / "checkpoints/last.ckpt"
     save(path, 5, best=4)
-    found = seal.read(path)
+    found = manifest.read(path)
     assert found
     assert found[:4] == ("mine", "c", 5, 4)
     with zipfile.ZipFile(path) as file:
@@ -91,7 +91,7 @@ def test_a_valid_checkpoint_exists_at_every_instant(
         monkeypatch.setattr(owner, name, wrapped)
 
     for owner, name in [
-        (checkpoint, "write"), (seal.SealedFile, "write"), (seal.SealedFile, "add"),
+        (checkpoint, "write"), (manifest.HashedFile, "write"), (manifest.HashedFile, "add"),
         (os, "fsync"), (Path, "replace"), (Path, "open"), (Path, "hardlink_to"),
     ]:  # fmt: skip
         dying(owner, name)
@@ -153,7 +153,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path: P
     save(tmp_path / "last.ckpt", 2)
     for path in tmp_path.glob("*.ckpt"):
         os.truncate(path, 9)
-    with pytest.raises(CheckpointError, match=r"(?s)last.ckpt: .*seal.*best.ckpt: .*RUN_ID"):
+    with pytest.raises(CheckpointError, match=r"(?s)last.ckpt: .*manifest.*best.ckpt: .*RUN_ID"):
         newest(tmp_path)
 
 
@@ -218,11 +218,11 @@ def test_a_run_of_the_same_name_with_another_configuration_is_another_run(tmp_pa
 
 
 def forge(content: Any, path: Path, step: int = 0) -> None:
-    """Save anything with an intact seal."""
+    """Save anything with an intact manifest."""
     with path.open("w+b") as file:
-        sealed = seal.SealedFile(file)
-        torch.save(content, sealed)
-        sealed.add(Seal(None, None, step, None, ""))
+        hashed = manifest.HashedFile(file)
+        torch.save(content, hashed)
+        hashed.add(Manifest(None, None, step, None, ""))
 
 
 def test_a_proven_file_that_is_no_checkpoint_is_one_message(tmp_path: Path):

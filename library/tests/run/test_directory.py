@@ -25,7 +25,7 @@ BEGINS = run.Start(finished=False, ckpt_path=None)
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes the run ``test`` with other values of some keys."""
     # They take a second, and have tests of their own.
-    monkeypatch.setattr(provenance, "surroundings", lambda: {"packages": {"torch": "2"}})
+    monkeypatch.setattr(provenance, "machine_info", lambda: {"packages": {"torch": "2"}})
     monkeypatch.setattr(provenance, "code_state", lambda code: ("abc", "+two"))
     return lambda changes=None, **facts: make_spec(tmp_path / "test", changes, **facts)
 

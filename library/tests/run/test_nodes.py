@@ -28,8 +28,8 @@ from samestep.run.checkpoint import (
     find_valid,
     load,
 )
-from samestep.run.directory import LAST
 from samestep.run.files import link_file
+from samestep.run.layout import LAST
 from samestep.spec import RunSpec
 
 NODES = (0, 1, 1, 2)  # the node of each rank

@@ -70,7 +70,7 @@ def test_a_start_names_machine_and_packages(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "My_own.package-1.2+cpu.dist-info").mkdir()
     (tmp_path / "pytest-0.1.dist-info").mkdir()
     monkeypatch.setattr(sys, "path", ["/nowhere", *sys.path, str(tmp_path)])
-    found = provenance.surroundings()
+    found = provenance.machine_info()
     assert found["packages"]["my-own-package"] == "1.2+cpu"
     assert found["packages"]["pytest"] == pytest.__version__
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))

@@ -265,7 +265,7 @@ PROGRAM = """
 import json, sys
 import hydra
 from samestep.hydra.compose import check
-from samestep.hydra.folder import configs_folder
+from samestep.hydra.project import configs_folder
 from samestep.hydra.main import flags_of
 flags = flags_of(sys.argv[1:])
 check(flags.overrides, multirun=flags.multirun)

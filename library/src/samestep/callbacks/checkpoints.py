@@ -29,10 +29,10 @@ from samestep.errors import ConfigError
 from samestep.ranks import lightning_patches, stopping
 from samestep.ranks.lightning_patches import callbacks_of
 from samestep.ranks.stopping import Stopped
-from samestep.run import nodes, record, seal, shards
-from samestep.run.checkpoint import AtomicCheckpointIO, Trial
+from samestep.run import manifest, nodes, record, shards
+from samestep.run.checkpoint import AtomicCheckpointIO, DryRun
 from samestep.run.files import link_file
-from samestep.run.seal import Seal, verify
+from samestep.run.manifest import Manifest, verify
 
 log = logging.getLogger(__name__)
 
@@ -324,12 +324,12 @@ class Checkpoints(Checkpoint):
         checkpoint_io = self._checkpoint_io
         if trainer.fast_dev_run or trainer.strategy.checkpoint_io is not checkpoint_io:  # type: ignore[attr-defined]
             return
-        checkpoint_io.trial = Trial()
+        checkpoint_io.dry_run = DryRun()
         # Should the strategy write files itself, this name is not taken for a checkpoint.
         trainer.save_checkpoint(self.folder / ".trial.ckpt")
-        trial = trainer.strategy.broadcast(checkpoint_io.trial)
-        checkpoint_io.trial = None
-        if not trial.was_called:
+        trial = trainer.strategy.broadcast(checkpoint_io.dry_run)
+        checkpoint_io.dry_run = None
+        if not trial.was_reached:
             raise ConfigError(
                 f"trainer.strategy: {type(trainer.strategy).__name__} writes checkpoints of its "
                 "own kind, which cannot be verified; a run needs one file with all weights"
@@ -374,7 +374,7 @@ class Checkpoints(Checkpoint):
         epoch, _ = self._kept
         if epoch == trainer.current_epoch + 1:
             self._due.append(self._path_of(epoch))
-        if self._checkpoint_io.unpublished is None:
+        if self._checkpoint_io.pending is None:
             self._publish(trainer)
 
     def _publish(self, trainer: L.Trainer) -> None:
@@ -382,7 +382,7 @@ class Checkpoints(Checkpoint):
         if self._due is None:
             return
         paths, self._due = self._due, None
-        self._checkpoint_io.publish()
+        self._checkpoint_io.commit()
         if trainer.is_global_zero:
             for path in paths[1:]:
                 link_file(self.last, path)
@@ -404,8 +404,9 @@ class Checkpoints(Checkpoint):
         known = record.read(self.run_dir)
         # Also if somebody has removed best.ckpt, its weights may have another name.
         for path in (self.best, *sorted(self.folder.glob("[!.]*.ckpt"))):
-            own = seal.read(path)
-            if own and own.global_step == self.best_step and isinstance(verify(path, known), Seal):
+            own = manifest.read(path)
+            is_best = own is not None and own.global_step == self.best_step
+            if is_best and isinstance(verify(path, known), Manifest):
                 if path != self.best:
                     link_file(path, self.best)
                 return

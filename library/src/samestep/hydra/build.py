@@ -31,7 +31,7 @@ from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.supported import check_supported
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.adapter import spec_of
-from samestep.hydra.schema import escape, meant
+from samestep.hydra.schema import did_you_mean, escape
 from samestep.ranks import environment, lightning_patches
 from samestep.ranks.process_group import (
     UnequalNodesDDP,
@@ -91,7 +91,7 @@ def build_parts(cfg: DictConfig) -> Parts:
     known = getattr(module, "metric_names", None)
     for key, monitor in monitors_of(cfg):
         if known is not None and monitor not in known:
-            hint = meant("", monitor, known, " ")
+            hint = did_you_mean("", monitor, known, " ")
             raise ConfigError(
                 f"{key}={monitor}: the model logs no such metric;{hint} It logs {', '.join(known)}"
             )
@@ -414,7 +414,7 @@ def check_names(given: list[str], names: list[str], path: str, target: str) -> N
     """Reject the first given argument that ``target`` does not take."""
     for name in given:
         if name not in names:
-            hint = meant("", name, names, " ")
+            hint = did_you_mean("", name, names, " ")
             raise ConfigError(
                 f"{path}.{name}: {target} takes no argument {name!r};{hint} "
                 f"It takes {', '.join(names)}"

@@ -28,10 +28,10 @@ from yaml import YAMLError
 
 from samestep.errors import ConfigError
 from samestep.hydra import rules
-from samestep.hydra.folder import configs_folder
+from samestep.hydra.project import configs_folder
 from samestep.hydra.schema import (
-    LAID_OVER,
-    NO_GROUPS,
+    NOT_GROUPS,
+    OVERLAYS,
     choices_of,
     compare,
     flatten,
@@ -129,7 +129,7 @@ def _rewrite(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
         return line
     if not group:
         raise ConfigError(f"{line}: has no key; write KEY=VALUE or GROUP=CHOICE")
-    if group in NO_GROUPS:
+    if group in NOT_GROUPS:
         raise ConfigError(f"{line}: is for another command, samestep {group} {line} ...")
     # A sweep has no single value yet; it is checked run by run.
     value = "" if override.is_sweep_override() else override.value()
@@ -233,9 +233,9 @@ def _find_choices(
 
 def _compose_reference(choices: Mapping[str, Any], configs: Path) -> DictConfig:
     """The same choice of files, without overrides of values and what is laid over them."""
-    lines = [f"{group}=[]" for group in LAID_OVER if (configs / group).is_dir()]
+    lines = [f"{group}=[]" for group in OVERLAYS if (configs / group).is_dir()]
     for group, choice in choices.items():
-        if group not in LAID_OVER:
+        if group not in OVERLAYS:
             value = f"[{','.join(choice)}]" if isinstance(choice, list) else choice
             lines.append(f"{group}={value}")
     try:
@@ -255,7 +255,7 @@ def find_overridden(choices: Mapping[str, Any], typed: Sequence[str]) -> dict[st
     ``configs/experiment/mine.yaml`` or ``the command line``.
     """
     keys = [re.split("[=@]", word.lstrip("+~"))[0].replace("/", ".") for word in typed]
-    files = find_origins(choices, LAID_OVER, configs_folder())
+    files = find_origins(choices, OVERLAYS, configs_folder())
     return files | dict.fromkeys(keys, "the command line")
 
 
@@ -265,7 +265,7 @@ def find_origins(
     """The keys that the chosen files of these groups set, and the file whose value counts."""
     found: dict[str, str] = {}
     # What is laid over the others comes last.
-    for group in sorted(groups, key=lambda group: group in LAID_OVER):
+    for group in sorted(groups, key=lambda group: group in OVERLAYS):
         choice = choices.get(group) or []
         for name in [choice] if isinstance(choice, str) else choice:
             found |= _keys_of(group, name, configs)

@@ -16,7 +16,7 @@ from samestep.command_line import Parser
 from samestep.errors import ConfigError
 from samestep.hydra.adapter import name_run, topology_of
 from samestep.hydra.compose import check, help_text, rewrite_overrides
-from samestep.hydra.folder import configs_folder, project_folder
+from samestep.hydra.project import configs_folder, project_folder
 from samestep.node import agent
 from samestep.ranks import environment, failure
 

@@ -17,13 +17,14 @@ from samestep.hydra.rules import STRING, ProjectRules, Rule
 from samestep.ranks.secrets import HIDDEN, is_secret_name
 from samestep.spec import leaves
 
-LAID_OVER = ("experiment", "debug", "local")  # groups that change values and bring no own keys
+OVERLAYS = ("experiment", "debug", "local")  # groups that change values and bring no own keys
 SHARED = (  # parts of others, not to be chosen
     "data/default", "model/default", "cluster/common", "cluster/pods", "cluster/kubernetes"
 )  # fmt: skip
-NO_GROUPS = ("sweep",)  # folders of configs/ whose files are no part of a run: samestep sweep
+NOT_GROUPS = ("sweep",)  # folders of configs/ whose files are no part of a run: samestep sweep
 COLLECTIONS = ("callbacks", "logger")  # nodes of nodes, to which a run may add its own
-KEPT = ("samestep.", "lightning.Trainer")  # targets whose keys are all listed in configs/
+# Targets whose keys are all listed in configs/.
+CHECKED_TARGETS = ("samestep.", "lightning.Trainer")
 TYPES = {
     bool: "true or false",
     int: "a whole number",
@@ -76,7 +77,7 @@ def compare(
         if key not in defaults or defaults[key].text != target:
             replaced.add(node)
         # Of another library: configs/ need not have all arguments, and keys may be left out.
-        elif not target.startswith((*KEPT, *project_rules.targets)):
+        elif not target.startswith((*CHECKED_TARGETS, *project_rules.targets)):
             foreign.add(node)
     compared = {key: leaf for key, leaf in written.items() if not is_below(key, replaced)}
     defaults = {key: leaf for key, leaf in defaults.items() if not is_below(key, replaced)}
@@ -110,7 +111,7 @@ def find_unknown_keys(
             # A secret is often typed with a wrong key, such as logger.wandb.api_key.
             shown = HIDDEN if is_secret_name(full_key) else show(value)
             near = nearest(full_key, [*(name for name in known if "._" not in name), *groups])
-            if full_key.split(".")[0] in LAID_OVER:
+            if full_key.split(".")[0] in OVERLAYS:
                 hint = "its file must begin with # @package _global_"
             elif near:
                 hint = f"did you mean {near}={shown}?"
@@ -167,10 +168,10 @@ def find_wrong_values(
         elif key in all_rules:
             rule = all_rules[key]
             if not rule.holds(value):
-                must = rule.text + meant(f"{key}=", value, rule.choices, "; ")
+                must = rule.text + did_you_mean(f"{key}=", value, rule.choices, "; ")
         elif default is not None or key in nodes:
             like = {} if default is None else resolve(default)
-            if not is_like(value, like) and not (value is None and is_below(key, foreign)):
+            if not same_type(value, like) and not (value is None and is_below(key, foreign)):
                 group = key.replace(".", "/")
                 hint = f"; a file is chosen by {group}=NAME" if group in groups else ""
                 must = TYPES[type(like)] + hint
@@ -180,7 +181,7 @@ def find_wrong_values(
 
 def no_such_choice(group: str, choice: object, choices: Sequence[str]) -> str:
     """What to say when the ``group`` holds no such file."""
-    hint = meant(f"{group}=", choice, choices, "; ") or ";"
+    hint = did_you_mean(f"{group}=", choice, choices, "; ") or ";"
     return f"{group}={show(choice)}: no such choice{hint} there is {', '.join(choices) or 'none'}"
 
 
@@ -189,7 +190,7 @@ def choices_of(configs: Path) -> dict[str, list[str]]:
     groups = {}
     for folder in sorted(path for path in configs.rglob("*") if path.is_dir()):
         group = folder.relative_to(configs).as_posix()
-        if group in NO_GROUPS:
+        if group in NOT_GROUPS:
             continue
         names = sorted(file.stem for file in folder.glob("*.yaml"))
         groups[group] = [name for name in names if f"{group}/{name}" not in SHARED]
@@ -257,7 +258,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return best if alike(best) >= 0.6 else None
 
 
-def meant(start: str, word: object, known: Iterable[str], before: str = "") -> str:
+def did_you_mean(start: str, word: object, known: Iterable[str], before: str = "") -> str:
     """A hint such as ``did you mean model=mlp?``; nothing if no known word is near."""
     near = nearest(str(word), known)
     return f"{before}did you mean {start}{near}?" if near else ""
@@ -288,12 +289,12 @@ def resolve(leaf: Leaf) -> Any:
         return error
 
 
-def is_like(value: Any, default: Any) -> bool:
+def same_type(value: Any, default: Any) -> bool:
     """Whether ``value`` is of the type of ``default``; anything is like null or an error."""
     if default is None or isinstance(default, Exception):
         return True
     if isinstance(default, float):
         return type(value) in (int, float) and math.isfinite(value)
     if isinstance(default, list) and isinstance(value, list):
-        return not default or all(is_like(item, default[0]) for item in value)
+        return not default or all(same_type(item, default[0]) for item in value)
     return type(value) is type(default)

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, Sampler
 
 from samestep.errors import ConfigError
 from samestep.hydra.build import find_targets, locate
-from samestep.hydra.folder import configs_folder
+from samestep.hydra.project import configs_folder
 from samestep.hydra.schema import walk
 
 LIBRARIES = (

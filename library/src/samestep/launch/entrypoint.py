@@ -17,7 +17,7 @@ from dataclasses import replace
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.adapter import name_run, topology_of
 from samestep.hydra.compose import check
-from samestep.hydra.folder import project_folder
+from samestep.hydra.project import project_folder
 from samestep.node import agent, meeting, pid1
 from samestep.node.cluster_environment import read_node
 from samestep.node.outcome import Outcome

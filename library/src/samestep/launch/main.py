@@ -31,7 +31,7 @@ from samestep.errors import ConfigError, RunError
 from samestep.hydra.adapter import name_run
 from samestep.hydra.compose import check as compose
 from samestep.hydra.compose import reject
-from samestep.hydra.folder import configs_folder
+from samestep.hydra.project import configs_folder
 from samestep.hydra.schema import choices_of
 from samestep.launch import check, kubernetes, render, slurm, submitted, volume
 from samestep.launch.render import Document

@@ -30,7 +30,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from samestep.hydra.folder import project_folder
+from samestep.hydra.project import project_folder
 from samestep.hydra.schema import escape, walk
 
 WITHOUT_GPUS: dict[str, Any] = {

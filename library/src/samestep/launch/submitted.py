@@ -11,7 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from samestep.errors import ConfigError
-from samestep.hydra.folder import configs_folder
+from samestep.hydra.project import configs_folder
 from samestep.hydra.rules import NAME
 
 HEADER = "# Overrides of samestep launch, for samestep logs, status and cancel.\n"

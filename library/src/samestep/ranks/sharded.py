@@ -90,7 +90,7 @@ class ShardedStrategy(ModelParallelStrategy):
             ConfigError: if a tensor is sharded in another way than over all ranks.
         """
         checkpoint_io: Any = self.checkpoint_io
-        checkpoint_io.publish()  # a thread may still read the copies
+        checkpoint_io.commit()  # a thread may still read the copies
         part: dict[str, Tensor] = {}
         dims: dict[str, int] = {}
 

@@ -66,7 +66,7 @@ def read_run(run_dir: Path) -> Run:
         problems.append(f"metrics.csv is damaged: {why}")
     elif not rows:
         problems.append("metrics.csv holds no metric yet: there are no curves")
-    found = metrics.read_figures(run_dir) or {}
+    found = metrics.read_final_metrics(run_dir) or {}
     if not found:
         problems.append("metrics.json is absent or damaged, so there are no final figures")
     elif status.state != record.FINISHED:

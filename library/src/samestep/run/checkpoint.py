@@ -1,4 +1,4 @@
-"""Checkpoints that are written atomically and prove themselves by their seal.
+"""Checkpoints that are written atomically and prove themselves by their manifest.
 
 checkpoints/
     best.ckpt               the best so far by the monitored metric
@@ -7,7 +7,7 @@ checkpoints/
     epoch-0002.ckpt         one to keep, with callbacks.checkpoints.every_n_epochs=2
 
 Only ``last.ckpt`` is ever written; best.ckpt and epoch-0002.ckpt are second names of it. So what a
-file is follows from its seal and not from its name: a run continues from the newest intact file.
+file is follows from its manifest, not from its name: a run resumes from the newest intact file.
 """
 
 import io
@@ -33,10 +33,10 @@ from torch.serialization import get_crc32_options, set_crc32_options
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment
 from samestep.ranks.process_group import broadcast, on_all_ranks
-from samestep.run import record, seal, shards
+from samestep.run import manifest, record, shards
 from samestep.run.files import open_atomic, writing
+from samestep.run.manifest import Manifest, verify
 from samestep.run.record import Record
-from samestep.run.seal import Seal, verify
 
 log = logging.getLogger(__name__)
 
@@ -53,36 +53,36 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its target, forces it to the disk, and renames it.
 
     A process that is killed at any moment leaves a valid checkpoint. ``load_checkpoint`` refuses
-    files without an intact seal, files of another run, and pickled code.
+    files without an intact manifest, files of another run, and pickled code.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.shapes: dict[str, torch.Size] = {}
         """Shapes of the model's tensors, which a checkpoint must have; empty: not checked."""
-        self.trial: Trial | None = None
+        self.dry_run: DryRun | None = None
         """If set, a checkpoint is examined and not written."""
         self.assemble: shards.Assemble | None = None
         """How the tensors of a sharded checkpoint are made; None: whole."""
         self.in_background = False
         """Whether ``save_part`` returns while a thread still writes."""
         self._writer = ThreadPoolExecutor(1)
-        self.unpublished: Unpublished | None = None
-        """What ``save_part`` has left to ``publish``."""
+        self.pending: PendingSave | None = None
+        """What ``save_part`` has left to ``commit``."""
 
     def save_part(
         self, checkpoint: dict[str, Any], part: dict[str, torch.Tensor], path: str | Path
     ) -> None:
         """Write a sharded checkpoint: first every rank its part, then rank zero the rest.
 
-        With ``in_background`` a thread writes the part, and the rest waits for ``publish``, which
+        With ``in_background`` a thread writes the part, and the rest waits for ``commit``, which
         must come before the next save. The tensors of the part must stay as they are until then.
         """
         folder, rank, num_ranks = Path(path).parent, environment.rank(), environment.world_size()
         step = checkpoint["global_step"]
         name = broadcast(f"shards-{step}-{num_ranks}-{secrets.token_hex(4)}")
         rest = checkpoint | {"shards": name}
-        if self.trial:
+        if self.dry_run:
             if rank == 0:
                 self.save_checkpoint(rest, path)
             return
@@ -92,15 +92,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if rank == 0:
             write(self._examine(rest), file, known)
         written = self._writer.submit(write_atomic, content, target, known)
-        self.unpublished = Unpublished(Path(path), file.getvalue(), written)
+        self.pending = PendingSave(Path(path), file.getvalue(), written)
         if not self.in_background:
-            self.publish()
+            self.commit()
 
     def is_writing(self) -> bool:
         """Whether this rank still writes its part of a checkpoint in the background."""
-        return self.unpublished is not None and not self.unpublished.written.done()
+        return self.pending is not None and not self.pending.written.done()
 
-    def publish(self) -> None:
+    def commit(self) -> None:
         """Wait until all ranks have written their parts; then rank zero writes the rest.
 
         Every rank must call this. Nothing happens if ``save_part`` has left nothing.
@@ -108,12 +108,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         Raises:
             WriteError: on every rank, if one of them cannot write. Older checkpoints are intact.
         """
-        if self.unpublished is None:
+        if self.pending is None:
             return
-        (path, rest, written), self.unpublished = self.unpublished, None
+        (path, rest, written), self.pending = self.pending, None
         on_all_ranks(written.result)
         if environment.rank() == 0:
-            with writing(path), open_atomic(path, before_rename=lambda: make_way(path)) as file:
+            with writing(path), open_atomic(path, before_rename=lambda: rotate_last(path)) as file:
                 file.write(rest)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
@@ -129,7 +129,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     ) -> None:
         """Write ``checkpoint`` to ``path``; an error leaves the older ones intact. On rank zero."""
         checkpoint = self._examine(checkpoint)
-        if not self.trial:
+        if not self.dry_run:
             target = Path(path)
             write_atomic(checkpoint, target, record.read(target.parent.parent))
 
@@ -146,9 +146,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 "the data saves must be tensors, numbers, strings, lists and dictionaries: "
                 "convert it in its state_dict or on_save_checkpoint."
             )
-        if self.trial:
-            self.trial.was_called, self.trial.problem = True, problem
-            self.trial.left_out = left_out
+        if self.dry_run:
+            self.dry_run.was_reached, self.dry_run.problem = True, problem
+            self.dry_run.left_out = left_out
         elif problem:
             raise CheckpointError(f"{problem} The checkpoints before it are intact.")
         return checkpoint
@@ -189,11 +189,11 @@ def load(
     Raises:
         CheckpointError: if it is missing, damaged, of another run or role, or no checkpoint.
     """
-    before = seal.read(path)
+    before = manifest.read(path)
     try:
         return load_once(path, required, assemble)
     except (CheckpointError, OSError):
-        if not before or not before.shards or seal.read(path) == before:
+        if not before or not before.shards or manifest.read(path) == before:
             raise
         return load_once(path, required, assemble)
 
@@ -206,18 +206,19 @@ def load_once(
     own = slice(environment.rank(), None, environment.world_size()) if assemble else slice(None)
     found = verify(path, record.read(path.parent.parent), own)
     if isinstance(found, str):
-        raise refused(path, found)
+        raise unusable(path, found)
     try:
         checkpoint: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         why = f"it is no Samestep checkpoint: {str(error).splitlines()[0]}"
-        raise refused(path, why) from error
+        raise unusable(path, why) from error
     if not isinstance(checkpoint, dict):
-        raise refused(path, f"it is no Samestep checkpoint: it holds a {type(checkpoint).__name__}")
+        kind = type(checkpoint).__name__
+        raise unusable(path, f"it is no Samestep checkpoint: it holds a {kind}")
     if missing := [key for key in required if key not in checkpoint]:
-        raise refused(path, f"it is no Samestep checkpoint: it has no {', '.join(missing)}")
+        raise unusable(path, f"it is no Samestep checkpoint: it has no {', '.join(missing)}")
     if checkpoint.get("shards") != found.shards:
-        raise refused(path, "it was replaced while it was read")
+        raise unusable(path, "it was replaced while it was read")
     if found.shards:
         files = [path.parent / name for name in found.files()]
         checkpoint = shards.fill(checkpoint, files, assemble)
@@ -225,7 +226,7 @@ def load_once(
     return whole
 
 
-def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Seal] | None:
+def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Manifest] | None:
     """The newest valid checkpoint of a run, with one warning about what is wrong with others.
 
     Only files that may be the newest are read to their end. ``known`` is the record of the run;
@@ -233,27 +234,28 @@ def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Seal
     there are some and none is valid.
     """
     known = known or record.read(directory.parent)
-    seals = {path: seal.read(path) for path in sorted(directory.glob("[!.]*.ckpt"))}
+    manifests = {path: manifest.read(path) for path in sorted(directory.glob("[!.]*.ckpt"))}
     last, previous = directory / "last.ckpt", directory / PREVIOUS
 
     def newness(path: Path) -> tuple[Any, ...]:
-        # A file without a seal comes first, to be named. Two names of one file: last.ckpt counts.
-        own = seals[path]
+        # A file without a manifest comes first, to be named. If two names have one file, last.ckpt
+        # counts.
+        own = manifests[path]
         return own is None, own.age if own else (), path == last, path == previous
 
-    newest: tuple[Path, Seal] | None = None
+    newest: tuple[Path, Manifest] | None = None
     wrong: dict[Path, str] = {}
-    for path in sorted(seals, key=newness, reverse=True):
+    for path in sorted(manifests, key=newness, reverse=True):
         found = verify(path, known)
-        if isinstance(found, Seal):
+        if isinstance(found, Manifest):
             newest = path, found
             break
         wrong[path] = found
-    # Each save has another seal, and last.ckpt is always the newest, unless somebody replaced it.
-    if newest and last not in wrong and (own := seals.get(last)):
+    # Each save has another manifest, and last.ckpt is always the newest unless it was replaced.
+    if newest and last not in wrong and (own := manifests.get(last)):
         if own.age < newest[1].age:
             wrong[last] = f"it is from step {own.global_step}, and {newest[0].name} is newer"
-        elif own == seals.get(previous):
+        elif own == manifests.get(previous):
             wrong[last] = f"it is a copy of {PREVIOUS}, and the checkpoint after that is lost"
     if not wrong:
         return newest
@@ -268,40 +270,40 @@ def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Seal
     return newest
 
 
-def make_way(target: Path) -> None:
+def rotate_last(target: Path) -> None:
     """Keep the last checkpoint as the one before, when another one is about to take its name.
 
-    A last checkpoint without a seal is damaged, and does not replace the one before.
+    A last checkpoint without a manifest is damaged, and does not replace the one before.
     """
-    if target.name == "last.ckpt" and seal.read(target):
+    if target.name == "last.ckpt" and manifest.read(target):
         target.replace(target.with_name(PREVIOUS))
 
 
 def write_atomic(content: dict[str, Any], target: Path, known: Record) -> None:
-    """Write ``content`` to ``target`` with its seal, whole or not at all."""
+    """Write ``content`` to ``target`` with its manifest, whole or not at all."""
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with open_atomic(target, before_rename=lambda: make_way(target)) as file:
+        with open_atomic(target, before_rename=lambda: rotate_last(target)) as file:
             write(content, file, known)
 
 
 def write(content: dict[str, Any], file: IO[bytes], known: Record) -> None:
-    """Write ``content`` to an empty file as ``torch.load`` reads it, with its seal."""
-    sealed = seal.SealedFile(file)
+    """Write ``content`` to an empty file as ``torch.load`` reads it, with its manifest."""
+    hashed = manifest.HashedFile(file)
     # CRC-32 takes as long as the writing, and SHA-256 proves more. torch.load does not read it.
     has_crc32 = get_crc32_options()
     set_crc32_options(False)
     try:
-        torch.save(content, sealed)  # type: ignore[arg-type]
+        torch.save(content, hashed)  # type: ignore[arg-type]
     finally:
         set_crc32_options(has_crc32)
     config = known.configs[-1] if known.configs else None
     step, best_step = content.get("global_step", 0), content.get("best_step")
     now = datetime.now(UTC).isoformat()
-    sealed.add(Seal(known.run_id, config, step, best_step, now, shards=content.get("shards")))
+    hashed.add(Manifest(known.run_id, config, step, best_step, now, shards=content.get("shards")))
 
 
-class Unpublished(NamedTuple):
+class PendingSave(NamedTuple):
     """A sharded checkpoint that a thread writes."""
 
     path: Path
@@ -310,10 +312,10 @@ class Unpublished(NamedTuple):
 
 
 @dataclass
-class Trial:
+class DryRun:
     """What a trial has found: a checkpoint that was made like any other, and not written."""
 
-    was_called: bool = False
+    was_reached: bool = False
     problem: str | None = None
     left_out: list[str] = field(default_factory=list)
 
@@ -382,7 +384,7 @@ def to_plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def refused(path: Path, why: str) -> CheckpointError:
+def unusable(path: Path, why: str) -> CheckpointError:
     """The error for a checkpoint that must not be loaded, and what to do."""
     remedy = "start over under another RUN_ID"
     if path.name == "best.ckpt":

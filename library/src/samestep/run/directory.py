@@ -1,15 +1,6 @@
 """One run, one directory: beginning it, continuing it, finishing it, reading it back.
 
-runs/<run_id>/
-    config.yaml        the whole configuration, resolved, without secrets
-    run.json           state, starts and ends
-    metrics.json       the final metrics
-    metrics.csv        the metrics over time
-    checkpoints/       best.ckpt to test, last.ckpt to continue from, epoch-0002.ckpt and so on
-                       to keep
-    predictions/       pictures of test results
-    logs/              git.diff, rank-<n>.log
-    report.html        all of this to look at
+Its files are listed in ``layout``.
 """
 
 import errno
@@ -28,19 +19,16 @@ import yaml
 
 from samestep.errors import ConfigError
 from samestep.ranks.secrets import redact, redact_argument, redact_values
-from samestep.run import lock, provenance, record, seal
+from samestep.run import lock, manifest, provenance, record
 from samestep.run.changes import config_digest, find_changes
-from samestep.run.files import open_atomic, read_bytes, set_aside, sha256_of, write_text, writing
-from samestep.run.metrics import read_figures, why_damaged
+from samestep.run.files import open_atomic, quarantine, read_bytes, sha256_of, write_text, writing
+from samestep.run.layout import BEST, LAST, RECORDS
+from samestep.run.metrics import read_final_metrics, why_damaged
 from samestep.spec import RunSpec
 
 log = logging.getLogger(__name__)
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-
-BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
-IDENTITY = ("config.yaml", record.FILE)  # without them a checkpoint is no run
-RECORDS = (*IDENTITY, "metrics.csv")  # what a copy of the run needs beside its checkpoints
 
 
 class Start(NamedTuple):
@@ -55,7 +43,7 @@ class Before(NamedTuple):
 
     made: list[Path]  # folders that are new: the run directory, and those above it
     records: dict[Path, bytes | None]  # of an older run
-    last: seal.Seal | None  # of its last checkpoint
+    last: manifest.Manifest | None  # of its last checkpoint
 
 
 _before: dict[Path, Before] = {}  # by run directory
@@ -103,7 +91,7 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
 def _remember(run_dir: Path, made: list[Path]) -> None:
     """Keep for ``abandon`` what is in the directory, which this process owns."""
     records = {run_dir / name: read_bytes(run_dir / name) for name in RECORDS}
-    _before[run_dir.absolute()] = Before(made, records, seal.read(run_dir / LAST))
+    _before[run_dir.absolute()] = Before(made, records, manifest.read(run_dir / LAST))
 
 
 def abandon(run_dir: Path) -> None:
@@ -113,7 +101,7 @@ def abandon(run_dir: Path) -> None:
     checkpoint was saved since, everything stays.
     """
     before = _before.pop(run_dir.absolute(), None)
-    if before is None or seal.read(run_dir / LAST) != before.last:
+    if before is None or manifest.read(run_dir / LAST) != before.last:
         return
     if not before.made:
         for path, content in before.records.items():
@@ -159,23 +147,23 @@ def is_finished(spec: RunSpec) -> bool:
 
 def tested_checkpoint(run_dir: Path) -> str:
     """The checkpoint that a run tests: ``best``, or ``last`` where no metric has chosen one."""
-    newest = _newest_seal(run_dir)
+    newest = _newest_manifest(run_dir)
     # A best checkpoint that is lost is not replaced by other weights.
     return "last" if newest and newest.best_step is None else "best"
 
 
 def best_checkpoint(run_dir: Path) -> str | None:
     """The best checkpoint; None where no metric has chosen one: the last one is tested then."""
-    from samestep.run.checkpoint import refused
+    from samestep.run.checkpoint import unusable
 
-    path, newest = run_dir / BEST, _newest_seal(run_dir)
+    path, newest = run_dir / BEST, _newest_manifest(run_dir)
     if newest is None or newest.best_step is None:
         return None
-    best, step = seal.read(path), newest.best_step
+    best, step = manifest.read(path), newest.best_step
     if best and best.global_step == step:
         return str(path)
     why = f"it is from step {best.global_step}" if best else "it is missing, or damaged"
-    raise refused(path, f"{why}, and the best checkpoint is from step {step}")
+    raise unusable(path, f"{why}, and the best checkpoint is from step {step}")
 
 
 def finish(spec: RunSpec, metrics: Mapping[str, float | None]) -> None:
@@ -196,10 +184,10 @@ def finish(spec: RunSpec, metrics: Mapping[str, float | None]) -> None:
         log.warning("%s: not a number, and null in metrics.json; check the data for nan", odd)
 
 
-def _newest_seal(run_dir: Path) -> seal.Seal | None:
-    """The seal of the newest checkpoint, which says which one is the best."""
-    seals = map(seal.read, (run_dir / "checkpoints").glob("[!.]*.ckpt"))
-    return max(filter(None, seals), key=lambda found: found.age, default=None)
+def _newest_manifest(run_dir: Path) -> manifest.Manifest | None:
+    """The manifest of the newest checkpoint, which says which one is the best."""
+    manifests = map(manifest.read, (run_dir / "checkpoints").glob("[!.]*.ckpt"))
+    return max(filter(None, manifests), key=lambda found: found.age, default=None)
 
 
 def _open(spec: RunSpec, argv: list[str]) -> Path | None:
@@ -210,12 +198,12 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
     known = record.read(run_dir)
     # A history that cannot be read is in the checkpoint too. It is written again from there.
     if why := why_damaged(run_dir):
-        set_aside(run_dir / "metrics.csv", why)
+        quarantine(run_dir / "metrics.csv", why)
     path = run_dir / "metrics.json"
-    if path.exists() and read_figures(run_dir) is None:
-        set_aside(path, "it holds no JSON object")
+    if path.exists() and read_final_metrics(run_dir) is None:
+        quarantine(path, "it holds no JSON object")
     elif known.results and path.is_file() and sha256_of(path) != known.results:
-        set_aside(path, "it was not written by this run")
+        quarantine(path, "it was not written by this run")
     found = find_valid(run_dir / "checkpoints", known._replace(run_id=spec.run_id))
     last = found[0] if found else None
     for name in ("checkpoints", "logs"):
@@ -232,7 +220,7 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
         "overridden": dict(spec.overridden),
         "git": {"commit": commit, "dirty": bool(diff)},
         "seed": spec.seed,
-        **(machine := provenance.surroundings()),
+        **(machine := provenance.machine_info()),
         # One text: a list of hundreds of lines would be slow to read, for people too.
         "packages": " ".join(f"{name}=={v}" for name, v in machine["packages"].items()),
     }

@@ -150,7 +150,7 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def set_aside(path: Path, why: object) -> None:
+def quarantine(path: Path, why: object) -> None:
     """Rename a damaged file or folder to ``<name>.damaged``, and warn: a new one replaces it."""
     number = 1
     aside = path.with_name(f"{path.name}.damaged")

@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 
 from samestep.ranks import environment, secrets
-from samestep.run.files import set_aside
+from samestep.run.files import quarantine
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def log_to_files(run_dir: Path) -> None:
     logging.raiseExceptions = False  # a full disk loses lines of the log, not the run
     try:
         if path.exists() and not path.is_file():
-            set_aside(path, "it is not a file")
+            quarantine(path, "it is not a file")
         file = logging.FileHandler(path, encoding="utf-8")
         file.setFormatter(_Redacted("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         handlers.append(file)

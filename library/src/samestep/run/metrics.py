@@ -17,7 +17,7 @@ NO_RESULT = re.compile(
 Rows = list[dict[str, float]]
 
 
-def read_figures(run_dir: Path) -> dict[str, Any] | None:
+def read_final_metrics(run_dir: Path) -> dict[str, Any] | None:
     """The final metrics, null where one is no number; None if the file is absent or damaged."""
     try:
         figures = json.loads(read_text(run_dir / "metrics.json"))

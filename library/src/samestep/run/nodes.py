@@ -18,12 +18,13 @@ from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.ranks.preflight import is_shared
 from samestep.ranks.process_group import broadcast, gather, on_all_ranks, on_rank_zero
-from samestep.run import directory, lock, record, seal
+from samestep.run import directory, lock, manifest, record
 from samestep.run.changes import find_changes
-from samestep.run.checkpoint import CheckpointError, find_valid, make_way
-from samestep.run.directory import BEST, IDENTITY, LAST, Start
+from samestep.run.checkpoint import CheckpointError, find_valid, rotate_last
+from samestep.run.directory import Start
 from samestep.run.files import link_file, open_atomic, partial_of, read_bytes, writing
-from samestep.run.seal import Seal
+from samestep.run.layout import BEST, IDENTITY, LAST
+from samestep.run.manifest import Manifest
 from samestep.spec import RunSpec
 
 BLOCK_BYTES = 16 * 2**20  # of a file in memory, on each node
@@ -110,22 +111,22 @@ def share(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
     if is_shared(run_dir):
         return
     records: dict[str, bytes | None] = {}
-    offered: list[tuple[str, Seal, int]] = []
+    offered: list[tuple[str, Manifest, int]] = []
     if environment.rank() == source:
         records = {name: read_bytes(run_dir / name) for name in IDENTITY}
         for name in names:
             # One that is missing or damaged is left out: rank zero repairs it, or says so.
-            if isinstance(found := seal.verify(run_dir / name), Seal):
+            if isinstance(found := manifest.verify(run_dir / name), Manifest):
                 offered.append((name, found, (run_dir / name).stat().st_size))
     records, offered = broadcast((records, offered), source)
     # The first rank of each node writes.
     receives = environment.local_rank() == 0 and environment.rank() != source
     on_all_ranks(write_records, run_dir, records if receives else {})
-    arrived: dict[Seal, Path] = {}
+    arrived: dict[Manifest, Path] = {}
     for name, wanted, size in offered:
         path = run_dir / name
-        # Most differ in their seals, which are read much faster than whole files.
-        lacks = receives and not (seal.read(path) == wanted == seal.verify(path))
+        # Most differ in their manifests, which are read much faster than whole files.
+        lacks = receives and not (manifest.read(path) == wanted == manifest.verify(path))
         chain = [source, *(rank for rank, it_lacks in enumerate(gather(lacks)) if it_lacks)]
         if wanted in arrived:
             on_all_ranks(add_name, arrived[wanted], path, is_due=lacks)
@@ -148,20 +149,20 @@ def add_name(source: Path, target: Path, *, is_due: bool) -> None:
     """Give a checkpoint the second name that it has on rank zero's node."""
     if is_due:
         with writing(target):
-            make_way(target)
+            rotate_last(target)
             link_file(source, target)
 
 
-def transfer(path: Path, wanted: Seal, size: int, chain: Sequence[int]) -> None:
+def transfer(path: Path, wanted: Manifest, size: int, chain: Sequence[int]) -> None:
     """Send a checkpoint along a chain of ranks: the first has it, the others write it."""
 
     def arrive() -> None:
-        if seal.verify(partial_of(path)) != wanted:
+        if manifest.verify(partial_of(path)) != wanted:
             raise CheckpointError(
                 f"{path}: the copy from its node was incomplete, and was deleted; the "
                 "same command tries again"
             )
-        make_way(path)
+        rotate_last(path)
 
     if environment.rank() not in chain:
         return

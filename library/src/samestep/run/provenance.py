@@ -62,7 +62,7 @@ def find_packages() -> dict[str, str]:
     return dict(sorted(versions.items()))
 
 
-def surroundings() -> dict[str, Any]:
+def machine_info() -> dict[str, Any]:
     """Time, machine, processes and the version of every installed package."""
     import torch  # asked for the GPUs
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from samestep.ranks.secrets import redact
 from samestep.run import lock
-from samestep.run.files import read_text, set_aside, write_text
+from samestep.run.files import quarantine, read_text, write_text
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def update(run_dir: Path, state: str, why: str = "", **facts: Any) -> None:
     """
     content = _read_file(run_dir)
     if content is None and (run_dir / FILE).exists():
-        set_aside(run_dir / FILE, "it holds no JSON object")
+        quarantine(run_dir / FILE, "it holds no JSON object")
     time = datetime.now().astimezone().isoformat(timespec="seconds")
     why = redact(why).replace(f"{run_dir}/", "")[:MAX_WHY]
     new = {**(content or {}), **facts, "state": state, "why": why, "time": time}

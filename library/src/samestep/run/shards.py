@@ -1,13 +1,13 @@
 """The tensors of a sharded model: a folder beside the checkpoint, with one file for each rank.
 
 checkpoints/
-    last.ckpt                       all but the tensors; its seal names the folder
+    last.ckpt                       all but the tensors; its manifest names the folder
     shards-120-2-1f3a5c7d/          of step 120, by 2 ranks
-        0.shard  1.shard            each with a seal of its own
+        0.shard  1.shard            each with a manifest of its own
 
 The folder is written first, so a checkpoint that can be seen has its tensors. Its name is never
 used again. A folder that no checkpoint names is left by a save that was killed, or by a checkpoint
-that is gone, and is removed. Nothing in it is pickled code, and ``unzip -z`` shows each seal.
+that is gone, and is removed. Nothing in it is pickled code, and ``unzip -z`` shows each manifest.
 """
 
 import shutil
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from samestep.ranks.sharded import map_tensors, part_of
-from samestep.run import seal
+from samestep.run import manifest
 
 Assemble = Callable[[Tensor, int, Callable[[int, int], Tensor]], Tensor]
 """Makes a tensor, given one of its shape on the device meta, the dimension in which it was cut,
@@ -74,8 +74,8 @@ def assemble_whole(tensor: Tensor, dim: int, read: Callable[[int, int], Tensor])
 
 def prune(folder: Path) -> None:
     """Remove what no checkpoint in ``folder`` names; on rank zero only, when none is written."""
-    seals = [seal.read(path) for path in folder.glob("[!.]*.ckpt")]
-    named = {own.shards for own in seals if own}
+    manifests = [manifest.read(path) for path in folder.glob("[!.]*.ckpt")]
+    named = {own.shards for own in manifests if own}
     for path in folder.glob("shards-*"):
         if path.name not in named:
             shutil.rmtree(path, ignore_errors=True)

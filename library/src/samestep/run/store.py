@@ -2,7 +2,7 @@
 
 ``<url>/<run_id>/`` can be continued from at any time, even if the upload was cut off. Files are
 uploaded in the order of what they need: history, best checkpoint, last checkpoint. Each checkpoint
-proves itself by its seal. The store's own library finds its credentials in the environment.
+proves itself by its manifest. The store's own library finds its credentials in the environment.
 """
 
 import json
@@ -15,9 +15,9 @@ import fsspec  # type: ignore[import-untyped]
 
 from samestep.errors import ConfigError
 from samestep.ranks.secrets import redact
-from samestep.run import record, seal
-from samestep.run.directory import BEST, LAST, RECORDS
+from samestep.run import manifest, record
 from samestep.run.files import partial_of
+from samestep.run.layout import BEST, LAST, RECORDS
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class RunCopy:
             # The open file stays this version, whichever file gets its name meanwhile.
             source = Path(f"/dev/fd/{file.fileno()}")
             if name.endswith(".ckpt"):
-                own = seal.verify(source, folder=self.run_dir / "checkpoints")
+                own = manifest.verify(source, folder=self.run_dir / "checkpoints")
                 if isinstance(own, str):
                     raise ValueError(f"a checkpoint is damaged here: {own}")
                 # What it needs to be continued from: history, best checkpoint, shards.
@@ -91,7 +91,7 @@ class RunCopy:
                     self.upload(other)
                 if any(other not in self.copied for other in needs):
                     return  # they were removed meanwhile: a newer checkpoint is there
-                if self.read_seal(name) == own:
+                if self.read_manifest(name) == own:
                     self.copied[name] = version
                     return
                 # On macOS the other descriptor has just moved this one to the end.
@@ -105,16 +105,17 @@ class RunCopy:
         """Remove the shards of checkpoints that have been replaced in the store."""
         folder = f"{self.root}/checkpoints"
         names = [path.rpartition("/")[2] for path in self.fs.glob(f"{folder}/*.ckpt")]
-        seals = [self.read_seal(f"checkpoints/{name}") for name in names]
-        named = {own.shards for own in seals if own}
+        manifests = [self.read_manifest(f"checkpoints/{name}") for name in names]
+        named = {own.shards for own in manifests if own}
         for path in self.fs.glob(f"{folder}/shards-*"):
             if path.rpartition("/")[2] not in named:
                 self.fs.rm(path, recursive=True)
 
-    def read_seal(self, name: str) -> seal.Seal | None:
-        """The seal of a checkpoint in the store; None if it is not there, or has none."""
+    def read_manifest(self, name: str) -> manifest.Manifest | None:
+        """The manifest of a checkpoint in the store; None if it is not there, or has none."""
         try:
-            return seal.parse(self.fs.cat_file(f"{self.root}/{name}", start=-seal.TAIL_BYTES))
+            tail = self.fs.cat_file(f"{self.root}/{name}", start=-manifest.TAIL_BYTES)
+            return manifest.parse(tail)
         except FileNotFoundError:
             return None
 
@@ -181,7 +182,7 @@ def _has_newer(copy: RunCopy) -> bool:
         found = checkpoint.find_valid(copy.run_dir / "checkpoints")
     except checkpoint.CheckpointError:
         found = None  # all are damaged
-    there = copy.read_seal(LAST)
+    there = copy.read_manifest(LAST)
     if there is None or (found and there.global_step <= found[1].global_step):
         return False
     starts = json.loads(copy.fs.cat_file(f"{copy.root}/run.json"))["starts"]
@@ -206,11 +207,11 @@ def _download(copy: RunCopy, *, only_intact: bool = False) -> bool:
         except FileNotFoundError:
             partial.unlink(missing_ok=True)
     for partial in list(partials.values()):
-        own = seal.read(partial)
+        own = manifest.read(partial)
         for file in own.files() if own else []:
             (partial.parent / file).parent.mkdir(exist_ok=True)
             copy.fs.get_file(f"{copy.root}/checkpoints/{file}", str(partial.parent / file))
-    is_intact = LAST in partials and isinstance(seal.verify(partials[LAST]), seal.Seal)
+    is_intact = LAST in partials and isinstance(manifest.verify(partials[LAST]), manifest.Manifest)
     if only_intact and not is_intact:
         for partial in partials.values():
             partial.unlink()

@@ -21,7 +21,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from samestep.errors import ConfigError, RunError
-from samestep.hydra import folder
+from samestep.hydra import project
 from samestep.hydra.compose import message_of
 from samestep.ranks import environment, failure
 from samestep.run import lock
@@ -82,7 +82,7 @@ class Search:
                 f"of {sorted({*facts} - {*before})}; use the old values, or another RUN_ID"
             )
         self.study.set_user_attr("search", facts)
-        train = [str(script or folder.project_folder() / "train.py")]
+        train = [str(script or project.project_folder() / "train.py")]
         is_local = settings.cfg.cluster.name == "local"
         self.program = train if is_local else ["-m", "samestep.sweep.cluster_job"]
         is_one = is_local and self.gpus[0] is None and settings.cfg.trainer.devices == 1
@@ -162,7 +162,7 @@ class Search:
         """
         settings, run_id = self.settings, f"{self.settings.name}-{trial.number}"
         program = [*self.program, *settings.overrides, *settings.choose(trial.params)]
-        variables = {"RUN_ID": run_id, folder.VARIABLE: str(folder.project_folder())}
+        variables = {"RUN_ID": run_id, project.VARIABLE: str(project.project_folder())}
         if gpus is not None:
             variables["CUDA_VISIBLE_DEVICES"] = gpus
         log = self.logs / f"{run_id}.log"

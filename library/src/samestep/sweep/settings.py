@@ -16,7 +16,7 @@ from yaml import YAMLError
 
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check_all, message_of
-from samestep.hydra.folder import configs_folder
+from samestep.hydra.project import configs_folder
 from samestep.hydra.rules import NAME
 from samestep.hydra.schema import no_such_choice
 from samestep.launch.main import check_run, prepare

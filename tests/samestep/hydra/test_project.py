@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from samestep.errors import ConfigError
-from samestep.hydra.folder import configs_folder, project_folder
+from samestep.hydra.project import configs_folder, project_folder
 
 
 def make(project: Path) -> Path:

@@ -1,8 +1,8 @@
-"""The seal of a checkpoint: the end of its file, which says what it is and proves the rest.
+"""The manifest of a checkpoint: the end of its file, which says what it is and proves the rest.
 
-A checkpoint is a zip file, as torch writes it, and the comment of this zip file is its seal: the
-run, the configuration and the step of the checkpoint as JSON, and then the SHA-256 of every byte
-before. ``unzip -z last.ckpt`` shows it. Reading it takes the last bytes of the file and no torch.
+A checkpoint is a zip file, as torch writes it, and the comment of this zip file is its manifest:
+the run, the configuration and the step of the checkpoint as JSON, and then the SHA-256 of every
+byte before. ``unzip -z last.ckpt`` shows it. Reading it needs the last bytes of the file, no torch.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ from typing import IO, Any, NamedTuple
 from samestep.run.files import open_regular
 from samestep.run.record import Record
 
-SEAL = re.compile(rb'(\{"run_id": .*\}) ([0-9a-f]{64})\Z')
+PATTERN = re.compile(rb'(\{"run_id": .*\}) ([0-9a-f]{64})\Z')
 HASH_CHARS = 64  # a SHA-256 in hexadecimal
-TAIL_BYTES = 4096  # a seal is shorter
+TAIL_BYTES = 4096  # a manifest is shorter
 BLOCK_BYTES = 2**23
 
 
-class Seal(NamedTuple):
+class Manifest(NamedTuple):
     """What a checkpoint says of itself."""
 
     run_id: str | None
@@ -45,7 +45,7 @@ class Seal(NamedTuple):
         return [f"{self.shards}/{rank}.shard" for rank in range(num_ranks)]
 
 
-class SealedFile:
+class HashedFile:
     """An empty file to which ``torch.save`` writes a zip file, front to back, hashed meanwhile.
 
     The disk begins at once to write what is hashed, and then needs no memory for it.
@@ -77,10 +77,10 @@ class SealedFile:
     def flush(self) -> None:
         """Nothing: ``add`` comes after it."""
 
-    def add(self, seal: Seal) -> None:
-        """Put the seal at the end of the zip file."""
-        content = {name: value for name, value in seal._asdict().items() if name != "sha256"}
-        if seal.shards is None:
+    def add(self, manifest: Manifest) -> None:
+        """Put the manifest at the end of the zip file."""
+        content = {name: value for name, value in manifest._asdict().items() if name != "sha256"}
+        if manifest.shards is None:
             del content["shards"]
         text = json.dumps(content).encode() + b" "
         end = struct.pack("<H", len(text) + HASH_CHARS) + text
@@ -89,19 +89,19 @@ class SealedFile:
         self.file.write(end + self._sha256.hexdigest().encode())
 
 
-def parse(tail: bytes) -> Seal | None:
-    """The seal at the end of these bytes; None if there is none."""
-    found = SEAL.search(tail)
+def parse(tail: bytes) -> Manifest | None:
+    """The manifest at the end of these bytes; None if there is none."""
+    found = PATTERN.search(tail)
     try:
-        seal = Seal(**json.loads(found[1]), sha256=found[2].decode()) if found else None
+        manifest = Manifest(**json.loads(found[1]), sha256=found[2].decode()) if found else None
     except (ValueError, TypeError):
         return None
-    is_one = seal and isinstance(seal.global_step, int) and isinstance(seal.saved, str)
-    return seal if is_one else None
+    is_one = manifest and isinstance(manifest.global_step, int) and isinstance(manifest.saved, str)
+    return manifest if is_one else None
 
 
-def read(path: Path) -> Seal | None:
-    """The seal of a file, which is not compared with the rest; None if it has none."""
+def read(path: Path) -> Manifest | None:
+    """The manifest of a file, which is not compared with the rest; None if it has none."""
     try:
         with open_regular(path) as file:
             return _read_end(file)
@@ -111,43 +111,43 @@ def read(path: Path) -> Seal | None:
 
 def verify(
     path: Path, known: Record | None = None, files: slice = slice(None), folder: Path | None = None
-) -> Seal | str:
-    """The seal of an intact checkpoint; otherwise, as a sentence, what is wrong.
+) -> Manifest | str:
+    """The manifest of an intact checkpoint; otherwise, as a sentence, what is wrong.
 
     With ``known``, the record of a run, it must be a checkpoint of this run. Of its shards, which
     are in ``folder`` or beside it, those of ``files`` are read.
     """
-    seal = _verify_bytes(path)
-    if isinstance(seal, str):
-        return seal
-    for name in seal.files()[files]:
+    manifest = _verify_bytes(path)
+    if isinstance(manifest, str):
+        return manifest
+    for name in manifest.files()[files]:
         shard = _verify_bytes((folder or path.parent) / name)
         if isinstance(shard, str):
             return f"of its shard {name}: {shard}"
         if shard.shards != name:
             return f"its shard {name} is of another checkpoint"
-    if known and known.run_id and seal.run_id and seal.run_id != known.run_id:
+    if known and known.run_id and manifest.run_id and manifest.run_id != known.run_id:
         return (
-            f"it belongs to the run {seal.run_id}, and this run is {known.run_id}; to continue "
-            f"that one, give its directory its own name again and set RUN_ID={seal.run_id}"
+            f"it belongs to the run {manifest.run_id}, and this run is {known.run_id}; to continue "
+            f"that one, give its directory its own name again and set RUN_ID={manifest.run_id}"
         )
-    if known and known.configs and seal.config and seal.config not in known.configs:
+    if known and known.configs and manifest.config and manifest.config not in known.configs:
         return "it belongs to a run with another configuration"
-    return seal
+    return manifest
 
 
-def _read_end(file: IO[bytes]) -> Seal | None:
+def _read_end(file: IO[bytes]) -> Manifest | None:
     file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
     return parse(file.read())
 
 
-def _verify_bytes(path: Path) -> Seal | str:
-    """The seal of a file that is as it was written; otherwise what is wrong."""
+def _verify_bytes(path: Path) -> Manifest | str:
+    """The manifest of a file that is as it was written; otherwise what is wrong."""
     try:
         with open_regular(path) as file:
-            seal = _read_end(file)
-            if seal is None:
-                return "it is damaged, or no Samestep checkpoint: it has no seal"
+            manifest = _read_end(file)
+            if manifest is None:
+                return "it is damaged, or no Samestep checkpoint: it has no manifest"
             sha256, left = hashlib.sha256(), file.tell() - HASH_CHARS
             file.seek(0)
             while block := file.read(min(BLOCK_BYTES, left)):
@@ -155,6 +155,6 @@ def _verify_bytes(path: Path) -> Seal | str:
                 left -= len(block)
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
-    if sha256.hexdigest() != seal.sha256:
-        return "it is damaged: its SHA-256 is not that of its seal"
-    return seal
+    if sha256.hexdigest() != manifest.sha256:
+        return "it is damaged: its SHA-256 is not that of its manifest"
+    return manifest

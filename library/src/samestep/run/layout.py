@@ -1,0 +1,17 @@
+"""The files of a run directory, by their paths in it.
+
+runs/<run_id>/
+    config.yaml        the whole configuration, resolved, without secrets
+    run.json           state, starts and ends
+    metrics.json       the final metrics
+    metrics.csv        the metrics over time
+    checkpoints/       best.ckpt to test, last.ckpt to resume from, epoch-0002.ckpt and so on to
+                       keep
+    predictions/       pictures of test results
+    logs/              git.diff, rank-<n>.log
+    report.html        all of this on one page
+"""
+
+BEST, LAST = "checkpoints/best.ckpt", "checkpoints/last.ckpt"
+IDENTITY = ("config.yaml", "run.json")  # without them a checkpoint cannot be resumed from
+RECORDS = (*IDENTITY, "metrics.csv")  # what a copy of the run needs beside its checkpoints
