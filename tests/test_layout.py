@@ -55,7 +55,7 @@ def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
 # -- Imports go one way ----------------------------------------------------------------------------
 
 LEVELS = [
-    ["errors", "keys", "lightning_names", "spec"],
+    ["errors", "keys", "lightning_names", "metrics", "spec"],
     ["ranks"],
     ["command_line"],
     ["data", "run", "node"],
@@ -89,7 +89,19 @@ def test_tests_of_the_library_need_no_template():
     )
 
 
-CORE = {"errors", "keys", "spec", "ranks", "data", "run", "node", "callbacks", "ending", "trainer"}
+CORE = {
+    "errors",
+    "keys",
+    "metrics",
+    "spec",
+    "ranks",
+    "data",
+    "run",
+    "node",
+    "callbacks",
+    "ending",
+    "trainer",
+}
 """What any Lightning project can use: it must not need the framework of a template."""
 
 

@@ -11,7 +11,15 @@ import pytest
 from tests.conftest import ROOT
 
 pytest.importorskip("mkdocs", reason="make test installs it")
-PUBLIC = ("Trainer", "BatchLoader", "Sums", "ConfigError", "RunError", "Checkpoints", "LossGuard")
+PUBLIC = (
+    "Trainer",
+    "BatchLoader",
+    "EpochMean",
+    "ConfigError",
+    "RunError",
+    "Checkpoints",
+    "LossGuard",
+)
 
 
 def build(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -20,8 +20,8 @@ from torch.utils.data import TensorDataset
 
 from library.tests.programs import run_code
 from samestep import BatchLoader, Trainer
-from samestep.callbacks.sums import Sums
 from samestep.callbacks.watchdog import Watchdog
+from samestep.metrics import EpochMean
 from samestep.ranks import stopping
 from samestep.run.checkpoint import load
 from samestep.spec import RunSpec
@@ -79,7 +79,7 @@ class Normalized(Net):
         super().__init__()
         parts = torch.nn.Linear(1, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)
         self.body = torch.nn.Sequential(*parts)
-        self.sums = Sums("train", "loss_of_all")
+        self.sums = EpochMean("train", "loss_of_all")
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)

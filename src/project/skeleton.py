@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from samestep.callbacks.sums import Sums
 from samestep.data.loader import BatchLoader
+from samestep.metrics import EpochMean
 
 
 class SkeletonData(L.LightningDataModule):
@@ -79,9 +79,9 @@ class SkeletonModel(L.LightningModule):
         self.lr = lr
         self.net = nn.Sequential(nn.Linear(10, hidden_size), nn.ReLU(), nn.Linear(hidden_size, 1))
         self.example_input_array = torch.zeros(2, 10)  # what scripts/export.py traces
-        self.train_sums = Sums("train", "loss")
-        self.val_sums = Sums("val", "loss")
-        self.test_sums = Sums("test", "loss")
+        self.train_sums = EpochMean("train", "loss")
+        self.val_sums = EpochMean("val", "loss")
+        self.test_sums = EpochMean("test", "loss")
 
     def forward(self, x: Tensor) -> Tensor:
         """Progress ``[B, 1]`` of measurements ``[B, 10]``."""
@@ -92,7 +92,7 @@ class SkeletonModel(L.LightningModule):
         """The columns that ``scripts/predict.py`` writes."""
         return {"progress": 100 * self(batch[0])}
 
-    def score(self, batch: list[Tensor], sums: Sums) -> Tensor:
+    def score(self, batch: list[Tensor], sums: EpochMean) -> Tensor:
         """Mean squared error of a batch, x ``[B, 10]`` and y ``[B, 1]``, which ``sums`` counts."""
         x, y = batch
         loss = F.mse_loss(self(x), y, reduction="sum")

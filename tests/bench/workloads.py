@@ -15,10 +15,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
 from project.data.sources import Images
-from samestep.callbacks.sums import Sums
 from samestep.data.loader import BatchLoader
 from samestep.hydra import build
 from samestep.hydra.compose import check
+from samestep.metrics import EpochMean
 
 
 class Task(NamedTuple):
@@ -90,7 +90,7 @@ class Linear(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Linear(20, 10)
-        self.sums = Sums("train", "loss")
+        self.sums = EpochMean("train", "loss")
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = F.cross_entropy(self.net(batch[0]), batch[1])

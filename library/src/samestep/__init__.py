@@ -1,9 +1,10 @@
 """Samestep: the same steps on any number of ranks, before and after any interruption.
 
 Read ``trainer`` first: what happens from ``fit`` to the end. Then ``lightning_names``, ``errors``,
-``keys``, ``spec``, ``ranks``, ``command_line``, ``data``, ``run``, ``node``, ``callbacks`` and
-``ending``, which need no Hydra; then ``hydra``, which makes the same run from configuration files,
-``doctor``, ``report``, ``launch``, ``sweep`` and ``cli``. Each folder opens with what it promises.
+``metrics``, ``keys``, ``spec``, ``ranks``, ``command_line``, ``data``, ``run``, ``node``,
+``callbacks`` and ``ending``, which need no Hydra; then ``hydra``, which makes the same run from
+configuration files, ``doctor``, ``report``, ``launch``, ``sweep`` and ``cli``. Each folder opens
+with what it promises.
 """
 
 from importlib import import_module
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from samestep import lightning_names
 
 if TYPE_CHECKING:
-    from samestep.callbacks.sums import Sums
     from samestep.data.loader import BatchLoader
     from samestep.errors import ConfigError, RunError
+    from samestep.metrics import EpochMean
     from samestep.trainer import Trainer
 
-__all__ = ["BatchLoader", "ConfigError", "RunError", "Sums", "Trainer"]
+__all__ = ["BatchLoader", "ConfigError", "EpochMean", "RunError", "Trainer"]
 
 lightning_names.install()
 
@@ -28,7 +29,7 @@ def __getattr__(name: str) -> Any:
         "BatchLoader": "samestep.data.loader",
         "ConfigError": "samestep.errors",
         "RunError": "samestep.errors",
-        "Sums": "samestep.callbacks.sums",
+        "EpochMean": "samestep.metrics",
         "Trainer": "samestep.trainer",
     }
     if name not in places:

@@ -16,8 +16,8 @@ from samestep.callbacks.exact import (
     RankState,
     SeedSteps,
 )
-from samestep.callbacks.sums import Sums
 from samestep.errors import ConfigError
+from samestep.metrics import EpochMean
 
 
 def test_buffers_and_sums_survive_an_interrupted_epoch(tmp_path: Path):
@@ -43,7 +43,7 @@ def test_a_rank_with_more_samples_counts_more_in_the_mean_of_buffers():
 
 @pytest.mark.parametrize(("is_rank_zero", "mean"), [(True, 2.0), (False, 0.0)])
 def test_on_another_number_of_ranks_sums_are_counted_once(monkeypatch, is_rank_zero, mean: float):
-    module, ranks = Sums("train", "loss"), RankState()
+    module, ranks = EpochMean("train", "loss"), RankState()
     monkeypatch.setattr(L.Trainer, "world_size", 3)
     monkeypatch.setattr(L.Trainer, "is_global_zero", is_rank_zero)
     trainer = L.Trainer(accelerator="cpu", logger=False)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from library.tests.kit import Scores
 from library.tests.kit import fit as train
 from samestep.callbacks.progress import Progress
-from samestep.callbacks.sums import Sums
+from samestep.metrics import EpochMean
 
 BATCHES = [[torch.ones(8, 1), torch.zeros(8)]] * 4
 
@@ -42,7 +42,7 @@ class Model(L.LightningModule):
         super().__init__()
         self.net = nn.Linear(1, 1)
         self.clock = clock or Clock()
-        self.train_sums = CountedSums("train", "accuracy")
+        self.train_sums = CountedMean("train", "accuracy")
 
     def training_step(self, batch, batch_idx):
         self.clock.now += 1
@@ -68,7 +68,7 @@ class Model(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-class CountedSums(Sums):
+class CountedMean(EpochMean):
     num_reads = 0
 
     def mean_so_far(self, name):

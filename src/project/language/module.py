@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from project.language.net import Transformer
 from project.language.text import NO_TARGET, Batch
-from samestep.callbacks.sums import Sums
+from samestep.metrics import EpochMean
 
 
 class LanguageModel(L.LightningModule):
@@ -51,9 +51,9 @@ class LanguageModel(L.LightningModule):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.example_input_array = torch.zeros(2, net.context, dtype=torch.int64)  # for an export
-        self.train_sums = Sums("train", "loss")
-        self.val_sums = Sums("val", "loss")
-        self.test_sums = Sums("test", "loss")
+        self.train_sums = EpochMean("train", "loss")
+        self.val_sums = EpochMean("val", "loss")
+        self.test_sums = EpochMean("test", "loss")
         # Wrong arguments are refused here. Lightning would build these only after the data.
         self.build_optimizer(total_steps=100)
 
@@ -128,7 +128,7 @@ class LanguageModel(L.LightningModule):
             ids.append(vocabulary.first + int(drawn))
         return str(vocabulary.decode(ids[-length:]))
 
-    def _score(self, batch: Batch, sums: Sums) -> Tensor:
+    def _score(self, batch: Batch, sums: EpochMean) -> Tensor:
         logits = self(batch.inputs).flatten(0, 1)
         targets = batch.targets.flatten()
         loss = F.cross_entropy(logits, targets, ignore_index=NO_TARGET, reduction="sum")
@@ -137,7 +137,7 @@ class LanguageModel(L.LightningModule):
         sums.update(count, loss=loss)
         return loss / count
 
-    def _log_means(self, sums: Sums) -> None:
+    def _log_means(self, sums: EpochMean) -> None:
         means = sums.means()
         bits = {f"{sums.stage}/{self.bits}": means[f"{sums.stage}/loss"] / math.log(2)}
         # Equal on all ranks already; sync_dist says so to Lightning.

@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from project.data.images import Batch
 from project.model.metrics import add_batch, make_sums
-from samestep.callbacks.sums import Sums
 from samestep.errors import ConfigError
+from samestep.metrics import EpochMean
 
 
 class ImageClassifier(L.LightningModule):
@@ -158,7 +158,7 @@ class ImageClassifier(L.LightningModule):
         return optimizer, self.lr_scheduler(optimizer, total_steps=total_steps)
 
     def _score(
-        self, batch: Batch, sums: Sums, label_smoothing: float = 0.0
+        self, batch: Batch, sums: EpochMean, label_smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor]:
         """Loss and logits ``[B, num_classes]`` of a batch, which ``sums`` counts.
 
@@ -177,6 +177,6 @@ class ImageClassifier(L.LightningModule):
             add_batch(sums, loss, logits, batch.labels)
         return loss, logits
 
-    def _log_means(self, sums: Sums) -> None:
+    def _log_means(self, sums: EpochMean) -> None:
         # Equal on all ranks already; sync_dist says so to Lightning.
         self.log_dict(sums.means(), sync_dist=True, prog_bar=True)

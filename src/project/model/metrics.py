@@ -2,20 +2,20 @@
 
 from torch import Tensor
 
-from samestep.callbacks.sums import Sums
+from samestep.metrics import EpochMean
 
 TOP5_FROM = 11  # classes; with fewer, five guesses say little
 
 
-def make_sums(stage: str, num_classes: int) -> Sums:
+def make_sums(stage: str, num_classes: int) -> EpochMean:
     """Sums of loss and accuracy over an epoch; of top-5 accuracy too, with many classes."""
     names = ["loss", "accuracy"]
     if num_classes >= TOP5_FROM:
         names.append("top5_accuracy")
-    return Sums(stage, *names)
+    return EpochMean(stage, *names)
 
 
-def add_batch(sums: Sums, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+def add_batch(sums: EpochMean, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
     """Add one batch to the sums of an epoch.
 
     Args:

@@ -3,7 +3,7 @@
 Promise: any LightningModule continues exactly after an interruption, without a line of its own.
 
 Read in this order: ``checkpoints`` (stop, save, link, repair), ``resume_order`` (of the data),
-``exact`` with ``sums`` (random numbers, state of each rank), ``same_weights``, ``share_out``
+``exact`` (random numbers, state of each rank), ``same_weights``, ``share_out``
 (slices of unequal length), ``changed_values``, ``loss_guard``, ``watchdog``, ``meter``,
 ``progress``, ``loggers``, ``monitors`` and ``attributes`` with
 ``values`` (what Python code keeps of its own).

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
 from samestep.callbacks.share_out import find_loaders
-from samestep.callbacks.sums import Sums
 from samestep.callbacks.values import (
     LIBRARIES,
     MISSING,
@@ -28,6 +27,7 @@ from samestep.callbacks.values import (
     place_of,
 )
 from samestep.data.sampler import WrappedBatches
+from samestep.metrics import EpochMean
 from samestep.ranks import lightning_patches
 from samestep.ranks.epoch_loop import TRANSFERS
 from samestep.ranks.process_group import gather
@@ -309,7 +309,7 @@ def attributes_of_part(name: str, part: nn.Module, world_size: int) -> Iterator[
     """The attributes of the module or of a part of it."""
     is_module = isinstance(part, L.LightningModule)
     base = L.LightningModule if is_module else nn.Module
-    if isinstance(part, Metric | Sums) or is_of_library(part):
+    if isinstance(part, Metric | EpochMean) or is_of_library(part):
         return
     # Such a part says itself what a checkpoint holds of it, but on rank zero only.
     saves_itself = any(getattr(type(part), s, None) is not getattr(base, s, None) for s in SAVES)

@@ -19,8 +19,8 @@ from torchmetrics import Metric, MetricCollection
 from samestep.callbacks.share_out import (
     weights_of_ranks,
 )
-from samestep.callbacks.sums import Sums
 from samestep.data.seeds import mix_seed, seed_all, seed_others
+from samestep.metrics import EpochMean
 from samestep.ranks import lightning_patches
 from samestep.ranks.epoch_loop import TRANSFERS
 from samestep.ranks.process_group import gather
@@ -112,9 +112,9 @@ class RankState(L.Callback):
     """Keeps what each rank has of its own within an epoch, and gives all ranks the same buffers.
 
     A checkpoint within an epoch holds of each rank: the buffers, such as batch norm's running
-    statistics; the ``Sums``; what ``self.log`` and torchmetrics have summed up (metrics that the
-    module does not log over several epochs too); and with manual
-    optimization the gradients, because only the module knows when it takes a step. On the same
+    statistics; the ``EpochMean`` metrics; what ``self.log`` and torchmetrics have summed up
+    (metrics that the module does not log over several epochs too); and with manual optimization the
+    gradients, because only the module knows when it takes a step. On the same
     number of ranks each gets its own state back. On another number buffers and gradients become
     their mean, and rank zero gets all that is summed.
 
@@ -228,9 +228,9 @@ def mean_of(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
 
 
-def sums_of(module: nn.Module) -> dict[str, Sums]:
-    """Every ``Sums`` within a module, by its name there."""
-    return {name: part for name, part in module.named_modules() if isinstance(part, Sums)}
+def sums_of(module: nn.Module) -> dict[str, EpochMean]:
+    """Every ``EpochMean`` within a module, by its name there."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, EpochMean)}
 
 
 def float_buffers(module: nn.Module) -> dict[str, Tensor]:

@@ -15,8 +15,8 @@ from rich.table import Column
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.exact import sums_of
 from samestep.callbacks.share_out import now, weights_of_ranks
-from samestep.callbacks.sums import Sums
 from samestep.data.loader import count_samples
+from samestep.metrics import EpochMean
 from samestep.ranks import lightning_patches
 
 REDRAW_S = 0.2  # seconds between two updates of the bar
@@ -28,8 +28,9 @@ class Progress(L.Callback):
     Rank zero writes to stdout, the other ranks nothing. On a terminal a bar is drawn, at most five
     times a second, and removed at the end; elsewhere a line is written after the first step and
     then every ``log_every_s`` seconds. These show the loss of the last batch, the means of the
-    epoch so far of the model's ``Sums``, and what a step logs with ``prog_bar=True``, on rank zero;
-    they are read from the device only to be shown. Every epoch also leaves one line with the latest
+    epoch so far of the model's ``EpochMean`` metrics, and what a step logs with ``prog_bar=True``,
+    on rank zero; they are read from the device only to be shown.
+    Every epoch also leaves one line with the latest
     metrics over all ranks: those that are logged with ``prog_bar=True``, or without any the losses
     and the monitored metric.
 
@@ -47,7 +48,7 @@ class Progress(L.Callback):
         self._start = 0.0  # of this epoch, on a clock that stands still while it validates
         self._epoch_line: list[str] = []  # of the epoch before, if it has not been shown
         self._bar: Bar | None = None
-        self._train_sums: list[Sums] = []
+        self._train_sums: list[EpochMean] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the bar on a terminal and start the clocks."""

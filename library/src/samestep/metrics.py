@@ -7,23 +7,25 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 
-class Sums(nn.Module):
-    """Sums over the samples of one epoch, kept on the device and read once at its end.
+class EpochMean(nn.Module):
+    """Means of one epoch over all samples and ranks, kept on the device and read at its end.
 
-    Sums, unlike means, add up over batches and ranks of unequal size, so the epoch's means are
-    exact however the samples were shared out. Nothing is synchronized with the device or between
-    ranks before ``means``. ``RankState`` saves them when an epoch is interrupted.
+    It adds up sums and the number of samples. Sums, unlike means, stay exact over batches and
+    ranks of unequal size. Nothing is synchronized with the device or between ranks before
+    ``means``. A checkpoint within an epoch keeps what was added so far.
+
+    ``self.log(..., on_epoch=True)`` gives the same means, but costs more time in each step.
 
     Args:
         stage: prefix of the metrics: train, val or test.
-        names: what is summed, such as ``"loss"``.
+        names: the metrics, such as ``"loss"``.
 
     Example:
         In a LightningModule::
 
-            self.train_sums = Sums("train", "loss")             # in __init__
-            self.train_sums.update(len(x), loss=loss * len(x))  # in training_step
-            self.log_dict(self.train_sums.means(), sync_dist=True)  # in on_train_epoch_end
+            self.train_metrics = EpochMean("train", "loss")  # in __init__
+            self.train_metrics.update(len(x), loss=loss * len(x))  # in training_step
+            self.log_dict(self.train_metrics.means(), sync_dist=True)  # in on_train_epoch_end
     """
 
     device_of: Tensor
@@ -32,7 +34,8 @@ class Sums(nn.Module):
         super().__init__()
         self.stage = stage
         self.names = names
-        # Of each name, and the number of samples last: on the CPU numbers, otherwise tensors.
+        # One for each name, and the number of samples last. On the CPU these are Python numbers,
+        # because adding small tensors there takes longer.
         self._totals: list[Any] = [0] * (len(names) + 1)
         # Empty; it follows the model to its device, also on a rank that sees no sample.
         self.register_buffer("device_of", torch.empty(0), persistent=False)
@@ -46,19 +49,21 @@ class Sums(nn.Module):
         """
         for place, name in enumerate(self.names):
             value = sums[name]
-            # Adding small tensors on the CPU takes longer than adding numbers.
+            # On a GPU, item() would wait for the device in each step.
             added = value.item() if value.is_cpu else value.detach().to(self._dtype())
-            # Not in place, which a tensor of a validation, in inference mode, allows only there.
+            # Not in place: a tensor made in inference mode cannot be changed outside of it.
             self._totals[place] = self._totals[place] + added
         self._totals[-1] += count
 
     def mean_so_far(self, name: str) -> float:
         """The mean over the samples of this rank so far; waits for the device."""
         count = float(self._totals[-1])
-        return float(self._totals[self.names.index(name)]) / count if count else 0.0
+        if count == 0:
+            return 0.0
+        return float(self._totals[self.names.index(name)]) / count
 
     def means(self) -> dict[str, Tensor]:
-        """The mean of each sum over all ranks, as ``<stage>/<name>``, and begin a new epoch.
+        """The mean of each metric over all ranks, as ``<stage>/<name>``; starts a new epoch.
 
         Every rank must call this, also one that saw no sample.
         """
@@ -67,17 +72,16 @@ class Sums(nn.Module):
         if dist.is_initialized():
             dist.all_reduce(totals)
         means = (totals[:-1] / totals[-1]).float()
-        return {f"{self.stage}/{name}": m for name, m in zip(self.names, means, strict=True)}
+        names = [f"{self.stage}/{name}" for name in self.names]
+        return dict(zip(names, means, strict=True))
 
     def state(self) -> Tensor:
         """The sums of this rank so far, and the number of samples, ``[names + 1]``."""
-        device, dtype = self.device_of.device, self._dtype()
-        return torch.stack(
-            [torch.as_tensor(total, dtype=dtype, device=device) for total in self._totals]
-        )
+        options: Any = {"device": self.device_of.device, "dtype": self._dtype()}
+        return torch.stack([torch.as_tensor(total, **options) for total in self._totals])
 
     def load_state(self, totals: Tensor) -> None:
-        """Go on from what ``state`` gave."""
+        """Continue from what ``state`` returned."""
         self._totals = totals.tolist()
 
     def _dtype(self) -> torch.dtype:
