@@ -15,7 +15,7 @@ from PIL import Image
 
 from samestep.hydra.compose import check
 from samestep.launch import check as rules
-from samestep.launch import main, render, submitted
+from samestep.launch import main, render, submissions
 from samestep.sweep import settings
 from tests.conftest import NO_PICTURES, ROOT, run
 from tests.printed_commands import PAGES, Command, find_commands
@@ -128,7 +128,7 @@ def test_what_is_done_with_a_run_names_it_and_at_most_its_cluster(command: Comma
     name, *overrides = arguments_of(command)
     assert "=" not in name
     if overrides:
-        assert submitted.cluster_of(overrides)
+        assert submissions.cluster_of(overrides)
         check(overrides)
 
 

@@ -144,7 +144,7 @@ class Trainer(L.Trainer):
     ) -> None:
         failure.ErrorHook.install()
         check_options({**options, "strategy": strategy})
-        environment.adopt_srun()
+        environment.use_srun_ranks()
         run_dir = Path(run_dir)
         own = [callbacks] if isinstance(callbacks, L.Callback) else list(callbacks or [])
         check_callbacks(own, run_dir)
@@ -285,7 +285,7 @@ class Trainer(L.Trainer):
         if threading.current_thread() is threading.main_thread() and not stopping.is_installed():
             stopping.install()
         preflight.find_rank_zero(self.spec.accelerator, self.spec.timeout_s)
-        process_group.join(self.spec.accelerator, self.spec.timeout_s)
+        process_group.init(self.spec.accelerator, self.spec.timeout_s)
         # torch has just put a hook around ours: it would swallow the line before the exit code.
         failure.ErrorHook.install()
         try:

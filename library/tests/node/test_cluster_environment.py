@@ -6,7 +6,7 @@ import pytest
 
 from samestep.errors import ConfigError
 from samestep.node.cluster_environment import Node, read_node
-from samestep.node.meeting import launch_config
+from samestep.node.rendezvous import launch_config
 
 PYTORCHJOB = {  # of training operator 1.9, with nprocPerNode: 2
     "MASTER_ADDR": "cifar-master-0", "MASTER_PORT": "23456", "WORLD_SIZE": "4", "RANK": "1",

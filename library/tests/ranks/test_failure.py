@@ -64,10 +64,10 @@ def test_an_error_of_several_ranks_is_printed_by_the_first(rank_one: Path, capsy
     store = HashStore()
     for first_rank, printed in ((0, ""), (1, "error: the loss is nan\n")):
         store.set("error", json.dumps([first_rank, 1, "error: the loss is nan"]))
-        failure.report(process_group.leave_error(store, kind("the loss is nan")))
+        failure.report(process_group.publish_error(store, kind("the loss is nan")))
         assert capsys.readouterr().err == printed
     assert "the loss is nan" in rank_one.read_text()
-    failure.report(process_group.leave_error(store, kind("only here")))
+    failure.report(process_group.publish_error(store, kind("only here")))
     assert capsys.readouterr().err == "error: only here\n"
 
 

@@ -63,14 +63,14 @@ def test_a_rank_that_loses_its_connections_learns_the_error_of_the_first(
     monkeypatch, capsys, error: Exception, message: str
 ):
     store = dist.HashStore()
-    assert distributed.leave_error(store, error) is error
+    assert distributed.publish_error(store, error) is error
     monkeypatch.setattr(environment, "rank", lambda: 1)
-    lost = distributed.leave_error(store, RuntimeError("Connection closed by peer"))
+    lost = distributed.publish_error(store, RuntimeError("Connection closed by peer"))
     assert failure.report(lost) == failure.exit_code(error)
     assert failure.message(lost) == message
     assert capsys.readouterr() == ("", "")
     own = RunError("second")
-    assert distributed.leave_error(store, own) is own
+    assert distributed.publish_error(store, own) is own
 
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:6"
@@ -81,7 +81,7 @@ def test_a_rank_that_was_killed_leaves_one_line_of_one_rank(monkeypatch, capsys)
     codes = []
     for rank in (1, 2):
         monkeypatch.setattr(environment, "rank", lambda rank=rank: rank)
-        codes.append(failure.report(distributed.leave_error(store, RuntimeError(GLOO))))
+        codes.append(failure.report(distributed.publish_error(store, RuntimeError(GLOO))))
     assert codes == [1, 1]
     assert capsys.readouterr().err == (
         "error: rank 1 has lost its connection to another rank, which has ended without leaving "
@@ -93,12 +93,12 @@ def test_a_rank_whose_store_has_ended_says_so_in_one_line():
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
     del server
-    lost = distributed.leave_error(store, RuntimeError("Connection closed by peer"))
+    lost = distributed.publish_error(store, RuntimeError("Connection closed by peer"))
     assert failure.message(lost) == (
         "error: rank 0 has lost the node of rank 0, which has ended: see its log"
     )
     own = ValueError("own")
-    assert distributed.leave_error(store, own) is own
+    assert distributed.publish_error(store, own) is own
 
 
 def test_an_ordinary_dataloader_is_shared_out_over_all_ranks_of_unequal_nodes(monkeypatch):

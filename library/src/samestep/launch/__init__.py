@@ -9,7 +9,7 @@ To send a run, read in this order:
 2. ``check``: finds the values that break a run on a cluster.
 3. ``kubernetes`` with ``kubectl``, ``explain``, ``volume``, ``follow`` and ``kubeflow``; ``slurm``;
    ``poll``, the loop in which both wait.
-4. ``submitted``: finds a run by its name.
+4. ``submissions``: finds a run by its name.
 
 To be a node: ``entrypoint``, above ``samestep.node``.
 """

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from samestep.hydra.rules import load_project_rules
 from samestep.hydra.schema import show, walk
-from samestep.launch.render import Document
+from samestep.launch.render import Manifest
 from samestep.ranks.secrets import is_secret_name, looks_secret
 from samestep.spec import fault_of_shares
 
@@ -32,12 +32,12 @@ ASSIGNMENT = re.compile(r"(?:--[\w-]+=)?[-+~]*([\w.-]+)=(.*)", re.DOTALL)  # NAM
 NAMES_ONLY = ("cluster.secret", "cluster.pull_secret")  # they, and cluster.secrets, hold names
 
 
-def faults(cfg: DictConfig, documents: Sequence[Document]) -> Iterator[str]:
+def faults(cfg: DictConfig, manifests: Sequence[Manifest]) -> Iterator[str]:
     """Yield the errors in ``cfg`` for its cluster, and the secrets in plain text.
 
     Args:
         cfg: composed for a cluster; its ``run_id`` is set.
-        documents: what ``render`` made of it.
+        manifests: what ``render`` made of it.
     """
     cluster = cfg.cluster
     yield from check_name(cfg)
@@ -60,7 +60,7 @@ def faults(cfg: DictConfig, documents: Sequence[Document]) -> Iterator[str]:
         yield from check_slurm(cfg)
     yield from check_fixed_values(cfg)
     secrets = [*find_secrets(cfg)]
-    yield from secrets or (line for document in documents for line in find_secrets(document))
+    yield from secrets or (line for manifest in manifests for line in find_secrets(manifest))
 
 
 def notes(cfg: DictConfig) -> Iterator[str]:
@@ -224,7 +224,7 @@ def parse_time(time: str) -> int | None:
     return 86400 * days + 3600 * first + 60 * second + third
 
 
-def find_secrets(tree: DictConfig | Document) -> Iterator[str]:
+def find_secrets(tree: DictConfig | Manifest) -> Iterator[str]:
     """Yield the places where a secret stands in plain text, before interpolation.
 
     In a configuration a value is also a secret if its key says so, such as ``api_key``.
@@ -238,7 +238,7 @@ def find_secrets(tree: DictConfig | Document) -> Iterator[str]:
         if is_secret(name, node) or holds_secret(node):
             # The value of a variable is not reported again below the variable.
             reported = (f"{path}.", f"{path}[")
-            title = "" if is_config else f"{tree.get('kind', 'document')}: "
+            title = "" if is_config else f"{tree.get('kind', 'manifest')}: "
             yield f"{title}{path}: {SECRET_RULE}"
 
 

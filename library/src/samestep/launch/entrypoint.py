@@ -18,7 +18,7 @@ from samestep.errors import ConfigError, RunError
 from samestep.hydra.adapter import name_run, topology_of
 from samestep.hydra.compose import check
 from samestep.hydra.project import project_folder
-from samestep.node import agent, meeting, pid1
+from samestep.node import agent, pid1, rendezvous
 from samestep.node.cluster_environment import read_node
 from samestep.node.outcome import Outcome
 from samestep.ranks import environment, failure, process
@@ -70,13 +70,13 @@ def train_as_node(argv: Sequence[str]) -> Outcome:
         run_id=name_run(cfg),
         timeout_s=node.timeout_s or math.ceil(cfg.cluster.timeout_s),
     )
-    node = meeting.find_meeting_place(node)
+    node = rendezvous.resolve_endpoint(node)
     print(f"entrypoint: {node}, run {node.run_id}", flush=True)
-    meeting.prepare_variables(node)
+    rendezvous.prepare_variables(node)
     environment.set_variable("RUN_ID", node.run_id)
     environment.set_variable(environment.ON_CLUSTER, "1")
     program = [str(project_folder() / "train.py"), *node.program]
-    return agent.launch(meeting.launch_config(node), program)
+    return agent.launch(rendezvous.launch_config(node), program)
 
 
 if __name__ == "__main__":

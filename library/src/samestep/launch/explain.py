@@ -6,7 +6,7 @@ Every other error is kubectl's own last line.
 import re
 from collections.abc import Mapping, Sequence
 
-from samestep.launch.render import Document
+from samestep.launch.render import Manifest
 from samestep.ranks.failure import EXIT_SIGTERM
 
 MAKE_CLAIM = (
@@ -77,7 +77,7 @@ def explain(text: str, causes: Mapping[str, str] = CAUSES) -> str:
     return lines[-1].removeprefix("error: ").lstrip("* ") if lines else "kubectl failed"
 
 
-def explain_pod(pod: Document, warnings: Sequence[str] = ()) -> str:
+def explain_pod(pod: Manifest, warnings: Sequence[str] = ()) -> str:
     """Explain why a pod does not run, or how it failed; nothing if all is well.
 
     ``warnings`` are messages of its events, the oldest first: the state of a pod does not say why a
@@ -103,13 +103,13 @@ def explain_pod(pod: Document, warnings: Sequence[str] = ()) -> str:
     return explain(found) if found else "is being placed, or pulls its image"
 
 
-def explain_exit(container: Document) -> str:
+def explain_exit(container: Manifest) -> str:
     """Explain how a container failed the last time; nothing if it did not fail.
 
     A container that has succeeded since, after a restart, has not failed.
     """
     states = [container.get(key, {}).get("terminated") for key in ("state", "lastState")]
-    ended: Document = next(filter(None, states), {})
+    ended: Manifest = next(filter(None, states), {})
     exit_code = ended.get("exitCode")
     if not exit_code:
         return ""

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from samestep.launch import kubectl
 from samestep.launch.explain import explain, explain_pod
 from samestep.launch.poll import poll
-from samestep.launch.render import Document
+from samestep.launch.render import Manifest
 from samestep.ranks.process import EXIT_LOST_READER, has_lost_reader
 
 EVENTS_EVERY = 10  # polls; events say why pods are missing or do not start
@@ -38,13 +38,13 @@ class Stream:
     ended: float = 0  # when it was first seen to have ended
 
 
-def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
+def logs(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Print the logs of all pods, also of pods that start later, until the run ends."""
-    address = kubectl.build_address(kubectl.find_run(documents))
+    address = kubectl.build_resource_name(kubectl.find_owner(manifests))
     stdout = os.fstat(sys.stdout.fileno())
     streams: dict[str, Stream] = {}
     printed: set[str] = set()
-    warnings: list[Document] = []
+    warnings: list[Manifest] = []
     try:
         # In this order: no pod can start between the end of the run and the list of its pods.
         answers = poll(lambda: (kubectl.get(cfg, address), kubectl.get_pods(cfg)))
@@ -74,7 +74,7 @@ def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
 
 
 def follow_containers(
-    cfg: DictConfig, pods: Sequence[Document], streams: dict[str, Stream]
+    cfg: DictConfig, pods: Sequence[Manifest], streams: dict[str, Stream]
 ) -> None:
     """Start a stream for each container without one, and for each whose stream was cut.
 
@@ -113,14 +113,14 @@ def follow_containers(
         streams[key] = Stream(process, has_ended)
 
 
-def status(cfg: DictConfig, documents: Sequence[Document]) -> int:
+def status(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Print the state of the run, its pods, why they do not run, and their last lines."""
-    document = kubectl.find_run(documents)
-    run = kubectl.get(cfg, kubectl.build_address(document))
+    manifest = kubectl.find_owner(manifests)
+    run = kubectl.get(cfg, kubectl.build_resource_name(manifest))
     pods = kubectl.get_pods(cfg)
     if run is None and not pods:
         raise kubectl.build_missing_error(cfg)
-    print(f"{document['kind']} {cfg.run_id}: {describe_run(run, pods)}")
+    print(f"{manifest['kind']} {cfg.run_id}: {describe_run(run, pods)}")
     warnings = kubectl.get_warnings(cfg, run) if run else []
     for line in explain_run(cfg, run, pods, warnings):
         print(line)
@@ -134,7 +134,7 @@ def status(cfg: DictConfig, documents: Sequence[Document]) -> int:
     return 0
 
 
-def describe_run(run: Document | None, pods: Sequence[Document]) -> str:
+def describe_run(run: Manifest | None, pods: Sequence[Manifest]) -> str:
     """Describe the state of a run by its last condition, or by the pods that it has."""
     if run is None:
         return "was removed before it ended"
@@ -153,7 +153,7 @@ def describe_run(run: Document | None, pods: Sequence[Document]) -> str:
 
 
 def explain_run(
-    cfg: DictConfig, run: Document | None, pods: Sequence[Document], warnings: Sequence[Document]
+    cfg: DictConfig, run: Manifest | None, pods: Sequence[Manifest], warnings: Sequence[Manifest]
 ) -> list[str]:
     """Explain why there are no pods, or fewer than there should be, and what each waits for."""
     lines = []

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from samestep.errors import RunError
 from samestep.launch import render
 from samestep.launch.explain import explain, explain_error
-from samestep.launch.render import Document
+from samestep.launch.render import Manifest
 
 HANGS_S = 60  # seconds after its own limit in which kubectl must end; it also asks several times
 RUNS = ("Job", "JobSet", "PyTorchJob", "TrainJob", "ElasticJob")
@@ -28,14 +28,14 @@ def build_command(cfg: DictConfig, *arguments: str) -> list[str]:
 
 
 def call(
-    cfg: DictConfig, *arguments: str, documents: Sequence[Document] = (), timeout_s: float = 30
+    cfg: DictConfig, *arguments: str, manifests: Sequence[Manifest] = (), timeout_s: float = 30
 ) -> str:
-    """Run kubectl, with the documents as its input, and return what it prints.
+    """Run kubectl, with the manifests as its input, and return what it prints.
 
     A RunError is one sentence with the cause and the remedy.
     """
     command = build_command(cfg, *arguments, f"--request-timeout={timeout_s:g}s")
-    text = render.text(documents) if documents else ""
+    text = render.text(manifests) if manifests else ""
     try:
         result = subprocess.run(
             command, input=text, capture_output=True, text=True, check=False,
@@ -59,9 +59,9 @@ def call(
     return result.stdout
 
 
-def apply(cfg: DictConfig, documents: Sequence[Document], *options: str) -> str:
-    """Create or change the objects of the documents, and return what kubectl prints."""
-    return call(cfg, "apply", "--validate=strict", "--filename=-", *options, documents=documents)
+def apply(cfg: DictConfig, manifests: Sequence[Manifest], *options: str) -> str:
+    """Create or change the objects of the manifests, and return what kubectl prints."""
+    return call(cfg, "apply", "--validate=strict", "--filename=-", *options, manifests=manifests)
 
 
 def get(cfg: DictConfig, *arguments: str) -> Any:
@@ -75,30 +75,30 @@ def select_pods(cfg: DictConfig) -> str:
     return f"--selector=app.kubernetes.io/instance={cfg.run_id}"
 
 
-def get_pods(cfg: DictConfig) -> list[Document]:
+def get_pods(cfg: DictConfig) -> list[Manifest]:
     """Get the pods of the run, sorted by name."""
     found = get(cfg, "pods", select_pods(cfg))
     return sorted((found or {}).get("items", []), key=lambda pod: pod["metadata"]["name"])
 
 
-def is_training_pod(cfg: DictConfig, pod: Document) -> bool:
+def is_training_pod(cfg: DictConfig, pod: Manifest) -> bool:
     """Whether the pod is a node of the run, and not one that the nodes need, such as etcd."""
     return cfg.cluster.container in [container["name"] for container in pod["spec"]["containers"]]
 
 
-def find_run(documents: Sequence[Document]) -> Document:
-    """Find the document of the object that ends when the run ends."""
-    return next(document for document in documents if document["kind"] in RUNS)
+def find_owner(manifests: Sequence[Manifest]) -> Manifest:
+    """Find the manifest of the object that ends when the run ends."""
+    return next(manifest for manifest in manifests if manifest["kind"] in RUNS)
 
 
-def build_address(document: Document) -> str:
-    """Build the name by which kubectl knows the document's object: ``job.v1.batch/mine``."""
-    group, _, version = document["apiVersion"].rpartition("/")
-    kind = ".".join([document["kind"].lower(), *([version, group] if group else [])])
-    return f"{kind}/{document['metadata']['name']}"
+def build_resource_name(manifest: Manifest) -> str:
+    """Build the name by which kubectl knows the manifest's object: ``job.v1.batch/mine``."""
+    group, _, version = manifest["apiVersion"].rpartition("/")
+    kind = ".".join([manifest["kind"].lower(), *([version, group] if group else [])])
+    return f"{kind}/{manifest['metadata']['name']}"
 
 
-def find_outcome(run: Document | None) -> bool | None:
+def find_outcome(run: Manifest | None) -> bool | None:
     """Whether the run succeeded; None if it has not ended, or does not exist."""
     for condition in (run or {}).get("status", {}).get("conditions", ()):
         if condition["type"] in OUTCOMES and condition["status"] == "True":
@@ -106,7 +106,7 @@ def find_outcome(run: Document | None) -> bool | None:
     return None
 
 
-def get_warnings(cfg: DictConfig, run: Document) -> list[Document]:
+def get_warnings(cfg: DictConfig, run: Manifest) -> list[Manifest]:
     """Get the warnings since the run was submitted, the oldest first; none if we may not."""
     try:
         found = get(cfg, "events", "--field-selector=type=Warning") or {}
@@ -117,7 +117,7 @@ def get_warnings(cfg: DictConfig, run: Document) -> list[Document]:
     return sorted(warnings, key=get_event_time)
 
 
-def get_event_time(event: Document) -> str:
+def get_event_time(event: Manifest) -> str:
     """Get the time of an event in whole seconds, as timestamps of objects are written."""
     series = event.get("series") or {}
     times = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"))

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from samestep.errors import RunError
 from samestep.launch import kubectl
 from samestep.launch.explain import explain_error
-from samestep.launch.render import Document
+from samestep.launch.render import Manifest
 
 SUBMITTED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 """Where kubectl notes what was submitted; the next submit compares itself with it."""
@@ -23,8 +23,8 @@ def is_installed() -> bool:
     return find_spec("kubeflow") is not None
 
 
-def create(cfg: DictConfig, documents: Sequence[Document]) -> str:
-    """Create the TrainJob, the last document, by ``TrainerClient().train``; the others by kubectl.
+def create(cfg: DictConfig, manifests: Sequence[Manifest]) -> str:
+    """Create the TrainJob, the last manifest, by ``TrainerClient().train``; the others by kubectl.
 
     Returns what was done, one line for each object.
     """
@@ -34,7 +34,7 @@ def create(cfg: DictConfig, documents: Sequence[Document]) -> str:
     from kubernetes.client import ApiException
     from kubernetes.config import ConfigException
 
-    *needed, job = documents
+    *needed, job = manifests
     metadata, trainer = job["metadata"], job["spec"]["trainer"]
     lines = kubectl.apply(cfg, needed)
     result = "created by Kubeflow's SDK"

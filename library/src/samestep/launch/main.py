@@ -33,8 +33,8 @@ from samestep.hydra.compose import check as compose
 from samestep.hydra.compose import reject
 from samestep.hydra.project import configs_folder
 from samestep.hydra.schema import choices_of
-from samestep.launch import check, kubernetes, render, slurm, submitted, volume
-from samestep.launch.render import Document
+from samestep.launch import check, kubernetes, render, slurm, submissions, volume
+from samestep.launch.render import Manifest
 from samestep.ranks import environment
 
 FLAGS = ("check", "render", "data")
@@ -51,19 +51,19 @@ def main(argv: Sequence[str]) -> int:
         one_of.add_argument(f"--{flag}", dest="action", action="store_const", const=flag)
     given = parser.parse(argv)
     overrides, action = given.overrides, given.action or "submit"
-    cfg, documents = prepare(overrides, is_data=action == "data")
+    cfg, manifests = prepare(overrides, is_data=action == "data")
     if action == "render":
         # What is printed is kept in files and in the history of terminals.
         reject(check.find_secrets(cfg))
-        if documents:
-            print(render.text(documents), end="")
+        if manifests:
+            print(render.text(manifests), end="")
         else:
             print(shlex.join(render.command(cfg, overrides, "submit")))
         return 0
-    check_run(cfg, documents, action)
-    exit_code = call_cluster(action, cfg, overrides, documents)
+    check_run(cfg, manifests, action)
+    exit_code = call_cluster(action, cfg, overrides, manifests)
     if action == "submit" and exit_code == 0:
-        words = [] if submitted.remember(cfg.run_id, overrides) else overrides
+        words = [] if submissions.save(cfg.run_id, overrides) else overrides
         print("\nNext:")
         for command in COMMANDS:
             print("  " + shlex.join(["samestep", command, cfg.run_id, *words]), flush=True)
@@ -76,9 +76,9 @@ def call_command(command: str, argv: Sequence[str]) -> int:
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("overrides", nargs="*", default=[])
     given = parser.parse(argv)
-    overrides = submitted.recall(given.name, given.overrides)
-    cfg, documents = prepare(overrides, given.name)
-    return call_cluster(command, cfg, overrides, documents)
+    overrides = submissions.load(given.name, given.overrides)
+    cfg, manifests = prepare(overrides, given.name)
+    return call_cluster(command, cfg, overrides, manifests)
 
 
 logs, status, cancel = (partial(call_command, command) for command in COMMANDS)
@@ -86,8 +86,8 @@ logs, status, cancel = (partial(call_command, command) for command in COMMANDS)
 
 def prepare(
     overrides: Sequence[str], name: str = "", *, is_data: bool = False
-) -> tuple[DictConfig, list[Document]]:
-    """Compose a run, and render its documents; of a sweep of Slurm compose each trial too.
+) -> tuple[DictConfig, list[Manifest]]:
+    """Compose a run, and render its manifests; of a sweep of Slurm compose each trial too.
 
     An empty ``name`` is the one that the run was given, or a new one. With ``is_data`` it is the
     Job that downloads the data of the run.
@@ -116,9 +116,9 @@ def compose_for_pods(overrides: Sequence[str]) -> DictConfig:
     return cfg
 
 
-def check_run(cfg: DictConfig, documents: Sequence[Document], action: str) -> None:
+def check_run(cfg: DictConfig, manifests: Sequence[Manifest], action: str) -> None:
     """Reject a run with errors; print what its user should know before it starts."""
-    reject(check.faults(cfg, documents))
+    reject(check.faults(cfg, manifests))
     if action != "data":
         for note in check.notes(cfg):
             print(f"{cfg.run_id}: {note}")
@@ -127,12 +127,12 @@ def check_run(cfg: DictConfig, documents: Sequence[Document], action: str) -> No
 
 
 def call_cluster(
-    action: str, cfg: DictConfig, overrides: Sequence[str], documents: Sequence[Document]
+    action: str, cfg: DictConfig, overrides: Sequence[str], manifests: Sequence[Manifest]
 ) -> int:
     """Do ``action`` by the cluster's command, Slurm's or kubectl; return the exit code."""
     if "commands" not in cfg.cluster:
         actions = slurm.ACTIONS if cfg.cluster.name == "slurm" else kubernetes.ACTIONS
-        return actions[action](cfg, documents)
+        return actions[action](cfg, manifests)
     if action == "check":
         print(f"{cfg.run_id}: no errors found; cluster={cfg.cluster.name} was not checked")
         return 0
@@ -143,7 +143,7 @@ def call_cluster(
             "samestep launch --render prints what to type elsewhere"
         )
     try:
-        text = render.text(documents)
+        text = render.text(manifests)
         return subprocess.run(command, input=text, text=True, check=False).returncode
     except FileNotFoundError:
         raise RunError(

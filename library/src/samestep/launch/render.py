@@ -51,12 +51,12 @@ class Dumper(yaml.SafeDumper):
 
 Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", READ_OTHERWISE, list("yYnN+-.0123456789"))
 
-Document = dict[str, Any]
-"""A document of YAML, such as the manifest of a Job; also an object that kubectl prints."""
+Manifest = dict[str, Any]
+"""A manifest of YAML, such as the manifest of a Job; also an object that kubectl prints."""
 
 
-def render(cfg: DictConfig, overrides: Sequence[str]) -> list[Document]:
-    """Fill the documents of ``k8s/<cluster.manifest>.yaml``, which is one file or several.
+def render(cfg: DictConfig, overrides: Sequence[str]) -> list[Manifest]:
+    """Fill the manifests of ``k8s/<cluster.manifest>.yaml``, which is one file or several.
 
     The overrides reach train.py as they were typed.
     """
@@ -65,9 +65,9 @@ def render(cfg: DictConfig, overrides: Sequence[str]) -> list[Document]:
     if cfg.cluster.get("volume_size") is not None:
         names = ["claim", *names]
     files = [project_folder() / f"k8s/{name}.yaml" for name in names]
-    documents = [document for file in files for document in yaml.safe_load_all(file.read_text())]
+    manifests = [manifest for file in files for manifest in yaml.safe_load_all(file.read_text())]
     escaped = [override.replace("$", "$$") for override in overrides]
-    return [prune(document) for document in fill(documents, find_values(cfg, escaped))]
+    return [prune(manifest) for manifest in fill(manifests, find_values(cfg, escaped))]
 
 
 def command(cfg: DictConfig, overrides: Sequence[str], action: str) -> list[str]:
@@ -110,7 +110,7 @@ def fill(node: Any, values: DictConfig) -> Any:
         values.node = node
         found = values.node
         return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
-    filled: Document = {}
+    filled: Manifest = {}
     for key, item in node.items():
         copies = _fill_copies(item, values)
         if _is_repeated(item):
@@ -136,33 +136,33 @@ def prune(node: Any) -> Any:
     return [item for item in items if item is not None] or None
 
 
-def text(documents: Sequence[Document]) -> str:
-    """Write the documents as one YAML file, a batch script, or lines for a shell."""
-    if documents and "sbatch" in documents[0]:
-        return batch_script(documents[0])
-    if not all("command" in document for document in documents):
-        return yaml.dump_all(documents, Dumper=Dumper, sort_keys=False, width=1000)
+def text(manifests: Sequence[Manifest]) -> str:
+    """Write the manifests as one YAML file, a batch script, or lines for a shell."""
+    if manifests and "sbatch" in manifests[0]:
+        return batch_script(manifests[0])
+    if not all("command" in manifest for manifest in manifests):
+        return yaml.dump_all(manifests, Dumper=Dumper, sort_keys=False, width=1000)
     lines = []
-    for document in documents:
-        words = [str(word).replace("$$", "$") for word in document["command"]]
-        lines += [f"# {document['comment']}\n", f"{shlex.join(words)}\n"]
+    for manifest in manifests:
+        words = [str(word).replace("$$", "$") for word in manifest["command"]]
+        lines += [f"# {manifest['comment']}\n", f"{shlex.join(words)}\n"]
     return "".join(lines)
 
 
-def batch_script(document: Document) -> str:
+def batch_script(manifest: Manifest) -> str:
     """Write a script for Slurm: its options, the variables of ``k8s/slurm.sh``, and that file."""
-    trials = document.get("trials") or []
-    options = dict(document["sbatch"])
+    trials = manifest.get("trials") or []
+    options = dict(manifest["sbatch"])
     options["export"] = ",".join(options["export"])
     if trials:
         options["array"] = f"0-{len(trials) - 1}"
         options["output"] = options["output"].replace("%x", "%x-%a")
     words = [f"--{key}" if value is True else f"--{key}={value}" for key, value in options.items()]
-    command = [str(word).replace("$$", "$") for word in document["command"]]
+    command = [str(word).replace("$$", "$") for word in manifest["command"]]
     lines = [
         "#!/bin/bash",
-        *(f"#SBATCH {shlex.quote(str(word))}" for word in [*words, *document.get("options", ())]),
-        f"restarts={document['restarts']}",
+        *(f"#SBATCH {shlex.quote(str(word))}" for word in [*words, *manifest.get("options", ())]),
+        f"restarts={manifest['restarts']}",
         f"trials=({shlex.join(trials)})",
         f"command=({shlex.join(command)})",
     ]

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from samestep.errors import RunError
 from samestep.launch import render
 from samestep.launch.poll import EXTRA_S, poll
-from samestep.launch.render import Document
+from samestep.launch.render import Manifest
 from samestep.ranks.process import EXIT_LOST_READER, has_lost_reader
 
 ENDED = {
@@ -27,7 +27,7 @@ Job = dict[str, str]
 """What ``scontrol show job`` says about one job, or about one trial of a sweep."""
 
 
-def check(cfg: DictConfig, documents: Sequence[Document]) -> int:
+def check(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Ask Slurm, if it answers here, whether it would accept the job."""
     print(f"{cfg.run_id}: no errors in the configuration")
     try:
@@ -35,23 +35,23 @@ def check(cfg: DictConfig, documents: Sequence[Document]) -> int:
     except RunError as error:
         print(f"{cfg.run_id}: Slurm was not checked; {error}")
         return 0
-    answer = call("sbatch", "--test-only", script=render.text(documents))
+    answer = call("sbatch", "--test-only", script=render.text(manifests))
     print(f"{cfg.run_id}: Slurm would accept it: {answer.removeprefix('sbatch: ')}")
     return 0
 
 
-def submit(cfg: DictConfig, documents: Sequence[Document]) -> int:
+def submit(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Queue the run, also one that has ended before; change nothing while it is in the queue."""
     if active := find_active(cfg):
         print(f"{cfg.run_id}: job {active[0]['JobId']} is in the queue already, nothing to do")
     else:
         # Slurm does not make the folder of the output, and the job would fail without a word.
         Path(cfg.run_root).mkdir(parents=True, exist_ok=True)
-        print(call("sbatch", script=render.text(documents)))
+        print(call("sbatch", script=render.text(manifests)))
     return 0
 
 
-def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
+def logs(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Print what all nodes have printed, until the run ends."""
     stdout = os.fstat(sys.stdout.fileno())
     printed: dict[str, int] = {}  # bytes of each file
@@ -72,7 +72,7 @@ def logs(cfg: DictConfig, documents: Sequence[Document]) -> int:
     raise build_missing_error(cfg)
 
 
-def status(cfg: DictConfig, documents: Sequence[Document]) -> int:
+def status(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Print the state of the job, or of each trial, with the reason and the last line of output."""
     jobs = find_jobs(cfg)
     if not jobs:
@@ -86,7 +86,7 @@ def status(cfg: DictConfig, documents: Sequence[Document]) -> int:
     return 0
 
 
-def cancel(cfg: DictConfig, documents: Sequence[Document]) -> int:
+def cancel(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Let the run save, end its job, and wait until it has ended."""
     active = find_active(cfg)
     if not active:

@@ -8,14 +8,14 @@ from omegaconf import DictConfig
 
 from samestep.errors import ConfigError
 from samestep.launch import kubectl, render
-from samestep.launch.render import Document
+from samestep.launch.render import Manifest
 from samestep.ranks import environment
 
 CLAIM = "PersistentVolumeClaim"
 PROGRAM = ["python", "scripts/prepare_data.py"]
 
 
-def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Document]:
+def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Manifest]:
     """Fill ``k8s/data.yaml``: the pod of a run, which executes ``PROGRAM`` on no GPU."""
     if cfg.cluster.name != "k8s":
         raise ConfigError(
@@ -29,10 +29,10 @@ def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Document]:
     cfg.cluster.manifest = "data"
     cfg.cluster.subdomain = None
     cfg.cluster.rendezvous = cfg.cluster.torchrun = []
-    documents = render.render(cfg, overrides)
-    (container,) = documents[-1]["spec"]["template"]["spec"]["containers"]
+    manifests = render.render(cfg, overrides)
+    (container,) = manifests[-1]["spec"]["template"]["spec"]["containers"]
     container["command"] = PROGRAM
-    return documents
+    return manifests
 
 
 def command_to_fill(data: str, root: Path) -> str:
@@ -46,10 +46,10 @@ def command_to_fill(data: str, root: Path) -> str:
     return f"python scripts/prepare_data.py data={data} {shlex.quote(f'data.root={root}')}"
 
 
-def leave_existing_claim(cfg: DictConfig, documents: Sequence[Document]) -> list[Document]:
+def leave_existing_claim(cfg: DictConfig, manifests: Sequence[Manifest]) -> list[Manifest]:
     """Leave out the claim if the cluster has it: its values cannot be changed any more."""
-    claim, *rest = documents  # the first one, if there is any
-    if claim["kind"] != CLAIM or kubectl.get(cfg, kubectl.build_address(claim)) is None:
-        return list(documents)
+    claim, *rest = manifests  # the first one, if there is any
+    if claim["kind"] != CLAIM or kubectl.get(cfg, kubectl.build_resource_name(claim)) is None:
+        return list(manifests)
     print(f"{cfg.run_id}: the claim {cfg.cluster.volume} exists, and stays as it is")
     return rest

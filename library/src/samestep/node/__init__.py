@@ -3,7 +3,7 @@
 Promise: the exit code of a node is that of the rank that failed first, and no rank outlives its
 agent.
 
-Read in this order: ``cluster_environment`` (which node this is), ``meeting`` (where it meets the
+Read in this order: ``cluster_environment`` (which node this is), ``rendezvous`` (where it meets the
 others), ``agent`` (starts the ranks and watches them), ``outcome`` (how they ended),
 ``etcd_rendezvous`` (meeting where nodes come and go), ``pid1`` (the first process of a container),
 ``run_script`` (the command ``samestep run``).

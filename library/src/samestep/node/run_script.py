@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from samestep.errors import ConfigError
-from samestep.node import agent, meeting
+from samestep.node import agent, rendezvous
 from samestep.node.cluster_environment import read_node
 from samestep.ranks import environment
 
@@ -35,6 +35,6 @@ def main(argv: Sequence[str]) -> int:
         run_id=node.run_id or "none",
         timeout_s=node.timeout_s or 900,
     )
-    node = meeting.find_meeting_place(node)
-    meeting.prepare_variables(node)
-    return agent.report(agent.launch(meeting.launch_config(node), node.program))
+    node = rendezvous.resolve_endpoint(node)
+    rendezvous.prepare_variables(node)
+    return agent.report(agent.launch(rendezvous.launch_config(node), node.program))

@@ -36,7 +36,7 @@ node_rank = partial(_from_torchrun, "GROUP_RANK", 0)  # of this node (torchrun a
 num_nodes = partial(_from_torchrun, "GROUP_WORLD_SIZE", 1)
 
 
-def adopt_srun() -> None:
+def use_srun_ranks() -> None:
     """Take the ranks that srun has started, one task each, for ranks of torchrun.
 
     Only where several tasks were started and nothing else has numbered them.
@@ -133,9 +133,3 @@ def unset_variables(names: Iterable[str]) -> None:
     """Remove variables, so that processes started here do not inherit them."""
     for name in names:
         os.environ.pop(name, None)
-
-
-def replace(variables: Mapping[str, str]) -> None:
-    """Have these variables, and no others."""
-    os.environ.clear()
-    os.environ.update(variables)

@@ -44,14 +44,14 @@ class UnequalNodesDDP(DDPStrategy):
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
 
-_store: Store | None = None  # of this process's group, if ``join`` has made it
+_store: Store | None = None  # of this process's group, if ``init`` has made it
 
 
 @contextmanager
 def process_group(accelerator: str, timeout_s: float) -> Iterator[None]:
-    """Meet the other ranks that torchrun started, for the length of this block; see ``join``."""
+    """Meet the other ranks that torchrun started, for the length of this block; see ``init``."""
     global _store
-    join(accelerator, timeout_s)
+    init(accelerator, timeout_s)
     try:
         with shared_errors():
             yield
@@ -62,7 +62,7 @@ def process_group(accelerator: str, timeout_s: float) -> Iterator[None]:
         _store = None
 
 
-def join(accelerator: str, timeout_s: float) -> None:
+def init(accelerator: str, timeout_s: float) -> None:
     """Meet the other ranks that torchrun started; gloo on CPUs, NCCL on GPUs.
 
     Lightning uses the group that exists. Without torchrun there is one rank, and no group. A
@@ -102,7 +102,7 @@ def shared_errors() -> Iterator[None]:
         if _store is None:
             raise
         # Left before the connections close. The other ranks fail then, and only follow.
-        first = leave_error(_store, error)
+        first = publish_error(_store, error)
         failure.record(first)
         if first is error:
             raise
@@ -128,27 +128,27 @@ def store_of_this_attempt(timeout: timedelta) -> Store:
     if rank == 0:
         store.set("newest", token)
         for number in range(1, world_size):
-            if not appears(store, f"{token}/member/{number}", deadline):
+            if not wait_for_key(store, f"{token}/member/{number}", deadline):
                 came = [r for r in range(1, world_size) if store.check([f"{token}/rank/{r}"])]
-                raise not_met(set(range(1, world_size)) - set(came), timeout)
+                raise rendezvous_timeout(set(range(1, world_size)) - set(came), timeout)
             member = store.get(f"{token}/member/{number}").decode()
             store.set(f"{token}/accepted/{member}", "")
         return PrefixStore(token, store)
 
     joined = ""
-    while appears(store, "newest", deadline):
+    while wait_for_key(store, "newest", deadline):
         newest = store.get("newest").decode()
         if newest != joined:
             joined = newest
             store.set(f"{joined}/rank/{rank}", "")
             store.set(f"{joined}/member/{store.add(f'{joined}/num_members', 1)}", token)
         # If it does not appear, the prefix is perhaps of an attempt that has ended.
-        if appears(store, f"{joined}/accepted/{token}", min(deadline, time.monotonic() + 1)):
+        if wait_for_key(store, f"{joined}/accepted/{token}", min(deadline, time.monotonic() + 1)):
             return PrefixStore(joined, store)
-    raise not_met({0}, timeout)
+    raise rendezvous_timeout({0}, timeout)
 
 
-def appears(store: Store, key: str, deadline: float) -> bool:
+def wait_for_key(store: Store, key: str, deadline: float) -> bool:
     """Wait for a key. torch's own wait prints warnings and C++ frames when it takes too long."""
     while not store.check([key]):
         if time.monotonic() > deadline:
@@ -157,7 +157,7 @@ def appears(store: Store, key: str, deadline: float) -> bool:
     return True
 
 
-def not_met(missing: Collection[int], timeout: timedelta) -> network.NetworkError:
+def rendezvous_timeout(missing: Collection[int], timeout: timedelta) -> network.NetworkError:
     """The error of a rank that has waited for others in vain."""
     names = ", ".join(map(str, sorted(missing)))
     return network.NetworkError(
@@ -166,7 +166,7 @@ def not_met(missing: Collection[int], timeout: timedelta) -> network.NetworkErro
     )
 
 
-def leave_error(store: Store, error: Exception) -> Exception:
+def publish_error(store: Store, error: Exception) -> Exception:
     """Leave this rank's error for the other ranks, and return the one to end with.
 
     The first error of all ranks counts. If the connections of this rank broke because another rank

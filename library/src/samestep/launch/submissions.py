@@ -17,7 +17,7 @@ from samestep.hydra.rules import NAME
 HEADER = "# Overrides of samestep launch, for samestep logs, status and cancel.\n"
 
 
-def remember(run_id: str, overrides: Sequence[str]) -> bool:
+def save(run_id: str, overrides: Sequence[str]) -> bool:
     """Write the overrides of a run that was submitted; return whether that was possible."""
     path = path_of(run_id)
     try:
@@ -29,7 +29,7 @@ def remember(run_id: str, overrides: Sequence[str]) -> bool:
     return True
 
 
-def recall(run_id: str, typed: Sequence[str]) -> list[str]:
+def load(run_id: str, typed: Sequence[str]) -> list[str]:
     """Return the overrides with which a run was submitted, and then those of ``typed``."""
     if not NAME.holds(run_id):
         raise ConfigError(f"{run_id}: is not the name of a run; type it before the overrides")

@@ -6,7 +6,7 @@ import pytest
 
 from samestep.command_line import call
 from samestep.errors import ConfigError
-from samestep.launch import main, submitted
+from samestep.launch import main, submissions
 from tests.conftest import ROOT
 
 IMAGE = "cluster.image=ghcr.io/me/project:1.2.3"
@@ -29,35 +29,35 @@ def launch(command: str, *words: str) -> int:
 
 @pytest.mark.parametrize("first", ["cluster=swarm", "cluster=runai"])
 def test_overrides_are_remembered_as_they_were_typed(here, first):
-    assert submitted.remember("mine", [first, *ODD])
-    assert submitted.recall("mine", []) == [first, *ODD]
-    assert submitted.recall("mine", [first, "seed=1"]) == [first, *ODD, first, "seed=1"]
+    assert submissions.save("mine", [first, *ODD])
+    assert submissions.load("mine", []) == [first, *ODD]
+    assert submissions.load("mine", [first, "seed=1"]) == [first, *ODD, first, "seed=1"]
 
 
 def test_they_are_where_the_runs_of_this_machine_are(here, monkeypatch):
     (here / "configs/local").mkdir(parents=True)
     (here / "configs/train.yaml").write_text("run_root: runs\ndata: {root: '???'}")
     monkeypatch.setenv("SAMESTEP_PROJECT", str(here))
-    assert submitted.path_of("mine") == Path("runs/mine/launch.yaml")
+    assert submissions.path_of("mine") == Path("runs/mine/launch.yaml")
     (here / "configs/local/default.yaml").write_text(f"run_root: {here / 'elsewhere'}")
-    assert submitted.remember("mine", ["cluster=swarm", "run_root=/volume/of/the/pods"])
+    assert submissions.save("mine", ["cluster=swarm", "run_root=/volume/of/the/pods"])
     assert (here / "elsewhere/mine/launch.yaml").is_file()
-    assert submitted.recall("mine", [])[0] == "cluster=swarm"
+    assert submissions.load("mine", [])[0] == "cluster=swarm"
 
 
 def test_a_run_on_another_cluster_is_not_taken_for_this_one(here):
-    submitted.remember("mine", ["cluster=elasticjob"])
+    submissions.save("mine", ["cluster=elasticjob"])
     with pytest.raises(ConfigError, match="mine was submitted with cluster=elasticjob"):
-        submitted.recall("mine", ["cluster=elastic"])
+        submissions.load("mine", ["cluster=elastic"])
 
 
 @pytest.mark.parametrize("text", ["{", "overrides: 1", "- 1", "", "overrides: [1]", "\0"])
 def test_a_damaged_file_is_named(here, text):
-    path = submitted.path_of("mine")
+    path = submissions.path_of("mine")
     path.parent.mkdir(parents=True)
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"runs/mine/launch.yaml.*delete it"):
-        submitted.recall("mine", [])
+        submissions.load("mine", [])
 
 
 def test_an_unknown_run_needs_a_cluster(here, monkeypatch, capsys):
@@ -66,7 +66,7 @@ def test_an_unknown_run_needs_a_cluster(here, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "runs/mine/launch.yaml does not exist, so it was not submitted here" in said
     assert "add its cluster, such as cluster=k8s" in said
-    assert submitted.recall("mine", ["cluster=swarm"]) == ["cluster=swarm"]
+    assert submissions.load("mine", ["cluster=swarm"]) == ["cluster=swarm"]
 
 
 def test_a_name_that_leads_elsewhere_is_refused(here, capsys):
@@ -76,7 +76,7 @@ def test_a_name_that_leads_elsewhere_is_refused(here, capsys):
 
 def test_a_folder_that_cannot_be_written_changes_nothing_else(here, capsys):
     (here / "runs").write_text("a file")
-    assert not submitted.remember("mine", ["cluster=swarm"])
+    assert not submissions.save("mine", ["cluster=swarm"])
     assert "cannot be written" in capsys.readouterr().out
 
 

@@ -15,7 +15,7 @@ VARIABLES_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER
 ETCD_ANSWERS_S = 5  # seconds for one answer; its client tries four times
 
 
-def find_meeting_place(node: Node) -> Node:
+def resolve_endpoint(node: Node) -> Node:
     """Wait until this node can reach the place where the nodes meet.
 
     It then knows its own address, and whether it is that place. torchrun finds out neither.
