@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 # As in train.py: a clone needs no installation, and takes no other clone that is installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from samestep.command_line import Parser, call

@@ -66,7 +66,7 @@ def command() -> int:
         from samestep.hydra.project import project_folder
 
         # As in train.py: the project of this folder, not another one that is installed.
-        sys.path.insert(0, str(project_folder() / "src"))
+        sys.path[:0] = [str(project_folder() / "src"), str(project_folder())]
     exit_code: int = getattr(import_module(module), function)(argv)
     return exit_code
 

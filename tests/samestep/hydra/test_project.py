@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from samestep.errors import ConfigError
-from samestep.hydra.project import configs_folder, project_folder
+from samestep.hydra.project import config_folders, configs_folder, find_config, project_folder
 
 
 def make(project: Path) -> Path:
@@ -66,3 +66,14 @@ def test_without_a_project_the_message_says_where_it_looked(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=rf"{tmp_path}: there is no configs/train.yaml here"):
         project_folder()
+
+
+def test_the_search_path_is_relative_to_the_project(one: Path):
+    text = "hydra: {searchpath: ['file://examples/text/configs', file://gone]}"
+    (one / "configs/train.yaml").write_text(text)
+    file = one / "examples/text/configs/model/transformer.yaml"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert config_folders() == [one / "configs", one / "examples/text/configs"]
+    assert find_config("model", "transformer") == file
+    assert find_config("model", "cnn") is None

@@ -57,7 +57,7 @@ def test_the_model_must_be_a_model_and_the_data_must_be_data() -> None:
 def test_a_function_of_a_library_is_called_once_a_file_of_configs_names_it(
     tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr("samestep.hydra.targets.configs_folder", lambda: tmp_path)
+    monkeypatch.setattr("samestep.hydra.targets.config_folders", lambda: [tmp_path])
     node = {"_target_": "project.skeleton.SkeletonModel", "net": {"_target_": "operator.neg"}}
 
     def check() -> None:

@@ -8,7 +8,6 @@ with a value of the same type. ``samestep.hydra.rules`` says what a type cannot 
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import hydra
@@ -28,7 +27,13 @@ from yaml import YAMLError
 
 from samestep.errors import ConfigError
 from samestep.hydra import rules
-from samestep.hydra.project import configs_folder
+from samestep.hydra.project import (
+    config_folders,
+    configs_folder,
+    find_config,
+    project_folder,
+    search_path_override,
+)
 from samestep.hydra.schema import (
     NOT_GROUPS,
     OVERLAYS,
@@ -49,7 +54,7 @@ def help_text() -> str:
     configs = configs_folder()
     groups = [
         textwrap.fill(f"  {group:20}{', '.join(names)}", 100, subsequent_indent=22 * " ")
-        for group, names in choices_of(configs).items()
+        for group, names in choices_of(*config_folders()).items()
         if names
     ]
     text = str(OmegaConf.load(configs / "train.yaml").hydra.help.template)
@@ -79,14 +84,14 @@ def check_all(overrides: Sequence[str], *, multirun: bool) -> list[DictConfig]:
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(configs.absolute()), version_base="1.3"):
         try:
-            return [_compose(run, configs) for run in _list_runs(overrides, multirun)]
+            return [_compose(run) for run in _list_runs(overrides, multirun)]
         except ConfigError:
             raise
         except MissingConfigException as error:
             group, _, choice = str(error.missing_cfg_file).rpartition("/")
             if not group:
                 raise ConfigError(f"{configs / choice}.yaml: there is no such file") from None
-            names = choices_of(configs).get(group, error.options or [])
+            names = choices_of(*config_folders()).get(group, error.options or [])
             raise ConfigError(no_such_choice(group, choice, names)) from None
         except OSError as error:
             raise ConfigError(f"a key or a choice cannot be used: {error.strerror}") from None
@@ -113,9 +118,9 @@ def message_of(error: Exception) -> str:
 
 def rewrite_overrides(overrides: Sequence[str]) -> list[str]:
     """The overrides as ``check`` gives them to Hydra; ``hydra.main`` must get the same ones."""
-    groups = choices_of(configs_folder())
-    parser = OverridesParser.create()
-    return [_rewrite(override, groups) for override in parser.parse_overrides(list(overrides))]
+    groups = choices_of(*config_folders())
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return [*(_rewrite(override, groups) for override in parsed), *search_path_override()]
 
 
 def _rewrite(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
@@ -166,13 +171,14 @@ def _list_runs(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
     return runs
 
 
-def _compose(lines: list[str], configs: Path) -> DictConfig:
+def _compose(lines: list[str]) -> DictConfig:
     """The configuration of one run, or a ConfigError with its faults."""
-    groups = choices_of(configs)
+    groups = choices_of(*config_folders())
     overrides = OverridesParser.create().parse_overrides(lines)
     rewritten = [_rewrite(override, groups) for override in overrides]
-    cfg = hydra.compose("train", rewritten, return_hydra_config=True)
-    choices = _find_choices(cfg, rewritten, groups)
+    words = [*rewritten, *search_path_override()]
+    cfg = hydra.compose("train", words, return_hydra_config=True)
+    choices = _find_choices(cfg, words, groups)
     reject(
         f"{group}: a run needs one of {', '.join(groups[group])}"
         for group in NEEDED
@@ -180,7 +186,7 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
         # The model may have loaders of its own, which `samestep.hydra.build` looks for.
         and not (group == "data" and choices.get(group) == [])
     )
-    reference = _compose_reference(choices, configs)
+    reference = _compose_reference(choices)
     with open_dict(cfg), open_dict(reference):
         del cfg["hydra"], reference["choices"]
         if cfg.get("choices") == {}:  # it is ours to write: any other value is an unknown key
@@ -198,7 +204,7 @@ def _compose(lines: list[str], configs: Path) -> DictConfig:
             key: any(is_below(key, [word]) or is_below(word, [key]) for word in typed)
             for key, _ in faults
         }
-        files = find_origins(choices, groups, configs)
+        files = find_origins(choices, groups)
         reject(
             f"{line} ({files[key]})" if key in files and not is_typed[key] else line
             for key, line in faults
@@ -231,9 +237,11 @@ def _find_choices(
     return choices
 
 
-def _compose_reference(choices: Mapping[str, Any], configs: Path) -> DictConfig:
+def _compose_reference(choices: Mapping[str, Any]) -> DictConfig:
     """The same choice of files, without overrides of values and what is laid over them."""
-    lines = [f"{group}=[]" for group in OVERLAYS if (configs / group).is_dir()]
+    groups = choices_of(*config_folders())
+    lines = search_path_override()
+    lines += [f"{group}=[]" for group in OVERLAYS if group in groups]
     for group, choice in choices.items():
         if group not in OVERLAYS:
             value = f"[{','.join(choice)}]" if isinstance(choice, list) else choice
@@ -255,27 +263,25 @@ def find_overridden(choices: Mapping[str, Any], typed: Sequence[str]) -> dict[st
     ``configs/experiment/mine.yaml`` or ``the command line``.
     """
     keys = [re.split("[=@]", word.lstrip("+~"))[0].replace("/", ".") for word in typed]
-    files = find_origins(choices, OVERLAYS, configs_folder())
+    files = find_origins(choices, OVERLAYS)
     return files | dict.fromkeys(keys, "the command line")
 
 
-def find_origins(
-    choices: Mapping[str, Any], groups: Iterable[str], configs: Path
-) -> dict[str, str]:
+def find_origins(choices: Mapping[str, Any], groups: Iterable[str]) -> dict[str, str]:
     """The keys that the chosen files of these groups set, and the file whose value counts."""
     found: dict[str, str] = {}
     # What is laid over the others comes last.
     for group in sorted(groups, key=lambda group: group in OVERLAYS):
         choice = choices.get(group) or []
         for name in [choice] if isinstance(choice, str) else choice:
-            found |= _keys_of(group, name, configs)
+            found |= _keys_of(group, name)
     return found
 
 
-def _keys_of(group: str, name: str, configs: Path) -> dict[str, str]:
+def _keys_of(group: str, name: str) -> dict[str, str]:
     """The keys that one file sets, or a file of its group that it includes, and which of them."""
-    path, found = configs / group / f"{name}.yaml", dict[str, str]()
-    if not path.exists():
+    path, found = find_config(group, name), dict[str, str]()
+    if path is None:
         return found
     node = OmegaConf.load(path)
     assert isinstance(node, DictConfig)
@@ -284,11 +290,14 @@ def _keys_of(group: str, name: str, configs: Path) -> dict[str, str]:
         if isinstance(entry, DictConfig):
             keys += [str(key).split("/", 1)[-1].replace("/", ".") for key in entry]
         elif entry != "_self_":
-            found |= _keys_of(group, str(entry), configs)
+            found |= _keys_of(group, str(entry))
     is_global = "@package _global_" in path.read_text()
     prefix = "" if is_global else f"{group.replace('/', '.')}."
     keys += [f"{prefix}{key}" for key in flatten(node)]
-    return found | dict.fromkeys(keys, f"configs/{group}/{name}.yaml")
+    # A folder of the search path may be anywhere.
+    project = project_folder()
+    shown = path.relative_to(project) if path.is_relative_to(project) else path
+    return found | dict.fromkeys(keys, shown.as_posix())
 
 
 def reject(faults: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """What the values of configs/ may be, where their default cannot say it. Imports no torch.
 
 Here are the kinds of rules, and the rules of the keys that ``samestep`` brings: those of the run,
-the trainer, the cluster and the shipped callbacks. A project has a module with the rules of its own
+the trainer, the cluster and the shipped callbacks. A project has modules with the rules of its own
 keys, which ``rules:`` in configs/train.yaml names. A rule names one full key; a key without a rule
 takes values of its default's type.
 """
@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
@@ -92,7 +93,7 @@ OF_RUN = {
     "allow_changes": each(TEXT),
     "notes": NULL | TEXT,
     "tags": each(TEXT),
-    "rules": NULL | TEXT,
+    "rules": NULL | TEXT | each(TEXT),
 }
 # Flags of Lightning that samestep sets itself, or that would break what a run promises.
 FORBIDDEN = {
@@ -238,28 +239,48 @@ class ProjectRules(NamedTuple):
     needed_files: Callable[[DictConfig], Sequence[str]] = lambda cfg: ()
 
 
-def load_project_rules(module_name: str | None) -> ProjectRules:
-    """The rules of the module that ``rules:`` in train.yaml names; none without a name.
+NAMES_OF_RULES = ("RULES", "contradictions", "MAY_CHANGE", "check_ranks", "needed_files")
+"""What a module with rules may define; it needs one of these at least."""
 
-    ``check_ranks`` and ``needed_files`` are for runs on clusters; a module may lack them.
-    """
-    if module_name is None:
+
+def load_project_rules(names: str | Sequence[str] | None) -> ProjectRules:
+    """The rules of the modules that ``rules:`` in train.yaml names, joined; none without a name."""
+    if names is None:
         return ProjectRules()
-    if not isinstance(module_name, str):
-        raise ConfigError(f"rules={module_name}: must be the name of a module, or null")
-    none = ProjectRules()
+    if isinstance(names, str):
+        names = [names]
+    if not isinstance(names, Sequence):
+        raise ConfigError(f"rules={names}: must be a list of modules, or null")
+    modules = [_import_rules(name) for name in names]
+    rules: dict[str, Rule] = {}
+    may_change: list[str] = []
+    for module in modules:
+        rules |= getattr(module, "RULES", {})
+        may_change += getattr(module, "MAY_CHANGE", [])
+
+    def call_all(function: str, *arguments: Any) -> Iterator[str]:
+        for module in modules:
+            if hasattr(module, function):
+                yield from getattr(module, function)(*arguments)
+
+    return ProjectRules(
+        rules=rules,
+        contradictions=lambda cfg: call_all("contradictions", cfg),
+        may_change=may_change,
+        targets=tuple({f"{module.__name__.partition('.')[0]}." for module in modules}),
+        check_ranks=lambda cfg, ranks: call_all("check_ranks", cfg, ranks),
+        needed_files=lambda cfg: [*call_all("needed_files", cfg)],
+    )
+
+
+def _import_rules(name: str) -> ModuleType:
+    """One module of ``rules:``."""
     try:
-        module = importlib.import_module(module_name)
-        return ProjectRules(
-            rules=module.RULES,
-            contradictions=module.contradictions,
-            may_change=module.MAY_CHANGE,
-            targets=(f"{module_name.partition('.')[0]}.",),
-            check_ranks=getattr(module, "check_ranks", none.check_ranks),
-            needed_files=getattr(module, "needed_files", none.needed_files),
-        )
-    except (ImportError, AttributeError) as error:
+        module = importlib.import_module(name)
+    except ImportError as error:
         raise ConfigError(
-            f"rules={module_name}: {error}; it must be a module with RULES, contradictions and "
-            "MAY_CHANGE, such as project.rules"
+            f"rules={name}: {error}; it must be a module, such as project.rules"
         ) from error
+    if not any(hasattr(module, known) for known in NAMES_OF_RULES):
+        raise ConfigError(f"rules={name}: must define one of {', '.join(NAMES_OF_RULES)}")
+    return module

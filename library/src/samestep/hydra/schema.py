@@ -185,16 +185,17 @@ def no_such_choice(group: str, choice: object, choices: Sequence[str]) -> str:
     return f"{group}={show(choice)}: no such choice{hint} there is {', '.join(choices) or 'none'}"
 
 
-def choices_of(configs: Path) -> dict[str, list[str]]:
-    """The groups, and the files that may be chosen in each."""
-    groups = {}
-    for folder in sorted(path for path in configs.rglob("*") if path.is_dir()):
-        group = folder.relative_to(configs).as_posix()
-        if group in NOT_GROUPS:
-            continue
-        names = sorted(file.stem for file in folder.glob("*.yaml"))
-        groups[group] = [name for name in names if f"{group}/{name}" not in SHARED]
-    return groups
+def choices_of(*folders: Path) -> dict[str, list[str]]:
+    """The groups in these folders of configs, and the files that may be chosen in each."""
+    groups: dict[str, list[str]] = {}
+    for configs in folders:
+        for folder in sorted(path for path in configs.rglob("*") if path.is_dir()):
+            group = folder.relative_to(configs).as_posix()
+            if group in NOT_GROUPS:
+                continue
+            names = {*groups.get(group, []), *(file.stem for file in folder.glob("*.yaml"))}
+            groups[group] = sorted(name for name in names if f"{group}/{name}" not in SHARED)
+    return dict(sorted(groups.items()))
 
 
 def flatten(node: DictConfig, whole: Container[str] = (), prefix: str = "") -> dict[str, Leaf]:

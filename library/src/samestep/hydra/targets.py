@@ -8,7 +8,8 @@ arguments. So only this is called, unless the user trusts the run:
   annotation says that they return one;
 - the same from torch.nn, torch.optim, torchvision and torchmetrics, in which no constructor runs
   or writes what its arguments name;
-- what the project's own files name: a ``_target_`` of the model or the data in configs/.
+- what the project's own files name: a ``_target_`` of the model or the data in configs/, or in a
+  folder that ``hydra.searchpath`` of train.yaml adds to it.
 
 Nothing else is even imported. The arguments are always those of the run.
 """
@@ -26,7 +27,7 @@ from torch.utils.data import Dataset, Sampler
 
 from samestep.errors import ConfigError
 from samestep.hydra.build import find_targets, locate
-from samestep.hydra.project import configs_folder
+from samestep.hydra.project import config_folders
 from samestep.hydra.schema import walk
 
 LIBRARIES = (
@@ -92,11 +93,11 @@ def untrusted(path: str, target: str) -> ConfigError:
 def find_configured() -> set[str]:
     """Each ``_target_`` that the files of configs/ have for the model or the data."""
     try:
-        configs = configs_folder()
+        folders = config_folders()
     except ConfigError:
         return set()  # the installed package loads a run, far from its project
     found: set[str] = set()
-    for file in configs.rglob("*.yaml"):
+    for configs, file in [(folder, file) for folder in folders for file in folder.rglob("*.yaml")]:
         with suppress(OSError, ValueError, yaml.YAMLError):  # half of a file that is being written
             content = yaml.safe_load(file.read_text("utf-8"))
             if file.relative_to(configs).parts[0] not in ("model", "data"):

@@ -31,7 +31,7 @@ from samestep.errors import ConfigError, RunError
 from samestep.hydra.adapter import name_run
 from samestep.hydra.compose import check as compose
 from samestep.hydra.compose import reject
-from samestep.hydra.project import configs_folder
+from samestep.hydra.project import config_folders, configs_folder
 from samestep.hydra.schema import choices_of
 from samestep.launch import check, kubernetes, render, slurm, submissions, volume
 from samestep.launch.render import Manifest
@@ -98,7 +98,7 @@ def prepare(
         return cfg, volume.render_job(cfg, overrides)
     cfg.run_id = name or name_run(cfg)
     if "manifest" not in cfg.cluster:
-        others = set(choices_of(configs_folder())["cluster"]) - {cfg.cluster.name}
+        others = set(choices_of(*config_folders())["cluster"]) - {cfg.cluster.name}
         raise ConfigError(
             f"cluster={cfg.cluster.name}: needs no launching, python train.py runs it; "
             f"clusters are {', '.join(sorted(others))}"
