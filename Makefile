@@ -23,16 +23,6 @@ train: .venv/train.stamp ## train; ARGS="trainer.max_epochs=5" changes the run
 test: .venv/dev.stamp ## run all tests; ARGS=tests/test_make.py: some
 	.venv/bin/python -m pytest -n 5 --dist worksteal $(ARGS)
 
-.PHONY: faults bench docs
-faults: .venv/dev.stamp ## run the whole fault laboratory, and write tests/faults/results.md
-	.venv/bin/python -m tests.faults.lab $(ARGS)
-
-bench: .venv/dev.stamp ## compare speed with bare loops, into docs/performance.md; ARGS="mnist --repeats 5": some rows
-	.venv/bin/python -m tests.bench $(ARGS)
-
-docs: .venv/dev.stamp ## build the documentation site into build/site
-	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict $(ARGS)
-
 lint: .venv/dev.stamp ## check style, format and types; change nothing
 	.venv/bin/python -m ruff check
 	.venv/bin/python -m ruff format --check

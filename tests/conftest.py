@@ -170,9 +170,9 @@ def pytest_terminal_summary(
     Path(path).write_text("\n".join(["     cpu     wall test", *lines]) + "\n")
 
 
-MARKED_FOLDERS = {
-    f"{ROOT}/tests/e2e/": "clusters",
-    f"{ROOT}/tests/faults/": "faults",
+MARKED_PATHS = {
+    f"{ROOT}/tests/labs/test_elastic.py": "faults",
+    f"{ROOT}/tests/labs/test_faults.py": "faults",
     f"{ROOT}/tests/samestep/launch/": "clusters",
 }
 
@@ -188,17 +188,17 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of clusters and of faults by the folder they are in.
+    """Mark the tests of clusters and of faults by the place of their files.
 
     They wait more than they compute. Each process of pytest-xdist begins with its own part of all
     tests, so their files are spread evenly: some processes wait while others compute.
     """
     kinds: dict[bool, list[pytest.Item]] = {True: [], False: []}
     for item in items:
-        for folder, marker in MARKED_FOLDERS.items():
-            if str(item.path).startswith(folder):
+        for path, marker in MARKED_PATHS.items():
+            if str(item.path).startswith(path):
                 item.add_marker(marker)
-        waits = any(item.get_closest_marker(name) for name in MARKED_FOLDERS.values())
+        waits = any(item.get_closest_marker(name) for name in MARKED_PATHS.values())
         kinds[waits].append(item)
     begins: dict[Path, float] = {}
     for kind in kinds.values():

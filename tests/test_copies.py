@@ -370,7 +370,7 @@ def test_a_copy_of_all_things_is_small_and_passes_its_tests(template: Path, tmp_
     (line,) = re.findall(r"^samestep @ git\+(\S+)@(\S+)#subdirectory=library$", *pinned(copy))
     (version,) = re.findall(r"^_commit: (\S+)$", (copy / ".copier-answers.yml").read_text(), re.M)
     assert line == (template.as_uri(), git(template, "rev-parse", f"{version}^{{commit}}").strip())
-    assert git(copy, "ls-files", "docs", "tests/samestep", "tests/faults") == ""
+    assert git(copy, "ls-files", "docs", "tests/samestep", "labs") == ""
     # The same here, and long. A copy of texts trains them above.
     long = [
         "test_train.py::test_the_default_learns_the_digits",

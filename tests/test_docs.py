@@ -128,7 +128,7 @@ def test_every_promise_names_its_tests():
 
 @only_in_the_template
 def test_the_summary_of_the_faults_counts_every_experiment():
-    results = (ROOT / "tests/faults/results.md").read_text()
+    results = (ROOT / "labs/faults/results.md").read_text()
     survived = re.findall(r"^\| [^|]+ \| [^|]+ \| (yes|\*\*no)", results, re.M)
     assert set(survived) == {"yes"}
     page = (ROOT / "docs/reliability.md").read_text().partition("## Measured")[2]

@@ -35,8 +35,8 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"scripts/convert.py ": "tests/project/data/test_tables.py",
     r"scripts/convert_text.py ": "tests/project/language/test_tokens.py",
     r"export AWS_|pip install .project\[lance": "tests/project/data/test_tables.py",
-    r"tests/servers/build.sh|tests.servers.start": ".github/workflows/ci.yml",
-    r"E2E=1 ": ".github/workflows/e2e.yml",
+    r"labs/servers/build.sh|labs.servers ": ".github/workflows/ci.yml",
+    r"labs.e2e": ".github/workflows/e2e.yml",
     r"git commit ": "before an update",
     r"pyflyte run ": "tests/scripts/test_flyte.py",
     r"docker build|docker push": "tests/test_image.py",
@@ -146,13 +146,19 @@ def test_the_data_that_are_prepared_are_a_choice(command: Command):
     assert check(arguments_of(command)).data.source.files
 
 
+def find_targets(folder: Path) -> list[str]:
+    return re.findall(r"^(\w+):.*##", (folder / "Makefile").read_text(), re.M)
+
+
 def test_targets_of_make_and_extras_of_pip_exist():
-    targets = re.findall(r"^(\w+):.*##", (ROOT / "Makefile").read_text(), re.M)
+    targets = {folder: find_targets(ROOT / folder) for folder in (".", "labs")}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = [command for command in COMMANDS if command.program in ("make", "pip")]
     for command in found:
         if command.program == "make":
-            assert command.words[1] in targets, command.text
+            in_labs = command.words[1:3] == ["-C", "labs"]
+            folder, target = ("labs", command.words[3]) if in_labs else (".", command.words[1])
+            assert target in targets[folder], command.text
         else:
             _, _, extra = command.words[-1].rstrip("]").partition("[")
             assert command.words == ["pip", "install", f"{project['name']}[{extra}]"]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from labs.count_code import PATH_TO_FIRST_STEP
 from tests.conftest import ROOT
-from tests.count_code import PATH_TO_FIRST_STEP
 
 SRC = ROOT / "src"
 LIBRARY = ROOT / "library/src/samestep"
@@ -71,12 +71,15 @@ LEVELS = [
 """Parts of samestep. Each part may import from itself and from the levels before its own."""
 
 
+OUTSIDE_OF_SAMESTEP = {"project", "scripts", "train", "tests", "labs"}
+
+
 def test_samestep_imports_nothing_of_the_project():
     check_none(
         f"{place(path, node)} imports {name}"
         for path in SAMESTEP
         for name, node in imports(path)
-        if name.split(".")[0] in ("project", "scripts", "train", "tests")
+        if name.split(".")[0] in OUTSIDE_OF_SAMESTEP
     )
 
 
@@ -85,7 +88,7 @@ def test_tests_of_the_library_need_no_template():
         f"{place(path, node)} imports {name}"
         for path in sorted((ROOT / "library/tests").rglob("*.py"))
         for name, node in imports(path)
-        if name.split(".")[0] in ("project", "scripts", "train", "tests", "hydra", "omegaconf")
+        if name.split(".")[0] in {*OUTSIDE_OF_SAMESTEP, "hydra", "omegaconf"}
     )
 
 

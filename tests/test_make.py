@@ -138,8 +138,7 @@ def test_arguments_reach_the_command(clone: Clone):
 def test_help_is_the_default_and_starts_nothing(clone: Clone):
     done, commands = clone.make()
     targets = [line.split()[1] for line in done.stdout.splitlines()]
-    of_the_template = ["faults", "bench", "docs"] if (ROOT / "copier.yml").exists() else []
-    assert targets == ["help", "train", "test", *of_the_template, "lint", "format", "lock"]
+    assert targets == ["help", "train", "test", "lint", "format", "lock"]
     assert commands == []
 
 

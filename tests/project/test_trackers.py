@@ -37,7 +37,7 @@ def test_each_tracker_has_the_pictures_and_each_value_once(tmp_path: Path):
     words = [
         "model=mlp", "logger=[tensorboard,wandb,mlflow]", "report=false", "trainer.accelerator=cpu",
         "trainer.max_epochs=2", "data.global_batch_size=60", "trainer.log_every_n_steps=5",
-        f"run_root={tmp_path}", "+callbacks.saboteur._target_=tests.faults.saboteur.Saboteur",
+        f"run_root={tmp_path}", "+callbacks.saboteur._target_=labs.faults.saboteur.Saboteur",
         f"+callbacks.saboteur.dirpath={tmp_path}/faults",
         "+callbacks.saboteur.faults=[kill step 33 0]",
     ]  # fmt: skip

@@ -27,7 +27,7 @@ WORDS = [
 def test_a_search_survives_a_kill(tmp_path: Path):
     # Its first trial must not end before it was looked at.
     enough, node = tmp_path / "enough", "+callbacks.slow"
-    slow = [f"{node}._target_=tests.faults.saboteur.SlowUntil", f"{node}.path={enough}"]
+    slow = [f"{node}._target_=labs.faults.saboteur.SlowUntil", f"{node}.path={enough}"]
     words = [*SWEEP, *WORDS, *slow, f"{node}.seconds=2", f"run_root={tmp_path}"]
     with subprocess.Popen(
         [sys.executable, *words], cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL

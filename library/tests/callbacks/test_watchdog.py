@@ -1,4 +1,4 @@
-"""What restarts the countdown. Runs that hang: tests/faults."""
+"""What restarts the countdown. Runs that hang: labs/faults."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Two nodes as threads, and a real etcd. Whole runs: tests/faults."""
+"""Two nodes as threads, and a real etcd. Whole runs: labs/faults."""
 
 import gc
 import time

@@ -1,4 +1,4 @@
-"""Real ranks that are stopped, under a real agent. In pods: tests/faults."""
+"""Real ranks that are stopped, under a real agent. In pods: labs/faults."""
 
 import json
 from pathlib import Path

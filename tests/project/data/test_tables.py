@@ -20,6 +20,7 @@ from PIL import Image
 from pyarrow import parquet
 from sklearn.datasets import load_digits
 
+from labs.faults.lab import Laboratory
 from project.data import convert
 from project.data import tables as tables_module
 from project.data.convert import find_parts, write_table
@@ -30,7 +31,6 @@ from samestep.errors import ConfigError, RunError
 from samestep.hydra.compose import check
 from scripts import evaluate, export, predict
 from tests.conftest import NO_PICTURES, final_figures, run, run_ranks
-from tests.faults.lab import Laboratory
 from tests.project.test_train import history
 from tests.s3_server import harm, s3_server, use_bucket
 

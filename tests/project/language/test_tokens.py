@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from labs.faults.lab import Laboratory
 from project.language import tokens
 from project.language.tokens import TokenDataModule, Tokenizer, convert
 from samestep.errors import ConfigError, RunError
 from tests.conftest import run, run_ranks
-from tests.faults.lab import Laboratory
 
 TEXTS = {"a.txt": "the quick brown fox\n" * 300, "b.txt": "Grüße ☃\r\n" * 200 + "no end of line"}
 

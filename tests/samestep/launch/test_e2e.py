@@ -1,4 +1,4 @@
-"""The tools of tests/e2e, which CI can only use where there is a cluster."""
+"""The tools of labs/e2e, which CI can only use where there is a cluster."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from tests.conftest import ROOT, environment
 
 
 def test_it_needs_neither_torch_nor_xdist():
-    command = ["-p", "no:xdist", "--confcutdir=tests/e2e", "-q", "tests/e2e"]
+    command = ["-p", "no:xdist", "--confcutdir=labs/e2e", "-q", "labs/e2e"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *command], cwd=ROOT, env=environment(E2E="0"), text=True,
         capture_output=True, check=False,

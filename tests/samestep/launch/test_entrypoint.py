@@ -28,7 +28,7 @@ TRAIN = [
 ]  # fmt: skip
 LONG = [  # epochs of at least 2 s, saved each second, until it is stopped
     *TRAIN, "trainer.max_epochs=1000", "callbacks.checkpoints.every_s=1",
-    "+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=0.1",
+    "+callbacks.slow._target_=labs.faults.saboteur.Slow", "+callbacks.slow.seconds=0.1",
 ]  # fmt: skip
 WHY_NO_PODS = pods.why_not()
 
@@ -115,7 +115,7 @@ def test_what_does_not_fit_the_configuration_is_rejected(
 def saboteur(nodes: Nodes, fault: str) -> list[str]:
     node = "+callbacks.saboteur"
     return [
-        f"{node}._target_=tests.faults.saboteur.Saboteur", f"{node}.faults=[{fault}]",
+        f"{node}._target_=labs.faults.saboteur.Saboteur", f"{node}.faults=[{fault}]",
         f"{node}.dirpath={nodes.directory}/records",
     ]  # fmt: skip
 

@@ -1,6 +1,6 @@
 """What people meet most, in one sentence: errors of kubectl, and pods that wait or fail.
 
-What a real server can be made to say is asked of one: tests/servers/test_explained.py.
+What a real server can be made to say is asked of one: tests/labs/servers/test_explained.py.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""How kubectl is called. What a cluster does is asked of real servers, in tests/servers."""
+"""How kubectl is called. What a cluster does is asked of real servers, in tests/labs/servers."""
 
 import os
 

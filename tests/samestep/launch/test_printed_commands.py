@@ -89,7 +89,7 @@ def test_the_stack_of_swarm_trains_on_unequal_nodes(tmp_path: Path):
 
 @pytest.mark.skipif(not shutil.which("etcd"), reason="apt-get install etcd-server")
 def test_the_command_of_elastic_pods_trains_on_two(tmp_path: Path):
-    """Of up to four. Pods that join and leave: tests/faults/test_elastic.py."""
+    """Of up to four. Pods that join and leave: tests/labs/test_elastic.py."""
     pytest.importorskip("etcd", reason="pip install project[elastic]")
     _, documents = rendered(find_printed("docs/clusters/elastic.md", "elastic"))
     containers = {

@@ -20,7 +20,7 @@ EVENTS = [  # before which step, and what happens
     "25 sbatch --partition=urgent --nodes=2 --exclusive --output=/dev/null --wrap=true",
 ]
 EXPORTED = ["PATH", "HOME", "PYTHONPATH", "OMP_NUM_THREADS", "MY_SETTING", "SAMESTEP_PROJECT"]
-SLOW = ["+callbacks.slow._target_=tests.faults.saboteur.Slow", "+callbacks.slow.seconds=0.2"]
+SLOW = ["+callbacks.slow._target_=labs.faults.saboteur.Slow", "+callbacks.slow.seconds=0.2"]
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ TARGETS = {  # its name, also of its golden file: the words that make it
     "flyte": ["cluster=flyte", "trainer.devices=2", "data=cifar10"],
 }
 JUDGED = ("k8s", "k8s-cpu", "jobset", "pytorchjob", "kubeflow", "kubeflow-cpu", "elastic")
-"""Targets without a golden file: real servers judge them, in tests/servers.
+"""Targets without a golden file: real servers judge them, in tests/labs/servers.
 
 Their pods are that of ElasticJob, which has one: see ``test_every_target_has_the_same_pod``.
 """
@@ -146,7 +146,7 @@ def arguments(node):
 def test_everything_of_a_run_has_its_name_and_label(name):
     """By the label the launcher finds it, and by its name no other run touches it."""
     words = ["cluster.namespace=ml", "cluster.priority_class=urgent"]
-    if name != "elasticjob":  # runs wait in a queue in tests/servers/test_queue.py
+    if name != "elasticjob":  # runs wait in a queue in tests/labs/servers/test_queue.py
         words += ["cluster.queue=team-a", "cluster.queue_priority=high"]
     documents = rendered(name, *words)
     for item in documents:
@@ -173,7 +173,7 @@ def test_everything_of_a_run_has_its_name_and_label(name):
 
 @pytest.mark.parametrize("name", RUNAI)
 def test_there_are_as_many_workers_as_nodes_beside_the_master(name):
-    """Of the targets on Kubernetes, tests/servers counts the pods."""
+    """Of the targets on Kubernetes, tests/labs/servers counts the pods."""
     assert "--workers=4" in command(name, "trainer.num_nodes=5")
 
 

@@ -1,4 +1,4 @@
-"""The claim of the volume, and the Job that fills it; tests/servers/test_data.py runs both."""
+"""The claim of the volume, and the Job that fills it; tests/labs/servers/test_data.py runs both."""
 
 import signal
 import subprocess

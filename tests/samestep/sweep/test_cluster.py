@@ -1,4 +1,4 @@
-"""A search whose trials are Jobs of Kubernetes: tests/servers/test_search.py has one that runs."""
+"""Trials that are Jobs of Kubernetes. On real servers: tests/labs/servers/test_search.py."""
 
 import subprocess
 import sys

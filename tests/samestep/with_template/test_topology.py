@@ -1,6 +1,6 @@
 """One run on different processes: the same images, the same losses, the same figures.
 
-Two ranks: test_train.py. Three, which cannot share a batch equally: tests/faults/test_faults.py.
+Two ranks: test_train.py. Three, which cannot share a batch equally: tests/labs/test_faults.py.
 """
 
 import json

@@ -1,0 +1,371 @@
+"""Harms real runs, lets them continue, and compares them with unharmed ones.
+
+The oracle: the final weights of every rank are bit-identical to those of the run that was left
+alone, and so are the images of every step, the final figures and the history.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from filelock import FileLock
+
+from labs.faults import store
+from library.tests import etcd_server, pods
+from library.tests.programs import PATIENCE_S
+from tests.conftest import NO_PICTURES, ROOT, environment, final_figures, free_port, run_ranks
+from tests.project.test_train import history
+
+BASE = [
+    "trainer.accelerator=cpu", "data.global_batch_size=60", "trainer.max_epochs=3", "model=mlp",
+    "model.net.dropout=0.2", "data.crop_padding=1", NO_PICTURES,
+]  # fmt: skip
+CHANGES_NO_FIGURE = ("cluster.timeout_s=", "+callbacks.slow.", "callbacks.slow.")
+"""How overrides begin that an unharmed run does not need to end with the same figures."""
+
+TABLES = "tables"
+Process = subprocess.Popen[bytes]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def alone() -> list[list[str]]:
+    return [[sys.executable, "train.py"]]
+
+
+def self_launched() -> list[list[str]]:
+    return [[sys.executable, "train.py", "trainer.devices=2"]]
+
+
+def torchrun(*options: str, num: int = 2) -> list[list[str]]:
+    return [[*TORCHRUN, "--standalone", f"--nproc-per-node={num}", *options, "train.py"]]
+
+
+def agents(*processes: int) -> list[list[str]]:
+    """One agent per node, with that many ranks each, and static rendezvous."""
+    port = free_port()
+    return [
+        [
+            *TORCHRUN, f"--nnodes={len(processes)}", f"--node-rank={rank}",
+            f"--nproc-per-node={num}", "--master-addr=127.0.0.1", f"--master-port={port}",
+            "train.py",
+        ]
+        for rank, num in enumerate(processes)
+    ]  # fmt: skip
+
+
+def indexed_job(*more: str) -> list[list[str]]:
+    """Two pods, each with a network of its own and the entry point as process 1."""
+    options = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=pod-0.lab", *more]
+    return [[sys.executable, "-m", "samestep.launch.entrypoint", *options]] * 2
+
+
+def etcd_workers() -> list[list[str]]:
+    """Two nodes that may come and go; they wait long enough for each other to be two again."""
+    options = [
+        "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=etcd-v2", "--rdzv-endpoint=ETCD",
+        "--rdzv-conf=timeout=200,last_call_timeout=100", "--max-restarts=9",
+    ]  # fmt: skip
+    return [[sys.executable, "-m", "samestep.launch.entrypoint", *options]] * 2
+
+
+PODS, PODS_THAT_RESTART = "pods 1+1", "pods 1+1, restarts"
+OWN_FOLDERS = "nodes without a shared folder"
+ETCD = "etcd 1+1"
+S3 = "1 process, S3"
+TOPOLOGIES: dict[str, tuple[int, Callable[[], list[list[str]]]]] = {
+    "1 process": (1, alone),
+    "2 processes": (2, self_launched),
+    "torchrun 2": (2, torchrun),
+    "torchrun 2, restarts": (2, lambda: torchrun("--max-restarts=30", "--monitor-interval=0.1")),
+    "agents 1+1": (2, lambda: agents(1, 1)),
+    "agents 1+2": (3, lambda: agents(1, 2)),
+    OWN_FOLDERS: (2, lambda: agents(1, 1)),
+    PODS: (2, indexed_job),
+    PODS_THAT_RESTART: (2, lambda: indexed_job("--max-restarts=3")),
+    ETCD: (2, etcd_workers),
+    S3: (1, alone),
+}
+
+
+@dataclass
+class Experiment:
+    """A fault, where it happens, and what is done to the files before the run continues."""
+
+    name: str
+    topology: str
+    faults: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+    damage: Callable[[Path], None] | None = None
+    damaged_attempt: int = 1  # after which the files are damaged
+    exit_codes: tuple[int, ...] = ()  # of the harmed attempt, if it must end in a certain way
+    says: str = ""  # what the user must be told
+    logs: tuple[int, ...] = ()  # ranks that must write down where they hang
+    max_attempts: int = 3
+
+
+@dataclass
+class Outcome:
+    """What became of a run."""
+
+    survived: bool
+    why: str
+    resume_s: float
+    steps_repeated: int
+    attempts: int
+
+
+def root_of(node: int, topology: str, run_dir: Path) -> Path:
+    """Where a node has its runs. Node 0 has them in the same place on every topology."""
+    is_own = topology == OWN_FOLDERS and node > 0
+    return run_dir.parent / f"node-{node}" if is_own else run_dir.parent
+
+
+@contextmanager
+def in_sessions(
+    commands: list[list[str]], log: BinaryIO, run_id: str, **variables: str
+) -> Iterator[list[Process]]:
+    """The commands as processes here; none outlives the attempt."""
+    processes: list[Process] = []
+    try:
+        for command in commands:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment(RUN_ID=run_id, **variables),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+            processes.append(process)
+        yield processes
+    finally:
+        for process in processes:
+            ranks = descendants(process.pid) if process.poll() is None else []
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            for rank in ranks:  # torchrun gives each rank a session of its own
+                with suppress(ProcessLookupError):
+                    os.kill(rank, 9)
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes that a process has started, and those that they have started."""
+    found = [pid]
+    for parent in found:  # grows
+        with suppress(OSError):  # it has ended meanwhile
+            for path in Path(f"/proc/{parent}/task").glob("*/children"):
+                found += map(int, path.read_text().split())
+    return found[1:]
+
+
+@contextmanager
+def in_pods(commands: list[list[str]], log: BinaryIO, run_id: str) -> Iterator[list[Process]]:
+    """The commands as the pods of an Indexed Job, with cluster-like DNS."""
+    with tempfile.TemporaryDirectory() as directory, pods.cluster(Path(directory)) as cluster:
+        cluster.records[f"pod-0.lab.{pods.DOMAIN}"] = cluster.address(2)
+        for index, command in enumerate(commands):
+            variables = environment(RUN_ID=run_id, JOB_COMPLETION_INDEX=str(index))
+            cluster.start(f"pod-{index}", command, log, variables)
+        yield cluster.pods
+
+
+@contextmanager
+def beside_etcd(commands: list[list[str]], log: BinaryIO, run_id: str) -> Iterator[list[Process]]:
+    """The commands as processes here, and an etcd that a saboteur can find."""
+    server = etcd_server.EtcdServer(Path(log.name).with_name(f"records-{run_id}"))
+    commands = [[word.replace("ETCD", server.address) for word in line] for line in commands]
+    with server.running(), in_sessions(commands, log, run_id) as processes:
+        yield processes
+
+
+@contextmanager
+def beside_s3(commands: list[list[str]], log: BinaryIO, run_id: str) -> Iterator[list[Process]]:
+    """The commands as processes here, and a store with their data that a saboteur can harm."""
+    records, tables = (Path(log.name).with_name(name) for name in (f"records-{run_id}", TABLES))
+    here = f"data.root={tables}"
+    commands = [["data.root=s3://lab/tables" if w == here else w for w in c] for c in commands]
+    with (
+        store.failing_store(records, tables) as variables,
+        in_sessions(commands, log, run_id, **variables) as processes,
+    ):
+        yield processes
+
+
+SURROUNDINGS = {S3: beside_s3, PODS: in_pods, PODS_THAT_RESTART: in_pods, ETCD: beside_etcd}
+
+
+class Laboratory:
+    """Runs experiments in ``directory``; an unharmed run of each kind is made once.
+
+    Several laboratories, also of several processes, may share a directory.
+    """
+
+    def __init__(self, directory: Path, base: Sequence[str] = BASE) -> None:
+        self.directory = directory
+        self.base = base
+
+    def launch(
+        self, topology: str, run_dir: Path, overrides: list[str], timeout: float = PATIENCE_S
+    ) -> tuple[list[int], str]:
+        """One attempt at a run: the exit codes of its agents, and what they said."""
+        path = run_dir.parent / f"{run_dir.name}.log"
+        log = path.open("ab")
+        start = log.tell()
+        commands = [
+            [*command, *self.base, *overrides, f"run_root={root_of(node, topology, run_dir)}"]
+            for node, command in enumerate(TOPOLOGIES[topology][1]())
+        ]
+        surroundings = SURROUNDINGS.get(topology, in_sessions)
+        with log, surroundings(commands, log, run_dir.name) as processes:
+            deadline = time.monotonic() + timeout
+            try:
+                codes = [p.wait(max(1, deadline - time.monotonic())) for p in processes]
+            except subprocess.TimeoutExpired:
+                codes = [124]
+        return codes, path.read_bytes()[start:].decode(errors="replace")
+
+    def reference(self, topology: str, overrides: list[str]) -> Path:
+        """Directory of what an unharmed run on as many ranks recorded."""
+        num_ranks = TOPOLOGIES[topology][0]
+        overrides = [word for word in overrides if not word.startswith(CHANGES_NO_FIGURE)]
+        kind = json.dumps([num_ranks, *overrides]).encode()
+        name = f"reference-{hashlib.sha256(kind).hexdigest()[:12]}"
+        run_dir = self.directory / name
+        with FileLock(self.directory / f"{name}.lock"):
+            if not (run_dir / "metrics.json").exists():
+                words = [*self.base, *overrides, *self.saboteur(name, [])]
+                words.append(f"run_root={self.directory}")
+                nodes = {1: (), 2: (2,), 3: (1, 2)}[num_ranks]
+                done = run_ranks("train.py", *words, nodes=nodes, RUN_ID=name)
+                assert done.returncode == 0, done.stderr
+        return run_dir
+
+    def saboteur(self, name: str, faults: list[str]) -> list[str]:
+        node = "+callbacks.saboteur"
+        return [
+            f"{node}._target_=labs.faults.saboteur.Saboteur",
+            f"{node}.dirpath={self.directory}/records-{name}",
+            f"{node}.faults=[{','.join(faults)}]",
+        ]
+
+    def run(self, experiment: Experiment) -> Outcome:
+        """Harm a run, repeat its command until it has finished, and judge the result."""
+        harmless = experiment.overrides
+        if experiment.topology == S3:
+            store.write_tables(self.directory / TABLES)
+            harmless = [*harmless, f"data.root={self.directory / TABLES}"]
+        reference = self.reference(experiment.topology, harmless)
+        name = "".join(
+            c if c.isalnum() else "-" for c in f"{experiment.name} {experiment.topology}"
+        )
+        run_dir = self.directory / name
+        for path in (run_dir, self.directory / f"records-{name}"):
+            shutil.rmtree(path, ignore_errors=True)
+        overrides = [*harmless, *self.saboteur(name, experiment.faults)]
+        first: list[int] = []
+        everything = ""
+        attempt = 0
+        for attempt in range(1, experiment.max_attempts + 1):
+            timeout = PATIENCE_S + 60 * len(experiment.faults)
+            codes, said = self.launch(experiment.topology, run_dir, overrides, timeout)
+            everything += said
+            first = first or codes
+            if attempt == experiment.damaged_attempt and experiment.damage:
+                experiment.damage(run_dir)
+            if not any(codes) and (run_dir / "metrics.json").exists():
+                break
+        records = self.directory / f"records-{name}"
+        why = self.judge(experiment, first, everything, run_dir, reference)
+        repeated, resume_s = steps_repeated(records)
+        return Outcome(not why, why, resume_s, repeated, attempt)
+
+    def judge(
+        self, experiment: Experiment, codes: list[int], said: str, run_dir: Path, reference: Path
+    ) -> str:
+        """What is wrong with a run, compared with the unharmed one; empty if nothing."""
+        records = self.directory / f"records-{run_dir.name}"
+        missing = [f for f in experiment.faults if not (records / f.replace(" ", "-")).exists()]
+        if missing:
+            return f"the fault was not done: {missing}"
+        if not (run_dir / "metrics.json").exists():
+            return f"not finished: exit codes {codes}"
+        if experiment.exit_codes and set(codes) - set(experiment.exit_codes):
+            return f"exit codes {codes} and not {experiment.exit_codes}"
+        if experiment.says not in said:
+            return f"does not say {experiment.says!r}"
+        for rank in experiment.logs:
+            if "most recent call first" not in (run_dir / f"logs/rank-{rank}.log").read_text():
+                return f"no stacks in the log of rank {rank}"
+        return differences(
+            run_dir, records, reference, self.directory / f"records-{reference.name}"
+        )
+
+
+def differences(run_dir: Path, records: Path, reference: Path, expected: Path) -> str:
+    """What differs between a run and the unharmed one: weights, images, figures, history."""
+    for path in sorted(expected.glob("weights-*.pt")):
+        ours, theirs = torch.load(records / path.name), torch.load(path)
+        if any(not torch.equal(ours[key], theirs[key]) for key in theirs):
+            return f"other weights on {path.stem}"
+    for path in sorted(expected.glob("rank-*.jsonl")):
+        ours, theirs = steps(records / path.name), steps(path)
+        if ours != theirs:
+            odd = [step for step in theirs if ours.get(step) != theirs[step]]
+            return f"other images in steps {odd[:5]} of {path.stem}"
+    if final_figures(run_dir) != final_figures(reference):
+        return "other final figures"
+    if history(run_dir) != history(reference):
+        return "another history"
+    return ""
+
+
+def steps(path: Path) -> dict[tuple[int, int], list[int]]:
+    """Images of each batch; those of a batch that was repeated must be the same each time."""
+    ids: dict[tuple[int, int], list[int]] = {}
+    for line in map(json.loads, path.read_text().splitlines()):
+        key = (line["epoch"], line["batch"])
+        if ids.setdefault(key, line["ids"]) != line["ids"]:
+            ids[key] = []
+    return ids
+
+
+def steps_repeated(records: Path) -> tuple[int, float]:
+    """Steps taken more than once, and seconds from the first fault to the next attempt's step."""
+    path = records / "rank-0.jsonl"
+    if not path.exists():
+        return 0, 0.0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    repeated = len(lines) - len({(line["epoch"], line["batch"]) for line in lines})
+    done = [json.loads(p.read_text()) for p in records.iterdir() if p.suffix == ""]
+    later = [line["time"] for line in lines if line["attempt"] > min(done, default=1e99)]
+    return repeated, (min(later) - min(done)) if later else 0.0
+
+
+def flip(name: str) -> Callable[[Path], None]:
+    """Change one bit in the middle of a checkpoint."""
+
+    def damage(run_dir: Path) -> None:
+        path = run_dir / "checkpoints" / name
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    return damage
+
+
+def cut(name: str, share: float) -> Callable[[Path], None]:
+    """Keep only the first part of a checkpoint."""
+
+    def damage(run_dir: Path) -> None:
+        path = run_dir / "checkpoints" / name
+        os.truncate(path, int(path.stat().st_size * share))
+
+    return damage
