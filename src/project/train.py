@@ -64,7 +64,7 @@ def train(cfg: DictConfig, overrides: Sequence[str] = ()) -> dict[str, float]:
                 return {}
             print(NOTHING_TO_DO, summary.summarize(spec.run_dir), sep="\n", flush=True)
             return metrics.read_final_metrics(spec.run_dir) or {}
-        again = summary.command_to_go_on(spec.config, spec.run_dir, None)
+        again = summary.resume_command(spec.config, spec.run_dir, None)
         report = page.write_or_warn if cfg.report else None
         with (
             ending.recorded(spec, trainer, again=again, report=report),

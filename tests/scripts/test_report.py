@@ -24,7 +24,7 @@ CHROMIUM = shutil.which("chromium")
 THEMES = {"dark": 0, "light": 1}  # as Blink numbers them
 
 
-def test_the_script_writes_the_page_anew(digits_run: Path, tmp_path: Path):
+def test_the_command_writes_the_page_again(digits_run: Path, tmp_path: Path):
     again = shutil.copytree(digits_run, tmp_path / digits_run.name)
     (again / page.NAME).unlink()
     result = run("-m", "samestep", "report", str(again))
@@ -175,18 +175,6 @@ def test_curves_have_zoom_smoothing_a_logarithmic_axis_and_the_best_epoch(tmp_pa
 
 
 @in_a_browser
-def test_a_comparison_draws_all_runs_in_each_chart(tmp_path: Path):
-    runs = [make_run(tmp_path / name, lr=n) for n, name in enumerate(("one", "t<b>wo"))]
-    target = tmp_path / "compare.html"
-    done = run("-m", "samestep", "compare", *map(str, runs), "--html", str(target))
-    assert done.returncode == 0, done.stderr
-    target.write_text(target.read_text().replace("</body>", f"{WATCHED}</body>"))
-    seen = seen_in(visit(tmp_path, target.as_uri()))
-    assert {"one", "t&lt;b>wo"} <= set(seen["names"])  # as Plotly reads it
-    assert "val/loss" in seen["titles"]
-
-
-@in_a_browser
 def test_the_live_page_follows_a_run_and_keeps_what_is_ticked(tmp_path: Path):
     """A run trains on while the page asks for news: an epoch for each question."""
     run_dir = make_run(tmp_path / "runs/one")
@@ -209,9 +197,10 @@ def test_the_live_page_follows_a_run_and_keeps_what_is_ticked(tmp_path: Path):
     assert len(asked) > 2
     assert asked[-1] == "/data?run=one&run=two"
     assert shown.count(" checked=") == 2
-    curve = re.search('data-chart="([^"]*train/loss[^"]*)"', shown)[1]
-    newest = json.loads(curve.replace("&quot;", '"'))["curves"][0]["x"][-1]
-    assert newest > 5, "more than the first answer"
+    chart = re.search('data-chart="([^"]*train/loss[^"]*)"', shown)[1]
+    curves = json.loads(chart.replace("&quot;", '"'))["curves"]
+    assert [curve["name"] for curve in curves] == ["one", "two"], "both runs in each chart"
+    assert curves[0]["x"][-1] > 5, "more than the first answer"
     assert shown.count('class="main-svg"') > 4
     assert "val/score" in re.sub("<[^>]+>", " ", shown)
     assert '<td class="best">1.000 <small>best</small></td>' in shown
@@ -223,7 +212,7 @@ def test_the_live_list_fits_a_phone(tmp_path: Path, width: int):
     for name in ("one", "digits-cnn-with-a-longer-name"):
         record.update(make_run(tmp_path / "runs" / name), record.FINISHED, tags=["baseline"])
     text = page.templates().get_template("live.html").render(title="Runs").partition("<script")[0]
-    listed = live.answer(tmp_path / "runs", [])["list"]
+    listed = live.render_parts(tmp_path / "runs", [])["list"]
     code = "const list = document.querySelector('#list .scroll'); document.body.dataset.seen = "
     code += "JSON.stringify({ hidden: list.scrollWidth - list.clientWidth });"
     path = tmp_path / "live.html"

@@ -52,8 +52,8 @@ def make_run(
         table = csv.DictWriter(file, list(rows()[0]))
         table.writeheader()
         table.writerows(rows())
-    figures = {"test/score": score, "time/epoch_s": epoch_s, "time/total_s": 3 * epoch_s}
-    (run_dir / "metrics.json").write_text(json.dumps(figures))
+    metrics = {"test/score": score, "time/epoch_s": epoch_s, "time/total_s": 3 * epoch_s}
+    (run_dir / "metrics.json").write_text(json.dumps(metrics))
     start = {
         "command": ["train.py", *words], "started": "2026-11-22T05:00:00+00:00", "hostname": "node",
         "world_size": world_size, "packages": "torch==2.15.0", "git": {"commit": "abc"},

@@ -272,13 +272,13 @@ def test_the_timeline_has_every_start_and_end(tmp_path: Path):
     ]  # fmt: skip
 
 
-def test_figures_of_before_are_not_final_in_a_run_that_was_continued(tmp_path: Path):
+def test_metrics_from_before_a_resume_are_not_final(tmp_path: Path):
     run_dir = make_run(tmp_path / "one")
     record.update(run_dir, record.STOPPED, "SIGTERM", best=0.8, best_epoch=4)
     run = read_run(run_dir)
-    assert run.figures == {}
+    assert run.final_metrics == {}
     (problem,) = run.problems
-    assert problem.startswith("metrics.json and predictions hold what the run had reached before")
+    assert problem.startswith("metrics.json and predictions are from before the run was resumed")
     assert summary.facts_of(run)["val/score"] == "0.8000 in epoch 4"
     assert "test/score" not in summary.facts_of(run)
     record.update(run_dir, record.FINISHED)

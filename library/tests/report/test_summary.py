@@ -7,7 +7,7 @@ import yaml
 
 from library.tests.report.fake import make_run
 from samestep.report.files import read_run
-from samestep.report.summary import command_to_go_on, facts_of, summarize
+from samestep.report.summary import facts_of, resume_command, summarize
 from samestep.run import record
 from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.metrics import count_epochs, count_steps
@@ -44,17 +44,17 @@ Next
 
 
 def test_every_metric_of_a_test_is_named_unless_it_is_a_part_of_another(run_dir: Path):
-    figures = {"test_mae": 2.5, "val_mae": 2.0, "test/loss": 1.0, "testing": 3.0, "test/bad": None}
-    figures |= {"iou/test": 0.5, "iou/val": 0.25, "contest": 1.0}
-    figures |= {f"test/score_{number}": 0.5 for number in range(2)}
-    (run_dir / "metrics.json").write_text(json.dumps(figures))
+    metrics = {"test_mae": 2.5, "val_mae": 2.0, "test/loss": 1.0, "testing": 3.0, "test/bad": None}
+    metrics |= {"iou/test": 0.5, "iou/val": 0.25, "contest": 1.0}
+    metrics |= {f"test/score_{number}": 0.5 for number in range(2)}
+    (run_dir / "metrics.json").write_text(json.dumps(metrics))
     facts = facts_of(read_run(run_dir))
     assert {name: fact for name, fact in facts.items() if "test" in name} == {
         "iou/test": "0.5000",
         "test/bad": "nan", "test/loss": "1.000", "test/score_0": "0.5000",
         "test/score_1": "0.5000", "test_mae": "2.500",
     }  # fmt: skip
-    (run_dir / "metrics.json").write_text(json.dumps(figures | {"test/score": 0.75}))
+    (run_dir / "metrics.json").write_text(json.dumps(metrics | {"test/score": 0.75}))
     assert "test/score_0" not in facts_of(read_run(run_dir))
 
 
@@ -70,9 +70,9 @@ def test_commands_that_need_a_checkpoint_are_named_if_there_is_one(run_dir: Path
 
 def test_the_command_names_the_run_and_not_its_directory(tmp_path: Path):
     cfg = {"run_id": "mine", "run_dir": f"{tmp_path}/here"}
-    assert command_to_go_on(cfg, tmp_path / "here", None) == "RUN_ID=mine python train.py"
-    moved = command_to_go_on(cfg, tmp_path / "moved", None)
-    assert moved == "RUN_ID=moved python train.py", "it must not begin anew in its old place"
+    assert resume_command(cfg, tmp_path / "here", None) == "RUN_ID=mine python train.py"
+    moved = resume_command(cfg, tmp_path / "moved", None)
+    assert moved == "RUN_ID=moved python train.py", "it must not start over in its old place"
 
 
 def test_the_summary_of_a_run_on_a_cluster_names_the_launcher(tmp_path: Path, monkeypatch):
@@ -81,10 +81,10 @@ def test_the_summary_of_a_run_on_a_cluster_names_the_launcher(tmp_path: Path, mo
     record.update(tmp_path, record.FINISHED, starts=[{"command": words}])
     cfg = {"cluster": {"name": cluster}}
     by_hand = f"RUN_ID={tmp_path.name} python train.py cluster={cluster} trainer.num_nodes=2 "
-    assert command_to_go_on(cfg, tmp_path, 3) == f"{by_hand}trainer.max_epochs=6"
-    assert command_to_go_on(cfg, tmp_path, 0) == f"{by_hand}trainer.max_epochs=3", "not 2 * 0"
+    assert resume_command(cfg, tmp_path, 3) == f"{by_hand}trainer.max_epochs=6"
+    assert resume_command(cfg, tmp_path, 0) == f"{by_hand}trainer.max_epochs=3", "not 2 * 0"
     monkeypatch.setenv("SAMESTEP_ON_CLUSTER", "1")  # by the entry point
-    assert command_to_go_on(cfg, tmp_path, 3) == (
+    assert resume_command(cfg, tmp_path, 3) == (
         f"RUN_ID={tmp_path.name} samestep launch cluster={cluster} trainer.num_nodes=2 "
         "trainer.max_epochs=6"
     )
@@ -106,7 +106,7 @@ def test_a_finished_run_is_trained_for_as_many_epochs_more(tmp_path: Path, train
     limits = {"callbacks.mine.patience": 5, "callbacks.default.patience": 3}
     record.update(tmp_path, record.FINISHED, starts=[{"command": command}], limits=limits)
     cfg = {"trainer": trainer, "callbacks": {"mine": {"patience": 5}, "default": {}}}
-    again = shlex.split(command_to_go_on(cfg, tmp_path, 3))
+    again = shlex.split(resume_command(cfg, tmp_path, 3))
     patience = 10 if trainer["max_epochs"] > 3 else 5
     words = {"model=mlp", f"trainer.max_epochs={limit}", f"callbacks.mine.patience={patience}"}
     assert set(again[3:]) == words

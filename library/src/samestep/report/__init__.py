@@ -1,10 +1,9 @@
-"""What people look at: the end and the page of one run, the comparison of several, the list of all.
+"""Inspect runs: the summary and the page of one run, the comparison of several, the list of all.
 
-Promise: a report never ends a run, and damaged files are named in it. It needs no network, and no
-torch.
+Promise: a report never ends a run, and names damaged files. It needs no network and no torch.
 
 Read in this order: ``files`` (what a run directory holds), ``summary`` (what a finished run
 prints), ``charts`` (curves as data, which ``templates/charts.js`` draws with Plotly), ``page``
-(``report.html``), ``compare`` (several runs), ``listing`` (all runs of a folder), ``live`` (all of
-this in a browser, while runs train).
+(``report.html``), ``estimates`` (means with confidence intervals), ``compare`` (several runs),
+``listing`` (all runs of a folder), ``live`` (all of this in a browser, while runs train).
 """

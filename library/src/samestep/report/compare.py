@@ -1,20 +1,18 @@
-"""Compare runs: configuration, final figures, time and speed, and curves.
+"""Compare runs: configuration, final metrics, time and speed.
 
 samestep compare runs/one runs/two
-samestep compare runs/mine-* --html compare.html
+samestep compare runs/mine-*
 samestep compare runs/seeds runs/other-seeds --json
 
-A path may also be a folder of runs, such as one of a sweep. Finished runs that differ in nothing
-but the seed are repeats: their mean is shown, with its 95 % confidence interval. A second run of
-the same seed, or one that is not finished, is shown beside them.
+A path may also be a folder of runs, such as one of a sweep. Finished runs that differ only in the
+seed are repeats: their mean is shown, with its 95 % confidence interval. A second run of the same
+seed and an unfinished run have a column of their own. `samestep report --serve` draws the curves.
 """
 
 import json
 import math
 import re
-import statistics
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,57 +20,55 @@ from typing import Any
 from samestep.command_line import Parser
 from samestep.errors import ConfigError
 from samestep.ranks import environment
-from samestep.report import charts, page
-from samestep.report.files import Run, read_run, show, show_value
+from samestep.report import charts
+from samestep.report.estimates import BySeed, Estimate, estimate_difference, estimate_mean
+from samestep.report.files import Run, read_run, show_value
 from samestep.run import metrics
-from samestep.run.files import write_text
 
 SEED = re.compile(r"(.+\.)?seed")
-CONFIDENCE = 0.95
 LESS_IS_BETTER = {"loss", "error", "mae", "mse", "rmse", "perplexity", "time"}
 STYLES = {"": "", "best": "bold", "better": "green", "worse": "red"}  # on a terminal
 TIMES = ("time/total_s", "time/epoch_s")
 
 
 class Cell(str):
-    """A text of a table, and the figure that it shows, if it shows one."""
+    """A text of a table, and the estimate that it shows, if it shows one."""
 
-    value: dict[str, Any] | None = None
-    """``mean``; ``interval95``, half of its 95 % confidence interval, None for a single value;
-    ``n``, the number of runs; and ``paired``, if it is a difference of runs of the same seeds."""
+    estimate: Estimate | None = None
     mark = ""
-    """Best of its row, better or worse than the first, or none."""
+    """``best`` of its row, ``better`` or ``worse`` than the first group, or empty."""
+
+    @classmethod
+    def of(cls, estimate: Estimate | None, *, is_difference: bool = False) -> "Cell":
+        """The cell of an estimate; empty without one."""
+        if estimate is None:
+            return cls()
+        cell = cls(estimate.text(is_difference=is_difference))
+        cell.estimate = estimate
+        return cell
 
 
 Tables = dict[str, list[list[Cell]]]
-"""The tables of a comparison by their titles, each with its heading first."""
+"""The tables of a comparison by their titles; the first row of each is its heading."""
 
 Group = dict[str, Run]
 """Runs that repeat each other, by their seeds."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the comparison of several runs; write the page if it is wanted."""
+    """Print the comparison of several runs."""
     parser = Parser("samestep compare", __doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="run directories, or folders of runs")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with curves")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse(argv)
     environment.limit_threads()
     runs = [read_run(path) for path in find_runs(arguments.runs)]
     tables = compare(runs)
     if arguments.json:
-        # By title and row, the heading as "columns", and figures as numbers.
-        plain = {
-            title: {key or "columns": [cell.value or cell for cell in row] for key, *row in rows}
-            for title, rows in tables.items()
-        }
-        print(json.dumps(plain, indent=2))
+        print(json.dumps(as_json(tables), indent=2))
     else:
+        print_problems(runs)
         print_tables(tables)
-    if arguments.html:
-        title = " and ".join(tables["Runs"][0][1:])
-        write_text(arguments.html, page.render("compare.html", title, runs, tables=tables))
     return 0
 
 
@@ -80,81 +76,120 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     """The run directories of paths, which may be folders that hold several runs.
 
     Raises:
-        ConfigError: naming the path at which there is no run, or if there is only one run.
+        ConfigError: if there is no run at one of the paths, or only one run in all.
     """
+    # A dict is a set with an order: the first run is what the others are compared with.
     found: dict[Path, None] = {}
     for path in paths:
-        configs = [*path.glob("config.yaml")] or sorted(path.glob("*/config.yaml"))
+        configs = list(path.glob("config.yaml")) or sorted(path.glob("*/config.yaml"))
         if not configs:
             raise ConfigError(f"{path}: no such run; name directories such as runs/<id>")
-        found |= dict.fromkeys(config.parent.resolve() for config in configs)
+        for config in configs:
+            # Resolved, so that a link or another spelling does not compare a run with itself.
+            found[config.parent.resolve()] = None
     if len(found) < 2:
         raise ConfigError(f"{next(iter(found))} is one run; name at least two of them")
     return list(found)
 
 
 def compare(runs: Sequence[Run]) -> Tables:
-    """Compare runs; the first one's group is what the others are compared with.
+    """Compare runs with the first one.
 
-    Finished runs whose configuration differs in nothing but the seed make one group, and every
-    other run is a group of its own. Groups are compared by the difference of their means; where
-    both have the same seeds, by the mean of the differences of each seed.
+    Finished runs whose configurations differ only in the seed make one group, and every other run
+    is a group of its own. Groups are compared by the difference of their means, or, if both have
+    the same seeds, by the mean of the differences of each seed.
     """
     groups = group_runs(runs)
     names = [name_of(group) for group in groups]
-    heading = list(map(Cell, ["", *names]))
+    heading = [Cell(), *map(Cell, names)]
     gaps = [Cell(f"{name} - {names[0]}") for name in names[1:]]
-    facts, values = rows_of(groups, facts_of), rows_of(groups, lambda run: run.values)
-    differences = sorted(row for row in values if len(set(row[1:])) > 1)
-    figures: dict[str, list[dict[str, float]]] = {}
-    for number, group in enumerate(groups):
-        for seeds, run in group.items():
-            for name, figure in figures_of(run).items():
-                figures.setdefault(name, [{} for _ in groups])[number][seeds] = figure
-    # What was learned comes first, and then what it has cost.
-    in_order = sorted(figures, key=lambda name: (name in TIMES or name.endswith("/s"), name))
     return {
-        "Runs": [heading, *(row for row in facts if any(row[1:]))],
-        "Configuration: what differs": [
-            heading, *(differences or [[Cell("nothing"), *(Cell("") for _ in groups)]]),
-        ],
-        "Final figures": [
-            heading + gaps,
-            *(compare_figure(name, figures[name], direction_of(name, runs)) for name in in_order),
-        ],
-    }  # fmt: skip
+        "Runs": [heading, *rows_of_facts(groups)],
+        "Configuration: what differs": [heading, *rows_of_differences(groups)],
+        "Final metrics": [heading + gaps, *rows_of_metrics(groups, runs)],
+    }
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Put runs together that differ in nothing but the seed, in order of their first run.
+    """Put repeats together: runs that differ only in the seed, in order of their first run.
 
-    A second run of one configuration and seed is no repeat, because equal seeds share their noise:
-    it is in a group of its own, such as the runs of changed code.
+    A second run of the same configuration and seed is not a repeat, because equal seeds share their
+    noise: it gets a group of its own. So runs of changed code are compared with each other.
     """
     groups: dict[str, Group] = {}
     for run in runs:
-        values = sorted(run.values.items())
-        seeds = str([pair for pair in values if SEED.fullmatch(pair[0])])
-        rest = [pair for pair in values if not SEED.fullmatch(pair[0])]
-        same = f"{rest} {run.status.start.get('world_size')}"
-        if not run.config or not run.figures:
-            same = str(run.run_dir)  # it repeats nothing that is known
-        while seeds in groups.get(same, {}):
-            same += " again"
-        groups.setdefault(same, {})[seeds] = run
+        seeds, key = identify(run)
+        # The key gets longer until it names a group that lacks this seed.
+        while seeds in groups.get(key, {}):
+            key += " again"
+        groups.setdefault(key, {})[seeds] = run
     return list(groups.values())
 
 
+def identify(run: Run) -> tuple[str, str]:
+    """The seeds of a run, and what it has in common with its repeats."""
+    seeds = []
+    others = []
+    for key, value in sorted(run.values.items()):
+        # A data set or a sampler may have a seed of its own, such as data.seed.
+        if SEED.fullmatch(key):
+            seeds.append((key, value))
+        else:
+            others.append((key, value))
+    # Without final metrics or configuration it is not known what the run would repeat.
+    if not run.config or not run.final_metrics:
+        return str(seeds), str(run.run_dir)
+    # More ranks make the same steps in another time, which the mean of a group would hide.
+    return str(seeds), f"{others} {run.status.start.get('world_size')}"
+
+
 def name_of(group: Group) -> str:
-    """The name of the first run, with what else a reader must know of the group."""
+    """The name of the first run, and what a reader must know of the group."""
     first = next(iter(group.values()))
-    if not first.figures:
+    if not first.final_metrics:
         return f"{first.name} ({first.status.state}, newest metrics)"
-    return f"{first.name} (n = {len(group)})" if len(group) > 1 else first.name
+    if len(group) > 1:
+        return f"{first.name} (n = {len(group)})"
+    return first.name
+
+
+def rows_of_facts(groups: Sequence[Group]) -> list[list[Cell]]:
+    """The facts of each group; a row without any, such as the notes, is left out."""
+    return [row for row in make_rows(groups, facts_of) if any(row[1:])]
+
+
+def rows_of_differences(groups: Sequence[Group]) -> list[list[Cell]]:
+    """The values of the configuration that are not the same in all groups, sorted by their keys."""
+    rows = make_rows(groups, lambda run: run.values)
+    different = [row for row in rows if len(set(row[1:])) > 1]
+    if not different:
+        # An empty table could also mean that no configuration was read.
+        return [[Cell("nothing"), *(Cell() for _ in groups)]]
+    return sorted(different)
+
+
+def rows_of_metrics(groups: Sequence[Group], runs: Sequence[Run]) -> list[list[Cell]]:
+    """The metrics of each group, and their differences from the first group."""
+    values: dict[str, list[dict[str, float]]] = {}
+    for number, group in enumerate(groups):
+        for seeds, run in group.items():
+            for name, value in metrics_of(run).items():
+                by_group = values.setdefault(name, [{} for _ in groups])
+                by_group[number][seeds] = value
+    rows = []
+    # What was learned comes first, then what it cost.
+    for name in sorted(values, key=lambda name: (is_cost(name), name)):
+        rows.append(compare_metric(name, values[name], direction_of(name, runs)))
+    return rows
+
+
+def is_cost(name: str) -> bool:
+    """Whether a metric is a time or a speed."""
+    return name in TIMES or name.endswith("/s")
 
 
 def facts_of(run: Run) -> dict[str, Any]:
-    """What a reader must know of a run before its figures."""
+    """What a reader must know of a run before its metrics."""
     return {
         "runs": run.name,
         "state": run.status.state,
@@ -167,106 +202,131 @@ def facts_of(run: Run) -> dict[str, Any]:
     }
 
 
-def rows_of(groups: Sequence[Group], describe: Callable[[Run], dict[str, Any]]) -> list[list[Cell]]:
-    """A row for each key of what describes the runs, and in it a cell for each group."""
-    found = [[describe(run) for run in group.values()] for group in groups]
-    keys = dict.fromkeys(key for group in found for each in group for key in each)
-    return [
-        [Cell(key), *(join(each.get(key, "absent") for each in group) for group in found)]
-        for key in keys
-    ]
+def make_rows(
+    groups: Sequence[Group], describe: Callable[[Run], dict[str, Any]]
+) -> list[list[Cell]]:
+    """A row for each key that describes a run, and in the row a cell for each group.
+
+    Args:
+        groups: of runs.
+        describe: gives values of a run by their keys; a missing one is shown as absent.
+    """
+    described = []
+    keys: dict[str, None] = {}
+    for group in groups:
+        of_group = [describe(run) for run in group.values()]
+        described.append(of_group)
+        for values in of_group:
+            keys |= dict.fromkeys(values)
+    rows = []
+    for key in keys:
+        row = [Cell(key)]
+        for of_group in described:
+            row.append(join(values.get(key, "absent") for values in of_group))
+        rows.append(row)
+    return rows
 
 
 def join(values: Iterable[Any]) -> Cell:
-    """Equal values once, others in a row, such as the seeds of repeats."""
-    return Cell(", ".join(filter(None, dict.fromkeys(map(show_value, values)))))
+    """Equal values once, different ones in a row, such as the seeds of repeats."""
+    texts = dict.fromkeys(map(show_value, values))
+    return Cell(", ".join(filter(None, texts)))
 
 
-def figures_of(run: Run) -> dict[str, float]:
-    """The final figures and speeds; of an unfinished run its newest metrics."""
-    found = dict(run.figures)
-    for row in [] if found else run.rows:
-        found |= row
+def metrics_of(run: Run) -> dict[str, float]:
+    """The final metrics and speeds; of an unfinished run the newest value of each metric."""
+    found = dict(run.final_metrics)
+    if not found:
+        # Rows are in order of their steps, so the newest value of each column stays.
+        for row in run.rows:
+            found |= row
     found |= metrics.speeds(run.rows)
-    return {
-        name: value
-        for name, value in found.items()
-        if math.isfinite(value) and (metrics.is_result(name) or name in TIMES)
-    }
+    compared = {}
+    for name, value in found.items():
+        # The memory and the cores in use say little about which run is better.
+        is_compared = metrics.is_result(name) or name in TIMES
+        if is_compared and math.isfinite(value):
+            compared[name] = value
+    return compared
 
 
 def direction_of(name: str, runs: Sequence[Run]) -> int:
-    """1 if more of a figure is better, -1 if less is, 0 if that is not known.
+    """1 if more of a metric is better, -1 if less is, 0 if that is not known.
 
-    The mode of a monitored metric counts for each figure that has its name in its own.
+    The mode of a monitored metric also applies to metrics that contain its name.
     """
     words = set(re.split("[/_]", name))
-    for status in (run.status for run in runs if run.status.mode):
-        if words.issuperset(re.split("[/_]", charts.title_of(status.monitor))):
-            return 1 if status.mode == "max" else -1
-    return 1 if name.endswith("/s") else -1 if words & LESS_IS_BETTER else 0
+    for run in runs:
+        # val/score with mode max tells that more of test/score is better too.
+        monitored = re.split("[/_]", charts.title_of(run.status.monitor))
+        if run.status.mode and words.issuperset(monitored):
+            return 1 if run.status.mode == "max" else -1
+    if name.endswith("/s"):
+        return 1
+    if words & LESS_IS_BETTER:
+        return -1
+    return 0
 
 
-def compare_figure(name: str, groups: Sequence[dict[str, float]], direction: int) -> list[Cell]:
-    """A row: a figure of each group, the best one marked, and its differences from the first group.
-
-    A difference within its interval may be chance, and is neither better nor worse.
-
-    Args:
-        name: of the figure.
-        groups: its values by the seeds of their runs, for each group.
-        direction: as ``direction_of`` says.
-    """
-    figures = [estimate(values) for values in groups]
-    gaps = [estimate(values, groups[0]) for values in groups[1:]]
-    scores = [direction * cell.value["mean"] for cell in figures if cell.value]
-    for cell in figures:
-        if cell.value and direction * cell.value["mean"] == max(scores) > min(scores):
-            cell.mark = "best"
-    for gap in gaps:
-        score = direction * gap.value["mean"] if gap.value else 0
-        if gap.value and abs(score) > (gap.value["interval95"] or 0):
-            gap.mark = "better" if score > 0 else "worse"
-    return [Cell(name), *figures, *gaps]
-
-
-def estimate(values: dict[str, float], base: dict[str, float] | None = None) -> Cell:
-    """The mean of repeats, or its difference from that of a base; empty if one has no values.
-
-    The interval is Student's t; of a difference seed by seed where both have the same seeds, and
-    otherwise Welch's t.
+def compare_metric(name: str, groups: Sequence[BySeed], direction: int) -> list[Cell]:
+    """A row: the metric in each group, the best one marked, and differences from the first group.
 
     Args:
-        values: by the seeds of their runs.
-        base: what they are compared with, by seeds too.
+        name: of the metric.
+        groups: the values of each group.
+        direction: see ``direction_of``.
     """
-    if not values or base == {}:
-        return Cell()
-    own, other = list(values.values()), list((base or {}).values())
-    is_paired = len(own) > 1 and base is not None and base.keys() == values.keys()
-    if base and is_paired:
-        own, other = [values[seeds] - base[seeds] for seeds in values], []
-    mean = statistics.fmean(own) - statistics.fmean(other or [0])
-    num = min(len(own), len(other or own))
-    half = half_width(own, other) if num > 1 else None
-    text = f"+{show(mean)}" if base and mean > 0 else show(mean)
-    if half is not None:
-        text += f" ± {show(half) if half >= 100 else f'{half:.2g}'}"
-    cell = Cell(f"{text} paired" if is_paired else text)
-    cell.value = {"mean": mean, "interval95": half, "n": num, "paired": is_paired}
-    return cell
+    cells = [Cell.of(estimate_mean(values)) for values in groups]
+    mark_best(cells, direction)
+    row = [Cell(name), *cells]
+    for values in groups[1:]:
+        gap = Cell.of(estimate_difference(values, groups[0]), is_difference=True)
+        mark_difference(gap, direction)
+        row.append(gap)
+    return row
 
 
-def half_width(own: Sequence[float], other: Sequence[float]) -> float:
-    """Half of the confidence interval of a mean, or of its difference from another mean."""
-    # Its import takes a second, which runs without repeats need not wait for.
-    from scipy import stats  # type: ignore[import-untyped]
+def mark_best(cells: Sequence[Cell], direction: int) -> None:
+    """Mark every cell with the best mean, unless all of them are equal."""
+    scores: dict[int, float] = {}
+    for number, cell in enumerate(cells):
+        if cell.estimate is not None:
+            scores[number] = direction * cell.estimate.mean
+    if not scores or min(scores.values()) == max(scores.values()):
+        return
+    for number, score in scores.items():
+        if score == max(scores.values()):
+            cells[number].mark = "best"
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of equal values, whose interval is 0
-        welch = other and stats.ttest_ind(own, other, equal_var=False)
-        low, high = (welch or stats.ttest_1samp(own, 0)).confidence_interval(CONFIDENCE)
-    return float(high - low) / 2
+
+def mark_difference(cell: Cell, direction: int) -> None:
+    """Mark a difference from the first group as better or worse."""
+    if cell.estimate is None or direction == 0:
+        return
+    # A difference smaller than its interval may be chance, so it is neither.
+    if abs(cell.estimate.mean) <= (cell.estimate.interval95 or 0):
+        return
+    cell.mark = "better" if direction * cell.estimate.mean > 0 else "worse"
+
+
+def as_json(tables: Tables) -> dict[str, dict[str, list[Any]]]:
+    """The rows of each table by their names, headings as ``columns``, estimates as numbers."""
+    plain: dict[str, dict[str, list[Any]]] = {}
+    for title, rows in tables.items():
+        plain[title] = {}
+        for key, *cells in rows:
+            values: list[Any] = []
+            for cell in cells:
+                values.append(cell if cell.estimate is None else cell.estimate._asdict())
+            plain[title][key or "columns"] = values
+    return plain
+
+
+def print_problems(runs: Sequence[Run]) -> None:
+    """Say on stderr which files of which runs are missing or damaged."""
+    for run in runs:
+        for problem in run.problems:
+            print(f"{run.name}: {problem}", file=sys.stderr)
 
 
 def print_tables(tables: Tables) -> None:
@@ -276,14 +336,19 @@ def print_tables(tables: Tables) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    # A file has no width: no line is broken there.
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 1000, highlight=False)
+    # A file or a pipe has no width; lines must not be broken there.
+    width = None if sys.stdout.isatty() else 1000
+    console = Console(file=sys.stdout, width=width, highlight=False)
     for title, (heading, *rows) in tables.items():
         table = Table(box=box.SIMPLE, title=title, title_justify="left")
         for name in heading:
             table.add_column(Text(name), overflow="fold")
         for row in rows:
-            # As text: a name may look like rich's markup. Marks are also seen without colours.
-            words = [f"{cell} ({cell.mark})" if cell.mark else cell for cell in row]
-            table.add_row(*map(Text, words, [STYLES[cell.mark] for cell in row]))
+            texts = []
+            for cell in row:
+                # The mark is also a word: colours are lost in a pipe and for some readers.
+                text = f"{cell} ({cell.mark})" if cell.mark else cell
+                # As Text, because rich would read a name such as [b]mine as markup.
+                texts.append(Text(text, STYLES[cell.mark]))
+            table.add_row(*texts)
         console.print(table)

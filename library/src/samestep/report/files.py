@@ -1,4 +1,4 @@
-"""What a run directory holds, read with care: a file that is damaged is named, and left out."""
+"""What a run directory holds, read with care: a damaged file is named, and left out."""
 
 import csv
 import io
@@ -28,9 +28,9 @@ class Run(NamedTuple):
 
     run_dir: Path
     config: dict[str, Any]  # as saved; empty if it cannot be read
-    figures: dict[str, float]  # of metrics.json; empty unless the run is finished now
-    rows: metrics.Rows  # of metrics.csv
-    status: record.Record  # of run.json: how far the run is, its starts and ends
+    final_metrics: dict[str, float]  # metrics.json; empty unless the run is finished now
+    rows: metrics.Rows  # metrics.csv
+    status: record.Record  # run.json: progress, starts and ends
     problems: list[str]  # what is missing or damaged, one sentence each
 
     @property
@@ -40,17 +40,21 @@ class Run(NamedTuple):
 
     @property
     def values(self) -> dict[str, Any]:
-        """The configuration with full keys, without what only says how the run looks."""
-        return {k: v for k, v in flatten(self.config).items() if nature_of(k) < Nature.LOOKS}
+        """The configuration by full keys, without names, paths and display options."""
+        values = {}
+        for key, value in flatten(self.config).items():
+            if nature_of(key) < Nature.LOOKS:
+                values[key] = value
+        return values
 
 
-class Shown(NamedTuple):
+class PredictionFile(NamedTuple):
     """A file of the predictions folder, ready for the page."""
 
     title: str
-    text: str = ""  # of a picture its description
-    source: str = ""  # of a picture: a ``data:`` address with its content
-    rows: Sequence[Sequence[str]] = ()  # of a table: its lines, the heading first
+    text: str = ""  # its text, or the description of a picture
+    source: str = ""  # the content of a picture, as a ``data:`` address
+    rows: Sequence[Sequence[str]] = ()  # the lines of a table, heading first
 
 
 def read_run(run_dir: Path) -> Run:
@@ -61,78 +65,109 @@ def read_run(run_dir: Path) -> Run:
         config = read_config(run_dir)
     except (ConfigError, OSError) as error:
         problems.append(f"config.yaml: {error}")
-    status, rows = record.read(run_dir), metrics.read_history(run_dir)
+    status = record.read(run_dir)
+    rows = metrics.read_history(run_dir)
     if why := metrics.why_damaged(run_dir):
         problems.append(f"metrics.csv is damaged: {why}")
     elif not rows:
         problems.append("metrics.csv holds no metric yet: there are no curves")
-    found = metrics.read_final_metrics(run_dir) or {}
-    if not found:
-        problems.append("metrics.json is absent or damaged, so there are no final figures")
-    elif status.state != record.FINISHED:
-        found = {}
-        problems.append(
-            "metrics.json and predictions hold what the run had reached before it was continued: "
-            f"the run is {status.state}, so there are no final figures"
-        )
+    final_metrics = metrics_if_finished(run_dir, status, problems)
     if not status.starts:
         problems.append("run.json is absent or damaged: machine, command and starts are unknown")
-    # JSON has no nan, so null stands for it; a damaged file may hold anything.
-    figures = {
-        name: math.nan if value is None else value
-        for name, value in found.items()
-        if isinstance(value, int | float | None)
-    }
-    return Run(run_dir, config, figures, rows, status, list(map(redact, problems)))
+    # A damaged file may hold anything, and an error quotes its text.
+    problems = [redact(problem) for problem in problems]
+    return Run(run_dir, config, final_metrics, rows, status, problems)
 
 
-def read_predictions(run_dir: Path) -> list[Shown]:
-    """Every picture, table and text in the predictions folder, in order of the names."""
+def metrics_if_finished(
+    run_dir: Path, status: record.Record, problems: list[str]
+) -> dict[str, float]:
+    """The final metrics of a run that is finished now; what is missing is added to ``problems``."""
+    content = metrics.read_final_metrics(run_dir) or {}
+    if not content:
+        problems.append("metrics.json is absent or damaged, so there are no final metrics")
+        return {}
+    # A run that was finished once and trains further keeps its old files until it ends again.
+    if status.state != record.FINISHED:
+        problems.append(
+            "metrics.json and predictions are from before the run was resumed: "
+            f"the run is {status.state}, so there are no final metrics"
+        )
+        return {}
+    final = {}
+    for name, value in content.items():
+        # JSON has no nan: `samestep` writes null for it.
+        if value is None:
+            final[name] = math.nan
+        elif isinstance(value, int | float):
+            final[name] = value
+    return final
+
+
+def read_predictions(run_dir: Path) -> list[PredictionFile]:
+    """Every picture, table and text in the predictions folder, sorted by name."""
     paths = sorted(run_dir.glob("predictions/[!.]*"))
     descriptions = {path.with_suffix(".txt") for path in paths if path.suffix in PICTURES}
-    shown, left = [], MAX_BYTES
+    files = []
+    bytes_left = MAX_BYTES
     for path in paths:
-        size, is_picture = path.stat().st_size, path.suffix in PICTURES
-        if path in descriptions or path.suffix not in (*PICTURES, *TEXTS):
+        # The text beside a picture is shown with the picture, not a second time on its own.
+        if path in descriptions:
             continue
-        if size > (left if is_picture else MAX_TEXT):
+        size = path.stat().st_size
+        if path.suffix in PICTURES and size <= bytes_left:
+            bytes_left -= size
+            files.append(read_picture(path))
+        elif path.suffix in TEXTS and size <= MAX_TEXT:
+            files.append(read_table_or_text(path))
+        elif path.suffix in (*PICTURES, *TEXTS):
             text = f"{path.name} is too large for this page; open the file itself"
-            shown.append(Shown(path.name, text))
-        elif is_picture:
-            left -= size
-            shown.append(read_picture(path))
-        else:
-            text = path.read_text(errors="replace")
-            rows = list(csv.reader(io.StringIO(text))) if path.suffix == ".csv" else ()
-            shown.append(Shown(path.name, text, rows=rows))
-    return shown
+            files.append(PredictionFile(path.name, text))
+    return files
 
 
-def read_picture(path: Path) -> Shown:
+def read_picture(path: Path) -> PredictionFile:
     """A picture and the text file of the same name, such as ``grid.txt`` beside ``grid.png``.
 
     The first line of the text is the title, the others say what the picture shows.
     """
-    about = path.with_suffix(".txt")
-    text = about.read_text(errors="replace").strip() if about.exists() else path.name
+    text_path = path.with_suffix(".txt")
+    text = path.name
+    if text_path.exists():
+        text = text_path.read_text(errors="replace").strip()
     title, _, description = text.partition("\n")
     content = b64encode(path.read_bytes()).decode()
     source = f"data:{mimetypes.guess_type(path)[0]};base64,{content}"
-    return Shown(title, description or title, source)
+    # A screen reader needs a description, if only the title.
+    return PredictionFile(title, description or title, source)
+
+
+def read_table_or_text(path: Path) -> PredictionFile:
+    """A text file; a CSV file has rows too."""
+    text = path.read_text(errors="replace")
+    rows: list[list[str]] = []
+    if path.suffix == ".csv":
+        # Not text.splitlines(): a quoted cell may contain line breaks.
+        rows = list(csv.reader(io.StringIO(text)))
+    return PredictionFile(path.name, text, rows=rows)
 
 
 def show(value: float) -> str:
-    """A figure with as many places as can be read."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}".rstrip(".")
+    """A number with as many places as a reader can use."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:#.4g}".rstrip(".")
 
 
 def show_value(value: Any) -> str:
-    """A value of the configuration, as its YAML says it."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    """A value of the configuration as in its YAML file."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, default=str)
 
 
-def instant(text: Any) -> float:
-    """A time as ISO 8601 in seconds since 1970; 0 if it is none."""
+def timestamp(text: Any) -> float:
+    """Seconds since 1970 of a time in ISO 8601; 0 if ``text`` is not such a time."""
     try:
         return datetime.fromisoformat(str(text)).timestamp()
     except ValueError:

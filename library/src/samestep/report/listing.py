@@ -5,7 +5,6 @@ samestep runs /volume/runs
 samestep runs --json
 """
 
-# It imports no torch, and reads one small file of each run: ten thousand take two seconds.
 import json
 import textwrap
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from samestep.command_line import Parser
 from samestep.errors import ConfigError
-from samestep.report.files import instant, show
+from samestep.report.files import show, timestamp
 from samestep.run import record
 
 HEADING = ("run", "state", "best", "epochs", "tags", "seen")
@@ -28,14 +27,12 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse(argv)
     found = list_runs(arguments.folder)
     if arguments.json:
-        print(json.dumps([{"name": name} | found[name]._asdict() for name in found], indent=2))
+        plain = [{"name": name} | status._asdict() for name, status in found.items()]
+        print(json.dumps(plain, indent=2))
     elif not found:
         print(f"There is no run in {arguments.folder}.")
     else:
-        rows = [HEADING, *(describe(*run) for run in found.items())]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print("  ".join(map(str.ljust, row, widths)).rstrip())
+        print_table(found)
     return 0
 
 
@@ -47,20 +44,36 @@ def list_runs(folder: Path) -> dict[str, record.Record]:
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder; name the run_root of your runs")
-    found = {path.name: record.read(path) for path in folder.iterdir()}
-    # A run whose file of its state is lost or damaged still has its configuration.
-    names = [name for name in found if found[name].time or (folder / name / "config.yaml").exists()]
-    return {name: found[name] for name in sorted(names, key=lambda n: (-instant(found[n].time), n))}
+    found = {}
+    for path in folder.iterdir():
+        # Only this small file of each run is read, so that ten thousand runs take two seconds.
+        status = record.read(path)
+        # A run whose run.json is lost or damaged still has its configuration.
+        if status.time or (path / "config.yaml").exists():
+            found[path.name] = status
+    names = sorted(found, key=lambda name: (-timestamp(found[name].time), name))
+    return {name: found[name] for name in names}
+
+
+def print_table(found: dict[str, record.Record]) -> None:
+    """Print a line for each run, under the heading."""
+    rows: list[tuple[str, ...]] = [HEADING]
+    for name, status in found.items():
+        rows.append(describe(name, status))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        # rich would need a quarter of a second for its import, and breaks lines in narrow windows.
+        print("  ".join(map(str.ljust, row, widths)).rstrip())
 
 
 def describe(name: str, status: record.Record) -> tuple[str, ...]:
-    """What the list says of a run, under ``HEADING``."""
-    why = textwrap.shorten(status.why, WHY_WIDTH, placeholder="...")
-    return (
-        name,
-        f"{status.state}: {why}" if why else status.state,
-        "" if status.best is None else f"{show(status.best)} {status.monitor}",
-        "" if status.epoch is None else str(status.epoch),
-        " ".join(map(str, status.tags)),
-        status.time.replace("T", " "),
-    )
+    """The cells of a run, one for each column of ``HEADING``."""
+    state = status.state
+    if status.why:
+        state += ": " + textwrap.shorten(status.why, WHY_WIDTH, placeholder="...")
+    best = ""
+    if status.best is not None:
+        best = f"{show(status.best)} {status.monitor}"
+    epochs = "" if status.epoch is None else str(status.epoch)
+    tags = " ".join(map(str, status.tags))
+    return name, state, best, epochs, tags, status.time.replace("T", " ")

@@ -8,8 +8,6 @@ samestep report --serve /volume/runs --port 8000
 those that are ticked.
 """
 
-# One page asks one address for the newest state. Only this machine can connect, and every request
-# must name it, so that no other page in the browser can read runs through a name of its own.
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -33,6 +31,7 @@ MAX_LISTED = 500  # the newest runs
 def main(argv: Sequence[str]) -> int:
     """Write the page of a run, and print where it is; or serve the pages of all runs."""
     parser = Parser("samestep report", __doc__)
+    # The positional argument is a run or a folder of runs, and an error names what is expected.
     if "--serve" in argv:
         parser.add_argument("folder", nargs="?", default="runs", type=Path, help="default: runs")
         parser.add_argument("--port", type=int, default=0, help="default: any free one")
@@ -54,8 +53,10 @@ def serve(folder: Path, port: int) -> None:
     Raises:
         ConfigError: if there is no such folder, or the port cannot be used.
     """
+    # Raises now if the folder is missing, not at the first request.
     listing.list_runs(folder)
     try:
+        # 127.0.0.1, and no option for another address: there is no password.
         server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, folder))
     except (OSError, OverflowError) as error:
         raise ConfigError(f"--port {port}: {error}; leave it out for a free one") from error
@@ -73,30 +74,45 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the page, its data, the report of one run, or Plotly."""
-        address = urlsplit(self.path)
-        place, query = unquote(address.path), parse_qs(address.query)
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
-        if host not in HOSTS:
+        # A website can give its own name the address 127.0.0.1 (DNS rebinding), and its scripts
+        # could then read the runs through this browser. Such a request names that website here.
+        if urlsplit(f"//{self.headers.get('Host', '')}").hostname not in HOSTS:
             self.send_error(HTTPStatus.FORBIDDEN, "ask for localhost")
-        elif place == "/":
-            live = page.templates().get_template("live.html")
-            self._send("text/html", live.render(title=f"Runs in {self.folder}"))
-        elif place == "/data":
-            self._send("application/json", json.dumps(answer(self.folder, query.get("run", []))))
-        elif place == "/plotly.js":
-            self._send("text/javascript", charts.plotly_gz(), ("Content-Encoding", "gzip"))
-        elif place.startswith("/report/") and (runs := find(self.folder, [place[8:]])):
+            return
+        address = urlsplit(self.path)
+        path = unquote(address.path)
+        if path == "/":
+            template = page.templates().get_template("live.html")
+            self._send("text/html", template.render(title=f"Runs in {self.folder}"))
+        elif path == "/data":
+            names = parse_qs(address.query).get("run", [])
+            self._send("application/json", json.dumps(render_parts(self.folder, names)))
+        elif path == "/plotly.js":
+            # As it lies in memory: every browser unpacks it.
+            self._send("text/javascript", charts.plotly_gz(), {"Content-Encoding": "gzip"})
+        elif path.startswith("/report/"):
+            self._send_report(path.removeprefix("/report/"))
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _send_report(self, name: str) -> None:
+        runs = find_runs(self.folder, [name])
+        if runs:
             self._send("text/html", page.page_of(runs[0]))
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
-    def _send(self, kind: str, content: str | bytes, *headers: tuple[str, str]) -> None:
+    def _send(
+        self, content_type: str, content: str | bytes, headers: dict[str, str] | None = None
+    ) -> None:
         body = content.encode() if isinstance(content, str) else content
         self.send_response(HTTPStatus.OK)
-        for name, value in (("Content-Type", f"{kind}; charset=utf-8"), *headers):
+        self.send_header("Content-Type", f"{content_type}; charset=utf-8")
+        for name, value in (headers or {}).items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
-        with suppress(ConnectionError):  # the page was closed meanwhile
+        # A page that was closed meanwhile is no error worth a traceback in the terminal.
+        with suppress(ConnectionError):
             self.end_headers()
             self.wfile.write(body)
 
@@ -104,20 +120,40 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing: the page asks every two seconds."""
 
 
-def find(folder: Path, names: Sequence[str]) -> list[Run]:
-    """The runs of these names in the folder; what is no run there is left out."""
-    found = [folder / name for name in dict.fromkeys(names) if Path(name).name == name]
-    return [read_run(path) for path in found if (path / "config.yaml").is_file()]
+def find_runs(folder: Path, names: Sequence[str]) -> list[Run]:
+    """The runs of these names in the folder; other names are ignored."""
+    runs = []
+    for name in dict.fromkeys(names):
+        # Names come from the address: one such as ../outside must not leave the folder.
+        is_plain = Path(name).name == name
+        if is_plain and (folder / name / "config.yaml").is_file():
+            runs.append(read_run(folder / name))
+    return runs
 
 
-def answer(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    """The parts of the page: the list, the comparison of the runs of these names, their curves."""
-    listed = [listing.describe(*run) for run in listing.list_runs(folder).items()]
-    runs = find(folder, names)
+def render_parts(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """The changing parts of the page, as HTML.
+
+    Args:
+        folder: of all runs.
+        names: of the runs that are ticked.
+
+    Returns:
+        ``list`` of all runs; ``comparison`` and ``charts`` of the ticked ones.
+    """
+    listed = []
+    for name, status in listing.list_runs(folder).items():
+        listed.append(listing.describe(name, status))
+    runs = find_runs(folder, names)
     parts: Any = page.templates().get_template("parts.html").module
-    tables = compare.compare(runs) if len(runs) > 1 else {}
-    return {
+    # A run that is ticked stays ticked in the list that is drawn now.
+    html = {
         "list": parts.listing(listing.HEADING, listed[:MAX_LISTED], names, len(listed)),
-        "comparison": parts.comparison(tables) if tables else "",
-        "charts": parts.curves(charts.charts_of(runs)) if runs else "",
+        "comparison": "",
+        "charts": "",
     }
+    if runs:
+        html["charts"] = parts.curves(charts.charts_of(runs))
+    if len(runs) > 1:
+        html["comparison"] = parts.comparison(compare.compare(runs))
+    return html

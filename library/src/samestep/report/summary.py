@@ -1,4 +1,4 @@
-"""What a finished run prints: its metrics, its report, and what to type next."""
+"""What a finished run prints: its metrics, its report, and the next commands."""
 
 import shlex
 import statistics
@@ -12,81 +12,139 @@ from samestep.run import directory, metrics, record
 from samestep.spec import select
 
 REPORT = "report.html"
-USE = {"system/cpu_cores": "CPU cores in use", "system/memory_gib": "memory, GiB",
-       "system/gpu_memory_gib": "GPU memory, GiB"}  # fmt: skip
+USAGE = {
+    "system/cpu_cores": "CPU cores in use",
+    "system/memory_gib": "memory, GiB",
+    "system/gpu_memory_gib": "GPU memory, GiB",
+}
 
 
 def summarize(run_dir: Path) -> str:
-    """The text of a finished run, whose report is written after it.
+    """The text of a finished run, whose report is written afterwards.
 
-    The commands of ``summary.next`` need a checkpoint, so a run that has left none names none.
+    The commands of ``summary.next`` need a checkpoint; without one, they are left out.
     """
     run = read_run(run_dir)
     facts = facts_of(run)
     width = max(map(len, facts))
-    lines = [f"Finished: {run_dir}", *(f"  {name:<{width}}  {facts[name]}" for name in facts)]
+    lines = [f"Finished: {run_dir}"]
+    for name, fact in facts.items():
+        lines.append(f"  {name:<{width}}  {fact}")
     if run.config.get("report"):
         lines += ["Report", f"  {run_dir / REPORT}"]
     lines.append("Next")
-    if (run_dir / f"checkpoints/{directory.tested_checkpoint(run_dir)}.ckpt").exists():
-        # The run directory in a command is quoted as a shell needs it.
-        name = str(run.config.get("run_dir", run_dir))
-        commands = select(run.config, "summary.next") or []
-        lines += [f"  {command.replace(name, shlex.quote(name))}" for command in commands]
-    again = command_to_go_on(run.config, run_dir, metrics.count_epochs(run.rows))
-    return "\n".join([*lines, f"  {again}"])
+    num_epochs = metrics.count_epochs(run.rows)
+    for command in [*next_commands(run), resume_command(run.config, run.run_dir, num_epochs)]:
+        lines.append(f"  {command}")
+    return "\n".join(lines)
+
+
+def next_commands(run: Run) -> list[str]:
+    """The commands of ``summary.next``, if the run has the checkpoint that they need."""
+    checkpoint = f"checkpoints/{directory.tested_checkpoint(run.run_dir)}.ckpt"
+    if not (run.run_dir / checkpoint).exists():
+        return []
+    name = str(run.config.get("run_dir", run.run_dir))
+    commands = []
+    for command in select(run.config, "summary.next") or []:
+        # OmegaConf has put the path in, and a path with a space is two arguments for a shell.
+        commands.append(command.replace(name, shlex.quote(name)))
+    return commands
 
 
 def facts_of(run: Run) -> dict[str, str]:
-    """The first things that a reader wants to know: data, model, results, and what they cost."""
-    choices = {name: select(run.config, f"choices.{name}") for name in ("data", "model")}
-    facts = {name: str(choice) for name, choice in choices.items() if choice}
+    """What a reader wants to know first: data, model, results, and what they cost."""
+    facts: dict[str, str] = {}
+    for name in ("data", "model"):
+        if choice := select(run.config, f"choices.{name}"):
+            facts[name] = str(choice)
     facts["epochs"] = str(metrics.count_epochs(run.rows))
-    tested = [name for name in sorted(run.figures) if metrics.is_of_test(name)]
-    for name in tested:
-        # A part of another one, such as test/score_cat beside test/score, is in metrics.json.
-        if not name.startswith(tuple(f"{other}_" for other in tested)):
-            facts[name] = show(run.figures[name])
+    facts |= show_test_metrics(run)
     if run.status.best is not None:
         facts[run.status.monitor] = f"{show(run.status.best)} in epoch {run.status.best_epoch}"
-    if seconds := run.figures.get("time/total_s"):
+    if seconds := run.final_metrics.get("time/total_s"):
         facts["training time"] = f"{seconds:,.1f} s"
-    facts |= {name: show(speed) for name, speed in metrics.speeds(run.rows).items()}
-    for column, name in USE.items():
-        if values := [row[column] for row in run.rows if column in row]:
+    for name, speed in metrics.speeds(run.rows).items():
+        facts[name] = show(speed)
+    for column, name in USAGE.items():
+        values = [row[column] for row in run.rows if column in row]
+        if values:
+            # Not the mean: the first epoch includes the start of workers and compilation.
             facts[name] = f"{statistics.median(values):.1f}"
     return facts
 
 
-def command_to_go_on(config: Mapping[str, Any], run_dir: Path, num_epochs: int | None) -> str:
-    """The command that continues the run, where it was started before.
+def show_test_metrics(run: Run) -> dict[str, str]:
+    """The final metrics of the test, without those that are parts of another."""
+    names = [name for name in sorted(run.final_metrics) if metrics.is_of_test(name)]
+    prefixes = tuple(f"{name}_" for name in names)
+    facts = {}
+    for name in names:
+        # test/score_cat beside test/score: there can be a hundred, and metrics.json has them all.
+        if not name.startswith(prefixes):
+            facts[name] = show(run.final_metrics[name])
+    return facts
+
+
+def resume_command(config: Mapping[str, Any], run_dir: Path, num_epochs: int | None) -> str:
+    """The command that resumes the run, typed in the folder where it was started.
 
     Args:
         config: the configuration of the run.
         run_dir: its directory.
-        num_epochs: of a finished run, which is then trained for as many epochs more; with twice the
-            patience if early stopping has ended it. None, or 0, for a run to which its own limits
-            apply.
+        num_epochs: epochs of a finished run, which the command trains for as many more; with twice
+            the patience if early stopping ended it. None or 0 keeps the limits of the run.
     """
-    known = record.read(run_dir)
-    command = known.start.get("command")
-    words = [str(word) for word in command[1:]] if isinstance(command, list) else []
+    status = record.read(run_dir)
+    arguments: list[str] = []
+    command = status.start.get("command")
+    if isinstance(command, list):
+        arguments = [str(word) for word in command[1:]]
     if num_epochs:
-        limit = max(num_epochs, select(config, "trainer.max_epochs") or 0)
-        longer = {"trainer.max_epochs": limit + num_epochs}
-        for key in known.limits if num_epochs < limit else ():
-            # A patience that is Lightning's default is no key that a command line may change.
-            if key.endswith(".patience") and (patience := select(config, key)) is not None:
-                longer[key] = 2 * max(1, patience)
-        given = ("trainer.max_", *(f"{key}=" for key in longer))
-        words = [word for word in words if not word.startswith(given)]
-        words += [f"{key}={number}" for key, number in longer.items()]
-    name = run_dir.name
-    if Path(select(config, "run_dir") or "").name == name:
-        # With run_dir=... the name of the directory need not be that of the run.
-        name = select(config, "run_id") or name
+        arguments = raise_limits(arguments, config, status, num_epochs)
+    program = ["samestep", "launch"] if is_launched(config) else ["python", "train.py"]
+    return f"RUN_ID={run_id_of(config, run_dir)} {shlex.join([*program, *arguments])}"
+
+
+def raise_limits(
+    arguments: list[str], config: Mapping[str, Any], status: record.Record, num_epochs: int
+) -> list[str]:
+    """The arguments with limits that allow ``num_epochs`` more epochs."""
+    max_epochs = max(num_epochs, select(config, "trainer.max_epochs") or 0)
+    limits = {"trainer.max_epochs": max_epochs + num_epochs}
+    # With all epochs trained, early stopping did not end the run, and its patience may stay.
+    if num_epochs < max_epochs:
+        limits |= doubled_patience(config, status)
+    # max_steps and max_time would end the run at once, so all trainer.max_* are removed.
+    replaced = ("trainer.max_", *(f"{key}=" for key in limits))
+    kept = [argument for argument in arguments if not argument.startswith(replaced)]
+    return kept + [f"{key}={number}" for key, number in limits.items()]
+
+
+def doubled_patience(config: Mapping[str, Any], status: record.Record) -> dict[str, int]:
+    """Twice the patience of each early stopping whose patience stands in the configuration."""
+    longer = {}
+    for key in status.limits:
+        patience = select(config, key)
+        # Lightning's default has no key in the configuration, so an override would be an error.
+        if key.endswith(".patience") and patience is not None:
+            longer[key] = 2 * max(1, patience)
+    return longer
+
+
+def run_id_of(config: Mapping[str, Any], run_dir: Path) -> str:
+    """The ``RUN_ID`` that finds the run again."""
+    configured = Path(select(config, "run_dir") or "")
+    # A directory that was moved or copied is resumed where it is now, under its present name.
+    if configured.name != run_dir.name:
+        return run_dir.name
+    # With run_dir=... on the command line, the directory can have another name than the run.
+    return select(config, "run_id") or run_dir.name
+
+
+def is_launched(config: Mapping[str, Any]) -> bool:
+    """Whether ``samestep launch`` started the run on a cluster."""
     cluster = select(config, "cluster.name") or "local"
-    # A command such as `python train.py cluster=k8s` may also be typed on a machine of one's own.
-    is_local = cluster == "local" or environment.variable(environment.ON_CLUSTER) is None
-    program = ["python", "train.py"] if is_local else ["samestep", "launch"]
-    return f"RUN_ID={name} {shlex.join([*program, *words])}"
+    # `python train.py cluster=k8s` can also be typed on a workstation; only the entry point of a
+    # launched node sets the variable.
+    return cluster != "local" and environment.variable(environment.ON_CLUSTER) is not None
