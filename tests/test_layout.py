@@ -55,7 +55,7 @@ def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
 # -- Imports go one way ----------------------------------------------------------------------------
 
 LEVELS = [
-    ["errors", "keys", "lightning_names", "metrics", "spec"],
+    ["config_keys", "errors", "lightning_names", "metrics", "run_spec"],
     ["ranks"],
     ["command_line"],
     ["data", "run", "node"],
@@ -94,9 +94,9 @@ def test_tests_of_the_library_need_no_template():
 
 CORE = {
     "errors",
-    "keys",
+    "config_keys",
     "metrics",
-    "spec",
+    "run_spec",
     "ranks",
     "data",
     "run",

@@ -24,7 +24,7 @@ from samestep.callbacks.watchdog import Watchdog
 from samestep.metrics import EpochMean
 from samestep.ranks import stopping
 from samestep.run.checkpoint import load
-from samestep.spec import RunSpec
+from samestep.run_spec import RunSpec
 
 Place = tuple[int, int | str]
 """An epoch, and the batch after which a run is disturbed, or its ``start`` or ``validation``."""

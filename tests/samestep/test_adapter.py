@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from samestep.keys import Nature, nature_of
+from samestep.config_keys import KeyScope, scope_of
 from samestep.run import directory
 from samestep.run.changes import find_changes
-from samestep.spec import leaves
+from samestep.run_spec import leaves
 
 
 def test_secrets_stay_out_of_the_saved_configuration(
@@ -41,12 +41,12 @@ def test_a_finished_run_goes_on_with_more_patience(spec, changed: list[str], is_
 
 
 def test_the_table_of_keys_names_keys_that_exist(spec):
-    natures: dict[Nature, set[str]] = {}
+    scopes: dict[KeyScope, set[str]] = {}
     for key in leaves(spec("callbacks=early_stopping").config):
-        natures.setdefault(nature_of(key), set()).add(key)
-    assert "callbacks.early_stopping.patience" in natures[Nature.LIMIT]
+        scopes.setdefault(scope_of(key), set()).add(key)
+    assert "callbacks.early_stopping.patience" in scopes[KeyScope.LIMIT]
     of_place = {"callbacks.checkpoints.every_s", "callbacks.loss_guard.max_skipped"}
-    assert of_place < natures[Nature.PLACE]
-    assert "callbacks.checkpoints.dirpath" in natures[Nature.LOOKS]
-    learned = " ".join(sorted(natures[Nature.LEARNED]))
+    assert of_place < scopes[KeyScope.PER_NODE]
+    assert "callbacks.checkpoints.dirpath" in scopes[KeyScope.COSMETIC]
+    learned = " ".join(sorted(scopes[KeyScope.EXPERIMENT]))
     assert not re.search(r"run_id|run_root|run_dir|cluster\.|summary\.|choices", learned)

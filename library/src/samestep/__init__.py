@@ -1,10 +1,10 @@
 """Samestep: the same steps on any number of ranks, before and after any interruption.
 
 Read ``trainer`` first: what happens from ``fit`` to the end. Then ``lightning_names``, ``errors``,
-``metrics``, ``keys``, ``spec``, ``ranks``, ``command_line``, ``data``, ``run``, ``node``,
-``callbacks`` and ``ending``, which need no Hydra; then ``hydra``, which makes the same run from
-configuration files, ``doctor``, ``report``, ``launch``, ``sweep`` and ``cli``. Each folder opens
-with what it promises.
+``metrics``, ``config_keys``, ``run_spec``, ``ranks``, ``command_line``, ``data``, ``run``,
+``node``, ``callbacks`` and ``ending``, which need no Hydra; then ``hydra``, which makes the same
+run from configuration files, ``doctor``, ``report``, ``launch``, ``sweep`` and ``cli``. Each folder
+opens with what it promises.
 """
 
 from importlib import import_module

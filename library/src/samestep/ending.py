@@ -14,7 +14,7 @@ from samestep.ranks import environment, failure
 from samestep.ranks.lightning_patches import callbacks_of
 from samestep.ranks.stopping import Stopped
 from samestep.run import artifacts, directory, record
-from samestep.spec import RunSpec
+from samestep.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 

@@ -53,7 +53,7 @@ from samestep.run.checkpoint import AtomicCheckpointIO, to_plain
 from samestep.run.history import History
 from samestep.run.logs import log_to_files, silence_expected_warnings
 from samestep.run.metrics import read_final_metrics
-from samestep.spec import RunSpec
+from samestep.run_spec import RunSpec
 
 CONTRADICTIONS: dict[str, tuple[Any, str]] = {
     "enable_checkpointing": (False, "a run continues from its checkpoints"),
@@ -169,7 +169,7 @@ class Trainer(L.Trainer):
             allow_changes=tuple(allow_changes),
             notes=notes,
             tags=tuple(tags),
-            allows_by="--trainer.allow_changes=" if is_cli else "allow_changes=",
+            override_hint="--trainer.allow_changes=" if is_cli else "allow_changes=",
             limits=limits,
             saves_nothing=bool(options.get("fast_dev_run")),
         )

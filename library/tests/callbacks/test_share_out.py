@@ -15,7 +15,7 @@ from samestep.callbacks.share_out import ShareOut, find_batch_loaders
 from samestep.data.loader import BatchLoader
 from samestep.errors import ConfigError
 from samestep.ranks import environment, preflight, process_group
-from samestep.spec import RunSpec
+from samestep.run_spec import RunSpec
 
 DATA = TensorDataset(torch.randn(40, 3, generator=torch.Generator().manual_seed(0)))
 QUIET = {

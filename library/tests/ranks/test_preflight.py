@@ -23,7 +23,7 @@ from library.tests.programs import environment as variables
 from samestep.errors import ConfigError
 from samestep.ranks import environment, network, preflight
 from samestep.ranks.preflight import PreflightError, compare, identity, inspect
-from samestep.spec import RunSpec
+from samestep.run_spec import RunSpec
 
 Usage = namedtuple("Usage", "total used free")
 DATA = L.LightningDataModule()

@@ -13,7 +13,7 @@ from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, failure
 from samestep.ranks import process_group as distributed
 from samestep.ranks.network import NetworkError
-from samestep.spec import RunSpec
+from samestep.run_spec import RunSpec
 
 
 def meet(rank: int, port: int) -> None:

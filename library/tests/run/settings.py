@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.run.checkpoint import AtomicCheckpointIO, find_valid
-from samestep.spec import RunSpec
+from samestep.run_spec import RunSpec
 
 CONFIG = {
     "seed": 0,

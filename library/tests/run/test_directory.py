@@ -15,7 +15,7 @@ from samestep.run import directory as run
 from samestep.run import lock, provenance, record
 from samestep.run.checkpoint import CheckpointError
 from samestep.run.files import WriteError
-from samestep.spec import RunSpec
+from samestep.run_spec import RunSpec
 
 Make = Callable[..., RunSpec]
 BEGINS = run.Start(finished=False, ckpt_path=None)

@@ -30,7 +30,7 @@ from samestep.run.checkpoint import (
 )
 from samestep.run.files import link_file
 from samestep.run.layout import LAST
-from samestep.spec import RunSpec
+from samestep.run_spec import RunSpec
 
 NODES = (0, 1, 1, 2)  # the node of each rank
 Scenario = Callable[[RunSpec], None]

@@ -4,7 +4,7 @@ from omegaconf import OmegaConf
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
 from samestep.hydra.rules import RULES
-from samestep.spec import leaves
+from samestep.run_spec import leaves
 
 
 def fault(*overrides):

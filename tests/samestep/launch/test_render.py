@@ -6,7 +6,7 @@ from samestep.errors import ConfigError
 from samestep.hydra.compose import check
 from samestep.launch import render
 from samestep.launch.main import compose_for_pods
-from samestep.spec import leaves
+from samestep.run_spec import leaves
 
 OVERRIDES = ["cluster=k8s", "trainer.num_nodes=2", "trainer.devices=2"]
 

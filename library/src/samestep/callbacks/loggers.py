@@ -24,7 +24,7 @@ from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.run import record
 from samestep.run.changes import read_config
-from samestep.spec import leaves
+from samestep.run_spec import leaves
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from samestep.hydra.compose import find_overridden
 from samestep.hydra.rules import NAME, load_project_rules
 from samestep.ranks import environment
 from samestep.ranks.secrets import redact_values
-from samestep.spec import RunSpec
+from samestep.run_spec import RunSpec
 
 LIGHTNINGS_PATIENCE = 3  # of EarlyStopping, where the configuration has none
 

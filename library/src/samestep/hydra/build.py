@@ -41,7 +41,7 @@ from samestep.ranks.process_group import (
 )
 from samestep.run.checkpoint import AtomicCheckpointIO
 from samestep.run.history import History
-from samestep.spec import RunSpec
+from samestep.run_spec import RunSpec
 from samestep.trainer import callbacks_of_run
 
 # What a constructor raises when it rejects an argument.

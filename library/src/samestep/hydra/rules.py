@@ -226,7 +226,7 @@ class ProjectRules(NamedTuple):
     """The rules of the user's own keys, as their module holds them.
 
     targets: how the ``_target_`` of the user's own code begins, such as ``project.``.
-    may_change: patterns of keys that do not change what is learned; see ``samestep.keys``.
+    may_change: patterns of keys that do not change what is learned; see ``samestep.config_keys``.
     check_ranks: what a run rejects if it may get these numbers of ranks, one line each.
     needed_files: files that must be there before a run starts, because it does not fetch them.
     """

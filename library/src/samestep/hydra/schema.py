@@ -15,7 +15,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from samestep.hydra import rules
 from samestep.hydra.rules import STRING, ProjectRules, Rule
 from samestep.ranks.secrets import HIDDEN, is_secret_name
-from samestep.spec import leaves
+from samestep.run_spec import leaves
 
 OVERLAYS = ("experiment", "debug", "local")  # groups that change values and bring no own keys
 SHARED = (  # parts of others, not to be chosen

@@ -15,7 +15,7 @@ from samestep.hydra.rules import load_project_rules
 from samestep.hydra.schema import show, walk
 from samestep.launch.render import Manifest
 from samestep.ranks.secrets import is_secret_name, looks_secret
-from samestep.spec import fault_of_shares
+from samestep.run_spec import check_shares
 
 EXAMPLE_REGISTRY = "registry.example.com/"
 LONGEST = 63  # characters of a name in DNS, and of the value of a label
@@ -130,7 +130,7 @@ def check_ranks(cfg: DictConfig) -> Iterator[str]:
         numbers = [num_ranks for _, num_ranks in sizes]
         yield from load_project_rules(cfg.rules).check_ranks(cfg, numbers)
     if not isinstance(cluster.shares, str):
-        found = (fault_of_shares(cluster.shares, *size) for size in sizes)
+        found = (check_shares(cluster.shares, *size) for size in sizes)
         yield from list(filter(None, found))[:1]
 
 

@@ -20,11 +20,11 @@ from typing import NamedTuple
 import lightning as L
 import torch
 
+from samestep.config_keys import KeyScope, scope_of
 from samestep.errors import ConfigError, RunError
-from samestep.keys import Nature, nature_of
 from samestep.ranks import environment, network, process_group
 from samestep.ranks.process_group import broadcast, device_kind
-from samestep.spec import RunSpec, fault_of_shares, leaves
+from samestep.run_spec import RunSpec, check_shares, leaves
 
 SHARED_MEMORY = Path("/dev/shm")  # where loader processes leave their batches
 CONFIG_CHECKS = {"world size", "accelerator", "run directory", "shares"}  # exit code 2
@@ -149,7 +149,7 @@ def check_this_rank(
     yield check_world_size(spec)
     yield check_accelerator(spec.accelerator)
     if not isinstance(spec.shares, str):  # equal, or measured
-        fault = fault_of_shares(spec.shares, environment.num_nodes(), environment.world_size())
+        fault = check_shares(spec.shares, environment.num_nodes(), environment.world_size())
         fact, _, remedy = (fault or f"cluster.shares={spec.shares}").partition("; ")
         yield Finding("shares", fact, remedy)
     shared_memory_bytes = getattr(datamodule, "shared_memory_bytes", lambda: 0)()
@@ -249,7 +249,7 @@ def identity(spec: RunSpec) -> dict[str, str]:
     """What must be the same on all ranks, beside the code."""
     values = {"torch": torch.__version__, "device": device_kind(spec.accelerator)}
     for key, value in leaves(spec.config).items():
-        if nature_of(key, spec.may_change) < Nature.PLACE:
+        if scope_of(key, spec.may_change) < KeyScope.PER_NODE:
             values[key] = value if isinstance(value, str) else json.dumps(value)
     return values
 

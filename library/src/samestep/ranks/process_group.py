@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, failure, network, stopping
 from samestep.ranks.sharded import ShardedStrategy
-from samestep.spec import RunSpec
+from samestep.run_spec import RunSpec
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")

@@ -11,8 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from samestep.config_keys import KeyScope, scope_of
 from samestep.errors import ConfigError
-from samestep.keys import Nature, nature_of
 from samestep.ranks.secrets import redact
 from samestep.run import metrics, record
 from samestep.run.changes import flatten, read_config
@@ -43,7 +43,7 @@ class Run(NamedTuple):
         """The configuration by full keys, without names, paths and display options."""
         values = {}
         for key, value in flatten(self.config).items():
-            if nature_of(key) < Nature.LOOKS:
+            if scope_of(key) < KeyScope.COSMETIC:
                 values[key] = value
         return values
 

@@ -8,12 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samestep.keys import Nature, nature_of
+from samestep.config_keys import KeyScope, scope_of
 from samestep.report import charts, summary
 from samestep.report.files import Run, read_predictions, read_run, show, show_value, timestamp
 from samestep.run import metrics, record
 from samestep.run.files import write_text
-from samestep.spec import select
+from samestep.run_spec import select
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -89,7 +89,7 @@ def changed_in(run: Run) -> list[tuple[str, str, str]]:
     """The overrides of the newest start, without names: key, value, and what has set it."""
     changed = []
     for key, source in (run.status.start.get("overridden") or {}).items():
-        if nature_of(key) >= Nature.LOOKS:
+        if scope_of(key) >= KeyScope.COSMETIC:
             continue
         # A group such as model=mlp is shown by its choice, not by the values that it stands for.
         value = select(run.config, f"choices.{key.replace('.', '/')}") or select(run.config, key)

@@ -9,7 +9,7 @@ from typing import Any
 from samestep.ranks import environment
 from samestep.report.files import Run, read_run, show
 from samestep.run import directory, metrics, record
-from samestep.spec import select
+from samestep.run_spec import select
 
 REPORT = "report.html"
 USAGE = {

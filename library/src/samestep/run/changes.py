@@ -8,17 +8,17 @@ from typing import Any
 
 import yaml
 
+from samestep.config_keys import scope_of
 from samestep.errors import ConfigError
-from samestep.keys import nature_of
 from samestep.run import record
 from samestep.run.files import read_text
-from samestep.spec import RunSpec, leaves
+from samestep.run_spec import RunSpec, leaves
 
 
 def config_digest(spec: RunSpec) -> str:
     """A digest of all that would make another run."""
     values = flatten(spec.config).items()
-    learned = {key: value for key, value in values if not nature_of(key, spec.may_change)}
+    learned = {key: value for key, value in values if not scope_of(key, spec.may_change)}
     text = json.dumps(learned, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -46,14 +46,14 @@ def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:
     changed = {key: (before, after) for key, (before, after) in pairs.items() if before != after}
     # The choices of files only name where values come from.
     changed = {key: pair for key, pair in changed.items() if not key.startswith("choices")}
-    learned = [key for key in changed if not nature_of(key, spec.may_change)]
+    learned = [key for key in changed if not scope_of(key, spec.may_change)]
     refused = [key for key in learned if key not in spec.allow_changes]
     if refused:
         lines = "".join(f"\n  {key}: {changed[key][0]} -> {changed[key][1]}" for key in refused)
         raise ConfigError(
             f"{run_dir} holds a run with another configuration:{lines}\n"
             f"Use {spec.another_run} for the new values, or restore the old ones; or accept "
-            f"the new ones in this run: '{spec.allows_by}[{','.join(refused)}]'"
+            f"the new ones in this run: '{spec.override_hint}[{','.join(refused)}]'"
         )
     return changed
 

@@ -24,7 +24,7 @@ from samestep.run.changes import config_digest, find_changes
 from samestep.run.files import open_atomic, quarantine, read_bytes, sha256_of, write_text, writing
 from samestep.run.layout import BEST, LAST, RECORDS
 from samestep.run.metrics import read_final_metrics, why_damaged
-from samestep.spec import RunSpec
+from samestep.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from samestep.run.directory import Start
 from samestep.run.files import link_file, open_atomic, partial_of, read_bytes, writing
 from samestep.run.layout import BEST, IDENTITY, LAST
 from samestep.run.manifest import Manifest
-from samestep.spec import RunSpec
+from samestep.run_spec import RunSpec
 
 BLOCK_BYTES = 16 * 2**20  # of a file in memory, on each node
 

@@ -1,4 +1,4 @@
-"""What every room below the configuration must know of one run. Imports no torch, no Hydra."""
+"""All facts of one run. Imports no torch, no Hydra."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +10,8 @@ from typing import Any
 class RunSpec:
     """The facts of one run, made once: from a DictConfig, or from the arguments of a Trainer.
 
-    The rooms ``ranks``, ``run`` and ``callbacks`` take a RunSpec or single values of it, never the
-    configuration of a framework. Nothing in here is found by the name of a YAML node.
+    ``ranks``, ``run`` and ``callbacks`` take a RunSpec or single values of it, never the
+    configuration of a framework. No field depends on a YAML key.
     """
 
     run_id: str
@@ -54,7 +54,7 @@ class RunSpec:
     """Words that mark the run in lists."""
     another_run: str = "another run_dir"
     """How the user asks for a new run, for messages."""
-    allows_by: str = "allow_changes="
+    override_hint: str = "allow_changes="
     """How the user allows a change, for messages."""
 
     @property
@@ -77,12 +77,14 @@ def leaves(value: Any, key: str = "") -> dict[str, Any]:
     """
     if not isinstance(value, dict) or not value:
         return {key: value}
-    prefix = f"{key}." if key else ""
-    return {k: v for name in value for k, v in leaves(value[name], f"{prefix}{name}").items()}
+    found: dict[str, Any] = {}
+    for name in value:
+        found |= leaves(value[name], f"{key}.{name}" if key else name)
+    return found
 
 
-def fault_of_shares(shares: Sequence[float], num_nodes: int, num_ranks: int) -> str | None:
-    """What is wrong with this list as ``cluster.shares``, if there are so many nodes and ranks."""
+def check_shares(shares: Sequence[float], num_nodes: int, num_ranks: int) -> str | None:
+    """Why this list of shares does not fit so many nodes and ranks; None if it does."""
     if len(shares) in (num_nodes, num_ranks):
         return None
     return (
