@@ -279,7 +279,7 @@ def test_sharded_runs(tmp_path: Path):
 
     done = on_ranks(on_three_ranks, str(tmp_path), num=3)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{folder / 'last.ckpt'}: of its shard {last.files()[1]}: it is damaged" in done.stderr
+    assert f"{folder / 'last.ckpt'}: its shard {last.files()[1]}: it is damaged" in done.stderr
     assert f"Using last-previous.ckpt, of step {previous.global_step}" in done.stderr
     done = on_ranks(on_one_rank, str(tmp_path), 5, num=0)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -307,7 +307,7 @@ def test_a_reader_takes_the_new_checkpoint_if_the_run_removes_the_shards_of_the_
         tensors = {"w": torch.empty(2, device="meta")}
         content = {"global_step": step, "state_dict": tensors, "sharded": {"/state_dict/w": 0}}
         part = {"/state_dict/w": torch.full([2], float(step))}
-        AtomicCheckpointIO().save_part(content, part, path)
+        AtomicCheckpointIO().save_shard(content, part, path)
         shards.prune(path.parent)
 
     def then_saves(function: Any) -> Any:

@@ -139,7 +139,7 @@ def test_other_weights_than_the_best_ones_are_never_tested(tmp_path: Path):
         message = (
             rf"best.ckpt cannot be used: it is {is_now}, and the best checkpoint is from step 8"
         )
-        with pytest.raises(CheckpointError, match=message + r".*larger trainer.max_epochs"):
+        with pytest.raises(CheckpointError, match=message + r".*larger max_epochs"):
             directory.best_checkpoint(tmp_path)
 
 

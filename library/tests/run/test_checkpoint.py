@@ -229,7 +229,7 @@ def test_a_proven_file_that_is_no_checkpoint_is_one_message(tmp_path: Path):
     path = tmp_path / "last.ckpt"
     for content in ({}, torch.zeros(3), {"state_dict": {}, "callbacks": {}}):
         forge(content, path)
-        with pytest.raises(CheckpointError, match=r"cannot be used: it is no Samestep checkpoint"):
+        with pytest.raises(CheckpointError, match=r"cannot be used: not a Samestep checkpoint"):
             load(path)
 
 
@@ -250,7 +250,7 @@ def test_a_file_without_a_seal_is_no_checkpoint(tmp_path: Path, text: bytes, cap
     with (tmp_path / "last.ckpt").open("ab") as file:
         file.write(text and text + b" " + b"0" * 64)
     assert load(newest(tmp_path)) == 1
-    assert "last.ckpt: it is damaged, or no Samestep checkpoint" in caplog.text
+    assert "last.ckpt: it is damaged, or not a Samestep checkpoint" in caplog.text
     save(tmp_path / "last.ckpt", 3)
     assert load(newest(tmp_path)) == 3
 

@@ -263,7 +263,7 @@ def test_shards_are_copied_before_their_checkpoint_and_removed_after_it(tmp_path
         state = {"global_step": step, "state_dict": weights, "loops": {}, "callbacks": {}}
         part = {"/state_dict/w": torch.full((3,), float(step))}
         state["sharded"] = {"/state_dict/w": 0}
-        AtomicCheckpointIO().save_part(state, part, run_dir / last)
+        AtomicCheckpointIO().save_shard(state, part, run_dir / last)
         for name in copy.names():
             copy.upload(name)
         (folder,) = (tmp_path / "store/mine/checkpoints").glob("shards-*")

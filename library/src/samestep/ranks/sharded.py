@@ -114,7 +114,7 @@ class ShardedStrategy(ModelParallelStrategy):
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
         checkpoint = map_tensors(checkpoint, cut) | {"sharded": dims}
-        checkpoint_io.save_part(checkpoint, part, self.broadcast(filepath))
+        checkpoint_io.save_shard(checkpoint, part, self.broadcast(filepath))
 
     def _assemble(self, tensor: Tensor, dim: int, read: Callable[[int, int], Tensor]) -> Tensor:
         mesh = self.device_mesh["data_parallel"]

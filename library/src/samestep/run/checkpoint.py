@@ -1,13 +1,16 @@
-"""Checkpoints that are written atomically and prove themselves by their manifest.
+"""Checkpoints: written atomically, and proved intact by their manifest.
 
 checkpoints/
     best.ckpt               the best so far by the monitored metric
-    last.ckpt               to continue from
-    last-previous.ckpt      the one before it, should last.ckpt be damaged
-    epoch-0002.ckpt         one to keep, with callbacks.checkpoints.every_n_epochs=2
+    last.ckpt               to resume from
+    last-previous.ckpt      the one before it, in case last.ckpt is damaged
+    epoch-0002.ckpt         kept for good, with every_n_epochs=2
 
-Only ``last.ckpt`` is ever written; best.ckpt and epoch-0002.ckpt are second names of it. So what a
-file is follows from its manifest, not from its name: a run resumes from the newest intact file.
+Only ``last.ckpt`` is ever written; best.ckpt and epoch-0002.ckpt are second names of it. So the
+manifest says what a file is, not its name, and a run resumes from the newest intact file.
+
+Read in this order: ``AtomicCheckpointIO`` (what Lightning calls), ``load``, ``find_valid`` (where a
+run resumes), ``write``, and at the end ``restorable`` (what can be read back without pickle).
 """
 
 import io
@@ -40,19 +43,39 @@ from samestep.run.record import Record
 
 log = logging.getLogger(__name__)
 
-TO_CONTINUE = ("state_dict", "loops", "callbacks", "global_step")  # what Lightning needs
+NEEDED_TO_RESUME = ("state_dict", "loops", "callbacks", "global_step")  # by Lightning
 PREVIOUS = "last-previous.ckpt"
+NOT_OURS = "not a Samestep checkpoint"
+NEW_RUN = "start a new run (another run_dir or RUN_ID)"
+# Types that torch reads back without calling any code of the file.
 PLAIN = {type(None), bool, int, float, str, torch.Tensor, torch.nn.Parameter}
 
 
 class CheckpointError(RunError):
-    """A checkpoint could not be read again, or must not be loaded; the message says what to do."""
+    """A checkpoint cannot be read back, or must not be loaded; the message has the remedy."""
+
+
+class PendingSave(NamedTuple):
+    """A sharded checkpoint whose shards a thread still writes."""
+
+    path: Path
+    rest: bytes  # the checkpoint without its shards; only rank zero has it
+    written: Future[None]  # this rank's shard
+
+
+@dataclass
+class DryRun:
+    """What a dry run has found: a checkpoint that was made as always, but not written."""
+
+    was_reached: bool = False
+    problem: str | None = None
+    left_out: list[str] = field(default_factory=list)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its target, forces it to the disk, and renames it.
 
-    A process that is killed at any moment leaves a valid checkpoint. ``load_checkpoint`` refuses
+    A process that is killed at any moment leaves a valid checkpoint. ``load_checkpoint`` rejects
     files without an intact manifest, files of another run, and pickled code.
     """
 
@@ -61,25 +84,26 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.shapes: dict[str, torch.Size] = {}
         """Shapes of the model's tensors, which a checkpoint must have; empty: not checked."""
         self.dry_run: DryRun | None = None
-        """If set, a checkpoint is examined and not written."""
+        """If set, a checkpoint is examined, not written."""
         self.assemble: shards.Assemble | None = None
-        """How the tensors of a sharded checkpoint are made; None: whole."""
+        """Makes the tensors of a sharded checkpoint; None: whole ones."""
         self.in_background = False
-        """Whether ``save_part`` returns while a thread still writes."""
+        """Whether ``save_shard`` returns while a thread still writes."""
         self._writer = ThreadPoolExecutor(1)
         self.pending: PendingSave | None = None
-        """What ``save_part`` has left to ``commit``."""
+        """What ``save_shard`` has left to ``commit``."""
 
-    def save_part(
-        self, checkpoint: dict[str, Any], part: dict[str, torch.Tensor], path: str | Path
+    def save_shard(
+        self, checkpoint: dict[str, Any], tensors: dict[str, torch.Tensor], path: str | Path
     ) -> None:
-        """Write a sharded checkpoint: first every rank its part, then rank zero the rest.
+        """Write a sharded checkpoint: first each rank its tensors, then rank zero the rest.
 
-        With ``in_background`` a thread writes the part, and the rest waits for ``commit``, which
-        must come before the next save. The tensors of the part must stay as they are until then.
+        With ``in_background`` a thread writes the tensors, which must not change before ``commit``,
+        and ``commit`` writes the rest. Every rank must call ``commit`` before the next save.
         """
-        folder, rank, num_ranks = Path(path).parent, environment.rank(), environment.world_size()
-        step = checkpoint["global_step"]
+        folder, rank = Path(path).parent, environment.rank()
+        step, num_ranks = checkpoint["global_step"], environment.world_size()
+        # Never the same name twice: a save that fails must not damage the shards of another one.
         name = broadcast(f"shards-{step}-{num_ranks}-{secrets.token_hex(4)}")
         rest = checkpoint | {"shards": name}
         if self.dry_run:
@@ -87,8 +111,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 self.save_checkpoint(rest, path)
             return
         target = folder / name / f"{rank}.shard"
-        content = {"tensors": part, "global_step": step, "shards": f"{name}/{target.name}"}
-        known, file = record.read(folder.parent), io.BytesIO()
+        content = {"tensors": tensors, "global_step": step, "shards": f"{name}/{target.name}"}
+        known = record.read(folder.parent)
+        # Now, as the training goes on while the thread writes. The rest is small.
+        file = io.BytesIO()
         if rank == 0:
             write(self._examine(rest), file, known)
         written = self._writer.submit(write_atomic, content, target, known)
@@ -97,20 +123,22 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             self.commit()
 
     def is_writing(self) -> bool:
-        """Whether this rank still writes its part of a checkpoint in the background."""
+        """Whether this rank still writes its shard of a checkpoint in the background."""
         return self.pending is not None and not self.pending.written.done()
 
     def commit(self) -> None:
-        """Wait until all ranks have written their parts; then rank zero writes the rest.
+        """Wait until all ranks have written their shards; then write the rest on rank zero.
 
-        Every rank must call this. Nothing happens if ``save_part`` has left nothing.
+        Every rank must call this. Without a pending save it does nothing.
 
         Raises:
             WriteError: on every rank, if one of them cannot write. Older checkpoints are intact.
         """
         if self.pending is None:
             return
-        (path, rest, written), self.pending = self.pending, None
+        path, rest, written = self.pending
+        self.pending = None
+        # The rest names the shards, so it must not exist before all of them do.
         on_all_ranks(written.result)
         if environment.rank() == 0:
             with writing(path), open_atomic(path, before_rename=lambda: rotate_last(path)) as file:
@@ -134,9 +162,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             write_atomic(checkpoint, target, record.read(target.parent.parent))
 
     def _examine(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """What of the checkpoint can be read again; an error if something cannot.
+        """The part of a checkpoint that can be read back; an error if anything needed cannot.
 
-        A trial notes the error instead.
+        A dry run notes the error instead.
         """
         checkpoint, left_out = restorable(checkpoint)
         problem = None
@@ -147,7 +175,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 "convert it in its state_dict or on_save_checkpoint."
             )
         if self.dry_run:
-            self.dry_run.was_reached, self.dry_run.problem = True, problem
+            self.dry_run.was_reached = True
+            self.dry_run.problem = problem
             self.dry_run.left_out = left_out
         elif problem:
             raise CheckpointError(f"{problem} The checkpoints before it are intact.")
@@ -159,19 +188,20 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Callable[..., Any] | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read what ``save_checkpoint`` wrote, tensors and numbers only, if it fits the model."""
-        checkpoint = load(Path(path), TO_CONTINUE, self.assemble)
+        """Read a checkpoint, tensors and numbers only, if it fits the model."""
+        checkpoint = load(Path(path), NEEDED_TO_RESUME, self.assemble)
         weights = checkpoint["state_dict"]
         for name, shape in self.shapes.items():
-            found = weights[name].shape if name in weights else None
-            if found == shape:
+            if name not in weights:
+                why = f"it has no {name}"
+            elif weights[name].shape != shape:
+                found = list(weights[name].shape)
+                why = f"{name} has the shape {found} instead of {list(shape)}"
+            else:
                 continue
-            why = f"it has no {name}"
-            if found is not None:
-                why = f"{name} has the shape {list(found)} instead of {list(shape)}"
             raise ConfigError(
                 f"{path} does not fit this model: {why}. Use the configuration "
-                "that it was trained with, or start over under another RUN_ID"
+                f"that it was trained with, or {NEW_RUN}"
             )
         return checkpoint
 
@@ -183,104 +213,137 @@ def load(
 ) -> dict[str, Any]:
     """Read the checkpoint at ``path`` onto the CPU, once it is verified and has these keys.
 
-    Tensors that were sharded are whole, unless ``assemble`` makes them. A run that saves meanwhile
-    removes the shards of older checkpoints: then the file that has replaced this one is read.
+    Tensors that were sharded become whole, unless ``assemble`` makes them.
 
     Raises:
-        CheckpointError: if it is missing, damaged, of another run or role, or no checkpoint.
+        CheckpointError: if it is missing, damaged, of another run or role, or not a checkpoint.
     """
     before = manifest.read(path)
     try:
-        return load_once(path, required, assemble)
+        return _load_once(path, required, assemble)
     except (CheckpointError, OSError):
-        if not before or not before.shards or manifest.read(path) == before:
+        # A run that saves meanwhile removes the shards of older checkpoints. Then the file that has
+        # replaced this one is read; any other error would only repeat.
+        was_replaced = before and before.shards and manifest.read(path) != before
+        if not was_replaced:
             raise
-        return load_once(path, required, assemble)
+        return _load_once(path, required, assemble)
 
 
-def load_once(
+def _load_once(
     path: Path, required: tuple[str, ...], assemble: shards.Assemble | None
 ) -> dict[str, Any]:
-    """``load`` the file that is there now."""
-    # Where each rank reads a part, all ranks together verify all of it.
-    own = slice(environment.rank(), None, environment.world_size()) if assemble else slice(None)
-    found = verify(path, record.read(path.parent.parent), own)
+    # If each rank reads its own shards, all ranks together verify all of them.
+    files = slice(None)
+    if assemble:
+        files = slice(environment.rank(), None, environment.world_size())
+    found = verify(path, record.read(path.parent.parent), files)
     if isinstance(found, str):
         raise unusable(path, found)
-    try:
-        checkpoint: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        why = f"it is no Samestep checkpoint: {str(error).splitlines()[0]}"
-        raise unusable(path, why) from error
-    if not isinstance(checkpoint, dict):
-        kind = type(checkpoint).__name__
-        raise unusable(path, f"it is no Samestep checkpoint: it holds a {kind}")
-    if missing := [key for key in required if key not in checkpoint]:
-        raise unusable(path, f"it is no Samestep checkpoint: it has no {', '.join(missing)}")
+    checkpoint = _read_dict(path, required)
     if checkpoint.get("shards") != found.shards:
         raise unusable(path, "it was replaced while it was read")
     if found.shards:
-        files = [path.parent / name for name in found.files()]
-        checkpoint = shards.fill(checkpoint, files, assemble)
-    whole: dict[str, Any] = checkpoint
-    return whole
+        shard_files = [path.parent / name for name in found.files()]
+        checkpoint = shards.fill(checkpoint, shard_files, assemble)
+    return checkpoint
+
+
+def _read_dict(path: Path, required: tuple[str, ...]) -> dict[str, Any]:
+    """The content of a checkpoint. An intact manifest does not prove that torch can read it."""
+    try:
+        checkpoint: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise unusable(path, f"{NOT_OURS}: {str(error).splitlines()[0]}") from error
+    if not isinstance(checkpoint, dict):
+        kind = type(checkpoint).__name__
+        raise unusable(path, f"{NOT_OURS}: contains a {kind}, expected a dictionary")
+    missing = [key for key in required if key not in checkpoint]
+    if missing:
+        raise unusable(path, f"{NOT_OURS}: it has no {', '.join(missing)}")
+    return checkpoint
 
 
 def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Manifest] | None:
-    """The newest valid checkpoint of a run, with one warning about what is wrong with others.
+    """The newest valid checkpoint of a run, with one warning about the others that are not.
 
-    Only files that may be the newest are read to their end. ``known`` is the record of the run;
-    None reads it from its directory. It is None if there are no checkpoints at all; an error, if
-    there are some and none is valid.
+    Only files that may be the newest are read to their end.
+
+    Args:
+        directory: ``checkpoints/`` of a run.
+        known: the record of the run; None reads it from its directory.
+
+    Returns:
+        Path and manifest; None if there are no checkpoints at all.
+
+    Raises:
+        CheckpointError: if there are checkpoints, and none of them is valid.
     """
     known = known or record.read(directory.parent)
-    manifests = {path: manifest.read(path) for path in sorted(directory.glob("[!.]*.ckpt"))}
-    last, previous = directory / "last.ckpt", directory / PREVIOUS
+    paths = sorted(directory.glob("[!.]*.ckpt"))
+    manifests = {path: manifest.read(path) for path in paths}
 
     def newness(path: Path) -> tuple[Any, ...]:
-        # A file without a manifest comes first, to be named. If two names have one file, last.ckpt
-        # counts.
         own = manifests[path]
-        return own is None, own.age if own else (), path == last, path == previous
+        # Files without a manifest come first, so that they are reported. best.ckpt may be a second
+        # name of last.ckpt: then last.ckpt is the one to name.
+        age = own.age if own else ()
+        return own is None, age, path.name == "last.ckpt", path.name == PREVIOUS
 
     newest: tuple[Path, Manifest] | None = None
     wrong: dict[Path, str] = {}
-    for path in sorted(manifests, key=newness, reverse=True):
+    for path in sorted(paths, key=newness, reverse=True):
         found = verify(path, known)
         if isinstance(found, Manifest):
             newest = path, found
             break
         wrong[path] = found
-    # Each save has another manifest, and last.ckpt is always the newest unless it was replaced.
-    if newest and last not in wrong and (own := manifests.get(last)):
-        if own.age < newest[1].age:
-            wrong[last] = f"it is from step {own.global_step}, and {newest[0].name} is newer"
-        elif own == manifests.get(previous):
-            wrong[last] = f"it is a copy of {PREVIOUS}, and the checkpoint after that is lost"
+
+    last = directory / "last.ckpt"
+    if newest and last not in wrong:
+        misplaced = _find_misplacement(last, manifests, newest)
+        if misplaced:
+            wrong[last] = misplaced
     if not wrong:
         return newest
     lines = "".join(f"\n  {path}: {why}" for path, why in wrong.items())
     if newest is None:
+        # Not a reason to start over in silence: somebody's weeks of training may be in there.
         raise CheckpointError(
-            f"no checkpoint of this run can be used:{lines}\n"
-            "Restore one, or start over under another RUN_ID."
+            f"no checkpoint of this run can be used:{lines}\nRestore one, or {NEW_RUN}."
         )
     name, step = newest[0].name, newest[1].global_step
     log.warning("Damaged or misplaced checkpoints:%s\nUsing %s, of step %d", lines, name, step)
     return newest
 
 
-def rotate_last(target: Path) -> None:
-    """Keep the last checkpoint as the one before, when another one is about to take its name.
+def _find_misplacement(
+    last: Path, manifests: Mapping[Path, Manifest | None], newest: tuple[Path, Manifest]
+) -> str | None:
+    """Why last.ckpt cannot be the last one that was saved, although it is intact.
 
-    A last checkpoint without a manifest is damaged, and does not replace the one before.
+    A save always writes last.ckpt, with a new time in its manifest. So an older one, or a copy of
+    the one before, was put there by hand, and the steps after it are lost.
     """
+    own = manifests.get(last)
+    if own is None:
+        return None
+    if own.age < newest[1].age:
+        return f"it is from step {own.global_step}, and {newest[0].name} is newer"
+    if own == manifests.get(last.with_name(PREVIOUS)):
+        return f"it is a copy of {PREVIOUS}, and the checkpoint after that is lost"
+    return None
+
+
+def rotate_last(target: Path) -> None:
+    """Rename last.ckpt to last-previous.ckpt, just before a new one is renamed to ``target``."""
+    # One without a manifest is damaged, and must not replace an intact one.
     if target.name == "last.ckpt" and manifest.read(target):
         target.replace(target.with_name(PREVIOUS))
 
 
 def write_atomic(content: dict[str, Any], target: Path, known: Record) -> None:
-    """Write ``content`` to ``target`` with its manifest, whole or not at all."""
+    """Write ``content`` and its manifest to ``target``, whole or not at all."""
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with open_atomic(target, before_rename=lambda: rotate_last(target)) as file:
@@ -288,7 +351,7 @@ def write_atomic(content: dict[str, Any], target: Path, known: Record) -> None:
 
 
 def write(content: dict[str, Any], file: IO[bytes], known: Record) -> None:
-    """Write ``content`` to an empty file as ``torch.load`` reads it, with its manifest."""
+    """Write ``content``, as ``torch.load`` reads it, and its manifest to an empty file."""
     hashed = manifest.HashedFile(file)
     # CRC-32 takes as long as the writing, and SHA-256 proves more. torch.load does not read it.
     has_crc32 = get_crc32_options()
@@ -297,98 +360,98 @@ def write(content: dict[str, Any], file: IO[bytes], known: Record) -> None:
         torch.save(content, hashed)  # type: ignore[arg-type]
     finally:
         set_crc32_options(has_crc32)
-    config = known.configs[-1] if known.configs else None
-    step, best_step = content.get("global_step", 0), content.get("best_step")
-    now = datetime.now(UTC).isoformat()
-    hashed.add(Manifest(known.run_id, config, step, best_step, now, shards=content.get("shards")))
+    own = Manifest(
+        run_id=known.run_id,
+        config=known.configs[-1] if known.configs else None,
+        global_step=content.get("global_step", 0),
+        best_step=content.get("best_step"),
+        saved=datetime.now(UTC).isoformat(),
+        shards=content.get("shards"),
+    )
+    hashed.add(own)
 
 
-class PendingSave(NamedTuple):
-    """A sharded checkpoint that a thread writes."""
-
-    path: Path
-    rest: bytes  # all but the shards, which only rank zero has
-    written: Future[None]  # this rank's part
-
-
-@dataclass
-class DryRun:
-    """What a trial has found: a checkpoint that was made like any other, and not written."""
-
-    was_reached: bool = False
-    problem: str | None = None
-    left_out: list[str] = field(default_factory=list)
+def unusable(path: Path, why: str) -> CheckpointError:
+    """The error for a checkpoint that must not be loaded, with the remedy."""
+    remedy = NEW_RUN
+    if path.name == "best.ckpt":
+        remedy = "train further with a larger max_epochs: the next best checkpoint replaces it"
+    return CheckpointError(f"{path} cannot be used: {why}. Restore the file, or {remedy}.")
 
 
 def find_unreadable(value: Any, place: str) -> str | None:
-    """Where ``value`` holds what could never be read again, as a clause; None if it holds nothing.
+    """Where ``value`` contains anything that cannot be read back, as a clause; None if nothing.
 
     torch reads plain values, tensors, and some types more, without calling any code of a file.
-    Values of other types are written and read here, one by one: they are few and small.
     """
     kind = type(value)
     parts: Iterable[tuple[Any, Any]] = ()
     if kind in (dict, OrderedDict):
         parts = value.items()
-        keys = (key for key in value if type(key) not in PLAIN)
-        if found := next((find_unreadable(key, f"a key of {place}") for key in keys), None):
-            return found
+        for key in value:
+            if type(key) not in PLAIN and (found := find_unreadable(key, f"a key of {place}")):
+                return found
     elif kind in (list, tuple):
         parts = enumerate(value)
-    elif kind not in PLAIN:
-        file = io.BytesIO()
-        try:
-            torch.save(value, file)
-            file.seek(0)
-            torch.load(file, weights_only=True)
-        except (pickle.PickleError, AttributeError, TypeError, RuntimeError):
-            return f"{place} is a {kind.__module__}.{kind.__qualname__}"
-    # Plain values are many, such as the rows of the history, and a place takes time to write.
-    inside = (
-        find_unreadable(item, f"{place}[{key!r}]") for key, item in parts if type(item) not in PLAIN
-    )
-    return next((found for found in inside if found), None)
+    elif kind not in PLAIN and not _can_be_read_back(value):
+        return f"{place} is a {kind.__module__}.{kind.__qualname__}"
+    for key, item in parts:
+        # Skipped here and not in the next call: plain values are many, such as the rows of the
+        # history, and to format the name of each place would take longer than the rest.
+        if type(item) not in PLAIN and (found := find_unreadable(item, f"{place}[{key!r}]")):
+            return found
+    return None
+
+
+def _can_be_read_back(value: Any) -> bool:
+    # By trying: torch has no public list of the types that it allows. Few values get here, and they
+    # are small.
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError, RuntimeError):
+        return False
+    return True
 
 
 def restorable(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The checkpoint with such hyperparameters only as can be read again, and what was left out.
+    """The checkpoint without hyperparameters that cannot be read back, and their names.
 
-    A run builds its model from the configuration, not from them, so one that is a net or an encoder
-    need not end it. Lightning's ``load_from_checkpoint`` wants those as arguments.
+    A net or an encoder among the hyperparameters is no reason to stop: a run builds its model from
+    the configuration. Only Lightning's ``load_from_checkpoint`` needs them, as arguments.
     """
     checkpoint, left_out = dict(checkpoint), []
     for part in (L.LightningModule, L.LightningDataModule):
         saved = checkpoint.get(part.CHECKPOINT_HYPER_PARAMS_KEY)
         if saved is None:
             continue
-        plain = to_plain(saved)
-        foreign = [name for name, value in plain.items() if find_unreadable(value, name)]
-        left_out += [f"{name} ({type(plain.pop(name)).__qualname__})" for name in foreign]
-        checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = plain
-        checkpoint.pop(part.CHECKPOINT_HYPER_PARAMS_TYPE, None)  # it is a dictionary now
+        kept = {}
+        for name, value in to_plain(saved).items():
+            if find_unreadable(value, name):
+                left_out.append(f"{name} ({type(value).__qualname__})")
+            else:
+                kept[name] = value
+        checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = kept
+        # The class of the saved hyperparameters, such as Namespace: now they are a dictionary.
+        checkpoint.pop(part.CHECKPOINT_HYPER_PARAMS_TYPE, None)
     return checkpoint, left_out
 
 
 def to_plain(value: Any) -> Any:
-    """The value with plain containers, paths as text, and numbers that are not NumPy's."""
+    """The value with plain containers, paths as text, and Python's numbers for NumPy's."""
     if isinstance(value, Namespace):
         return to_plain(vars(value))
     if isinstance(value, Mapping):
         return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, MutableSequence):  # OmegaConf's too
-        return list(map(to_plain, value))
+        return [to_plain(item) for item in value]
+    # Not a subclass: a named tuple takes its items as separate arguments.
     if type(value) is tuple:
         return tuple(map(to_plain, value))
     if isinstance(value, PurePath):
         return str(value)
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def unusable(path: Path, why: str) -> CheckpointError:
-    """The error for a checkpoint that must not be loaded, and what to do."""
-    remedy = "start over under another RUN_ID"
-    if path.name == "best.ckpt":
-        remedy = (
-            "train further with a larger trainer.max_epochs: the next best checkpoint replaces it"
-        )
-    return CheckpointError(f"{path} cannot be used: {why}. Restore the file, or {remedy}.")
+    if isinstance(value, np.generic):
+        return value.item()
+    return value

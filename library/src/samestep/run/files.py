@@ -26,24 +26,31 @@ class WriteError(RunError):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Let an error of the disk within this block be one message.
+    """Turn a disk error within this block into one message.
 
     Raises:
-        WriteError: naming ``path`` and, of several, the rank.
+        WriteError: naming ``path``, and the rank if it is not zero.
     """
     try:
         yield
     except (OSError, RuntimeError) as error:
-        # torch hides an error of the file in an error of its own.
-        causes = (error, error.__context__, error.__cause__)
-        why = next((e.strerror for e in causes if isinstance(e, OSError)), None)
+        why = _find_disk_error(error)
         if why is None:
             raise
-        who = f"rank {rank}: " if (rank := environment.rank()) else ""
+        rank = environment.rank()
+        place = f"rank {rank}: {path}" if rank else str(path)
         raise WriteError(
-            f"{who}{path} cannot be written: {why}; the checkpoints before it are intact. Free "
-            "some space or get permission there; the same command then continues from them."
+            f"{place} cannot be written: {why}; the checkpoints before it are intact. Free some "
+            "space or get permission there; the same command then continues from them."
         ) from error
+
+
+def _find_disk_error(error: Exception) -> str | None:
+    # torch.save raises a RuntimeError of its own while it handles the OSError of the file.
+    for cause in (error, error.__context__, error.__cause__):
+        if isinstance(cause, OSError):
+            return cause.strerror
+    return None
 
 
 @contextmanager
@@ -52,16 +59,17 @@ def open_atomic(
 ) -> Iterator[IO[bytes]]:
     """Write a new version of ``path``; a crash at any moment leaves the old version or the new.
 
-    The bytes go to a hidden file beside ``path``. They are forced to the disk, ``before_rename``
-    is called, and then the file is renamed. After an exception the old version is untouched and
-    the hidden file is removed.
+    The bytes go to a hidden file beside ``path``, which is forced to the disk and then renamed.
+    ``before_rename`` is called just before that. After an exception the old version is untouched,
+    and the hidden file is removed.
 
     Raises:
-        OSError: also if ``path`` is a folder or a device. Root could replace /dev/stdout by a file.
+        OSError: also if ``path`` is a folder or a device.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    is_stream = path.is_symlink() and path.parent == Path("/dev")  # /dev/stdout may be a file
+    # A rename would succeed for root, and replace /dev/stdout of the whole machine by a file.
+    is_stream = path.is_symlink() and path.parent == Path("/dev")
     if is_stream or (path.exists() and not path.is_file()):
         raise FileExistsError(errno.EEXIST, "is not a regular file", str(path))
     partial = partial_of(path)
@@ -69,12 +77,14 @@ def open_atomic(
         with partial.open("w+b") as file:
             yield file
             file.flush()
+            # Without it, a power failure may leave the new name with an empty file.
             os.fsync(file.fileno())
         if before_rename:
             before_rename()
         partial.replace(path)
         sync_directory(path.parent)
     finally:
+        # Whoever removed the run directory meanwhile gets the first error, not one of the cleanup.
         if path.parent.is_dir() and not partial.is_dir():
             partial.unlink(missing_ok=True)
 
@@ -94,8 +104,9 @@ def open_regular(path: Path) -> BufferedReader:
     """Open a file to read.
 
     Raises:
-        OSError: also if it is a FIFO, a socket or a device, for which a reader would wait.
+        OSError: also if it is a FIFO, a socket or a device, which a reader could wait for.
     """
+    # Opening a FIFO would block until a process writes to it.
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
@@ -104,13 +115,18 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_text(path: Path) -> str:
-    """What a regular file holds, as UTF-8; otherwise an OSError or a UnicodeDecodeError."""
+    """The text of a regular file in UTF-8.
+
+    Raises:
+        OSError: if the file cannot be read.
+        UnicodeDecodeError: if it is not UTF-8.
+    """
     with open_regular(path) as file:
         return file.read().decode()
 
 
 def read_bytes(path: Path) -> bytes | None:
-    """What a file holds; None if it cannot be read, such as a file that is not there."""
+    """The content of a file; None if it cannot be read or does not exist."""
     try:
         with open_regular(path) as file:
             return file.read()
@@ -119,7 +135,7 @@ def read_bytes(path: Path) -> bytes | None:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Give ``source`` the second name ``target``; copy it where the disk knows no hard links."""
+    """Give ``source`` the second name ``target``; copy it where hard links are not supported."""
     partial = partial_of(target)
     with writing(target):
         partial.unlink(missing_ok=True)
@@ -129,6 +145,7 @@ def link_file(source: Path, target: Path) -> None:
             with source.open("rb") as old, open_atomic(target) as new:
                 shutil.copyfileobj(old, new, 2**20)
             return
+        # In two steps, as a hard link cannot replace an existing file.
         partial.replace(target)
         # If both names already belong to the same file, the rename above does nothing.
         partial.unlink(missing_ok=True)
@@ -142,7 +159,7 @@ def sha256_of(path: Path) -> str:
 
 
 def sync_directory(directory: Path) -> None:
-    """Force the names in a directory to the disk."""
+    """Force the names in a directory to the disk: fsync of a file does not include its name."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -151,11 +168,15 @@ def sync_directory(directory: Path) -> None:
 
 
 def quarantine(path: Path, why: object) -> None:
-    """Rename a damaged file or folder to ``<name>.damaged``, and warn: a new one replaces it."""
+    """Rename a damaged file or folder to ``<name>.damaged``, with a warning.
+
+    The caller then writes a new one under the old name. Nothing is deleted: the damaged file may be
+    the only copy of something that matters.
+    """
     number = 1
-    aside = path.with_name(f"{path.name}.damaged")
-    while aside.exists():
+    kept = path.with_name(f"{path.name}.damaged")
+    while kept.exists():
         number += 1
-        aside = path.with_name(f"{path.name}.damaged-{number}")
-    path.rename(aside)
-    log.warning("%s cannot be read (%s); it is kept as %s, and replaced", path, why, aside.name)
+        kept = path.with_name(f"{path.name}.damaged-{number}")
+    path.rename(kept)
+    log.warning("%s cannot be read (%s); it is kept as %s, and replaced", path, why, kept.name)

@@ -18,46 +18,47 @@ from samestep.run.record import Record
 
 
 class History(Logger, L.Callback):
-    """Everything that is logged, in ``metrics.csv``: one row per step at which something was.
+    """Writes all logged values to ``metrics.csv``: one row for each step with values.
 
-    ``step`` counts optimizer steps from 0, and with manual optimization batches. Rank zero writes
-    the file, whole, before each checkpoint and at the end of each stage. The rows are in the
-    checkpoint too. A run that continues takes them from there, because later steps are trained
-    again, and because a checkpoint is verified and the file is not. So the file of an interrupted
-    run equals that of an undisturbed one.
+    ``step`` counts optimizer steps from 0; with manual optimization it counts batches. Rank zero
+    rewrites the file before each checkpoint and at the end of each stage. Checkpoints contain the
+    rows too, and a resumed run takes them from there, so the file of an interrupted run equals that
+    of an undisturbed one.
 
-    What a validation or test logs for each batch is left to the trackers: Lightning counts those
-    batches, and the rows are optimizer steps.
+    Values that a validation or test logs per batch are not recorded: Lightning numbers them by
+    batches, the rows by optimizer steps. Loggers such as TensorBoard get them.
 
-    Give it to the Trainer as a callback too: Lightning logs an epoch's training metrics after it
-    has saved the checkpoint, and a process that is killed in between would lose them.
+    Pass it to the Trainer both as a logger and as a callback: Lightning logs the training metrics
+    of an epoch only after the checkpoint, and a process that is killed in between would lose them.
     """
 
-    name = version = ""  # of Lightning's own folders: the file has its place in the run directory
-    save_dir = ""  # the run directory
+    # Lightning's loggers write to save_dir/name/version; this one writes to the run directory.
+    name = version = ""
+    save_dir = ""
 
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__()
         self.save_dir = str(run_dir)
         self.rows: dict[int, dict[str, float]] = {}
         self._evaluates_batches = False
-        self._place: dict[str, int] = {}  # of an evaluation in a process that has not trained
+        # The row of an evaluation in a process that has not trained.
+        self._place: dict[str, int] = {}
 
     def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Leave out what is logged from here on; so does the start of a test."""
+        """Ignore what is logged from here on. The start of a test does the same."""
         self._evaluates_batches = True
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """The batches are over, and their means follow; so does the end of a test."""
+        """Record again: after the batches, their means are logged. So does the end of a test."""
         self._evaluates_batches = False
 
     on_test_epoch_start = on_validation_epoch_start
     on_test_epoch_end = on_validation_epoch_end
 
     def read(self, known: Record) -> None:
-        """Take the rows of the file, in a process that has not trained.
+        """Take the rows from the file, in a process that has not trained.
 
-        Lightning counts from zero there. ``known`` says after which step the run is.
+        Lightning counts from zero there, so ``known`` gives the epoch and step of the run.
         """
         if not self.rows:
             rows = read_history(Path(self.save_dir))
@@ -65,74 +66,101 @@ class History(Logger, L.Callback):
             self._place = {"epoch": known.epoch or 0, "step": known.step or 0}
 
     def last(self) -> dict[str, float]:
-        """The newest value of each learning metric, and the seconds of training; no speeds."""
-        rows = [row for _, row in sorted(self.rows.items())]
-        newest = {name: value for row in rows for name, value in row.items()}
-        figures = {name: newest[name] for name in sorted(newest) if is_result(name)}
-        if seconds := [row["time/epoch_s"] for row in rows if "time/epoch_s" in row]:
-            times = {"time/total_s": math.fsum(seconds), "time/epoch_s": statistics.median(seconds)}
-            figures |= times
-        return figures
+        """The newest value of each metric about learning, and the time of training; no speeds."""
+        newest: dict[str, float] = {}
+        seconds: list[float] = []
+        for step in sorted(self.rows):
+            row = self.rows[step]
+            newest.update(row)
+            if "time/epoch_s" in row:
+                seconds.append(row["time/epoch_s"])
+        metrics = {name: newest[name] for name in sorted(newest) if is_result(name)}
+        if seconds:
+            # From the rows, not from a clock: they survive interruptions. fsum is exact, so the
+            # result does not depend on the order of additions.
+            metrics["time/total_s"] = math.fsum(seconds)
+            metrics["time/epoch_s"] = statistics.median(seconds)
+        return metrics
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Add ``metrics`` to the row of ``step``."""
         if self._evaluates_batches:
             return
         if self._place:
-            metrics, step = {**metrics, **self._place}, self._place["step"]
-        row = self.rows.setdefault(step or 0, {"step": step or 0})
-        row.update((name, float(value)) for name, value in metrics.items())
+            step = self._place["step"]
+            metrics = {**metrics, **self._place}
+        step = step or 0
+        row = self.rows.setdefault(step, {"step": step})
+        for name, value in metrics.items():
+            row[name] = float(value)
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Take the rows of the checkpoint from which a run continues."""
+        """Take the rows from the checkpoint when the run resumes.
+
+        Not from the file: it may have rows of steps that are trained again, and is not verified.
+        """
         if trainer.state.fn != "fit":
-            return  # a test loads the best checkpoint, and changes no history
+            return  # a test loads the best checkpoint, which must not shorten the history
         self._place = {}
-        # Not the global step: a batch may have no step of an optimizer, or two.
+        # Not the global step: with manual optimization a batch may have no optimizer step, or two.
         loop = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]
-        rows, num_steps = checkpoint["history"], loop["_batches_that_stepped"]
-        self.rows = {step: dict(row) for step, row in rows.items() if step < num_steps}
+        num_steps = loop["_batches_that_stepped"]
+        self.rows = {}
+        for step, row in checkpoint["history"].items():
+            if step < num_steps:
+                self.rows[step] = dict(row)
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Write the file, before the checkpoint that makes its steps final."""
+        """Write the file before the checkpoint, after which its steps are never trained again."""
         epochs = trainer.fit_loop.epoch_progress.current
-        if epochs.processed > epochs.completed:  # type: ignore[attr-defined]  # an epoch's end
-            metrics = trainer.callback_metrics.items()
-            late = ("train/", "time/", "system/", "lr")
-            figures = {name: value for name, value in metrics if name.startswith(late)}
-            figures |= lightning_patches.logged_metrics(trainer, on_step=False)["log"]
-            numbers = {name: value.item() for name, value in figures.items()}
-            last = lightning_patches.num_logged_steps(trainer) - 1
-            self.log_metrics(numbers | {"epoch": trainer.current_epoch}, last)
+        is_end_of_epoch = epochs.processed > epochs.completed  # type: ignore[attr-defined]
+        if is_end_of_epoch:
+            self._log_epoch(trainer)
         checkpoint["history"] = {step: dict(row) for step, row in self.rows.items()}
         self._write()
+
+    def _log_epoch(self, trainer: L.Trainer) -> None:
+        """Log the metrics of an epoch, which Lightning logs only after the checkpoint."""
+        tensors: dict[str, Any] = {}
+        for name, value in trainer.callback_metrics.items():
+            if name.startswith(("train/", "time/", "system/", "lr")):
+                tensors[name] = value
+        tensors |= lightning_patches.logged_metrics(trainer, on_step=False)["log"]
+        metrics = {name: value.item() for name, value in tensors.items()}
+        metrics["epoch"] = trainer.current_epoch
+        self.log_metrics(metrics, lightning_patches.num_logged_steps(trainer) - 1)
 
     def finalize(self, status: str) -> None:
         """Write the file. Lightning calls this at the end of fit and test, and after an error."""
         try:
             self._write()
         except WriteError:
+            # If the run fails because the disk is full, that error is already being raised.
             if status != "failed":
                 raise
-            # The disk is full, and the error that is on its way already says so.
 
     def _write(self) -> None:
         if environment.rank() != 0:
             return
-        names = {name for row in self.rows.values() for name in row} - {"epoch", "step"}
+        names = set().union(*self.rows.values()) - {"epoch", "step"}
         text = io.StringIO()
         table = csv.DictWriter(text, ["epoch", "step", *sorted(names)], lineterminator="\n")
         table.writeheader()
-        for _, row in sorted(self.rows.items()):
-            counts = {name: int(row[name]) for name in ("epoch", "step") if name in row}
-            table.writerow(row | counts)
+        for step in sorted(self.rows):
+            row = dict(self.rows[step])
+            # All values are floats, but 3.0 is no good number of a step.
+            for name in ("epoch", "step"):
+                if name in row:
+                    row[name] = int(row[name])
+            table.writerow(row)
+        # The whole file each time, as a metric that is logged late adds a column to all rows.
         path = Path(self.save_dir) / "metrics.csv"
         with writing(path):
             write_text(path, text.getvalue())
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: ``config.yaml`` has them."""
+        """Ignore hyperparameters: ``config.yaml`` has them."""

@@ -1,4 +1,4 @@
-"""One process trains in a run directory: it holds a lock there until it ends, however it ends."""
+"""The lock of a run directory: at most one process trains there."""
 
 import fcntl
 import os
@@ -14,13 +14,13 @@ from samestep.run.files import open_regular
 FILE = ".claim"  # the file that is locked; it names the process
 TIMEOUT_S = 10
 
-_held: set[Path] = set()  # run directories of this process
+_held: set[Path] = set()  # run directories that this process has locked
 
 
 def acquire(run_dir: Path) -> None:
-    """Own the run directory until this process ends, however it ends.
+    """Lock the run directory until this process ends, for whatever reason.
 
-    Waits a moment for an owner that is about to end: an evicted pod, a rank that was restarted.
+    Waits up to 10 s for an owner that is shutting down, such as an evicted pod.
 
     Raises:
         ConfigError: naming the owner, if another process trains in this directory.
@@ -30,37 +30,46 @@ def acquire(run_dir: Path) -> None:
     path, owner = run_dir / FILE, "another process"
     for _ in range(TIMEOUT_S):
         run_dir.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # its owner has just removed the directory
-            # Nobody closes the file that is locked: the lock ends with the process.
+        # The owner may remove the directory just now, when it rolls a failed start back.
+        with suppress(FileNotFoundError):
+            # This file descriptor is never closed: the kernel releases the lock with the process,
+            # also after SIGKILL.
             file = os.open(path, os.O_RDWR | os.O_CREAT)
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # An owner that gave up may have removed the file while this process waited for it,
-                # and a third one may hold the file that has its name now.
-                if os.path.samestat(os.fstat(file), path.stat()):
-                    now = datetime.now().astimezone().isoformat(timespec="seconds")
-                    os.ftruncate(file, 0)
-                    me = f"process {os.getpid()} on {platform.node()} since {now}"
-                    os.write(file, me.encode())
-                    _held.add(run_dir.resolve())
-                    return
+            if _try_lock(file, path):
+                now = datetime.now().astimezone().isoformat(timespec="seconds")
+                os.ftruncate(file, 0)
+                me = f"process {os.getpid()} on {platform.node()} since {now}"
+                os.write(file, me.encode())
+                _held.add(run_dir.resolve())
+                return
             owner = os.read(file, 200).decode() or owner
             os.close(file)
             time.sleep(1)
     raise ConfigError(
-        f"{run_dir} is in use by {owner}; wait for it or stop it, or start another one with "
+        f"{run_dir} is in use by {owner}; wait for it or stop it, or start another run with "
         "RUN_ID=<another name>"
     )
 
 
+def _try_lock(file: int, path: Path) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    # While this process opened the file, its owner may have removed it, and a third process may
+    # have created a new one of that name. Then this lock protects nothing.
+    return os.path.samestat(os.fstat(file), path.stat())
+
+
 def forget(run_dir: Path) -> None:
-    """Give up the lock of a directory that this process has removed."""
+    """Drop the lock of a directory that this process has removed."""
     _held.discard(run_dir.resolve())
 
 
 def is_held(run_dir: Path) -> bool:
-    """Whether a process trains in the run directory: it holds the lock until it ends."""
+    """Whether a process trains in the run directory."""
     try:
+        # A shared lock, so that several readers at once do not take each other for the owner.
         with open_regular(run_dir / FILE) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,20 +1,22 @@
-"""The log of each rank, ``logs/rank-<n>.log``: everything that any library logs or warns of."""
+"""The log of each rank, ``logs/rank-<n>.log``: all log records and warnings of all libraries."""
 
 import logging
 import warnings
 from pathlib import Path
+
+import lightning as L
 
 from samestep.ranks import environment, secrets
 from samestep.run.files import quarantine
 
 log = logging.getLogger(__name__)
 
-EXPECTED = (  # warnings that ask nothing of the user of this project
+EXPECTED = (  # warnings that users cannot act on
     ".*treespec, LeafSpec.*",  # Lightning calls torch's pytree by its old name
     "The number of training batches .* is smaller than the logging interval.*",  # none per step
     "Grad strides do not match bucket view strides.*",  # DDP with inputs of one channel; harmless
-    "You're resuming from a checkpoint that ended before the epoch ended.*",  # ours resumes
-    "Checkpoint directory .* exists and is not empty.*",  # a run that continues
+    "You're resuming from a checkpoint that ended before the epoch ended.*",  # supported here
+    "Checkpoint directory .* exists and is not empty.*",  # a resumed run
     ".*does not have many workers.*",  # data in memory need none
     "The `srun` command is available on your system.*",  # one process needs no srun
     ".*all_gather is deprecated.*",  # which Lightning calls
@@ -29,9 +31,8 @@ class _Redacted(logging.Formatter):
 
 
 def mute_lightning() -> None:
-    """Take away the handlers that Lightning brings, and the warnings that ask nothing of users."""
-    import lightning as L
-
+    """Remove Lightning's log handlers, and warnings that users cannot act on."""
+    # Its handlers print to stderr. Without them all records reach the root logger, and one file.
     for library in (L, L.pytorch, L.fabric):
         logger = logging.getLogger(library.__name__)
         logger.handlers.clear()
@@ -40,21 +41,23 @@ def mute_lightning() -> None:
 
 
 def silence_expected_warnings() -> None:
-    """Ignore the warnings that ask nothing of users."""
+    """Ignore warnings that users cannot act on."""
     for message in EXPECTED:
         warnings.filterwarnings("ignore", message)
 
 
 def log_to_files(run_dir: Path) -> None:
-    """Append what every library logs, or warns of, to ``logs/rank-<n>.log`` of this rank.
+    """Append all log records and warnings to ``logs/rank-<n>.log`` of this rank.
 
-    On rank zero warnings and errors appear on stderr too. In a sweep each run has its own file.
+    Rank zero also prints warnings and errors to stderr.
     """
     mute_lightning()
     root = logging.getLogger()
-    for old in [handler for handler in root.handlers if handler.name == __name__]:
-        root.removeHandler(old)
-        old.close()
+    # A sweep trains several runs in one process, and each of them has its own file.
+    for old in list(root.handlers):
+        if old.name == __name__:
+            root.removeHandler(old)
+            old.close()
     path = run_dir / "logs" / f"rank-{environment.rank()}.log"
     path.parent.mkdir(parents=True, exist_ok=True)
     handlers: list[logging.Handler] = []
@@ -63,7 +66,8 @@ def log_to_files(run_dir: Path) -> None:
         screen.setFormatter(_Redacted("%(levelname)s: %(message)s"))
         screen.setLevel(logging.WARNING)
         handlers.append(screen)
-    logging.raiseExceptions = False  # a full disk loses lines of the log, not the run
+    # A full disk then loses lines of the log, without a traceback for each.
+    logging.raiseExceptions = False
     try:
         if path.exists() and not path.is_file():
             quarantine(path, "it is not a file")

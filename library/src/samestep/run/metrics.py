@@ -1,15 +1,17 @@
-"""The metrics of a run, as its files ``metrics.csv`` and ``metrics.json`` hold them. No torch."""
+"""Reads the metrics of a run from ``metrics.csv`` and ``metrics.json``. Imports no torch."""
 
 import csv
 import io
 import json
 import re
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from samestep.run.files import read_text
 
+# Columns about progress, machine and speed, which say nothing about what was learned.
 NO_RESULT = re.compile(
     r"epoch|step|(step|system|time)/.*|lr([-/].*)?|.*_per_second|DeviceStatsMonitor.*"
 )
@@ -18,18 +20,21 @@ Rows = list[dict[str, float]]
 
 
 def read_final_metrics(run_dir: Path) -> dict[str, Any] | None:
-    """The final metrics, null where one is no number; None if the file is absent or damaged."""
+    """The final metrics of a run; None if the file is absent or damaged.
+
+    A metric that was not finite is None.
+    """
     try:
-        figures = json.loads(read_text(run_dir / "metrics.json"))
+        metrics = json.loads(read_text(run_dir / "metrics.json"))
     except (OSError, ValueError):
         return None
-    return figures if isinstance(figures, dict) else None
+    return metrics if isinstance(metrics, dict) else None
 
 
-def read_history(run_dir: Path) -> list[dict[str, float]]:
-    """The rows of ``metrics.csv`` in order of their step, each without its empty columns.
+def read_history(run_dir: Path) -> Rows:
+    """The rows of ``metrics.csv`` in order of their steps, each without its empty columns.
 
-    There are none if the file is absent or damaged; ``why_damaged`` tells which.
+    An absent or damaged file has no rows; ``why_damaged`` tells which it is.
     """
     try:
         return _read_rows(run_dir / "metrics.csv")
@@ -38,7 +43,7 @@ def read_history(run_dir: Path) -> list[dict[str, float]]:
 
 
 def why_damaged(run_dir: Path) -> str | None:
-    """Why ``metrics.csv`` cannot be read; None if it can, or is absent."""
+    """Why ``metrics.csv`` cannot be read; None if it can be, or if there is none."""
     path = run_dir / "metrics.csv"
     try:
         _read_rows(path)
@@ -48,21 +53,22 @@ def why_damaged(run_dir: Path) -> str | None:
 
 
 def is_result(name: str) -> bool:
-    """Whether a column of ``metrics.csv`` says what a run has learned: no step, rate or speed."""
+    """Whether a column of ``metrics.csv`` is about what was learned: no step, rate or speed."""
     return not NO_RESULT.fullmatch(name)
 
 
 def is_of_test(name: str) -> bool:
-    """Whether a metric is of the test, as ``test/loss``, ``test_loss``, ``loss/test``."""
+    """Whether a metric is one of the test: ``test/loss``, ``test_loss`` or ``loss/test``."""
     return re.fullmatch(r"test[/_].+|.+[/_]test", name) is not None
 
 
-def _read_rows(path: Path) -> list[dict[str, float]]:
+def _read_rows(path: Path) -> Rows:
     table = csv.DictReader(io.StringIO(read_text(path), newline=""))
     if table.fieldnames is None or list(table.fieldnames[:2]) != ["epoch", "step"]:
         raise ValueError("it has no columns epoch and step")
     rows = []
     for row in table:
+        # None is the name of values beyond the last column, such as those of two lines in one.
         if None in row or not row["step"]:
             raise ValueError(f"line {table.line_num} is damaged")
         rows.append({name: float(value) for name, value in row.items() if value})
@@ -71,29 +77,36 @@ def _read_rows(path: Path) -> list[dict[str, float]]:
 
 def count_epochs(rows: Rows) -> int:
     """How many epochs the run was trained."""
-    return int(max((row.get("epoch", -1) for row in trained_rows(rows)), default=-1)) + 1
+    return _count("epoch", rows)
 
 
 def count_steps(rows: Rows) -> int:
     """How many optimizer steps the run was trained."""
-    return int(max((row["step"] for row in trained_rows(rows)), default=-1)) + 1
+    return _count("step", rows)
+
+
+def _count(column: str, rows: Rows) -> int:
+    # Both columns count from 0.
+    numbers = [row.get(column, -1) for row in trained_rows(rows)]
+    return int(max(numbers, default=-1)) + 1
 
 
 def trained_rows(rows: Rows) -> Rows:
     """The rows that were written while training, not by a validation or a test."""
-    # A module may name its metrics as it likes; `time/epoch_s` is that of each epoch.
-    own = ("train/", "time/")
-    return [row for row in rows if any(name.startswith(own) for name in row)]
+    return [row for row in rows if _is_trained(row)]
+
+
+def _is_trained(row: Mapping[str, float]) -> bool:
+    # A module may name its metrics without `train/`. `time/epoch_s` is ours, once per epoch.
+    return any(name.startswith(("train/", "time/")) for name in row)
 
 
 def speeds(rows: Rows) -> dict[str, float]:
     """The median of each ``train/<things>_per_second``, as ``{"<things>/s": 5000.0}``."""
-    prefix, suffix = "train/", "_per_second"
-    names = {name for row in rows for name in row}
-    return {
-        f"{name.removeprefix(prefix).removesuffix(suffix)}/s": (
-            statistics.median(row[name] for row in rows if name in row)
-        )
-        for name in sorted(names)
-        if name.startswith(prefix) and name.endswith(suffix)
-    }
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            if found := re.fullmatch(r"train/(.+)_per_second", name):
+                values.setdefault(f"{found[1]}/s", []).append(value)
+    # The median: the first epoch compiles, opens files and fills caches.
+    return {name: statistics.median(values[name]) for name in sorted(values)}

@@ -1,4 +1,4 @@
-"""What a start records of its code and its machine."""
+"""The code and the machine of a run, which each start records."""
 
 import os
 import platform
@@ -15,12 +15,15 @@ from samestep.ranks.secrets import hide_assigned, hide_quoted, redact
 
 
 def code_state(code: Path) -> tuple[str | None, str]:
-    """The commit ``code`` is at, and what differs from it, without secrets: new files by name only.
+    """The commit that is checked out in ``code``, and the diff to it, without secrets.
 
-    Without git, as in a container, it is the commit that PROJECT_REVISION names, if it is set.
+    New files appear in the diff by name only. Without git, as in a container, the commit is the one
+    in PROJECT_REVISION, or None.
     """
 
     def git(*arguments: str) -> str:
+        # No lock: a run must not block a commit that the user makes meanwhile. In a container the
+        # folder often belongs to another user, which git rejects without safe.directory.
         command = ["git", "--no-optional-locks", "-c", "safe.directory=*", *arguments]
         try:
             done = subprocess.run(command, cwd=code, capture_output=True, timeout=30, check=True)
@@ -30,11 +33,13 @@ def code_state(code: Path) -> tuple[str | None, str]:
 
     commit = git("rev-parse", "HEAD").strip() or environment.variable("PROJECT_REVISION")
     status = git("status", "--porcelain")
-    diff = f"{status}\n{git('diff', '--no-ext-diff', 'HEAD')}" if status else ""
+    diff = ""
+    if status:
+        diff = f"{status}\n{git('diff', '--no-ext-diff', 'HEAD')}"
     hidden = []
     for part in re.split(r"^(?=diff --git )", diff, flags=re.MULTILINE):
         if part.partition("\n")[0].endswith(".py"):
-            # In a program only texts in quotes are secret: what else follows a name is code.
+            # In Python only literals can be secrets; what follows `token =` is usually code.
             hidden.append(hide_quoted(part))
         else:
             hidden.append("\n".join(map(hide_assigned, part.split("\n"))))
@@ -42,21 +47,23 @@ def code_state(code: Path) -> tuple[str | None, str]:
 
 
 def cpu_name() -> str:
-    """What the processors of this machine are called."""
+    """The model name of this machine's CPU."""
     cpuinfo = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "")
-    return names[0] if names else platform.processor() or platform.machine()
+    # `platform` knows no more than x86_64 on Linux. On ARM this file has no model name either.
+    if cpuinfo.exists() and (found := re.search(r"model name\s*: (.*)", cpuinfo.read_text())):
+        return found[1]
+    return platform.processor() or platform.machine()
 
 
 def find_packages() -> dict[str, str]:
     """The version of each package that Python finds, by its normalized name: ``scikit-learn``."""
     versions = {}
-    # Where two folders have a package, the first one counts.
+    # If two folders have a package, the first one in sys.path counts: it is written last here.
     for folder in reversed(sys.path):
-        with suppress(OSError):  # such as a zip file, or a folder that is gone
+        with suppress(OSError):  # an entry may be a zip file, or no longer exist
             for entry in Path(folder).glob("*-*.dist-info"):
-                # The name of the folder says both. To read the metadata of 300 packages would take
-                # longer than all other records of a start.
+                # The name of the folder has both. importlib.metadata reads a file per package,
+                # which for 300 packages takes longer than the rest of a start's records.
                 name, _, version = entry.name.removesuffix(".dist-info").partition("-")
                 versions[re.sub(r"[-_.]+", "-", name).lower()] = version
     return dict(sorted(versions.items()))
@@ -64,7 +71,7 @@ def find_packages() -> dict[str, str]:
 
 def machine_info() -> dict[str, Any]:
     """Time, machine, processes and the version of every installed package."""
-    import torch  # asked for the GPUs
+    import torch  # only here: `directory` also serves reports, which start without torch
 
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),

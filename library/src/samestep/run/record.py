@@ -1,8 +1,8 @@
-"""``run.json``: what a run records of itself, beside its configuration and metrics. No torch.
+"""The record of a run, ``run.json``: its state, starts and ends. Imports no torch.
 
-Rank zero writes it, whole, when the run starts, after each epoch, and when it ends. A process that
-is killed cannot write any more: then the file still says ``running``, but nobody holds the lock of
-the run directory.
+Rank zero rewrites it when the run starts, after each epoch, and when it ends. A killed process
+cannot write: then the file still says ``running``, but no process holds the lock of the run
+directory.
 """
 
 import json
@@ -25,59 +25,69 @@ MAX_WHY = 500  # characters of an error message
 
 
 class Record(NamedTuple):
-    """The fields of ``run.json``, in their order there. What is not known has its default."""
+    """The fields of ``run.json``, in their order there. Unknown ones have their default."""
 
     run_id: str | None = None
     state: str = RUNNING  # running, stopped, failed or finished
-    why: str = ""  # it stopped or failed
-    time: str = ""  # when it was seen last, as ISO 8601 with the time zone
-    epoch: int | None = None  # epochs that were trained to their end
+    why: str = ""  # the reason for stopped or failed
+    time: str = ""  # of the last update, as ISO 8601 with the time zone
+    epoch: int | None = None  # completed epochs
     step: int | None = None  # optimizer steps
-    monitor: str = ""  # the metric that chooses the best epoch; empty where none is known
-    mode: str = ""  # of the monitor: max, if more is better, or min
-    best: float | int | None = None  # its best value so far: that of best.ckpt
+    monitor: str = ""  # the metric that chooses the best epoch; empty if unknown
+    mode: str = ""  # of the monitor: max or min
+    best: float | int | None = None  # best value of the monitor so far, that of best.ckpt
     best_epoch: int | None = None  # the epoch of this value, counted from 1
-    shares: Sequence[float] | None = None  # of each batch, for each rank; None: all the same
-    limits: Mapping[str, Any] = {}  # what may end it: once finished, it continues if one is higher
-    notes: str = ""  # what it is about, for people
-    tags: Sequence[str] = ()  # words that mark it in lists
-    results: str | None = None  # SHA-256 of its metrics.json, as long as it is finished
-    ends: Sequence[Mapping[str, Any]] = ()  # of its processes: time, state, why and step of each
-    starts: Sequence[Mapping[str, Any]] = ()  # command, config, code and machine; the newest last
+    shares: Sequence[float] | None = None  # fraction of each batch for each rank; None: equal
+    limits: Mapping[str, Any] = {}  # max_epochs and so on: raising one resumes a finished run
+    notes: str = ""  # free text
+    tags: Sequence[str] = ()  # to filter lists of runs
+    results: str | None = None  # SHA-256 of metrics.json, while the run is finished
+    ends: Sequence[Mapping[str, Any]] = ()  # time, state, why and step of each end
+    starts: Sequence[Mapping[str, Any]] = ()  # command, config, code and machine; newest last
 
     @property
     def start(self) -> Mapping[str, Any]:
-        """The newest start; empty if it is not known."""
+        """The newest start; empty if there is none."""
         return self.starts[-1] if self.starts else {}
 
     @property
     def configs(self) -> tuple[str, ...]:
-        """Digests of the configurations of its starts; a checkpoint carries one of them."""
+        """Digests of the configurations of all starts; each checkpoint contains one of them."""
         return tuple(str(start["config"]) for start in self.starts if "config" in start)
 
     @property
     def packages(self) -> dict[str, str]:
         """The versions of the packages that were installed at the newest start."""
-        words = str(self.start.get("packages", "")).split()
-        return dict(word.split("==", 1) for word in words if "==" in word)
+        versions = {}
+        for word in str(self.start.get("packages", "")).split():
+            name, separator, version = word.partition("==")
+            if separator:
+                versions[name] = version
+        return versions
 
 
 LISTS = dict.fromkeys(("shares", "tags", "ends", "starts"), list)
-KINDS = Record.__annotations__ | {"limits": dict, **LISTS}
+# The annotations say Sequence and Mapping; JSON has lists and objects.
+TYPES = Record.__annotations__ | {"limits": dict, **LISTS}
 
 
 def read(run_dir: Path) -> Record:
-    """The record of a run; without the file, what its lock and its results tell.
+    """The record of a run. Without the file, its state follows from its lock and its results.
 
-    A field of a wrong kind counts as not known, so that a damaged file is no obstacle.
+    A field of a wrong type counts as unknown, so that a damaged file does not block the run.
     """
     content = _read_file(run_dir) or {}
-    known = {name: v for name, v in content.items() if name in KINDS and isinstance(v, KINDS[name])}
+    known: dict[str, Any] = {}
+    for name, type_ in TYPES.items():
+        value = content.get(name)
+        if isinstance(value, type_):
+            known[name] = value
     for name in ("ends", "starts"):
         known[name] = [entry for entry in known.get(name, []) if isinstance(entry, dict)]
     if "state" not in known:
         known["state"] = FINISHED if (run_dir / "metrics.json").exists() else RUNNING
     record = Record(**known)
+    # Only the kernel knows about a process that was killed: it has released the lock.
     if record.state == RUNNING and not lock.is_held(run_dir):
         return record._replace(state=STOPPED, why=KILLED)
     return record
@@ -86,7 +96,7 @@ def read(run_dir: Path) -> Record:
 def update(run_dir: Path, state: str, why: str = "", **facts: Any) -> None:
     """Write the state of a run and other fields of ``Record``; on rank zero only.
 
-    Facts that are not given stay as they were. A file that cannot be read is set aside.
+    Other fields keep their values. A file that cannot be read is kept as ``run.json.damaged``.
 
     Raises:
         OSError: if the file cannot be written.
@@ -100,18 +110,17 @@ def update(run_dir: Path, state: str, why: str = "", **facts: Any) -> None:
     if state != RUNNING:
         end = {"time": time, "state": state, "why": why, "step": new.get("step")}
         new["ends"] = [*read(run_dir).ends, end]
+    # A field of a newer version, which this one does not know, is dropped here.
     in_order = {name: new[name] for name in Record._fields if name in new}
     write_text(run_dir / FILE, json.dumps(in_order, indent=2) + "\n")
 
 
 def try_to_update(run_dir: Path, state: str, why: str = "", **facts: Any) -> None:
-    """Update the record, but only log that it cannot be written.
-
-    When a disk is full, the checkpoint says so, or the error that has ended the run.
-    """
+    """Update the record; log an error instead of raising it."""
     try:
         update(run_dir, state, why, **facts)
     except OSError as error:
+        # Not a warning: on a full disk the next checkpoint fails, with a better message.
         log.info("%s cannot be written: %s", run_dir / FILE, error.strerror)
 
 
