@@ -43,7 +43,7 @@ RUN pip install --no-build-isolation --no-deps -r samestep.txt && \
     chmod -R a+rX . && python -m compileall -q src library && install -d -m 1777 runs data
 
 # A user without a name or a home, and a root file system that is read-only.
-ENV PYTHONPATH=/workspace/src PYTHONUNBUFFERED=1 HOME=/tmp USER=project
+ENV PYTHONPATH=/workspace/src:/workspace PYTHONUNBUFFERED=1 HOME=/tmp USER=project
 USER 1000:1000
 
 ARG REVISION= SOURCE=

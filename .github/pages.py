@@ -18,6 +18,7 @@ OUTSIDE = {  # file of the repository: page of the site
     "library/README.md": "library.md",
     "CHANGELOG.md": "changelog.md",
     "library/CHANGELOG.md": "library-changelog.md",
+    "examples/language/README.md": "language.md",
 }
 LINK = re.compile(r'(?<=\]\()(?!\w+:|#)([^)#\s]+)|(?<=<img src=")([^"]+)')
 

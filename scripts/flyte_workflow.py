@@ -17,6 +17,8 @@ from typing import NamedTuple
 # Flyte's Elastic task spawns the processes that train. They import this file by its name, and get
 # the path of this process for that; pyflyte does not leave the folder of the file in it.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+# Rules of examples, which lie beside scripts/.
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 from filelock import FileLock
 from flytekit import Resources, Secret, current_context, task, workflow
 from flytekit.exceptions.user import FlyteRecoverableException

@@ -42,15 +42,6 @@ REFERENCE = [
 
 Three ranks cannot share its batch equally."""
 
-TEXT = [
-    "experiment=language", "trainer.accelerator=cpu", "trainer.max_epochs=2",
-    f"data.file={ROOT / 'docs' / 'contract.md'}", "data.context=32", "data.stride=32",
-    "data.global_batch_size=12", "model.net.width=16", "model.net.num_layers=1",
-    "model.net.num_heads=2", "callbacks.samples.length=20",
-]  # fmt: skip
-"""Overrides that make a run of text finish in seconds: about 14 steps an epoch."""
-
-
 def run_pytest(root: Path, *tests: str) -> subprocess.CompletedProcess[str]:
     """Run some tests of a copy of this project in a process of their own, within the copy."""
     # The forked process has imported the libraries before pytest.
@@ -258,12 +249,6 @@ def digits_run(shared_run: Callable[..., Path]) -> Path:
 def reference_run(shared_run: Callable[..., Path]) -> Path:
     """Directory of a recorded run on one rank, with which runs on more ranks are compared."""
     return shared_run("reference", *REFERENCE, is_recorded=True)
-
-
-@pytest.fixture(scope="session")
-def text_run(shared_run: Callable[..., Path]) -> Path:
-    """Directory of a recorded run on one rank that has learned a small text."""
-    return shared_run("text", *TEXT, is_recorded=True)
 
 
 @pytest.fixture

@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 from tests.conftest import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").glob("*/README.md")),
+]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 SHELLS = ("", "sh", "bash", "console")  # other fences hold Python or YAML
 OUTPUT = ("error: ", "{")  # how lines begin that a command prints

@@ -12,13 +12,21 @@ from samestep.errors import ConfigError
 from samestep.hydra import build
 from samestep.hydra.compose import check, help_text
 from samestep.hydra.main import flags_of
+from samestep.hydra.project import config_folders
 from tests.conftest import CONFIGS, ROOT
 
 EXECUTED = [  # tests/test_contract.py and test_tasks.py execute these, with files of their own
     ROOT / "docs/contract.md", ROOT / "docs/tasks.md",
 ]  # fmt: skip
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-EXPERIMENTS = sorted((CONFIGS / "experiment").glob("*.yaml"))
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").glob("*/README.md")),
+]
+EXPERIMENTS = [
+    file for folder in config_folders() for file in sorted((folder / "experiment").glob("*.yaml"))
+]
 IS_TEMPLATE = (ROOT / "copier.yml").exists()  # not a copy of it
 NOT_HERE = (  # the reader makes
     "configs/local", "configs/cluster/ours", "configs/model/squeeze", "src/pets", "tests/pets",

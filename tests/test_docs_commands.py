@@ -8,6 +8,7 @@ tests/samestep/launch/test_printed_commands.py. ELSEWHERE says why the others do
 import re
 import shutil
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from samestep.hydra.compose import check
 from samestep.launch import check as rules
 from samestep.launch import main, render, submissions
 from samestep.sweep import settings
+from examples.language.tests.conftest import TEXT
 from tests.conftest import NO_PICTURES, ROOT, run
 from tests.printed_commands import PAGES, Command, find_commands
 
@@ -33,7 +35,7 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"wandb sync ": "the tests of the library, callbacks/test_loggers.py",
     r"tensorboard --logdir": "tests/project/test_trackers.py, and the library's tests",
     r"scripts/convert.py ": "tests/project/data/test_tables.py",
-    r"scripts/convert_text.py ": "tests/project/language/test_tokens.py",
+    r"-m examples.language.convert ": "examples/language/tests/test_tokens.py",
     r"export AWS_|pip install .project\[lance": "tests/project/data/test_tables.py",
     r"labs/servers/build.sh|labs.servers ": ".github/workflows/ci.yml",
     r"labs.e2e": ".github/workflows/e2e.yml",
@@ -167,13 +169,15 @@ def test_targets_of_make_and_extras_of_pip_exist():
 
 
 @pytest.fixture(scope="module")
-def place(digits_run: Path, text_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(
+    digits_run: Path, shared_run: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """A folder with what the commands name: runs, an image, and a folder of images."""
     folder = tmp_path_factory.mktemp("reader")
     names = ["mine", "cnn", "squeeze", "ranks-1", "ranks-1-0", "ranks-2-0"]
     for name in [*names, "digits-0", "digits-1", "lr/lr-0", "lr/lr-1"]:
         shutil.copytree(digits_run, folder / "runs" / name)
-    shutil.copytree(text_run, folder / "runs" / "book")
+    shutil.copytree(shared_run("text", *TEXT, is_recorded=True), folder / "runs" / "book")
     (folder / "photos").mkdir()
     for name in ("seven.png", "photos/a.png"):
         Image.new("L", (8, 8), 128).save(folder / name)

@@ -88,7 +88,7 @@ PRIVATE = (
     ".git/config", ".venv/bin/python", "src/project/__pycache__/run.pyc", "dist/a.whl",
     "src/project.egg-info/PKG-INFO",
 )  # fmt: skip
-FOLDERS = ("src", "library", "configs", "k8s", "scripts")
+FOLDERS = ("src", "library", "configs", "examples", "k8s", "scripts")
 FILES = ("train.py", "requirements.lock", "requirements-dev.lock", "samestep.txt", "LICENSE")
 
 
@@ -98,7 +98,7 @@ def test_the_context_is_the_code_and_nothing_private(checkout: Path):
     assert {name.split("/")[0] for name in sent} == {*FOLDERS, *FILES}
     code = [path for folder in FOLDERS for path in (checkout / folder).rglob("*")]
     names = {path.relative_to(checkout).as_posix() for path in code if path.is_file()}
-    tests = {name for name in names if name.startswith("library/tests/")}
+    tests = {name for name in names if re.match(r"(library|examples/\w+)/tests/", name)}
     assert names - sent == names & set(PRIVATE) | tests
     assert sum((checkout / name).stat().st_size for name in sent) < 2_000_000
 

@@ -22,6 +22,7 @@ OURS = [
     *SAMESTEP,
     ROOT / "train.py",
     *sorted((ROOT / "scripts").glob("*.py")),
+    *sorted((ROOT / "examples").glob("*/*.py")),
 ]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -278,11 +279,11 @@ def test_the_linters_hold_their_rules_everywhere():
     assert "C901" in lint["select"]
     assert lint["mccabe"]["max-complexity"] == 10
     exempt = [files for files, rules in lint["per-file-ignores"].items() if "C901" in rules]
-    assert exempt == ["{library/tests,tests}/**"]
+    assert exempt == ["{library/tests,tests,examples/*/tests}/**"]
     assert "C901" not in lint["ignore"]
     assert [place(path) for path in OURS if "noqa: C901" in path.read_text()] == []
     assert mypy["strict"]
-    assert mypy["files"] == ["src", "library/src"]
+    assert mypy["files"] == ["src", "library/src", "examples"]
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,7 @@ def write_large(folder: Path) -> None:
 
 def held(folder: str, kind: str, count: str) -> dict[str, float]:
     """The most MiB that this process holds in a pass, and that the system cannot take back."""
-    from project.language.text import Windows
+    from examples.language.text import Windows
     from samestep.data.arrow import ArrowRows
     from samestep.data.lance import LanceRows
     from samestep.data.loader import BatchLoader

@@ -4,10 +4,9 @@ A key without a rule takes values of its default's type. A rule names one full k
 nets, optimizers and schedules need no rule: their constructors reject wrong values by ValueError,
 which ends the run before anything is written.
 
-Here are the rules that several tasks share. A task has its own in ``rules.py`` of its folder, such
-as ``data/rules.py`` for images: any of the names ``RULES``, ``MAY_CHANGE``, ``contradictions`` and
-``needed_files``. This file finds and joins them. None of these files imports torch, because help
-and errors are quick.
+Those of images are in ``data/rules.py``, which this file finds and joins. An example has its own
+``rules.py``, which ``rules`` in configs/train.yaml names. None of these files imports torch, because
+help and errors are quick.
 """
 
 import importlib

@@ -13,10 +13,11 @@ from samestep.hydra.adapter import name_run
 from samestep.hydra.compose import check, find_overridden, help_text
 from samestep.hydra.main import flags_of
 from samestep.hydra.rules import RULES
+from samestep.hydra.project import config_folders
 from samestep.hydra.schema import choices_of
 from tests.conftest import CONFIGS, ROOT
 
-CHOICES = choices_of(CONFIGS)
+CHOICES = choices_of(*config_folders())
 LOSS = ["callbacks.checkpoints.monitor=val/loss", "callbacks.checkpoints.mode=min"]
 OWN_IMAGES = ["data.root=images", "data.num_classes=2"]
 LEFT_TO_THE_USER = {

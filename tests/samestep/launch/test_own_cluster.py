@@ -24,7 +24,7 @@ trainer: {devices: 2}
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A copy of what the launcher needs, with a cluster and settings of this machine."""
-    for name in ("configs", "k8s", "src"):
+    for name in ("configs", "examples", "k8s", "src"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("local"))
     (tmp_path / "configs/cluster/mine.yaml").write_text(MINE)
     (tmp_path / "configs/local").mkdir()
@@ -34,7 +34,7 @@ def copy(tmp_path: Path) -> Path:
 
 def test_a_cluster_file_of_ones_own_needs_no_typed_names(copy: Path):
     """The manifest is of what the pods compose: they do not have configs/local."""
-    variables = {"PYTHONPATH": str(copy / "src"), "KUBECONFIG": "/nowhere", "RUN_ID": "mine"}
+    variables = {"PYTHONPATH": f"{copy}:{copy / 'src'}", "KUBECONFIG": "/nowhere", "RUN_ID": "mine"}
     done = run(
         "-m", "samestep", "launch", "--render", "cluster=mine", "seed=1", cwd=copy, **variables
     )

@@ -63,7 +63,7 @@ EVERY_CHOICE = [
     *(
         f"experiment={name}"
         for name in choices("experiment")
-        if name not in ("language", "finetune")
+        if name != "finetune"
     ),
     "callbacks=[early_stopping,ema]",
     "trainer.precision=64-true",

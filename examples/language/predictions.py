@@ -1,4 +1,4 @@
-"""Predictions to look at: text that the model writes."""
+"""A sample of what the model has learned: text that it writes."""
 
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,7 @@ import lightning as L
 class Samples(L.Callback):
     """Lets the tested model continue a prompt, and keeps the text.
 
-    Rank zero writes ``sample.txt``. All ranks draw the same text, because no rank can use a model
-    alone whose weights are distributed over the ranks.
+    Rank zero writes ``sample.txt``.
 
     Args:
         dirpath: where the text goes.
@@ -30,6 +29,7 @@ class Samples(L.Callback):
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         """Write the text."""
+        # On all ranks: where FSDP shards the weights, no rank can run the model alone.
         vocabulary = trainer.datamodule.vocabulary
         text = self.prompt + pl_module.write(
             self.prompt, vocabulary, self.length, self.temperature, self.seed

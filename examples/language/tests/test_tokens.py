@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from labs.faults.lab import Laboratory
-from project.language import tokens
-from project.language.tokens import TokenDataModule, Tokenizer, convert
+from examples.language import tokens
+from examples.language.tokens import TokenDataModule, Tokenizer, convert
 from samestep.errors import ConfigError, RunError
-from tests.conftest import run, run_ranks
+from tests.conftest import run
 
 TEXTS = {"a.txt": "the quick brown fox\n" * 300, "b.txt": "Grüße ☃\r\n" * 200 + "no end of line"}
 
@@ -50,7 +49,7 @@ def test_bytes_become_tokens_and_text_again(books: Path, tmp_path: Path):
     assert sorted(p.name for p in tmp_path.glob("books.*")) == [target.name, f"{target.name}.json"]
 
 
-def test_a_conversion_that_was_stopped_goes_on(books: Path, tmp_path: Path, monkeypatch):
+def test_a_stopped_conversion_resumes(books: Path, tmp_path: Path, monkeypatch):
     expected = write(books, tmp_path / "whole")
     monkeypatch.setattr(tokens, "PIECE", 100)
     monkeypatch.setattr(tokens, "SAVE_EVERY", 2000)
@@ -89,7 +88,7 @@ def test_what_is_wrong_with_texts_and_files_is_one_message(books: Path, tmp_path
     target.write_bytes(content)
     with pytest.raises(ConfigError, match=r"data\.vocabulary_size=256: .*books\.tokens needs 257"):
         data_of(target, vocabulary_size=256).setup("fit")
-    with pytest.raises(ConfigError, match=r"a\.txt: is no file of scripts/convert_text\.py"):
+    with pytest.raises(ConfigError, match=r"a\.txt: is no file of examples\.language\.convert"):
         data_of(books / "a.txt").setup("fit")
     (books / "a.txt").write_text("other")
     with pytest.raises(ConfigError, match=r"has other texts or another tokenizer; name another"):
@@ -102,7 +101,7 @@ def test_what_is_wrong_with_texts_and_files_is_one_message(books: Path, tmp_path
         [str(books), "x", "--end", "e"],
         [str(books), "x", "--to", "y"],
     ):
-        done = run("scripts/convert_text.py", *words)
+        done = run("-m", "examples.language.convert", *words)
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
 
 
@@ -144,48 +143,6 @@ def anonymous_memory() -> int:
     return 1024 * int(re.findall(r"RssAnon:\s+(\d+)", text)[0])
 
 
-def test_a_run_continues_exactly_and_only_with_its_file(books: Path, tmp_path: Path):
-    """Killed alone, continued by two ranks."""
-    target = tmp_path / "books.tokens"
-    done = run("scripts/convert_text.py", str(books), str(target))
-    command = done.stdout.splitlines()[-1].split()
-    assert command[:2] == ["python", "train.py"]
-    words = [
-        *command[1:], "data.context=16", "data.stride=16", "trainer.max_epochs=2", "report=false",
-        "callbacks.samples.length=20", "model.net.width=16", "trainer.accelerator=cpu",
-        f"run_root={tmp_path}",
-    ]  # fmt: skip
-    fault = Laboratory(tmp_path, []).saboteur("mine", ["kill step 60 0"])
-    for nodes in ((), (2,)):
-        done = run_ranks(*words, *fault, nodes=nodes, RUN_ID="mine")
-    assert done.returncode == 0, done.stderr
-    assert "bits_per_token" in done.stdout
-    sample = (tmp_path / "mine/predictions/sample.txt").read_text("utf-8")
-    assert sample.startswith("The ")
-
-    data = data_of(target, context=16, stride=16, global_batch_size=8)
-    data.setup("fit")
-    loader, found = data.train_dataloader(), {}
-    for path in sorted((tmp_path / "records-mine").glob("rank-*.jsonl")):
-        for line in map(json.loads, path.read_text().splitlines()):
-            key = (line["epoch"], line["batch"], line["world_size"])
-            found[key] = found.get(key, []) + line["ids"]
-    assert {key[2] for key in found} == {1, 2}
-    for epoch in (0, 1):
-        loader.start_at(epoch, 0)
-        for number, batch in enumerate(loader):
-            both = [found[k] for n in (1, 2) if (k := (epoch, number, n)) in found]
-            assert both
-            assert all(ids == batch.ids.tolist() for ids in both)
-
-    write(books / "more", tmp_path / "other")
-    more = [f"data.file={tmp_path / 'other'}", "trainer.max_epochs=3"]
-    done = run(*words, *fault, *more, RUN_ID="mine")
-    assert done.returncode == 2
-    assert re.search(r"this run has learned .*books\.tokens .* and here is .*other", done.stderr)
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_a_tokenizer_of_the_package(books: Path, tmp_path: Path):
     package = pytest.importorskip("tokenizers")
     made = package.Tokenizer(package.models.BPE())
@@ -218,7 +175,7 @@ def test_a_missing_package_is_one_message(books: Path, tmp_path: Path):
     (tmp_path / "tokenizers.py").write_text("raise ModuleNotFoundError('x', name='tokenizers')")
     (tmp_path / "tokenizer.json").write_text("{}")
     words = [str(books), str(tmp_path / "x"), "--tokenizer", str(tmp_path / "tokenizer.json")]
-    done = run("scripts/convert_text.py", *words, PYTHONPATH=str(tmp_path))
+    done = run("-m", "examples.language.convert", *words, PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
     message = "The package tokenizers is not installed: .venv/bin/pip install tokenizers"
     assert message in done.stderr

@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning as L
 
-from project.language.text import Vocabulary, Windows, read_text, split
+from examples.language.text import Vocabulary, Windows, read_text, split
 from project.rules import check_batch_size
 from samestep.data.loader import BatchLoader
 from samestep.errors import ConfigError
@@ -23,8 +23,8 @@ class TextDataModule(L.LightningDataModule):
 
     Args:
         file: a text in UTF-8; None takes the help texts that Python ships, ``pydoc_data.topics``.
-        val_share: share of the text that is held out for validation.
-        test_share: share of the text, at its end, that is held out for the test.
+        val_share: fraction of the text that is held out for validation.
+        test_share: fraction of the text, at its end, that is held out for the test.
         vocabulary_size: most ids; id 0 stands for all characters that have no id of their own.
         context: characters of a window.
         stride: characters between the starts of two training windows. Windows of val and test do
@@ -67,7 +67,7 @@ class TextDataModule(L.LightningDataModule):
         self.unit = unit
         self.vocabulary: Any = None
         self.digest: str | None = None
-        self.learned: dict[str, Any] | None = None  # what a checkpoint says of its text
+        self.learned: dict[str, Any] | None = None  # the state of a checkpoint
         self.train_set: Windows | None = None
 
     def setup(self, stage: str) -> None:
@@ -78,6 +78,7 @@ class TextDataModule(L.LightningDataModule):
         check_batch_size(self.global_batch_size, num_ranks, self._batches_per_step())
         text, self.digest = self.read()
         self._compare()
+        # By position, not at random: windows of random places would share characters.
         train, val, test = split(text, self.val_share, self.test_share)
         if len(train) <= self.context or min(len(val), len(test)) < 2:
             raise ConfigError(
@@ -158,13 +159,14 @@ class TextDataModule(L.LightningDataModule):
         self.vocabulary = self.make_vocabulary(state_dict["vocabulary"])
 
     def _compare(self) -> None:
-        """Raise a ConfigError if a checkpoint belongs to another text than the one here."""
+        """Raise a ConfigError if the checkpoint was trained on another text than this one."""
+        # Called twice, because Lightning loads the state before or after setup().
         if self.digest and self.learned and self.digest != self.learned["digest"]:
             raise ConfigError(
                 f"data.file={self.file or 'null'}: this run has learned {self.learned['origin']} "
                 f"(SHA-256 {self.learned['digest'][:12]}), and here is {self.origin} "
                 f"({self.digest[:12]}); name a file with the same text, use that version of "
-                "Python, or begin a new run"
+                "Python, or start a new run"
             )
 
     def _batches_per_step(self) -> int:

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from project.language.net import Transformer
-from project.language.text import NO_TARGET, Batch
+from examples.language.net import Transformer
+from examples.language.text import NO_TARGET, Batch
 from samestep.metrics import EpochMean
 
 
@@ -34,7 +34,7 @@ class LanguageModel(L.LightningModule):
         unit: what an id stands for.
 
     Raises:
-        ValueError, TypeError: if the optimizer or the schedule refuses its arguments.
+        ValueError, TypeError: if the optimizer or the schedule rejects its arguments.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class LanguageModel(L.LightningModule):
         self.train_sums = EpochMean("train", "loss")
         self.val_sums = EpochMean("val", "loss")
         self.test_sums = EpochMean("test", "loss")
-        # Wrong arguments are refused here. Lightning would build these only after the data.
+        # Wrong arguments are rejected here. Lightning would build these only after the data.
         self.build_optimizer(total_steps=100)
 
     @property
     def metric_names(self) -> list[str]:
-        """What is logged each epoch, so that a misspelt ``monitor`` is refused at the start."""
+        """What is logged each epoch, so that a misspelt ``monitor`` is rejected at the start."""
         return [f"{s}/{name}" for s in ("train", "val") for name in ("loss", self.bits)]
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -109,31 +109,36 @@ class LanguageModel(L.LightningModule):
     def write(
         self, prompt: str, vocabulary: Any, length: int, temperature: float, seed: int
     ) -> str:
-        """Continue a prompt by drawing one character after the other.
+        """Continue a prompt by sampling one character after the other.
 
         Args:
-            prompt: at least one character; of a longer one the last ``context`` characters count.
-            vocabulary: of the run's data. Characters that it does not have are never drawn.
-            length: number of characters, or tokens, to draw.
-            temperature: 1 draws from what the model has learned; less prefers likely characters.
-            seed: of what is drawn.
+            prompt: at least one character; the model sees its last ``context`` characters.
+            vocabulary: that of the run's data. Only its characters are sampled.
+            length: number of characters, or tokens, to sample.
+            temperature: 1 samples from the learned distribution; less prefers likely characters.
+            seed: of the samples.
         """
+        # On the CPU, so that the text does not depend on the device.
         generator = torch.Generator().manual_seed(seed)
         context = self.net.context
         ids = vocabulary.encode(prompt).tolist()
         for _ in range(length):
             logits = self(torch.tensor([ids[-context:]], device=self.device))[0, -1]
+            # The net may have more ids than the vocabulary, which has no text for them.
             known = logits[vocabulary.first : len(vocabulary)].float().cpu()
-            drawn = torch.multinomial((known / temperature).softmax(0), 1, generator=generator)
-            ids.append(vocabulary.first + int(drawn))
+            sampled = torch.multinomial((known / temperature).softmax(0), 1, generator=generator)
+            ids.append(vocabulary.first + int(sampled))
         return str(vocabulary.decode(ids[-length:]))
 
     def _score(self, batch: Batch, sums: EpochMean) -> Tensor:
         logits = self(batch.inputs).flatten(0, 1)
         targets = batch.targets.flatten()
         loss = F.cross_entropy(logits, targets, ignore_index=NO_TARGET, reduction="sum")
-        # Training windows are whole. To count the others, the CPU waits for the device.
-        count = len(targets) if self.training else int((targets != NO_TARGET).sum())
+        # Training windows are whole. Counting the others makes the CPU wait for the device.
+        if self.training:
+            count = len(targets)
+        else:
+            count = int((targets != NO_TARGET).sum())
         sums.update(count, loss=loss)
         return loss / count
 

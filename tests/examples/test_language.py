@@ -1,21 +1,33 @@
-"""Whole runs of text: the promises of every run, kept by a task that has no images."""
+"""Runs of text on several ranks and after a kill, and what their commands say."""
 
+import json
+import re
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from project.rules import needed_files
+from examples.language.rules import needed_files
+from examples.language.tests import test_language, test_tokens
+from examples.language.tests.conftest import TEXT
+from examples.language.tests.test_tokens import data_of, write
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
 from scripts import evaluate, export, predict
-from tests.conftest import ROOT, TEXT, final_figures, run, run_ranks
-from tests.project.language import test_language
+from tests.conftest import final_figures, run, run_ranks
+from tests.faults.lab import Laboratory
 from tests.project.test_train import record, recorded
 
-call = test_language.call  # a fixture
+call, books = test_language.call, test_tokens.books  # fixtures
+
+
+@pytest.fixture(scope="session")
+def text_run(shared_run: Callable[..., Path]) -> Path:
+    """Directory of a recorded run on one rank that has learned a small text."""
+    return shared_run("text", *TEXT, is_recorded=True)
 
 
 def weights(folder: Path, rank: int = 0) -> dict[str, torch.Tensor]:
@@ -76,31 +88,74 @@ def test_a_model_of_text_is_exported(text_run: Path, tmp_path: Path, call):
     assert [line.split()[0] for line in out.splitlines()[1:]][1:] == ["model.pt2"]
 
 
-def test_another_text_is_refused_with_one_message(text_run: Path, tmp_path: Path, call):
-    other = tmp_path / "other.txt"
-    other.write_text((ROOT / "docs/contract.md").read_text() + "!")
-    code, out, err = call(evaluate, text_run, "--data-file", other)
-    assert (code, out) == (2, "")
-    message = f"error: data.file={other}: this run has learned {ROOT}/docs/contract.md"
-    assert err.startswith(message)
-    assert err.count("\n") == 1
-
-    same = tmp_path / "same.txt"
-    same.write_text((ROOT / "docs/contract.md").read_text())
-    command = ["train.py", *TEXT, f"run_root={tmp_path}", "trainer.max_epochs=1", "report=false"]
+def test_another_text_is_rejected_with_one_message(tmp_path: Path, call):
+    text = "the quick brown fox jumps over the lazy dog\n" * 200
+    same, moved, other = (tmp_path / f"{name}.txt" for name in ("same", "moved", "other"))
+    same.write_text(text)
+    moved.write_text(text)
+    other.write_text(text + "!")
+    command = ["train.py", *TEXT, f"run_root={tmp_path}", "trainer.max_epochs=1"]
     assert run(*command, f"data.file={same}", RUN_ID="mine").returncode == 0
     before = {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()}
+
+    code, out, err = call(evaluate, tmp_path / "mine", "--data-file", other)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: data.file={other}: this run has learned {same}")
+    assert err.count("\n") == 1
+
     more = [*command, "trainer.max_epochs=2"]
-    refused = run_ranks(*more, f"data.file={other}", RUN_ID="mine")
-    assert refused.returncode == 2
-    assert refused.stderr.count("this run has learned") == 1
-    assert "Traceback" not in refused.stderr
+    rejected = run_ranks(*more, f"data.file={other}", RUN_ID="mine")
+    assert rejected.returncode == 2
+    assert rejected.stderr.count("this run has learned") == 1
+    assert "Traceback" not in rejected.stderr
     after = {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()}
     changed = {path.name for path in before if after.get(path) != before[path]}
     assert changed <= {".claim", "rank-0.log"}
     # The same text may be elsewhere.
-    done = run(*more, f"data.file={ROOT / 'docs' / 'contract.md'}", RUN_ID="mine")
+    done = run(*more, f"data.file={moved}", RUN_ID="mine")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_run_of_tokens_resumes_exactly_and_only_with_its_file(books: Path, tmp_path: Path):
+    """Killed alone, continued by two ranks."""
+    target = tmp_path / "books.tokens"
+    done = run("-m", "examples.language.convert", str(books), str(target))
+    command = done.stdout.splitlines()[-1].split()
+    assert command[:2] == ["python", "train.py"]
+    words = [
+        *command[1:], "data.context=16", "data.stride=16", "trainer.max_epochs=2", "report=false",
+        "callbacks.samples.length=20", "model.net.width=16", "trainer.accelerator=cpu",
+        f"run_root={tmp_path}",
+    ]  # fmt: skip
+    fault = Laboratory(tmp_path, []).saboteur("mine", ["kill step 60 0"])
+    for nodes in ((), (2,)):
+        done = run_ranks(*words, *fault, nodes=nodes, RUN_ID="mine")
+    assert done.returncode == 0, done.stderr
+    assert "bits_per_token" in done.stdout
+    sample = (tmp_path / "mine/predictions/sample.txt").read_text("utf-8")
+    assert sample.startswith("The ")
+
+    data = data_of(target, context=16, stride=16, global_batch_size=8)
+    data.setup("fit")
+    loader, found = data.train_dataloader(), {}
+    for path in sorted((tmp_path / "records-mine").glob("rank-*.jsonl")):
+        for line in map(json.loads, path.read_text().splitlines()):
+            key = (line["epoch"], line["batch"], line["world_size"])
+            found[key] = found.get(key, []) + line["ids"]
+    assert {key[2] for key in found} == {1, 2}
+    for epoch in (0, 1):
+        loader.start_at(epoch, 0)
+        for number, batch in enumerate(loader):
+            both = [found[k] for n in (1, 2) if (k := (epoch, number, n)) in found]
+            assert both
+            assert all(ids == batch.ids.tolist() for ids in both)
+
+    write(books / "more", tmp_path / "other")
+    more = [f"data.file={tmp_path / 'other'}", "trainer.max_epochs=3"]
+    done = run(*words, *fault, *more, RUN_ID="mine")
+    assert done.returncode == 2
+    assert re.search(r"this run has learned .*books\.tokens .* and here is .*other", done.stderr)
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_debug_mode_of_images_names_its_file():
@@ -127,7 +182,7 @@ def test_a_file_of_ones_own_must_be_on_the_cluster():
         (["experiment=language", "model=cnn"], ["choose data and a model of one task"]),
     ],
 )
-def test_parts_of_two_tasks_are_refused_with_one_sentence(overrides: list[str], words: list[str]):
+def test_parts_of_two_tasks_are_rejected_with_one_sentence(overrides: list[str], words: list[str]):
     with pytest.raises(ConfigError) as error:
         check(overrides)
     assert "\n" not in str(error.value)

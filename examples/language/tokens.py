@@ -1,4 +1,4 @@
-"""Files of tokens, of any size: how scripts/convert_text.py writes them, and how a run maps them.
+"""Files of tokens, of any size: how ``convert`` writes them, and how a run maps them.
 
 ``books.tokens`` has the ids, uint16 or uint32, and ``books.tokens.json`` what they mean.
 """
@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from project.language.datamodule import TextDataModule
+from examples.language.datamodule import TextDataModule
 from samestep.errors import ConfigError, RunError
 
 PIECE, PIECES_AT_ONCE = 2**18, 8  # bytes that are tokenized together, on each core
-SAVE_EVERY = 2**26  # bytes of text, after which a conversion that is stopped goes on
+SAVE_EVERY = 2**26  # bytes of text between two points where a conversion can resume
 
 
 class Tokenizer:
@@ -35,7 +35,7 @@ class Tokenizer:
         ConfigError: if the package ``tokenizers`` is missing, or cannot read the content.
     """
 
-    first = 0  # the lowest id that may be drawn
+    first = 0  # the lowest id that may be sampled
 
     def __init__(self, content: str | None, end: str | None = None) -> None:
         self.content = content
@@ -73,7 +73,7 @@ class Tokenizer:
         return [encoding.ids for encoding in found]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; what is no UTF-8 becomes the replacement character."""
+        """The text of ids; invalid UTF-8 becomes the replacement character."""
         if self.of_package:
             return str(self.of_package.decode(list(ids)))
         return bytes(id for id in ids if id < 256).decode(errors="replace")
@@ -103,7 +103,7 @@ class TokenDataModule(TextDataModule):
             size = path.stat().st_size
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"data.file={path}: is no file of scripts/convert_text.py: {error}"
+                f"data.file={path}: is no file of examples.language.convert: {error}"
             ) from None
         tokens = np.dtype(facts["dtype"])
         if size != facts["num_tokens"] * tokens.itemsize:
@@ -133,12 +133,12 @@ def convert(
 ) -> dict[str, Any]:
     """Write the tokens of a text, or of all ``*.txt`` below a folder, and return their facts.
 
-    A conversion that was killed goes on where it was. The file appears when it is complete and was
-    read back. One that is there is verified. ``show`` is given the bytes done and in all.
+    A conversion that was killed resumes where it stopped. The file appears when it is complete and
+    was read back; an existing one is verified. ``show`` gets the bytes done and in all.
 
     Raises:
         ConfigError: if there is no text in UTF-8, or the target has other tokens.
-        RunError: if it does not give back what was written.
+        RunError: if the file differs from what was written.
     """
     files = sorted(source.rglob("*.txt")) if source.is_dir() else [source]
     if not files or not files[0].is_file():
@@ -157,6 +157,7 @@ def convert(
             "origin": origin, "file": 0, "offset": 0, "num_tokens": 0, "crc": 0
         }  # fmt: skip
         with partial_file.open("ab") as output:
+            # Tokens after the last saved point may be half written.
             output.truncate(done["num_tokens"] * dtype.itemsize)
             for ids, at in encode_files(files, done, tokenizer):
                 content = np.asarray(ids, dtype).tobytes()
@@ -188,13 +189,13 @@ def convert(
 def encode_files(
     files: list[Path], start: dict[str, int], tokenizer: Tokenizer
 ) -> Iterator[tuple[Any, dict[str, int] | None]]:
-    """Ids, and now and then the place behind them where a conversion may go on."""
+    """Ids, and every ``SAVE_EVERY`` bytes the place after them where a conversion can resume."""
     first, offset = start["file"], start["offset"]
     for number, file in enumerate(files[first:], first):
         with file.open("rb") as stream:
             saved = stream.seek(offset)
             offset = 0
-            # Texts are cut at ends of lines: the tokens do not depend on interruptions.
+            # Cut at ends of lines, wherever it resumes: the tokens do not depend on interruptions.
             pieces = iter(partial(stream.readlines, PIECE), [])
             while texts := [b"".join(lines) for lines in islice(pieces, PIECES_AT_ONCE)]:
                 try:
@@ -211,7 +212,7 @@ def encode_files(
 
 
 def read_facts(path: Path, origin: str, target: Path) -> dict[str, Any]:
-    """What was written about this conversion; empty if nothing was."""
+    """The facts of a conversion with this origin; empty if there is none."""
     if not path.exists():
         return {}
     facts: dict[str, Any] = json.loads(path.read_text())
@@ -224,7 +225,7 @@ def read_facts(path: Path, origin: str, target: Path) -> dict[str, Any]:
 
 
 def save(output: BinaryIO, path: Path, facts: dict[str, Any]) -> None:
-    """Note how far a conversion is, once its tokens are on the disk."""
+    """Record how far a conversion is, once its tokens are on the disk."""
     output.flush()
     os.fsync(output.fileno())
     write_whole(path, facts)

@@ -1,32 +1,34 @@
 """Convert text into a file of tokens, for experiment=language data=tokens.
 
-python scripts/convert_text.py book.txt data/book.tokens    # bytes of UTF-8
-python scripts/convert_text.py books data/books.tokens --tokenizer tokenizer.json    # of *.txt
+python -m examples.language.convert book.txt data/book.tokens    # bytes of UTF-8
+python -m examples.language.convert books data/books.tokens --tokenizer tokenizer.json    # of *.txt
 
 The same command resumes a conversion that was stopped, and verifies one that is complete. A
 tokenizer needs the package tokenizers; "<|endoftext|>" of GPT-2 is an example for --end.
 """
 
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import options
 from rich.console import Console
 from rich.progress import Progress
 
-from samestep.command_line import Parser
+from samestep.command_line import Parser, call
+from samestep.ranks import process
 
 
 def main(argv: Sequence[str]) -> int:
     """Write the tokens, and print how a run reads them. Returns 0."""
-    parser = Parser("convert_text.py", __doc__)
+    parser = Parser("python -m examples.language.convert", __doc__)
     parser.add_argument("source", type=Path, help="a text file in UTF-8, or a folder of *.txt")
     parser.add_argument("target", type=Path, help="file of tokens, such as data/books.tokens")
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json")
     parser.add_argument("--end", metavar="TOKEN", help="its token for the end of a text")
     chosen = parser.parse(argv)
-    from project.language.tokens import convert, read_tokenizer
+    # This import takes seconds: invalid arguments are reported before.
+    from examples.language.tokens import convert, read_tokenizer
 
     tokenizer = read_tokenizer(chosen.tokenizer, chosen.end)
     screen = Console(stderr=True)
@@ -41,4 +43,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    options.run(main)
+    process.run(lambda: call(lambda: main(sys.argv[1:])))

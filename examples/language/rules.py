@@ -1,4 +1,7 @@
-"""What the values of the keys of text may be; ``project.rules`` adds them. Imports no torch."""
+"""What the values of the keys of text may be. Imports no torch.
+
+``rules`` in configs/train.yaml names this module.
+"""
 
 from omegaconf import DictConfig
 
@@ -17,7 +20,7 @@ RULES: dict[str, Rule] = {
     "callbacks.samples.seed": whole(0, 2**32 - 1),
 }
 
-# The file may be elsewhere when a run continues: its text is compared by a digest.
+# The file may have moved when a run continues: its text is compared by a digest.
 MAY_CHANGE = [r"data\.file", r"callbacks\.samples(\..+)?"]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from samestep.errors import RunError
 
 OTHER = 0  # the id of all characters that are not in the vocabulary
-NO_TARGET = -100  # behind the end of the text: cross_entropy ignores it
+NO_TARGET = -100  # after the end of the text; cross_entropy ignores it
 
 
 class Batch(NamedTuple):
@@ -21,7 +21,7 @@ class Batch(NamedTuple):
     inputs: Tensor
     """Ids of characters, int64 ``[B, T]``."""
     targets: Tensor
-    """Ids of the characters that follow, int64 ``[B, T]``; ``NO_TARGET`` behind the end."""
+    """Ids of the characters that follow, int64 ``[B, T]``; ``NO_TARGET`` after the end."""
     ids: Tensor
     """Numbers of the windows, int64 ``[B]``."""
 
@@ -60,7 +60,7 @@ class Vocabulary:
         characters: what the ids stand for, without repetition.
     """
 
-    first = OTHER + 1  # the lowest id that may be drawn
+    first = OTHER + 1  # the lowest id that may be sampled
 
     def __init__(self, characters: str) -> None:
         self.characters = self.content = "".join(sorted(characters))
@@ -68,12 +68,14 @@ class Vocabulary:
 
     @classmethod
     def of_text(cls, text: str, size: int) -> "Vocabulary":
-        """The ``size - 1`` most frequent characters; equal ones by their code points."""
+        """The ``size - 1`` most frequent characters."""
         counts = Counter(text)
-        return cls("".join(sorted(counts, key=lambda c: (-counts[c], c))[: size - 1]))
+        # Ties are broken by code point, so that the vocabulary is a function of the text alone.
+        ordered = sorted(counts, key=lambda character: (-counts[character], character))
+        return cls("".join(ordered[: size - 1]))
 
     def __len__(self) -> int:
-        """Number of ids, with that of all other characters."""
+        """Number of ids, including ``OTHER``."""
         return 1 + len(self.characters)
 
     def encode(self, text: str) -> Tensor:
@@ -83,7 +85,7 @@ class Vocabulary:
         )
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; the replacement character stands for all that are not known."""
+        """The text of ids; the replacement character stands for ``OTHER``."""
         return "".join(f"\N{REPLACEMENT CHARACTER}{self.characters}"[i] for i in ids)
 
 
@@ -95,7 +97,7 @@ class Windows:
         context: positions of a window, ``T``.
         stride: characters between the starts of two windows. If it equals ``context``, each
             character but the first is the target of exactly one position.
-        with_rest: also give the windows that reach behind the end of the text.
+        with_rest: also give the windows that reach beyond the end of the text.
     """
 
     def __init__(self, characters: Any, context: int, stride: int, *, with_rest: bool) -> None:

@@ -1,7 +1,0 @@
-"""A second task: a transformer that learns to predict the next character of a text.
-
-Read in this order: ``text`` (from a file to ids), ``datamodule`` (from ids to batches), ``net``
-(the transformer in plain torch), ``module`` (the recipe: loss, metrics, optimizer), ``predictions``
-(text that every run leaves), ``rules`` (of the keys in ``configs/data/topics.yaml``), ``tokens``
-(files of tokens, larger than memory).
-"""
