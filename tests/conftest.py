@@ -42,6 +42,7 @@ REFERENCE = [
 
 Three ranks cannot share its batch equally."""
 
+
 def run_pytest(root: Path, *tests: str) -> subprocess.CompletedProcess[str]:
     """Run some tests of a copy of this project in a process of their own, within the copy."""
     # The forked process has imported the libraries before pytest.

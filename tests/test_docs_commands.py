@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from examples.language.tests.conftest import TEXT
 from samestep.hydra.compose import check
 from samestep.launch import check as rules
 from samestep.launch import main, render, submissions
 from samestep.sweep import settings
-from examples.language.tests.conftest import TEXT
 from tests.conftest import NO_PICTURES, ROOT, run
 from tests.printed_commands import PAGES, Command, find_commands
 

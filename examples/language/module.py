@@ -135,10 +135,7 @@ class LanguageModel(L.LightningModule):
         targets = batch.targets.flatten()
         loss = F.cross_entropy(logits, targets, ignore_index=NO_TARGET, reduction="sum")
         # Training windows are whole. Counting the others makes the CPU wait for the device.
-        if self.training:
-            count = len(targets)
-        else:
-            count = int((targets != NO_TARGET).sum())
+        count = len(targets) if self.training else int((targets != NO_TARGET).sum())
         sums.update(count, loss=loss)
         return loss / count
 

@@ -5,8 +5,8 @@ nets, optimizers and schedules need no rule: their constructors reject wrong val
 which ends the run before anything is written.
 
 Those of images are in ``data/rules.py``, which this file finds and joins. An example has its own
-``rules.py``, which ``rules`` in configs/train.yaml names. None of these files imports torch, because
-help and errors are quick.
+``rules.py``, which ``rules`` in configs/train.yaml names too. None of these files imports torch,
+because help and errors are quick.
 """
 
 import importlib

@@ -14,11 +14,11 @@ from examples.language.rules import needed_files
 from examples.language.tests import test_language, test_tokens
 from examples.language.tests.conftest import TEXT
 from examples.language.tests.test_tokens import data_of, write
+from labs.faults.lab import Laboratory
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
 from scripts import evaluate, export, predict
 from tests.conftest import final_figures, run, run_ranks
-from tests.faults.lab import Laboratory
 from tests.project.test_train import record, recorded
 
 call, books = test_language.call, test_tokens.books  # fixtures

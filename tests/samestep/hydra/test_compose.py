@@ -12,8 +12,8 @@ from samestep.errors import ConfigError
 from samestep.hydra.adapter import name_run
 from samestep.hydra.compose import check, find_overridden, help_text
 from samestep.hydra.main import flags_of
-from samestep.hydra.rules import RULES
 from samestep.hydra.project import config_folders
+from samestep.hydra.rules import RULES
 from samestep.hydra.schema import choices_of
 from tests.conftest import CONFIGS, ROOT
 
@@ -265,11 +265,12 @@ def test_refuses_flags(argv, message):
 PROGRAM = """
 import json, sys
 import hydra
-from samestep.hydra.compose import check
+from samestep.hydra.compose import check, rewrite_overrides
 from samestep.hydra.project import configs_folder
 from samestep.hydra.main import flags_of
 flags = flags_of(sys.argv[1:])
 check(flags.overrides, multirun=flags.multirun)
+sys.argv[1:] = ["-m", *rewrite_overrides(flags.overrides)]
 main = hydra.main(version_base="1.3", config_path=str(configs_folder()), config_name="train")
 main(lambda cfg: print(cfg.seed))()
 print(json.dumps(sorted(sys.modules)), file=sys.stderr)
@@ -282,7 +283,7 @@ def test_a_command_line_is_read_without_torch(tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM, "-m", "seed=1,2"],
         capture_output=True, text=True, cwd=tmp_path, check=True,
-        env={"PYTHONPATH": f"{ROOT / 'library/src'}:{ROOT / 'src'}", "SAMESTEP_PROJECT": str(ROOT)},
+        env={"PYTHONPATH": f"{ROOT}/library/src:{ROOT}/src:{ROOT}", "SAMESTEP_PROJECT": str(ROOT)},
     )  # fmt: skip
     assert "1\n2\n" in done.stdout
     assert not {"torch", "lightning", "PIL", "matplotlib"} & set(json.loads(done.stderr))

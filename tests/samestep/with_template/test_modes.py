@@ -60,11 +60,7 @@ def test_every_debug_mode_runs_to_its_end(tmp_path: Path, debug: str):
 
 
 EVERY_CHOICE = [
-    *(
-        f"experiment={name}"
-        for name in choices("experiment")
-        if name != "finetune"
-    ),
+    *(f"experiment={name}" for name in choices("experiment") if name != "finetune"),
     "callbacks=[early_stopping,ema]",
     "trainer.precision=64-true",
 ]
