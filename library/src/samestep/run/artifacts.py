@@ -1,4 +1,4 @@
-"""A callback that copies the run to a store, and gives its best checkpoint to W&B."""
+"""A callback that copies the run to a store, and uploads its best checkpoint to W&B."""
 
 import logging
 import shlex
@@ -16,20 +16,21 @@ from samestep.run.store import RunCopy
 
 log = logging.getLogger(__name__)
 
-SCAN_S, MAX_DELAY_S = 1.0, 60.0  # between two looks at the run directory; after failures, at most
+SCAN_S = 1.0  # between two scans of the run directory
+MAX_DELAY_S = 60.0  # between two attempts after failures
 
 
 class Artifacts(L.Callback):
     """Copies the run to a store while it trains, in a thread of rank zero.
 
-    Uploads files that were replaced since the last look, once a second. Failures are retried after
-    2, 4, ... 60 seconds, with one warning per kind of error; none ever reaches the training.
+    Once a second it uploads the files that have changed. Failures are retried after 2, 4, ... 60
+    seconds, with one warning for each kind of error. They never interrupt the training.
 
     Args:
-        url: where the runs are; null copies nothing.
-        run_dir: what to copy; its name is the one in the store.
-        flush_timeout_s: seconds that ``flush`` waits for what is left.
-        wandb: also give the tested checkpoint and ``config.yaml`` to W&B, if it is a logger.
+        url: folder of all runs in the store; null copies nothing.
+        run_dir: directory to copy; it has the same name in the store.
+        flush_timeout_s: seconds that ``flush`` waits for the remaining files.
+        wandb: also upload the tested checkpoint and ``config.yaml`` to W&B, if it is a logger.
     """
 
     def __init__(
@@ -44,73 +45,98 @@ class Artifacts(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Start to copy, on rank zero."""
-        if self.copy and environment.rank() == 0 and self._thread.ident is None:
+        # Lightning calls this for each stage, and a thread can be started only once.
+        has_started = self._thread.ident is not None
+        if self.copy and environment.rank() == 0 and not has_started:
             self._thread.start()
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Give what is tested to W&B as ``run-<run_id>``: its own process copies it."""
-        best = f"checkpoints/{tested_checkpoint(self.run_dir)}.ckpt"
-        for logger in trainer.loggers if self.wandb else []:
+        """Upload the tested checkpoint to W&B as the artifact ``run-<run_id>``."""
+        if not self.wandb:
+            return
+        for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
-                import wandb
+                self._upload_to_wandb(logger)
 
-                try:
-                    artifact = wandb.Artifact(f"run-{self.run_dir.name}", type="model")
-                    for name in (best, "config.yaml"):
-                        artifact.add_file(str(self.run_dir / name))
-                    logger.experiment.log_artifact(artifact)
-                except Exception as error:
-                    log.warning("W&B did not take the checkpoint: %s", redact(str(error)))
+    def _upload_to_wandb(self, logger: WandbLogger) -> None:
+        import wandb
+
+        best = f"checkpoints/{tested_checkpoint(self.run_dir)}.ckpt"
+        try:
+            artifact = wandb.Artifact(f"run-{self.run_dir.name}", type="model")
+            for name in (best, "config.yaml"):
+                artifact.add_file(str(self.run_dir / name))
+            # W&B's own process uploads it, also after the run has ended.
+            logger.experiment.log_artifact(artifact)
+        except Exception as error:
+            log.warning("W&B did not take the checkpoint: %s", redact(str(error)))
 
     def flush(self) -> None:
-        """Copy what is left, for ``flush_timeout_s`` at most; then say what could not be."""
+        """Copy the remaining files, for ``flush_timeout_s`` at most; report what is missing."""
         if self.copy is None or self._thread.ident is None:
             return
         self._ending.set()
         self._thread.join(self.flush_timeout_s)
-        if left := self.copy.left():
-            words = ["samestep", "upload", str(self.run_dir), "--url", str(self.url)]
-            why = "; ".join(self._problems.values()) or "the store does not answer"
-            command = redact(shlex.join(words))
-            text = "Not uploaded: %s (%s). To upload them later: %s"
-            log.warning(text, ", ".join(left), redact(why), command)
-        else:
+        left = self.copy.left()
+        if not left:
             print(f"Uploaded: {redact(self.copy.url)}", flush=True)
+            return
+        words = ["samestep", "upload", str(self.run_dir), "--url", str(self.url)]
+        command = redact(shlex.join(words))
+        why = "; ".join(self._problems.values()) or "the store does not answer"
+        text = "Not uploaded: %s (%s). To upload them later: %s"
+        log.warning(text, ", ".join(left), redact(why), command)
 
     def _work(self) -> None:
-        assert self.copy is not None
+        """Copy until ``flush`` is called and everything is in the store."""
         delay = SCAN_S
         while True:
+            # Read before the scan: a file that was written before `flush` must not be missed.
             ending = self._ending.is_set()
-            failed = [name for name in self.copy.names(final=ending) if not self._try(name)]
-            if ending and not failed:
+            succeeded = self._scan(final=ending)
+            if ending and succeeded:
                 return
-            delay = min(2 * delay, MAX_DELAY_S) if failed else SCAN_S
+            delay = SCAN_S if succeeded else min(2 * delay, MAX_DELAY_S)
             if ending:
                 threading.Event().wait(delay)
             elif self._ending.wait(delay):
+                # `flush` waits now, so the delays start from the shortest one again.
                 delay = SCAN_S
+
+    def _scan(self, *, final: bool) -> bool:
+        """Upload all files that have changed; whether all uploads succeeded."""
+        assert self.copy is not None
+        succeeded = True
+        for name in self.copy.names(final=final):
+            # Also after a failure: a store that rejects a large file may take the small ones.
+            if not self._try(name):
+                succeeded = False
+        return succeeded
 
     def _try(self, name: str) -> bool:
         assert self.copy is not None
         try:
             self.copy.upload(name)
         except Exception as error:
-            why = redact(f"{name}: {type(error).__name__} {error}")
-            if type(error).__name__ not in self._problems:
+            kind = type(error).__name__
+            why = redact(f"{name}: {kind} {error}")
+            # Once per kind: an hour without the store would fill the log otherwise.
+            if kind not in self._problems:
                 log.warning("Cannot upload %s; retrying while training continues", why)
-            self._problems[type(error).__name__] = why
+            self._problems[kind] = why
             return False
         return True
 
 
 def url_of(trainer: L.Trainer) -> str | None:
-    """Where the ``Artifacts`` of a Trainer keeps copies of the runs; None if there are none."""
-    urls = [callback.url for callback in callbacks_of(trainer, Artifacts)]
-    return next((url for url in urls if url), None)
+    """The URL to which the ``Artifacts`` of a Trainer copies runs; None without a copy."""
+    for callback in callbacks_of(trainer, Artifacts):
+        if callback.url:
+            return callback.url
+    return None
 
 
 def flush(trainer: L.Trainer) -> None:
-    """Let every ``Artifacts`` of a Trainer copy what is left; call when all files are written."""
+    """Let every ``Artifacts`` of a Trainer copy the remaining files, when all are written."""
     for callback in callbacks_of(trainer, Artifacts):
         callback.flush()

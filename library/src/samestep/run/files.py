@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from samestep.errors import RunError
 from samestep.ranks import environment
@@ -123,6 +124,15 @@ def read_text(path: Path) -> str:
     """
     with open_regular(path) as file:
         return file.read().decode()
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if there is no file, or no object in it."""
+    try:
+        content = json.loads(read_text(path))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def read_bytes(path: Path) -> bytes | None:

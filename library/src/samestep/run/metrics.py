@@ -2,14 +2,13 @@
 
 import csv
 import io
-import json
 import re
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samestep.run.files import read_text
+from samestep.run.files import read_json, read_text
 
 # Columns about progress, machine and speed, which say nothing about what was learned.
 NO_RESULT = re.compile(
@@ -24,11 +23,7 @@ def read_final_metrics(run_dir: Path) -> dict[str, Any] | None:
 
     A metric that was not finite is None.
     """
-    try:
-        metrics = json.loads(read_text(run_dir / "metrics.json"))
-    except (OSError, ValueError):
-        return None
-    return metrics if isinstance(metrics, dict) else None
+    return read_json(run_dir / "metrics.json")
 
 
 def read_history(run_dir: Path) -> Rows:
@@ -36,20 +31,14 @@ def read_history(run_dir: Path) -> Rows:
 
     An absent or damaged file has no rows; ``why_damaged`` tells which it is.
     """
-    try:
-        return _read_rows(run_dir / "metrics.csv")
-    except (OSError, ValueError, csv.Error):
-        return []
+    rows, _ = _read_table(run_dir / "metrics.csv")
+    return rows
 
 
 def why_damaged(run_dir: Path) -> str | None:
     """Why ``metrics.csv`` cannot be read; None if it can be, or if there is none."""
-    path = run_dir / "metrics.csv"
-    try:
-        _read_rows(path)
-    except (OSError, ValueError, csv.Error) as error:
-        return str(error) if path.exists() else None
-    return None
+    _, why = _read_table(run_dir / "metrics.csv")
+    return why
 
 
 def is_result(name: str) -> bool:
@@ -62,8 +51,18 @@ def is_of_test(name: str) -> bool:
     return re.fullmatch(r"test[/_].+|.+[/_]test", name) is not None
 
 
-def _read_rows(path: Path) -> Rows:
-    table = csv.DictReader(io.StringIO(read_text(path), newline=""))
+def _read_table(path: Path) -> tuple[Rows, str | None]:
+    """The rows of a table, and why it cannot be read if it cannot."""
+    try:
+        return _parse(read_text(path)), None
+    except FileNotFoundError:
+        return [], None
+    except (OSError, ValueError, csv.Error) as error:
+        return [], str(error)
+
+
+def _parse(text: str) -> Rows:
+    table = csv.DictReader(io.StringIO(text, newline=""))
     if table.fieldnames is None or list(table.fieldnames[:2]) != ["epoch", "step"]:
         raise ValueError("it has no columns epoch and step")
     rows = []

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from samestep.ranks.secrets import redact
 from samestep.run import lock
-from samestep.run.files import quarantine, read_text, write_text
+from samestep.run.files import quarantine, read_json, write_text
 
 log = logging.getLogger(__name__)
 
@@ -72,14 +72,12 @@ TYPES = Record.__annotations__ | {"limits": dict, **LISTS}
 
 
 def read(run_dir: Path) -> Record:
-    """The record of a run. Without the file, its state follows from its lock and its results.
-
-    A field of a wrong type counts as unknown, so that a damaged file does not block the run.
-    """
-    content = _read_file(run_dir) or {}
+    """The record of a run. Without the file, its state follows from its lock and its results."""
+    content = read_json(run_dir / FILE) or {}
     known: dict[str, Any] = {}
     for name, type_ in TYPES.items():
         value = content.get(name)
+        # A field of another type counts as unknown: a damaged file must not block the run.
         if isinstance(value, type_):
             known[name] = value
     for name in ("ends", "starts"):
@@ -101,7 +99,7 @@ def update(run_dir: Path, state: str, why: str = "", **facts: Any) -> None:
     Raises:
         OSError: if the file cannot be written.
     """
-    content = _read_file(run_dir)
+    content = read_json(run_dir / FILE)
     if content is None and (run_dir / FILE).exists():
         quarantine(run_dir / FILE, "it holds no JSON object")
     time = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -122,11 +120,3 @@ def try_to_update(run_dir: Path, state: str, why: str = "", **facts: Any) -> Non
     except OSError as error:
         # Not a warning: on a full disk the next checkpoint fails, with a better message.
         log.info("%s cannot be written: %s", run_dir / FILE, error.strerror)
-
-
-def _read_file(run_dir: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(read_text(run_dir / FILE))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None

@@ -83,6 +83,7 @@ def fill(
         if path not in dims:
             return tensor
         dim = dims[path]
+        # -1: it was not cut, so the checkpoint itself has all of it.
         length = tensor.shape[dim] if dim >= 0 else 0
         return assemble(tensor, dim, lambda start, stop: reader.read(path, length, start, stop))
 

@@ -1,4 +1,4 @@
-"""Copy a run to a store again; of the checkpoints only what the store lacks.
+"""Copy a run to a store, except checkpoints that it has already.
 
 samestep upload runs/mine
 samestep upload runs/mine --url s3://bucket/runs
@@ -8,6 +8,7 @@ The credentials of the store come from the environment.
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from samestep.command_line import Parser
 from samestep.errors import ConfigError
@@ -16,29 +17,36 @@ from samestep.run.changes import read_config
 
 
 def main(argv: Sequence[str]) -> int:
-    """Copy; name each file that could not be copied on a line of stderr, and return 1 then."""
+    """Copy the run. Files that cannot be copied are named on stderr, with exit code 1."""
     parser = Parser("samestep upload", __doc__)
     parser.add_run_dir()
     parser.add_argument("--url", help="the store, if not the one that the run was copied to")
     arguments = parser.parse(argv)
-    url = arguments.url
-    if url is None:
-        callbacks = read_config(arguments.run_dir).get("callbacks") or {}
-        # By its arguments: the run of somebody else may name any class, which is not imported.
-        copies = [node for node in callbacks.values() if {"url", "flush_timeout_s"} <= set(node)]
-        url = next((node["url"] for node in copies if node["url"]), None)
+    url = arguments.url or find_store(arguments.run_dir)
     if not url:
         raise ConfigError("the run has no store; name one, such as --url s3://bucket/runs")
-    from samestep.run.store import RunCopy  # imports fsspec, which invalid arguments do not need
+    # Not at the top: fsspec takes longer to import than an invalid argument to report.
+    from samestep.run.store import RunCopy
 
     store = RunCopy(url, arguments.run_dir)
-    failed = 0
+    failed = False
     for name in store.names():
         try:
             store.upload(name)
         except Exception as error:
             print(redact(f"error: {name}: {type(error).__name__} {error}"), file=sys.stderr)
-            failed += 1
+            failed = True
     if not failed:
         print(redact(f"Uploaded: {store.url}"))
     return 1 if failed else 0
+
+
+def find_store(run_dir: Path) -> str | None:
+    """The store to which the configuration of a run copies it; None if there is none."""
+    callbacks = read_config(run_dir).get("callbacks") or {}
+    for node in callbacks.values():
+        # Found by its arguments, not by its class: the user may have another one, and a foreign
+        # config.yaml may name any class, so nothing of it is imported.
+        if {"url", "flush_timeout_s"} <= set(node) and node["url"]:
+            return str(node["url"])
+    return None
