@@ -385,7 +385,7 @@ def test_a_store_that_cannot_be_asked_stops_no_run_that_has_checkpoints(
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("s3://bucket", r"needs pip install 'project\[s3\]'"),
+        ("s3://bucket", r"needs pip install 'samestep\[s3\]'"),
         ("foo://x", "Protocol not known: foo"),
         ("s3://", "names no bucket or folder"),
         ("ftp://me:hunter2@127.0.0.1:1/runs", r"url=ftp://.*@127.0.0.1:1/runs: .*refused"),
