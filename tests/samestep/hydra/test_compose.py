@@ -10,8 +10,9 @@ from omegaconf import OmegaConf
 
 from samestep.errors import ConfigError
 from samestep.hydra.adapter import name_run
-from samestep.hydra.compose import check, find_overridden, help_text
+from samestep.hydra.compose import check, help_text
 from samestep.hydra.main import flags_of
+from samestep.hydra.origins import find_overridden
 from samestep.hydra.project import config_folders
 from samestep.hydra.rules import RULES
 from samestep.hydra.schema import choices_of

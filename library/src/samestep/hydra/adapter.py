@@ -6,7 +6,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.errors import ConfigError
-from samestep.hydra.compose import find_overridden
+from samestep.hydra.origins import find_overridden
 from samestep.hydra.rules import NAME, load_project_rules
 from samestep.ranks import environment
 from samestep.ranks.secrets import redact_values

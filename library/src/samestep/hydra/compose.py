@@ -1,18 +1,18 @@
-"""The command line and configs/, composed and checked before anything runs. Imports no torch.
+"""Composes configs/ and the command line, and checks the result. Imports no torch.
 
-Hydra composes the chosen files twice: as the user asked, and plain, without overrides of values and
-without the groups experiment, debug and local. Every key of the first must exist in the second,
-with a value of the same type. ``samestep.hydra.rules`` says what a type cannot say.
+Hydra composes the chosen files twice: once with everything, and once as a reference, without the
+overrides of values and without the groups experiment, debug and local. Every key of the first must
+exist in the reference, with a value of the same type; plain Hydra would accept a misspelt key in a
+file, and run with the default. ``samestep.hydra.rules`` adds what a type cannot express.
 """
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import (
     ConfigCompositionException,
@@ -26,20 +26,18 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from samestep.errors import ConfigError
-from samestep.hydra import rules
+from samestep.hydra import overrides, rules
+from samestep.hydra.origins import find_origins
 from samestep.hydra.project import (
     config_folders,
     configs_folder,
-    find_config,
-    project_folder,
     search_path_override,
 )
 from samestep.hydra.schema import (
-    NOT_GROUPS,
     OVERLAYS,
+    Fault,
     choices_of,
     compare,
-    flatten,
     is_below,
     no_such_choice,
 )
@@ -50,57 +48,62 @@ OPTIONAL = ("callbacks", "logger")  # groups that may be empty: logger=null
 
 
 def help_text() -> str:
-    """The help in ``train.yaml``, with all groups and choices; Hydra's own takes a second."""
-    configs = configs_folder()
-    groups = [
-        textwrap.fill(f"  {group:20}{', '.join(names)}", 100, subsequent_indent=22 * " ")
-        for group, names in choices_of(*config_folders()).items()
-        if names
-    ]
-    text = str(OmegaConf.load(configs / "train.yaml").hydra.help.template)
+    """The help in ``train.yaml``, with all groups and choices."""
+    # Not Hydra's --help: it composes the whole configuration first, which takes a second.
+    groups = []
+    for group, names in choices_of(*config_folders()).items():
+        if names:
+            line = f"  {group:20}{', '.join(names)}"
+            groups.append(textwrap.fill(line, 100, subsequent_indent=22 * " "))
+    text = str(OmegaConf.load(configs_folder() / "train.yaml").hydra.help.template)
     return text.replace("$APP_CONFIG_GROUPS", "\n".join(groups))
 
 
-def check(overrides: Sequence[str], *, multirun: bool = False) -> DictConfig:
-    """Compose ``train.yaml`` with these overrides, as they were typed, and check it.
+def check(lines: Sequence[str], *, multirun: bool = False) -> DictConfig:
+    """Compose ``train.yaml`` with these overrides, as they were typed, and check the result.
 
-    With ``multirun`` it allows sweeps such as ``seed=1,2``. Each value is checked together with the
-    first value of every other sweep; a range is checked at its first and its last value.
+    With ``multirun``, sweeps such as ``seed=1,2`` are allowed. Each value is checked together with
+    the first value of every other sweep; a range is checked at its first and last value.
 
     Returns:
-        The configuration, not yet resolved; in a sweep, the configuration of its first run. Its
-        key ``choices`` says which file was chosen in each group: ``{"data": "mnist", ...}``.
+        The configuration, not yet resolved; of a sweep, that of its first run. Its key ``choices``
+        has the chosen file of each group: ``{"data": "mnist", ...}``.
 
     Raises:
-        ConfigError: naming the faults, one line each.
+        ConfigError: with all faults, one line each.
     """
-    return check_all(overrides, multirun=multirun)[0]
+    return check_all(lines, multirun=multirun)[0]
 
 
-def check_all(overrides: Sequence[str], *, multirun: bool) -> list[DictConfig]:
+def check_all(lines: Sequence[str], *, multirun: bool) -> list[DictConfig]:
     """The configurations of all runs that ``check`` checks."""
-    configs = configs_folder()
-    # In a run of a sweep, hydra.main has initialized Hydra; it does not need that any more.
+    # In a run of a sweep hydra.main has initialized Hydra, and does not need it any more.
     GlobalHydra.instance().clear()
+    configs = configs_folder()
     with hydra.initialize_config_dir(str(configs.absolute()), version_base="1.3"):
         try:
-            return [_compose(run) for run in _list_runs(overrides, multirun)]
-        except ConfigError:
-            raise
+            return [_compose(run) for run in overrides.list_runs(lines, multirun=multirun)]
         except MissingConfigException as error:
-            group, _, choice = str(error.missing_cfg_file).rpartition("/")
-            if not group:
-                raise ConfigError(f"{configs / choice}.yaml: there is no such file") from None
-            names = choices_of(*config_folders()).get(group, error.options or [])
-            raise ConfigError(no_such_choice(group, choice, names)) from None
+            raise _missing_file(error) from None
         except OSError as error:
             raise ConfigError(f"a key or a choice cannot be used: {error.strerror}") from None
         except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
+            # A ConfigError of ours is a ValueError too, and already has its message.
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError(message_of(error)) from None
 
 
+def _missing_file(error: MissingConfigException) -> ConfigError:
+    group, _, choice = str(error.missing_cfg_file).rpartition("/")
+    if not group:
+        return ConfigError(f"{configs_folder() / choice}.yaml: there is no such file")
+    names = choices_of(*config_folders()).get(group, error.options or [])
+    return ConfigError(no_such_choice(group, choice, names))
+
+
 def message_of(error: Exception) -> str:
-    """What Hydra or OmegaConf says, in one line. It may repeat an override, but no secret."""
+    """The message of Hydra or OmegaConf in one line, without secrets that were typed."""
     if isinstance(error, OverrideParseException):
         word = hide_assigned(str(error.override))
         key, sign, value = word.partition("=")
@@ -110,135 +113,108 @@ def message_of(error: Exception) -> str:
             f"{word}: cannot be read; write text with signs or letters such as ä in quotes "
             f"within quotes: \"{key}='{value}'\""
         )
-    text, *_ = " ".join(f"{error} {error.__cause__ or ''}".split()).split(" object_type=")
-    if list_in_file := re.match(r"In '(.+)': .*Cannot merge DictConfig with ListConfig", text):
+    # Hydra's message may only say that an override failed; OmegaConf's, its cause, says why.
+    text = " ".join(f"{error} {error.__cause__ or ''}".split())
+    list_in_file = re.match(r"In '(.+)': .*Cannot merge DictConfig with ListConfig", text)
+    if list_in_file:
         return f"configs/{list_in_file[1]}.yaml: must hold keys, not a list"
+    # What OmegaConf appends is about its own classes.
+    text = text.partition(" object_type=")[0]
     return textwrap.shorten(hide_assigned(text), 300)
-
-
-def rewrite_overrides(overrides: Sequence[str]) -> list[str]:
-    """The overrides as ``check`` gives them to Hydra; ``hydra.main`` must get the same ones."""
-    groups = choices_of(*config_folders())
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return [*(_rewrite(override, groups) for override in parsed), *search_path_override()]
-
-
-def _rewrite(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
-    """One override as Hydra gets it: a value as ``++key=value``, whatever the user typed.
-
-    Hydra then takes keys that no file has, so that our check sees them and can say which key was
-    probably meant. Choices of files, deletions and Hydra's own keys stay as typed.
-    """
-    line, group = str(override.input_line), override.key_or_group
-    if override.is_delete() or override.is_hydra_override():
-        return line
-    if not group:
-        raise ConfigError(f"{line}: has no key; write KEY=VALUE or GROUP=CHOICE")
-    if group in NOT_GROUPS:
-        raise ConfigError(f"{line}: is for another command, samestep {group} {line} ...")
-    # A sweep has no single value yet; it is checked run by run.
-    value = "" if override.is_sweep_override() else override.value()
-    if group not in groups or isinstance(value, dict):
-        return "++" + line.lstrip("+")
-    if value is None:  # Hydra rejects logger=null, and takes an empty list instead
-        return f"{group}=[]"
-    if not isinstance(value, str | list):
-        raise ConfigError(no_such_choice(group, value, groups[group]))
-    return line
-
-
-def _list_runs(overrides: Sequence[str], multirun: bool) -> list[list[str]]:
-    """The overrides of one run; in a sweep, of each run that is checked."""
-    options: list[list[str]] = []
-    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
-    for override in parser.parse_overrides(list(overrides)):
-        line = str(override.input_line)
-        if not override.is_sweep_override() or override.is_hydra_override():
-            options.append([line])
-        elif not multirun:
-            raise ConfigError(
-                f"{hide_assigned(line)}: is several values; put -m before it to run one after the "
-                "other, [ ] around a list, or quotes within quotes around text"
-            )
-        else:
-            values = list(override.sweep_string_iterator()) or [""]
-            values = [values[0], values[-1]] if override.is_range_sweep() else values
-            options.append([f"{override.get_key_element()}={value}" for value in values])
-    first = [values[0] for values in options]
-    runs = [first]
-    for index, values in enumerate(options):
-        runs += [[*first[:index], value, *first[index + 1 :]] for value in values[1:]]
-    return runs
 
 
 def _compose(lines: list[str]) -> DictConfig:
     """The configuration of one run, or a ConfigError with its faults."""
     groups = choices_of(*config_folders())
-    overrides = OverridesParser.create().parse_overrides(lines)
-    rewritten = [_rewrite(override, groups) for override in overrides]
+    typed = overrides.parse(lines)
+    rewritten = [overrides.rewrite(override, groups) for override in typed]
     words = [*rewritten, *search_path_override()]
     cfg = hydra.compose("train", words, return_hydra_config=True)
     choices = _find_choices(cfg, words, groups)
-    reject(
-        f"{group}: a run needs one of {', '.join(groups[group])}"
-        for group in NEEDED
-        if choices.get(group) not in groups[group]
-        # The model may have loaders of its own, which `samestep.hydra.build` looks for.
-        and not (group == "data" and choices.get(group) == [])
-    )
+    reject(_find_missing_choices(choices, groups))
     reference = _compose_reference(choices)
     with open_dict(cfg), open_dict(reference):
         del cfg["hydra"], reference["choices"]
-        if cfg.get("choices") == {}:  # it is ours to write: any other value is an unknown key
+        # The check writes this key, at the end. Any other value is an unknown key of the user's.
+        if cfg.get("choices") == {}:
             del cfg["choices"]
 
-    # A choice of a file sets no key itself.
-    pairs = zip(overrides, rewritten, strict=True)
-    typed = [o.key_or_group for o, text in pairs if text.startswith(("++", "~"))]
     project_rules = rules.load_project_rules(cfg.rules)
-    added = [o.key_or_group for o in overrides if o.is_add() or o.is_force_add()]
+    added = [one.key_or_group for one in typed if one.is_add() or one.is_force_add()]
     faults = compare(cfg, reference, groups, project_rules, added)
     if faults:
-        # Overrides count more than files: of the key, or of a node above or below it.
-        is_typed = {
-            key: any(is_below(key, [word]) or is_below(word, [key]) for word in typed)
-            for key, _ in faults
-        }
-        files = find_origins(choices, groups)
-        reject(
-            f"{line} ({files[key]})" if key in files and not is_typed[key] else line
-            for key, line in faults
-        )
+        keys = _typed_keys(typed, rewritten)
+        reject(_name_files(faults, keys, find_origins(choices, groups)))
     reject([*rules.contradictions(cfg), *project_rules.contradictions(cfg)])
 
     with open_dict(cfg):
         cfg.choices = choices
-    OmegaConf.to_container(cfg, resolve=True)  # raises where a file's interpolation has no value
+    # Raises if an interpolation in a file has no value. `compare` looks at changed values only.
+    OmegaConf.to_container(cfg, resolve=True)
     return cfg
 
 
+def _typed_keys(typed: Sequence[Override], rewritten: Sequence[str]) -> list[str]:
+    """The keys whose values come from the command line. A choice of a file sets no key itself."""
+    keys = []
+    for override, line in zip(typed, rewritten, strict=True):
+        if line.startswith(("++", "~")):
+            keys.append(override.key_or_group)
+    return keys
+
+
+def _name_files(
+    faults: Sequence[Fault], typed: Sequence[str], files: Mapping[str, str]
+) -> Iterator[str]:
+    """The lines of the faults, each with the file that set the key, unless it was typed."""
+    for key, line in faults:
+        # An override of a node above sets the key too, and one below may have made a wrong node.
+        is_typed = any(is_below(key, [word]) or is_below(word, [key]) for word in typed)
+        if key in files and not is_typed:
+            yield f"{line} ({files[key]})"
+        else:
+            yield line
+
+
+def _find_missing_choices(
+    choices: Mapping[str, Any], groups: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """A line for each group of which a run needs a file, and has none."""
+    for group in NEEDED:
+        choice = choices.get(group)
+        # The model may have loaders of its own; `samestep.hydra.build` checks that.
+        may_be_empty = group == "data" and choice == []
+        if choice not in groups[group] and not may_be_empty:
+            yield f"{group}: a run needs one of {', '.join(groups[group])}"
+
+
 def _find_choices(
-    cfg: DictConfig, rewritten: list[str], groups: Mapping[str, Sequence[str]]
+    cfg: DictConfig, words: list[str], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """Which file was chosen in each group; a list where several were."""
-    choices = dict(cfg.hydra.runtime.choices)
-    choices = {group: name for group, name in choices.items() if group in groups}
+    """The chosen file of each group; a list if several were chosen."""
+    choices: dict[str, Any] = {}
+    for group, name in cfg.hydra.runtime.choices.items():
+        if group in groups:
+            choices[group] = name
     missing = [group for group in (*NEEDED, *OPTIONAL) if group not in choices]
     if not missing:
         return choices
-    # Hydra does not tell the choices of a list, such as callbacks=[early_stopping,ema].
+    # Hydra does not record the choices of a list, such as callbacks=[early_stopping,ema].
     loader = GlobalHydra.instance().config_loader()
-    files = loader.compute_defaults_list("train", rewritten, RunMode.RUN).defaults
+    files = loader.compute_defaults_list("train", words, RunMode.RUN).defaults
     for group in missing:
-        # A file that another file of the group includes was not chosen itself.
-        paths = [f.config_path for f in files if not str(f.parent).startswith(f"{group}/")]
-        names = [path.rpartition("/")[2] for path in paths if path.rpartition("/")[0] == group]
-        choices[group] = names
+        choices[group] = []
+        for file in files:
+            folder, _, name = file.config_path.rpartition("/")
+            # A file that another file of the group includes was not chosen itself.
+            is_included = str(file.parent).startswith(f"{group}/")
+            if folder == group and not is_included:
+                choices[group].append(name)
     return choices
 
 
 def _compose_reference(choices: Mapping[str, Any]) -> DictConfig:
-    """The same choice of files, without overrides of values and what is laid over them."""
+    """The same chosen files, without overrides of values and without overlays."""
     groups = choices_of(*config_folders())
     lines = search_path_override()
     lines += [f"{group}=[]" for group in OVERLAYS if group in groups]
@@ -249,58 +225,21 @@ def _compose_reference(choices: Mapping[str, Any]) -> DictConfig:
     try:
         return hydra.compose("train", lines)
     except ConfigCompositionException:
-        # A group that is not among the defaults, such as +model/head=linear, needs a plus again.
+        # A group that is not in a defaults list, such as +model/head=linear, needs its plus. Hydra
+        # does not record the plus, so ask which of the groups are known without it.
         top = [line for line in lines if "/" not in line]
         known = hydra.compose("train", top, return_hydra_config=True).hydra.runtime.choices
-        signs = ["" if "/" not in line or line.split("=")[0] in known else "+" for line in lines]
-        return hydra.compose("train", [f"{s}{line}" for s, line in zip(signs, lines, strict=True)])
+        return hydra.compose("train", [_with_plus(line, known) for line in lines])
 
 
-def find_overridden(choices: Mapping[str, Any], typed: Sequence[str]) -> dict[str, str]:
-    """The keys that are not as their default files have them, and what has set them.
-
-    By full key, such as ``model.optimizer.lr`` or ``model`` for a choice of a file, it is
-    ``configs/experiment/mine.yaml`` or ``the command line``.
-    """
-    keys = [re.split("[=@]", word.lstrip("+~"))[0].replace("/", ".") for word in typed]
-    files = find_origins(choices, OVERLAYS)
-    return files | dict.fromkeys(keys, "the command line")
-
-
-def find_origins(choices: Mapping[str, Any], groups: Iterable[str]) -> dict[str, str]:
-    """The keys that the chosen files of these groups set, and the file whose value counts."""
-    found: dict[str, str] = {}
-    # What is laid over the others comes last.
-    for group in sorted(groups, key=lambda group: group in OVERLAYS):
-        choice = choices.get(group) or []
-        for name in [choice] if isinstance(choice, str) else choice:
-            found |= _keys_of(group, name)
-    return found
-
-
-def _keys_of(group: str, name: str) -> dict[str, str]:
-    """The keys that one file sets, or a file of its group that it includes, and which of them."""
-    path, found = find_config(group, name), dict[str, str]()
-    if path is None:
-        return found
-    node = OmegaConf.load(path)
-    assert isinstance(node, DictConfig)
-    keys = []
-    for entry in node.pop("defaults", None) or []:
-        if isinstance(entry, DictConfig):
-            keys += [str(key).split("/", 1)[-1].replace("/", ".") for key in entry]
-        elif entry != "_self_":
-            found |= _keys_of(group, str(entry))
-    is_global = "@package _global_" in path.read_text()
-    prefix = "" if is_global else f"{group.replace('/', '.')}."
-    keys += [f"{prefix}{key}" for key in flatten(node)]
-    # A folder of the search path may be anywhere.
-    project = project_folder()
-    shown = path.relative_to(project) if path.is_relative_to(project) else path
-    return found | dict.fromkeys(keys, shown.as_posix())
+def _with_plus(line: str, known: Container[str]) -> str:
+    group, _, _ = line.partition("=")
+    is_added = "/" in group and group not in known
+    return f"+{line}" if is_added else line
 
 
 def reject(faults: Iterable[str]) -> None:
-    """Raise a ConfigError with these lines, each once; without any, do nothing."""
-    if message := "\n".join(dict.fromkeys(faults)):
+    """Raise a ConfigError with these lines, each once, if there are any."""
+    message = "\n".join(dict.fromkeys(faults))
+    if message:
         raise ConfigError(message)

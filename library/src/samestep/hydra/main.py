@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 from samestep.command_line import Parser
 from samestep.errors import ConfigError
 from samestep.hydra.adapter import name_run, topology_of
-from samestep.hydra.compose import check, help_text, rewrite_overrides
+from samestep.hydra.compose import check, help_text
+from samestep.hydra.overrides import rewrite_overrides
 from samestep.hydra.project import configs_folder, project_folder
 from samestep.node import agent
 from samestep.ranks import environment, failure

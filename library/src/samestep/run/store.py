@@ -39,10 +39,25 @@ class RunCopy:
         check_url(url)
         self.run_dir = run_dir
         self.url = f"{url.rstrip('/')}/{run_dir.absolute().name}"
-        self.fs, self.root = _open_url(self.url)
+        self.fs, self.root = self._open(url)
         self.has_objects = _scheme_of(url) in OBJECT_STORES
         # The version of each local file that is in the store.
         self.copied: dict[str, tuple[int, ...]] = {}
+
+    def _open(self, url: str) -> tuple[Any, str]:
+        """The file system of the copy, and its path there; errors name the URL of the user."""
+        try:
+            fs, root = fsspec.url_to_fs(self.url)
+        except ImportError as error:
+            extra = "'samestep[s3]'" if url.startswith("s3") else str(error)
+            raise ConfigError(f"url={redact(url)}: needs pip install {extra}") from error
+        except Exception as error:
+            # Some stores connect at once, and each raises exceptions of its own.
+            why = redact(f"url={url}: {type(error).__name__}: {error}")
+            raise ConfigError(
+                f"{why}; check the address (s3:// and file:// are supported), or try again later"
+            ) from error
+        return fs, root
 
     def names(self, *, final: bool = True) -> list[str]:
         """The files to copy, in the order in which they are uploaded.
@@ -175,22 +190,6 @@ def _check_folder(path: str) -> None:
 def _scheme_of(url: str) -> str:
     # URLs of fsspec may be chained, as in simplecache::s3://bucket.
     return url.rpartition("://")[0].rpartition("::")[2]
-
-
-def _open_url(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it."""
-    try:
-        fs, root = fsspec.url_to_fs(url)
-    except ImportError as error:
-        extra = "'samestep[s3]'" if url.startswith("s3") else str(error)
-        raise ConfigError(f"url={redact(url)}: needs pip install {extra}") from error
-    except Exception as error:
-        # Some stores connect at once, and each raises exceptions of its own.
-        why = redact(f"url={url}: {type(error).__name__}: {error}")
-        raise ConfigError(
-            f"{why}; check the address (s3:// and file:// are supported), or try again later"
-        ) from error
-    return fs, root
 
 
 def fetch(url: str, run_dir: Path) -> None:

@@ -1,0 +1,84 @@
+"""The overrides of the command line, as typed and as Hydra gets them. Imports no torch."""
+
+from collections.abc import Mapping, Sequence
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+
+from samestep.errors import ConfigError
+from samestep.hydra.project import config_folders, search_path_override
+from samestep.hydra.schema import NOT_GROUPS, choices_of, no_such_choice
+from samestep.ranks.secrets import hide_assigned
+
+
+def parse(lines: Sequence[str]) -> list[Override]:
+    """The overrides of one run."""
+    return OverridesParser.create().parse_overrides(list(lines))
+
+
+def rewrite_overrides(lines: Sequence[str]) -> list[str]:
+    """The overrides as ``compose.check`` passes them to Hydra; ``hydra.main`` must get the same."""
+    groups = choices_of(*config_folders())
+    rewritten = [rewrite(override, groups) for override in parse(lines)]
+    return [*rewritten, *search_path_override()]
+
+
+def rewrite(override: Override, groups: Mapping[str, Sequence[str]]) -> str:
+    """One override as Hydra gets it: a value as ``++key=value``, however the user typed it.
+
+    Choices of files, deletions and Hydra's own keys stay as typed.
+    """
+    line, group = str(override.input_line), override.key_or_group
+    if override.is_delete() or override.is_hydra_override():
+        return line
+    if not group:
+        raise ConfigError(f"{line}: has no key; write KEY=VALUE or GROUP=CHOICE")
+    if group in NOT_GROUPS:
+        raise ConfigError(f"{line}: is for another command, samestep {group} {line} ...")
+    # A sweep has no single value yet. It is checked run by run.
+    value = "" if override.is_sweep_override() else override.value()
+    if group not in groups or isinstance(value, dict):
+        # With ++ Hydra accepts keys that no file has. Its own error has no suggestion; `schema`
+        # finds them later and says which key was probably meant.
+        return "++" + line.lstrip("+")
+    if value is None:
+        # Hydra rejects logger=null, but an empty list means the same.
+        return f"{group}=[]"
+    if not isinstance(value, str | list):
+        raise ConfigError(no_such_choice(group, value, groups[group]))
+    return line
+
+
+def list_runs(lines: Sequence[str], *, multirun: bool) -> list[list[str]]:
+    """The overrides of one run; with ``multirun``, those of each run of a sweep to check.
+
+    Each value of a sweep is checked with the first values of the others, so that their number adds
+    up instead of multiplying.
+    """
+    # The loader finds the choices of a sweep such as data=glob(mnist*).
+    parser = OverridesParser.create(GlobalHydra.instance().config_loader())
+    options = [_options_of(one, multirun) for one in parser.parse_overrides(list(lines))]
+    first = [values[0] for values in options]
+    runs = [first]
+    for index, values in enumerate(options):
+        for value in values[1:]:
+            runs.append([*first[:index], value, *first[index + 1 :]])
+    return runs
+
+
+def _options_of(override: Override, multirun: bool) -> list[str]:
+    """One override for each value that a sweep has for this key; otherwise the override itself."""
+    line = str(override.input_line)
+    if not override.is_sweep_override() or override.is_hydra_override():
+        return [line]
+    if not multirun:
+        raise ConfigError(
+            f"{hide_assigned(line)}: is several values; put -m before it to run one after the "
+            "other, [ ] around a list, or quotes within quotes around text"
+        )
+    values = list(override.sweep_string_iterator()) or [""]
+    if override.is_range_sweep():
+        # A range may have thousands of values, and a rule for a number has a lowest and a highest.
+        values = [values[0], values[-1]]
+    return [f"{override.get_key_element()}={value}" for value in values]
