@@ -266,7 +266,8 @@ def test_refuses_flags(argv, message):
 PROGRAM = """
 import json, sys
 import hydra
-from samestep.hydra.compose import check, rewrite_overrides
+from samestep.hydra.compose import check
+from samestep.hydra.overrides import rewrite_overrides
 from samestep.hydra.project import configs_folder
 from samestep.hydra.main import flags_of
 flags = flags_of(sys.argv[1:])
