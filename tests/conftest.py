@@ -52,11 +52,11 @@ def run_pytest(root: Path, *tests: str) -> subprocess.CompletedProcess[str]:
     return run_code(code, *options, *tests, cwd=root, PYTHONPATH=f"{root / 'src'}:{root}")
 
 
-def final_figures(run_dir: Path) -> dict[str, float]:
+def final_metrics(run_dir: Path) -> dict[str, float]:
     """What ``metrics.json`` holds, without seconds and memory, which differ from run to run."""
-    figures = json.loads((run_dir / "metrics.json").read_text())
+    metrics = json.loads((run_dir / "metrics.json").read_text())
     measured = ("time/", "system/")
-    return {name: value for name, value in figures.items() if not name.startswith(measured)}
+    return {name: value for name, value in metrics.items() if not name.startswith(measured)}
 
 
 def pytest_configure(config: pytest.Config) -> None:

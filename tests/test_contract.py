@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import ROOT, final_figures, run, run_ranks
+from tests.conftest import ROOT, final_metrics, run, run_ranks
 from tests.test_tasks import write_houses
 
 PAGE = (ROOT / "docs" / "contract.md").read_text()
@@ -135,7 +135,7 @@ def test_the_example_is_stopped_and_killed_and_continues_bit_by_bit(copy: Path, 
     assert continued.stdout.startswith("Continuing")
     ours = weights(copy, "ended")
     assert all(torch.equal(ours[key], reference[key]) for key in reference)
-    ours, expected = (final_figures(copy / f"runs/{run_id}") for run_id in ("ended", "reference"))
+    ours, expected = (final_metrics(copy / f"runs/{run_id}") for run_id in ("ended", "reference"))
     assert ours == expected
 
 
@@ -181,7 +181,7 @@ def test_a_plain_model_without_a_test_step_finishes_with_its_metrics(copy: Path)
         done = run(line, "runs/untested", *options, cwd=copy)
         assert done.returncode == exit_code, done.stderr
     assert done.stderr.startswith("error: --split test: No `test_step()` method defined")
-    assert final_figures(copy / "runs/untested").keys() == {"train_loss", "val_loss"}
+    assert final_metrics(copy / "runs/untested").keys() == {"train_loss", "val_loss"}
 
 
 def test_a_monitor_that_plain_lightning_does_not_log_is_one_message(copy: Path):

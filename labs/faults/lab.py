@@ -1,7 +1,7 @@
 """Harms real runs, lets them continue, and compares them with unharmed ones.
 
 The oracle: the final weights of every rank are bit-identical to those of the run that was left
-alone, and so are the images of every step, the final figures and the history.
+alone, and so are the images of every step, the final metrics and the history.
 """
 
 import hashlib
@@ -24,15 +24,15 @@ from filelock import FileLock
 from labs.faults import store
 from library.tests import etcd_server, pods
 from library.tests.programs import PATIENCE_S
-from tests.conftest import NO_PICTURES, ROOT, environment, final_figures, free_port, run_ranks
+from tests.conftest import NO_PICTURES, ROOT, environment, final_metrics, free_port, run_ranks
 from tests.project.test_train import history
 
 BASE = [
     "trainer.accelerator=cpu", "data.global_batch_size=60", "trainer.max_epochs=3", "model=mlp",
     "model.net.dropout=0.2", "data.crop_padding=1", NO_PICTURES,
 ]  # fmt: skip
-CHANGES_NO_FIGURE = ("cluster.timeout_s=", "+callbacks.slow.", "callbacks.slow.")
-"""How overrides begin that an unharmed run does not need to end with the same figures."""
+CHANGES_NO_METRIC = ("cluster.timeout_s=", "+callbacks.slow.", "callbacks.slow.")
+"""How overrides begin that an unharmed run does not need to end with the same metrics."""
 
 TABLES = "tables"
 Process = subprocess.Popen[bytes]
@@ -235,7 +235,7 @@ class Laboratory:
     def reference(self, topology: str, overrides: list[str]) -> Path:
         """Directory of what an unharmed run on as many ranks recorded."""
         num_ranks = TOPOLOGIES[topology][0]
-        overrides = [word for word in overrides if not word.startswith(CHANGES_NO_FIGURE)]
+        overrides = [word for word in overrides if not word.startswith(CHANGES_NO_METRIC)]
         kind = json.dumps([num_ranks, *overrides]).encode()
         name = f"reference-{hashlib.sha256(kind).hexdigest()[:12]}"
         run_dir = self.directory / name
@@ -310,7 +310,7 @@ class Laboratory:
 
 
 def differences(run_dir: Path, records: Path, reference: Path, expected: Path) -> str:
-    """What differs between a run and the unharmed one: weights, images, figures, history."""
+    """What differs between a run and the unharmed one: weights, images, metrics, history."""
     for path in sorted(expected.glob("weights-*.pt")):
         ours, theirs = torch.load(records / path.name), torch.load(path)
         if any(not torch.equal(ours[key], theirs[key]) for key in theirs):
@@ -320,8 +320,8 @@ def differences(run_dir: Path, records: Path, reference: Path, expected: Path) -
         if ours != theirs:
             odd = [step for step in theirs if ours.get(step) != theirs[step]]
             return f"other images in steps {odd[:5]} of {path.stem}"
-    if final_figures(run_dir) != final_figures(reference):
-        return "other final figures"
+    if final_metrics(run_dir) != final_metrics(reference):
+        return "other final metrics"
     if history(run_dir) != history(reference):
         return "another history"
     return ""

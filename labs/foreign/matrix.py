@@ -1,6 +1,6 @@
 """Runs a style through the columns, each time as a user would, and judges each cell.
 
-identical   Bit-equal weights and figures. Two ranks are compared with one: the same samples in each
+identical   Bit-equal weights and metrics. Two ranks are compared with one: the same samples in each
             step, and the same weights up to rounding.
 announced   They differ, and the run had said so, and why, before its first step, or before the
             first step with which it continued.
@@ -29,7 +29,7 @@ from labs.faults.lab import descendants
 from labs.foreign.styles.base import Style
 from labs.foreign.watcher import FIRST_STEP
 from library.tests.programs import PATIENCE_S
-from tests.conftest import NO_PICTURES, ROOT, environment, final_figures
+from tests.conftest import NO_PICTURES, ROOT, environment, final_metrics
 from tests.project.test_train import history
 
 COLUMNS = ("undisturbed", "SIGTERM", "SIGKILL", "2 ranks", "2 ranks, SIGTERM")
@@ -207,22 +207,22 @@ class Matrix:
         net, other_net = weights(records), weights(other_records)
         if net.keys() != other_net.keys() or any(not is_equal(net[k], other_net[k]) for k in net):
             return "other weights"
-        figures, expected = final_figures(run_dir), final_figures(other_dir)
+        metrics, expected = final_metrics(run_dir), final_metrics(other_dir)
         if column == "2 ranks":
-            pairs = {k: torch.tensor([figures.get(k, 0), expected[k]]) for k in expected}
+            pairs = {k: torch.tensor([metrics.get(k, 0), expected[k]]) for k in expected}
             odd = {name for name, (a, b) in pairs.items() if not close(a, b)}
         else:
-            odd = {k for k in figures | expected if figures.get(k) != expected.get(k)}
+            odd = {k for k in metrics | expected if metrics.get(k) != expected.get(k)}
         if odd:
-            return f"other {', '.join(f'{k} {figures.get(k)} for {expected.get(k)}' for k in odd)}"
+            return f"other {', '.join(f'{k} {metrics.get(k)} for {expected.get(k)}' for k in odd)}"
         if column != "2 ranks" and history(run_dir) != history(other_dir):
             return "other rows in metrics.csv"
         return ""
 
     def evaluate_again(self, run_dir: Path) -> str:
-        """Whether evaluate.py finds the figures of the test, to the last bit."""
-        figures = {k: v for k, v in final_figures(run_dir).items() if k.startswith("test")}
-        if not figures:
+        """Whether evaluate.py finds the metrics of the test, to the last bit."""
+        metrics = {k: v for k, v in final_metrics(run_dir).items() if k.startswith("test")}
+        if not metrics:
             return ""
         done = subprocess.run(
             [sys.executable, "scripts/evaluate.py", str(run_dir), "--format=json"],
@@ -232,8 +232,8 @@ class Matrix:
         if done.returncode:
             return f"evaluate.py: {(done.stderr.strip().splitlines() or [''])[-1]}"
         found = json.loads(done.stdout)
-        odd = [name for name in figures if figures[name] != found.get(name)]
-        return "; ".join(f"{name} {figures[name]}, evaluate.py {found.get(name)}" for name in odd)
+        odd = [name for name in metrics if metrics[name] != found.get(name)]
+        return "; ".join(f"{name} {metrics[name]}, evaluate.py {found.get(name)}" for name in odd)
 
 
 def needed_by(columns: Sequence[str]) -> set[str]:
@@ -271,12 +271,12 @@ def samples(records: Path) -> dict[tuple[int, int], list[str]]:
 
 
 def differences_of_ranks(records: Path) -> str:
-    """Whether the ranks end with other weights, or choose by other figures."""
+    """Whether the ranks end with other weights, or choose by other metrics."""
     paths = sorted(records.glob("weights-*.pt"))
     first, *others = [torch.load(path) for path in paths]
     if any(not torch.equal(first[key], other[key]) for other in others for key in first):
         return OTHER_RANKS
     kept = [[line for line in rank if "place" not in line] for rank in records_of_ranks(records)]
-    if any(str(figures) != str(kept[0]) for figures in kept):
-        return "the ranks have other figures"
+    if any(str(metrics) != str(kept[0]) for metrics in kept):
+        return "the ranks have other metrics"
     return ""

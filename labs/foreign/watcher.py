@@ -52,10 +52,10 @@ class Watcher(L.Callback):
             os.kill(os.getpid(), signal.Signals(signum))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.note(trainer, validated=figures_of(trainer))
+        self.note(trainer, validated=metrics_of(trainer))
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.note(trainer, tested=figures_of(trainer))
+        self.note(trainer, tested=metrics_of(trainer))
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.dirpath.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ class Watcher(L.Callback):
         torch.save(weights, self.dirpath / f"weights-{trainer.global_rank}.pt")
 
 
-def figures_of(trainer: L.Trainer) -> dict[str, float]:
+def metrics_of(trainer: L.Trainer) -> dict[str, float]:
     """What the callbacks that choose and stop see, such as the best checkpoint."""
     metrics = trainer.callback_metrics.items()
     return {name: value.item() for name, value in metrics if name.startswith(("val", "test"))}

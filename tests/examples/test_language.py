@@ -18,7 +18,7 @@ from labs.faults.lab import Laboratory
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
 from scripts import evaluate, export, predict
-from tests.conftest import final_figures, run, run_ranks
+from tests.conftest import final_metrics, run, run_ranks
 from tests.project.test_train import record, recorded
 
 call, books = test_language.call, test_tokens.books  # fixtures
@@ -51,7 +51,7 @@ def test_a_run_is_stopped_and_killed_and_continues_bit_by_bit(text_run: Path, tm
     assert continued.stdout.startswith("Continuing")
     ours, expected = weights(tmp_path), weights(text_run.parent / "records")
     assert all(torch.equal(ours[key], expected[key]) for key in expected)
-    assert final_figures(tmp_path / "mine") == final_figures(text_run)
+    assert final_metrics(tmp_path / "mine") == final_metrics(text_run)
 
 
 def test_two_ranks_see_the_batches_of_one(text_run: Path, tmp_path: Path):
@@ -62,7 +62,7 @@ def test_two_ranks_see_the_batches_of_one(text_run: Path, tmp_path: Path):
     for stage in ("train", "val", "test"):
         assert recorded(two, stage) == recorded(one, stage)
         assert len(recorded(one, stage)) > 0
-    final, expected = final_figures(tmp_path / "two"), final_figures(text_run)
+    final, expected = final_metrics(tmp_path / "two"), final_metrics(text_run)
     assert final == pytest.approx(expected, abs=1e-4)
     ours = weights(two)
     assert all(torch.allclose(ours[k], v, atol=1e-4) for k, v in weights(one).items())

@@ -15,7 +15,7 @@ from labs.faults.lab import BASE
 from library.tests import etcd_server
 from library.tests.etcd_server import EtcdServer
 from library.tests.programs import PATIENCE_S, until
-from tests.conftest import ROOT, environment, final_figures, free_port
+from tests.conftest import ROOT, environment, final_metrics, free_port
 
 ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]
 
@@ -87,7 +87,7 @@ def test_nodes_leave_and_join(tmp_path: Path):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     assert f"meets at {endpoint} (127.0.0.1" in said()
-    assert final_figures(tmp_path / "elastic")["test/accuracy"] > 0.5
+    assert final_metrics(tmp_path / "elastic")["test/accuracy"] > 0.5
     batches: dict[tuple[int, int, float], list[list[int]]] = {}
     for rank in (0, 1):
         for line in map(json.loads, (records / f"rank-{rank}.jsonl").read_text().splitlines()):
@@ -170,4 +170,4 @@ def test_a_node_that_gave_up_waiting_for_etcd_runs_again_when_it_is_made_again(t
     assert pod.ended[-1] == (0, ""), pod.ended
     assert {code for code, _ in pod.ended[:-1]} == {1}
     assert len(pod.ended) < 10
-    assert final_figures(tmp_path / "mine")["test/accuracy"] > 0.2
+    assert final_metrics(tmp_path / "mine")["test/accuracy"] > 0.2

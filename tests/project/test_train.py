@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from tests.conftest import NO_PICTURES, QUICK, final_figures, run
+from tests.conftest import NO_PICTURES, QUICK, final_metrics, run
 
 
 def history(run_dir: Path) -> list[dict[str, str]]:
@@ -40,7 +40,7 @@ def test_a_run_leaves_what_the_readme_promises(digits_run: Path):
         "checkpoints/last.ckpt", "logs/rank-0.log",
         "predictions/grid.png", "predictions/confusion_matrix.png",
     }  # fmt: skip
-    final = final_figures(digits_run)
+    final = final_metrics(digits_run)
     assert {f"{s}/{m}" for s in ("train", "val", "test") for m in ("loss", "accuracy")} < set(final)
     assert {f"test/accuracy_{digit}" for digit in range(10)} < set(final)
     assert not any("per_second" in name for name in final)
@@ -71,7 +71,7 @@ def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path):
     result = run(*command, RUN_ID="killed")
     assert result.returncode == 0, result.stderr
     assert "Continuing" in result.stdout
-    assert final_figures(killed) == final_figures(whole)
+    assert final_metrics(killed) == final_metrics(whole)
     assert history(killed) == history(whole)
     weights = [torch.load(tmp_path / name / "weights-0.pt") for name in "ab"]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
@@ -81,4 +81,4 @@ def test_a_killed_run_ends_as_an_undisturbed_one(tmp_path: Path):
 def test_the_default_learns_the_digits(tmp_path: Path):
     result = run("train.py", f"run_root={tmp_path}", RUN_ID="default")
     assert result.returncode == 0, result.stderr
-    assert final_figures(tmp_path / "default")["test/accuracy"] >= 0.97
+    assert final_metrics(tmp_path / "default")["test/accuracy"] >= 0.97

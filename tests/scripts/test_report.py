@@ -18,7 +18,7 @@ from library.tests.programs import PATIENCE_S
 from library.tests.report.fake import make_run
 from samestep.report import live, page
 from samestep.run import record
-from tests.conftest import NO_PICTURES, QUICK, final_figures, run
+from tests.conftest import NO_PICTURES, QUICK, final_metrics, run
 
 CHROMIUM = shutil.which("chromium")
 THEMES = {"dark": 0, "light": 1}  # as Blink numbers them
@@ -88,7 +88,7 @@ in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not inst
 def test_a_browser_shows_the_page_in_both_themes(digits_run: Path, tmp_path: Path):
     address = (digits_run / page.NAME).as_uri()
     text = re.sub("<[^>]+>", " ", visit(tmp_path, address))
-    assert f"{final_figures(digits_run)['test/accuracy']:.4f}" in text
+    assert f"{final_metrics(digits_run)['test/accuracy']:.4f}" in text
     brightness = {}
     for theme, number in THEMES.items():
         picture = tmp_path / f"{theme}.png"

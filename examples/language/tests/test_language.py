@@ -9,7 +9,7 @@ import pytest
 from project import load_run
 from samestep import command_line
 from scripts import evaluate
-from tests.conftest import final_figures
+from tests.conftest import final_metrics
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
 
 
 def test_a_run_learns_and_leaves_text(text_run: Path):
-    final = final_figures(text_run)
+    final = final_metrics(text_run)
     for stage in ("train", "val", "test"):
         bits = final[f"{stage}/bits_per_character"]
         assert bits == pytest.approx(final[f"{stage}/loss"] / 0.693147, rel=1e-4)
@@ -43,7 +43,7 @@ def test_evaluate_gives_the_metrics_of_the_run(text_run: Path, call):
         words = [text_run, "--split", split, "--ckpt", ckpt, "--accelerator", "cpu"]
         code, out, err = call(evaluate, *words, "--format", "json")
         assert (code, err) == (0, "")
-        expected = {k: v for k, v in final_figures(text_run).items() if k.startswith(f"{split}/")}
+        expected = {k: v for k, v in final_metrics(text_run).items() if k.startswith(f"{split}/")}
         assert json.loads(out) == expected
 
 

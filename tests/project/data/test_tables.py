@@ -30,7 +30,7 @@ from samestep.data.loader import BatchLoader
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.compose import check
 from scripts import evaluate, export, predict
-from tests.conftest import NO_PICTURES, final_figures, run, run_ranks
+from tests.conftest import NO_PICTURES, final_metrics, run, run_ranks
 from tests.project.test_train import history
 from tests.s3_server import harm, s3_server, use_bucket
 
@@ -358,7 +358,7 @@ def test_a_run_is_exact_on_other_ranks_and_after_a_kill(
     )
     for row, expected_row in zip(ours, theirs, strict=True):
         assert row == pytest.approx(expected_row, abs=1e-4)
-    assert final_figures(tmp_path / "harmed")["test/accuracy"] > 0.3
+    assert final_metrics(tmp_path / "harmed")["test/accuracy"] > 0.3
 
 
 def test_a_store_that_fails_for_a_while_is_asked_again(

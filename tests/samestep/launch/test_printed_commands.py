@@ -17,7 +17,7 @@ from library.tests.programs import PATIENCE_S
 from samestep.hydra.compose import check
 from samestep.launch import render
 from samestep.launch.kubernetes import find_pod_template
-from tests.conftest import NO_PICTURES, ROOT, environment, final_figures
+from tests.conftest import NO_PICTURES, ROOT, environment, final_metrics
 from tests.printed_commands import Command, find_commands
 
 ENTRYPOINT = [sys.executable, "-m", "samestep.launch.entrypoint"]
@@ -66,7 +66,7 @@ def end_well(containers, tmp_path: Path, num_ranks: int) -> None:
     assert [container.wait(PATIENCE_S) for container in containers] == [0] * len(containers), (
         read_logs(tmp_path)
     )
-    assert final_figures(tmp_path / "mine")["test/accuracy"] > 0.1
+    assert final_metrics(tmp_path / "mine")["test/accuracy"] > 0.1
     assert len(list((tmp_path / "mine" / "logs").glob("rank-*.log"))) == num_ranks
 
 

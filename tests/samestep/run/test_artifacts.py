@@ -24,7 +24,7 @@ from samestep.run.artifacts import Artifacts
 from samestep.run.checkpoint import AtomicCheckpointIO, load
 from samestep.run.files import write_text
 from samestep.run.store import RunCopy
-from tests.conftest import NO_PICTURES, QUICK, final_figures, run, run_ranks
+from tests.conftest import NO_PICTURES, QUICK, final_metrics, run, run_ranks
 from tests.s3_server import KEY, SECRET, s3_server, use_bucket
 
 NODE = "++callbacks.artifacts"
@@ -288,7 +288,7 @@ def test_a_run_whose_callbacks_have_other_names_keeps_its_best_value_and_its_cop
     assert record.read(tmp_path / "here/mine").monitor == "val/loss"
     elsewhere = run(*words, f"run_root={tmp_path}/there", RUN_ID="mine")
     assert f"Continuing: {tmp_path}/there/mine" in elsewhere.stdout
-    assert final_figures(tmp_path / "there/mine") == final_figures(tmp_path / "here/mine")
+    assert final_metrics(tmp_path / "there/mine") == final_metrics(tmp_path / "here/mine")
 
 
 def test_a_newer_copy_is_fetched_by_a_run_that_went_on_elsewhere(tmp_path: Path, capsys):
@@ -439,7 +439,7 @@ def test_a_run_killed_elsewhere_ends_here_as_an_undisturbed_one(
     assert result.stderr == ""
     whole = run(*command, NO_PICTURES, f"run_root={tmp_path}/whole", RUN_ID="mine")
     assert whole.returncode == 0, whole.stderr
-    assert final_figures(here / "mine") == final_figures(tmp_path / "whole/mine")
+    assert final_metrics(here / "mine") == final_metrics(tmp_path / "whole/mine")
     best = [load(root / "mine/checkpoints/best.ckpt") for root in (here, tmp_path / "whole")]
     weights = [checkpoint["state_dict"] for checkpoint in best]
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])

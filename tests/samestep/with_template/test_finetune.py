@@ -17,7 +17,7 @@ from project.model.nets.pretrained import Pretrained
 from samestep.errors import ConfigError
 from samestep.hydra import build
 from samestep.hydra.compose import check
-from tests.conftest import NO_PICTURES, final_figures, run
+from tests.conftest import NO_PICTURES, final_metrics, run
 
 SMALL = ["data.image_size=32", "data.num_workers=0", "data.global_batch_size=8", NO_PICTURES,
          "trainer.accelerator=cpu", "trainer.max_epochs=2", "report=false"]  # fmt: skip
@@ -64,7 +64,7 @@ def test_a_kill_after_the_backbone_is_unfrozen_changes_nothing(words: list[str],
     assert done.returncode == -signal.SIGKILL, done.stderr
     done = run(*command, "callbacks.finetuning.weights=/gone.pth", RUN_ID="killed")
     assert done.returncode == 0, done.stderr
-    assert final_figures(tmp_path / "killed") == final_figures(tmp_path / "whole")
+    assert final_metrics(tmp_path / "killed") == final_metrics(tmp_path / "whole")
     runs = [tmp_path / "whole", tmp_path / "killed"]
     whole, killed = (load_run(run_dir, "last")[0].state_dict() for run_dir in runs)
     assert all(torch.equal(killed[name], whole[name]) for name in whole)

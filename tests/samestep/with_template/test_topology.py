@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import NO_PICTURES, QUICK, REFERENCE, final_figures, run_ranks
+from tests.conftest import NO_PICTURES, QUICK, REFERENCE, final_metrics, run_ranks
 from tests.project.test_train import record, recorded
 from tests.slow_rank import losses, slow_net
 
@@ -28,7 +28,7 @@ def test_options_agree_on_one_and_two_ranks(tmp_path: Path):
         )  # fmt: skip
         assert result.returncode == 0, result.stderr
     assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), abs=1e-9)
-    one, two = final_figures(tmp_path / "ranks-1"), final_figures(tmp_path / "ranks-2")
+    one, two = final_metrics(tmp_path / "ranks-1"), final_metrics(tmp_path / "ranks-2")
     # Metrics are float32.
     assert two["val/loss"] == pytest.approx(one["val/loss"], abs=1e-6)
 
@@ -45,7 +45,7 @@ def test_unequal_nodes_learn_the_digits_and_count_every_image_once(tmp_path: Pat
     assert result.returncode == 0, result.stderr
     ranks = [json.loads((tmp_path / f"r/rank-{rank}.json").read_text()) for rank in range(3)]
     assert [len(rank[0]["ids"]) for rank in ranks] == [10, 25, 25]
-    assert final_figures(tmp_path / "run")["test/accuracy"] >= 0.5
+    assert final_metrics(tmp_path / "run")["test/accuracy"] >= 0.5
     batches = recorded(tmp_path / "r", "train")
     assert len(batches) == epochs * 20
     for epoch in range(epochs):

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from samestep.run import lock
-from tests.conftest import NO_PICTURES, QUICK, REFERENCE, final_figures, run, run_ranks
+from tests.conftest import NO_PICTURES, QUICK, REFERENCE, final_metrics, run, run_ranks
 from tests.project.test_train import record, recorded
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -50,7 +50,7 @@ def test_two_ranks_of_torchrun_see_and_learn_what_one_rank_does(
         assert recorded(tmp_path / "records", stage) == expected, stage
     ranks = [torch.load(tmp_path / f"records/weights-{rank}.pt") for rank in (0, 1)]
     assert all(torch.equal(ranks[0][key], ranks[1][key]) for key in ranks[0])
-    two, one = (final_figures(path) for path in (tmp_path / "two", reference_run))
+    two, one = (final_metrics(path) for path in (tmp_path / "two", reference_run))
     assert two == pytest.approx(one, abs=1e-4)
 
 

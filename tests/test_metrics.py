@@ -1,4 +1,4 @@
-"""The figures of modules in other people's style: nothing of Samestep, no ``sync_dist``."""
+"""Metrics of modules in other people's style: nothing of Samestep, no ``sync_dist``."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanSquaredError
 
 from samestep.data.loader import BatchLoader
-from tests.conftest import final_figures, run, run_ranks
+from tests.conftest import final_metrics, run, run_ranks
 
 
 class Data(L.LightningDataModule):
@@ -126,7 +126,7 @@ Evaluate = Callable[..., dict[str, float]]
 
 @pytest.fixture
 def evaluated(capsys: pytest.CaptureFixture[str]) -> Evaluate:
-    """The figures that ``scripts/evaluate.py`` prints for a run."""
+    """The metrics that ``scripts/evaluate.py`` prints for a run."""
     # The processes that train import this file, and find no scripts.
     from scripts.evaluate import main
 
@@ -141,7 +141,7 @@ def evaluated(capsys: pytest.CaptureFixture[str]) -> Evaluate:
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of a run on two ranks."""
-    root = tmp_path_factory.mktemp("figures")
+    root = tmp_path_factory.mktemp("metrics")
     watch = f"+callbacks.watch._target_={__name__}.Monitored"
     result = run_ranks(*command(Plain, root, watch), RUN_ID="two")
     assert result.returncode == 0, result.stderr
@@ -149,17 +149,17 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "two"
 
 
-def test_figures_of_two_ranks_are_those_of_all_samples(two_ranks: Path, evaluated: Evaluate):
-    figures = final_figures(two_ranks)
+def test_metrics_of_two_ranks_are_those_of_all_samples(two_ranks: Path, evaluated: Evaluate):
+    metrics = final_metrics(two_ranks)
     for split, ckpt in (("val", "last"), ("test", "best")):
         whole = evaluated(two_ranks, "--split", split, "--ckpt", ckpt)
         for name in ("loss", "count", "max", "min"):
             name = f"{split}_{name}"
-            assert figures[name] == pytest.approx(whole[name], abs=1e-6), name
-    assert figures["test/acc"] == pytest.approx(whole["test/acc"], abs=1e-6)
-    assert (figures["val_count"], figures["test_count"]) == (71, 70)
-    assert (figures["of_rank_zero"], figures["of_the_end"], figures["gathered"]) == (5, 0.5, 3)
-    assert figures["late"] == 0.5
+            assert metrics[name] == pytest.approx(whole[name], abs=1e-6), name
+    assert metrics["test/acc"] == pytest.approx(whole["test/acc"], abs=1e-6)
+    assert (metrics["val_count"], metrics["test_count"]) == (71, 70)
+    assert (metrics["of_rank_zero"], metrics["of_the_end"], metrics["gathered"]) == (5, 0.5, 3)
+    assert metrics["late"] == 0.5
 
 
 def test_every_rank_monitors_the_same_value(two_ranks: Path):
@@ -168,7 +168,7 @@ def test_every_rank_monitors_the_same_value(two_ranks: Path):
     assert first == second
 
 
-def test_figures_of_two_ranks_survive_an_interruption(two_ranks: Path, tmp_path: Path):
+def test_metrics_of_two_ranks_survive_an_interruption(two_ranks: Path, tmp_path: Path):
     watch = "+callbacks.signaller"
     words = [
         *command(Plain, tmp_path),
@@ -177,7 +177,7 @@ def test_figures_of_two_ranks_survive_an_interruption(two_ranks: Path, tmp_path:
     for fault, code in ((f"4 {signal.SIGTERM:d} 1 rank", 143), ("-1 0 0 rank", 0)):
         result = run_ranks(*words, RUN_ID="stopped", SIGNAL_AT=fault)
         assert result.returncode == code, result.stderr
-    assert final_figures(tmp_path / "stopped") == final_figures(two_ranks)
+    assert final_metrics(tmp_path / "stopped") == final_metrics(two_ranks)
 
 
 class Noisy(Plain):
@@ -212,7 +212,7 @@ def test_random_figures_are_repeated_by_evaluate_and_after_an_interruption(
     tmp_path: Path, evaluated: Evaluate
 ):
     """On the way, a module has the chosen tracker, or one that does nothing."""
-    figures, rows = [], []
+    metrics, rows = [], []
     for name, *overrides in (["whole", "logger=tensorboard"], ["stopped"]):
         watch = "+callbacks.signaller"
         words = [
@@ -223,15 +223,15 @@ def test_random_figures_are_repeated_by_evaluate_and_after_an_interruption(
         for fault, code in [*faults, ("-1 0 0 rank", 0)]:
             result = run(*words, RUN_ID=name, SIGNAL_AT=fault)
             assert result.returncode == code, result.stderr
-        figures.append(final_figures(tmp_path / name))
+        metrics.append(final_metrics(tmp_path / name))
         with (tmp_path / name / "metrics.csv").open() as file:
             rows.append(
                 [{k: v for k, v in row.items() if "_per_" not in k} for row in csv.DictReader(file)]
             )
-    assert figures[0] == figures[1]
+    assert metrics[0] == metrics[1]
     assert [row["step"] for row in rows[0]] == ["2", "5", "6"]
     for split, ckpt in (("test", "best"), ("val", "last")):
         again = evaluated(tmp_path / "whole", "--split", split, "--ckpt", ckpt)
         # What is logged with logger=False is in no record of validation.
         again = {name: value for name, value in again.items() if name != "val/acc"}
-        assert again == {name: value for name, value in figures[0].items() if name in again}
+        assert again == {name: value for name, value in metrics[0].items() if name in again}
