@@ -162,7 +162,7 @@ def test_supported_versions_are_those_of_the_library():
 @only_in_the_template
 def test_every_cluster_says_what_it_was_seen_on():
     """The table has a row for each: its page, what it needs, and a date and versions, or "no"."""
-    from samestep.hydra.schema import choices_of
+    from samestep.hydra.project import choices_of
 
     page = (ROOT / "docs/clusters/README.md").read_text()
     rows = dict(re.findall(r"^\| \[`(\w+)`\]\([\w.#-]+\) \| (.*) \|$", page, re.M))

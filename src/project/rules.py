@@ -17,8 +17,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from samestep.errors import ConfigError
+from samestep.hydra.nodes import flatten
 from samestep.hydra.rules import ABOVE_0, NULL, Rule, whole
-from samestep.hydra.schema import flatten
 
 TASKS = [
     importlib.import_module(f"{__package__}.{file.parent.name}.rules")

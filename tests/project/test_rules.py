@@ -4,7 +4,8 @@ from omegaconf import OmegaConf
 from project.rules import RULES, needed_files
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
-from samestep.hydra.schema import choices_of, leaves
+from samestep.hydra.project import choices_of
+from samestep.run_spec import leaves
 from tests.conftest import CONFIGS
 
 

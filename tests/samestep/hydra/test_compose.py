@@ -13,9 +13,8 @@ from samestep.hydra.adapter import name_run
 from samestep.hydra.compose import check, help_text
 from samestep.hydra.main import flags_of
 from samestep.hydra.origins import find_overridden
-from samestep.hydra.project import config_folders
+from samestep.hydra.project import choices_of, config_folders
 from samestep.hydra.rules import RULES
-from samestep.hydra.schema import choices_of
 from tests.conftest import CONFIGS, ROOT
 
 CHOICES = choices_of(*config_folders())

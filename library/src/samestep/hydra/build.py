@@ -31,7 +31,8 @@ from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.supported import check_supported
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.adapter import spec_of
-from samestep.hydra.schema import did_you_mean, escape
+from samestep.hydra.nodes import escape
+from samestep.hydra.suggestions import did_you_mean
 from samestep.ranks import environment, lightning_patches
 from samestep.ranks.process_group import (
     UnequalNodesDDP,

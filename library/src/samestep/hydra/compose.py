@@ -27,20 +27,16 @@ from yaml import YAMLError
 
 from samestep.errors import ConfigError
 from samestep.hydra import overrides, rules
+from samestep.hydra.nodes import is_below
 from samestep.hydra.origins import find_origins
 from samestep.hydra.project import (
+    choices_of,
     config_folders,
     configs_folder,
     search_path_override,
 )
-from samestep.hydra.schema import (
-    OVERLAYS,
-    Fault,
-    choices_of,
-    compare,
-    is_below,
-    no_such_choice,
-)
+from samestep.hydra.schema import OVERLAYS, Fault, compare
+from samestep.hydra.suggestions import no_such_choice
 from samestep.ranks.secrets import hide_assigned
 
 NEEDED = ("data", "model", "trainer", "cluster")  # a run needs a file of each; data=null too

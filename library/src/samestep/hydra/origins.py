@@ -7,8 +7,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from samestep.hydra.nodes import flatten
 from samestep.hydra.project import find_config, project_folder
-from samestep.hydra.schema import OVERLAYS, flatten
+from samestep.hydra.schema import OVERLAYS
 
 
 def find_overridden(choices: Mapping[str, Any], typed: Sequence[str]) -> dict[str, str]:

@@ -7,8 +7,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
 from samestep.errors import ConfigError
-from samestep.hydra.project import config_folders, search_path_override
-from samestep.hydra.schema import NOT_GROUPS, choices_of, no_such_choice
+from samestep.hydra.project import NOT_GROUPS, choices_of, config_folders, search_path_override
+from samestep.hydra.suggestions import no_such_choice
 from samestep.ranks.secrets import hide_assigned
 
 

@@ -1,4 +1,4 @@
-"""Where the project lies whose configs/, k8s/ and train.py are used."""
+"""The folder of the project with configs/, k8s/ and train.py, and its groups. Imports no torch."""
 
 import functools
 import sys
@@ -11,23 +11,30 @@ from samestep.ranks import environment
 
 MAIN = "configs/train.yaml"
 VARIABLE = "SAMESTEP_PROJECT"
+NOT_GROUPS = ("sweep",)  # folders of configs/ for another command: samestep sweep
+# Files that others include, which cannot be chosen.
+SHARED = (
+    "data/default", "model/default", "cluster/common", "cluster/pods", "cluster/kubernetes"
+)  # fmt: skip
 
 
 def project_folder() -> Path:
     """The folder with ``configs/train.yaml``.
 
-    It is $SAMESTEP_PROJECT, which a search sets for its trials. Otherwise it is the folder of the
-    started script, or one of the two above that; otherwise the current directory or the nearest one
-    above it.
+    The first of these counts: $SAMESTEP_PROJECT, which a search sets for its trials; the folder of
+    the started script, or one of the two above it; the current directory, or the nearest one above.
     """
-    if named := environment.variable(VARIABLE):
+    named = environment.variable(VARIABLE)
+    if named:
         if not Path(named, MAIN).is_file():
             raise ConfigError(f"{VARIABLE}={named}: there is no {MAIN}; unset it, or correct it")
         return Path(named)
     program, here = Path(sys.argv[0]).absolute(), Path.cwd()
-    # The command `samestep` may lie in the environment of another project.
-    of_script = program.parents[:3] if program.suffix == ".py" else ()
-    for folder in (*of_script, here, *here.parents):
+    candidates = [here, *here.parents]
+    # Not the folder of the command `samestep`: it may belong to the environment of another project.
+    if program.suffix == ".py":
+        candidates = [*program.parents[:3], *candidates]
+    for folder in candidates:
         if (folder / MAIN).is_file():
             return folder
     raise ConfigError(
@@ -43,10 +50,10 @@ def configs_folder() -> Path:
 def config_folders() -> list[Path]:
     """``configs/``, and the existing folders that ``hydra.searchpath`` of train.yaml adds to it.
 
-    Hydra reads an entry such as ``file://examples/language/configs`` relative to the current
-    directory. Here it is relative to the project. Where two folders have the same file, the first
-    one counts.
+    If two folders have the same file, the first one counts.
     """
+    # Hydra reads an entry such as file://examples/language/configs relative to the current
+    # directory. Here it is relative to the project, so that a command works from anywhere.
     project = project_folder()
     file = project / MAIN
     folders = [configs_folder()]
@@ -59,15 +66,31 @@ def config_folders() -> list[Path]:
 
 @functools.cache
 def _read_search_path(file: Path, modified_ns: int) -> list[str]:
-    """``hydra.searchpath`` of a file: read once, because YAML takes milliseconds for each look."""
+    """``hydra.searchpath`` of a file; cached, because YAML takes milliseconds to parse."""
     content = yaml.safe_load(file.read_text("utf-8"))
+    # Anything else than groups of keys is reported later, by Hydra.
     hydra = content.get("hydra") if isinstance(content, dict) else None
     entries = hydra.get("searchpath") if isinstance(hydra, dict) else None
     return [str(entry) for entry in entries or []]
 
 
+def choices_of(*folders: Path) -> dict[str, list[str]]:
+    """The groups in these folders of configs, and the files that can be chosen in each."""
+    groups: dict[str, set[str]] = {}
+    for configs in folders:
+        for folder in configs.rglob("*"):
+            group = folder.relative_to(configs).as_posix()
+            if not folder.is_dir() or group in NOT_GROUPS:
+                continue
+            names = groups.setdefault(group, set())
+            for file in folder.glob("*.yaml"):
+                if f"{group}/{file.stem}" not in SHARED:
+                    names.add(file.stem)
+    return {group: sorted(groups[group]) for group in sorted(groups)}
+
+
 def search_path_override() -> list[str]:
-    """What Hydra must be told to find ``config_folders`` from any current directory."""
+    """The override with which Hydra finds ``config_folders`` from any current directory."""
     added = config_folders()[1:]
     if not added:
         return []

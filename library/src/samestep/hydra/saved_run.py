@@ -12,7 +12,7 @@ from samestep.callbacks.exact import SeedSteps
 from samestep.callbacks.loggers import NoTracker
 from samestep.errors import ConfigError
 from samestep.hydra.build import build, set_precision
-from samestep.hydra.schema import escape
+from samestep.hydra.nodes import escape
 from samestep.hydra.targets import check_targets
 from samestep.ranks.lightning_patches import name_arguments_of_loaders
 from samestep.run import checkpoint, directory

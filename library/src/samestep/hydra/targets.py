@@ -27,8 +27,8 @@ from torch.utils.data import Dataset, Sampler
 
 from samestep.errors import ConfigError
 from samestep.hydra.build import find_targets, locate
+from samestep.hydra.nodes import walk
 from samestep.hydra.project import config_folders
-from samestep.hydra.schema import walk
 
 LIBRARIES = (
     "torch.nn.", "torch.optim.", "torchvision.models.", "torchvision.transforms.",

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from samestep.errors import RunError
-from samestep.hydra.schema import walk
+from samestep.hydra.nodes import walk
 from samestep.launch import kubectl, kubeflow, volume
 from samestep.launch.explain import MAKE_CLAIM
 from samestep.launch.follow import logs, status

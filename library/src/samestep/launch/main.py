@@ -31,8 +31,7 @@ from samestep.errors import ConfigError, RunError
 from samestep.hydra.adapter import name_run
 from samestep.hydra.compose import check as compose
 from samestep.hydra.compose import reject
-from samestep.hydra.project import config_folders, configs_folder
-from samestep.hydra.schema import choices_of
+from samestep.hydra.project import choices_of, config_folders, configs_folder
 from samestep.launch import check, kubernetes, render, slurm, submissions, volume
 from samestep.launch.render import Manifest
 from samestep.ranks import environment

@@ -30,8 +30,8 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from samestep.hydra.nodes import escape, walk
 from samestep.hydra.project import project_folder
-from samestep.hydra.schema import escape, walk
 
 WITHOUT_GPUS: dict[str, Any] = {
     "gpus": None,

@@ -18,7 +18,7 @@ from samestep.errors import ConfigError
 from samestep.hydra.compose import check_all, message_of
 from samestep.hydra.project import configs_folder
 from samestep.hydra.rules import NAME
-from samestep.hydra.schema import no_such_choice
+from samestep.hydra.suggestions import no_such_choice
 from samestep.launch.main import check_run, prepare
 from samestep.ranks import environment
 

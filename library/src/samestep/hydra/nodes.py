@@ -1,0 +1,92 @@
+"""Nodes and values of a configuration, by full keys such as ``model.optimizer.lr``. No torch."""
+
+import re
+from collections.abc import Container, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+
+class Leaf(NamedTuple):
+    """A value in a configuration: the node that contains it, its name there, and its text.
+
+    ``text`` is the value as written: an interpolation such as ``${seed}`` is not resolved.
+    """
+
+    node: DictConfig
+    name: str
+    text: Any
+
+
+def flatten(node: DictConfig, whole: Container[str] = (), prefix: str = "") -> dict[str, Leaf]:
+    """The values below ``node`` by their full keys; a group at a key of ``whole`` is one value."""
+    found: dict[str, Leaf] = {}
+    content: Any = OmegaConf.to_container(node)
+    for name, text in content.items():
+        # A name may be a number, as in scheduling: {1: 3}. It may also contain dots, as names of
+        # files do, so the leaf keeps its node instead of being looked up by the full key.
+        key = f"{prefix}{name}"
+        if isinstance(text, dict) and text and key not in whole:
+            found |= flatten(node[name], whole, f"{key}.")
+        else:
+            found[key] = Leaf(node, name, text)
+    return found
+
+
+def resolve(leaf: Leaf) -> Any:
+    """The value as a run gets it; the error as a value if it cannot be resolved."""
+    try:
+        value = leaf.node[leaf.name]
+        if OmegaConf.is_config(value):
+            return OmegaConf.to_container(value, resolve=True)
+    except OmegaConfBaseException as error:
+        return error
+    return value
+
+
+def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield ``node`` and every value within it, each with its path."""
+    yield path, node
+    if isinstance(node, dict):
+        for key, child in node.items():
+            yield from walk(child, f"{path}.{key}".lstrip("."))
+    elif isinstance(node, list):
+        for index, child in enumerate(node):
+            yield from walk(child, f"{path}[{index}]")
+
+
+def escape(value: Any) -> Any:
+    """Copy plain containers so that OmegaConf returns every string unchanged."""
+    if isinstance(value, dict):
+        return {key: escape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [escape(item) for item in value]
+    if isinstance(value, str):
+        # OmegaConf reads \${ as ${, and \\${ as a backslash before an interpolation.
+        return re.sub(r"(\\*)\$\{", lambda match: rf"{match[1] * 2}\${{", value)
+    return value
+
+
+def nodes_of(keys: Iterable[str]) -> set[str]:
+    """The keys of all nodes above these keys."""
+    found: set[str] = set()
+    for key in keys:
+        found.update(parents_of(key))
+    return found
+
+
+def parents_of(key: str) -> list[str]:
+    """The keys of the nodes above ``key``, the highest first: of ``a.b.c``, ``a`` and ``a.b``."""
+    parts = key.split(".")
+    return [".".join(parts[:length]) for length in range(1, len(parts))]
+
+
+def parent_of(key: str) -> str:
+    """The key of the node that contains ``key``; empty at the top."""
+    return key.rpartition(".")[0]
+
+
+def is_below(key: str, nodes: Container[str]) -> bool:
+    """Whether ``key`` is one of the nodes, or below one."""
+    return any(node in nodes for node in (*parents_of(key), key))
