@@ -14,12 +14,14 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
+from omegaconf import DictConfig
+
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.adapter import name_run, topology_of
 from samestep.hydra.compose import check
 from samestep.hydra.project import project_folder
 from samestep.node import agent, pid1, rendezvous
-from samestep.node.cluster_environment import read_node
+from samestep.node.cluster_environment import Node, read_node
 from samestep.node.outcome import Outcome
 from samestep.ranks import environment, failure, process
 from samestep.ranks.secrets import redact
@@ -41,6 +43,8 @@ def main() -> int:
     try:
         outcome = train_as_node(sys.argv[1:])
     except Exception as error:
+        # Of an error that the user cannot mend the traceback goes to the log. The cause below is
+        # one line, because Kubernetes shows it in the state of the pod.
         if not isinstance(error, (ConfigError, RunError)):
             print(redact(traceback.format_exc()), file=sys.stderr)
         outcome = Outcome(failure.exit_code(error), failure.message(error))
@@ -50,26 +54,12 @@ def main() -> int:
 def train_as_node(argv: Sequence[str]) -> Outcome:
     """Find the other nodes, and train with them."""
     node = read_node(DEFAULTS | environment.variables(), argv, "entrypoint")
-    if options := [word for word in node.program if word.startswith("-")]:
-        raise ConfigError(f"{options[0]}: options of torchrun come before the overrides")
+    for word in node.program:
+        if word.startswith("-"):
+            raise ConfigError(f"{word}: options of torchrun come before the overrides")
+    # An invalid configuration ends the node here, before it waits for the others.
     cfg = check(node.program)
-    accelerator, devices, num_nodes = topology_of(cfg)
-    if num_nodes > 1 and not node.min_nodes <= num_nodes <= node.max_nodes:
-        raise ConfigError(
-            f"trainer.num_nodes={num_nodes}: --nnodes={node.options.nnodes} are started"
-        )
-    cfg.run_id = cfg.run_id or node.run_id or None
-    if node.max_nodes > 1 and not cfg.run_id:
-        raise ConfigError(
-            "RUN_ID: is not set; several nodes need one name for the run, the same on each"
-        )
-    gpus = agent.num_gpus(accelerator) if devices in (1, "auto") else int(devices)
-    node = replace(
-        node,
-        processes=node.processes or max(1, gpus),
-        run_id=name_run(cfg),
-        timeout_s=node.timeout_s or math.ceil(cfg.cluster.timeout_s),
-    )
+    node = complete_node(node, cfg)
     node = rendezvous.resolve_endpoint(node)
     print(f"entrypoint: {node}, run {node.run_id}", flush=True)
     rendezvous.prepare_variables(node)
@@ -77,6 +67,33 @@ def train_as_node(argv: Sequence[str]) -> Outcome:
     environment.set_variable(environment.ON_CLUSTER, "1")
     program = [str(project_folder() / "train.py"), *node.program]
     return agent.launch(rendezvous.launch_config(node), program)
+
+
+def complete_node(node: Node, cfg: DictConfig) -> Node:
+    """Add to ``node`` what neither options nor variables say, but the configuration does."""
+    accelerator, devices, num_nodes = topology_of(cfg)
+    # trainer.num_nodes=1 is the default, and leaves the number of nodes to the cluster.
+    if num_nodes > 1 and not node.min_nodes <= num_nodes <= node.max_nodes:
+        raise ConfigError(
+            f"trainer.num_nodes={num_nodes}: --nnodes={node.options.nnodes} are started"
+        )
+    cfg.run_id = cfg.run_id or node.run_id or None
+    # Each node would make up a name of its own, and train alone.
+    if node.max_nodes > 1 and not cfg.run_id:
+        raise ConfigError(
+            "RUN_ID: is not set; several nodes need one name for the run, the same on each"
+        )
+    if devices in (1, "auto"):
+        # The default leaves the number of processes to the GPUs that the cluster gives.
+        num_processes = max(1, agent.num_gpus(accelerator))
+    else:
+        num_processes = int(devices)
+    return replace(
+        node,
+        processes=node.processes or num_processes,
+        run_id=name_run(cfg),
+        timeout_s=node.timeout_s or math.ceil(cfg.cluster.timeout_s),
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Explain what people meet most: errors of kubectl, and why pods wait or fail.
+"""Explain the most frequent errors of kubectl, and why pods wait or fail.
 
-Every other error is kubectl's own last line.
+Of every other error the last line of kubectl is shown.
 """
 
 import re
@@ -62,63 +62,122 @@ CAUSES = {  # pattern of an error or a reason: cause and remedy; {0} is the firs
         "it was evicted or preempted; another pod replaces it",
 }  # fmt: skip
 
+USUAL_WAITS = ("ContainerCreating", "PodInitializing")
+"""Reasons why a container waits that need no explanation: they end by themselves."""
+
 
 def explain_error(stderr: str) -> str:
-    """Explain an error of kubectl in one line; others by their last line."""
+    """Explain an error of kubectl in one line; an unknown error by its last line."""
     return explain(stderr, CAUSES | NO_CLUSTER)
 
 
 def explain(text: str, causes: Mapping[str, str] = CAUSES) -> str:
-    """Explain an event or a reason in one line; others by their last line."""
-    lines = [line for line in text.strip().splitlines() if not line.startswith("Warning:")]
+    """Explain an event or a reason in one line; an unknown one by its last line."""
+    lines: list[str] = []
+    for line in text.strip().splitlines():
+        # kubectl prints warnings of the server before its error. They are not the cause.
+        if not line.startswith("Warning:"):
+            lines.append(line)
+    message = " ".join(lines)
     for pattern, sentence in causes.items():
-        if match := re.search(pattern, " ".join(lines)):
-            return sentence.format(*(group for group in match.groups() if group is not None))
-    return lines[-1].removeprefix("error: ").lstrip("* ") if lines else "kubectl failed"
+        match = re.search(pattern, message)
+        if match:
+            # Of a pattern with alternatives only the groups of one alternative have matched.
+            groups = [group for group in match.groups() if group is not None]
+            return sentence.format(*groups)
+    if not lines:
+        return "kubectl failed"
+    return lines[-1].removeprefix("error: ").lstrip("* ")
 
 
 def explain_pod(pod: Manifest, warnings: Sequence[str] = ()) -> str:
-    """Explain why a pod does not run, or how it failed; nothing if all is well.
+    """Explain why a pod does not run, or how it failed; an empty text if it runs or succeeded.
 
-    ``warnings`` are messages of its events, the oldest first: the state of a pod does not say why a
-    volume cannot be mounted.
+    Args:
+        pod: as the cluster describes it.
+        warnings: messages of the pod's events, the oldest first.
     """
     status = pod.get("status", {})
-    for container in status.get("containerStatuses", ()):
-        if ended := explain_exit(container):
-            return ended
-        waiting = container.get("state", {}).get("waiting", {})
-        if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            return explain(f"{waiting['reason']}: {waiting.get('message', '')}")
-    for condition in status.get("conditions", ()):
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return explain(f"{condition.get('reason', '')}: {condition.get('message', '')}")
-    if "reason" in status:
-        return explain(f"{status['reason']}: {status.get('message', '')}")
-    if status.get("phase") not in (None, "Pending"):
+    cause = explain_containers(status) or explain_conditions(status)
+    if cause:
+        return cause
+    if status.get("phase", "Pending") != "Pending":
         return ""
-    # This one only says that a volume is late, and comes beside the one that says why.
-    causes = [text for text in warnings if not text.startswith("Unable to attach or mount")]
-    found = " ".join(["", *warnings, *causes][-1].split())
-    return explain(found) if found else "is being placed, or pulls its image"
+    return explain_pending(warnings)
+
+
+def explain_containers(status: Manifest) -> str:
+    """Explain why a container of a pod failed, or cannot start."""
+    for container in status.get("containerStatuses", ()):
+        exit_cause = explain_exit(container)
+        if exit_cause:
+            return exit_cause
+        waiting = container.get("state", {}).get("waiting", {})
+        reason = waiting.get("reason", "ContainerCreating")
+        if reason not in USUAL_WAITS:
+            return explain(f"{reason}: {waiting.get('message', '')}")
+    return ""
+
+
+def explain_conditions(status: Manifest) -> str:
+    """Explain why a pod got no node, or was evicted from its node."""
+    for condition in status.get("conditions", ()):
+        if (condition["type"], condition["status"]) == ("PodScheduled", "False"):
+            return explain_reason(condition)
+    if "reason" in status:
+        return explain_reason(status)
+    return ""
+
+
+def explain_reason(node: Manifest) -> str:
+    """Explain a condition, or another part of an object with a reason and a message."""
+    return explain(f"{node.get('reason', '')}: {node.get('message', '')}")
+
+
+def explain_pending(warnings: Sequence[str]) -> str:
+    """Explain by its events why a pod that has a node does not start."""
+    # The state of a pod does not say why a volume cannot be mounted: only its events do.
+    newest = cause = ""
+    for newest in warnings:
+        # This event only reports the delay. Another one has the reason, if there is any.
+        if not newest.startswith("Unable to attach or mount"):
+            cause = newest
+    found = " ".join((cause or newest).split())
+    if not found:
+        return "is being placed, or pulls its image"
+    return explain(found)
 
 
 def explain_exit(container: Manifest) -> str:
-    """Explain how a container failed the last time; nothing if it did not fail.
+    """Explain how a container failed the last time; an empty text if it did not fail.
 
-    A container that has succeeded since, after a restart, has not failed.
+    A container that succeeded after a restart has not failed.
     """
-    states = [container.get(key, {}).get("terminated") for key in ("state", "lastState")]
-    ended: Manifest = next(filter(None, states), {})
+    # Between two attempts the state is "waiting", and how the last one ended is in lastState.
+    ended = find_ended(container, "state") or find_ended(container, "lastState")
     exit_code = ended.get("exitCode")
     if not exit_code:
         return ""
-    # Our entry point begins its message like this; otherwise it is the end of the log.
-    title, message = f"exit code {exit_code}: ", str(ended.get("message") or "").strip()
-    is_ours = message.startswith(title)
-    cause = message.removeprefix(title) if is_ours else message.rpartition("\n")[2]
-    if exit_code == EXIT_SIGTERM:
-        cause = cause if is_ours else "saved and stopped"
-    elif ended.get("reason") == "OOMKilled":
-        cause = explain("OOMKilled")
-    return f"exit code {exit_code}: {' '.join(cause.split())}".removesuffix(": ")
+    title = f"exit code {exit_code}: "
+    cause = find_cause(ended, title)
+    return f"{title}{' '.join(cause.split())}".removesuffix(": ")
+
+
+def find_ended(container: Manifest, key: str) -> Manifest:
+    """Return how the container ended, as one of its states says; empty if it did not end."""
+    ended: Manifest = container.get(key, {}).get("terminated") or {}
+    return ended
+
+
+def find_cause(ended: Manifest, title: str) -> str:
+    """Return why a container ended: in the words of our entry point, or the end of its log."""
+    if ended.get("reason") == "OOMKilled" and ended["exitCode"] != EXIT_SIGTERM:
+        return explain("OOMKilled")
+    message = str(ended.get("message") or "").strip()
+    # Our entry point begins its termination message like this.
+    if message.startswith(title):
+        return message.removeprefix(title)
+    if ended["exitCode"] == EXIT_SIGTERM:
+        return "saved and stopped"
+    # Otherwise the message is the end of the log, and its last line names the error.
+    return message.rpartition("\n")[2]

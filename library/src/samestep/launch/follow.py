@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -26,6 +26,8 @@ REJECTED = re.compile("FailedCreate|CreationFailed")
 """Reasons of events of controllers that cannot create their Jobs or pods."""
 NOT_STARTED = re.compile("Failed(Mount|AttachVolume|MapVolume|CreatePodSandBox)")
 """Reasons of events of pods whose containers cannot be created."""
+OWNERS_OF_JOBS = ("JobSet", "TrainJob")
+"""Kinds of objects that create Jobs; the others create pods."""
 
 
 @dataclass
@@ -37,40 +39,70 @@ class Stream:
     alive: float = 0  # when it was last seen to run
     ended: float = 0  # when it was first seen to have ended
 
+    def check_cut(self, *, has_ended: bool) -> bool:
+        """Note whether the stream runs; return whether it ended before the log, as by a proxy.
+
+        ``has_ended`` says whether the container has ended by now.
+        """
+        now = time.monotonic()
+        if self.process.poll() is None:
+            self.alive = now
+            return False
+        # The container had ended before the stream began, so its log was complete.
+        if self.has_ended:
+            return False
+        if has_ended:
+            return self.process.returncode != 0
+        # The cluster learns that a container has ended somewhat later than its log ends.
+        self.ended = self.ended or now
+        return now - self.ended >= LATE_S
+
 
 def logs(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Print the logs of all pods, also of pods that start later, until the run ends."""
-    address = kubectl.build_resource_name(kubectl.find_owner(manifests))
+    name = kubectl.build_resource_name(kubectl.find_owner(manifests))
     stdout = os.fstat(sys.stdout.fileno())
     streams: dict[str, Stream] = {}
     printed: set[str] = set()
     warnings: list[Manifest] = []
     try:
         # In this order: no pod can start between the end of the run and the list of its pods.
-        answers = poll(lambda: (kubectl.get(cfg, address), kubectl.get_pods(cfg)))
+        answers = poll(lambda: (kubectl.get(cfg, name), kubectl.get_pods(cfg)))
         for number, (run, pods) in enumerate(answers):
             follow_containers(cfg, pods, streams)
             if run is None or kubectl.find_outcome(run) is not None:
                 break
             if has_lost_reader(stdout):
                 return EXIT_LOST_READER
+            # A namespace may have thousands of events, so they are read less often than the pods.
             if number % EVENTS_EVERY == 0:
                 warnings = kubectl.get_warnings(cfg, run)
-            for line in explain_run(cfg, run, pods, warnings):
-                if line not in printed:
-                    print(line, file=sys.stderr, flush=True)
-                    printed.add(line)
+            print_new_lines(explain_run(cfg, run, pods, warnings), printed)
         if run is None and not streams:
             raise kubectl.build_missing_error(cfg)
-        for stream in streams.values():
-            with suppress(subprocess.TimeoutExpired):
-                stream.process.wait(LAST_LINES_S)
+        wait_for_last_lines(streams)
     finally:
         for stream in streams.values():
             stream.process.terminate()
             stream.process.wait()
     print(f"{cfg.run_id}: {describe_run(run, pods)}", file=sys.stderr)
     return 0 if kubectl.find_outcome(run) else 1
+
+
+def print_new_lines(lines: Sequence[str], printed: set[str]) -> None:
+    """Print each line that is not in ``printed`` to stderr: stdout is for the logs of pods."""
+    for line in lines:
+        if line not in printed:
+            print(line, file=sys.stderr, flush=True)
+            printed.add(line)
+
+
+def wait_for_last_lines(streams: dict[str, Stream]) -> None:
+    """Wait until each stream has printed its log to the end."""
+    for stream in streams.values():
+        # A node that is lost sends no end of its logs.
+        with suppress(subprocess.TimeoutExpired):
+            stream.process.wait(LAST_LINES_S)
 
 
 def follow_containers(
@@ -80,37 +112,48 @@ def follow_containers(
 
     ``streams`` has those that were started, by pod, container and number of restarts.
     """
-    now = time.monotonic()
-    started = [
-        (pod, container)
-        for pod in pods
-        # The log of an etcd beside them does not end with the run.
-        if kubectl.is_training_pod(cfg, pod)
-        for container in pod.get("status", {}).get("containerStatuses", ())
-        if {"running", "terminated"} & container.get("state", {}).keys()
-    ]
-    for pod, container in started:
-        name = container["name"]
-        key = f"{pod['metadata']['uid']} {name} {container.get('restartCount', 0)}"
+    for pod, container in find_started_containers(cfg, pods):
+        restarts = container.get("restartCount", 0)
+        # A pod of the same name may replace this one, so the uid tells them apart.
+        key = f"{pod['metadata']['uid']} {container['name']} {restarts}"
         has_ended = "terminated" in container["state"]
-        options = [pod["metadata"]["name"], f"--container={name}", "--follow", "--prefix"]
-        if old := streams.get(key):
-            if old.process.poll() is None:
-                old.alive = now
+        since = []
+        if key in streams:
+            stream = streams[key]
+            if not stream.check_cut(has_ended=has_ended):
                 continue
-            old.ended = old.ended or now
-            # A proxy has cut it, if the container runs on, or if kubectl says so.
-            is_late = not has_ended and now - old.ended < LATE_S
-            if is_late or old.has_ended or (has_ended and not old.process.returncode):
-                continue
-            if old.alive:  # otherwise perhaps nothing was printed
-                options.append(f"--since={math.ceil(now - old.alive) + 1}s")
+            # A stream that was never seen alive has perhaps printed nothing.
+            if stream.alive:
+                # Some lines are printed twice: rather that than one too few.
+                seconds = math.ceil(time.monotonic() - stream.alive) + 1
+                since = [f"--since={seconds}s"]
         process = subprocess.Popen(
-            kubectl.build_command(cfg, "logs", *options),
+            kubectl.build_command(
+                cfg,
+                "logs",
+                pod["metadata"]["name"],
+                f"--container={container['name']}",
+                "--follow",
+                "--prefix",
+                *since,
+            ),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         streams[key] = Stream(process, has_ended)
+
+
+def find_started_containers(
+    cfg: DictConfig, pods: Sequence[Manifest]
+) -> Iterator[tuple[Manifest, Manifest]]:
+    """Yield each container that trains, or has trained, and its pod before it."""
+    for pod in pods:
+        # The log of an etcd beside them does not end with the run.
+        if not kubectl.is_training_pod(cfg, pod):
+            continue
+        for container in pod.get("status", {}).get("containerStatuses", ()):
+            if {"running", "terminated"} & container.get("state", {}).keys():
+                yield pod, container
 
 
 def status(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
@@ -125,13 +168,19 @@ def status(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     for line in explain_run(cfg, run, pods, warnings):
         print(line)
     if pods:
-        selected = kubectl.select_pods(cfg)
-        print(kubectl.call(cfg, "get", "pods", selected), end="")
-        options = ("--all-containers", "--prefix", "--tail=1", "--ignore-errors")
-        for line in kubectl.call(cfg, "logs", selected, *options).splitlines():
-            if line.startswith("["):  # pods that have not started have errors instead
-                print(line)
+        print_pods(cfg)
     return 0
+
+
+def print_pods(cfg: DictConfig) -> None:
+    """Print kubectl's table of the pods, and the last line of each."""
+    selected = kubectl.select_pods(cfg)
+    print(kubectl.call(cfg, "get", "pods", selected), end="")
+    options = ("--all-containers", "--prefix", "--tail=1", "--ignore-errors")
+    for line in kubectl.call(cfg, "logs", selected, *options).splitlines():
+        # Pods that have not started have error messages here, without a prefix.
+        if line.startswith("["):
+            print(line)
 
 
 def describe_run(run: Manifest | None, pods: Sequence[Manifest]) -> str:
@@ -140,46 +189,77 @@ def describe_run(run: Manifest | None, pods: Sequence[Manifest]) -> str:
         return "was removed before it ended"
     if "deletionTimestamp" in run["metadata"]:
         return "is being cancelled"
-    conditions = run.get("status", {}).get("conditions", ())
-    true = [condition for condition in conditions if condition["status"] == "True"]
-    ends = [condition for condition in true if condition["type"] in kubectl.OUTCOMES]
-    if not true:
-        phases = {pod.get("status", {}).get("phase") for pod in pods}
-        is_pending = phases.isdisjoint({"Running", "Succeeded"})
-        return "is pending: none of its pods runs" if is_pending else "runs"
-    last = ends[0] if ends else true[-1]
-    reason = ": ".join(filter(None, [last.get("reason"), last.get("message")]))
-    return f"{last['type']} ({reason})" if reason else str(last["type"])
+    last: Manifest = {}
+    for condition in run.get("status", {}).get("conditions", ()):
+        # The first condition that ends the run counts. Later ones tell of its cleaning up.
+        if last.get("type") in kubectl.OUTCOMES:
+            break
+        if condition["status"] == "True":
+            last = condition
+    if last:
+        return describe_condition(last)
+    phases = {pod.get("status", {}).get("phase") for pod in pods}
+    if phases.isdisjoint({"Running", "Succeeded"}):
+        return "is pending: none of its pods runs"
+    return "runs"
+
+
+def describe_condition(condition: Manifest) -> str:
+    """Describe a condition: ``Failed (BackoffLimitExceeded: Job has reached ...)``."""
+    reason = ": ".join(filter(None, [condition.get("reason"), condition.get("message")]))
+    if not reason:
+        return str(condition["type"])
+    return f"{condition['type']} ({reason})"
 
 
 def explain_run(
     cfg: DictConfig, run: Manifest | None, pods: Sequence[Manifest], warnings: Sequence[Manifest]
 ) -> list[str]:
     """Explain why there are no pods, or fewer than there should be, and what each waits for."""
-    lines = []
-    spec = (run or {}).get("spec", {})
-    if spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"):  # of a PyTorchJob
-        lines.append(f"{cfg.run_id}: waits in the queue")
-    if (run or {}).get("kind") == "PyTorchJob" and kubectl.find_outcome(run) is False:
+    lines = [*explain_owner(cfg, run or {}), *explain_rejected(cfg, warnings)]
+    messages: dict[str, list[str]] = {}
+    for event in warnings:
+        about = event["involvedObject"]
+        if about.get("kind") == "Pod" and NOT_STARTED.match(event.get("reason", "")):
+            messages.setdefault(about.get("name", ""), []).append(read_message(event))
+    for pod in pods:
+        name = pod["metadata"]["name"]
+        reason = explain_pod(pod, messages.get(name, ()))
+        if reason:
+            lines.append(f"{name}: {reason}")
+    # A controller repeats its events, with other names of pods in them.
+    return list(dict.fromkeys(lines))
+
+
+def explain_owner(cfg: DictConfig, run: Manifest) -> Iterator[str]:
+    """Explain what the owner object of the run does to its pods."""
+    spec = run.get("spec", {})
+    policy = spec.get("runPolicy", {})  # of a PyTorchJob
+    if spec.get("suspend") or policy.get("suspend"):
+        yield f"{cfg.run_id}: waits in the queue"
+    if run.get("kind") == "PyTorchJob" and kubectl.find_outcome(run) is False:
         # Whatever its cleanPodPolicy says: the operator only looks at it when the job has failed
         # already, and it removes the pods of too many restarts before.
-        lines.append(
+        yield (
             f"{cfg.run_id}: the training operator removes the pods of a failed run, with their "
             f"logs; the run has left its own in {cfg.run_root}/{cfg.run_id}/logs on the volume"
         )
+
+
+def explain_rejected(cfg: DictConfig, warnings: Sequence[Manifest]) -> Iterator[str]:
+    """Explain why controllers cannot create the Jobs or the pods of the run."""
     # The run itself, the Job in a JobSet, and the ReplicaSet of etcd.
     owner = re.compile(rf"{re.escape(cfg.run_id)}(-node-\d+|-etcd-\w+)?")
-    messages: dict[str, list[str]] = {}
     for event in warnings:
-        about, reason = event["involvedObject"], event.get("reason", "")
-        name, message = about.get("name", ""), " ".join(event.get("message", "").split())
-        if about.get("kind") == "Pod" and NOT_STARTED.match(reason):
-            messages.setdefault(name, []).append(message)
-        elif about.get("kind") != "Pod" and owner.fullmatch(name) and REJECTED.search(reason):
-            what = "Jobs" if about.get("kind") in ("JobSet", "TrainJob") else "pods"
-            lines.append(f"{cfg.run_id}: {what} are rejected; {explain(message)}")
-    for pod in pods:
-        name = pod["metadata"]["name"]
-        if reason := explain_pod(pod, messages.get(name, ())):
-            lines.append(f"{name}: {reason}")
-    return list(dict.fromkeys(lines))
+        about = event["involvedObject"]
+        kind = about.get("kind")
+        if kind == "Pod" or not owner.fullmatch(about.get("name", "")):
+            continue
+        if REJECTED.search(event.get("reason", "")):
+            what = "Jobs" if kind in OWNERS_OF_JOBS else "pods"
+            yield f"{cfg.run_id}: {what} are rejected; {explain(read_message(event))}"
+
+
+def read_message(event: Manifest) -> str:
+    """Return the message of an event as one line."""
+    return " ".join(event.get("message", "").split())

@@ -14,17 +14,19 @@ from samestep.launch import render
 from samestep.launch.explain import explain, explain_error
 from samestep.launch.render import Manifest
 
-HANGS_S = 60  # seconds after its own limit in which kubectl must end; it also asks several times
+HANGS_S = 60  # seconds after its own limit in which kubectl must end; it retries several times
 RUNS = ("Job", "JobSet", "PyTorchJob", "TrainJob", "ElasticJob")
-"""Kinds of the object that ends when the run ends."""
+"""Kinds of the owner object of a run: it ends when the run ends."""
 OUTCOMES = {"Complete": True, "Completed": True, "Succeeded": True, "Failed": False}
 """Conditions that end a run, and whether the run succeeded."""
 
 
 def build_command(cfg: DictConfig, *arguments: str) -> list[str]:
     """Build a command of kubectl, in the configured namespace if there is one."""
-    namespace = ["-n", cfg.cluster.namespace] if cfg.cluster.namespace else []
-    return ["kubectl", *namespace, *arguments]
+    command = ["kubectl", *arguments]
+    if cfg.cluster.namespace:
+        command[1:1] = ["-n", cfg.cluster.namespace]
+    return command
 
 
 def call(
@@ -32,15 +34,21 @@ def call(
 ) -> str:
     """Run kubectl, with the manifests as its input, and return what it prints.
 
-    A RunError is one sentence with the cause and the remedy.
+    Raises:
+        RunError: if kubectl fails: one sentence with the cause and the remedy.
     """
     command = build_command(cfg, *arguments, f"--request-timeout={timeout_s:g}s")
     text = render.text(manifests) if manifests else ""
     try:
         result = subprocess.run(
-            command, input=text, capture_output=True, text=True, check=False,
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            # The limit of a request does not end a kubectl that asks for a password.
             timeout=timeout_s + HANGS_S,
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         raise RunError(
             f"kubectl {arguments[0]}: no answer in {timeout_s + HANGS_S:.0f} seconds; check "
@@ -54,7 +62,8 @@ def call(
     if result.returncode:
         raise RunError(explain_error(result.stderr))
     if arguments[0] == "apply":
-        for line in dict.fromkeys(result.stderr.splitlines()):  # the server's warnings
+        # Warnings of the server about fields that it ignores; it repeats them for each object.
+        for line in dict.fromkeys(result.stderr.splitlines()):
             print(line, file=sys.stderr)
     return result.stdout
 
@@ -66,8 +75,11 @@ def apply(cfg: DictConfig, manifests: Sequence[Manifest], *options: str) -> str:
 
 def get(cfg: DictConfig, *arguments: str) -> Any:
     """Get an object or a list of objects; None if there is none."""
+    # Without --ignore-not-found a missing object could not be told from a cluster that is away.
     answer = call(cfg, "get", *arguments, "--output=json", "--ignore-not-found")
-    return json.loads(answer) if answer.strip() else None
+    if not answer.strip():
+        return None
+    return json.loads(answer)
 
 
 def select_pods(cfg: DictConfig) -> str:
@@ -77,30 +89,41 @@ def select_pods(cfg: DictConfig) -> str:
 
 def get_pods(cfg: DictConfig) -> list[Manifest]:
     """Get the pods of the run, sorted by name."""
-    found = get(cfg, "pods", select_pods(cfg))
-    return sorted((found or {}).get("items", []), key=lambda pod: pod["metadata"]["name"])
+    found = get(cfg, "pods", select_pods(cfg)) or {}
+    pods: list[Manifest] = found.get("items", [])
+    return sorted(pods, key=lambda pod: pod["metadata"]["name"])
 
 
 def is_training_pod(cfg: DictConfig, pod: Manifest) -> bool:
-    """Whether the pod is a node of the run, and not one that the nodes need, such as etcd."""
-    return cfg.cluster.container in [container["name"] for container in pod["spec"]["containers"]]
+    """Whether the pod is a node of the run, and not a pod that the nodes need, such as etcd."""
+    names = [container["name"] for container in pod["spec"]["containers"]]
+    return cfg.cluster.container in names
 
 
 def find_owner(manifests: Sequence[Manifest]) -> Manifest:
-    """Find the manifest of the object that ends when the run ends."""
-    return next(manifest for manifest in manifests if manifest["kind"] in RUNS)
+    """Find the manifest of the owner object, which ends when the run ends."""
+    for manifest in manifests:
+        if manifest["kind"] in RUNS:
+            return manifest
+    raise AssertionError("a file of k8s/ for runs has an object of RUNS")
 
 
 def build_resource_name(manifest: Manifest) -> str:
-    """Build the name by which kubectl knows the manifest's object: ``job.v1.batch/mine``."""
+    """Build the resource name of a manifest's object for kubectl: ``job.v1.batch/mine``."""
     group, _, version = manifest["apiVersion"].rpartition("/")
-    kind = ".".join([manifest["kind"].lower(), *([version, group] if group else [])])
+    kind = manifest["kind"].lower()
+    # Another operator may have a kind of this name, so the name says the group too. The core
+    # group has no name, and kubectl takes no version without a group.
+    if group:
+        kind = f"{kind}.{version}.{group}"
     return f"{kind}/{manifest['metadata']['name']}"
 
 
 def find_outcome(run: Manifest | None) -> bool | None:
     """Whether the run succeeded; None if it has not ended, or does not exist."""
-    for condition in (run or {}).get("status", {}).get("conditions", ()):
+    if run is None:
+        return None
+    for condition in run.get("status", {}).get("conditions", ()):
         if condition["type"] in OUTCOMES and condition["status"] == "True":
             return OUTCOMES[condition["type"]]
     return None
@@ -113,22 +136,29 @@ def get_warnings(cfg: DictConfig, run: Manifest) -> list[Manifest]:
     except RunError:
         return []
     created = run["metadata"]["creationTimestamp"]
+    # Events stay for an hour, so some may be about an earlier run of this name.
     warnings = [event for event in found.get("items", ()) if get_event_time(event) >= created]
     return sorted(warnings, key=get_event_time)
 
 
 def get_event_time(event: Manifest) -> str:
     """Get the time of an event in whole seconds, as timestamps of objects are written."""
+    # Which of these fields has the time depends on the library that the controller uses.
     series = event.get("series") or {}
     times = (event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime"))
-    found = next(filter(None, times), "")
-    return f"{found[:19]}Z" if found else ""
+    for time in times:
+        if time:
+            # Some have microseconds. Without them texts can be compared.
+            return f"{time[:19]}Z"
+    return ""
 
 
 def build_missing_error(cfg: DictConfig) -> RunError:
     """Build the error for a run that is not in the cluster."""
     reject_missing_namespace(cfg)
-    where = f" in namespace {cfg.cluster.namespace}" if cfg.cluster.namespace else ""
+    where = ""
+    if cfg.cluster.namespace:
+        where = f" in namespace {cfg.cluster.namespace}"
     return RunError(
         f"{cfg.run_id}: there is no such run{where}; it was not submitted, was cancelled, or ended "
         "longer ago than its cluster.ttl_s"
@@ -137,8 +167,12 @@ def build_missing_error(cfg: DictConfig) -> RunError:
 
 def reject_missing_namespace(cfg: DictConfig) -> None:
     """Raise a RunError if the namespace does not exist: nothing is found in it then."""
-    name, is_missing = cfg.cluster.namespace, False
-    with suppress(RunError):  # not everybody may read namespaces
-        is_missing = bool(name) and get(cfg, "namespaces", name) is None
+    name = cfg.cluster.namespace
+    if not name:
+        return
+    is_missing = False
+    # Not every user may read namespaces. Then the error is the more general one.
+    with suppress(RunError):
+        is_missing = get(cfg, "namespaces", name) is None
     if is_missing:
         raise RunError(explain(f'namespaces "{name}" not found'))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from http import HTTPStatus
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
@@ -14,8 +15,13 @@ from samestep.launch import kubectl
 from samestep.launch.explain import explain_error
 from samestep.launch.render import Manifest
 
+if TYPE_CHECKING:
+    from kubernetes.client import ApiException
+
 SUBMITTED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 """Where kubectl notes what was submitted; the next submit compares itself with it."""
+MESSAGE = re.compile(r'"message": ?("(?:[^"\\]|\\.)*")')
+"""The message in an answer of the API server, as a text of JSON."""
 
 
 def is_installed() -> bool:
@@ -38,26 +44,37 @@ def create(cfg: DictConfig, manifests: Sequence[Manifest]) -> str:
     metadata, trainer = job["metadata"], job["spec"]["trainer"]
     lines = kubectl.apply(cfg, needed)
     result = "created by Kubeflow's SDK"
-    logging.getLogger("kubeflow").setLevel(logging.ERROR)  # warns if it may not read its version
+    # The SDK warns where a user may not read the version of Trainer, which is no problem.
+    logging.getLogger("kubeflow").setLevel(logging.ERROR)
+    options = [
+        Name(metadata["name"]),
+        Labels(metadata["labels"]),
+        # What `kubectl apply` would note, so that the next submit can tell whether it is the same.
+        Annotations({SUBMITTED_ANNOTATION: json.dumps(job)}),
+        TrainerArgs(trainer["args"]),
+    ]
     try:
         TrainerClient(KubernetesBackendConfig(namespace=cfg.cluster.namespace)).train(
             runtime=job["spec"]["runtimeRef"]["name"],
             # The SDK has no numProcPerNode; --nproc-per-node is among the arguments.
             trainer=CustomTrainerContainer(image=trainer["image"], num_nodes=trainer["numNodes"]),
-            options=[
-                Name(metadata["name"]),
-                Labels(metadata["labels"]),
-                Annotations({SUBMITTED_ANNOTATION: json.dumps(job)}),
-                TrainerArgs(trainer["args"]),
-            ],
+            options=options,
         )
     except (RuntimeError, TimeoutError, ConfigException) as error:
+        # The SDK puts errors of its own around those of the API server.
         cause = error.__cause__
         if not isinstance(cause, ApiException):
             raise RunError(explain_error(str(cause or error))) from None
         if cause.status != HTTPStatus.CONFLICT:
-            answer = re.search(r'"message": ?("(?:[^"\\]|\\.)*")', cause.body or "")
-            text = json.loads(answer[1]) if answer else str(cause.reason)
-            raise RunError(explain_error(text)) from None
+            raise RunError(explain_error(read_message(cause))) from None
         result = "unchanged"
     return f"{lines}trainjob.trainer.kubeflow.org/{metadata['name']} {result}\n"
+
+
+def read_message(error: "ApiException") -> str:
+    """Return what the API server says about a request that it rejected."""
+    # The body may be cut, so that it is no valid JSON.
+    answer = MESSAGE.search(error.body or "")
+    if answer is None:
+        return str(error.reason)
+    return str(json.loads(answer[1]))

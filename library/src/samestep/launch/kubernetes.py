@@ -12,12 +12,24 @@ from samestep.hydra.nodes import walk
 from samestep.launch import kubectl, kubeflow, volume
 from samestep.launch.explain import MAKE_CLAIM
 from samestep.launch.follow import logs, status
-from samestep.launch.kubectl import RUNS, build_resource_name, find_outcome, find_owner, get_pods
+from samestep.launch.kubectl import (
+    RUNS,
+    build_resource_name,
+    find_outcome,
+    find_owner,
+    get_pods,
+    is_training_pod,
+)
 from samestep.launch.poll import EXTRA_S, poll
 from samestep.launch.render import Manifest
 
 KEPT_KINDS = (volume.CLAIM,)  # these objects outlive a run that is cancelled
 ANSWER_S = 5  # seconds in which a cluster must answer; otherwise the check continues without it
+NOT_JUDGED = re.compile("must be created before|runtime '.*' not found")
+"""Errors of a dry run that says nothing: either Trainer or Kueue misses the runtime of a TrainJob.
+
+A dry run creates nothing, so the TrainJob refers to a runtime that does not exist yet.
+"""
 
 
 def check(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
@@ -32,9 +44,7 @@ def check(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     try:
         kubectl.apply(cfg, manifests, "--dry-run=server")
     except RunError as error:
-        # A dry run creates nothing, so the TrainJob refers to a runtime that is missing. Either
-        # Trainer or Kueue says so first.
-        if not re.search("must be created before|runtime '.*' not found", str(error)):
+        if not NOT_JUDGED.search(str(error)):
             raise
         kind = manifests[-1]["kind"]
         print(f"{cfg.run_id}: the cluster can judge the {kind} only when it is submitted")
@@ -47,39 +57,51 @@ def check(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
 def check_pod(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
     """Ask the cluster for a pod as a controller would make it.
 
-    The API server itself judges only the pods of Jobs before they are made, and Pod Security and
-    quotas not even these.
+    The API server itself judges only the pods of Jobs before they are made. Pod Security and quotas
+    do not even judge these.
     """
     # A Deployment is that of etcd.
     own = [manifest for manifest in manifests if manifest["kind"] != "Deployment"]
     template = find_pod_template(own)
-    meta = {"name": f"{cfg.run_id}-check", **template.get("metadata", {})}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"]}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{cfg.run_id}-check", **template.get("metadata", {})},
+        "spec": template["spec"],
+    }
     # Not `apply`, which also wants the right to read pods.
     options = ("--dry-run=server", "--validate=strict", "--filename=-")
     try:
         kubectl.call(cfg, "create", *options, manifests=[pod])
     except RunError as error:
-        if "may not create pods" not in str(error):  # only controllers may
+        # In many clusters users may create Jobs, and only controllers create pods.
+        if "may not create pods" not in str(error):
             raise
 
 
-def find_pod_template(node: Any) -> Any:
-    """Find the first pod template within ``node``; None if there is none."""
-    parts = (part for _, part in walk(node) if isinstance(part, dict))
-    return next((part for part in parts if "containers" in (part.get("spec") or {})), None)
+def find_pod_template(tree: Any) -> Any:
+    """Find the first pod template within ``tree``."""
+    # Each kind of object has it at another place, and a JobSet in a list.
+    for _, node in walk(tree):
+        if not isinstance(node, dict):
+            continue
+        spec = node.get("spec") or {}
+        if "containers" in spec:
+            return node
+    raise AssertionError("a run has pods")
 
 
 def reject_missing_claim(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
-    """Raise a RunError if the pods would wait for a volume claim that nobody has created."""
+    """Raise a RunError if the pods would wait for a volume claim that does not exist."""
     name = cfg.cluster.volume
-    if name is None or any(manifest["kind"] == volume.CLAIM for manifest in manifests):
+    kinds = [manifest["kind"] for manifest in manifests]
+    if name is None or volume.CLAIM in kinds:
         return
     try:
-        is_there = kubectl.get(cfg, "persistentvolumeclaims", name) is not None
+        claim = kubectl.get(cfg, "persistentvolumeclaims", name)
     except RunError:
-        return  # not everybody may read claims
-    if not is_there:
+        return  # not every user may read claims
+    if claim is None:
         raise RunError(
             f"cluster.volume={name}: there is no such claim in the namespace; {MAKE_CLAIM}"
         )
@@ -87,35 +109,50 @@ def reject_missing_claim(cfg: DictConfig, manifests: Sequence[Manifest]) -> None
 
 def submit(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Start the run, or start it again after it ended; change nothing while it runs."""
-    manifest = find_owner(manifests)
-    run = kubectl.get(cfg, build_resource_name(manifest))
+    owner = find_owner(manifests)
+    run = kubectl.get(cfg, build_resource_name(owner))
     if run is not None:
-        if run["metadata"].get("deletionTimestamp"):
-            raise RunError(f"{cfg.run_id}: is still being cancelled; wait for that")
-        # kubectl has noted what was submitted.
-        note = run["metadata"].get("annotations", {}).get(kubeflow.SUBMITTED_ANNOTATION, "{}")
-        is_same = json.loads(note).get("spec") == json.loads(json.dumps(manifest["spec"]))
         outcome = find_outcome(run)
-        if outcome is None and not is_same:
-            raise RunError(
-                f"{cfg.run_id}: is running with other overrides; cancel it first "
-                f"(samestep cancel {cfg.run_id}), then this submit continues it, or choose another "
-                "RUN_ID"
-            )
+        is_same = was_submitted(run, owner)
+        reject_running(cfg, run, is_same=is_same)
         if outcome and is_same:
             print(f"{cfg.run_id}: is finished, nothing to do; another RUN_ID starts a new run")
             return 0
         if outcome is not None:
-            print(f"{cfg.run_id}: {'finished' if outcome else 'failed'} before, and starts again")
+            state = "finished" if outcome else "failed"
+            print(f"{cfg.run_id}: {state} before, and starts again")
+            # The fields of an ended Job cannot be changed, so it is created again.
             remove_all(cfg, manifests)
-
+    # A run that is not ended is applied too: objects beside it may be missing.
     manifests = volume.leave_existing_claim(cfg, manifests)
-    if manifest["kind"] == "TrainJob" and kubeflow.is_installed():
+    if owner["kind"] == "TrainJob" and kubeflow.is_installed():
         print(kubeflow.create(cfg, manifests), end="")
     else:
         print(kubectl.apply(cfg, manifests), end="")
     make_owner(cfg, manifests)
     return 0
+
+
+def was_submitted(run: Manifest, owner: Manifest) -> bool:
+    """Whether the run in the cluster was submitted with the same values as ``owner``."""
+    # Its own spec cannot be compared: the cluster adds defaults to it. kubectl notes what it sent.
+    annotations = run["metadata"].get("annotations", {})
+    noted = json.loads(annotations.get(kubeflow.SUBMITTED_ANNOTATION, "{}"))
+    # Through JSON, because the note has texts for keys that are numbers here.
+    sent = json.loads(json.dumps(owner["spec"]))
+    return bool(noted.get("spec") == sent)
+
+
+def reject_running(cfg: DictConfig, run: Manifest, *, is_same: bool) -> None:
+    """Raise a RunError if the run cannot be submitted, because of what it does now."""
+    if run["metadata"].get("deletionTimestamp"):
+        raise RunError(f"{cfg.run_id}: is still being cancelled; wait for that")
+    if find_outcome(run) is None and not is_same:
+        raise RunError(
+            f"{cfg.run_id}: is running with other overrides; cancel it first "
+            f"(samestep cancel {cfg.run_id}), then this submit continues it, or choose another "
+            "RUN_ID"
+        )
 
 
 def make_owner(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
@@ -125,28 +162,36 @@ def make_owner(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
     reference, which is not in the manifests. It does not block the deletion of the run: the Service
     stays while the pods save.
     """
-    manifest = find_owner(manifests)
-    owned = [item for item in manifests if item["kind"] not in (*RUNS, *KEPT_KINDS)]
-    run = kubectl.get(cfg, build_resource_name(manifest))
+    run = kubectl.get(cfg, build_resource_name(find_owner(manifests)))
+    owned = find_owned(manifests)
     if not owned or run is None:
         return
-    owner = {key: run[key] for key in ("apiVersion", "kind")}
-    owner |= {key: run["metadata"][key] for key in ("name", "uid")}
+    owner = {
+        "apiVersion": run["apiVersion"],
+        "kind": run["kind"],
+        "name": run["metadata"]["name"],
+        "uid": run["metadata"]["uid"],
+    }
     patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
+    options = ("--filename=-", "--type=merge", f"--patch={patch}")
     try:
-        kubectl.call(
-            cfg, "patch", "--filename=-", "--type=merge", f"--patch={patch}", manifests=owned
-        )
+        kubectl.call(cfg, "patch", *options, manifests=owned)
     except RunError as error:
         # The run has started all the same.
-        kinds = ", ".join(item["kind"] for item in owned)
+        kinds = ", ".join(manifest["kind"] for manifest in owned)
         print(f"{cfg.run_id}: {kinds} will stay when the run is removed; {error}")
+
+
+def find_owned(manifests: Sequence[Manifest]) -> list[Manifest]:
+    """Find the manifests of the objects that are removed with the run."""
+    return [item for item in manifests if item["kind"] not in (*RUNS, *KEPT_KINDS)]
 
 
 def fill_volume(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Run the Job that puts data into the volume; return 0 when the data are ready, or 1."""
-    if find_outcome(kubectl.get(cfg, build_resource_name(find_owner(manifests)))) is not None:
-        # Somebody may have removed the files in the meantime, so the Job looks again.
+    job = kubectl.get(cfg, build_resource_name(find_owner(manifests)))
+    if find_outcome(job) is not None:
+        # The files may have been removed in the meantime, so the Job looks again.
         remove_all(cfg, manifests)
     submit(cfg, manifests)
     return logs(cfg, manifests)
@@ -161,6 +206,7 @@ def cancel(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     elif existed:
         state = "had ended; its objects are removed"
     else:
+        # Nothing is found in a namespace that does not exist, and then the name is the error.
         kubectl.reject_missing_namespace(cfg)
         state = "nothing to cancel"
     print(f"{cfg.run_id}: {state}")
@@ -169,43 +215,54 @@ def cancel(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
 
 def remove_all(cfg: DictConfig, manifests: Sequence[Manifest]) -> bool:
     """Remove all objects of the run, and wait for its pods; return whether there were any."""
-    manifest = find_owner(manifests)
-    address = build_resource_name(manifest)
-    run = kubectl.get(cfg, address)
+    name = build_resource_name(find_owner(manifests))
+    run = kubectl.get(cfg, name)
     if run is not None:
-        if any(pod["status"].get("phase") == "Running" for pod in get_pods(cfg)):
-            print(f"{cfg.run_id}: its pods have {cfg.cluster.grace_s} seconds to save", flush=True)
-        # In the foreground the cluster removes what a TrainJob owns before the TrainJob itself.
-        # Without its TrainingRuntime Trainer's webhook then denies every change of it, also its
-        # removal.
-        cascade = "background" if manifest["kind"] == "TrainJob" else "foreground"
-        kubectl.call(
-            cfg, "delete", address, f"--cascade={cascade}", "--ignore-not-found", "--wait=false"
-        )
-        wait_until_none(
-            cfg,
-            lambda: (
-                sum(kubectl.is_training_pod(cfg, pod) for pod in get_pods(cfg))
-                or int(kubectl.get(cfg, address) is not None)
-            ),
-        )
+        remove_owner(cfg, run, name)
     # The pods need their Service and their volume while they save, so these come afterwards.
-    rest = [item for item in manifests if item["kind"] not in (*RUNS, *KEPT_KINDS)]
-    # A run that is submitted again must not find an old object, which is about to go.
-    options = ("--filename=-", "--ignore-not-found", f"--timeout={EXTRA_S}s")
-    answer = kubectl.call(cfg, "delete", *options, manifests=rest) if rest else ""
+    owned = find_owned(manifests)
+    answer = ""
+    if owned:
+        # A run that is submitted again must not find an old object, which is about to go.
+        options = ("--filename=-", "--ignore-not-found", f"--timeout={EXTRA_S}s")
+        answer = kubectl.call(cfg, "delete", *options, manifests=owned)
     wait_until_none(cfg, lambda: len(get_pods(cfg)))
     return run is not None or bool(answer.strip())
 
 
+def remove_owner(cfg: DictConfig, run: Manifest, name: str) -> None:
+    """Remove the owner object of the run, and wait until its pods have saved and ended."""
+    phases = [pod["status"].get("phase") for pod in get_pods(cfg)]
+    if "Running" in phases:
+        print(f"{cfg.run_id}: its pods have {cfg.cluster.grace_s} seconds to save", flush=True)
+    cascade = "foreground"
+    if run["kind"] == "TrainJob":
+        # In the foreground the cluster removes what a TrainJob owns before the TrainJob itself.
+        # Without its TrainingRuntime Trainer's webhook then denies every change of it, also its
+        # removal.
+        cascade = "background"
+    options = (f"--cascade={cascade}", "--ignore-not-found", "--wait=false")
+    kubectl.call(cfg, "delete", name, *options)
+
+    def count_remaining() -> int:
+        num_pods = sum(is_training_pod(cfg, pod) for pod in get_pods(cfg))
+        if num_pods:
+            return num_pods
+        return int(kubectl.get(cfg, name) is not None)
+
+    wait_until_none(cfg, count_remaining)
+
+
 def wait_until_none(cfg: DictConfig, count_remaining: Callable[[], int]) -> None:
     """Wait until nothing remains, and print the number of pods whenever it changes."""
-    limit_s, before = cfg.cluster.grace_s + EXTRA_S, 0
+    limit_s = cfg.cluster.grace_s + EXTRA_S
+    before = 0
     for number in poll(count_remaining, limit_s):
         if not number:
             return
         if number != before:
-            print(f"{cfg.run_id}: waits for {number} pod{'s' * (number > 1)} to end", flush=True)
+            plural = "s" * (number > 1)
+            print(f"{cfg.run_id}: waits for {number} pod{plural} to end", flush=True)
         before = number
     raise RunError(
         f"{cfg.run_id}: {before} left after {limit_s} seconds; check "
@@ -214,6 +271,10 @@ def wait_until_none(cfg: DictConfig, count_remaining: Callable[[], int]) -> None
 
 
 ACTIONS = {
-    "check": check, "submit": submit, "data": fill_volume, "logs": logs, "status": status,
+    "check": check,
+    "submit": submit,
+    "data": fill_volume,
+    "logs": logs,
+    "status": status,
     "cancel": cancel,
-}  # fmt: skip
+}

@@ -45,32 +45,48 @@ def main(argv: Sequence[str]) -> int:
     """Compose, render, check and submit the run that ``argv`` describes; return the exit code."""
     parser = Parser("samestep launch", None)
     parser.add_argument("overrides", nargs="*", default=[])
+    parser.set_defaults(action="submit")
     one_of = parser.add_mutually_exclusive_group()
     for flag in FLAGS:
         one_of.add_argument(f"--{flag}", dest="action", action="store_const", const=flag)
     given = parser.parse(argv)
-    overrides, action = given.overrides, given.action or "submit"
+    overrides, action = given.overrides, given.action
     cfg, manifests = prepare(overrides, is_data=action == "data")
     if action == "render":
-        # What is printed is kept in files and in the history of terminals.
-        reject(check.find_secrets(cfg))
-        if manifests:
-            print(render.text(manifests), end="")
-        else:
-            print(shlex.join(render.command(cfg, overrides, "submit")))
+        print_rendered(cfg, overrides, manifests)
         return 0
     check_run(cfg, manifests, action)
     exit_code = call_cluster(action, cfg, overrides, manifests)
     if action == "submit" and exit_code == 0:
-        words = [] if submissions.save(cfg.run_id, overrides) else overrides
-        print("\nNext:")
-        for command in COMMANDS:
-            print("  " + shlex.join(["samestep", command, cfg.run_id, *words]), flush=True)
+        print_next(cfg, overrides)
     return exit_code
 
 
+def print_rendered(
+    cfg: DictConfig, overrides: Sequence[str], manifests: Sequence[Manifest]
+) -> None:
+    """Print the manifests of a run, or the command that a cluster without manifests gets."""
+    # What is printed is kept in files and in the history of terminals.
+    reject(check.find_secrets(cfg))
+    if manifests:
+        print(render.text(manifests), end="")
+    else:
+        print(shlex.join(render.command(cfg, overrides, "submit")))
+
+
+def print_next(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Save the overrides of a run that was submitted, and print the commands that follow it."""
+    words = [cfg.run_id]
+    if not submissions.save(cfg.run_id, overrides):
+        # Without the file the name alone does not say in which cluster the run is.
+        words += overrides
+    print("\nNext:")
+    for command in COMMANDS:
+        print("  " + shlex.join(["samestep", command, *words]), flush=True)
+
+
 def call_command(command: str, argv: Sequence[str]) -> int:
-    """Do what one of ``COMMANDS`` says with the run that ``argv`` names."""
+    """Call one of ``COMMANDS`` for the run that ``argv`` names."""
     parser = Parser(f"samestep {command}", None)
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("overrides", nargs="*", default=[])
@@ -88,8 +104,10 @@ def prepare(
 ) -> tuple[DictConfig, list[Manifest]]:
     """Compose a run, and render its manifests; of a sweep of Slurm compose each trial too.
 
-    An empty ``name`` is the one that the run was given, or a new one. With ``is_data`` it is the
-    Job that downloads the data of the run.
+    Args:
+        overrides: as they were typed.
+        name: of the run; if it is empty, the name that the run was given, or a new one.
+        is_data: prepare the Job that downloads the data of the run instead.
     """
     cfg = compose_for_pods(overrides)
     if is_data:
@@ -97,20 +115,26 @@ def prepare(
         return cfg, volume.render_job(cfg, overrides)
     cfg.run_id = name or name_run(cfg)
     if "manifest" not in cfg.cluster:
-        others = set(choices_of(*config_folders())["cluster"]) - {cfg.cluster.name}
+        clusters = set(choices_of(*config_folders())["cluster"]) - {cfg.cluster.name}
         raise ConfigError(
             f"cluster={cfg.cluster.name}: needs no launching, python train.py runs it; "
-            f"clusters are {', '.join(sorted(others))}"
+            f"clusters are {', '.join(sorted(clusters))}"
         )
+    # An invalid trial is found now, not when Slurm starts it hours later.
     for trial in cfg.cluster.get("trials", ()):
         compose_for_pods([*overrides, trial])
-    return cfg, render.render(cfg, overrides) if cfg.cluster.manifest else []
+    manifests = []
+    if cfg.cluster.manifest:
+        manifests = render.render(cfg, overrides)
+    return cfg, manifests
 
 
 def compose_for_pods(overrides: Sequence[str]) -> DictConfig:
     """Compose what the pods will compose: they do not have configs/local of this machine."""
-    has_local = (configs_folder() / "local").is_dir()
-    cfg = compose([*overrides, "local=null"] if has_local else overrides)
+    overrides = list(overrides)
+    if (configs_folder() / "local").is_dir():
+        overrides.append("local=null")
+    cfg = compose(overrides)
     reject(render.find_unprintable(cfg))
     return cfg
 
@@ -118,9 +142,11 @@ def compose_for_pods(overrides: Sequence[str]) -> DictConfig:
 def check_run(cfg: DictConfig, manifests: Sequence[Manifest], action: str) -> None:
     """Reject a run with errors; print what its user should know before it starts."""
     reject(check.faults(cfg, manifests))
+    # The Job of --data is what the notes ask for.
     if action != "data":
         for note in check.notes(cfg):
             print(f"{cfg.run_id}: {note}")
+    # --check is also for trying out a cluster, before there is an image.
     if action != "check":
         reject(check.check_examples(cfg))
 
@@ -129,9 +155,17 @@ def call_cluster(
     action: str, cfg: DictConfig, overrides: Sequence[str], manifests: Sequence[Manifest]
 ) -> int:
     """Do ``action`` by the cluster's command, Slurm's or kubectl; return the exit code."""
-    if "commands" not in cfg.cluster:
-        actions = slurm.ACTIONS if cfg.cluster.name == "slurm" else kubernetes.ACTIONS
-        return actions[action](cfg, manifests)
+    if "commands" in cfg.cluster:
+        return call_own_command(action, cfg, overrides, manifests)
+    if cfg.cluster.name == "slurm":
+        return slurm.ACTIONS[action](cfg, manifests)
+    return kubernetes.ACTIONS[action](cfg, manifests)
+
+
+def call_own_command(
+    action: str, cfg: DictConfig, overrides: Sequence[str], manifests: Sequence[Manifest]
+) -> int:
+    """Do ``action`` by a command of ``k8s/commands``, such as docker's; return the exit code."""
     if action == "check":
         print(f"{cfg.run_id}: no errors found; cluster={cfg.cluster.name} was not checked")
         return 0

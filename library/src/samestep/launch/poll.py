@@ -1,4 +1,4 @@
-"""The one loop that asks a cluster again and again: for logs, and until a run has gone."""
+"""The loop that polls a cluster: for logs, and until a run has gone."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +21,8 @@ def poll(ask: Callable[[], Answer], limit_s: float = float("inf")) -> Iterator[A
         RunError: if the first call of ``ask`` raises one, or more than ``RETRIES`` in a row do.
     """
     deadline = time.monotonic() + limit_s
+    # As if all retries had failed: an error of the first call is one of the command, not of a
+    # cluster that is away for a moment.
     failures = RETRIES
     while True:
         try:

@@ -52,7 +52,7 @@ class Dumper(yaml.SafeDumper):
 Dumper.add_implicit_resolver("tag:yaml.org,2002:bool", READ_OTHERWISE, list("yYnN+-.0123456789"))
 
 Manifest = dict[str, Any]
-"""A manifest of YAML, such as the manifest of a Job; also an object that kubectl prints."""
+"""A document of YAML, such as the manifest of a Job; also an object that kubectl prints."""
 
 
 def render(cfg: DictConfig, overrides: Sequence[str]) -> list[Manifest]:
@@ -61,17 +61,23 @@ def render(cfg: DictConfig, overrides: Sequence[str]) -> list[Manifest]:
     The overrides reach train.py as they were typed.
     """
     names = cfg.cluster.manifest
-    names = [names] if isinstance(names, str) else list(names)
+    if isinstance(names, str):
+        names = [names]
     if cfg.cluster.get("volume_size") is not None:
         names = ["claim", *names]
-    files = [project_folder() / f"k8s/{name}.yaml" for name in names]
-    manifests = [manifest for file in files for manifest in yaml.safe_load_all(file.read_text())]
+    # Kubernetes and Swarm replace $(NAME) and $NAME in the arguments of a container.
     escaped = [override.replace("$", "$$") for override in overrides]
-    return [prune(manifest) for manifest in fill(manifests, find_values(cfg, escaped))]
+    values = find_values(cfg, escaped)
+    manifests = []
+    for name in names:
+        file = project_folder() / f"k8s/{name}.yaml"
+        for template in yaml.safe_load_all(file.read_text()):
+            manifests += fill_copies(template, values)
+    return [prune(manifest) for manifest in manifests]
 
 
 def command(cfg: DictConfig, overrides: Sequence[str], action: str) -> list[str]:
-    """The words of ``k8s/commands/<cluster.commands>.yaml`` for ``action``; none if it has none."""
+    """Fill a command of ``k8s/commands/<cluster.commands>.yaml``; empty if it has none."""
     file = project_folder() / f"k8s/commands/{cfg.cluster.commands}.yaml"
     commands = yaml.safe_load(file.read_text())
     words = prune(fill(commands.get(action, []), find_values(cfg, overrides)))
@@ -85,6 +91,7 @@ def uses_gpus(cfg: DictConfig) -> bool:
 
 def find_values(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Everything that an interpolation of a template may find."""
+    # A copy: the keys below are for templates only.
     values = OmegaConf.create(OmegaConf.to_container(cfg))
     assert isinstance(values, DictConfig)
     if not uses_gpus(cfg):
@@ -94,7 +101,8 @@ def find_values(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     values.overrides_json = escape(json.dumps(list(overrides)))
     values.num_workers = cfg.trainer.num_nodes - 1
     pod = project_folder() / "k8s/pod.yaml"
-    if pod.exists():  # not in a copy of the template without Kubernetes
+    # A copy of the template without Kubernetes does not have the file.
+    if pod.exists():
         values.pod = OmegaConf.load(pod)
     return values
 
@@ -105,80 +113,44 @@ def fill(node: Any, values: DictConfig) -> Any:
     The keys ``each`` and ``node`` of ``values`` are overwritten.
     """
     if isinstance(node, list):
-        return [copy for item in node for copy in _fill_copies(item, values)]
-    if not isinstance(node, dict):
-        values.node = node
-        found = values.node
-        return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+        items: list[Any] = []
+        for item in node:
+            items += fill_copies(item, values)
+        return items
+    if isinstance(node, dict):
+        return fill_mapping(node, values)
+    # OmegaConf resolves an interpolation only where it stands in a configuration.
+    values.node = node
+    found = values.node
+    if OmegaConf.is_config(found):
+        return OmegaConf.to_container(found, resolve=True)
+    return found
+
+
+def fill_mapping(node: Manifest, values: DictConfig) -> Manifest:
+    """Fill each value of a mapping; the copies of a repeated value have keys with numbers."""
     filled: Manifest = {}
     for key, item in node.items():
-        copies = _fill_copies(item, values)
-        if _is_repeated(item):
-            filled |= {f"{key}-{index}": copy for index, copy in enumerate(copies)}
-        else:
+        copies = fill_copies(item, values)
+        if not is_repeated(item):
             (filled[key],) = copies
+            continue
+        for index, copy in enumerate(copies):
+            filled[f"{key}-{index}"] = copy
     return filled
 
 
-def prune(node: Any) -> Any:
-    """Join lists within lists, and leave out what has no value; None if nothing is left.
-
-    An empty node stays.
-    """
-    if not isinstance(node, (dict, list)) or not node:
-        return node
-    if isinstance(node, dict):
-        pruned = {key: prune(value) for key, value in node.items()}
-        return {key: value for key, value in pruned.items() if value is not None} or None
-    items: list[Any] = []
-    for value in map(prune, node):
-        items += value if isinstance(value, list) else [value]
-    return [item for item in items if item is not None] or None
-
-
-def text(manifests: Sequence[Manifest]) -> str:
-    """Write the manifests as one YAML file, a batch script, or lines for a shell."""
-    if manifests and "sbatch" in manifests[0]:
-        return batch_script(manifests[0])
-    if not all("command" in manifest for manifest in manifests):
-        return yaml.dump_all(manifests, Dumper=Dumper, sort_keys=False, width=1000)
-    lines = []
-    for manifest in manifests:
-        words = [str(word).replace("$$", "$") for word in manifest["command"]]
-        lines += [f"# {manifest['comment']}\n", f"{shlex.join(words)}\n"]
-    return "".join(lines)
-
-
-def batch_script(manifest: Manifest) -> str:
-    """Write a script for Slurm: its options, the variables of ``k8s/slurm.sh``, and that file."""
-    trials = manifest.get("trials") or []
-    options = dict(manifest["sbatch"])
-    options["export"] = ",".join(options["export"])
-    if trials:
-        options["array"] = f"0-{len(trials) - 1}"
-        options["output"] = options["output"].replace("%x", "%x-%a")
-    words = [f"--{key}" if value is True else f"--{key}={value}" for key, value in options.items()]
-    command = [str(word).replace("$$", "$") for word in manifest["command"]]
-    lines = [
-        "#!/bin/bash",
-        *(f"#SBATCH {shlex.quote(str(word))}" for word in [*words, *manifest.get("options", ())]),
-        f"restarts={manifest['restarts']}",
-        f"trials=({shlex.join(trials)})",
-        f"command=({shlex.join(command)})",
-    ]
-    return "\n".join(lines) + "\n" + (project_folder() / "k8s/slurm.sh").read_text()
-
-
-def _is_repeated(node: Any) -> bool:
+def is_repeated(node: Any) -> bool:
+    """Whether ``node`` is a mapping with a ``for_each``."""
     return isinstance(node, dict) and "for_each" in node
 
 
-def _fill_copies(node: Any, values: DictConfig) -> list[Any]:
+def fill_copies(node: Any, values: DictConfig) -> list[Any]:
     """Fill ``node`` once, or once for each item of its ``for_each``."""
-    if not _is_repeated(node):
+    if not is_repeated(node):
         return [fill(node, values)]
-    body = {key: value for key, value in node.items() if key != "for_each"}
-    ((name, items),) = node["for_each"].items()
+    body = dict(node)
+    ((name, items),) = body.pop("for_each").items()
     items = fill(items, values)
 
     # The body may use the item of a for_each around it, so that stays and comes back afterwards.
@@ -193,18 +165,101 @@ def _fill_copies(node: Any, values: DictConfig) -> list[Any]:
     return copies or [None]
 
 
-def find_unprintable(cfg: DictConfig) -> Iterator[str]:
-    """A line for each text of a cluster, and each path of a run, that is more than one line.
+def prune(node: Any) -> Any:
+    """Join lists within lists, and leave out what has no value; None if nothing is left.
 
-    They become lines of batch scripts. After a newline a shell would execute the rest, and a
-    comment with Slurm's options ends there.
+    An empty node stays: someone wrote ``{}`` or ``[]`` in the template on purpose.
     """
+    if not node:
+        return node
+    if isinstance(node, dict):
+        return prune_mapping(node)
+    if isinstance(node, list):
+        return prune_list(node)
+    return node
+
+
+def prune_mapping(node: Manifest) -> Manifest | None:
+    """Leave out the keys without a value; None if no key is left."""
+    kept: Manifest = {}
+    for key, value in node.items():
+        pruned = prune(value)
+        if pruned is not None:
+            kept[key] = pruned
+    return kept or None
+
+
+def prune_list(node: list[Any]) -> list[Any] | None:
+    """Join lists within a list, and leave out items without a value; None if no item is left."""
+    kept: list[Any] = []
+    for item in node:
+        pruned = prune(item)
+        if isinstance(pruned, list):
+            kept += pruned
+        elif pruned is not None:
+            kept.append(pruned)
+    return kept or None
+
+
+def text(manifests: Sequence[Manifest]) -> str:
+    """Write the manifests as one YAML file, a batch script, or lines for a shell."""
+    if manifests and "sbatch" in manifests[0]:
+        return batch_script(manifests[0])
+    if not all("command" in manifest for manifest in manifests):
+        return yaml.dump_all(manifests, Dumper=Dumper, sort_keys=False, width=1000)
+    lines = []
+    for manifest in manifests:
+        lines += [f"# {manifest['comment']}\n", f"{join_command(manifest)}\n"]
+    return "".join(lines)
+
+
+def join_command(manifest: Manifest) -> str:
+    """The command of a manifest for a shell."""
+    # render has escaped the overrides for Kubernetes. A shell needs them as they were typed.
+    words = [str(word).replace("$$", "$") for word in manifest["command"]]
+    return shlex.join(words)
+
+
+def batch_script(manifest: Manifest) -> str:
+    """Write a script for Slurm: its options, the variables of ``k8s/slurm.sh``, and that file."""
+    trials = manifest.get("trials") or []
+    options = dict(manifest["sbatch"])
+    options["export"] = ",".join(options["export"])
+    if trials:
+        options["array"] = f"0-{len(trials) - 1}"
+        options["output"] = options["output"].replace("%x", "%x-%a")
+    lines = ["#!/bin/bash"]
+    for key, value in options.items():
+        word = f"--{key}"
+        if value is not True:
+            word = f"--{key}={value}"
+        lines.append(f"#SBATCH {shlex.quote(word)}")
+    for word in manifest.get("options", ()):
+        lines.append(f"#SBATCH {shlex.quote(str(word))}")
+    lines += [
+        f"restarts={manifest['restarts']}",
+        f"trials=({shlex.join(trials)})",
+        f"command=({join_command(manifest)})",
+        (project_folder() / "k8s/slurm.sh").read_text(),
+    ]
+    return "\n".join(lines)
+
+
+def find_unprintable(cfg: DictConfig) -> Iterator[str]:
+    """A line for each text of a cluster, and each path of a run, that is more than one line."""
+    # These texts become lines of batch scripts. After a newline a shell would execute the rest,
+    # and a comment with Slurm's options ends there.
     places = {key: cfg[key] for key in ("run_root", "run_dir") if key in cfg}
     places["cluster"] = OmegaConf.to_container(cfg.cluster, resolve=True)
     for path, node in walk(places):
-        for text in [node] if isinstance(node, str) else node if isinstance(node, dict) else ():
-            if not str(text).isprintable():
+        words: list[Any] = []
+        if isinstance(node, str):
+            words = [node]
+        elif isinstance(node, dict):
+            words = list(node)  # its keys, such as names of labels
+        for word in words:
+            if not str(word).isprintable():
                 yield (
-                    f"{path}={json.dumps(text)}: must be one line without control characters; in "
+                    f"{path}={json.dumps(word)}: must be one line without control characters; in "
                     "a YAML file write it beside its key, without | or >"
                 )

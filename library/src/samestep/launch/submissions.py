@@ -1,7 +1,7 @@
 """The overrides of each run that was submitted here: ``samestep logs NAME`` needs only the name.
 
-They stand in ``<run_root>/<run_id>/launch.yaml``. No secret is among them, because ``check``
-rejects one before a run is submitted. On another machine the cluster is typed again.
+They are in ``<run_root>/<run_id>/launch.yaml``. No secret is among them, because ``check`` rejects
+one before a run is submitted. On another machine the user must type the cluster again.
 """
 
 from collections.abc import Sequence
@@ -24,6 +24,7 @@ def save(run_id: str, overrides: Sequence[str]) -> bool:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(HEADER + yaml.safe_dump({"overrides": list(overrides)}, width=1000))
     except OSError as error:
+        # The run has started, so this is no error of the command.
         print(f"{path} cannot be written ({error.strerror}): type the overrides again to follow")
         return False
     return True
@@ -31,17 +32,15 @@ def save(run_id: str, overrides: Sequence[str]) -> bool:
 
 def load(run_id: str, typed: Sequence[str]) -> list[str]:
     """Return the overrides with which a run was submitted, and then those of ``typed``."""
+    # `samestep logs cluster=k8s mine` would otherwise look for a run called cluster=k8s.
     if not NAME.holds(run_id):
         raise ConfigError(f"{run_id}: is not the name of a run; type it before the overrides")
-    path, cluster = path_of(run_id), cluster_of(typed)
+    path = path_of(run_id)
     submitted = read_file(path)
     if submitted is None:
-        if cluster in (None, "local"):
-            raise ConfigError(
-                f"{run_id}: {path} does not exist, so it was not submitted here; if it was "
-                "submitted elsewhere, add its cluster, such as cluster=k8s cluster.namespace=NAME"
-            )
+        reject_unknown_cluster(run_id, path, typed)
         return list(typed)
+    cluster = cluster_of(typed)
     if cluster not in (None, cluster_of(submitted)):
         raise ConfigError(
             f"cluster={cluster}: {run_id} was submitted with cluster={cluster_of(submitted)} "
@@ -50,32 +49,53 @@ def load(run_id: str, typed: Sequence[str]) -> list[str]:
     return [*submitted, *typed]
 
 
-def path_of(run_id: str) -> Path:
-    """Return the file that remembers a run on this machine.
+def reject_unknown_cluster(run_id: str, path: Path, typed: Sequence[str]) -> None:
+    """Raise a ConfigError if neither a file nor the user says in which cluster the run is."""
+    if cluster_of(typed) in (None, "local"):
+        raise ConfigError(
+            f"{run_id}: {path} does not exist, so it was not submitted here; if it was "
+            "submitted elsewhere, add its cluster, such as cluster=k8s cluster.namespace=NAME"
+        )
 
-    It is in the ``run_root`` of the YAML files. One that is typed may be a folder of the pods, and
-    the name alone must find the file again.
-    """
-    files = [configs_folder() / name for name in ("train.yaml", "local/default.yaml")]
-    settings = OmegaConf.unsafe_merge(*(OmegaConf.load(file) for file in files if file.exists()))
+
+def path_of(run_id: str) -> Path:
+    """Return the file with the overrides of a run on this machine."""
+    settings = OmegaConf.create()
+    # Only the run_root of the YAML files counts. One that is typed may be a folder of the pods, and
+    # the name alone must find the file again.
+    for name in ("train.yaml", "local/default.yaml"):
+        file = configs_folder() / name
+        if file.exists():
+            settings = OmegaConf.unsafe_merge(settings, OmegaConf.load(file))
     return Path(str(OmegaConf.select(settings, "run_root")), run_id, "launch.yaml")
 
 
 def cluster_of(overrides: Sequence[str]) -> str | None:
     """Return the cluster that the overrides choose; None if they choose none."""
-    chosen = [word.removeprefix("cluster=") for word in overrides if word.startswith("cluster=")]
-    return chosen[-1] if chosen else None
+    cluster = None
+    for override in overrides:
+        # As in Hydra the last one wins.
+        if override.startswith("cluster="):
+            cluster = override.removeprefix("cluster=")
+    return cluster
 
 
 def read_file(path: Path) -> list[str] | None:
-    """Read what this machine remembers of a run; None if it was not submitted here."""
+    """Read the overrides from a file; None if there is none, as the run was not submitted here."""
     try:
         content = yaml.safe_load(path.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read: {type(error).__name__}; delete it") from None
-    overrides = content.get("overrides") if isinstance(content, dict) else None
-    if not isinstance(overrides, list) or not all(isinstance(word, str) for word in overrides):
+    if not isinstance(content, dict):
+        content = {}
+    overrides = content.get("overrides")
+    if not is_list_of_texts(overrides):
         raise ConfigError(f"{path}: has no list of overrides; delete it")
-    return overrides
+    return list(overrides)
+
+
+def is_list_of_texts(value: object) -> bool:
+    """Whether ``value`` is a list in which every item is a text."""
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)

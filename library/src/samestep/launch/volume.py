@@ -27,8 +27,10 @@ def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Manifest]:
     cfg = cfg.copy()
     cfg.trainer.accelerator = "cpu"
     cfg.cluster.manifest = "data"
+    # A single pod: it has no other nodes to find, and no torchrun.
     cfg.cluster.subdomain = None
-    cfg.cluster.rendezvous = cfg.cluster.torchrun = []
+    cfg.cluster.rendezvous = []
+    cfg.cluster.torchrun = []
     manifests = render.render(cfg, overrides)
     (container,) = manifests[-1]["spec"]["template"]["spec"]["containers"]
     container["command"] = PROGRAM
@@ -36,7 +38,7 @@ def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Manifest]:
 
 
 def command_to_fill(data: str, root: Path) -> str:
-    """What to type to get a data set into ``root``; of a pod, into its volume."""
+    """Return the command that downloads a data set into ``root``; for a pod, into its volume."""
     # kubelet sets it in every container. A pod has no shell to type the other command in.
     if environment.variable("KUBERNETES_SERVICE_HOST"):
         return (
@@ -47,9 +49,11 @@ def command_to_fill(data: str, root: Path) -> str:
 
 
 def leave_existing_claim(cfg: DictConfig, manifests: Sequence[Manifest]) -> list[Manifest]:
-    """Leave out the claim if the cluster has it: its values cannot be changed any more."""
-    claim, *rest = manifests  # the first one, if there is any
-    if claim["kind"] != CLAIM or kubectl.get(cfg, kubectl.build_resource_name(claim)) is None:
+    """Leave out the claim if the cluster has it: the values of a claim cannot be changed."""
+    claim, *rest = manifests  # render puts it first, if there is one
+    if claim["kind"] != CLAIM:
+        return list(manifests)
+    if kubectl.get(cfg, kubectl.build_resource_name(claim)) is None:
         return list(manifests)
     print(f"{cfg.run_id}: the claim {cfg.cluster.volume} exists, and stays as it is")
     return rest
