@@ -83,14 +83,13 @@ def complete_node(node: Node, cfg: DictConfig) -> Node:
         raise ConfigError(
             "RUN_ID: is not set; several nodes need one name for the run, the same on each"
         )
-    if devices in (1, "auto"):
-        # The default leaves the number of processes to the GPUs that the cluster gives.
-        num_processes = max(1, agent.num_gpus(accelerator))
-    else:
-        num_processes = int(devices)
+    # The default, one device, leaves the number of processes to the GPUs that the cluster gives.
+    num_gpus = agent.num_gpus(accelerator)
+    if devices not in (1, "auto"):
+        num_gpus = int(devices)
     return replace(
         node,
-        processes=node.processes or num_processes,
+        processes=node.processes or max(1, num_gpus),
         run_id=name_run(cfg),
         timeout_s=node.timeout_s or math.ceil(cfg.cluster.timeout_s),
     )

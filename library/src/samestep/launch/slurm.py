@@ -21,6 +21,8 @@ ENDED = {
     "PREEMPTED", "TIMEOUT",
 }  # fmt: skip
 
+RUNNING = ("RUNNING", "COMPLETING")
+
 FIELD = re.compile(r"(\w+)=(.*?)(?= \w+=| ?$)")
 
 Job = dict[str, str]
@@ -42,12 +44,13 @@ def check(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
 
 def submit(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Queue the run, also one that has ended before; change nothing while it is in the queue."""
-    if active := find_active(cfg):
+    active = find_active(cfg)
+    if active:
         print(f"{cfg.run_id}: job {active[0]['JobId']} is in the queue already, nothing to do")
-    else:
-        # Slurm does not make the folder of the output, and the job would fail without a word.
-        Path(cfg.run_root).mkdir(parents=True, exist_ok=True)
-        print(call("sbatch", script=render.text(manifests)))
+        return 0
+    # Slurm does not make the folder of the output, and the job would fail without a word.
+    Path(cfg.run_root).mkdir(parents=True, exist_ok=True)
+    print(call("sbatch", script=render.text(manifests)))
     return 0
 
 
@@ -61,12 +64,14 @@ def logs(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
             break
         for job in jobs:
             print_new_lines(job, printed)
+            # Without times, which would make a new line of every poll.
             line = describe(cfg, job, with_times=False)
             if line not in described:
                 print(line, file=sys.stderr, flush=True)
                 described.add(line)
-        if all(job["JobState"] in ENDED for job in jobs):
-            return 0 if all(job["JobState"] == "COMPLETED" for job in jobs) else 1
+        states = {job["JobState"] for job in jobs}
+        if states <= ENDED:
+            return 0 if states == {"COMPLETED"} else 1
         if has_lost_reader(stdout):
             return EXIT_LOST_READER
     raise build_missing_error(cfg)
@@ -80,7 +85,10 @@ def status(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     for job in jobs:
         print(describe(cfg, job))
         output = Path(job.get("StdOut", ""))
-        lines = output.read_text(errors="replace").splitlines() if output.is_file() else []
+        # Of a job that waits there is no file yet.
+        if not output.is_file():
+            continue
+        lines = output.read_text(errors="replace").splitlines()
         if lines:
             print(f"  last line: {lines[-1]}")
     return 0
@@ -92,7 +100,9 @@ def cancel(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     if not active:
         print(f"{cfg.run_id}: nothing to cancel")
         return 0
-    call("scancel", *{job.get("ArrayJobId", job["JobId"]) for job in active})
+    # The trials of a sweep are one job array, which ends as a whole.
+    numbers = {job.get("ArrayJobId", job["JobId"]) for job in active}
+    call("scancel", *numbers)
     for left in poll(lambda: find_active(cfg), cfg.cluster.grace_s + EXTRA_S):
         if not left:
             print(f"{cfg.run_id}: cancelled; the same submit continues it")
@@ -104,7 +114,11 @@ ACTIONS = {"check": check, "submit": submit, "logs": logs, "status": status, "ca
 
 
 def call(*command: str, script: str = "") -> str:
-    """Run a command of Slurm, and return what it prints; a RunError has Slurm's own words."""
+    """Run a command of Slurm, and return what it prints.
+
+    Raises:
+        RunError: if the command fails, with what Slurm says about it.
+    """
     try:
         done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -114,7 +128,9 @@ def call(*command: str, script: str = "") -> str:
             f"  {shlex.join(command)}"
         ) from None
     if done.returncode:
-        raise RunError("; ".join(done.stderr.split("\n")).strip("; ") or f"{command[0]} failed")
+        message = "; ".join(done.stderr.split("\n")).strip("; ")
+        raise RunError(message or f"{command[0]} failed")
+    # sbatch --test-only prints its answer to stderr.
     return (done.stdout + done.stderr).strip()
 
 
@@ -128,6 +144,7 @@ def find_jobs(cfg: DictConfig) -> list[Job]:
     numbers = [int(word) for word in call("squeue", *words).split() if word.isdigit()]
     if not numbers:
         return []
+    # A run that was submitted again has several jobs. Only the newest one is about its state.
     shown = call("scontrol", "show", "job", "--oneliner", str(max(numbers)))
     return [dict(FIELD.findall(line)) for line in shown.splitlines()]
 
@@ -138,7 +155,7 @@ def find_active(cfg: DictConfig) -> list[Job]:
 
 
 def build_missing_error(cfg: DictConfig) -> RunError:
-    """The error for a run of which Slurm knows nothing."""
+    """The error for a run that Slurm does not know."""
     return RunError(
         f"{cfg.run_id}: Slurm has no job of yours with this name; it forgets a job some minutes "
         f"after its end: see {cfg.run_root}/{cfg.run_id}*.out, or type sacct --name={cfg.run_id}"
@@ -147,35 +164,57 @@ def build_missing_error(cfg: DictConfig) -> RunError:
 
 def describe(cfg: DictConfig, job: Job, *, with_times: bool = True) -> str:
     """Describe the state of a job in a sentence, with Slurm's reason if it waits or has failed."""
-    name = f"{cfg.run_id}-{job['ArrayTaskId']}" if "ArrayTaskId" in job else cfg.run_id
+    name = cfg.run_id
+    if "ArrayTaskId" in job:
+        name = f"{cfg.run_id}-{job['ArrayTaskId']}"
+    words = [f"{name}: job {job['JobId']}: {job['JobState']}", explain_state(job)]
+    if with_times:
+        words.append(describe_times(job))
+    restarts = job.get("Restarts", "0")
+    if restarts != "0":
+        words.append(f"started again {restarts} times")
+    return ", ".join(filter(None, words))
+
+
+def explain_state(job: Job) -> str:
+    """Say where a job runs, how it failed, or what it waits for."""
     state = job["JobState"]
-    words = [f"{name}: job {job['JobId']}: {state}"]
-    if state in ("RUNNING", "COMPLETING"):
-        words.append(f"on {job.get('NodeList', '(null)')}")
-        if with_times:
-            words.append(f"for {job['RunTime']} of {job['TimeLimit']}")
-    elif state == "FAILED" and job.get("ExitCode", "").endswith(":0"):
-        words.append(f"exit code {job['ExitCode'].removesuffix(':0')}")
-    elif job.get("Reason", "None") != "None":
-        words.append(job["Reason"])
-    if state == "PENDING" and with_times and job.get("StartTime", "Unknown") != "Unknown":
-        words.append(f"Slurm expects to start it at {job['StartTime']}")
-    if job.get("Restarts", "0") != "0":
-        words.append(f"started again {job['Restarts']} times")
-    return ", ".join(words)
+    if state in RUNNING:
+        return f"on {job.get('NodeList', '(null)')}"
+    # Slurm writes EXIT_CODE:SIGNAL. After a signal its reason says more than the number.
+    exit_code, _, signal = job.get("ExitCode", "").partition(":")
+    if state == "FAILED" and signal == "0":
+        return f"exit code {exit_code}"
+    reason = job.get("Reason", "None")
+    return "" if reason == "None" else reason
+
+
+def describe_times(job: Job) -> str:
+    """Say how long a job has run, or when Slurm expects to start it."""
+    state = job["JobState"]
+    if state in RUNNING:
+        return f"for {job['RunTime']} of {job['TimeLimit']}"
+    start = job.get("StartTime", "Unknown")
+    if state == "PENDING" and start != "Unknown":
+        return f"Slurm expects to start it at {start}"
+    return ""
 
 
 def print_new_lines(job: Job, printed: dict[str, int]) -> None:
-    """Print what a job has printed since the last call; trials with their numbers."""
+    """Print what a job has printed since the last call; of a trial with its number."""
     path = Path(job.get("StdOut", ""))
-    if not path.is_file() or path.stat().st_size <= printed.get(str(path), 0):
+    start = printed.get(str(path), 0)
+    if not path.is_file() or path.stat().st_size <= start:
         return
     with path.open("rb") as file:
-        file.seek(printed.get(str(path), 0))
+        file.seek(start)
         text = file.read()
     if job["JobState"] not in ENDED:
-        text = text[: text.rfind(b"\n") + 1]  # the rest of the line is not written yet
-    printed[str(path)] = printed.get(str(path), 0) + len(text)
-    prefix = f"[{job['ArrayTaskId']}] " if "ArrayTaskId" in job else ""
+        # The rest of the last line is not written yet.
+        text = text[: text.rfind(b"\n") + 1]
+    printed[str(path)] = start + len(text)
+    prefix = ""
+    if "ArrayTaskId" in job:
+        prefix = f"[{job['ArrayTaskId']}] "
     for line in text.decode(errors="replace").splitlines():
         print(f"{prefix}{line}", flush=True)

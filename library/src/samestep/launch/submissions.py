@@ -6,6 +6,7 @@ one before a run is submitted. On another machine the user must type the cluster
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
@@ -60,7 +61,7 @@ def reject_unknown_cluster(run_id: str, path: Path, typed: Sequence[str]) -> Non
 
 def path_of(run_id: str) -> Path:
     """Return the file with the overrides of a run on this machine."""
-    settings = OmegaConf.create()
+    settings: Any = OmegaConf.create()
     # Only the run_root of the YAML files counts. One that is typed may be a folder of the pods, and
     # the name alone must find the file again.
     for name in ("train.yaml", "local/default.yaml"):
@@ -90,7 +91,7 @@ def read_file(path: Path) -> list[str] | None:
         raise ConfigError(f"{path}: cannot be read: {type(error).__name__}; delete it") from None
     if not isinstance(content, dict):
         content = {}
-    overrides = content.get("overrides")
+    overrides: Any = content.get("overrides")
     if not is_list_of_texts(overrides):
         raise ConfigError(f"{path}: has no list of overrides; delete it")
     return list(overrides)
