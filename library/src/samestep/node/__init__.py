@@ -5,6 +5,6 @@ agent.
 
 Read in this order: ``cluster_environment`` (which node this is), ``rendezvous`` (where it meets the
 others), ``agent`` (starts the ranks and watches them), ``outcome`` (how they ended),
-``etcd_rendezvous`` (meeting where nodes come and go), ``pid1`` (the first process of a container),
-``run_script`` (the command ``samestep run``).
+``etcd_rendezvous`` (where nodes that come and go meet), ``pid1`` (the first process of a
+container), ``run_script`` (the command ``samestep run``).
 """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def num_processes(accelerator: str, devices: int | str, num_nodes: int) -> int:
-    """How many processes to start here for these arguments of the Trainer.
+    """Return how many processes to start here for these arguments of the Trainer.
 
     It is 1 under torchrun, which has started them all.
     """
@@ -53,19 +53,22 @@ def num_gpus(accelerator: str) -> int:
     """How many GPUs of this machine the run may use."""
     if accelerator not in {"auto", "gpu"}:
         return 0
-    import torch  # counts them
+    import torch  # takes seconds, which a run on CPUs is spared
 
     return torch.cuda.device_count()
 
 
 def this_program() -> list[str]:
-    """What Python has been asked to run, to run it again: a script or a module, and arguments."""
+    """Return what Python runs now: a script or a module, and its arguments."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
-    if spec is not None:  # python -m package.module
+    # Python has a spec of it only for `python -m package.module`. Its file alone would not do: a
+    # script finds no relative imports.
+    if spec is not None:
         return ["-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
     file = getattr(main, "__file__", None)
-    if file is None:  # a notebook, or an interactive session
+    # A notebook or an interactive session has none.
+    if file is None:
         raise ConfigError("devices: several processes need a script that starts them")
     return [str(Path(file).absolute()), *sys.argv[1:]]
 
@@ -90,24 +93,26 @@ def start(program: Sequence[str], num_processes: int, *, run_id: str) -> int:
 
 
 def report(outcome: Outcome) -> int:
-    """Print why the processes failed, unless a rank has; return the exit code."""
+    """Print why the processes failed, unless a rank has printed it; return the exit code."""
     if outcome.cause and not outcome.is_printed:
         print(f"error: {redact(outcome.cause)}", file=sys.stderr)
     return outcome.exit_code
 
 
 def launch(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
-    """Start the processes of this node, watch them, and start them again if they fail.
+    """Start the processes of this node, watch them, and restart them if they fail.
 
-    They are started again ``config.max_restarts`` times, but not if their configuration is wrong.
-    Processes that SIGTERM stopped are started again only where nodes may come and go.
+    They are restarted ``config.max_restarts`` times, but not if their configuration is wrong.
+    Processes that SIGTERM stopped are restarted only where nodes may come and go.
 
     Returns:
         Exit code 0, or that of the process that failed first: 137 for SIGKILL, 143 for SIGTERM.
     """
-    # We report it. Below this one each logger has a level of its own.
+    # We report errors ourselves. A handler here also silences the loggers below this one, which
+    # have levels of their own.
     torchrun = logging.getLogger("torch.distributed.elastic")
-    torchrun.handlers, torchrun.propagate = [logging.NullHandler()], False
+    torchrun.handlers = [logging.NullHandler()]
+    torchrun.propagate = False
     if not environment.variable("TORCH_CPP_LOG_LEVEL"):
         # Otherwise torch prints frames of C++ when a rank loses another one.
         environment.set_variable("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -122,7 +127,8 @@ def launch(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
         to_close = spec.rdzv_handler
         return run_agents(config, spec)
     except SignalException as error:
-        to_close = None  # other nodes may go on without this one, and meet again
+        # Other nodes may continue without this one, and meet again: the rendezvous stays open.
+        to_close = None
         return Outcome(128 + error.sigval)
     except (DistError, RendezvousError) as error:
         reason = reason_of(error, config)
@@ -135,48 +141,61 @@ def launch(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
 
 
 def run_agents(config: "LaunchConfig", spec: "WorkerSpec") -> Outcome:
-    """Run torchrun's agents, one after the other, until the processes succeed or must stop.
+    """Run torchrun's agents, one after the other, until the processes succeed or must stop."""
+    with tempfile.TemporaryDirectory(prefix="heartbeats-", ignore_cleanup_errors=True) as folder:
+        environment.set_variable(heartbeat.FOLDER, folder)
+        hung_ranks = HungRanks(Path(folder))
+        # torchrun's agent restarts its processes whatever their exit codes are. So each agent here
+        # has no restarts, and the next one meets the other nodes again at the same endpoint.
+        for restarts_left in range(config.max_restarts, -1, -1):
+            outcome = run_agent(config, spec, hung_ranks, is_last=restarts_left == 0)
+            if outcome is not None:
+                return outcome
+    raise AssertionError("the last agent has an outcome")
 
-    torchrun's agent restarts its processes whatever their exit codes are. So each agent here has no
-    restarts, and the next one meets the other nodes again at the same place.
-    """
+
+def run_agent(
+    config: "LaunchConfig", spec: "WorkerSpec", hung_ranks: HungRanks, *, is_last: bool
+) -> Outcome | None:
+    """Run one agent; return how its processes ended, or None if another agent must restart them."""
     from torch.distributed.elastic.agent.server.api import WorkerState
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
     assert config.logs_specs is not None  # LaunchConfig has set both
     assert config.shutdown_timeout is not None
-    with tempfile.TemporaryDirectory(prefix="heartbeats-", ignore_cleanup_errors=True) as folder:
-        environment.set_variable(heartbeat.FOLDER, folder)
-        hung_ranks = HungRanks(Path(folder))
-        restarts_left = config.max_restarts + 1
-        while True:
-            restarts_left -= 1
-            agent = LocalElasticAgent(
-                spec,
-                config.logs_specs,
-                start_method=config.start_method,
-                log_line_prefix_template=config.log_line_prefix_template,
-                shutdown_timeout=config.shutdown_timeout,
-            )
-            before_monitoring(agent, hung_ranks.end)
-            try:
-                result = agent.run()
-            except Exception as error:
-                if not restarts_left or config.rdzv_backend != "etcd-v2":
-                    raise
-                from samestep.node.etcd_rendezvous import is_loss
+    agent = LocalElasticAgent(
+        spec,
+        config.logs_specs,
+        start_method=config.start_method,
+        log_line_prefix_template=config.log_line_prefix_template,
+        shutdown_timeout=config.shutdown_timeout,
+    )
+    before_monitoring(agent, hung_ranks.end)
+    try:
+        result = agent.run()
+    except Exception as error:
+        # Where etcd was lost, the agent has ended its ranks, and the nodes meet again.
+        if is_last or not is_loss_of_etcd(error, config):
+            raise
+        return None
+    if result is None:
+        raise RendezvousClosedError("the other nodes have finished without this one")
+    if result.state is WorkerState.SUCCEEDED:
+        return Outcome(0)
+    hung_ranks.explain(result.failures)
+    if is_last or is_final(result.failures, config):
+        return outcome_of(result.failures)
+    return None
 
-                if not is_loss(error):
-                    raise
-                continue
-            if result is None:
-                raise RendezvousClosedError("the other nodes have finished without this one")
-            if result.state is WorkerState.SUCCEEDED:
-                return Outcome(0)
-            hung_ranks.explain(result.failures)
-            if not restarts_left or is_final(result.failures, config):
-                return outcome_of(result.failures)
+
+def is_loss_of_etcd(error: Exception, config: "LaunchConfig") -> bool:
+    """Whether an error means that the nodes meet by etcd, and that it does not answer."""
+    if config.rdzv_backend != "etcd-v2":
+        return False
+    from samestep.node.etcd_rendezvous import is_loss  # the extra for etcd is installed then
+
+    return is_loss(error)
 
 
 def before_monitoring(agent: "LocalElasticAgent", hook: "Callable[[WorkerGroup], None]") -> None:
@@ -192,7 +211,7 @@ def before_monitoring(agent: "LocalElasticAgent", hook: "Callable[[WorkerGroup],
 
 
 def worker_spec(config: "LaunchConfig", program: Sequence[str]) -> "WorkerSpec":
-    """What one agent runs: Python with this program, as often as the node has processes."""
+    """Build what one agent runs: Python with this program, in each process of the node."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
@@ -207,14 +226,16 @@ def worker_spec(config: "LaunchConfig", program: Sequence[str]) -> "WorkerSpec":
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
+    handler: RendezvousHandler
     if config.rdzv_backend == "etcd-v2":
-        from samestep.node.etcd_rendezvous import EtcdRendezvous  # etcd may be lost
+        # torch's own handler ends every node when etcd does not answer for a moment.
+        from samestep.node.etcd_rendezvous import EtcdRendezvous
 
-        handler: RendezvousHandler = EtcdRendezvous(parameters)
+        handler = EtcdRendezvous(parameters)
     else:
         handler = get_rendezvous_handler(parameters)
-    # Other backends find out the address of rank zero when the nodes meet.
     master_addr, master_port = None, None
+    # Other backends find out the address of rank zero when the nodes meet.
     if config.rdzv_backend == "static":
         master_addr, master_port = parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=-1)
     return WorkerSpec(

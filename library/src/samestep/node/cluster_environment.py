@@ -1,6 +1,6 @@
-"""Which node this is: from torchrun's options, and the variables of what started it.
+"""Which node this is: from torchrun's options, and the variables of the cluster that started it.
 
-Every cluster tells its containers in its own variables who they are. ``read_node`` reads them all;
+Every cluster numbers its containers in variables of its own. ``read_node`` reads them all;
 docs/clusters/entrypoint.md has the table. It changes nothing, so its tests need no cluster.
 """
 
@@ -14,7 +14,7 @@ from samestep.command_line import Parser
 from samestep.errors import ConfigError
 from samestep.ranks import environment
 
-CONTROLLERS = {  # by how the variables begin that they set; the first that fits
+CONTROLLERS = {  # by the first letters of the variables that they set; the first that fits
     ("SLURM_STEP_NUM_TASKS",): "Slurm",
     ("RUNAI_",): "Run:ai",
     ("VC_",): "Volcano",
@@ -32,6 +32,7 @@ OPTIONS = {  # of torchrun, by the variables that mean the same; a later variabl
 }
 DEFAULTS = {"master_addr": "", "node_rank": "-1", "nproc_per_node": "auto"}
 PORTS = {"static": 29500, "etcd-v2": 2379}  # others: 29400
+NODES_RULE = "must be a number of nodes, or MIN:MAX"
 ALONE = "localhost:0"  # a single node needs no network, and takes any free port
 
 
@@ -59,19 +60,27 @@ class Node:
     own_address: str = ""
     """By which the other nodes reach this one."""
     is_here: bool = False
-    """Whether the nodes meet at this one, which must open the store."""
-    way: str = ""
-    """Where the nodes meet, in words."""
+    """Whether the endpoint is on this node, which must open the store."""
+    route: str = ""
+    """How this node reaches the endpoint, for the log."""
 
     def __str__(self) -> str:
         """For the log: ``Indexed Job, node 1 of 2, 2 processes here, meets at ...``."""
-        is_fixed = self.min_nodes == self.max_nodes
-        nodes = f"{self.max_nodes}" if is_fixed else f"{self.min_nodes} to {self.max_nodes}"
-        place = f"one of {nodes} nodes" if self.number is None else f"node {self.number} of {nodes}"
+        processes = "1 process here"
+        if self.processes > 1:
+            processes = f"{self.processes} processes here"
+        return f"{self.controller}, {self._describe_place()}, {processes}{self.route}"
+
+    def _describe_place(self) -> str:
+        """Which node this is among all: ``node 1 of 2``, ``one of 1 to 4 nodes`` or ``alone``."""
         if self.endpoint == ALONE:
-            place = "alone"
-        plural = "es" if self.processes > 1 else ""
-        return f"{self.controller}, {place}, {self.processes} process{plural} here{self.way}"
+            return "alone"
+        nodes = str(self.max_nodes)
+        if self.min_nodes < self.max_nodes:
+            nodes = f"{self.min_nodes} to {self.max_nodes}"
+        if self.number is None:
+            return f"one of {nodes} nodes"
+        return f"node {self.number} of {nodes}"
 
 
 @contextmanager
@@ -89,69 +98,89 @@ def torchrun_errors() -> Iterator[None]:
 def read_node(variables: Mapping[str, str], argv: Sequence[str], command: str) -> Node:
     """Find out which node this is. Options win over torchrun's variables, and these over others.
 
-    ``argv`` has torchrun's options, and the words that come after them.
+    Args:
+        variables: the environment variables.
+        argv: torchrun's options, and the words that come after them.
+        command: its name is in the error messages.
     """
-    from torch.distributed.run import determine_local_world_size
-
     if {"TORCHELASTIC_RUN_ID", "RANK"} <= variables.keys():
         raise ConfigError("TORCHELASTIC_RUN_ID: this is a rank of torchrun's; run the script here")
     given = parse(argv, read_variables(variables), command)
     words = [given.training_script, *given.training_script_args][:-1]
+    program = ["-m", *words] if given.module else words
     low, high, number = read_numbers(given)
-    is_alone = number is not None and high == 1
-    # Controllers mean version 2 of etcd's interface; for torch "etcd" is an older client.
-    backend = "etcd-v2" if given.rdzv_backend == "etcd" else given.rdzv_backend
-    # For torchrun, "auto" is the number of processors if there are no GPUs.
-    is_auto = given.nproc_per_node == "auto"
-    processes = 0 if is_auto else determine_local_world_size(given.nproc_per_node)
-    if processes < 1 and not is_auto:
-        raise ConfigError(f"--nproc-per-node={given.nproc_per_node}: must be at least 1")
-    timeout = re.search(r"(?:^|,)timeout=([^,]*)", given.rdzv_conf)
-    if timeout and not re.fullmatch(r"[1-9]\d*", timeout[1]):
-        raise ConfigError(f"--rdzv-conf={given.rdzv_conf}: timeout must be whole seconds")
+    backend = given.rdzv_backend
+    if backend == "etcd":
+        # Controllers mean version 2 of etcd's interface; for torch "etcd" is an older client.
+        backend = "etcd-v2"
+    endpoint = ""
+    if number is not None and high == 1:
+        # A single node needs no address: it opens its own store.
+        backend, endpoint = "c10d", ALONE
     return Node(
         controller=name_controller(variables, has_options=len(argv) > len(words)),
         min_nodes=low,
         max_nodes=high,
         number=number,
-        processes=processes,
-        backend="c10d" if is_alone else backend,
-        endpoint=ALONE if is_alone else endpoint_of(given, PORTS.get(backend, 29400)),
-        run_id=variables.get("RUN_ID") or ("" if given.rdzv_id == "none" else given.rdzv_id),
-        timeout_s=int(timeout[1]) if timeout else 0,
+        processes=read_processes(given),
+        backend=backend,
+        endpoint=endpoint or endpoint_of(given, PORTS.get(backend, 29400)),
+        run_id=read_run_id(variables, given),
+        timeout_s=read_timeout(given),
         options=given,
-        program=["-m", *words] if given.module else words,
+        program=program,
     )
 
 
 def name_controller(variables: Mapping[str, str], *, has_options: bool) -> str:
-    """What started this node, for people who read the log."""
-    for beginnings, name in CONTROLLERS.items():
-        if all(any(v.startswith(beginning) for v in variables) for beginning in beginnings):
-            restarts = variables.get("SLURM_RESTART_COUNT", "0")
-            return name if restarts == "0" else f"{name} (started again {restarts} times)"
+    """Name what started this node, for the log."""
+    for prefixes, name in CONTROLLERS.items():
+        if not all(has_prefix(variables, prefix) for prefix in prefixes):
+            continue
+        restarts = variables.get("SLURM_RESTART_COUNT", "0")
+        if restarts != "0":
+            return f"{name} (started again {restarts} times)"
+        return name
     return "options" if has_options else "this machine"
 
 
-def read_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """What the variables say, by the names that torchrun's parser gives its options.
+def has_prefix(variables: Mapping[str, str], prefix: str) -> bool:
+    """Whether the name of any variable begins with ``prefix``."""
+    return any(name.startswith(prefix) for name in variables)
 
-    ``WORLD_SIZE`` is the number of nodes. Where it is the number of ranks, as under PyTorchJob,
-    there is ``PET_NNODES`` too.
-    """
-    found = {option: variables[name] for name, option in OPTIONS.items() if variables.get(name)}
+
+def read_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Read what the variables say, by the names that torchrun's parser gives its options."""
+    found = {}
+    for name, option in OPTIONS.items():
+        # ``WORLD_SIZE`` is the number of nodes. Where it is the number of ranks, as under
+        # PyTorchJob, there is ``PET_NNODES`` too, which wins below.
+        if variables.get(name):
+            found[option] = variables[name]
     if "SLURM_STEP_NUM_TASKS" in variables:  # set by srun
-        nodes, tasks = variables["SLURM_STEP_NUM_NODES"], variables["SLURM_STEP_NUM_TASKS"]
-        if nodes != tasks:
-            raise ConfigError(
-                f"SLURM_STEP_NUM_TASKS={tasks}: srun must start one task on each of the {nodes} "
-                "nodes, which starts the ranks; use --ntasks-per-node=1"
-            )
-        found["nnodes"], found["node_rank"] = nodes, variables["SLURM_NODEID"]
-        found["master_addr"], found["master_port"] = environment.first_of_slurm(variables)
-        found["rdzv_id"] = f"{variables['SLURM_JOB_NAME']}-{variables['SLURM_JOB_ID']}"
-    of_torchrun = [name for name in variables if name.startswith("PET_")]
-    return found | {name.removeprefix("PET_").lower(): variables[name] for name in of_torchrun}
+        found |= read_slurm(variables)
+    for name, value in variables.items():
+        if name.startswith("PET_"):
+            found[name.removeprefix("PET_").lower()] = value
+    return found
+
+
+def read_slurm(variables: Mapping[str, str]) -> dict[str, str]:
+    """Read what srun says about a job step that has one task on each node."""
+    nodes, tasks = variables["SLURM_STEP_NUM_NODES"], variables["SLURM_STEP_NUM_TASKS"]
+    if nodes != tasks:
+        raise ConfigError(
+            f"SLURM_STEP_NUM_TASKS={tasks}: srun must start one task on each of the {nodes} "
+            "nodes, which starts the ranks; use --ntasks-per-node=1"
+        )
+    address, port = environment.first_of_slurm(variables)
+    return {
+        "nnodes": nodes,
+        "node_rank": variables["SLURM_NODEID"],
+        "master_addr": address,
+        "master_port": port,
+        "rdzv_id": f"{variables['SLURM_JOB_NAME']}-{variables['SLURM_JOB_ID']}",
+    }
 
 
 def parse(argv: Sequence[str], found: dict[str, str], command: str) -> Namespace:
@@ -160,8 +189,11 @@ def parse(argv: Sequence[str], found: dict[str, str], command: str) -> Namespace
 
     parser = Parser(command, None, parents=[get_args_parser()], add_help=False)
     for name, value in (DEFAULTS | found).items():
-        is_flag = isinstance(parser.get_default(name), bool)
-        parser.set_defaults(**{name: value != "0" if is_flag else value})
+        default: str | bool = value
+        # A variable for a flag has 0 or 1. As a text both would be true.
+        if isinstance(parser.get_default(name), bool):
+            default = value != "0"
+        parser.set_defaults(**{name: default})
     # torchrun's parser needs a script, and the entry point has none. read_node takes it off again.
     given = parser.parse_args([*argv, "(end)"])
     if given.no_python or given.run_path:
@@ -169,14 +201,50 @@ def parse(argv: Sequence[str], found: dict[str, str], command: str) -> Namespace
     return given
 
 
+def read_processes(given: Namespace) -> int:
+    """Return the number of ranks of this node; 0 if the configuration decides."""
+    from torch.distributed.run import determine_local_world_size
+
+    # For torchrun, "auto" is the number of processors if there are no GPUs.
+    if given.nproc_per_node == "auto":
+        return 0
+    processes: int = determine_local_world_size(given.nproc_per_node)
+    if processes < 1:
+        raise ConfigError(f"--nproc-per-node={given.nproc_per_node}: must be at least 1")
+    return processes
+
+
+def read_run_id(variables: Mapping[str, str], given: Namespace) -> str:
+    """Return the name of the run; an empty text if the configuration decides."""
+    if variables.get("RUN_ID"):
+        return variables["RUN_ID"]
+    # torchrun's parser calls every run without a name "none".
+    return "" if given.rdzv_id == "none" else str(given.rdzv_id)
+
+
+def read_timeout(given: Namespace) -> int:
+    """Return the seconds that the nodes wait for each other; 0 if the configuration decides."""
+    timeout = re.search(r"(?:^|,)timeout=([^,]*)", given.rdzv_conf)
+    if timeout is None:
+        return 0
+    if not re.fullmatch(r"[1-9]\d*", timeout[1]):
+        raise ConfigError(f"--rdzv-conf={given.rdzv_conf}: timeout must be whole seconds")
+    return int(timeout[1])
+
+
 def read_numbers(given: Namespace) -> tuple[int, int, int | None]:
     """The smallest and the largest number of nodes, and the number of this one if it is fixed."""
     found = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", given.nnodes)
-    low, high = map(int, (found[1], found[2] or found[1])) if found else (1, 0)
+    if found is None:
+        raise ConfigError(f"--nnodes={given.nnodes}: {NODES_RULE}")
+    low, high = int(found[1]), int(found[2] or found[1])
     if low > high:
-        raise ConfigError(f"--nnodes={given.nnodes}: must be a number of nodes, or MIN:MAX")
-    if given.rdzv_backend != "static" and not given.standalone:
+        raise ConfigError(f"--nnodes={given.nnodes}: {NODES_RULE}")
+    is_static = given.rdzv_backend == "static" or given.standalone
+    if not is_static:
+        # The nodes get their numbers when they meet.
         return low, high, None
+    # torchrun's default is -1. A single node needs no number.
     number = max(0, given.node_rank)
     if number >= high:
         raise ConfigError(
@@ -193,14 +261,18 @@ def read_numbers(given: Namespace) -> tuple[int, int, int | None]:
 
 
 def endpoint_of(given: Namespace, default_port: int) -> str:
-    """Address and port of the place where the nodes meet."""
+    """Return the address and port at which the nodes meet."""
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-    name, port = given.rdzv_endpoint or given.master_addr, given.master_port or default_port
+    name = given.rdzv_endpoint or given.master_addr
+    port = given.master_port or default_port
     if not name:
         raise ConfigError("--master-addr: is missing; also PET_MASTER_ADDR, MASTER_ADDR")
     if ":" in name:
         name, port = parse_rendezvous_endpoint(name, port)
     if not 0 < port < 65536:
         raise ConfigError(f"{name}:{port}: the port must be from 1 to 65535")
-    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
+    if ":" in name:
+        # An IPv6 address: without brackets its last part would be the port.
+        return f"[{name}]:{port}"
+    return f"{name}:{port}"

@@ -1,6 +1,6 @@
-"""Where nodes that come and go meet: torch's rendezvous through etcd, for an etcd that may be lost.
+"""Where nodes that come and go meet: torch's rendezvous by etcd, for an etcd that may be lost.
 
-With torch's own handler an etcd that does not answer ends every node, and each of them then writes
+With torch's own handler an etcd that does not answer ends every node. Each of them then writes
 "closed" into the etcd that comes back, so that the nodes that replace them end as well.
 """
 
@@ -30,18 +30,19 @@ from samestep.ranks import network
 
 def is_loss(error: Exception) -> bool:
     """Whether an error means that etcd does not answer, or has lost what the nodes wrote."""
-    # torch raises a plain LookupError for a key that never comes. Its subclasses are mistakes.
-    lost = isinstance(error, (RendezvousConnectionError, EtcdException))
-    return lost or type(error) is LookupError
+    # torch raises a plain LookupError for a key that never comes. Subclasses of it, such as
+    # KeyError, are errors in the code.
+    if type(error) is LookupError:
+        return True
+    return isinstance(error, (RendezvousConnectionError, EtcdException))
 
 
 class Backend(RendezvousBackend):
-    """What etcd knows of the nodes, and nothing once this node has left to meet them anew.
+    """What etcd knows of the nodes; nothing once this node has left to meet them again."""
 
-    A failed request is part of a cycle (a traceback that urllib3 keeps), which may keep torch's
-    handler, and its heartbeats, after it was dropped. They would hold a place in the group for a
-    node that no longer has it, and the others would wait.
-    """
+    # A failed request is part of a cycle (a traceback that urllib3 keeps), which may keep torch's
+    # handler, and its heartbeats, after it was dropped. They would hold a place in the group for a
+    # node that no longer has it, and the others would wait.
 
     def __init__(self, backend: RendezvousBackend) -> None:
         self._backend = backend
@@ -59,12 +60,12 @@ class Backend(RendezvousBackend):
     def set_state(
         self, state: bytes, token: Token | None = None
     ) -> tuple[bytes, Token, bool] | None:
-        """Write it, if no other node has since ``token``."""
+        """Write the state, if no other node has written one since ``token``."""
         return None if self.has_left else self._backend.set_state(state, token)
 
 
 class EtcdRendezvous(RendezvousHandler):
-    """Meets the other nodes through etcd, again and again.
+    """Meets the other nodes by etcd, and again whenever etcd was lost.
 
     - Ranks that train need no etcd, so they train on while it does not answer.
     - When etcd answers again, the nodes meet again. It may have lost its data, or it may have
@@ -78,7 +79,8 @@ class EtcdRendezvous(RendezvousHandler):
     """
 
     def __init__(self, parameters: RendezvousParameters) -> None:
-        for library in ("etcd", "urllib3"):  # they print each failed request
+        # They print each failed request.
+        for library in ("etcd", "urllib3"):
             logging.getLogger(library).setLevel(logging.CRITICAL)
         self._parameters = parameters
         self._address = parse_rendezvous_endpoint(parameters.endpoint, default_port=2379)
@@ -106,6 +108,8 @@ class EtcdRendezvous(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """How many nodes want to take part; 1 if this node must meet the others again."""
         if self._handler is None or self._store is None:
+            # The agent restarts the ranks if this is not 0. They save then, and this node calls
+            # next_rendezvous: not before etcd answers, or they would wait for it.
             return int(network.answers(*self._address))
         try:
             if not self._store.check([self._place]):
@@ -118,11 +122,12 @@ class EtcdRendezvous(RendezvousHandler):
         return 0
 
     def _meet(self) -> RendezvousInfo:
+        """Connect to etcd if there is no connection, and meet the other nodes once."""
         if self._handler is None:
             backend, self._store = create_backend(self._parameters)
             self._backend = Backend(backend)
             self._handler = create_handler(self._store, self._backend, self._parameters)
-        assert self._store
+        assert self._store is not None
         info = self._handler.next_rendezvous()
         # An etcd without this key has lost its data, and the nodes of a later group overwrite it.
         self._place = f"{self._parameters.run_id}/place/{info.rank}"
@@ -133,15 +138,17 @@ class EtcdRendezvous(RendezvousHandler):
         return info
 
     def _disconnect(self, error: Exception) -> str:
-        """Drop the connection, because a client of etcd does not always recover from a failure."""
+        """Drop the connection, and return why it was lost."""
         if not is_loss(error):
             raise error
         reason = str(error.__cause__ or error)
+        # Once for each loss: this is called every second until etcd is back.
         if not self._is_lost:
             lost = f"etcd is lost ({reason}); the nodes meet again when it is back"
             print(f"entrypoint: {lost}", flush=True)
         self._is_lost = True
-        if self._backend:
+        # A client of etcd does not always recover from a failure, so the next one is new.
+        if self._backend is not None:
             self._backend.has_left = True
         self._handler = self._store = None
         return reason

@@ -22,30 +22,48 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(failures: "Mapping[int, ProcessFailure]") -> Outcome:
-    """One exit code and one cause for all processes that failed."""
-    if not failures:  # torch's check for processes that a driver holds up, off by default
+    """Find one exit code and one cause for all processes that failed."""
+    # torch has no failure where its check for processes that a driver blocks, off by default, ends
+    # them.
+    if not failures:
         return Outcome(EXIT_ERROR, "a rank hangs in the kernel, in a driver or a file system")
     messages = {rank: report_of(failure)[0] for rank, failure in failures.items()}
     rank = first_rank(failures)
     code = failures[rank].exitcode
     if code in STOPPED:
         return Outcome(EXIT_SIGTERM)
-    if code < 0 and messages[rank]:
-        return Outcome(EXIT_ERROR, f"rank {rank}: {messages[rank]}", is_printed=True)
     if code < 0:
-        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        name = signal.Signals(-code).name
-        return Outcome(128 - code, f"rank {rank} was ended by {name}{hint}")
+        return outcome_of_signal(rank, -code, messages[rank])
     # A rank that names what the user can mend says more than one that has lost the others.
     if not messages[rank].startswith(PREFIX):
-        rank = next((r for r in messages if messages[r].startswith(PREFIX)), rank)
+        for other, message in messages.items():
+            if message.startswith(PREFIX):
+                rank = other
+                break
     if not messages[rank]:
         return Outcome(code, f"rank {rank} ended with exit code {code} and without a message")
     return Outcome(code, f"rank {rank}: {messages[rank]}", is_printed=True)
 
 
+def outcome_of_signal(rank: int, signum: int, message: str) -> Outcome:
+    """Find the exit code and the cause for a rank that a signal ended."""
+    # The agent has killed a rank that hung, and left the message in its place.
+    if message:
+        return Outcome(EXIT_ERROR, f"rank {rank}: {message}", is_printed=True)
+    return Outcome(128 + signum, f"rank {rank} was ended by {name_signal(signum)}")
+
+
+def name_signal(signum: int) -> str:
+    """Name a signal that ended a process: ``SIGKILL (out of memory?)``."""
+    name = signal.Signals(signum).name
+    # Where the kernel has killed a process for its memory, no other message says so.
+    if signum == signal.SIGKILL:
+        return f"{name} (out of memory?)"
+    return name
+
+
 def first_rank(failures: "Mapping[int, ProcessFailure]") -> int:
-    """The rank that failed first.
+    """Find the rank that failed first.
 
     The other ranks lose their connection to it a moment later, or are stopped by the agent. torch
     knows the time in seconds only. Within one second the order is: a rank that was killed, a rank
@@ -56,44 +74,58 @@ def first_rank(failures: "Mapping[int, ProcessFailure]") -> int:
 
     def order(rank: int) -> tuple[bool, bool, bool, bool, bool, int]:
         failure = failures[rank]
-        is_late = failure.timestamp > first + 1
-        was_stopped, was_killed = failure.exitcode in STOPPED, failure.exitcode < 0
         message, time_ns = report_of(failure)
-        explains, has_lost = message.startswith(PREFIX), LOST in message
+        is_late = failure.timestamp > first + 1
+        was_stopped = failure.exitcode in STOPPED
+        was_killed = failure.exitcode < 0
         # The smallest comes first, and False is smaller than True.
-        return is_late, was_stopped, has_lost, not was_killed, not explains, time_ns
+        return (
+            is_late,
+            was_stopped,
+            LOST in message,
+            not was_killed,
+            not message.startswith(PREFIX),
+            time_ns,
+        )
 
     return min(failures, key=order)
 
 
 def report_of(failure: "ProcessFailure") -> tuple[str, int]:
-    """What a rank has left for its agent, and when in nanoseconds (``samestep.ranks.failure``).
+    """Return what a rank has left for its agent, and when in nanoseconds.
 
-    If it has left nothing, the message is empty, and the time is torch's in whole seconds.
+    ``samestep.ranks.failure`` writes it. If the rank has left nothing, the message is empty, and
+    the time is torch's in whole seconds.
     """
-    left = failure.error_file_data.get("message")
-    left = left if isinstance(left, dict) else {}
-    time_ns = left.get("extraInfo", {}).get("time_ns", failure.timestamp * 10**9)
-    return str(left.get("message", "")), int(time_ns)
+    report = failure.error_file_data.get("message")
+    # Without an error file torch makes a text of its own.
+    if not isinstance(report, dict):
+        return "", failure.timestamp * 10**9
+    extra = report.get("extraInfo", {})
+    time_ns = extra.get("time_ns", failure.timestamp * 10**9)
+    return str(report.get("message", "")), int(time_ns)
 
 
 def is_final(failures: "Mapping[int, ProcessFailure]", config: "LaunchConfig") -> bool:
-    """Whether processes that failed like this must not be started again."""
+    """Whether processes that failed like this must not be restarted."""
     final = {EXIT_CONFIG}
     if config.min_nodes == config.max_nodes:
         # With a fixed number of nodes a stopped node is not replaced, so the others would wait for
-        # it for ever. If it was node 0, the store is gone too.
+        # it forever. If it was node 0, the store is gone too.
         final.add(EXIT_SIGTERM)
-    return bool(final & {failure.exitcode for failure in failures.values()})
+    codes = {failure.exitcode for failure in failures.values()}
+    return not codes.isdisjoint(final)
 
 
 def reason_of(error: Exception, config: "LaunchConfig") -> str:
-    """Why the nodes cannot meet. Some of torch's errors have no text."""
+    """Return why the nodes cannot meet, in one line."""
     from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
+    # torch adds frames of C++ below the first line.
     text = str(error.__cause__ or error).partition("\n")[0]
     if text:
         return text
+    # These two errors of torch have no text.
     if isinstance(error, RendezvousClosedError):
         return "another node has finished the run, or has failed for good"
     if isinstance(error, RendezvousTimeoutError):

@@ -16,27 +16,31 @@ ETCD_ANSWERS_S = 5  # seconds for one answer; its client tries four times
 
 
 def resolve_endpoint(node: Node) -> Node:
-    """Wait until this node can reach the place where the nodes meet.
+    """Wait until this node can reach the endpoint where the nodes meet.
 
-    It then knows its own address, and whether it is that place. torchrun finds out neither.
+    The returned node knows its own address, and whether the endpoint is on it. torchrun finds out
+    neither.
     """
     if node.endpoint == ALONE:
         return replace(node, own_address="localhost")
     name, _, port = node.endpoint.rpartition(":")
     name = name.strip("[]")
+    # An etcd must answer now. Any other store is opened by a node, and torch waits for it.
+    port_to_reach = int(port) if node.backend == "etcd-v2" else None
     address, own_address = network.wait_for(
-        name,
-        node.timeout_s,
-        lambda reason: print(f"entrypoint: waits for {name} ({reason})", flush=True),
-        # Other meeting places are opened by a node, and torch waits for it.
-        port=int(port) if node.backend == "etcd-v2" else None,
+        name, node.timeout_s, lambda reason: report_waiting(name, reason), port=port_to_reach
     )
     # A loopback address says nothing: it would be "here" on every node.
     is_here = address == own_address and not address.startswith("127.")
     interface = network.interface_with(own_address)
     over = f" over {interface}" if interface else ""
-    way = f", meets at {name}:{port} ({address}{over})"
-    return replace(node, own_address=own_address, is_here=is_here, way=way)
+    route = f", meets at {name}:{port} ({address}{over})"
+    return replace(node, own_address=own_address, is_here=is_here, route=route)
+
+
+def report_waiting(name: str, reason: str) -> None:
+    """Print that this node waits for another one, which may start minutes later."""
+    print(f"entrypoint: waits for {name} ({reason})", flush=True)
 
 
 def prepare_variables(node: Node) -> None:
@@ -51,18 +55,12 @@ def prepare_variables(node: Node) -> None:
 
 @torchrun_errors()
 def launch_config(node: Node) -> "LaunchConfig":
-    """What torchrun's agent must know. Call ``prepare_variables`` before: torchrun reads them."""
+    """Build what torchrun's agent must know.
+
+    Call ``prepare_variables`` before: torchrun reads them.
+    """
     from torch.distributed.run import config_from_args
 
-    settings = [f"timeout={node.timeout_s}"]
-    if node.number is None:
-        # An etcd answers at once or is lost. Another store may wait for its node to start.
-        answers_s = ETCD_ANSWERS_S if node.backend == "etcd-v2" else node.timeout_s
-        settings += [f"join_timeout={node.timeout_s}", f"read_timeout={answers_s}"]
-    if node.backend == "c10d" and node.is_here:
-        settings.append("is_host=1")
-    if node.options.rdzv_conf:
-        settings.append(node.options.rdzv_conf)  # of two settings the last counts
     found = {
         "nnodes": f"{node.min_nodes}:{node.max_nodes}",
         "nproc_per_node": str(node.processes),
@@ -70,9 +68,26 @@ def launch_config(node: Node) -> "LaunchConfig":
         "rdzv_backend": node.backend,
         "rdzv_endpoint": node.endpoint,
         "rdzv_id": node.run_id,
-        "rdzv_conf": ",".join(settings),
+        "rdzv_conf": ",".join(rendezvous_settings(node)),
         "local_addr": node.options.local_addr or node.own_address,
     }
     config: LaunchConfig
     config, *_ = config_from_args(Namespace(**(vars(node.options) | found)))
     return config
+
+
+def rendezvous_settings(node: Node) -> list[str]:
+    """The settings of torchrun's rendezvous; of two with one name the last counts."""
+    settings = [f"timeout={node.timeout_s}"]
+    if node.number is None:
+        answers_s = node.timeout_s
+        if node.backend == "etcd-v2":
+            # An etcd answers at once or is lost. Another store may wait for its node to start.
+            answers_s = ETCD_ANSWERS_S
+        settings += [f"join_timeout={node.timeout_s}", f"read_timeout={answers_s}"]
+    if node.backend == "c10d" and node.is_here:
+        # torch compares names of hosts only, and would wait for a store that it must open.
+        settings.append("is_host=1")
+    if node.options.rdzv_conf:
+        settings.append(node.options.rdzv_conf)
+    return settings

@@ -23,7 +23,8 @@ DEFAULTS = {"PET_NPROC_PER_NODE": "1"}
 
 def main(argv: Sequence[str]) -> int:
     """Start the ranks of this node with our agent, and return the exit code of all of them."""
-    if argv[:1] in (["-h"], ["--help"]):  # behind the script they belong to the script
+    # Only as the first argument: behind the script they belong to the script.
+    if argv[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return 0
     node = read_node(DEFAULTS | environment.variables(), argv, "samestep run")
@@ -32,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     node = replace(
         node,
         processes=node.processes or max(1, agent.num_gpus("auto")),
-        run_id=node.run_id or "none",
+        run_id=node.run_id or "none",  # as torchrun calls it
         timeout_s=node.timeout_s or 900,
     )
     node = rendezvous.resolve_endpoint(node)
