@@ -66,7 +66,7 @@ class Node:
 
     def __str__(self) -> str:
         """For the log: ``Indexed Job, node 1 of 2, 2 processes here, meets at ...``."""
-        processes = "1 process here"
+        processes = f"{self.processes} process here"
         if self.processes > 1:
             processes = f"{self.processes} processes here"
         return f"{self.controller}, {self._describe_place()}, {processes}{self.route}"

@@ -49,12 +49,7 @@ def wait_for(
     while True:
         # The name of a pod is often published some seconds after the other pods have started.
         try:
-            found = socket.getaddrinfo(name, None)
-            # IPv4 if it has one.
-            address = str(min(found, key=lambda info: info[0] != socket.AF_INET)[4][0])
-            if port is not None:
-                socket.create_connection((address, port), timeout=CONNECT_S).close()
-            return address, address_towards(address)
+            return resolve(name, port)
         except OSError as error:
             reason = str(error.strerror or error)
             if time.monotonic() + 1 > deadline:
@@ -67,6 +62,21 @@ def wait_for(
         time.sleep(1)
 
 
+def resolve(name: str, port: int | None) -> tuple[str, str]:
+    """Find a node's address, and this node's own address on the way to it.
+
+    Raises:
+        OSError: if the name has no address, no network leads to it, or ``port`` does not answer.
+    """
+    found = socket.getaddrinfo(name, None)
+    # IPv4 if it has one: interface_with finds no interface by an IPv6 address.
+    *_, target = min(found, key=lambda info: info[0] != socket.AF_INET)
+    address = str(target[0])
+    if port is not None:
+        socket.create_connection((address, port), timeout=CONNECT_S).close()
+    return address, address_towards(address)
+
+
 def answers(name: str, port: int) -> bool:
     """Whether a server listens there now."""
     try:
@@ -77,26 +87,27 @@ def answers(name: str, port: int) -> bool:
 
 
 def address_towards(address: str) -> str:
-    """Find this node's own address on the way to ``address``; an OSError if there is no way.
-
-    For a loopback address, such as Debian's 127.0.1.1, it is the address on the default route,
-    because other nodes reach this node there.
-    """
+    """Find this node's own address on the way to ``address``; an OSError if there is no way."""
     is_this_node = ip_address(address).is_loopback
-    target = OUTSIDE_ADDRESS if is_this_node else address
+    target = address
+    # Debian gives the name of this node to 127.0.1.1. Other nodes reach this node at its address
+    # on the default route.
+    if is_this_node:
+        target = OUTSIDE_ADDRESS
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         # Connecting a datagram socket sends nothing; the kernel only chooses the way.
         error = probe.connect_ex((target, 9))
         if not error:
             return str(probe.getsockname()[0])
+    # A machine without a network still reaches itself.
     if is_this_node:
         return address
     raise OSError(error, os.strerror(error))
 
 
 def interface_with(own_address: str) -> str | None:
-    """Name of the interface that has this IPv4 address; None for other addresses."""
+    """Return the interface that has this IPv4 address; None for other addresses."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:

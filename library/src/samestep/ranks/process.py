@@ -14,7 +14,6 @@ from samestep.ranks import environment
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # 130
 EXIT_LOST_READER = 128 + signal.SIGPIPE  # 141
 
-
 _parent: int | None = None  # the process that has started this program
 
 
@@ -22,12 +21,14 @@ def run(main: Callable[[], int | None], *, interrupt_at_once: bool = False) -> N
     """Call ``main`` as the whole program, and exit with the code that it returns; 130 at Ctrl-C.
 
     With ``interrupt_at_once`` Ctrl-C ends the process without cleaning up, until ``main`` installs
-    a handler of its own. Imports of large libraries turn a KeyboardInterrupt into other errors.
+    a handler of its own.
     """
     global _parent
+    # Now, because the parent may end while libraries are imported. Then it would be process 1.
     _parent = os.getppid()
     make_output_safe()
     if interrupt_at_once:
+        # Imports of large libraries turn a KeyboardInterrupt into other errors.
         signal.signal(signal.SIGINT, lambda signum, frame: os._exit(EXIT_INTERRUPTED))
     try:
         exit_code = main()
@@ -36,7 +37,8 @@ def run(main: Callable[[], int | None], *, interrupt_at_once: bool = False) -> N
     finally:
         # Python's own shutdown takes a moment. A handler that raises there prints a traceback.
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has set SIGHUP
+            # nohup has told this process to ignore SIGHUP, and that stays.
+            if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, signal.SIG_DFL)
     sys.exit(exit_code)
 
@@ -50,7 +52,7 @@ def make_output_safe() -> None:
     - Figures are only saved to files, whatever backend ``MPLBACKEND`` names.
     - matplotlib is silent where it finds no home directory for its fonts.
 
-    A reader that only stops reading is waited for, as every program does.
+    A reader that only stops reading blocks this process, as it blocks every program.
     """
     environment.set_variable("MPLBACKEND", "agg")
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -66,15 +68,16 @@ def make_output_safe() -> None:
 
 
 def parent() -> int:
-    """The process that has started this program; it may have ended since."""
+    """The process that started this program; it may have ended since."""
     return _parent or os.getppid()
 
 
 def has_lost_reader(stdout: os.stat_result) -> bool:
-    """Whether nobody reads the standard output any more; ``stdout`` is its fstat at the start."""
+    """Whether the reader of stdout has gone; ``stdout`` is its fstat at the start."""
     # Once something could not be written there, /dev/null has replaced it.
     if not os.path.samestat(stdout, os.fstat(sys.stdout.fileno())):
         return True
+    # A pipe tells that its reader has gone without anything being written.
     pipe = select.poll()
     pipe.register(sys.stdout.fileno(), 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in pipe.poll(0))
@@ -87,8 +90,9 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except BlockingIOError:
-            raise
+            raise  # the reader is only slow
         except OSError:
+            # The same descriptor, so that libraries in C and child processes write there too.
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
@@ -96,12 +100,17 @@ class _Output(io.FileIO):
 
 
 def _safe(stream: Any, original: Any, descriptor: int) -> Any:
+    """Return a stream that cannot fail for stdout or stderr."""
     if stream is not original:
         return stream  # a test or a notebook has replaced it
+    encoding, write_through = "utf-8", False
+    # Python has no stream for a descriptor that was closed when it started.
+    if stream is not None:
+        encoding, write_through = stream.encoding, stream.write_through
     return io.TextIOWrapper(
         io.BufferedWriter(_Output(descriptor, "wb", closefd=False)),
-        encoding=stream.encoding if stream else "utf-8",
+        encoding=encoding,
         errors="backslashreplace",
         line_buffering=True,
-        write_through=bool(stream and stream.write_through),
+        write_through=write_through,
     )

@@ -10,7 +10,7 @@ MIN_LENGTH = 8  # a shorter value of a variable would also hide ordinary words
 RANDOM_LENGTH = 12  # with numerals or mixed case it is no word, and hidden within words too
 
 # Words in names such as HF_TOKEN, aws_secret_access_key, db.password, OPENAI_APIKEY. A single "key"
-# is no secret, because tolerations have keys; "tokens" are words of a text.
+# is no secret, because tolerations of Kubernetes have keys; "tokens" are words of a text.
 _NAME = (
     r"(?:token|secret|passw(?:or)?d|passphrase|credentials?|api[-_]?key|[a-z0-9]+[-_]key)"
     r"(?![a-z0-9])"
@@ -59,21 +59,35 @@ def redact(text: str) -> str:
     (``://user:password@host``), and keys in the form of a known service. MY_TOKEN=validation hides
     ``validation``, but not a part of ``validation/loss``.
     """
-    # Most texts are words of a configuration, too short for any of these.
-    variables = environment.variables() if len(text) >= MIN_LENGTH else {}
-    secrets = {
-        value
-        for name, value in variables.items()
-        if len(value) >= MIN_LENGTH and value in text and _SECRET_VARIABLE.search(name)
-    }
     # A secret may be a part of another one, so the longest is replaced first.
-    for value in sorted(secrets, key=len, reverse=True):
-        is_mixed = value not in (value.lower(), value.upper())
-        if len(value) >= RANDOM_LENGTH and (is_mixed or re.search(r"\d", value)):
+    for value in sorted(find_values(text), key=len, reverse=True):
+        if is_random(value):
             text = text.replace(value, HIDDEN)
         else:
             text = re.sub(rf"(?<![\w/.-]){re.escape(value)}(?![\w/-]|\.\w)", HIDDEN, text)
     return _KEY.sub(HIDDEN, _LOGIN.sub(HIDDEN, text))
+
+
+def find_values(text: str) -> set[str]:
+    """Find the values of secret environment variables that are in ``text``."""
+    # Most texts are words of a configuration, too short for a secret. Then there is no need to copy
+    # the variables.
+    if len(text) < MIN_LENGTH:
+        return set()
+    found = set()
+    for name, value in environment.variables().items():
+        is_in_text = len(value) >= MIN_LENGTH and value in text
+        if is_in_text and _SECRET_VARIABLE.search(name):
+            found.add(value)
+    return found
+
+
+def is_random(value: str) -> bool:
+    """Whether a value cannot be an ordinary word, so that it is hidden within words too."""
+    if len(value) < RANDOM_LENGTH:
+        return False
+    is_mixed = value not in (value.lower(), value.upper())
+    return is_mixed or re.search(r"\d", value) is not None
 
 
 def redact_argument(argument: str) -> str:
@@ -84,12 +98,14 @@ def redact_argument(argument: str) -> str:
 def redact_values(value: Any, *, is_secret: bool = False) -> Any:
     """Copy plain containers with each secret text replaced, also those below a secret key."""
     if isinstance(value, dict):
-        return {
-            key: redact_values(item, is_secret=is_secret or is_secret_name(str(key)))
-            for key, item in value.items()
-        }
+        copy = {}
+        for key, item in value.items():
+            # A mapping below a secret key may have harmless names: credentials: {first: ...}.
+            is_below = is_secret or is_secret_name(str(key))
+            copy[key] = redact_values(item, is_secret=is_below)
+        return copy
     if isinstance(value, list):
         return [redact_values(item, is_secret=is_secret) for item in value]
-    if isinstance(value, str):
-        return HIDDEN if is_secret else redact(value)
-    return value
+    if not isinstance(value, str):
+        return value
+    return HIDDEN if is_secret else redact(value)
