@@ -18,7 +18,9 @@ OUTSIDE = {  # file of the repository: page of the site
     "library/README.md": "library.md",
     "CHANGELOG.md": "changelog.md",
     "library/CHANGELOG.md": "library-changelog.md",
+    "examples/finetune/README.md": "finetune.md",
     "examples/language/README.md": "language.md",
+    "examples/tables/README.md": "tables.md",
 }
 LINK = re.compile(r'(?<=\]\()(?!\w+:|#)([^)#\s]+)|(?<=<img src=")([^"]+)')
 

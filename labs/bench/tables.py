@@ -69,11 +69,11 @@ def write_images(folder: Path, size: str) -> None:
 
 
 def write_pictures(folder: Path) -> None:
-    """Tables of JPEGs, as scripts/convert.py writes them; 64 pictures again and again."""
+    """Tables of JPEGs, as examples.tables.convert writes them; 64 pictures again and again."""
     import lance
     import pyarrow as pa
 
-    from project.data.tables import CHECKSUM, checksum
+    from examples.tables.datamodule import CHECKSUM, checksum
 
     rng = np.random.default_rng(0)
     for size, count in PICTURES.items():

@@ -43,10 +43,10 @@ def begin(records: Path, fault: str) -> None:
 
 
 def write_tables(root: Path) -> None:
-    """500 digits as ``scripts/convert.py`` writes them, unless they are there."""
+    """500 digits as ``examples.tables.convert`` writes them, unless they are there."""
     if root.exists():
         return
-    from project.data.convert import find_parts, write_table
+    from examples.tables.writer import find_parts, write_table
     from project.data.sources import Digits
 
     folder = root.with_name(f"{root.name}-files")

@@ -22,17 +22,12 @@ RULES: dict[str, Rule] = {
     "data.std": each(ABOVE_0),
     "data.crop_padding": whole(0),
     "data.shuffle": BOOL | NODE,
-    "data.tables.val": NULL | TEXT,
-    "data.columns": Rule("two names: of the images and of the labels", lambda v: len(v) == 2),
     "model.label_smoothing": BELOW_1,
-    "model.backbone_lr": NULL | ABOVE_0,
-    "callbacks.finetuning.weights": NULL | TEXT,
-    "callbacks.finetuning.frozen_epochs": whole(0),
 }
 
 MAY_CHANGE = [
-    r"data\.(root|download|mirror|num_threads|storage_options(\..+)?|version)",
-    r"callbacks\.(predictions(\..+)?|finetuning\.weights)",
+    r"data\.(root|download|mirror)",
+    r"callbacks\.predictions(\..+)?",
 ]
 
 

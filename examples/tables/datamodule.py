@@ -20,8 +20,6 @@ from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment
 
 HELD_OUT_EVERY = 10  # such a training image is for validation, if no table is
-
-
 CHECKSUM = "crc32"  # column of tables that are converted from files
 
 
@@ -106,8 +104,8 @@ def checksum(content: bytes, label: int) -> int:
 class TableDataModule(ImageBatches):
     """Labelled images in tables for train, val and test.
 
-    A table whose name ends with ``.lance`` is one of ``scripts/convert.py``, any other is a folder
-    of Hugging Face's ``save_to_disk``. Only the batches that are read ahead are in memory. A
+    A table whose name ends with ``.lance`` is one of ``convert``, any other is a folder of Hugging
+    Face's ``save_to_disk``. Only the batches that are read ahead are in memory. A
     checkpoint knows the tables it was trained on, and a run is not continued with others.
 
     Args:
@@ -215,7 +213,7 @@ class TableDataModule(ImageBatches):
         if not Path(uri, "state.json").exists() and any(Path(self.root).rglob("*.parquet")):
             raise ConfigError(
                 f"data.root={self.root}: Parquet has no random access; convert it once with "
-                f"python scripts/convert.py {self.root} TARGET, and train with data=lance "
+                f"python -m examples.tables.convert {self.root} TARGET, and train with data=lance "
                 "data.root=TARGET"
             )
         return ArrowRows(uri, self.columns)

@@ -1,4 +1,4 @@
-"""Begin with the weights of somebody else, and let them go later: docs/finetune.md."""
+"""Start from pretrained weights, and freeze them for some epochs."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ PREFIXES = ("", "net.backbone.", "net.", "backbone.", "module.", "model.")  # of
 class Finetuning(L.Callback):
     """Loads pretrained weights into a part of the model, and freezes it for the first epochs.
 
-    What is frozen depends on the epoch alone, so a run that continues needs nothing else, not even
-    the file. A frozen part is in evaluation mode: its batch norm keeps its statistics.
+    What is frozen is a function of the epoch, so a run that resumes does not need the file. A
+    frozen part is in evaluation mode: its batch norm keeps its statistics.
 
     Args:
         weights: a file (``.pth``, ``.safetensors``, a checkpoint of another run), or an address
@@ -25,7 +25,7 @@ class Finetuning(L.Callback):
         part: name of the part in the LightningModule.
 
     Raises:
-        ConfigError: when a run begins, if the weights cannot be read or do not fit.
+        ConfigError: when a run starts, if the weights cannot be read or do not fit.
     """
 
     def __init__(self, weights: str | None, frozen_epochs: int, part: str = "net.backbone") -> None:
@@ -34,22 +34,23 @@ class Finetuning(L.Callback):
         self.part = part
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Load the weights; a run that continues has its own."""
+        """Load the weights, unless the run resumes with its own."""
         if self.weights and trainer.ckpt_path is None:
             load_weights(pl_module.get_submodule(self.part), self.weights)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Freeze the part or not, also within an epoch that was interrupted."""
+        """Freeze the part in the first epochs, or let it learn."""
         is_frozen = trainer.current_epoch < self.frozen_epochs
         part = pl_module.get_submodule(self.part)
         part.requires_grad_(not is_frozen)
         part.train(not is_frozen)
 
+    # At both: a run that resumes within an epoch does not start that epoch again.
     on_train_epoch_start = on_train_start
 
 
 def load_weights(part: nn.Module, weights: str) -> None:
-    """Load a file or an address into ``part``; of other layers, such as the last one, nothing.
+    """Load a file or an address into ``part``; other layers in it, such as a head, are ignored.
 
     Raises:
         ConfigError: if they cannot be read, or lack one of its tensors.
@@ -58,7 +59,9 @@ def load_weights(part: nn.Module, weights: str) -> None:
         found = read_weights(weights)
     except Exception as error:
         raise ConfigError(f"weights={weights}: cannot be read: {error}") from error
+    # Older files lack this counter of batch norm, which no output depends on.
     own = [name for name in part.state_dict() if not name.endswith("num_batches_tracked")]
+    # The prefix depends on who saved the file: the one that most names match is right.
     prefix = max(PREFIXES, key=lambda prefix: sum(f"{prefix}{name}" in found for name in own))
     if missing := [name for name in own if f"{prefix}{name}" not in found]:
         raise ConfigError(

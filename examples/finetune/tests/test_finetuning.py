@@ -11,9 +11,9 @@ import torchvision
 from PIL import Image
 from torch import nn
 
+from examples.finetune.finetuning import load_weights
+from examples.finetune.net import Pretrained
 from project import load_run
-from project.model.finetune import load_weights
-from project.model.nets.pretrained import Pretrained
 from samestep.errors import ConfigError
 from samestep.hydra import build
 from samestep.hydra.compose import check

@@ -7,7 +7,7 @@ class Pretrained(nn.Module):
     """A backbone, and a linear layer in the place of its last one.
 
     Args:
-        backbone: a net that somebody else has trained; its weights are loaded later.
+        backbone: a net of a library; its pretrained weights are loaded later.
         last_layer: name of its last layer, such as ``fc`` or ``classifier.1``, which is removed.
         num_classes: length of the output.
 

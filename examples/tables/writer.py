@@ -1,4 +1,4 @@
-"""Convert other people's formats into Lance tables. ``scripts/convert.py`` calls it."""
+"""Convert image folders, Parquet files and Hugging Face datasets into Lance tables."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset
 
+from examples.tables.datamodule import CHECKSUM, checksum
 from project.data.datamodule import SPLIT_SEED
 from project.data.sources import ImageFolder
-from project.data.tables import CHECKSUM, checksum
 from samestep.data.arrow import ArrowRows
 from samestep.data.lance import NUM_ROWS, first_line
 from samestep.data.seeds import generator
