@@ -92,7 +92,7 @@ def test_every_command_is_executed_or_has_a_reason():
     assert unknown == []
     assert ELSEWHERE.keys() - used == set()
     for reason in ELSEWHERE.values():
-        for path in re.findall(r"(?:tests|docs)/[\w/.]+\w", reason):
+        for path in re.findall(r"(?:tests|docs|examples)/[\w/.]+\w", reason):
             assert (ROOT / path).is_file(), path
     first_words = {(block[0].page, block[0].words[0]) for block in BLOCKS}
     assert first_words >= NOT_COMMANDS
