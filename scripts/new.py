@@ -14,11 +14,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import options
 import yaml
 
+from samestep import ConfigError, run_script
 from samestep.command_line import Parser
-from samestep.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = r"[a-z][a-z0-9]*(_[a-z0-9]+)*"
@@ -92,4 +91,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    options.run(main)
+    run_script(main)

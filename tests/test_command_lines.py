@@ -168,4 +168,4 @@ def test_names_with_spaces_and_other_letters(tmp_path: Path):
     result = run(str(ROOT / "train.py"), *words, cwd=place, RUN_ID="mine")
     assert result.returncode == 0, result.stderr
     assert (place / "Läufe hier/mine/metrics.json").exists()
-    assert "  python scripts/evaluate.py 'Läufe hier/mine'\n" in result.stdout
+    assert "  samestep evaluate 'Läufe hier/mine'\n" in result.stdout

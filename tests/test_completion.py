@@ -37,7 +37,7 @@ def ask(*command: str) -> list[str]:
         (["python", "train.py", "model=mlp", "trainer.max_t"], ["trainer.max_time="]),
         (["samestep", "sw"], ["sweep"]),
         (["samestep", "sweep", "n_trials=3", "sweep=digits"], ["sweep=digits_lr"]),
-        (["python", "scripts/predict.py", "mod"], [""]),  # must not start it: a name of a file
+        (["python", "scripts/new.py", "mod"], [""]),  # must not start it: a name of a file
     ],
 )
 def test_bash_completes(words: list[str], expected: list[str]):

@@ -176,9 +176,9 @@ def test_a_plain_model_without_a_test_step_finishes_with_its_metrics(copy: Path)
     # The summary names what there is.
     assert "untested/report.html\n" in done.stdout
     assert "predict" not in done.stdout
-    (line,) = re.findall(r"^  python (scripts/evaluate\.py) runs/untested$", done.stdout, re.M)
+    (line,) = re.findall(r"^  (samestep evaluate) runs/untested$", done.stdout, re.M)
     for options, exit_code in ([], 0), (["--split", "test"], 2):
-        done = run(line, "runs/untested", *options, cwd=copy)
+        done = run("-m", *line.split(), "runs/untested", *options, cwd=copy)
         assert done.returncode == exit_code, done.stderr
     assert done.stderr.startswith("error: --split test: No `test_step()` method defined")
     assert final_metrics(copy / "runs/untested").keys() == {"train_loss", "val_loss"}

@@ -328,8 +328,8 @@ ALL_CLUSTERS = ["kubernetes", "slurm", "docker", "runai", "flyte"]
             [],
             [
                 "train.py debug=limit run_id=a",
-                "scripts/evaluate.py runs/a",
-                "scripts/export.py runs/a",
+                "-m samestep evaluate runs/a",
+                "-m samestep export runs/a",
             ],
         ),
         (
@@ -375,8 +375,6 @@ def test_a_copy_of_all_things_is_small_and_passes_its_tests(template: Path, tmp_
     long = [
         "test_train.py::test_the_default_learns_the_digits",
         "test_train.py::test_a_killed_run_ends_as_an_undisturbed_one",
-        "test_export.py::test_the_program_takes_batches_of_any_size",
-        "test_export.py::test_the_config_says_what_the_images_and_the_logits_are",
         "test_rules.py::test_files_that_a_run_does_not_download",
         "test_rules.py::test_the_schedule_needs_an_end",
         "test_rules.py::test_contradictions",

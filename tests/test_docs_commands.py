@@ -27,8 +27,8 @@ HERE = (
     "samestep status", "samestep logs", "samestep cancel",
 )  # fmt: skip
 WITH_A_RUN = (
-    "scripts/evaluate.py", "scripts/predict.py", "scripts/export.py",
-    "scripts/compare.py", "samestep compare", "samestep report", "samestep runs", "samestep upload",
+    "samestep evaluate", "samestep predict", "samestep export", "samestep compare",
+    "samestep report", "samestep runs", "samestep upload",
 )  # fmt: skip
 ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"uvx copier ": "tests/test_copies.py",
@@ -199,7 +199,8 @@ def test_a_run_is_used_as_printed(command: Command, place: Path):
     words = [found for word in words for found in globs.get(word, [word])]
     is_script = command.program.endswith(".py")
     program = [str(ROOT / command.program)] if is_script else ["-m", *command.program.split()]
-    done = run(*program, *words, cwd=place)
+    # The runs lie elsewhere, the project here.
+    done = run(*program, *words, cwd=place, SAMESTEP_PROJECT=str(ROOT))
     assert done.returncode == 0, done.stderr
     assert done.stdout
 

@@ -126,9 +126,9 @@ Evaluate = Callable[..., dict[str, float]]
 
 @pytest.fixture
 def evaluated(capsys: pytest.CaptureFixture[str]) -> Evaluate:
-    """The metrics that ``scripts/evaluate.py`` prints for a run."""
+    """The metrics that ``samestep evaluate`` prints for a run."""
     # The processes that train import this file, and find no scripts.
-    from scripts.evaluate import main
+    from samestep.evaluate import main
 
     def evaluate(run_dir: Path, *words: str) -> dict[str, float]:
         capsys.readouterr()

@@ -7,9 +7,33 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from samestep.errors import ConfigError
+from project.model.classifier import ImageClassifier
+from samestep import ConfigError
 
 PREFIXES = ("", "net.backbone.", "net.", "backbone.", "module.", "model.")  # of names in files
+
+
+class FinetunedClassifier(ImageClassifier):
+    """An ``ImageClassifier`` whose ``net.backbone`` learns more slowly than the rest.
+
+    Args:
+        backbone_lr: learning rate of ``net.backbone``; None: that of the optimizer.
+        options: the arguments of ``ImageClassifier``.
+    """
+
+    def __init__(self, *, backbone_lr: float | None = None, **options: Any) -> None:
+        self.backbone_lr = backbone_lr  # before the optimizer is built
+        super().__init__(**options)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The head, and the backbone with its own learning rate."""
+        (group,) = super().parameter_groups()
+        if self.backbone_lr is None:
+            return [group]
+        backbone = list(self.net.get_submodule("backbone").parameters())
+        others = set(group["params"]) - set(backbone)
+        head = [p for p in group["params"] if p in others]
+        return [{"params": head}, {"params": backbone, "lr": self.backbone_lr}]
 
 
 class Finetuning(L.Callback):

@@ -7,7 +7,6 @@ The same command resumes a conversion that was stopped, and verifies one that is
 tokenizer needs the package tokenizers; "<|endoftext|>" of GPT-2 is an example for --end.
 """
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from samestep.command_line import Parser, call
-from samestep.ranks import process
+from samestep import run_script
+from samestep.command_line import Parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,4 +42,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    process.run(lambda: call(lambda: main(sys.argv[1:])))
+    run_script(main)

@@ -10,13 +10,11 @@ python -m examples.tables.convert table.parquet data/table.lance    # any column
 Each piece is read back and compared. The same command resumes a conversion that was stopped.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from samestep.command_line import Parser, call
-from samestep.errors import ConfigError
-from samestep.ranks import process
+from samestep import ConfigError, run_script
+from samestep.command_line import Parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -41,4 +39,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    process.run(lambda: call(lambda: main(sys.argv[1:])))
+    run_script(main)

@@ -10,14 +10,9 @@ import torch
 from torch import Tensor
 
 from project.data.datamodule import ImageBatches
-from project.data.images import RawBatch
+from project.data.images import Batch
 from project.data.sources import decode_image, reading
-from project.rules import check_batch_size
-from samestep.data.arrow import ArrowRows
-from samestep.data.lance import LanceRows
-from samestep.data.loader import BatchLoader
-from samestep.errors import ConfigError, RunError
-from samestep.ranks import environment
+from samestep import ArrowRows, BatchLoader, ConfigError, LanceRows, RunError
 
 HELD_OUT_EVERY = 10  # such a training image is for validation, if no table is
 CHECKSUM = "crc32"  # column of tables that are converted from files
@@ -51,7 +46,7 @@ class TableImages:
     def __len__(self) -> int:
         return self.num_images
 
-    def __getitem__(self, positions: Tensor) -> RawBatch:
+    def __getitem__(self, positions: Tensor) -> Batch:
         ids = self.rows_at(positions)
         batch = self.rows[ids]
         contents, labels, *checksums = batch.values()
@@ -76,7 +71,7 @@ class TableImages:
         for image, id, content in zip(images, ids.tolist(), contents, strict=True):
             with reading(f"{self.rows.uri}: row {id}"):
                 image.copy_(decode_image(content, self.num_channels, self.image_size))
-        return RawBatch(images, labels.long(), ids)
+        return Batch(images, labels.long(), ids)
 
     def rows_at(self, positions: Tensor) -> Tensor:
         """Numbers of rows. A rule instead of a list, which would take memory for each image."""
@@ -142,10 +137,8 @@ class TableDataModule(ImageBatches):
 
     def setup(self, stage: str) -> None:
         """Open the tables, once. Lightning calls this on every rank and stage."""
-        if self.train_set is not None:
+        if self.train_set is not None or stage == "predict":
             return
-        num_ranks = environment.world_size()
-        check_batch_size(self.global_batch_size, num_ranks, self.batches_per_step())
         rows = self._open("train", self.version)
         held_out = self.tables["val"] is None
         train = self._images(rows, "train" if held_out else None)
@@ -169,11 +162,6 @@ class TableDataModule(ImageBatches):
     def loader(self, images: TableImages, batch_size: int, **options: Any) -> BatchLoader:
         """Rows are waited for, so threads read them."""
         return super().loader(images, batch_size, num_threads=self.num_threads, **options)
-
-    def export_inputs(self, num_images: int) -> tuple[torch.nn.Module, Tensor]:
-        """For ``project.export``: what comes before the net, and test images as they are stored."""
-        self.setup("test")
-        return self.normalize, self.test_set[torch.arange(min(num_images, len(self.test_set)))][0]
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: the names of the classes, and which table was read."""

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from labs.bench.callbacks import CURVE, Timer, mean_over_ranks
 from labs.bench.workloads import TASKS, configure, parts
-from project.data.images import ImageSet, RawBatch
+from project.data.images import Batch, ImageSet
 from samestep.data.sampler import Slice
 from samestep.data.seeds import generator
 from samestep.hydra import build
@@ -36,9 +36,9 @@ NOTHING = nullcontext()
 Batches = Iterable[tuple[Tensor, Tensor]]
 
 
-def index_pixel_by_pixel(self: ImageSet, positions: Tensor) -> RawBatch:
+def index_pixel_by_pixel(self: ImageSet, positions: Tensor) -> Batch:
     ids = self.ids[positions]
-    return RawBatch(self.source.images[ids], self.source.labels[ids], ids)
+    return Batch(self.source.images[ids], self.source.labels[ids], ids)
 
 
 PATCHES = "samestep.ranks.lightning_patches"

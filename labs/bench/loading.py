@@ -31,13 +31,13 @@ def memory() -> dict[str, float]:
     """Gather, crop, flip, normalize: what a training step waits for, in us."""
     from samestep.hydra import build
 
-    data = build.datamodule(configure("cifar"))
+    cfg = configure("cifar")
+    data, normalize = build.datamodule(cfg), build.model(cfg).normalize
     data.setup("fit")
-    loader, device = data.train_dataloader(), torch.device("cpu")
+    loader = data.train_dataloader()
 
     def one_pass() -> int:
-        batches = ((data.augment(raw.images.to(device), place)) for raw, place in loader)
-        return sum(len(data.normalize(images)) for images in batches)
+        return sum(len(normalize(batch.images)) for batch in loader)
 
     return {"value": 1e6 * per_image(one_pass)["value"]}
 
@@ -68,7 +68,7 @@ def folder(folder: str) -> dict[str, float]:
     data.prepare_data()
     data.setup("fit")
     loader = data.train_dataloader()
-    return per_image(lambda: sum(len(raw.images) for raw, _ in loader))
+    return per_image(lambda: sum(len(batch.images) for batch in loader))
 
 
 def with_pillow(content: bytes) -> Image.Image:

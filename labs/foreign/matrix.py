@@ -220,20 +220,20 @@ class Matrix:
         return ""
 
     def evaluate_again(self, run_dir: Path) -> str:
-        """Whether evaluate.py finds the metrics of the test, to the last bit."""
+        """Whether ``samestep evaluate`` finds the metrics of the test, to the last bit."""
         metrics = {k: v for k, v in final_metrics(run_dir).items() if k.startswith("test")}
         if not metrics:
             return ""
         done = subprocess.run(
-            [sys.executable, "scripts/evaluate.py", str(run_dir), "--format=json"],
+            [sys.executable, "-m", "samestep", "evaluate", str(run_dir), "--format=json"],
             cwd=self.directory, env=environment(PYTHONPATH=f"{self.directory / 'src'}:{ROOT}"),
             timeout=self.timeout_s, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            return f"evaluate.py: {(done.stderr.strip().splitlines() or [''])[-1]}"
+            return f"evaluate: {(done.stderr.strip().splitlines() or [''])[-1]}"
         found = json.loads(done.stdout)
         odd = [name for name in metrics if metrics[name] != found.get(name)]
-        return "; ".join(f"{name} {metrics[name]}, evaluate.py {found.get(name)}" for name in odd)
+        return "; ".join(f"{name} {metrics[name]}, evaluate {found.get(name)}" for name in odd)
 
 
 def needed_by(columns: Sequence[str]) -> set[str]:

@@ -43,7 +43,7 @@ for line in sys.argv[1:]:
     print(json.dumps([code, out.getvalue(), err.getvalue(), heavy]))
 """
 INVALID = {
-    "lunch": "samestep lunch: no such command; choose from run, doctor, report, ",
+    "lunch": "samestep lunch: no such command; choose from run, doctor, evaluate, ",
     "runs --jsn": "samestep runs: --jsn: no such option; did you mean --json?",
     "runs nowhere": "nowhere is no folder",
     "compare nowhere": "nowhere: no such run",

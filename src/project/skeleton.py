@@ -54,7 +54,7 @@ class SkeletonData(L.LightningDataModule):
         return BatchLoader(self.test, len(self.test))
 
     def predict_dataloader(self) -> BatchLoader:
-        """The patients in the files that ``scripts/predict.py`` names, or those of the test.
+        """The patients in the files that ``samestep predict`` names, or those of the test.
 
         A file is CSV without a heading: ten numbers a row, scaled as ``load_diabetes`` does.
         """
@@ -78,7 +78,7 @@ class SkeletonModel(L.LightningModule):
         super().__init__()
         self.lr = lr
         self.net = nn.Sequential(nn.Linear(10, hidden_size), nn.ReLU(), nn.Linear(hidden_size, 1))
-        self.example_input_array = torch.zeros(2, 10)  # what scripts/export.py traces
+        self.example_input_array = torch.zeros(2, 10)  # what samestep export traces
         self.train_sums = EpochMean("train", "loss")
         self.val_sums = EpochMean("val", "loss")
         self.test_sums = EpochMean("test", "loss")
@@ -89,7 +89,7 @@ class SkeletonModel(L.LightningModule):
         return progress
 
     def predict_step(self, batch: list[Tensor], batch_idx: int) -> dict[str, Tensor]:
-        """The columns that ``scripts/predict.py`` writes."""
+        """The columns that ``samestep predict`` writes."""
         return {"progress": 100 * self(batch[0])}
 
     def score(self, batch: list[Tensor], sums: EpochMean) -> Tensor:

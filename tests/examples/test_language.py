@@ -15,9 +15,9 @@ from examples.language.tests import test_language, test_tokens
 from examples.language.tests.conftest import TEXT
 from examples.language.tests.test_tokens import data_of, write
 from labs.faults.lab import Laboratory
+from samestep import evaluate, export, predict
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check
-from scripts import evaluate, export, predict
 from tests.conftest import final_metrics, run, run_ranks
 from tests.project.test_train import record, recorded
 

@@ -11,9 +11,9 @@ import torch
 from examples.tables.tests import conftest
 from examples.tables.tests.conftest import SIZES, write
 from labs.faults.lab import Laboratory
+from samestep import evaluate, export, predict
 from samestep.data.lance import LanceRows
 from samestep.errors import ConfigError, RunError
-from scripts import evaluate, export, predict
 from tests.conftest import final_metrics, run, run_ranks
 from tests.project.test_train import history
 from tests.s3_server import harm, s3_server, use_bucket

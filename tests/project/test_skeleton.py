@@ -10,10 +10,9 @@ import pytest
 import torch
 from sklearn.datasets import load_diabetes
 
-from project import load_run, table
+from samestep import load_run, predict
 from samestep.command_line import call
-from scripts import predict
-from scripts.export import main as export
+from samestep.export import main as export
 from tests.conftest import run
 
 SKELETON = ["data=skeleton", "model=skeleton", "callbacks.checkpoints.monitor=val/loss",
@@ -61,7 +60,7 @@ def read_table(text: str) -> list[float]:
 
 
 def test_any_model_predicts_by_its_own_step(run_dir: Path, tmp_path: Path, capsys, monkeypatch):
-    done = run("scripts/predict.py", str(run_dir))
+    done = run("-m", "samestep", "predict", str(run_dir))
     assert (done.returncode, done.stderr) == (0, "")
     assert len(read_table(done.stdout)) == 71  # of the test
 
@@ -83,17 +82,6 @@ def test_any_model_predicts_by_its_own_step(run_dir: Path, tmp_path: Path, capsy
     assert "--output out.parquet: needs pyarrow; `pip install pyarrow`" in capsys.readouterr().err
     assert call(lambda: predict.main([*words, "out.txt"])) == 2
     assert "--output out.txt: must end in .csv, .parquet or .pt" in capsys.readouterr().err
-
-
-def test_columns_are_named_and_what_is_no_column_is_rejected():
-    assert table.columns_of(torch.tensor([0.1, 0.5])) == {"prediction": [0.1, 0.5]}
-    assert table.columns_of(torch.tensor([[1, 2]])) == {"prediction_0": [1], "prediction_1": [2]}
-    both = table.columns_of({"name": ["a"], "score": torch.zeros(1, 1)})
-    assert both == {"name": ["a"], "score": [0.0]}
-    with pytest.raises(
-        ValueError, match=r"prediction as a tensor \[2, 8, 8\]: a table takes tensors"
-    ):
-        table.columns_of(torch.zeros(2, 8, 8))
 
 
 def test_any_model_with_an_example_is_exported(run_dir: Path, capsys):

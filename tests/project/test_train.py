@@ -53,7 +53,7 @@ def test_a_run_says_how_it_goes_and_what_to_do_next(digits_run: Path):
     said = (digits_run.parent / "stdout.txt").read_text()
     assert re.search(r"epoch 2/2 .* loss \d.* accuracy \d.* samples/s", said)
     assert re.search(r"test/accuracy +0\.\d+", said)
-    assert f"scripts/evaluate.py {digits_run}" in said
+    assert f"samestep evaluate {digits_run}" in said
     assert (digits_run.parent / "stderr.txt").read_text() == ""
 
 

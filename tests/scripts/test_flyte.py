@@ -10,7 +10,7 @@ import lightning as L
 import pytest
 from omegaconf import OmegaConf
 
-from project import load_run
+from samestep import load_run
 from samestep.errors import RunError
 from samestep.hydra.compose import check
 from samestep.launch import render

@@ -36,7 +36,7 @@ def run_unread(*words: str, both: bool = False) -> tuple[int, str]:
     return done.returncode, done.stderr or ""
 
 
-@pytest.mark.parametrize("command", [["scripts/evaluate.py"], SAMESTEP], ids=" ".join)
+@pytest.mark.parametrize("command", [["scripts/new.py"], SAMESTEP], ids=" ".join)
 def test_the_help_of_a_command_may_be_cut_off(command: Sequence[str]):
     """The other scripts end as these do."""
     assert run_unread(*FRESH, *command, "--help") == (0, "")
@@ -55,7 +55,7 @@ def test_what_a_command_prints_may_be_cut_off(words: Sequence[str], exit_code: i
 
 
 def test_what_a_command_with_torch_prints_may_be_cut_off(digits_run: Path):
-    evaluate = ["scripts/evaluate.py", str(digits_run), "--format=json"]
+    evaluate = [*SAMESTEP, "evaluate", str(digits_run), "--format=json"]
     for words in (evaluate, [*SAMESTEP, "doctor"], ["scripts/prepare_data.py", "data=digits"]):
         exit_code, said = run_unread(*words)
         assert exit_code == 0

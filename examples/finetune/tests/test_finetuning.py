@@ -13,7 +13,7 @@ from torch import nn
 
 from examples.finetune.finetuning import load_weights
 from examples.finetune.net import Pretrained
-from project import load_run
+from samestep import load_run
 from samestep.errors import ConfigError
 from samestep.hydra import build
 from samestep.hydra.compose import check

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from project import load_run
-from samestep import command_line
-from scripts import evaluate
+from samestep import command_line, evaluate, load_run
 from tests.conftest import final_metrics
 
 

@@ -3,8 +3,9 @@
 Read ``trainer`` first: what happens from ``fit`` to the end. Then ``lightning_names``, ``errors``,
 ``metrics``, ``config_keys``, ``run_spec``, ``ranks``, ``command_line``, ``data``, ``run``,
 ``node``, ``callbacks`` and ``ending``, which need no Hydra; then ``hydra``, which makes the same
-run from configuration files, ``doctor``, ``report``, ``launch``, ``sweep`` and ``cli``. Each folder
-opens with what it promises.
+run from configuration files, ``doctor``, ``report``, ``launch``, ``sweep``, ``loading`` (model and
+data of a run), ``evaluate``, ``predict``, ``export`` with ``model_files`` and ``model_card``,
+``script`` and ``cli``. Each folder opens with what it promises.
 """
 
 from importlib import import_module
@@ -13,25 +14,44 @@ from typing import TYPE_CHECKING, Any
 from samestep import lightning_names
 
 if TYPE_CHECKING:
+    from samestep.data.arrow import ArrowRows
+    from samestep.data.lance import LanceRows
     from samestep.data.loader import BatchLoader
+    from samestep.data.order import Blocks
+    from samestep.data.sampler import Slice
     from samestep.errors import ConfigError, RunError
+    from samestep.loading import load_run
     from samestep.metrics import EpochMean
+    from samestep.ranks.process_group import gather
+    from samestep.script import run_script
     from samestep.trainer import Trainer
 
-__all__ = ["BatchLoader", "ConfigError", "EpochMean", "RunError", "Trainer"]
+MODULES = {
+    "ArrowRows": "samestep.data.arrow",
+    "BatchLoader": "samestep.data.loader",
+    "Blocks": "samestep.data.order",
+    "ConfigError": "samestep.errors",
+    "EpochMean": "samestep.metrics",
+    "LanceRows": "samestep.data.lance",
+    "RunError": "samestep.errors",
+    "Slice": "samestep.data.sampler",
+    "Trainer": "samestep.trainer",
+    "gather": "samestep.ranks.process_group",
+    "load_run": "samestep.loading",
+    "run_script": "samestep.script",
+}
+"""Where each public name is defined."""
+
+__all__ = [
+    "ArrowRows", "BatchLoader", "Blocks", "ConfigError", "EpochMean", "LanceRows", "RunError",
+    "Slice", "Trainer", "gather", "load_run", "run_script",
+]  # fmt: skip
 
 lightning_names.install()
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is asked for: help and errors need no torch."""
-    places = {
-        "BatchLoader": "samestep.data.loader",
-        "ConfigError": "samestep.errors",
-        "RunError": "samestep.errors",
-        "EpochMean": "samestep.metrics",
-        "Trainer": "samestep.trainer",
-    }
-    if name not in places:
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(places[name]), name)
+    return getattr(import_module(MODULES[name]), name)

@@ -20,11 +20,16 @@ class Command(NamedTuple):
     takes_overrides: bool = False
     """Whether it composes the configuration of a project, as train.py does. Its help is then the
     docstring of its module."""
+    needs_project: bool = False
+    """Whether it calls code of the user's project: always, if it takes overrides."""
 
 
 COMMANDS = {
     "run": Command("samestep.node.run_script:main", "start a script on several ranks"),
     "doctor": Command("samestep.doctor:main", "run the checks before training, and stop", True),
+    "evaluate": Command("samestep.evaluate:main", "test a run again", needs_project=True),
+    "predict": Command("samestep.predict:main", "predict with a run", needs_project=True),
+    "export": Command("samestep.export:main", "write a model for others", needs_project=True),
     "report": Command("samestep.report.live:main", "write report.html of a run"),
     "compare": Command("samestep.report.compare:main", "compare runs"),
     "runs": Command("samestep.report.listing:main", "list the runs of a folder"),
@@ -58,15 +63,17 @@ def command() -> int:
         return 0
     if name not in COMMANDS:
         raise ConfigError(f"samestep {name}: no such command; choose from {', '.join(COMMANDS)}")
-    module, _, function = COMMANDS[name].main.partition(":")
-    if COMMANDS[name].takes_overrides:
-        if {"-h", "--help"} & set(argv):
-            print(read_docstring(module))
-            return 0
-        from samestep.hydra.project import project_folder
+    chosen = COMMANDS[name]
+    module, _, function = chosen.main.partition(":")
+    asks_for_help = bool({"-h", "--help"} & set(argv))
+    if chosen.takes_overrides and asks_for_help:
+        print(read_docstring(module))
+        return 0
+    # Parsing comes first, where it can: a help text needs no project.
+    if chosen.takes_overrides or (chosen.needs_project and not asks_for_help):
+        from samestep.hydra.project import add_project
 
-        # As in train.py: the project of this folder, not another one that is installed.
-        sys.path[:0] = [str(project_folder() / "src"), str(project_folder())]
+        add_project()
     exit_code: int = getattr(import_module(module), function)(argv)
     return exit_code
 

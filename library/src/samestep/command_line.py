@@ -47,6 +47,28 @@ class Parser(argparse.ArgumentParser):
         # "?" with a default: a missing argument is then reported by `check_run_dir` too.
         self.add_argument("run_dir", nargs="?", default="", type=check_run_dir, help="runs/<id>")
 
+    def add_ckpt(self) -> None:
+        """Add the choice of a checkpoint: ``ckpt``, None if none was named, and ``trust``."""
+        ckpts = "best, last, or one that was kept, such as epoch-0002; default: the tested one"
+        self.add_argument("--ckpt", metavar="NAME", help=ckpts)
+        trust = "call whatever config.yaml of this run names; only if you trust who made it"
+        self.add_argument("--trust", action="store_true", help=trust)
+
+    def add_accelerator(self) -> None:
+        """Add the device that a model computes on: ``accelerator``."""
+        self.add_argument("--accelerator", choices=["auto", "cpu", "gpu"], default="auto")
+
+    def add_data(self) -> None:
+        """Add where the data are now, if not where the run found them.
+
+        These are ``root``, ``file``, ``mirror`` and ``download``, each None if it was not named.
+        """
+        add = self.add_argument
+        add("--data-root", dest="root", metavar="DIR", help="their folder")
+        add("--data-file", dest="file", metavar="FILE", help="their file, if it is one")
+        add("--data-mirror", dest="mirror", metavar="URL", help="download from here")
+        add("--download", action=argparse.BooleanOptionalAction, help="or never do")
+
 
 def check_run_dir(text: str) -> Path:
     """The path, if it is the directory of a run; otherwise an error that names the newest runs."""

@@ -1,4 +1,4 @@
-"""Images and labels, from disk to batches on the device."""
+"""Images and labels, from disk to batches."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,19 +6,17 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch.utils.data import DataLoader
 
-from project.data.augment import Augment, Normalize
-from project.data.images import Batch, ImageSet, RawBatch
-from project.data.sources import ImageFiles, Images, Source
-from project.rules import check_batch_size
-from samestep.data.loader import BatchLoader
-from samestep.data.order import Blocks
-from samestep.data.sampler import Slice
-from samestep.data.seeds import generator
-from samestep.errors import ConfigError
-from samestep.ranks import environment
+from project.data.augment import Augment
+from project.data.download import DataError
+from project.data.images import FileBatch, ImageSet
+from project.data.sources import ImageFiles, Images, Source, find_images, read_image
+from samestep import BatchLoader, Blocks, ConfigError
 
-SPLIT_SEED = 0  # the same images are held out in every run, whatever its seed
+SPLIT_SEED = (
+    7_070_836_379_803_831_727  # the same images are held out in every run, whatever its seed
+)
 MEMORY_SHARE = 0.25  # of the accelerator's free memory that the images may take
 
 
@@ -36,7 +34,8 @@ class ImageBatches(L.LightningDataModule):
         eval_batch_size: images per validation or test batch, over all ranks.
         shuffle: draw a new order of the training images each epoch; ``Blocks`` reads neighbours
             together.
-        mean, std: see ``Normalize``.
+        mean, std: of each channel, in units of pixel values scaled to ``[0, 1]``: facts of the
+            data, with which a model normalizes them.
         crop_padding, flip: see ``Augment``.
         seed: of the order and the augmentation.
     """
@@ -74,9 +73,12 @@ class ImageBatches(L.LightningDataModule):
         self.shuffle = shuffle
         self.mean = list(mean)
         self.std = list(std)
-        self.normalize = Normalize(self.mean, self.std, image_size)
         self.seed = seed
         self.augment = Augment(crop_padding=crop_padding, flip=flip, seed=seed)
+        self.predict_files: list[str] = []
+        """Files and folders of images that ``samestep predict`` names."""
+        self.predict_errors: list[str] = []
+        """Why some of them cannot be predicted; ``samestep predict`` prints it."""
 
     def train_dataloader(self) -> BatchLoader:
         """Training batches, in a new order each epoch."""
@@ -88,6 +90,7 @@ class ImageBatches(L.LightningDataModule):
             drop_last=True,
             seed=self.seed,
             accumulate_grad_batches=self.batches_per_step(),
+            transform=self.augment,
         )
 
     def val_dataloader(self) -> BatchLoader:
@@ -98,31 +101,31 @@ class ImageBatches(L.LightningDataModule):
         """Test batches, in a fixed order."""
         return self.loader(self.test_set, self.eval_batch_size)
 
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """The images in ``predict_files``, prepared like those of ``data=folder``."""
+        if not self.predict_files:
+            raise ConfigError("there is nothing to predict; name image files, or folders of them")
+        files: Any = find_images(self.predict_files)
+        return DataLoader(files, batch_size=64, collate_fn=self.read_files)
+
+    def read_files(self, files: Sequence[Path]) -> FileBatch:
+        """Read image files; those that cannot be read are left out."""
+        images, names = [], []
+        for file in files:
+            try:
+                images.append(read_image(file, self.num_channels, self.image_size))
+            except DataError as error:
+                self.predict_errors.append(str(error))
+            else:
+                names.append(str(file))
+        # With an empty batch first, there may be no image at all.
+        shape = 0, self.num_channels, self.image_size, self.image_size
+        none = torch.empty(shape, dtype=torch.uint8)
+        return FileBatch(torch.cat([none, *(image[None] for image in images)]), names)
+
     def loader(self, images: Any, batch_size: int, **options: Any) -> BatchLoader:
-        """Batches with their slices, on which the augmentation depends."""
-        return BatchLoader(images, batch_size, with_slice=True, **options)
-
-    def transfer_batch_to_device(
-        self, batch: tuple[RawBatch, Slice], device: torch.device, dataloader_idx: int
-    ) -> Batch:
-        """Move one batch to the device; augment it there when training, and normalize it.
-
-        The images get the dtype of the trainer's model; without a trainer they are float32.
-        """
-        (images, labels, ids), place = batch
-        images = images.to(device, non_blocking=True)
-        if self.normalize.scale.device != images.device:
-            self.normalize.to(images.device)
-        dtype = torch.float32
-        if self.trainer:
-            dtype = self.trainer.lightning_module.dtype  # type: ignore[assignment]
-            if self.trainer.training:
-                images = self.augment(images, place)
-        return Batch(
-            self.normalize(images).to(dtype),
-            labels.to(device, non_blocking=True),
-            ids.to(device, non_blocking=True),
-        )
+        """Batches in an exact order; a subclass may read them ahead."""
+        return BatchLoader(images, batch_size, **options)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: the names of the classes, which the data may have given."""
@@ -155,7 +158,7 @@ class ImageDataModule(ImageBatches):
     every rank; it is never augmented. ``test`` is the data set's own test set, untouched.
 
     Images that fit in memory are kept there as bytes, on the accelerator if they take less than a
-    quarter of its free memory. Whole batches are gathered, augmented and normalized at once.
+    quarter of its free memory. Whole batches are gathered and augmented at once.
 
     Args:
         source: where the images come from.
@@ -199,10 +202,8 @@ class ImageDataModule(ImageBatches):
 
     def setup(self, stage: str) -> None:
         """Open and split the data set, once. Lightning calls this on every rank and stage."""
-        if self.train_set is not None:
+        if self.train_set is not None or stage == "predict":
             return
-        num_ranks = environment.world_size()
-        check_batch_size(self.global_batch_size, num_ranks, self.batches_per_step())
         train, test = self._load(train=True), self._load(train=False)
         num_images = len(train.labels)
         num_val = max(1, num_images // 10) if self.num_val is None else self.num_val
@@ -215,19 +216,11 @@ class ImageDataModule(ImageBatches):
                 f"{now}: is too much for {num_images} training images; add data.num_val={tenth} "
                 f"data.global_batch_size={fits}"
             )
-        order = torch.randperm(num_images, generator=generator(SPLIT_SEED))
+        order = torch.randperm(num_images, generator=torch.Generator().manual_seed(SPLIT_SEED))
         kinds = {"num_channels": self.num_channels, "image_size": self.image_size}
         self.train_set = ImageSet(train, order[num_val:].sort().values, **kinds)
         self.val_set = ImageSet(train, order[:num_val].sort().values, **kinds)
         self.test_set = ImageSet(test, torch.arange(len(test.labels)), **kinds)
-
-    def export_inputs(self, num_images: int) -> tuple[torch.nn.Module, torch.Tensor]:
-        """For ``project.export``: what comes before the net, and test images as they are stored."""
-        self.num_workers, self.eval_batch_size = 0, num_images
-        self.prepare_data()
-        self.setup("test")
-        raw, _ = next(iter(self.test_dataloader()))
-        return self.normalize, raw.images
 
     def loader(self, images: ImageSet, batch_size: int, **options: Any) -> BatchLoader:
         """Images in files are read by other processes."""
@@ -236,7 +229,8 @@ class ImageDataModule(ImageBatches):
 
     def shared_memory_bytes(self) -> int:
         """Bytes that the loader processes of one rank hold in /dev/shm: two batches each."""
-        images = max(self.global_batch_size, self.eval_batch_size) / environment.world_size()
+        assert self.trainer is not None
+        images = max(self.global_batch_size, self.eval_batch_size) / self.trainer.world_size
         return round(2 * images * self.num_channels * self.image_size**2 * self.num_workers)
 
     def _load(self, *, train: bool) -> Images | ImageFiles:

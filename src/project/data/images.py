@@ -8,23 +8,22 @@ from project.data.sources import ImageFiles, Images
 
 
 class Batch(NamedTuple):
-    """What a model is given. ``ImageDataModule`` makes it of a ``RawBatch``, on the device."""
+    """What a model is given."""
 
     images: Tensor
-    """float32 ``[B, C, H, W]``, zero mean and unit variance per channel."""
+    """uint8 ``[B, C, H, W]``, as they are stored."""
     labels: Tensor
     """int64 ``[B]``, class indices."""
     ids: Tensor
     """int64 ``[B]``, positions in the files of the data set."""
 
 
-class RawBatch(NamedTuple):
-    """What an ``ImageSet`` gives: pixels as they are stored."""
+class FileBatch(NamedTuple):
+    """What a model is given to predict."""
 
     images: Tensor
     """uint8 ``[B, C, H, W]``."""
-    labels: Tensor
-    ids: Tensor
+    files: list[str]
 
 
 class ImageSet:
@@ -50,7 +49,7 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, positions: Tensor) -> RawBatch:
+    def __getitem__(self, positions: Tensor) -> Batch:
         """The images at these positions of the set, int64 ``[B]``."""
         # index_select copies whole images; indexing with [ids] copies pixel by pixel.
         ids = self.ids.index_select(0, positions)
@@ -59,4 +58,4 @@ class ImageSet:
         else:
             ids = ids.to(self.source.images.device)
             images = self.source.images.index_select(0, ids)
-        return RawBatch(images, self.source.labels.index_select(0, ids), ids)
+        return Batch(images, self.source.labels.index_select(0, ids), ids)

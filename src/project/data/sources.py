@@ -4,7 +4,7 @@ import contextlib
 import io
 import pickle
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
@@ -21,6 +21,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_datas
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from project.data.download import DataError, fetch
+from samestep import ConfigError
 
 
 class Images(NamedTuple):
@@ -183,6 +184,24 @@ def parts_of(root: Path) -> list[Path]:
     """The folders of the training and the test set; one if they are not split."""
     parts = [root / "train", root / "test"]
     return parts if any(part.is_dir() for part in parts) else [root]
+
+
+def find_images(names: Sequence[str]) -> list[Path]:
+    """The named files, and all images in and below the named folders.
+
+    Raises:
+        ConfigError: if a folder holds no images.
+    """
+    files: list[Path] = []
+    for path in map(Path, names):
+        if not path.is_dir():
+            files.append(path)
+            continue
+        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMG_EXTENSIONS)
+        if not found:
+            raise ConfigError(f"{path}: holds no images; they end in {', '.join(IMG_EXTENSIONS)}")
+        files += found
+    return files
 
 
 def read_image(path: Path, num_channels: int, image_size: int) -> Tensor:

@@ -17,7 +17,7 @@ QUIET = {
 
 def test_an_untrained_loss_is_a_guess(compose):
     classifier = build.model(compose())
-    loss = F.cross_entropy(classifier(torch.randn(256, 1, 8, 8)), torch.arange(256) % 10)
+    loss = F.cross_entropy(classifier(torch.randint(256, (256, 1, 8, 8))), torch.arange(256) % 10)
     assert math.isclose(loss.item(), math.log(10), rel_tol=0.1)
 
 
@@ -47,7 +47,7 @@ def test_figures_are_those_of_the_whole_set(compose):
     trainer.test(classifier, data, verbose=False)
     source = data.test_set.source
     with torch.no_grad():
-        logits = classifier(data.normalize(source.images))
+        logits = classifier(source.images)
     right = logits.argmax(1) == source.labels
     logged = trainer.callback_metrics
     assert logged["test/accuracy"].item() == pytest.approx(right.float().mean().item())
@@ -57,7 +57,6 @@ def test_figures_are_those_of_the_whole_set(compose):
     for digit in range(10):
         expected = right[source.labels == digit].float().mean().item()
         assert logged[f"test/accuracy_{digit}"].item() == pytest.approx(expected)
-    assert classifier.confusion.sum(1).tolist() == source.labels.bincount().tolist()
 
 
 @pytest.mark.parametrize("num_classes", [9, 11])

@@ -10,9 +10,7 @@ from samestep.run import directory
 KEY = "callbacks.checkpoints"
 
 
-def test_a_model_that_names_its_metrics_needs_no_validation_before():
-    trainer = build.build_parts(check(["run_id=test"])).trainer
-    assert trainer.num_sanity_val_steps == 0
+def test_one_validation_batch_finds_a_wrong_monitor_before_the_first_step():
     words = ["run_id=test", "data=skeleton", "model=skeleton", f"{KEY}.mode=min"]
     cfg = check([*words, f"{KEY}.monitor=val/loss"])
     assert build.build_parts(cfg).trainer.num_sanity_val_steps == 1

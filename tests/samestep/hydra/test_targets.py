@@ -12,8 +12,8 @@ WRITES = [
     "torch.utils.cpp_extension.load_inline", "numpy.load", "pickle.loads",
     "torchvision.datasets.MNIST", "samestep.run.files.write_text", "lightning.Trainer",
     # What the project imports is not of the project.
-    "project.export.torch.load", "project.export.shutil.rmtree", "project.export.save_model",
-    "project.predictions.Predictions", "project.train", "torch.nn.modules.module.torch.load",
+    "project.data.datamodule.torch.load", "project.data.download.shutil.rmtree",
+    "project.callbacks.pictures.Predictions", "project.train", "torch.nn.modules.module.torch.load",
     # Importing these does something already.
     "antigravity.webbrowser", "this.s",
 ]  # fmt: skip
@@ -25,7 +25,7 @@ def test_what_writes_loads_or_runs_is_not_called(partial: bool) -> None:
         inner = {"_target_": target, "_partial_": partial, "_args_": ["x"]}
         model = {"_target_": "project.skeleton.SkeletonModel", "lr": [{"deep": inner}]}
         with pytest.raises(ConfigError, match=r"model\.lr\[0\]\.deep\._target_=.*add --trust"):
-            check_targets(OmegaConf.create(model), "model", "LightningModule", "project")
+            check_targets(OmegaConf.create(model), "model", "LightningModule", ["project"])
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_what_builds_models_and_data_is_called(target: str) -> None:
     top = "project.skeleton.SkeletonModel" if package == "project" else target
     kind = "LightningModule" if package == "project" else "SlowNet"
     node = OmegaConf.create({"_target_": top, "part": {"_target_": target, "_partial_": True}})
-    check_targets(node, "model", kind, package)
+    check_targets(node, "model", kind, [package])
 
 
 def test_the_model_must_be_a_model_and_the_data_must_be_data() -> None:
@@ -51,7 +51,7 @@ def test_the_model_must_be_a_model_and_the_data_must_be_data() -> None:
         ("data", "LightningDataModule", "project.model.schedules.warmup_cosine"),
     ):
         with pytest.raises(ConfigError, match=rf"{key}\._target_={target}: must be a {kind}"):
-            check_targets(OmegaConf.create({"_target_": target}), key, kind, "project")
+            check_targets(OmegaConf.create({"_target_": target}), key, kind, ["project"])
 
 
 def test_a_function_of_a_library_is_called_once_a_file_of_configs_names_it(
@@ -61,7 +61,7 @@ def test_a_function_of_a_library_is_called_once_a_file_of_configs_names_it(
     node = {"_target_": "project.skeleton.SkeletonModel", "net": {"_target_": "operator.neg"}}
 
     def check() -> None:
-        check_targets(OmegaConf.create(node), "model", "LightningModule", "project")
+        check_targets(OmegaConf.create(node), "model", "LightningModule", ["project"])
 
     for folder in ("model", "logger", "experiment"):
         (tmp_path / folder).mkdir()
@@ -82,7 +82,7 @@ def test_far_from_its_project_only_what_configs_name_is_refused(tmp_path, monkey
     monkeypatch.delenv("SAMESTEP_PROJECT", raising=False)
     monkeypatch.chdir(tmp_path)
     node = OmegaConf.create({"_target_": "project.skeleton.SkeletonModel"})
-    check_targets(node, "model", "LightningModule", "project")
+    check_targets(node, "model", "LightningModule", ["project"])
     node.net = {"_target_": "operator.neg"}
     with pytest.raises(ConfigError, match=r"model\.net\._target_=operator\.neg"):
-        check_targets(node, "model", "LightningModule", "project")
+        check_targets(node, "model", "LightningModule", ["project"])

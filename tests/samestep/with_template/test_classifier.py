@@ -1,21 +1,9 @@
 import lightning as L
-import pytest
 import torch
 
 from samestep.callbacks.exact import SeedSteps
-from samestep.errors import ConfigError
 from samestep.hydra import build
 from tests.project.data.test_datamodule import QUIET
-
-
-@pytest.mark.parametrize("num_classes", [9, 11])
-def test_other_numbers_of_classes_than_the_data_have_are_rejected(compose, num_classes: int):
-    cfg = compose(f"model.num_classes={num_classes}", "model.net.num_classes=10")
-    trainer = L.Trainer(max_epochs=1, **QUIET)
-    message = rf"model.num_classes={num_classes}: the data have data.num_classes=10; leave"
-    with pytest.raises(ConfigError, match=message):
-        trainer.fit(build.model(cfg), build.datamodule(cfg))
-    assert trainer.global_step == 0
 
 
 def test_top5_accuracy_is_logged_with_more_than_ten_classes(compose):

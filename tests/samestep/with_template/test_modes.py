@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from project import load_run
 from project.train import train
+from samestep import load_run
 from samestep.hydra.compose import check
 from samestep.hydra.saved_run import evaluate
 from tests.conftest import CONFIGS, NO_PICTURES, QUICK

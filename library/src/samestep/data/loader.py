@@ -60,8 +60,9 @@ class BatchLoader:
         num_threads: threads that read ahead, for data that are waited for, such as those of an
             object store. Twice as many batches are in memory. The data set must allow it, and must
             not draw random numbers, because threads share them.
-        with_slice: give ``(batch, slice)`` instead of ``batch``. Augmentations need the slice if
-            they shall not depend on the number of ranks.
+        transform: changes each batch where it is read, such as an augmentation. It is called with
+            the batch and its ``Slice``, whose ``generator`` gives random numbers that do not depend
+            on the number of ranks.
         collate_fn: makes a batch of a list of samples, such as
             ``torch.utils.data.default_collate``. None: the data set gives batches.
     """
@@ -77,12 +78,11 @@ class BatchLoader:
         accumulate_grad_batches: int = 1,
         num_workers: int = 0,
         num_threads: int = 0,
-        with_slice: bool = False,
+        transform: Callable[[Any, Slice], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         self.dataset = dataset
-        self.slices = _Slices(dataset, seed, collate_fn)
-        self.with_slice = with_slice
+        self.slices = _Slices(dataset, seed, collate_fn, transform)
         # An attribute called `sampler` would make Lightning take this for a DataLoader.
         self.order = GlobalBatchSampler(
             len(dataset),
@@ -123,7 +123,7 @@ class BatchLoader:
 
     def draws_by_slice(self) -> bool:
         """Whether a batch of the data set has random numbers, which depend on the rank's slice."""
-        return not (self.with_slice or self.slices.collate_fn) and self._draws()
+        return self.slices.collate_fn is None and self._draws()
 
     def _draws(self) -> bool:
         """Whether the data set draws random numbers.
@@ -162,8 +162,7 @@ class BatchLoader:
         else:
             slices = iter(self.workers or map(self.slices.__getitem__, self._expected()))
         for _ in range(first, len(self)):
-            batch, place = self._wait_for(slices)
-            yield (batch, place) if self.with_slice else batch
+            yield self._wait_for(slices)
 
     def _expected(self) -> Iterator[Slice]:
         """The slices in their order; a data set that reads blocks learns of each some time before.
@@ -193,14 +192,14 @@ class BatchLoader:
             self.dataset.forget()
             raise
 
-    def _read_ahead(self) -> Iterator[tuple[Any, Slice]]:
+    def _read_ahead(self) -> Iterator[Any]:
         """The slices in their order, each read by a thread as soon as there is room for it."""
         if self._draws():
             raise ConfigError(
                 f"num_threads={self.num_threads}: the data set draws random numbers, which threads "
                 "would share; read ahead by num_workers, or draw after the batch is read"
             )
-        order, waiting = self._expected(), deque[Future[tuple[Any, Slice]]]()
+        order, waiting = self._expected(), deque[Future[Any]]()
         readers = Readers(self.num_threads)
         try:
             while True:
@@ -212,7 +211,7 @@ class BatchLoader:
         finally:
             readers.close()
 
-    def _wait_for(self, slices: Iterator[tuple[Any, Slice]]) -> tuple[Any, Slice]:
+    def _wait_for(self, slices: Iterator[Any]) -> Any:
         """The next batch; between two optimizer steps, a signal ends the wait for it and the run.
 
         ``StopBetweenSteps`` says when that is, because it has the ranks ask each other.
@@ -225,39 +224,53 @@ class BatchLoader:
             raise
 
 
-class _Slices(Dataset[tuple[Any, Slice]]):
-    """The samples of a slice, and the slice itself."""
+class _Slices(Dataset[Any]):
+    """The batches of a rank, by their slices."""
 
     def __init__(
-        self, dataset: Any, seed: int, collate_fn: Callable[[list[Any]], Any] | None
+        self,
+        dataset: Any,
+        seed: int,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        transform: Callable[[Any, Slice], Any] | None,
     ) -> None:
         self.dataset = dataset
         self.seed = seed
         self.collate_fn = collate_fn
+        self.transform = transform
         # Steps can be so short that seeds would be felt.
         may_draw = getattr(dataset, "draws_random_numbers", type(dataset) is not TensorDataset)
         self.are_seeded = may_draw or collate_fn is not None
 
-    def __getitem__(self, place: Slice) -> tuple[Any, Slice]:
+    def __getitem__(self, place: Slice) -> Any:
         if not self.are_seeded:
             return self.read(place)
         with random_numbers_kept():
             return self.read(place, seed_sample)
 
-    def read(self, place: Slice, seed: Callable[..., None] = lambda *_: None) -> tuple[Any, Slice]:
+    def read(self, place: Slice, seed: Callable[..., None] = lambda *_: None) -> Any:
         """Read a slice; ``seed`` is called with the numbers on which its random numbers depend."""
         if self.collate_fn is None:
             seed(self.seed, place.epoch, place.number, place.start)
-            return self._read_batch(place), place
+            batch = self._read_batch(place)
+        else:
+            batch = self._collate(place, seed, self.collate_fn)
+        if self.transform is not None:
+            batch = self.transform(batch, place)
+        return batch
+
+    def _collate(
+        self, place: Slice, seed: Callable[..., None], collate_fn: Callable[[list[Any]], Any]
+    ) -> Any:
         samples = []
         # An empty slice is that of a rank that has no sample of a short batch in evaluation.
         for id in place.ids.tolist() or [0]:
             seed(self.seed, place.epoch, id)
             samples.append(self.dataset[id])
-        batch = self.collate_fn(samples)
+        batch = collate_fn(samples)
         if not len(place.ids):
             batch = apply_to_collection(batch, Tensor, lambda tensor: tensor[:0])
-        return batch, place
+        return batch
 
     def _read_batch(self, place: Slice) -> Any:
         try:

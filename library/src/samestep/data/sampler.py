@@ -7,11 +7,12 @@ from functools import lru_cache
 from itertools import cycle, islice
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
 from samestep.data.order import Blocks, make_order
-from samestep.data.seeds import random_numbers_kept, seed_sample
+from samestep.data.seeds import generator, random_numbers_kept, seed_sample
 
 
 class Slice(NamedTuple):
@@ -26,6 +27,14 @@ class Slice(NamedTuple):
     """Position of the first of ``ids`` in the global batch."""
     global_size: int
     """Samples of the global batch, over all ranks."""
+
+    def generator(self, seed: int) -> torch.Generator:
+        """A random generator on the CPU that is the same on all ranks.
+
+        It depends on ``seed``, the epoch and the batch only. Draw ``global_size`` numbers, and take
+        those from ``start`` on: each sample then has the same number on any number of ranks.
+        """
+        return generator(seed, self.epoch, self.number)
 
 
 class GlobalBatchSampler(Sampler[Slice]):

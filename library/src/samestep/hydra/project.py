@@ -42,6 +42,15 @@ def project_folder() -> Path:
     )
 
 
+def add_project() -> None:
+    """Make the code of the project importable: that of this folder, as ``train.py`` does.
+
+    Another clone of it may be installed.
+    """
+    folder = project_folder()
+    sys.path[:0] = [str(folder / "src"), str(folder)]
+
+
 def configs_folder() -> Path:
     """``configs/`` of the project."""
     return project_folder() / "configs"

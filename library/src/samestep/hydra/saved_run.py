@@ -1,5 +1,6 @@
 """Rebuild the model and the data of a run from its directory, and test it again."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,15 @@ from samestep.run.checkpoint import CheckpointError
 from samestep.run.logs import mute_lightning
 
 
-def load_run(run_dir: Path, ckpt: str, package: str, *, trust: bool = False) -> tuple[Any, Any]:
+def load_run(
+    run_dir: Path, ckpt: str, packages: Sequence[str], *, trust: bool = False
+) -> tuple[Any, Any]:
     """Rebuild the model and the data of a run from its directory alone.
 
     Args:
         run_dir: directory of the run.
         ckpt: ``best``, ``last``, or a checkpoint that was kept, such as ``epoch-0002``.
-        package: what it defines may be called, beside what torch and others define.
+        packages: what they define may be called, beside what torch and others define.
         trust: call whatever the configuration of the run names, and download what it names.
 
     Returns:
@@ -47,8 +50,8 @@ def load_run(run_dir: Path, ckpt: str, package: str, *, trust: bool = False) -> 
     state = checkpoint.load(path)
     if not trust:
         if data_cfg:
-            check_targets(data_cfg, "data", "LightningDataModule", package)
-        check_targets(model_cfg, "model", "LightningModule", package)
+            check_targets(data_cfg, "data", "LightningDataModule", packages)
+        check_targets(model_cfg, "model", "LightningModule", packages)
     # A run with data=null has the loaders of its model.
     data: Any = build(data_cfg, "data") if data_cfg else None
     if not trust and hasattr(data, "download"):

@@ -15,6 +15,7 @@ Nothing else is even imported. The arguments are always those of the run.
 """
 
 import typing
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -40,20 +41,21 @@ KINDS = (nn.Module, Optimizer, LRScheduler)
 OWN_KINDS = (*KINDS, Dataset, Sampler)
 
 
-def check_targets(node: DictConfig, key: str, kind: str, package: str) -> None:
+def check_targets(node: DictConfig, key: str, kind: str, packages: Sequence[str]) -> None:
     """Raise a ConfigError for the first ``_target_`` below ``node`` that must not be called.
 
     ``kind`` is what the node itself must be: LightningModule or LightningDataModule.
     """
     configured = find_configured()
+    own = tuple(f"{package}." for package in packages)
     for path, target_node in find_targets(node, key):
         target = str(target_node["_target_"])
         is_named = target in configured
         # Importing a module runs it, so this comes before the object is looked up.
-        if not is_named and not target.startswith((f"{package}.", *LIBRARIES)):
+        if not is_named and not target.startswith((*own, *LIBRARIES)):
             raise untrusted(path, target)
         found = locate(target, path)
-        if not is_named and not builds_parts(found, package):
+        if not is_named and not builds_parts(found, own):
             raise untrusted(path, target)
         # By name: lightning and pytorch_lightning each have types of their own.
         bases = found.__mro__ if isinstance(found, type) else ()
@@ -61,11 +63,11 @@ def check_targets(node: DictConfig, key: str, kind: str, package: str) -> None:
             raise ConfigError(f"{path}._target_={target}: must be a {kind}")
 
 
-def builds_parts(found: Any, package: str) -> bool:
+def builds_parts(found: Any, own: tuple[str, ...]) -> bool:
     """Whether it is a part of models and data, or a function that makes one."""
     # Where it is defined counts: `project.train.sys.exit` is not of the project.
     place = f"{getattr(found, '__module__', '')}."
-    is_own = place.startswith(f"{package}.")
+    is_own = place.startswith(own)
     if not is_own and not place.startswith(LIBRARIES):
         return False
     if not isinstance(found, type):

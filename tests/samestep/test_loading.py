@@ -7,8 +7,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from project import load_run
-from samestep.errors import ConfigError, RunError
+from samestep import ConfigError, RunError, load_run
 from samestep.run.checkpoint import AtomicCheckpointIO
 from tests.conftest import run
 
@@ -17,6 +16,45 @@ from tests.conftest import run
 def run_dir(digits_run: Path, tmp_path: Path) -> Path:
     """A copy of the shared run, to damage."""
     return shutil.copytree(digits_run, tmp_path / "digits")
+
+
+@pytest.mark.parametrize("ckpt", ["best", "last"])
+def test_a_run_is_loaded_from_its_directory_alone(digits_run: Path, ckpt: str) -> None:
+    model, data = load_run(str(digits_run), ckpt)
+    assert not model.training
+    assert type(model.net).__name__ == "CNN"
+    assert data.class_names == [str(digit) for digit in range(10)]
+    assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
+
+
+def test_a_missing_checkpoint_is_named_with_those_that_exist(run_dir: Path) -> None:
+    (run_dir / "checkpoints" / "best.ckpt").unlink()
+    with pytest.raises(ConfigError, match=r"ckpt=best: .* holds last"):
+        load_run(run_dir)
+
+
+def test_a_damaged_checkpoint_is_refused(run_dir: Path) -> None:
+    path = run_dir / "checkpoints" / "best.ckpt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RunError, match="cannot be used"):
+        load_run(run_dir)
+
+
+def change_config(run_dir: Path, **values: object) -> None:
+    """Write other values into the configuration of a run, as an attacker would."""
+    config = OmegaConf.load(run_dir / "config.yaml")
+    for key, value in values.items():
+        OmegaConf.update(config, key.replace("__", "."), value, force_add=True, merge=False)
+    OmegaConf.save(config, run_dir / "config.yaml")
+
+
+def test_a_run_that_is_trusted_may_name_anything(run_dir: Path) -> None:
+    change_config(run_dir, data={"_target_": "types.SimpleNamespace", "download": True})
+    with pytest.raises(ConfigError, match=r"data\._target_=types\.SimpleNamespace: .* --trust"):
+        load_run(run_dir)
+    assert load_run(run_dir, trust=True)[1].download
 
 
 def test_a_class_that_is_gone_is_named(run_dir: Path) -> None:
@@ -60,23 +98,15 @@ def test_a_checkpoint_of_something_else_is_one_message(run_dir: Path, content: o
     assert "\n" not in str(caught.value)
 
 
-def change_config(run_dir: Path, **values: object) -> None:
-    """Write other values into the configuration of a run, as an attacker would."""
-    config = OmegaConf.load(run_dir / "config.yaml")
-    for key, value in values.items():
-        OmegaConf.update(config, key.replace("__", "."), value, force_add=True, merge=False)
-    OmegaConf.save(config, run_dir / "config.yaml")
-
-
-@pytest.mark.parametrize("script", ["evaluate.py", "predict.py"])
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
 def test_the_run_of_somebody_else_calls_nothing_that_writes(
-    run_dir: Path, script: str, tmp_path: Path
+    run_dir: Path, command: str, tmp_path: Path
 ) -> None:
     target = tmp_path / "written"
     call = {"_target_": "samestep.run.files.write_text", "path": str(target), "text": "evil"}
     change_config(run_dir, model__net__extra=call, data=call)
-    image = ["x.png"] if script == "predict.py" else []
-    result = run(f"scripts/{script}", str(run_dir), *image)
+    image = ["x.png"] if command == "predict" else []
+    result = run("-m", "samestep", command, str(run_dir), *image)
     assert result.returncode == 2
     assert result.stderr.startswith("error: data._target_=samestep.run.files.write_text: ")
     assert result.stderr.count("\n") == 1
@@ -100,11 +130,11 @@ def test_the_run_of_somebody_else_downloads_nothing(run_dir: Path, tmp_path: Pat
         run_dir, data__source={"_target_": "project.data.sources.MNIST", **source},
         data__root=str(tmp_path / "home"), data__download=True,
     )  # fmt: skip
-    result = run("scripts/evaluate.py", str(run_dir), "--accelerator", "cpu")
+    result = run("-m", "samestep", "evaluate", str(run_dir), "--accelerator", "cpu")
     assert result.returncode == 1
     assert "is missing, and data.download is false" in result.stderr
     assert not (tmp_path / "home").exists()
-    result = run("scripts/evaluate.py", str(run_dir), "--download")
+    result = run("-m", "samestep", "evaluate", str(run_dir), "--download")
     assert (result.returncode, result.stderr[:43]) == (
         2,
         "error: --download: needs --data-root DIR, t",
@@ -129,7 +159,7 @@ def test_a_saved_text_is_never_a_call(run_dir: Path) -> None:
 def test_an_export_does_not_follow_a_link(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (run_dir / "export").symlink_to(tmp_path / "mine")
-    result = run("scripts/export.py", str(run_dir))
+    result = run("-m", "samestep", "export", str(run_dir))
     assert result.returncode == 1
     assert "export: is a link" in result.stderr
     assert not list((tmp_path / "mine").iterdir())

@@ -42,15 +42,16 @@ program = torch.export.load("model.pt2").module()
 outputs = program({names})  # of {shapes}
 ```
 
-`model.safetensors` holds the weights, and `config.yaml` what builds the net again.
+`model.safetensors` holds the weights, and `config.yaml` what rebuilds the model.
 """
 
 
 def write_card(
     run_dir: Path,
     ckpt: str,
-    classes: list[str],
-    weights: int,
+    class_names: Sequence[str],
+    *,
+    num_weights: int,
     licence: str | None,
     inputs: Sequence[str],
 ) -> str:
@@ -59,14 +60,15 @@ def write_card(
     Args:
         run_dir: a finished run.
         ckpt: name of the checkpoint whose weights were exported; the card shows their test.
-        classes: names of the classes of images; a model of something else has none.
-        weights: number of parameters.
+        class_names: names of the classes; empty if the model is no classifier.
+        num_weights: number of parameters.
         licence: of the weights, as in SPDX; None leaves it out.
         inputs: types and shapes of what the program takes, such as ``uint8 [B, 1, 8, 8]``.
     """
     cfg = read_saved_config(run_dir)
     data, metrics = str(cfg.choices.data), read_metrics(run_dir, ckpt)
-    task = "image-classification" if classes else "other"
+    takes_images = len(inputs) == 1 and inputs[0].count(",") == 3  # [B, C, H, W]
+    task = "image-classification" if class_names and takes_images else "other"
     front: dict[str, Any] = {
         "library_name": "pytorch",
         "pipeline_tag": task,
@@ -78,14 +80,17 @@ def write_card(
             front["license_name"] = licence.lower()
     table = f"The checkpoint `{ckpt}` was not tested."
     if metrics:
-        values = [
-            {"type": name[5:], "name": name, "value": value} for name, value in metrics.items()
-        ]
+        values = []
+        for name, value in metrics.items():
+            values.append({"type": name[5:], "name": name, "value": value})
         dataset = {"name": data, "type": data}
         result = {"task": {"type": task}, "dataset": dataset, "metrics": values}
         front["model-index"] = [{"name": str(cfg.run_id), "results": [result]}]
         rows = [f"| {name} | {value:.4f} |" for name, value in metrics.items()]
         table = "\n".join(["| metric | value |", "|---|---|", *rows])
+    what = "A PyTorch model."
+    if class_names:
+        what = f"A classifier of {len(class_names)} classes: {', '.join(class_names)}."
     known = record.read(run_dir)
     last = known.start
     git = last.get("git", {})
@@ -94,13 +99,11 @@ def write_card(
     return PAGE.format(
         front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
         name=cfg.run_id,
-        what=f"A net that sorts images into {len(classes)} classes: {', '.join(classes)}."
-        if classes
-        else "A PyTorch model.",
+        what=what,
         metrics=table,
         data=data,
         net=cfg.model.get("net", cfg.model)["_target_"].rpartition(".")[2],
-        weights=weights,
+        weights=num_weights,
         # Addresses, and paths that only this machine has, are left out.
         command=re.sub(r"(?<=[\s=\[,'\"])(?:\w+://|~|/)[^\s\],'\"]*", "...", command),
         commit=f"{git['commit']}{changed}" if git.get("commit") else "unknown",

@@ -4,17 +4,22 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 import yaml
 from omegaconf import OmegaConf
 from PIL import Image
+from torch.utils.data import DataLoader
 
+from samestep import export, predict
 from samestep.errors import ConfigError
+from samestep.evaluate import main
 from samestep.hydra.compose import check
-from scripts import export, predict
-from scripts.evaluate import main
+from samestep.hydra.saved_run import evaluate
 from tests.conftest import NO_PICTURES, QUICK, run, run_ranks
+
+EVALUATE = ("-m", "samestep", "evaluate")
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -29,7 +34,7 @@ def metrics(run_dir: Path, stage: str) -> dict[str, float]:
 
 
 def test_the_best_checkpoint_gives_the_metrics_of_the_run(digits_run: Path) -> None:
-    result = run("scripts/evaluate.py", str(digits_run), "--format", "json")
+    result = run(*EVALUATE, str(digits_run), "--format", "json")
     assert (result.returncode, result.stderr) == (0, "")
     assert json.loads(result.stdout) == metrics(digits_run, "test")
     assert len(metrics(digits_run, "test")) == 12  # loss, accuracy, and that of ten classes
@@ -87,7 +92,7 @@ def test_data_are_looked_for_where_the_options_say(tmp_path: Path) -> None:
     AtomicCheckpointIO().save_checkpoint(state, tmp_path / "mnist" / "checkpoints" / "last.ckpt")
 
     words = [str(tmp_path / "mnist"), "--ckpt", "last", "--no-download"]
-    result = run("scripts/evaluate.py", *words, "--data-root", f"{tmp_path}/elsewhere")
+    result = run(*EVALUATE, *words, "--data-root", f"{tmp_path}/elsewhere")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("error: ")
     assert f"{tmp_path}/elsewhere" in result.stderr
@@ -99,13 +104,13 @@ def test_a_missing_checkpoint_and_a_damaged_one_are_one_line(
 ) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.yaml").write_text((digits_run / "config.yaml").read_text())
-    result = run("scripts/evaluate.py", str(tmp_path))
+    result = run(*EVALUATE, str(tmp_path))
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ckpt=best: ")
     assert result.stderr.count("\n") == 1
 
     (tmp_path / "checkpoints" / "best.ckpt").write_bytes(b"damaged")
-    result = run("scripts/evaluate.py", str(tmp_path))
+    result = run(*EVALUATE, str(tmp_path))
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith(f"error: {tmp_path}/checkpoints/best.ckpt cannot be used")
     assert result.stderr.count("\n") == 1
@@ -118,7 +123,7 @@ def test_a_run_without_a_best_checkpoint_is_evaluated_by_its_last_one_or_one_tha
     node = "callbacks.checkpoints"
     words = [*QUICK, NO_PICTURES, "model=mlp", f"{node}.monitor=null", f"{node}.every_n_epochs=2"]
     run_dir = shared_run("no-best", *words)
-    assert f"python scripts/evaluate.py {run_dir}\n" in (run_dir.parent / "stdout.txt").read_text()
+    assert f"samestep evaluate {run_dir}\n" in (run_dir.parent / "stdout.txt").read_text()
     title, *_ = evaluated(capsys, run_dir).splitlines()
     assert title == f"{run_dir}, last checkpoint, test"
     assert json.loads(evaluated(capsys, run_dir, "--format", "json")) == metrics(run_dir, "test")
@@ -145,3 +150,32 @@ def test_a_run_that_was_sharded_over_two_ranks_is_read_by_one_process(
     assert "image.png" in capsys.readouterr().out
     assert export.main([str(run_dir)]) == 0
     assert (run_dir / "export/model.safetensors").exists()
+
+
+class TwoSets(L.LightningModule):
+    """Logs of two loaders, with noise, and once at the end; shows what it does to a tracker."""
+
+    def test_step(self, batch, batch_idx, dataloader_idx=0):
+        self.log("mean", batch.mean() + torch.rand(1))
+        if dataloader_idx == 0:
+            self.log("shown", 1.0, logger=False, prog_bar=True, add_dataloader_idx=False)
+        self.logger.experiment.add_scalar("mean", batch.mean(), batch_idx)
+
+    def on_test_epoch_end(self):
+        self.log("end", 1.0)
+
+    def test_dataloader(self):
+        return [DataLoader(torch.full((4, 1), value), batch_size=2) for value in (10.0, 20.0)]
+
+
+def test_figures_of_all_loaders_are_there_and_repeat(tmp_path: Path):
+    (tmp_path / "config.yaml").write_text("seed: 1\ntrainer: {precision: 32-true}\n")
+    figures = [evaluate(TwoSets(), None, tmp_path, "test", "cpu") for _ in range(2)]
+    assert figures[0] == figures[1]
+    first, second = "mean/dataloader_idx_0", "mean/dataloader_idx_1"
+    assert set(figures[0]) == {first, second, "shown", "end"}
+    # Each loader has noise of its own.
+    assert 9 < figures[0][second] - figures[0][first] < 11
+    assert figures[0][second] - figures[0][first] != 10
+    (tmp_path / "config.yaml").write_text("seed: 2\ntrainer: {precision: 32-true}\n")
+    assert evaluate(TwoSets(), None, tmp_path, "test", "cpu") != figures[0]

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from project.predictions import draw_confusion
-from tests.project import test_predictions
+from project.callbacks.pictures import draw_confusion
+from tests.project.callbacks import test_pictures
 
-Data, run = test_predictions.Data, test_predictions.run
-tested = test_predictions.tested  # a fixture
+Data, run = test_pictures.Data, test_pictures.run
+tested = test_pictures.tested  # a fixture
 
 
 def test_the_confusion_matrix_has_counts_while_there_is_room():

@@ -1,4 +1,4 @@
-"""Command lines of the scripts and of ``samestep``, read and refused."""
+"""Command lines of ``samestep`` for one run, read and rejected."""
 
 import os
 import shutil
@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from samestep import evaluate, export, predict
 from samestep.command_line import call
 from samestep.errors import ConfigError
 from samestep.report import live
 from samestep.run import upload
-from scripts import evaluate, export, predict
+from samestep.run.checkpoint import AtomicCheckpointIO
 from tests.conftest import ROOT, run
+
+CONFIG = "model: {_target_: project.Net}\ndata: {}\n"
 
 MAINS: dict[str, Callable[[Sequence[str]], int]] = {
     "evaluate": evaluate.main,
@@ -85,43 +88,44 @@ def test_without_any_run_the_way_to_one_is_named(
         export.main([])
 
 
-@pytest.mark.parametrize("script", ["evaluate"])
-def test_help_and_wrong_usage_of_a_script_need_no_torch(script: str) -> None:
+@pytest.mark.parametrize("command", ["evaluate", "predict", "export"])
+def test_help_and_wrong_usage_need_no_torch(command: str) -> None:
     code = (
-        "import runpy, sys\nsys.path.insert(0, 'scripts')\n"
+        "import sys\n"
+        "from samestep import cli\n"
+        "from samestep.command_line import call\n"
+        "sys.argv[0] = 'samestep'\n"
         "try:\n"
-        "    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "    sys.exit(call(cli.command))\n"
         "finally:\n"
         "    print('torch' in sys.modules)\n"
     )
-    path = f"scripts/{script}.py"
-    result = run("-c", f"import sys; sys.argv[:1] = []\n{code}", path, "/nowhere")
+    result = run("-c", code, command, "/nowhere")
     assert (result.returncode, result.stdout) == (2, "False\n")
     assert result.stderr.startswith("error: ")
     assert "/nowhere" in result.stderr
-    result = run("-c", f"import sys; sys.argv[:1] = []\n{code}", path, "--help")
+    result = run("-c", code, command, "--help")
     assert (result.returncode, result.stderr) == (0, "")
-    assert f"{script}" in result.stdout
+    assert f"samestep {command}" in result.stdout
     assert result.stdout.endswith("False\n")
 
 
-def test_every_script_uses_the_source_beside_it() -> None:
-    others = ("options.py", "flyte_workflow.py")  # Flyte's pods have the package installed
-    commands = [path for path in (ROOT / "scripts").glob("*.py") if path.name not in others]
-    for path in commands:
-        before, found, _ = path.read_text().partition("import options")
-        assert found, path
-        assert "samestep" not in before.split('"""', 2)[2], path
-
-
-@pytest.mark.parametrize("words", [["prepare_data.py", "seed=0"], ["evaluate.py", "runs/0"]])
-def test_a_script_takes_the_project_beside_it(clone: Path, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [["scripts/prepare_data.py", "seed=0"], ["-m", "samestep", "evaluate", "runs/0"]],
+    ids=" ".join,
+)
+def test_a_command_takes_the_project_of_the_folder(clone: Path, words: list[str]) -> None:
     """Not that of another clone, which may be installed."""
     shutil.copytree(ROOT / "scripts", clone / "scripts")
     shutil.copytree(ROOT / "configs", clone / "configs")
+    shutil.copytree(ROOT / "examples", clone / "examples")
     package = clone / "src/project"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise SystemExit('found the source beside it')")
     (clone / "train.py").touch()
-    done = run(f"scripts/{words[0]}", *words[1:], cwd=clone, PYTHONPATH="")
+    (clone / "runs/0/config.yaml").write_text(CONFIG)
+    (clone / "runs/0/checkpoints").mkdir()
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {}}, clone / "runs/0/checkpoints/last.ckpt")
+    done = run(*words, cwd=clone, PYTHONPATH="")
     assert done.stderr == "found the source beside it\n"

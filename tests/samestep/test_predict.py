@@ -8,11 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from project import load_run
 from project.data.datamodule import ImageDataModule
-from project.predict import BATCH_SIZE
+from samestep import load_run
 from samestep.command_line import call
-from scripts.predict import main
+from samestep.predict import columns_of, main
 from tests.conftest import run
 
 Predict = Callable[..., tuple[int, str, str]]
@@ -52,12 +51,11 @@ def test_a_directory_of_the_test_set_gives_the_accuracy_of_the_run(
     digits_run: Path, files: list[Path], tmp_path: Path
 ) -> None:
     words = [str(digits_run), "--format", "json", str(tmp_path / "digits")]
-    result = run("scripts/predict.py", *words)
+    result = run("-m", "samestep", "predict", *words)
     assert (result.returncode, result.stderr) == (0, "")
     found = json.loads(result.stdout)
     assert [item["file"] for item in found] == [str(path) for path in files]
-    assert len(files) > 2 * BATCH_SIZE
-    right = [item["guesses"][0]["class"] == Path(item["file"]).parent.name for item in found]
+    right = [item["class"] == Path(item["file"]).parent.name for item in found]
     metrics = json.loads((digits_run / "metrics.json").read_text())
     assert sum(right) / len(right) == pytest.approx(metrics["test/accuracy"], abs=1e-6)
 
@@ -71,8 +69,9 @@ def test_the_most_likely_classes_come_first_with_their_probabilities(
     number = int(files[-1].stem)
     image = digits.test_set.source.images[number][None]
     with torch.inference_mode():
-        wanted = load_run(digits_run, "last")[0](digits.normalize(image)).softmax(1)[0].tolist()
-    found = {guess["class"]: guess["probability"] for guess in item["guesses"]}
+        wanted = load_run(digits_run, "last")[0](image).softmax(1)[0].tolist()
+    numbers = ["", *(f"_{number}" for number in range(2, 11))]
+    found = {item[f"class{number}"]: item[f"probability{number}"] for number in numbers}
     assert found == pytest.approx(dict(zip(digits.class_names, wanted, strict=True)), abs=1e-5)
     assert list(found.values()) == sorted(found.values(), reverse=True)
 
@@ -80,8 +79,8 @@ def test_the_most_likely_classes_come_first_with_their_probabilities(
 def test_the_table_has_a_line_for_each_file(predict: Predict, files: list[Path]) -> None:
     code, out, _ = predict(files[0], "--top", 2, files[-1])
     assert code == 0
-    header, *lines = (line.split() for line in out.splitlines())
-    assert header == ["file", "class", "probability", "class", "probability"]
+    header, *lines = (line.split(",") for line in out.splitlines())
+    assert header == ["file", "class", "probability", "class_2", "probability_2"]
     assert [line[0] for line in lines] == [str(files[0]), str(files[-1])]
     assert all(float(line[2]) >= float(line[4]) for line in lines)
 
@@ -93,12 +92,12 @@ def test_images_of_any_size_and_mode_are_taken(predict: Predict, tmp_path: Path)
     (tmp_path / "notes.txt").write_text("no image")
     code, out, err = predict("--format", "json", tmp_path)
     assert (code, err) == (0, "")
-    found = {Path(item["file"]).name: item["guesses"] for item in json.loads(out)}
+    found = {Path(item.pop("file")).name: item for item in json.loads(out)}
     assert list(found) == ["black.png", "photo.JPG", "small.webp"]
     assert found["black.png"] == found["small.webp"] != found["photo.JPG"]
 
 
-@pytest.mark.parametrize("form", ["json", "table"])
+@pytest.mark.parametrize("form", ["json", "csv"])
 def test_a_file_that_cannot_be_read_is_named_and_the_others_are_predicted(
     predict: Predict, files: list[Path], tmp_path: Path, form: str
 ) -> None:
@@ -110,7 +109,7 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_are_predicted(
     assert str(files[0]) in out
     assert str(broken) not in out
     code, out, _ = predict("--format", form, missing)
-    assert (code, out.strip()) == (1, "[]" if form == "json" else "file  class  probability")
+    assert (code, out.strip()) == (1, "[]" if form == "json" else "file,class,probability")
 
 
 def test_wrong_usage_is_one_line(predict: Predict, files: list[Path], tmp_path: Path) -> None:
@@ -118,7 +117,7 @@ def test_wrong_usage_is_one_line(predict: Predict, files: list[Path], tmp_path: 
     empty.mkdir()
     for words, message in [
         (["--top", 11, files[0]], "--top 11: must not exceed the 10 classes of the run"),
-        (["--top", 0, files[0]], "--top 0: must be a whole number, at least 1"),
+        (["--top", -1, files[0]], "--top -1: must be a whole number, at least 0"),
         ([], "there is nothing to predict; name image files"),
         ([empty], f"{empty}: holds no images"),
     ]:
@@ -126,3 +125,21 @@ def test_wrong_usage_is_one_line(predict: Predict, files: list[Path], tmp_path: 
         assert (code, out) == (2, "")
         assert err.startswith(f"error: {message}")
         assert err.count("\n") == 1
+
+
+def test_top_0_has_a_column_for_each_class(predict: Predict, files: list[Path]) -> None:
+    code, out, _ = predict(files[0], "--top", 0)
+    assert code == 0
+    header, line = (line.split(",") for line in out.splitlines())
+    assert header == ["file", *(f"probability_{number}" for number in range(10))]
+    assert sum(map(float, line[1:])) == pytest.approx(1, abs=1e-5)
+
+
+def test_columns_are_named_and_what_is_no_column_is_rejected() -> None:
+    assert columns_of(torch.tensor([0.1, 0.5])) == {"prediction": [0.1, 0.5]}
+    assert columns_of(torch.tensor([[1, 2]])) == {"prediction_0": [1], "prediction_1": [2]}
+    both = columns_of({"name": ["a"], "score": torch.zeros(1, 1)})
+    assert both == {"name": ["a"], "score": [0.0]}
+    message = r"prediction as a tensor \[2, 8, 8\]: a table takes tensors"
+    with pytest.raises(ValueError, match=message):
+        columns_of(torch.zeros(2, 8, 8))

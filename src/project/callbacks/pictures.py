@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from project.data.images import Batch
-from samestep.ranks.process_group import gather
+from samestep import gather
 
 GRID_IMAGES = 64  # at most
 
@@ -40,7 +40,7 @@ class Predictions(L.Callback):
     - ``<picture>.txt``: title and description of a picture, for those who cannot see it.
 
     W&B, TensorBoard and MLflow get the pictures, as ``test/grid`` and ``test/confusion_matrix``.
-    A model without a ``confusion``, or data without ``class_names``, leaves nothing.
+    A test of anything but a ``Batch`` of images leaves nothing.
     """
 
     def __init__(self, dirpath: str) -> None:
@@ -52,25 +52,26 @@ class Predictions(L.Callback):
         self.guesses: list[Tensor] = []  # of this rank, [B, 4] each: id, truth, guess, probability
 
     def on_test_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Batch, *_: Any
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any
     ) -> None:
         """Keep all guesses, and the images that the grid will show."""
-        data = trainer.datamodule
-        if not (hasattr(pl_module, "confusion") and hasattr(data, "class_names")):
+        if not isinstance(batch, Batch):
             return
-        scores, guesses = outputs.float().softmax(1).amax(1), outputs.argmax(1)
-        columns = (batch.ids, batch.labels, guesses, scores)
+        probabilities = outputs.float().softmax(1).amax(1)
+        guesses = outputs.argmax(1)
+        columns = (batch.ids, batch.labels, guesses, probabilities)
         rows = torch.stack([column.double().cpu() for column in columns], dim=1)
         self.guesses.append(rows)
         if not trainer.is_global_zero:
             return
         wrong = (guesses != batch.labels).nonzero()[:, 0]
-        surest = scores[wrong].argsort(descending=True, stable=True)[:GRID_IMAGES]
+        surest = probabilities[wrong].argsort(descending=True, stable=True)[:GRID_IMAGES]
         chosen = wrong[surest].cpu()
-        pixels = to_pixels(batch.images[chosen], data.mean, data.std)
-        named = name_guesses(rows[chosen], data.class_names)
-        self.grid += [Prediction(*row, image) for row, image in zip(named, pixels, strict=True)]
-        self.grid.sort(key=lambda p: -p.probability)
+        named = name_guesses(rows[chosen], trainer.datamodule.class_names)
+        pixels = to_pixels(batch.images[chosen])
+        for row, image in zip(named, pixels, strict=True):
+            self.grid.append(Prediction(*row, image))
+        self.grid.sort(key=lambda prediction: -prediction.probability)
         del self.grid[GRID_IMAGES:]
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
@@ -79,32 +80,52 @@ class Predictions(L.Callback):
         rows = torch.cat(parts)
         if not trainer.is_global_zero or not len(rows):
             return
-        names, confusion = trainer.datamodule.class_names, pl_module.confusion
+        class_names = trainer.datamodule.class_names
         self.dirpath.mkdir(parents=True, exist_ok=True)
-        with (self.dirpath / "guesses.csv").open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["id", "truth", "guess", "probability"])
-            for *row, probability in name_guesses(rows[rows[:, 0].argsort()], names):
-                writer.writerow([*row, f"{probability:.6f}"])
-        right, total = int(confusion.diag().sum()), int(confusion.sum())
-        words = f"Confusion matrix\n{right} of {total} test images are right."
-        pictures = {"confusion_matrix": (draw_confusion(confusion, names), words)}
+        write_guesses(self.dirpath / "guesses.csv", rows, class_names)
         for old in self.dirpath.glob("grid.*"):
             old.unlink()
+        confusion = count_confusion(rows, len(class_names))
+        right, total = int(confusion.diag().sum()), int(confusion.sum())
+        words = f"Confusion matrix\n{right} of {total} test images are right."
+        self.save(trainer, "confusion_matrix", draw_confusion(confusion, class_names), words)
         if self.grid:
-            whose = f" that rank zero of {len(parts)} ranks has tested" if len(parts) > 1 else ""
-            words = (
-                f"Most confident mistakes\n{len(self.grid)} test images{whose}, surest first: "
-                "guess, truth in brackets and probability. "
-                + ", ".join(f"{p.guess} ({p.truth})" for p in self.grid)
-            )
-            pictures["grid"] = draw_grid(self.grid), words
-        for name, (figure, words) in pictures.items():
-            path = self.dirpath / f"{name}.png"
-            figure.savefig(path, dpi=120)
-            path.with_suffix(".txt").write_text(f"{words}\n", encoding="utf-8")
-            for logger in trainer.loggers:
-                log_picture(logger, f"test/{name}", figure, path)
+            words = describe_grid(self.grid, num_ranks=len(parts))
+            self.save(trainer, "grid", draw_grid(self.grid), words)
+
+    def save(self, trainer: Any, name: str, figure: Figure, words: str) -> None:
+        """Write a picture and its description, and show it in the trackers."""
+        path = self.dirpath / f"{name}.png"
+        figure.savefig(path, dpi=120)
+        path.with_suffix(".txt").write_text(f"{words}\n", encoding="utf-8")
+        for logger in trainer.loggers:
+            log_picture(logger, f"test/{name}", figure, path)
+
+
+def write_guesses(path: Path, rows: Tensor, class_names: list[str]) -> None:
+    """Write a table of guesses, in the order of the data set."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["id", "truth", "guess", "probability"])
+        for *row, probability in name_guesses(rows[rows[:, 0].argsort()], class_names):
+            writer.writerow([*row, f"{probability:.6f}"])
+
+
+def count_confusion(rows: Tensor, num_classes: int) -> Tensor:
+    """Test images ``[num_classes, num_classes]`` by class and guess."""
+    truths, guesses = rows[:, 1].long(), rows[:, 2].long()
+    cells = truths * num_classes + guesses
+    return cells.bincount(minlength=num_classes**2).view(num_classes, num_classes)
+
+
+def describe_grid(grid: list[Prediction], num_ranks: int) -> str:
+    """What the grid shows, in words."""
+    whose = f" that rank zero of {num_ranks} ranks has tested" if num_ranks > 1 else ""
+    mistakes = ", ".join(f"{p.guess} ({p.truth})" for p in grid)
+    return (
+        f"Most confident mistakes\n{len(grid)} test images{whose}, surest first: "
+        f"guess, truth in brackets and probability. {mistakes}"
+    )
 
 
 def name_guesses(rows: Tensor, class_names: list[str]) -> list[tuple[int, str, str, float]]:
@@ -115,11 +136,9 @@ def name_guesses(rows: Tensor, class_names: list[str]) -> list[tuple[int, str, s
     ]
 
 
-def to_pixels(images: Tensor, mean: list[float], std: list[float]) -> NDArray[np.uint8]:
-    """uint8 ``[B, H, W]``, or ``[B, H, W, 3]`` in colour, of normalized ``[B, C, H, W]``."""
-    scale, shift = (torch.tensor(each, device=images.device) for each in (std, mean))
-    values = (images.float().movedim(1, 3) * scale + shift) * 255
-    pixels: NDArray[np.uint8] = values.round().clamp(0, 255).byte().cpu().numpy()
+def to_pixels(images: Tensor) -> NDArray[np.uint8]:
+    """uint8 ``[B, H, W]``, or ``[B, H, W, 3]`` in colour, of images ``[B, C, H, W]``."""
+    pixels: NDArray[np.uint8] = images.movedim(1, 3).cpu().numpy()
     return pixels[..., :3] if pixels.shape[3] >= 3 else pixels[..., 0]
 
 

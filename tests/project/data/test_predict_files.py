@@ -9,9 +9,8 @@ from lightning import Trainer
 from omegaconf import OmegaConf
 from PIL import Image
 
-from project import load_run
-from project.predict import find_images, predict_files
-from samestep.errors import ConfigError
+from project.data.sources import find_images
+from samestep import ConfigError, load_run
 from samestep.hydra import build
 from samestep.hydra.compose import check
 from samestep.run.checkpoint import AtomicCheckpointIO
@@ -57,9 +56,10 @@ def test_classes_named_by_folders_are_known_without_the_folders(tmp_path: Path) 
     shutil.rmtree(folders)
 
     model, data = load_run(run_dir)
-    ((_, guesses),) = predict_files(model, data, [unknown])
-    assert isinstance(guesses, list)
-    assert sorted(name for name, _ in guesses) == ["cat", "dog"]
+    data.predict_files = [str(unknown)]
+    (batch,) = data.predict_dataloader()
+    assert (batch.files, data.class_names) == ([str(unknown)], ["cat", "dog"])
+    assert model.predict_step(batch, 0)["probability"].shape == (1, 2)
 
     for name in ("ant", "bee"):
         (folders / "train" / name).mkdir(parents=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from project.card import read_metrics, write_card
+from samestep.model_card import read_metrics, write_card
 from samestep.run import record
 
 
@@ -26,6 +26,7 @@ CONFIG = {
 }
 
 
+INPUTS = ["uint8 [B, 3, 64, 64]"]
 METRICS = {"test/accuracy": 0.75, "test/accuracy_0": 1.0, "test/loss": None,
            "val/accuracy": 0.7, "train/loss": 0.1}  # fmt: skip
 
@@ -51,7 +52,11 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_hub_reads_the_metadata(run_dir: Path):
-    card = parse(write_card(run_dir, "best", ["cat", "dog"], 93_950, "Apache-2.0", []))
+    card = parse(
+        write_card(
+            run_dir, "best", ["cat", "dog"], num_weights=93_950, licence="Apache-2.0", inputs=INPUTS
+        )
+    )
     assert card.data.license == "apache-2.0"
     assert card.data.pipeline_tag == "image-classification"
     assert card.data.library_name == "pytorch"
@@ -65,7 +70,7 @@ def test_the_hub_reads_the_metadata(run_dir: Path):
 
 
 def test_the_page_has_no_secrets_and_no_places(run_dir: Path):
-    page = write_card(run_dir, "best", ["cat", "dog"], 1, "MIT", [])
+    page = write_card(run_dir, "best", ["cat", "dog"], num_weights=1, licence="MIT", inputs=INPUTS)
     for private in ("very-secret", "/home", "10.0.0.5", "s3:", "~", "/srv", "ada-desk",
                     str(run_dir)):  # fmt: skip
         assert private not in page, private
@@ -82,7 +87,14 @@ def test_the_page_has_no_secrets_and_no_places(run_dir: Path):
 def test_the_metrics_are_those_of_the_exported_weights(run_dir: Path, ckpt, status, shown):
     record.update(run_dir, status)
     assert read_metrics(run_dir, ckpt) == shown
-    page = write_card(run_dir, ckpt, ["cat", "dog"], 1, "LicenseRef-Proprietary", [])
+    page = write_card(
+        run_dir,
+        ckpt,
+        ["cat", "dog"],
+        num_weights=1,
+        licence="LicenseRef-Proprietary",
+        inputs=INPUTS,
+    )
     assert (f"The checkpoint `{ckpt}` was not tested." in page) == (not shown)
     card = parse(page)
     assert (card.data.eval_results is None) == (not shown)
@@ -92,6 +104,18 @@ def test_the_metrics_are_those_of_the_exported_weights(run_dir: Path, ckpt, stat
 def test_a_run_without_records_has_a_card(run_dir: Path):
     (run_dir / "run.json").unlink()
     (run_dir / "metrics.json").unlink()
-    page = write_card(run_dir, "best", ["cat", "dog"], 1, "MIT", [])
+    page = write_card(run_dir, "best", ["cat", "dog"], num_weights=1, licence="MIT", inputs=INPUTS)
     assert "**Commit**: unknown" in page
     assert parse(page).data.eval_results is None
+
+
+def test_the_page_says_where_the_net_comes_from(run_dir: Path):
+    page = write_card(
+        run_dir, "best", ["cat", "dog"], num_weights=93_950, licence=None, inputs=INPUTS
+    )
+    assert "license" not in page
+    for fact in ("2 classes: cat, dog", "| test/accuracy | 0.7500 |",
+                 "uint8 [B, 3, 64, 64]",
+                 "3f2a1b, with uncommitted changes", "torch 2.15.0", "93950",
+                 "python train.py data=folder data.root=... seed=1"):  # fmt: skip
+        assert fact in page, fact
