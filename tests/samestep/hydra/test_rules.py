@@ -67,7 +67,7 @@ def test_the_message_says_value_rule_and_remedy():
         "bf16-true, 16-true; did you mean trainer.precision=bf16-mixed?"
     )
     assert fault("trainer.limit_val_batches=2.5").endswith(
-        "must be null or a whole number at least 0 or a share from 0.0 to 1.0"
+        "must be null or a whole number at least 0 or a fraction from 0.0 to 1.0"
     )
 
 
@@ -89,7 +89,7 @@ def test_a_mode_that_may_be_right_is_accepted():
 
 
 def test_the_largest_loss_or_error_is_never_the_best():
-    line = "callbacks.{0}.mode=max: of callbacks.{0}.monitor={1} less is better; set callbacks.{0}."
+    line = "callbacks.{0}.mode=max: a lower callbacks.{0}.monitor={1} is better; set callbacks.{0}."
     typed = ["callbacks.checkpoints.monitor=val_error_rate"]
     assert fault(*typed) == line.format("checkpoints", "val_error_rate") + "mode=min"
     typed = ["callbacks=early_stopping", "callbacks.early_stopping.monitor=val/loss"]

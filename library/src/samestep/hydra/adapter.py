@@ -7,7 +7,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from samestep.errors import ConfigError
 from samestep.hydra.origins import find_overridden
-from samestep.hydra.rules import NAME, load_project_rules
+from samestep.hydra.project_rules import load_project_rules
+from samestep.hydra.rules import NAME
 from samestep.ranks import environment
 from samestep.ranks.secrets import redact_values
 from samestep.run_spec import RunSpec

@@ -35,6 +35,7 @@ from samestep.hydra.project import (
     configs_folder,
     search_path_override,
 )
+from samestep.hydra.project_rules import load_project_rules
 from samestep.hydra.schema import OVERLAYS, Fault, compare
 from samestep.hydra.suggestions import no_such_choice
 from samestep.ranks.secrets import hide_assigned
@@ -135,7 +136,7 @@ def _compose(lines: list[str]) -> DictConfig:
         if cfg.get("choices") == {}:
             del cfg["choices"]
 
-    project_rules = rules.load_project_rules(cfg.rules)
+    project_rules = load_project_rules(cfg.rules)
     added = [one.key_or_group for one in typed if one.is_add() or one.is_force_add()]
     faults = compare(cfg, reference, groups, project_rules, added)
     if faults:

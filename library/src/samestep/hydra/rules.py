@@ -1,26 +1,21 @@
-"""What the values of configs/ may be, where their default cannot say it. Imports no torch.
+"""Valid values of keys whose type says too little: ranges, choices, formats. Imports no torch.
 
-Here are the kinds of rules, and the rules of the keys that ``samestep`` brings: those of the run,
-the trainer, the cluster and the shipped callbacks. A project has modules with the rules of its own
-keys, which ``rules:`` in configs/train.yaml names. A rule names one full key; a key without a rule
-takes values of its default's type.
+First the kinds of rules, then the rules of all keys that ``samestep`` defines: of the run, the
+trainer, the cluster and the shipped callbacks. ``project_rules`` loads those of the user's keys. A
+rule belongs to one full key; a key without a rule takes values of its default's type.
 """
 
-import importlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from samestep.errors import ConfigError
-
 
 class Rule(NamedTuple):
-    """What a value must be: in words, as a test, and its choices where it has some."""
+    """What a value must be: as text, as a test, and its choices if it has any."""
 
     text: str
     holds: Callable[[Any], bool]
@@ -34,6 +29,7 @@ class Rule(NamedTuple):
 def whole(low: int, high: float = math.inf) -> Rule:
     """An int, but not a bool, from ``low`` to ``high``."""
     text = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+    # Not isinstance: in Python true is an int.
     return Rule(f"a whole number {text}", lambda v: type(v) is int and low <= v <= high)
 
 
@@ -49,7 +45,7 @@ def one_of(*choices: str) -> Rule:
 
 
 def each(rule: Rule) -> Rule:
-    """A list of values that keep ``rule``."""
+    """A list of values, each valid by ``rule``."""
     text, holds = f"a list, each {rule.text}", rule.holds
     return Rule(text, lambda v: isinstance(v, list) and all(map(holds, v)))
 
@@ -61,9 +57,11 @@ TEXT = Rule(f"{STRING}, and not empty", lambda v: isinstance(v, str) and v.strip
 ABOVE_0 = number("a number above 0", lambda v: v > 0)
 BELOW_1 = number("a number at least 0 and below 1", lambda v: 0 <= v < 1)
 BETWEEN_0_AND_1 = number("a number above 0 and below 1", lambda v: 0 < v < 1)
-SHARE = number("a share from 0.0 to 1.0", lambda v: 0 <= v <= 1)
-BATCHES = NULL | whole(0) | SHARE
-SOME_BATCHES = NULL | whole(1) | number("a share above 0.0, up to 1.0", lambda v: 0 < v <= 1)
+# Lightning takes an int as a number of batches, and a float as a fraction of them.
+FRACTION = number("a fraction from 0.0 to 1.0", lambda v: 0 <= v <= 1)
+BATCHES = NULL | whole(0) | FRACTION
+SOME_BATCHES = NULL | whole(1) | number("a fraction above 0.0, up to 1.0", lambda v: 0 < v <= 1)
+# 63 characters: a name becomes a label in Kubernetes. It is also a directory and part of a URL.
 NAME = Rule(
     f"at most 63 of A-Z a-z 0-9 . _ -, the first a letter or digit, and {STRING}",
     lambda v: isinstance(v, str) and bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", v)),
@@ -72,11 +70,14 @@ COUNTS = Rule(
     "a list of whole numbers, each at least 1", lambda v: v != [] and each(whole(1)).holds(v)
 )
 SHARES = Rule("a list of numbers above 0", lambda v: v != [] and each(ABOVE_0).holds(v))
+# Units of Kubernetes (16Gi) and of Docker (16gb).
 SIZE = Rule(
     "a size, such as 512Mi or 16Gi",
     lambda v: bool(re.fullmatch(r"(\d+\.?\d*|\.\d+)([kmg]b?|[KMGTPE]i?)?", str(v))),
 )
+# In Kubernetes 500m is half a core.
 CPUS = Rule("text such as 500m", lambda v: bool(re.fullmatch(r"[1-9]\d*m?", str(v))))
+# Lightning's value for no limit.
 NO_LIMIT = Rule("-1 (no limit)", lambda v: type(v) is int and v == -1)
 NODE = Rule("a group with a _target_", lambda v: isinstance(v, dict) and "_target_" in v)
 DURATION = Rule(
@@ -86,7 +87,7 @@ DURATION = Rule(
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true", "16-true")
 
 OF_RUN = {
-    "seed": whole(0, 2**32 - 1),
+    "seed": whole(0, 2**32 - 1),  # NumPy accepts no larger one
     "run_id": NULL | NAME,
     "run_root": TEXT,
     "run_dir": TEXT,
@@ -95,16 +96,16 @@ OF_RUN = {
     "tags": each(TEXT),
     "rules": NULL | TEXT | each(TEXT),
 }
-# Flags of Lightning that samestep sets itself, or that would break what a run promises.
+# Flags of Lightning that samestep sets itself, or that would break its guarantees.
 FORBIDDEN = {
     "callbacks": "add a callback with +callbacks.NAME._target_=CLASS",
     "logger": "choose trackers with logger=NAME",
-    "plugins": "samestep brings its own, for checkpoints and ranks",
+    "plugins": "samestep sets its own, for checkpoints and ranks",
     "default_root_dir": "a run writes to run_dir",
     "enable_checkpointing": "callbacks=null saves no checkpoint",
-    "enable_progress_bar": "callbacks.progress shows how far a run has come",
-    "enable_model_summary": "samestep has switched it off",
-    "use_distributed_sampler": "each rank always gets its share of the data",
+    "enable_progress_bar": "callbacks.progress shows the progress",
+    "enable_model_summary": "samestep has disabled it",
+    "use_distributed_sampler": "each rank always gets its slice of the data",
     "overfit_batches": "it replaces the order of the data; use debug=overfit",
     "reload_dataloaders_every_n_epochs": "an interrupted epoch needs its loader",
     "barebones": "a run needs its callbacks and its history",
@@ -133,7 +134,7 @@ OF_TRAINER = {
     "trainer.profiler": NULL | one_of("simple", "advanced", "pytorch") | NODE,
     "trainer.deterministic": NULL | BOOL | one_of("warn"),
     "trainer.split_batches": BOOL,  # ours: ``batch_size`` of ordinary DataLoaders counts all ranks
-    # Lightning's other flags: not in configs/trainer, because hardly anybody needs them.
+    # Lightning's other flags. They are rarely needed, and therefore not in configs/trainer.
     "trainer.min_steps": NULL | whole(1),
     "trainer.gradient_clip_algorithm": NULL | one_of("norm", "value"),
     "trainer.limit_predict_batches": BATCHES,
@@ -193,25 +194,20 @@ OF_CALLBACKS = {
     "callbacks.early_stopping.patience": whole(0),
     "callbacks.ema.decay": BETWEEN_0_AND_1,
 }
+# Other callbacks, loggers, models and data check their own arguments.
 RULES: dict[str, Rule] = OF_RUN | OF_TRAINER | OF_CLUSTER | OF_CALLBACKS
 
 
 def contradictions(cfg: DictConfig) -> Iterator[str]:
-    """What is wrong with ``cfg`` although each value alone is fine, one line each."""
-    entrypoints = cfg.cluster.get("entrypoint", {})  # only Slurm has several
+    """A line for each conflict between values that are valid by themselves."""
+    # Only Slurm has several.
+    entrypoints = cfg.cluster.get("entrypoint", {})
     if entrypoints and cfg.cluster.container not in entrypoints:
         yield f"cluster.container={cfg.cluster.container}: must be one of {', '.join(entrypoints)}"
     for name, node in (cfg.callbacks or {}).items():
-        # Of a loss or an error less is better.
-        words = re.findall("[a-z]+", str(node.get("monitor")).lower())
-        # Two references, such as those of early stopping, are judged where they lead to.
-        if (
-            node.get("mode") == "max"
-            and {"loss", "error"} & set(words)
-            and not all(OmegaConf.is_interpolation(node, key) for key in ("monitor", "mode"))
-        ):
+        if _maximizes_loss(node):
             yield (
-                f"callbacks.{name}.mode=max: of callbacks.{name}.monitor={node.monitor} less is "
+                f"callbacks.{name}.mode=max: a lower callbacks.{name}.monitor={node.monitor} is "
                 f"better; set callbacks.{name}.mode=min"
             )
     if Path.cwd().is_relative_to(Path(cfg.run_dir).resolve()):
@@ -222,65 +218,12 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
         )
 
 
-class ProjectRules(NamedTuple):
-    """The rules of the user's own keys, as their module holds them.
-
-    targets: how the ``_target_`` of the user's own code begins, such as ``project.``.
-    may_change: patterns of keys that do not change what is learned; see ``samestep.config_keys``.
-    check_ranks: what a run rejects if it may get these numbers of ranks, one line each.
-    needed_files: files that must be there before a run starts, because it does not fetch them.
-    """
-
-    rules: Mapping[str, Rule] = {}
-    contradictions: Callable[[DictConfig], Iterable[str]] = lambda cfg: ()
-    may_change: Sequence[str] = ()
-    targets: tuple[str, ...] = ()
-    check_ranks: Callable[[DictConfig, Sequence[int]], Iterable[str]] = lambda cfg, ranks: ()
-    needed_files: Callable[[DictConfig], Sequence[str]] = lambda cfg: ()
-
-
-NAMES_OF_RULES = ("RULES", "contradictions", "MAY_CHANGE", "check_ranks", "needed_files")
-"""What a module with rules may define; it needs one of these at least."""
-
-
-def load_project_rules(names: str | Sequence[str] | None) -> ProjectRules:
-    """The rules of the modules that ``rules:`` in train.yaml names, joined; none without a name."""
-    if names is None:
-        return ProjectRules()
-    if isinstance(names, str):
-        names = [names]
-    if not isinstance(names, Sequence):
-        raise ConfigError(f"rules={names}: must be a list of modules, or null")
-    modules = [_import_rules(name) for name in names]
-    rules: dict[str, Rule] = {}
-    may_change: list[str] = []
-    for module in modules:
-        rules |= getattr(module, "RULES", {})
-        may_change += getattr(module, "MAY_CHANGE", [])
-
-    def call_all(function: str, *arguments: Any) -> Iterator[str]:
-        for module in modules:
-            if hasattr(module, function):
-                yield from getattr(module, function)(*arguments)
-
-    return ProjectRules(
-        rules=rules,
-        contradictions=lambda cfg: call_all("contradictions", cfg),
-        may_change=may_change,
-        targets=tuple({f"{module.__name__.partition('.')[0]}." for module in modules}),
-        check_ranks=lambda cfg, ranks: call_all("check_ranks", cfg, ranks),
-        needed_files=lambda cfg: [*call_all("needed_files", cfg)],
-    )
-
-
-def _import_rules(name: str) -> ModuleType:
-    """One module of ``rules:``."""
-    try:
-        module = importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            f"rules={name}: {error}; it must be a module, such as project.rules"
-        ) from error
-    if not any(hasattr(module, known) for known in NAMES_OF_RULES):
-        raise ConfigError(f"rules={name}: must define one of {', '.join(NAMES_OF_RULES)}")
-    return module
+def _maximizes_loss(callback: DictConfig) -> bool:
+    """Whether a callback takes the highest loss or error for the best one."""
+    if callback.get("mode") != "max":
+        return False
+    # Early stopping refers to both keys of the checkpoints, which have their own line.
+    if all(OmegaConf.is_interpolation(callback, key) for key in ("monitor", "mode")):
+        return False
+    words = re.findall("[a-z]+", str(callback.get("monitor")).lower())
+    return "loss" in words or "error" in words

@@ -1,6 +1,7 @@
-"""Rebuild the model and the data of a run from its directory, and test it again."""
+"""Rebuilds the model and the data of a run from its directory, to evaluate or predict."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def load_run(
     Args:
         run_dir: directory of the run.
         ckpt: ``best``, ``last``, or a checkpoint that was kept, such as ``epoch-0002``.
-        packages: what they define may be called, beside what torch and others define.
+        packages: the user's packages, whose classes may be called, like those of torch.
         trust: call whatever the configuration of the run names, and download what it names.
 
     Returns:
@@ -38,32 +39,27 @@ def load_run(
     """
     cfg = read_saved_config(run_dir)
     model_cfg, data_cfg = group_of(cfg, "model"), group_of(cfg, "data")
-    checkpoints = run_dir / "checkpoints"
-    path = checkpoints / f"{ckpt}.ckpt"
-    if not path.exists():
-        names = [file.stem for file in sorted(checkpoints.glob("*.ckpt"))]
-        raise ConfigError(f"ckpt={ckpt}: {checkpoints} holds {', '.join(names) or 'no checkpoint'}")
-
-    if ckpt == "best":
-        directory.best_checkpoint(run_dir)
-    # A directory that is no run fails here, before anything is called that it names.
+    path = _find_checkpoint(run_dir, ckpt)
+    # Before anything is called that the configuration names: this may not be a run at all.
     state = checkpoint.load(path)
     if not trust:
         if data_cfg:
             check_targets(data_cfg, "data", "LightningDataModule", packages)
         check_targets(model_cfg, "model", "LightningModule", packages)
-    # A run with data=null has the loaders of its model.
+    # With data=null the model has the loaders.
     data: Any = build(data_cfg, "data") if data_cfg else None
-    if not trust and hasattr(data, "download"):
-        # The run names the address, the files and the folder: it could write anything anywhere.
-        data.download = False
     model: Any = build(model_cfg, "model")
     set_precision(model, group_of(cfg, "trainer").precision)
+    if not trust and hasattr(data, "download"):
+        # The run names the URL, the files and the folder, so it could write anything anywhere.
+        data.download = False
     try:
         model.load_state_dict(state["state_dict"])
-        # Lightning saves the state of a DataModule under the name of its class, if it has one.
-        if data and (data_state := state.get(type(data).__qualname__)):
+        # Lightning saves the state of a DataModule under the name of its class, if it has any.
+        data_state = state.get(type(data).__qualname__)
+        if data and data_state:
             data.load_state_dict(data_state)
+    # The two methods may be the user's, and fail in their own ways.
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
@@ -73,15 +69,32 @@ def load_run(
     return model.eval(), data
 
 
+def _find_checkpoint(run_dir: Path, ckpt: str) -> Path:
+    checkpoints = run_dir / "checkpoints"
+    path = checkpoints / f"{ckpt}.ckpt"
+    if not path.exists():
+        names = [file.stem for file in sorted(checkpoints.glob("*.ckpt"))]
+        raise ConfigError(f"ckpt={ckpt}: {checkpoints} holds {', '.join(names) or 'no checkpoint'}")
+    if ckpt == "best":
+        # Raises if best.ckpt is not the best one, which only the newest checkpoint tells.
+        directory.best_checkpoint(run_dir)
+    return path
+
+
 def evaluate(
     model: Any, data: Any, run_dir: Path, split: str, accelerator: str
 ) -> dict[str, float]:
     """The metrics of one split, computed in one process over all its samples.
 
-    They equal those of the run to the last bit if the run had one process too, on the same machine
-    and kind of device, and left no samples out. Random numbers of the model are those of the run.
+    They equal those of the run bit for bit, if the run had one process on the same machine and kind
+    of device and used all samples. The model's random numbers are those of the run.
 
-    ``split`` is test or val, ``accelerator`` auto, cpu or gpu.
+    Args:
+        model: of ``load_run``.
+        data: of ``load_run``.
+        run_dir: directory of the run.
+        split: ``test`` or ``val``.
+        accelerator: ``auto``, ``cpu`` or ``gpu``.
     """
     trainer = make_trainer(run_dir, accelerator)
     loop = trainer.test if split == "test" else trainer.validate
@@ -89,12 +102,12 @@ def evaluate(
         loop(model, datamodule=data, verbose=False)
     except MisconfigurationException as error:
         raise ConfigError(f"--split {split}: {error}") from error
-    # As in metrics.json: what the loop returns has the figures of each loader apart.
+    # Not what the loop returns: that is a list with the metrics of each loader.
     return {name: value.item() for name, value in trainer.callback_metrics.items()}
 
 
 def predict(model: Any, data: Any, run_dir: Path, accelerator: str) -> list[Any]:
-    """What ``predict_step`` returns for each batch of ``predict_dataloader``, in one process."""
+    """The results of ``predict_step`` for all batches of ``predict_dataloader``, in one process."""
     owner = data or model
     if not is_overridden("predict_dataloader", owner):
         raise ConfigError(
@@ -103,8 +116,9 @@ def predict(model: Any, data: Any, run_dir: Path, accelerator: str) -> list[Any]
         )
     name_arguments_of_loaders()
     found: Any = make_trainer(run_dir, accelerator).predict(model, datamodule=data)
-    several = bool(found) and all(isinstance(part, list) for part in found)  # of several loaders
-    return [batch for part in found for batch in part] if several else list(found or [])
+    # With several loaders Lightning returns one list for each of them.
+    has_several = bool(found) and all(isinstance(part, list) for part in found)
+    return list(chain(*found)) if has_several else list(found or [])
 
 
 def make_trainer(run_dir: Path, accelerator: str) -> L.Trainer:
@@ -128,7 +142,7 @@ def make_trainer(run_dir: Path, accelerator: str) -> L.Trainer:
 
 
 def read_saved_config(run_dir: Path) -> DictConfig:
-    """The configuration of a run, with every text as it is."""
+    """The configuration of a run. Its strings are not interpolated again."""
     cfg = OmegaConf.create(escape(read_config(run_dir)))
     assert isinstance(cfg, DictConfig)
     return cfg

@@ -18,7 +18,8 @@ from samestep.hydra.nodes import (
     parents_of,
     resolve,
 )
-from samestep.hydra.rules import STRING, ProjectRules, Rule
+from samestep.hydra.project_rules import ProjectRules
+from samestep.hydra.rules import STRING, Rule
 from samestep.hydra.suggestions import did_you_mean, nearest, show
 from samestep.ranks.secrets import HIDDEN, is_secret_name
 from samestep.run_spec import leaves

@@ -1,22 +1,22 @@
-"""What the config.yaml of a run may call when its model and its data are built again.
+"""Decides what the config.yaml of a run may call when its model and data are built again.
 
-A run directory may come from somebody else, and its configuration names functions and their
-arguments. So only this is called, unless the user trusts the run:
+A run directory may come from another person, and its configuration names functions and their
+arguments. Unless the user trusts the run, only these may be called:
 
 - a LightningModule as the model, a LightningDataModule as the data;
-- networks, optimizers, schedules and data sets of the project itself, and functions whose
-  annotation says that they return one;
-- the same from torch.nn, torch.optim, torchvision and torchmetrics, in which no constructor runs
-  or writes what its arguments name;
-- what the project's own files name: a ``_target_`` of the model or the data in configs/, or in a
-  folder that ``hydra.searchpath`` of train.yaml adds to it.
+- networks, optimizers, schedules and data sets of the project, and functions annotated to return
+  one;
+- the same from torch.nn, torch.optim, torchvision and torchmetrics, whose constructors neither
+  execute nor write what their arguments name;
+- each ``_target_`` of the model or the data in the project's own configs/, or in a folder that
+  ``hydra.searchpath`` of train.yaml adds to it.
 
-Nothing else is even imported. The arguments are always those of the run.
+Nothing else is even imported. The arguments always come from the run.
 """
 
 import typing
 from collections.abc import Sequence
-from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -36,7 +36,7 @@ LIBRARIES = (
     "torchvision.ops.", "torchmetrics.aggregation.", "torchmetrics.classification.",
     "torchmetrics.regression.",
 )  # fmt: skip
-# Not Dataset: those of libraries read pickles from a folder that the run could bring with it.
+# Not Dataset: torchvision's read pickles from a folder, which the run could bring with it.
 KINDS = (nn.Module, Optimizer, LRScheduler)
 OWN_KINDS = (*KINDS, Dataset, Sampler)
 
@@ -44,7 +44,11 @@ OWN_KINDS = (*KINDS, Dataset, Sampler)
 def check_targets(node: DictConfig, key: str, kind: str, packages: Sequence[str]) -> None:
     """Raise a ConfigError for the first ``_target_`` below ``node`` that must not be called.
 
-    ``kind`` is what the node itself must be: LightningModule or LightningDataModule.
+    Args:
+        node: the group of the configuration.
+        key: its key, for messages.
+        kind: LightningModule or LightningDataModule, which the class of the node itself must be.
+        packages: the user's packages.
     """
     configured = find_configured()
     own = tuple(f"{package}." for package in packages)
@@ -57,30 +61,37 @@ def check_targets(node: DictConfig, key: str, kind: str, packages: Sequence[str]
         found = locate(target, path)
         if not is_named and not builds_parts(found, own):
             raise untrusted(path, target)
-        # By name: lightning and pytorch_lightning each have types of their own.
-        bases = found.__mro__ if isinstance(found, type) else ()
-        if path == key and kind not in {base.__name__ for base in bases}:
+        if path == key and not _is_a(found, kind):
             raise ConfigError(f"{path}._target_={target}: must be a {kind}")
 
 
 def builds_parts(found: Any, own: tuple[str, ...]) -> bool:
-    """Whether it is a part of models and data, or a function that makes one."""
-    # Where it is defined counts: `project.train.sys.exit` is not of the project.
-    place = f"{getattr(found, '__module__', '')}."
-    is_own = place.startswith(own)
-    if not is_own and not place.startswith(LIBRARIES):
+    """Whether calling it can only build a module, optimizer, schedule or data set."""
+    # Where it is defined, not where it was found: project.train.sys.exit is not the project's.
+    module = f"{getattr(found, '__module__', '')}."
+    is_own = module.startswith(own)
+    if not is_own and not module.startswith(LIBRARIES):
         return False
-    if not isinstance(found, type):
-        try:
-            found = typing.get_type_hints(found).get("return")
-        except (NameError, TypeError):
-            return False
-    if not isinstance(found, type):
+    result = found if isinstance(found, type) else _annotated_result(found)
+    if not isinstance(result, type):
         return False
-    return issubclass(found, OWN_KINDS if is_own else KINDS) or (
-        place.startswith("torchvision.transforms.")
-        or "LightningDataModule" in {base.__name__ for base in found.__mro__}
-    )
+    if module.startswith("torchvision.transforms."):
+        return True
+    kinds = OWN_KINDS if is_own else KINDS
+    return issubclass(result, kinds) or _is_a(result, "LightningDataModule")
+
+
+def _annotated_result(function: Any) -> Any:
+    """The type that a function is annotated to return; None if that is unknown."""
+    try:
+        return typing.get_type_hints(function).get("return")
+    except (NameError, TypeError):
+        return None
+
+
+def _is_a(found: Any, kind: str) -> bool:
+    # By name: lightning and pytorch_lightning each have a class LightningModule.
+    return isinstance(found, type) and any(base.__name__ == kind for base in found.__mro__)
 
 
 def untrusted(path: str, target: str) -> ConfigError:
@@ -93,20 +104,33 @@ def untrusted(path: str, target: str) -> ConfigError:
 
 
 def find_configured() -> set[str]:
-    """Each ``_target_`` that the files of configs/ have for the model or the data."""
+    """Each ``_target_`` of the model or the data in the files of configs/."""
     try:
         folders = config_folders()
     except ConfigError:
         return set()  # the installed package loads a run, far from its project
     found: set[str] = set()
-    for configs, file in [(folder, file) for folder in folders for file in folder.rglob("*.yaml")]:
-        with suppress(OSError, ValueError, yaml.YAMLError):  # half of a file that is being written
-            content = yaml.safe_load(file.read_text("utf-8"))
-            if file.relative_to(configs).parts[0] not in ("model", "data"):
-                # An experiment, or this machine's settings; loggers and callbacks may write files.
-                is_dict = isinstance(content, dict)
-                content = [content.get("model"), content.get("data")] if is_dict else []
-            for path, node in walk(content):
-                if path.rpartition(".")[2] == "_target_" and isinstance(node, str):
-                    found.add(node)
+    for folder in folders:
+        for file in folder.rglob("*.yaml"):
+            is_group = file.relative_to(folder).parts[0] in ("model", "data")
+            found |= _targets_in(file, is_group=is_group)
+    return found
+
+
+def _targets_in(file: Path, *, is_group: bool) -> set[str]:
+    """Each ``_target_`` of the model or the data in one file."""
+    try:
+        content = yaml.safe_load(file.read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return set()  # an editor may just be writing the file
+    if not is_group:
+        # An experiment, or the settings of this machine. Its loggers and callbacks are left out:
+        # they may write files.
+        if not isinstance(content, dict):
+            return set()
+        content = [content.get("model"), content.get("data")]
+    found = set()
+    for path, value in walk(content):
+        if path.rpartition(".")[2] == "_target_" and isinstance(value, str):
+            found.add(value)
     return found

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.hydra.nodes import walk
-from samestep.hydra.rules import load_project_rules
+from samestep.hydra.project_rules import load_project_rules
 from samestep.hydra.suggestions import show
 from samestep.launch.render import Manifest
 from samestep.ranks.secrets import is_secret_name, looks_secret

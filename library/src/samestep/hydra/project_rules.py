@@ -1,0 +1,75 @@
+"""The rules of the user's own keys, from the modules that ``rules:`` in train.yaml names."""
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig
+
+from samestep.errors import ConfigError
+from samestep.hydra.rules import Rule
+
+
+class ProjectRules(NamedTuple):
+    """The rules of the user's own keys."""
+
+    rules: Mapping[str, Rule] = {}
+    contradictions: Callable[[DictConfig], Iterable[str]] = lambda cfg: ()
+    """A line for each conflict between values."""
+    may_change: Sequence[str] = ()
+    """Patterns of keys that do not change what is learned; see ``samestep.config_keys``."""
+    targets: tuple[str, ...] = ()
+    """Prefixes of the ``_target_`` of the user's own code, such as ``project.``."""
+    check_ranks: Callable[[DictConfig, Sequence[int]], Iterable[str]] = lambda cfg, ranks: ()
+    """A line for each fault if the run gets one of these numbers of ranks."""
+    needed_files: Callable[[DictConfig], Sequence[str]] = lambda cfg: ()
+    """Files that must exist before a run starts, because it does not download them."""
+
+
+NAMES_OF_RULES = ("RULES", "contradictions", "MAY_CHANGE", "check_ranks", "needed_files")
+"""What a module with rules may define. It must define at least one of these."""
+
+
+def load_project_rules(names: str | Sequence[str] | None) -> ProjectRules:
+    """The joined rules of these modules; without any, no rules."""
+    if names is None:
+        return ProjectRules()
+    if isinstance(names, str):
+        names = [names]
+    if not isinstance(names, Sequence):
+        raise ConfigError(f"rules={names}: must be a list of modules, or null")
+    modules = [_import_rules(name) for name in names]
+    rules: dict[str, Rule] = {}
+    may_change: list[str] = []
+    for module in modules:
+        rules |= getattr(module, "RULES", {})
+        may_change += getattr(module, "MAY_CHANGE", [])
+
+    # The functions are looked up when they are called: a module may lack any of them.
+    def call_all(function: str, *arguments: Any) -> Iterator[str]:
+        for module in modules:
+            if hasattr(module, function):
+                yield from getattr(module, function)(*arguments)
+
+    return ProjectRules(
+        rules=rules,
+        contradictions=lambda cfg: call_all("contradictions", cfg),
+        may_change=may_change,
+        targets=tuple({f"{module.__name__.partition('.')[0]}." for module in modules}),
+        check_ranks=lambda cfg, ranks: call_all("check_ranks", cfg, ranks),
+        needed_files=lambda cfg: [*call_all("needed_files", cfg)],
+    )
+
+
+def _import_rules(name: str) -> ModuleType:
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"rules={name}: {error}; it must be a module, such as project.rules"
+        ) from error
+    # A wrong module, such as project.train, would otherwise just have no rules.
+    if not any(hasattr(module, known) for known in NAMES_OF_RULES):
+        raise ConfigError(f"rules={name}: must define one of {', '.join(NAMES_OF_RULES)}")
+    return module
