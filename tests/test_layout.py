@@ -61,6 +61,7 @@ LEVELS = [
     ["command_line"],
     ["data", "run", "node"],
     ["callbacks", "report"],
+    ["loops"],
     ["ending"],
     ["trainer"],
     ["hydra"],
@@ -98,6 +99,7 @@ def test_tests_of_the_library_need_no_template():
 CORE = {
     "errors",
     "config_keys",
+    "loops",
     "metrics",
     "run_spec",
     "ranks",
@@ -190,10 +192,7 @@ def test_samestep_has_no_words_of_images():
 
 # -- Private names of other libraries stand in few files -------------------------------------------
 
-PATCHES = [
-    LIBRARY / name
-    for name in ("ranks/lightning_patches.py", "ranks/epoch_loop.py", "node/agent.py")
-]
+PATCHES = [LIBRARY / name for name in ("ranks/lightning_patches.py", "loops.py", "node/agent.py")]
 PUBLIC_IN_SPITE = {
     "_exit",  # os._exit ends a process without cleaning up: documented
     "_run_exitfuncs",  # of atexit: the only way to its functions where a process ends by os._exit

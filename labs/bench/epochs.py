@@ -47,7 +47,7 @@ LEVERS = {  # what makes our steps cheap: how, and what is put where to undo it
                index_pixel_by_pixel),
     "search": ("no search for GPUs", f"{PATCHES}.search_gpus_once", lambda: None),
     "loop": ("calls only what there is",
-             "samestep.ranks.epoch_loop.EpochLoop._train_on_next", _TrainingEpochLoop.advance),
+             "samestep.loops.EpochLoop._train_on_next", _TrainingEpochLoop.advance),
     "guard": ("gradients checked by their sum", "samestep.callbacks.loss_guard.are_finite",
               lambda gradients: False),
 }  # fmt: skip

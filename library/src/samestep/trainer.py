@@ -22,10 +22,10 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 
-from samestep import ending
+from samestep import ending, loops
 from samestep.callbacks.attributes import Attributes
 from samestep.callbacks.changed_values import ChangedValues
-from samestep.callbacks.checkpoints import Checkpoints, StopBetweenSteps
+from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.exact import RankState, SeedSteps
 from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.loss_guard import LossGuard
@@ -215,6 +215,7 @@ class Trainer(L.Trainer):
             **options,
         )
         lightning_patches.apply(self)
+        loops.install(self)
 
     def fit(
         self,
@@ -355,7 +356,6 @@ def callbacks_of_run(
     # It writes a log.
     watchdogs = [] if spec.saves_nothing else [Watchdog(spec.timeout_s, str(spec.run_dir))]
     return [
-        StopBetweenSteps(checkpoints),  # first, so that no other callback has begun a step
         history,
         *watchdogs,
         SeedSteps(spec.seed),

@@ -16,7 +16,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchmetrics import MaxMetric, MeanMetric
 
-from library.tests.kit import Net, Place, Scores, fit
+from library.tests.kit import Net, Place, Scores, check_exact, fit
 from samestep.callbacks.attributes import Attributes
 
 
@@ -246,8 +246,20 @@ class Makes(Shares):
         return self.memory[-1]
 
 
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (Shares, {"Shares.memory", "Memory.memory"}),
+        (Makes, {"Makes.memory", "Makes.count"}),
+    ],
+)
+def test_what_the_data_may_change_is_named(tmp_path: Path, model, names: set[str]):
+    (part,) = fit(tmp_path, model, lambda: None)
+    assert set(lost_by(part)) == names
+
+
 class Moves(Shares):
-    """The same in a hook."""
+    """The same in a hook of the transfer, which comes after the save."""
 
     def train_dataloader(self):
         return DataLoader(torch.ones(4, 1))
@@ -256,17 +268,8 @@ class Moves(Shares):
         return self.memory[-1]
 
 
-@pytest.mark.parametrize(
-    ("model", "names"),
-    [
-        (Shares, {"Shares.memory", "Memory.memory"}),
-        (Makes, {"Makes.memory", "Makes.count"}),
-        (Moves, {"Moves.memory", "Moves.count"}),
-    ],
-)
-def test_what_the_data_may_change_is_named(tmp_path: Path, model, names: set[str]):
-    (part,) = fit(tmp_path, model, lambda: None)
-    assert set(lost_by(part)) == names
+def test_what_a_transfer_reads_and_steps_change_continues_exactly(tmp_path: Path):
+    check_exact(tmp_path, Moves, lambda: None, (0, 2), (1, 1))
 
 
 class Ready(Net):

@@ -65,7 +65,7 @@ def test_a_step_gets_the_same_random_numbers_from_every_library():
     trainer = L.Trainer(accelerator="cpu", logger=False)
 
     def draw_in_batch(number: int) -> tuple[float, float, float]:
-        SeedSteps(7).on_train_batch_start(trainer, L.LightningModule(), None, number)
+        SeedSteps(7).seed_step(trainer, number)
         return draw()
 
     first, other = draw_in_batch(3), draw_in_batch(4)

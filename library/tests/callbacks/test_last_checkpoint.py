@@ -1,4 +1,3 @@
-import signal
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -8,11 +7,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 
-from library.tests.callbacks.tiny import Tiny, fit
+from library.tests.callbacks.tiny import Tiny, fit, signal_came
 from library.tests.kit import Killed
-from samestep.callbacks.checkpoints import Checkpoints
 from samestep.errors import ConfigError
-from samestep.ranks.stopping import Stopped
 from samestep.run import nodes
 from samestep.run.checkpoint import load
 
@@ -23,18 +20,20 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 class Batches(L.Callback):
-    """Stops the run before the batch that it is told, and notes those that were trained."""
+    """Lets a signal come before the batch that it is told, and notes those that were trained."""
 
     def __init__(self, stop: int | None = None) -> None:
         self.stop = stop
         self.trained: list[tuple[int, int]] = []
 
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        if 4 * trainer.current_epoch + batch_idx == self.stop:
-            raise Stopped(signal.SIGTERM)
+    def on_train_epoch_start(self, trainer, pl_module) -> None:
+        if 4 * trainer.current_epoch == self.stop:
+            signal_came()
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         self.trained.append((trainer.current_epoch, batch_idx))
+        if 4 * trainer.current_epoch + batch_idx + 1 == self.stop:
+            signal_came()
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2, "val_check_interval": 2}])
@@ -43,7 +42,7 @@ def test_a_run_stopped_as_a_batch_begins_takes_each_batch_once(
 ):
     whole, model, trained = Batches(), Tiny([0.5]), []
     fit(tmp_path / "whole", model, whole, **options)
-    for stop in (0, 2, 4, 10, None):
+    for stop in (0, 2, 4, 8, 10, None):
         part, again = Batches(stop), Tiny([0.5])
         ckpt = "last.ckpt" if (tmp_path / "cut/checkpoints/last.ckpt").exists() else None
         ends = nullcontext() if stop is None else pytest.raises(SystemExit)
@@ -56,18 +55,13 @@ def test_a_run_stopped_as_a_batch_begins_takes_each_batch_once(
 
 
 def test_it_saves_within_an_epoch_when_it_is_time(tmp_path: Path):
-    class AsksFirst(L.Callback):
-        def on_train_batch_start(self, trainer, *args) -> None:
-            (checkpoints,) = [c for c in trainer.callbacks if isinstance(c, Checkpoints)]
-            checkpoints.between_steps(trainer)
-
     class Ends(L.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
             if batch_idx == 2:
                 raise Killed
 
     with pytest.raises(Killed):
-        fit(tmp_path, Tiny([0.5]), AsksFirst(), Ends(), every_s=0)
+        fit(tmp_path, Tiny([0.5]), Ends(), every_s=0)
     checkpoint = load(tmp_path / "checkpoints/last.ckpt")
     assert checkpoint["global_step"] == 2
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]

@@ -1,5 +1,6 @@
 """A model that learns nothing, for tests of what happens around it."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from library.tests.kit import Killed
+from samestep import loops
 from samestep.callbacks.changed_values import ChangedValues
-from samestep.callbacks.checkpoints import Checkpoints, StopBetweenSteps
-from samestep.ranks import lightning_patches
+from samestep.callbacks.checkpoints import Checkpoints
+from samestep.ranks import lightning_patches, stopping
 from samestep.run.checkpoint import AtomicCheckpointIO
 
 STEPS_PER_EPOCH = 4
@@ -78,25 +80,34 @@ def fit(
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=max_epochs, logger=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=run_dir, plugins=[AtomicCheckpointIO()],
-        callbacks=[StopBetweenSteps(checkpoints), ChangedValues(), checkpoints, *callbacks],
+        callbacks=[ChangedValues(), checkpoints, *callbacks],
         **options,
     )  # fmt: skip
     lightning_patches.apply(trainer)
-    # A signal ends the test, and is not kept for the next step.
-    with mock.patch("samestep.ranks.stopping.defer"):
+    loops.install(trainer)
+    # A real signal ends the test. One of `signal_came` is forgotten afterwards.
+    with (
+        mock.patch("samestep.ranks.stopping.defer"),
+        mock.patch.object(stopping._State, "signum", 0),
+    ):
         trainer.fit(model, batches, batches, ckpt_path=folder / ckpt if ckpt else None)
     return trainer
 
 
+def signal_came() -> None:
+    """Let this process have got SIGTERM, without the handler that a run installs."""
+    stopping._State.signum = signal.SIGTERM
+
+
 @contextmanager
 def killed_before_the_link() -> Iterator[None]:
-    """Within this block a run ends in its second epoch, when it has saved and not yet linked."""
-    publish = Checkpoints._publish
+    """Within this block a run ends when it has saved its second epoch, and not yet linked."""
+    commit = Checkpoints._commit
 
-    def publish_or_die(checkpoints: Checkpoints, trainer: L.Trainer) -> None:
-        if checkpoints._due and trainer.current_epoch == 1:
+    def commit_or_die(checkpoints: Checkpoints, trainer: L.Trainer) -> None:
+        if checkpoints._due and trainer.current_epoch == 2:
             raise Killed
-        publish(checkpoints, trainer)
+        commit(checkpoints, trainer)
 
-    with mock.patch.object(Checkpoints, "_publish", publish_or_die), pytest.raises(Killed):
+    with mock.patch.object(Checkpoints, "_commit", commit_or_die), pytest.raises(Killed):
         yield

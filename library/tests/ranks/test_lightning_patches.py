@@ -13,12 +13,8 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.loops import _EvaluationLoop, _FitLoop, fetchers
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.loops import _EvaluationLoop, _FitLoop
 from lightning.pytorch.trainer.connectors.data_connector import _DataConnector
-from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
-    _LoggerConnector,
-)
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultCollection,
     _ResultMetric,
@@ -41,16 +37,6 @@ CANARIES: dict[str, list[tuple[Any, list[str]]]] = {  # source, and texts in thi
         (_SignalConnector._sigterm_notifier_fn, ["broadcast"]),
         (lightning.pytorch.trainer.trainer, ["_signal_connector.register_signal_handlers"]),
     ],
-    "broadcasts every step": [(_TrainingEpochLoop.advance, ["self._broadcast_sigterm_tensor()"])],
-    "repeats and leaves out when it restarts": [
-        (_TrainingEpochLoop.advance, ["self._skip_next_val = True\n                return"]),
-        (_FitLoop, ["restarting and epoch_unfinished or self._iteration_based_training()"]),
-        (_FitLoop, ["if not self.restarting and self.epoch_loop._num_ready_batches_reached()"]),
-        # The plateau schedules are stepped after the hook in which checkpoints are saved.
-        (_FitLoop.on_advance_end, ['"on_train_epoch_end"', "update_plateau_schedulers"]),
-        (_FitLoop.advance, ["self.epoch_loop.run(self._data_fetcher)"]),
-        (_TrainingEpochLoop.run, ["self.reset()"]),
-    ],
     # Where ``reduce_logs_over_ranks`` reduces: before anybody reads the values.
     "ends an epoch in this order": [
         (_FitLoop.on_advance_end, [
@@ -68,32 +54,11 @@ CANARIES: dict[str, list[tuple[Any, list[str]]]] = {  # source, and texts in thi
         (_ResultCollection._get_cache, ["if result_metric._computed is None:"]),
         (_ResultCollection._get_cache, ["It is recommended to use"]),
     ],
-    "logs an epoch after its checkpoint": [
-        (_FitLoop.on_advance_end, ["monitoring_callbacks=True", "update_train_epoch_metrics()"]),
-        (_LoggerConnector.update_train_epoch_metrics, ['self.log_metrics(self.metrics["log"])']),
-    ],
     "asks how its ranks are (torchrun's agent)": [
         (SimpleElasticAgent._invoke_run, ["self._monitor_workers(self._worker_group)"]),
     ],
-    "counts a batch before its first hook": [
-        (_TrainingEpochLoop.advance, [
-            "increment_ready()", '"on_train_batch_start"', "increment_started()",
-        ]),
-    ],
-    "has no hook before those of transfer": [
-        (_TrainingEpochLoop.advance, ["convert_input(batch)", "_on_before_batch_transfer(batch"]),
-    ],
     "sums the gradients that were needed when it was made (DDP)": [
         (DistributedDataParallel._build_params_for_reducer, ["if param.requires_grad"]),
-    ],
-    "saves the states of its loaders as they are": [
-        (_FitLoop, ["loader_states := self._combined_loader._state_dicts()"]),
-        (_FitLoop, ["self._load_combined_loader_states()\n\n        self._data_fetcher = "]),
-        (_FitLoop, ["if not self.restarting or not self._combined_loader_states_to_load"]),
-    ],
-    "has no hook before a batch is read": [
-        (fetchers._PrefetchDataFetcher.__iter__, ["for _ in range(self.prefetch_batches):"]),
-        (fetchers._DataFetcher.__iter__, ["self.iterator = iter(self.combined_loader)"]),
     ],
     "replaces batch samplers": [
         (_DataConnector._prepare_dataloader, [

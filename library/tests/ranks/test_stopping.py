@@ -31,20 +31,19 @@ ENDS = {  # what a process does, and what is printed
     """stopping.defer()
 for _ in range(2): os.kill(os.getpid(), signal.SIGTERM)
 print(stopping.agreed(save=True)[0], flush=True)
-stopping.allow_interruption(True)
 stopping.interruptible(lambda: print('never', flush=True))
 """: "15\nends 143\n",
     """stopping.defer(); os.kill(os.getpid(), signal.SIGHUP)
 print(stopping.agreed(save=True), flush=True)
 stopping.check()
 """: "(1, True, False)\nends 129\n",
-    # A wait for data is ended, and a validation is not.
+    # A wait for the next batch is ended.
     """stopping.defer(); os.system(f'(sleep 1; kill -TERM {os.getpid()}) &')
-stopping.allow_interruption(True)
 stopping.interruptible(lambda: time.sleep(60))
 """: "ends 143\n",
+    # Nothing else is, such as a validation.
     """stopping.defer(); os.kill(os.getpid(), signal.SIGTERM)
-stopping.interruptible(lambda: print('to its end', flush=True))
+print('to its end', flush=True)
 stopping.check()
 """: "to its end\nends 143\n",
     # A second Ctrl-C does not wait.

@@ -7,7 +7,6 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import lightning as L
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
@@ -29,7 +28,6 @@ from samestep.callbacks.values import (
 from samestep.data.sampler import WrappedBatches
 from samestep.metrics import EpochMean
 from samestep.ranks import lightning_patches
-from samestep.ranks.epoch_loop import TRANSFERS
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import class_of
 
@@ -87,11 +85,10 @@ class Attributes(L.Callback):
     another number of ranks all get the values of rank zero.
 
     Others are only named: objects that Python code did not make; what data sets and loaders use,
-    and attributes of a DataModule or of a module with hooks for the transfer of a batch, because
-    these may be a batch ahead. A callback or DataModule with its own
-    ``on_save_checkpoint`` is trusted, and on one rank so is a module with that, ``state_dict`` or
-    ``get_extra_state``. A checkpoint holds the names, and a run that continues repeats them before
-    its first step.
+    and attributes of a DataModule, because these may be a batch ahead. A callback or DataModule
+    with its own ``on_save_checkpoint`` is trusted, and on one rank so is a module with that,
+    ``state_dict`` or ``get_extra_state``. A checkpoint holds the names, and a run that continues
+    repeats them before its first step.
 
     It must be the last callback, so that the others have changed what they change in a step.
     """
@@ -112,9 +109,6 @@ class Attributes(L.Callback):
         buffers, saved = dict(pl_module.named_buffers()), pl_module.state_dict()
         self._unsaved_buffers = [name for name in buffers if name not in saved]
         self._before = None
-        if stage == "fit":
-            # A module may give its attributes their first values in its own `on_train_start`.
-            lightning_patches.after_train_start(trainer, partial(self._begin, trainer, pl_module))
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Look: a run that continues has no such check, so what it changes is state."""
@@ -125,8 +119,12 @@ class Attributes(L.Callback):
         now = self._look(trainer, pl_module)
         self._changed |= now.changed_since(self._before or {}) & now.kept.keys()
 
-    def _begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Note the first values, write those of the checkpoint, and say what is lost."""
+    def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Note the first values, write those of the checkpoint, and say what is lost.
+
+        ``samestep.loops`` calls it after every ``on_train_start``: a module may give its attributes
+        their first values in its own.
+        """
         self._first_epoch, self._num_compared = trainer.current_epoch, 0
         now = self._look(trainer, pl_module)
         self._before, self._first = now.fingerprints, now.objects
@@ -239,8 +237,8 @@ class Attributes(L.Callback):
         """Look at the attributes that can be kept, and at others that no checkpoint holds."""
         elsewhere = self._places_in_checkpoint(trainer, pl_module)
         of_data = objects_of_data(trainer, elsewhere)
-        # A checkpoint is saved when the next batch is on the device already.
-        is_ahead = id(pl_module) in of_data or any(is_overridden(t, pl_module) for t in TRANSFERS)
+        # A checkpoint is saved when the next batch has been read already.
+        is_ahead = id(pl_module) in of_data
         look = Look({}, {}, set(), elsewhere)
         for name, value, can_be_kept, saved in self._find(trainer, pl_module):
             is_of_module = name.startswith(f"{class_of(pl_module).__name__}.")

@@ -1,10 +1,9 @@
-"""Stop, save, link, repair: how a run keeps the checkpoints from which it continues.
+"""Save, link, repair: how a run keeps the checkpoints from which it continues.
 
-- **Stop.** Before each optimizer step all ranks ask each other (``StopBetweenSteps``, the first
-  callback of every run): go on, save, or stop.
-- **Save.** ``Checkpoints``, which Lightning calls last, saves ``last.ckpt`` there and at the end of
-  each epoch. No other checkpoint is ever written. A sharded one is copied, and written while
-  training goes on; it appears before the next step for which all ranks have written their parts.
+- **Save.** ``last.ckpt`` is saved between two optimizer steps, and when an epoch is over;
+  ``samestep.loops`` calls ``Checkpoints`` there. No other checkpoint is ever written. A sharded one
+  is copied, and written while training continues; it appears before the next step for which all
+  ranks have written their shards.
 - **Link.** If the saved weights are the best ones or those of an epoch to keep, the file gets a
   second name: ``best.ckpt``, ``epoch-0002.ckpt``. Nodes that do not see the directory get a copy of
   each.
@@ -21,12 +20,11 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
 from samestep.callbacks.share_out import ShareOut
 from samestep.errors import ConfigError
-from samestep.ranks import lightning_patches, stopping
+from samestep.ranks import stopping
 from samestep.ranks.lightning_patches import callbacks_of
 from samestep.ranks.stopping import Stopped
 from samestep.run import manifest, nodes, record, shards
@@ -39,83 +37,12 @@ log = logging.getLogger(__name__)
 Settings = dict[str, Any]
 
 
-class StopBetweenSteps(L.Callback):
-    """Stops all ranks before the next step when one of them got a signal.
-
-    It is the first callback, so that no other one has begun a step that is not taken. Validation
-    runs to its end: the checkpoint then holds all of it.
-
-    Args:
-        checkpoints: saves now and then within an epoch, and when the run stops; None saves nothing.
-    """
-
-    def __init__(self, checkpoints: "Checkpoints | None") -> None:
-        self.checkpoints = checkpoints
-        # Whether no gradients are accumulated, so that the ranks ask each other before the next
-        # batch. A wait for this batch may be interrupted then, and only then.
-        self._asks_before_batch = True
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Defer signals from here on, and begin where the checkpoint was saved."""
-        # The first callback does it: the others ask for the epoch.
-        lightning_patches.continue_as_undisturbed(trainer)
-        stopping.defer()
-        # A checkpoint is saved between two optimizer steps, so a run continues between two too.
-        self._set_asking(True)
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Allow a stop: an optimizer step never reaches from one epoch into the next."""
-        self._set_asking(True)
-
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Save or stop, if any rank wishes to; within an optimizer step do nothing."""
-        if not self._asks_before_batch:
-            return
-        if self.checkpoints is None:
-            stopping.check()
-        else:
-            self.checkpoints.between_steps(trainer)
-
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Find out whether the next batch begins an optimizer step."""
-        self._set_asking((batch_idx + 1) % trainer.accumulate_grad_batches == 0)
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Let validation run to its end."""
-        stopping.allow_interruption(False)
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Let a wait for training data be interrupted as before."""
-        stopping.allow_interruption(self._asks_before_batch)
-
-    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Let a wait for test data be interrupted."""
-        stopping.allow_interruption(True)
-
-    def on_test_batch_start(self, *args: Any) -> None:
-        """Stop if any rank was told to; the next attempt tests again."""
-        stopping.check()
-
-    def _set_asking(self, asks: bool) -> None:
-        self._asks_before_batch = asks
-        stopping.allow_interruption(asks)
-
-
 class Checkpoints(Checkpoint):
     """Saves ``last.ckpt``, from which the same command continues, and keeps the best weights.
 
     It saves at the end of each epoch, after a validation that was the best one, every ``every_s``
-    seconds, and when told to stop by a signal; then all ranks stop together. Within an epoch it
-    acts only where ``between_steps`` is called: before the first batch of an optimizer step.
+    seconds, and when told to stop by a signal; then all ranks stop together. ``samestep.loops``
+    calls ``before_step`` before the first batch of each optimizer step, and ``end_epoch``.
 
     Each validation is compared with the best one so far, and each epoch's end too, because the
     metric may be one of training. If it has improved, ``last.ckpt`` is saved before the next step
@@ -198,23 +125,24 @@ class Checkpoints(Checkpoint):
         # The process before may have been killed after it had recorded more than it had saved.
         self._record(trainer, trainer.current_epoch)
 
-    def between_steps(self, trainer: L.Trainer) -> None:
-        """Save or stop if any rank wishes to; every rank calls this before each step."""
+    def before_step(self, trainer: L.Trainer) -> None:
+        """Continue, save, or save and stop, as all ranks agree; each calls this before a step.
+
+        Raises:
+            Stopped: on every rank, if one of them got a signal.
+        """
         is_due = self._has_improved or time.monotonic() - self._saved_at > self.every_s
-        # Without a new step there is nothing to save. Before the first step of an epoch, a loader
-        # with a state of its own has begun, and Lightning's progress has not.
-        must_save = is_due and trainer.is_global_zero and trainer.global_step > self._saved_step
+        has_new_step = trainer.global_step > self._saved_step
         signum, must_save, is_writing = stopping.agreed(
-            save=must_save and trainer.training, busy=self._checkpoint_io.is_writing()
+            save=is_due and has_new_step and trainer.is_global_zero,
+            busy=self._checkpoint_io.is_writing(),
         )
+        if must_save or (signum and has_new_step):
+            self._save(trainer)
+        elif not is_writing:
+            self._commit(trainer)
         if signum:
             raise Stopped(signum)
-        if must_save:
-            # The next step has been seeded already, if its batch was moved by hooks.
-            with isolate_rng():
-                self._save(trainer)
-        elif not is_writing:
-            self._publish(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Compare the weights that were validated with the best ones."""
@@ -223,7 +151,7 @@ class Checkpoints(Checkpoint):
             self._compare(trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Save, after early stopping has had its turn."""
+        """Compare with the best weights; ``end_epoch`` saves when Lightning is through."""
         self._compare(trainer)
         if self._has_validated and self.monitor not in (None, *trainer.callback_metrics):
             names = ", ".join(sorted(trainer.callback_metrics)) or "no metric at all"
@@ -231,23 +159,28 @@ class Checkpoints(Checkpoint):
         epoch = trainer.current_epoch + 1
         if self.every_n_epochs and epoch % self.every_n_epochs == 0:
             self._kept = epoch, trainer.global_step
-        lightning_patches.step_plateau_schedules(trainer)
+
+    def end_epoch(self, trainer: L.Trainer) -> None:
+        """Save an epoch that is over, and stop if any rank got a signal; every rank calls this.
+
+        Raises:
+            Stopped: on every rank, if one of them got a signal.
+        """
         self._save(trainer)
-        self._record(trainer, epoch)
+        self._record(trainer, trainer.current_epoch)
+        stopping.check()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Wait for the last checkpoint: the test after it needs it."""
-        self._publish(trainer)
+        self._commit(trainer)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Save when all ranks have agreed to stop."""
+        """Commit the checkpoint with which all ranks have agreed to stop."""
         if not isinstance(exception, Stopped):
-            return  # it may be on one rank only, and saving needs all of them
-        if trainer.training and trainer.global_step > self._saved_step:
-            self._save(trainer)
-        self._publish(trainer)
+            return  # it may be on one rank only, and committing needs all of them
+        self._commit(trainer)
         if trainer.is_global_zero:
             print(f"Stopped by {exception.name} after step {trainer.global_step}; saved.")
 
@@ -361,23 +294,22 @@ class Checkpoints(Checkpoint):
     def _save(self, trainer: L.Trainer) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        self._publish(trainer)
-        with lightning_patches.between_steps(trainer):
-            self._checkpoint_io.in_background = True
-            trainer.save_checkpoint(self.last)
-            self._checkpoint_io.in_background = False
+        self._commit(trainer)
+        self._checkpoint_io.in_background = True
+        trainer.save_checkpoint(self.last)
+        self._checkpoint_io.in_background = False
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
         self._due = [self.last]
         if self._has_improved:
             self._has_improved = False
             self._due.append(self.best)
-        epoch, _ = self._kept
-        if epoch == trainer.current_epoch + 1:
+        epoch, step = self._kept
+        if epoch and step == trainer.global_step:
             self._due.append(self._path_of(epoch))
         if self._checkpoint_io.pending is None:
-            self._publish(trainer)
+            self._commit(trainer)
 
-    def _publish(self, trainer: L.Trainer) -> None:
+    def _commit(self, trainer: L.Trainer) -> None:
         """Let the checkpoint that was saved last appear, with all names that it should have."""
         if self._due is None:
             return

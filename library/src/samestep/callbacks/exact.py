@@ -10,7 +10,6 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -22,7 +21,6 @@ from samestep.callbacks.share_out import (
 from samestep.data.seeds import mix_seed, seed_all, seed_others
 from samestep.metrics import EpochMean
 from samestep.ranks import lightning_patches
-from samestep.ranks.epoch_loop import TRANSFERS
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import shard_like
 
@@ -37,8 +35,8 @@ class SeedSteps(L.Callback):
     Validation and test do not, so that their metrics can be repeated from a checkpoint alone; the
     random numbers of training continue after a validation as if there had been none.
 
-    If the module or the DataModule has hooks for the transfer of a batch, which may hold random
-    transforms on the device, the numbers of the step begin with them.
+    ``samestep.loops`` seeds a step before its batch is moved to the device, where hooks of the
+    module may apply random transforms.
 
     Args:
         seed: of the run.
@@ -47,30 +45,15 @@ class SeedSteps(L.Callback):
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._training_numbers = ExitStack()  # puts them back
-        self._seeded = -1  # the batch of which the transfer was seeded
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Seed what a validation or test on its own does before its first batch."""
         if stage in ("validate", "test"):
             seed_all(mix_seed(self.seed))
-        self._seeded = -1  # a fit before this one may have been stopped in between
 
-        def begin(batch_idx: int) -> None:
-            self._seed(trainer.current_epoch, batch_idx, trainer.global_rank)
-            self._seeded = batch_idx
-
-        owners = [pl_module, trainer.datamodule]  # type: ignore[attr-defined]
-        if stage == "fit" and any(
-            is_overridden(hook, owner) for hook in TRANSFERS for owner in owners if owner
-        ):
-            lightning_patches.before_transfers(trainer, begin)
-
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Seed this step, if its transfer was not."""
-        if batch_idx != self._seeded:
-            self._seed(trainer.current_epoch, batch_idx, trainer.global_rank)
+    def seed_step(self, trainer: L.Trainer, batch_idx: int) -> None:
+        """Seed the step of this batch of the epoch."""
+        self._seed(trainer.current_epoch, batch_idx, trainer.global_rank)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the random numbers of training, and seed the hooks before the first batch."""
@@ -151,7 +134,7 @@ class RankState(L.Callback):
             }
         # At the end of an epoch nothing logged is left to be continued: Lightning resets it.
         epochs: Any = trainer.fit_loop.epoch_progress.current
-        is_within_epoch = epochs.processed == epochs.completed
+        is_within_epoch = epochs.processed < epochs.ready
         own["logs"] = lightning_patches.logs_of_epoch(trainer) if is_within_epoch else {}
         over = set() if is_within_epoch else lightning_patches.ids_of_logged_metrics(trainer)
         own["metrics"] = {

@@ -91,30 +91,42 @@ class ResumeOrder(L.Callback):
         self._saved_generators: list[Tensor] = []  # the same, from a checkpoint
         self._saved_epoch_is_over = False
         self._saved_world_size = 0
-        self._placed_at: tuple[int, int] | None = None  # epoch and batch
         self._num_read = 0  # batches of this epoch that were read or skipped
+        self._num_to_read = 0  # of those, batches that must be read because none can be skipped
+        self._seeds_batches = False  # a BatchLoader seeds its own
         self._watchdogs: list[Watchdog] = []
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Place the data before their first iterator is made."""
+    def begin(self, trainer: L.Trainer) -> None:
+        """Place the data where they were; called before Lightning makes their first iterator."""
+        self._place(trainer)
+        self._seed_order()
+        generators = generators_of(trainer.train_dataloader)
+        if len(self._saved_generators) == len(generators):
+            for generator, state in zip(generators, self._saved_generators, strict=True):
+                generator.set_state(state)
+        self._note_generators(trainer)
+        if self.batch and trainer.is_global_zero and self._saved_world_size:
+            self._say_how_it_continues(trainer)
 
-        def begin() -> None:
-            states, self._loader_states = self._loader_states, []
-            lightning_patches.load_loader_states(
-                trainer, states, epoch_is_over=self._saved_epoch_is_over
-            )
-            self._place(trainer)
-            self._seed_order()
-            generators = generators_of(trainer.train_dataloader)
-            if len(self._saved_generators) == len(generators):
-                for generator, state in zip(generators, self._saved_generators, strict=True):
-                    generator.set_state(state)
-            self._note_generators(trainer)
-            if self.batch and trainer.is_global_zero and self._saved_world_size:
-                self._say_how_it_continues(trainer)
+    def take_loader_states(self) -> tuple[list[dict[str, Any]], bool]:
+        """The states of this rank's loaders in the checkpoint, once; whether of an epoch's end."""
+        states, self._loader_states = self._loader_states, []
+        return states, self._saved_epoch_is_over
 
-        if stage == "fit":
-            lightning_patches.before_first_iterator(trainer, begin)
+    def take_num_to_read(self) -> int:
+        """Batches that must be read again before the next one, once."""
+        num, self._num_to_read = self._num_to_read, 0
+        return num
+
+    def begin_batch(self) -> None:
+        """Seed the random numbers with which this process reads a batch."""
+        if not self._seeds_batches:
+            return
+        seed_sample(self.seed, self.epoch, self._num_read, environment.rank(), 2)
+        self._num_read += 1
+        # Many batches may be read before the first step.
+        for watchdog in self._watchdogs:
+            watchdog.go_on()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let a ``train_dataloader`` that draws numbers draw the same ones in every process."""
@@ -150,24 +162,12 @@ class ResumeOrder(L.Callback):
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Place the data at the start of a new epoch, and seed its order."""
-        # Data of unknown length have given their first batch when the first epoch begins.
-        if self._placed_at != (self.epoch, self.batch):
-            self._place(trainer)
+        # `begin` has done so for the first one, and loader processes may have begun to read.
         if not self._is_first_epoch:
+            self._place(trainer)
             self._seed_order()
             self._note_generators(trainer)
         self._is_first_epoch = False
-
-    def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Count the batch."""
-        self.batch = batch_idx + 1
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start counting again."""
@@ -204,33 +204,41 @@ class ResumeOrder(L.Callback):
         """Leave them so in a notebook too, where the program goes on."""
         self.teardown(trainer, pl_module, "")
 
-    def state_dict(self) -> dict[str, Any]:
-        """How far the epoch has come."""
-        return {
-            "epoch": self.epoch, "batch": self.batch, "generators": self._generators,
-            "world_size": environment.world_size(),
-        }  # fmt: skip
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.epoch, self.batch = state_dict["epoch"], state_dict["batch"]
-        self._saved_generators = state_dict["generators"]
-        self._saved_world_size = state_dict["world_size"]
-
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep the states of the loaders of each rank; Lightning keeps those of rank zero."""
+        """Keep how far the epoch has come, and the states of the loaders of each rank."""
+        epochs: Any = trainer.fit_loop.epoch_progress.current
+        batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+        is_within_epoch = epochs.processed < epochs.ready
+        checkpoint["data_resume"] = {
+            "epoch": epochs.processed,
+            "batch": batches.ready if is_within_epoch else 0,
+            "generators": self._generators,
+            "world_size": trainer.world_size,
+        }
+        # Lightning keeps those of rank zero only.
         own = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader")
         if own and trainer.world_size > 1:
             checkpoint["loaders_of_ranks"] = gather(own)
+        # What a DataModule counts while it reads is ahead by the batch of the next step.
+        training_data: Any = getattr(trainer.fit_loop, "training_data", None)
+        if training_data is None:
+            return
+        _, of_data = training_data.states_before_step()
+        if of_data is not None:
+            checkpoint[type(trainer.datamodule).__qualname__] = of_data  # type: ignore[attr-defined]
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Remember the states of this rank's loaders; they are loaded when the loaders exist."""
+        """Remember it; the states of this rank's loaders are loaded when the loaders exist."""
         if trainer.state.fn != "fit":
             return
+        saved = checkpoint["data_resume"]
+        self.epoch, self.batch = saved["epoch"], saved["batch"]
+        self._saved_generators = saved["generators"]
+        self._saved_world_size = saved["world_size"]
         loop = checkpoint["loops"]["fit_loop"]
         progress = loop["epoch_progress"]["current"]
         self._saved_epoch_is_over = progress["processed"] == progress["ready"]
@@ -261,7 +269,6 @@ class ResumeOrder(L.Callback):
 
     def _place(self, trainer: L.Trainer) -> None:
         """Begin with the batch after the last step: skip those before, or read and drop them."""
-        self._placed_at = self.epoch, self.batch
         others = self._others(trainer)
         places = self._places(others)
         has_states = len(places) < len(others)
@@ -281,18 +288,10 @@ class ResumeOrder(L.Callback):
             is_shorter = 0 < len(loader) < trainer.num_training_batches
             is_over = is_shorter and first >= len(loader)
             loader.start_at(self.epoch, first % len(loader) if is_over else first)
-        if others:
-            self._num_read = first
-            self._watchdogs = lightning_patches.callbacks_of(trainer, Watchdog)
-            lightning_patches.before_batches(trainer, self._begin_batch, self.batch - first)
-
-    def _begin_batch(self) -> None:
-        """Seed the random numbers with which this process reads a batch."""
-        seed_sample(self.seed, self.epoch, self._num_read, environment.rank(), 2)
-        self._num_read += 1
-        # Many batches may be read before the first step.
-        for watchdog in self._watchdogs:
-            watchdog.go_on()
+        self._seeds_batches = bool(others)
+        self._num_read = first
+        self._num_to_read = self.batch - first if others else 0
+        self._watchdogs = lightning_patches.callbacks_of(trainer, Watchdog)
 
     def _say_how_it_continues(self, trainer: L.Trainer) -> None:
         others, world_size = self._others(trainer), trainer.world_size

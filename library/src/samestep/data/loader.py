@@ -19,7 +19,7 @@ from samestep.data.sampler import GlobalBatchSampler, Slice
 from samestep.data.seeds import generator, random_numbers_kept, seed_sample
 from samestep.data.threads import Readers
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import environment, stopping
+from samestep.ranks import environment
 
 
 class BatchDataset(Protocol):
@@ -162,7 +162,7 @@ class BatchLoader:
         else:
             slices = iter(self.workers or map(self.slices.__getitem__, self._expected()))
         for _ in range(first, len(self)):
-            yield self._wait_for(slices)
+            yield next(slices)
 
     def _expected(self) -> Iterator[Slice]:
         """The slices in their order; a data set that reads blocks learns of each some time before.
@@ -210,18 +210,6 @@ class BatchLoader:
                 yield waiting.popleft().result()
         finally:
             readers.close()
-
-    def _wait_for(self, slices: Iterator[Any]) -> Any:
-        """The next batch; between two optimizer steps, a signal ends the wait for it and the run.
-
-        ``StopBetweenSteps`` says when that is, because it has the ranks ask each other.
-        """
-        try:
-            return stopping.interruptible(slices.__next__)
-        except stopping.Stopped:
-            # The other ranks ask before this step whether to stop. This rank answers.
-            stopping.check()
-            raise
 
 
 class _Slices(Dataset[Any]):

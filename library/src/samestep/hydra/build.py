@@ -26,6 +26,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 
+from samestep import loops
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.loggers import NoTracker
 from samestep.callbacks.supported import check_supported
@@ -210,6 +211,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
     profiler = lightning_trainer.profiler  # type: ignore[attr-defined]
     profiler.dirpath = profiler.dirpath or cfg.run_dir
     lightning_patches.apply(lightning_trainer)
+    loops.install(lightning_trainer)
     return lightning_trainer
 
 

@@ -1,22 +1,18 @@
 """The private names of other libraries that we use, with the version and the reason.
 
-``epoch_loop`` has those of the loop over the batches.
+``samestep.loops`` has those of Lightning's loops.
 
 Each has a canary test in library/tests/ranks/test_lightning_patches.py, which fails when the
 library has changed; pyproject.toml bounds the versions from above.
 """
 
-import copy
-import pickle
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from samestep.errors import RunError
 from samestep.ranks import environment
 
 if TYPE_CHECKING:
@@ -35,9 +31,6 @@ def callbacks_of(trainer: "L.Trainer", kind: type[Kind]) -> list[Kind]:
 
 def apply(trainer: "L.Trainer") -> None:
     """Change what Lightning has no switch for, in every run."""
-    from samestep.ranks import epoch_loop  # imports Lightning
-
-    epoch_loop.install(trainer)
     leave_signals_to_us(trainer)
     search_gpus_once()
     leave_out_empty_batches()
@@ -345,72 +338,6 @@ def name_arguments_of_loaders() -> None:
     data._get_dataloader_init_args_and_kwargs = find_by_name  # type: ignore[assignment]
 
 
-@contextmanager
-def between_steps(trainer: "L.Trainer") -> Iterator[None]:
-    """Within this block a checkpoint says that the last step is complete, and no next one begun.
-
-    Lightning 2.6 counts a batch as ready, and knows whether it is the last one of the epoch,
-    before it calls ``on_train_batch_start``. A checkpoint saved there would make Lightning count
-    the step before once more, or end the epoch without its last step.
-    """
-    progress = trainer.fit_loop.epoch_loop.batch_progress
-    begun = progress.current.ready - progress.current.completed
-    is_last_batch = progress.is_last_batch
-    progress.current.ready -= begun
-    progress.total.ready -= begun
-    if begun:
-        progress.is_last_batch = False
-    loaders = trainer.fit_loop._combined_loader
-    states = _states_before_batch(trainer, begun)
-    if states:
-        loaders._state_dicts = lambda: states  # type: ignore[method-assign, union-attr]
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    loop: Any = trainer.fit_loop.epoch_loop
-    of_data = loop.state_of_data
-    if of_data is not None:
-        data.state_dict = lambda: pickle.loads(of_data)
-    try:
-        yield
-    finally:
-        if states:
-            del loaders._state_dicts  # type: ignore[union-attr]
-        if of_data is not None:
-            del data.state_dict
-        progress.current.ready += begun
-        progress.total.ready += begun
-        progress.is_last_batch = is_last_batch
-
-
-def before_transfers(trainer: "L.Trainer", begin: Callable[[int], None]) -> None:
-    """Call ``begin`` with the number of each batch of the training before its hooks of transfer.
-
-    Lightning 2.6 calls no other hook between the loader and ``on_before_batch_transfer``.
-    """
-    plugin: Any = trainer.precision_plugin
-    convert = plugin.convert_input
-
-    def begin_and_convert(batch: Any) -> Any:
-        if trainer.training:
-            begin(trainer.fit_loop.epoch_loop.batch_idx + 1)
-        return convert(batch)
-
-    plugin.convert_input = begin_and_convert
-
-
-def after_train_start(trainer: "L.Trainer", begin: Callable[[], None]) -> None:
-    """Call ``begin`` after every hook ``on_train_start``, and before any other of the training.
-
-    Lightning 2.6 calls that of the strategy last.
-    """
-    strategy = trainer.strategy
-
-    def start_and_begin() -> None:
-        type(strategy).on_train_start(strategy)
-        begin()
-
-    strategy.on_train_start = start_and_begin  # type: ignore[method-assign]
-
-
 def share_out_batch_samplers(trainer: "L.Trainer", share: Callable[[Any, str], Any]) -> None:
     """Let DataLoaders get another batch sampler when Lightning takes them.
 
@@ -437,39 +364,6 @@ def share_out_batch_samplers(trainer: "L.Trainer", share: Callable[[Any, str], A
     connector._prepare_dataloader = prepare_dataloader  # type: ignore[method-assign]
 
 
-def before_first_iterator(trainer: "L.Trainer", begin: Callable[[], None]) -> None:
-    """Call ``begin`` when the training data are there, before Lightning 2.6 makes their iterator.
-
-    The iterator may read a batch at once, and no hook is called in between. Nor need the loops be
-    restored: ``trainer.estimated_stepping_batches`` in ``configure_optimizers`` makes it too.
-    """
-    trainer.fit_loop._load_combined_loader_states = begin  # type: ignore[method-assign]
-
-
-def load_loader_states(
-    trainer: "L.Trainer", states: list[dict[str, Any]], *, epoch_is_over: bool
-) -> None:
-    """Let training data with a state of their own continue with the batch after the last step.
-
-    Lightning 2.6 asks such a loader (torchdata's StatefulDataLoader, litdata's) for its state when
-    it saves. ``between_steps`` saves when the loader has given the next batch already, and without
-    a known length one more. So the states are kept that the loaders had before these batches.
-    Lightning does not load the states of an epoch's end, nor those of loaders that
-    ``configure_optimizers`` has asked for.
-    """
-    loaders: Any = trainer.fit_loop._combined_loader
-    loaders.keeps_states = bool(loaders._state_dicts())
-    _watch_batches()
-    if not states:
-        return
-    loaders._load_state_dicts(states)
-    if epoch_is_over:
-        # As in a run that was not interrupted, an iterator of the old epoch exists when that of
-        # the next epoch is made.
-        iter(loaders)
-        loaders.may_be_exhausted = True
-
-
 def repeats_shorter_loaders(trainer: "L.Trainer") -> bool:
     """Whether the shorter ones of several training loaders begin again within an epoch."""
     loaders: Any = trainer.fit_loop._combined_loader
@@ -484,127 +378,6 @@ def set_epoch(loader: Any, epoch: int) -> None:
     from lightning.fabric.utilities.data import _set_sampler_epoch
 
     _set_sampler_epoch(loader, epoch)
-
-
-def before_batches(trainer: "L.Trainer", begin: Callable[[], None], num_to_read: int) -> None:
-    """Call ``begin`` before each batch of the training is read.
-
-    Lightning 2.6 has no hook there. The first ``num_to_read`` batches are read and left out,
-    because the run has trained on them before it was interrupted.
-    """
-    loaders: Any = trainer.fit_loop._combined_loader
-    loaders.begin_batch, loaders.num_to_read = begin, num_to_read
-
-
-def _read_trained_batches(loaders: Any, read: Callable[[Any], Any]) -> None:
-    num = loaders.num_to_read
-    loaders.num_to_read = 0
-    for number in range(num):
-        loaders.begin_batch()
-        try:
-            read(loaders)
-        except StopIteration:
-            raise RunError(
-                f"the training data end after {number} batches of this epoch, but the run was "
-                f"interrupted after {num}. They have changed: continue with those it began with"
-            ) from None
-
-
-@cache  # once in a process, which may have several runs
-def _watch_batches() -> None:
-    """Let CombinedLoader of Lightning 2.6 say when it reads a batch, and keep states before it."""
-    from lightning.pytorch.utilities import CombinedLoader
-
-    get_next: Callable[[CombinedLoader], Any] = CombinedLoader.__next__
-
-    def remember_and_get_next(loaders: Any) -> Any:
-        attributes = loaders.__dict__
-        if "begin_batch" in attributes:
-            _read_trained_batches(loaders, get_next)
-            loaders.begin_batch()
-        if not attributes.get("keeps_states"):
-            return get_next(loaders)
-        iterator = loaders._iterator
-        # A loader may change the state that it has given, so this is a copy.
-        states = copy.deepcopy(loaders._state_dicts())
-        iterator.states = [*getattr(iterator, "states", []), states][-3:]
-        iterator.is_fetching = True
-        try:
-            batch = get_next(loaders)
-        except StopIteration:
-            iterator.states.pop()
-            iterator.is_fetching = False
-            if not attributes.pop("may_be_exhausted", False):
-                raise
-            # The state was that of the end of an epoch; this is the first batch of the next one.
-            iter(loaders)
-            return remember_and_get_next(loaders)
-        attributes.pop("may_be_exhausted", None)
-        iterator.is_fetching = False
-        return batch
-
-    CombinedLoader.__next__ = remember_and_get_next  # type: ignore[method-assign, assignment]
-
-
-def _states_before_batch(trainer: "L.Trainer", begun: int) -> list[dict[str, Any]]:
-    """The states of the loaders before the batch that comes next; empty: those of now."""
-    from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
-
-    fetcher = trainer.fit_loop._data_fetcher
-    loaders = trainer.fit_loop._combined_loader
-    states: list[Any] = getattr(getattr(loaders, "_iterator", None), "states", [])
-    if not states or isinstance(fetcher, _DataLoaderIterDataFetcher):
-        return []  # there the training step gets its batch itself, later
-    ahead = begun + len(getattr(fetcher, "batches", []))
-    if loaders._iterator.is_fetching:  # type: ignore[union-attr]
-        # A signal ended the wait for a batch. Without a known length, another one was given before.
-        ahead += 1 if fetcher.length is not None else 2  # type: ignore[union-attr]
-    return states[-min(ahead, len(states))] if ahead else []
-
-
-def continue_as_undisturbed(trainer: "L.Trainer") -> None:
-    """Put the loop of a run that continues where the loop of an undisturbed run would be.
-
-    A checkpoint is saved between two steps, or at the end of an epoch, and holds all counters.
-    Still Lightning 2.6 repeats or leaves out something while its loops call themselves restarting:
-
-    - With ``trainer.max_steps`` it runs the end of the epoch again. One more step is part of the
-      epoch, and the metrics are empty the second time.
-    - It steps no plateau schedule at the end of an epoch that was continued.
-    - Where a validation would be due it skips the training of one turn, but counts a step and
-      steps the plateau schedules. Before the first batch of an epoch this is always so.
-
-    Call it when training starts, before anything asks for the epoch. Upstream:
-    Lightning-AI/pytorch-lightning issues 14699, 19549 and 19617.
-    """
-    loop, epochs = trainer.fit_loop, trainer.fit_loop.epoch_progress
-    if not loop.is_resuming:
-        return
-    is_within_epoch = epochs.current.started > epochs.current.processed  # type: ignore[attr-defined]
-    if epochs.current.completed < epochs.current.processed:  # type: ignore[attr-defined]
-        epochs.increment_completed()
-    if not is_within_epoch:
-        loop.reset_restart_stage()
-    # Not by its setter, which says that a run with max_steps always restarts.
-    loop._restarting = False
-    inner: Any = loop.epoch_loop
-    if is_within_epoch:
-        inner.num_steps_before = inner._batches_that_stepped
-    else:
-        inner.restarting = False  # also of the loops in it
-
-
-def step_plateau_schedules(trainer: "L.Trainer") -> None:
-    """Step the plateau schedules of an epoch that ends now.
-
-    Lightning 2.6 does so after ``on_train_epoch_end``, where the checkpoint of the epoch is saved.
-    A run that is killed then would lose the step.
-    """
-    loop = trainer.fit_loop
-    if loop.epoch_loop._num_ready_batches_reached():
-        loop.epoch_loop.update_lr_schedulers("epoch", update_plateau_schedulers=True)
-    # Lightning steps none in an epoch that was restarted, and forgets that when the epoch is over.
-    loop._restarting = True
 
 
 def skip_fused_step(optimizer: Optimizer, skip: Tensor) -> None:

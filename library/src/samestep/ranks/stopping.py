@@ -3,8 +3,8 @@
 ::
 
     SIGTERM, SIGINT    the handler only remembers the signal; SIGHUP too: a closed terminal
-    before each step   check(): the ranks agree, by one all-reduce, whether any of them got one
-    one of them did    every rank raises Stopped, Checkpoints saves, the exit code is 143
+    before each step   agreed(): one all-reduce says whether any rank got one, or wants to save
+    one of them did    every rank saves, and raises Stopped; the exit code is 143
 
 Lightning's own handler talks to the other ranks at once, in the middle of a step, and hangs there.
 """
@@ -42,7 +42,6 @@ class _State:
     installed = False
     signum = 0  # the first signal that came
     deferred = False  # a signal waits for check()
-    may_interrupt = False  # the ranks ask check() before the next step, so a wait for data may end
     before: ClassVar[dict[int, Any]] = {}  # the handlers that the program had
 
 
@@ -57,7 +56,7 @@ def handled() -> set[signal.Signals]:
 def install() -> None:
     """Remember the signals from now on; end when torchrun's agent has ended."""
     _State.installed = True
-    _State.signum, _State.deferred, _State.may_interrupt = 0, False, False
+    _State.signum, _State.deferred = 0, False
     _State.before = {signum: signal.signal(signum, _remember) for signum in handled()}
     if environment.under_torchrun():
         threading.Thread(target=_follow_agent, args=(process.parent(),), daemon=True).start()
@@ -81,19 +80,12 @@ def defer(deferred: bool = True) -> None:
     _State.deferred = deferred
 
 
-def allow_interruption(allowed: bool) -> None:
-    """Say whether the ranks call ``check`` before the next step, so that a wait may end early."""
-    _State.may_interrupt = allowed
-
-
 def interruptible(wait: Callable[[], Waited]) -> Waited:
     """Call ``wait``, within which a signal raises ``Stopped``: waiting for data can take long.
 
-    A signal that arrived earlier raises at once. Whoever catches ``Stopped`` must call ``check``,
-    because the other ranks call it before their next step.
+    A signal that arrived earlier raises at once. The caller must catch ``Stopped`` and ask
+    ``agreed`` or ``check``, as the other ranks do before their next step.
     """
-    if not _State.may_interrupt:
-        return wait()
     deferred = _State.deferred
     try:
         _State.deferred = False

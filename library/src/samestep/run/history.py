@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.loggers import Logger
 
-from samestep.ranks import environment, lightning_patches
+from samestep.ranks import environment
 from samestep.run.files import WriteError, write_text, writing
 from samestep.run.metrics import is_result, read_history
 from samestep.run.record import Record
@@ -28,8 +28,7 @@ class History(Logger, L.Callback):
     Values that a validation or test logs per batch are not recorded: Lightning numbers them by
     batches, the rows by optimizer steps. Loggers such as TensorBoard get them.
 
-    Pass it to the Trainer both as a logger and as a callback: Lightning logs the training metrics
-    of an epoch only after the checkpoint, and a process that is killed in between would lose them.
+    Pass it to the Trainer both as a logger and as a callback: the rows are part of each checkpoint.
     """
 
     # Lightning's loggers write to save_dir/name/version; this one writes to the run directory.
@@ -116,23 +115,8 @@ class History(Logger, L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Write the file before the checkpoint, after which its steps are never trained again."""
-        epochs = trainer.fit_loop.epoch_progress.current
-        is_end_of_epoch = epochs.processed > epochs.completed  # type: ignore[attr-defined]
-        if is_end_of_epoch:
-            self._log_epoch(trainer)
         checkpoint["history"] = {step: dict(row) for step, row in self.rows.items()}
         self._write()
-
-    def _log_epoch(self, trainer: L.Trainer) -> None:
-        """Log the metrics of an epoch, which Lightning logs only after the checkpoint."""
-        tensors: dict[str, Any] = {}
-        for name, value in trainer.callback_metrics.items():
-            if name.startswith(("train/", "time/", "system/", "lr")):
-                tensors[name] = value
-        tensors |= lightning_patches.logged_metrics(trainer, on_step=False)["log"]
-        metrics = {name: value.item() for name, value in tensors.items()}
-        metrics["epoch"] = trainer.current_epoch
-        self.log_metrics(metrics, lightning_patches.num_logged_steps(trainer) - 1)
 
     def finalize(self, status: str) -> None:
         """Write the file. Lightning calls this at the end of fit and test, and after an error."""

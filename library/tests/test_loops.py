@@ -1,8 +1,12 @@
-"""``EpochLoop`` against Lightning's own loop: the same hooks, logs, counters and weights."""
+"""The loops against Lightning's own: the same hooks, logs, counters and weights."""
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -10,15 +14,24 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.loops.optimization import automatic
+from lightning.pytorch.loops import fetchers
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies import Strategy
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
+    _LoggerConnector,
+)
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
 
-from library.tests.kit import Net
-from samestep.ranks import epoch_loop
-from samestep.ranks.epoch_loop import EpochLoop
+from library.tests.kit import Net, check_exact, check_same, fit
+from samestep import BatchLoader, loops
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -217,7 +230,7 @@ def run(kind: type[Noted], is_ours: bool, **options: Any) -> tuple[list[Any], in
         enable_model_summary=False,
     )  # fmt: skip
     if is_ours:
-        epoch_loop.install(trainer)
+        loops.install(trainer)
         loop: Any = trainer.fit_loop.epoch_loop
         step = loop._step
 
@@ -267,27 +280,159 @@ def test_an_optimizer_must_call_its_closure():
         run(Noted, True, configure=lambda module: Idle(module.parameters(), 0.1))
 
 
-DIGEST = "86a22dad15a41dfebce9f3119d2de13da9c2fbd86e08e30c5f356bdf87b3e02a"
+CANARIES: dict[str, list[tuple[Any, list[str]]]] = {  # source, and texts in this order
+    "broadcasts every step": [(_TrainingEpochLoop.advance, ["self._broadcast_sigterm_tensor()"])],
+    "repeats and leaves out when it restarts": [
+        (_TrainingEpochLoop.advance, ["self._skip_next_val = True\n                return"]),
+        (_FitLoop, ["restarting and epoch_unfinished or self._iteration_based_training()"]),
+        (_FitLoop, ["if not self.restarting and self.epoch_loop._num_ready_batches_reached()"]),
+        (_TrainingEpochLoop.run, ["self.reset()"]),
+    ],
+    "counts, moves and seeds a batch after it has read it": [
+        (_TrainingEpochLoop.advance, [
+            "next(data_fetcher)", "convert_input(batch)", "increment_ready()",
+            '"on_train_batch_start"',
+        ]),
+        (_FitLoop.advance, ["self.epoch_loop.run(self._data_fetcher)"]),
+    ],
+    "is through with an epoch when this method ends": [
+        (_FitLoop.on_advance_end, [
+            '"on_train_epoch_end"', "update_plateau_schedulers", "update_train_epoch_metrics()",
+            "increment_completed()",
+        ]),
+        (_LoggerConnector.update_train_epoch_metrics, ['self.log_metrics(self.metrics["log"])']),
+    ],
+    "makes the iterator right after it has chosen a fetcher": [
+        (_FitLoop.setup_data, [
+            "self._load_combined_loader_states()\n\n        self._data_fetcher = ",
+            "self._data_fetcher.setup(combined_loader)", "iter(self._data_fetcher)",
+        ]),
+        (_FitLoop, ["loader_states := self._combined_loader._state_dicts()"]),
+        (_EvaluationLoop.reset, ["iter(data_fetcher)", "self._data_fetcher = data_fetcher"]),
+    ],
+    "reads one batch ahead where there is no length": [
+        (fetchers._PrefetchDataFetcher.__iter__, ["for _ in range(self.prefetch_batches):"]),
+        (fetchers._DataFetcher.__iter__, ["self.iterator = iter(self.combined_loader)"]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CANARIES)
+def test_canary_lightning_still(what: str):
+    for source, texts in CANARIES[what]:
+        code, place = inspect.getsource(source), 0
+        for text in texts:
+            place = code.find(text, place)
+            assert place >= 0, text
 
 
 def test_canary_a_step_of_lightning_has_these_parts():
-    """``EpochLoop`` does all of it; what another version adds would be left out in silence."""
-    texts = [
-        inspect.getsource(part)
-        for part in (
-            _TrainingEpochLoop.advance, _TrainingEpochLoop.on_advance_end,
-            _TrainingEpochLoop._should_check_val_fx, _TrainingEpochLoop._update_learning_rates,
-            automatic, Precision, Strategy.backward, Strategy.optimizer_step,
-            Strategy.batch_to_device, Strategy.training_step,
-        )
-    ]  # fmt: skip
-    digest = hashlib.sha256("".join(texts).encode()).hexdigest()
-    assert digest == DIGEST, "read what has changed in Lightning, then write down this digest"
+    """``EpochLoop`` does all of it; with another version every step is Lightning's own."""
+    assert loops.knows_lightnings_step(), "read what has changed, then write STEP_DIGEST anew"
+
+
+def test_an_unknown_lightning_trains_by_its_own_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(loops, "STEP_DIGEST", "of another version")
+    loops.knows_lightnings_step.cache_clear()
+    theirs, _ = run(Noted, False)
+    ours, num_ordinary = run(Noted, True)
+    loops.knows_lightnings_step.cache_clear()
+    assert (theirs, num_ordinary) == (ours, 0)
+    assert caplog.text.count("takes its steps in another way") == 1
 
 
 def test_the_loop_keeps_the_name_that_checkpoints_have():
     trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     before = trainer.fit_loop.state_dict()
-    epoch_loop.install(trainer)
-    assert isinstance(trainer.fit_loop.epoch_loop, EpochLoop)
+    loops.install(trainer)
+    assert isinstance(trainer.fit_loop.epoch_loop, loops.EpochLoop)
     assert trainer.fit_loop.state_dict() == before
+
+
+class Blocks(Dataset[torch.Tensor]):
+    """Blocks once, while it reads the tenth sample; a second later its rank gets SIGTERM."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, id: int) -> torch.Tensor:
+        if id == 9 and (self.folder / "blocks").exists():
+            (self.folder / "blocks").unlink()
+            rank = os.getppid() if get_worker_info() else os.getpid()
+            os.system(f"(sleep 1; kill -TERM {rank}) &")
+            time.sleep(30)
+            (self.folder / "waited").touch()
+        return torch.tensor([float(id)])
+
+
+class BlocksInStream(IterableDataset[torch.Tensor]):
+    def __init__(self, folder: Path) -> None:
+        self.samples = Blocks(folder)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return map(self.samples.__getitem__, range(16))
+
+
+class OneByOne:
+    """A loader that is none of torch's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.samples = Blocks(folder)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (self.samples[id][None] for id in range(16))
+
+
+BLOCKED: dict[str, Callable[[Path], Any]] = {
+    "map-style": lambda folder: DataLoader(Blocks(folder), 4),
+    "map-style, workers": lambda folder: DataLoader(Blocks(folder), 4, num_workers=1),
+    "stream": lambda folder: DataLoader(BlocksInStream(folder), 4),
+    "stream, workers": lambda folder: DataLoader(BlocksInStream(folder), 4, num_workers=1),
+    "another loader": OneByOne,
+    "BatchLoader": lambda folder: BatchLoader(
+        Blocks(folder), 4, shuffle=False, collate_fn=default_collate
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKED)
+def test_a_signal_ends_the_wait_for_a_batch_of_any_loader(tmp_path: Path, name: str):
+    loader = partial(BLOCKED[name], tmp_path)
+    fit(tmp_path / "whole", Net, loader)
+    (tmp_path / "blocks").touch()
+    parts = fit(tmp_path / "parts", Net, loader)
+    assert len(parts) == 2
+    assert not (tmp_path / "waited").exists()
+    check_same(tmp_path / "parts", tmp_path / "whole")
+
+
+class CountsReads(L.LightningDataModule):
+    """Counts the batches that it gives, and says in its state how many these were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_given = 0
+
+    def train_dataloader(self) -> Any:
+        return DataLoader([1.0] * 16, 4, collate_fn=self.collate)
+
+    def collate(self, samples: list[float]) -> torch.Tensor:
+        self.num_given += 1
+        return torch.full((len(samples), 1), float(self.num_given))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"num_given": self.num_given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.num_given = state["num_given"]
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+def test_a_data_module_that_counts_what_it_reads_continues_exactly(tmp_path: Path, how: str):
+    options: dict[str, Any] = {"save_every_s": 0} if how == "SIGKILL" else {}
+    check_exact(tmp_path, Net, CountsReads, (0, 1), (1, 2), how=how, **options)

@@ -1,0 +1,674 @@
+"""What happens between two steps, and at the end of an epoch.
+
+::
+
+    read       the next batch, from any loader; a signal ends the wait for it
+    agree      all ranks continue, save, or save and stop; Lightning has not counted the batch yet
+    seed       the random numbers of the step
+    step       Lightning moves the batch, counts it, trains and validates
+    ...
+    end        Lightning finishes the epoch: hooks, schedules, logs, counters; then the run is saved
+
+The first three are ``FitLoop.read_and_agree``, which the fetchers call. So a checkpoint never holds
+half a step or half of an epoch's end, and a run that continues takes the next batch as if nothing
+had happened. Lightning's own checkpoints are saved from hooks, within both, and its loops repeat or
+leave out parts of a step to make up for it (Lightning-AI/pytorch-lightning issues 14699, 19549,
+19617).
+
+``EpochLoop`` also has a shorter way through an ordinary step. Lightning 2.6 calls six hooks of
+every callback in each step, most of which are empty, looks up which hooks the module has and what
+arguments they take, and makes two texts per hook for a profiler. ``EpochLoop`` finds all this out
+once per epoch, and then calls the hooks that exist, with the same arguments, in the same order and
+with the same counters. An MNIST-format epoch takes 1.34 times as long without it
+(docs/performance.md). Where Lightning's step is not the one that is written down here
+(``STEP_DIGEST``), every step is Lightning's own.
+"""
+
+import hashlib
+import inspect
+import logging
+import math
+import pickle
+from collections import deque
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, TypeVar
+
+import lightning as L
+import torch
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.loops.fetchers import (
+    _DataFetcher,
+    _DataLoaderIterDataFetcher,
+    _PrefetchDataFetcher,
+)
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.optimization import automatic
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor
+
+from samestep.callbacks.attributes import Attributes
+from samestep.callbacks.checkpoints import Checkpoints
+from samestep.callbacks.exact import SeedSteps
+from samestep.callbacks.resume_order import ResumeOrder
+from samestep.errors import RunError
+from samestep.ranks import stopping
+from samestep.ranks.lightning_patches import callbacks_of
+
+log = logging.getLogger(__name__)
+
+Hook = Callable[..., Any]
+Kind = TypeVar("Kind")
+
+HOOKS = (
+    "on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward",
+    "on_before_optimizer_step", "on_train_batch_end",
+)  # fmt: skip
+TRANSFERS = "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"
+"""The hooks of a module or DataModule that may change a batch."""
+STEP = "optimizer_step", "optimizer_zero_grad", "backward", "configure_gradient_clipping"
+"""Methods of a module that make up a step."""
+STEP_DIGEST = "86a22dad15a41dfebce9f3119d2de13da9c2fbd86e08e30c5f356bdf87b3e02a"
+"""SHA-256 of the source of Lightning's step, of which ``EpochLoop`` has a shorter form."""
+
+
+def install(trainer: L.Trainer) -> None:
+    """Let ``trainer`` train and test by the loops of this module, with its callbacks of ours."""
+    old: Any = trainer.fit_loop
+    loop = FitLoop(trainer, old.min_epochs, old.max_epochs)
+    loop.epoch_loop = EpochLoop(trainer, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
+    trainer.fit_loop = loop
+    trainer.test_loop = TestLoop(
+        trainer,
+        TrainerFn.TESTING,
+        RunningStage.TESTING,
+        inference_mode=trainer.test_loop.inference_mode,
+    )
+
+
+class TrainingData:
+    """The training loaders as a fetcher reads them.
+
+    Before each batch is read, its random numbers are seeded, and the states that reading may change
+    are noted: those of loaders with a state of their own (torchdata's StatefulDataLoader,
+    litdata's), and that of a DataModule, which may count what it reads. A checkpoint is saved when
+    the next batch has been read, and without a known length one more, so it gets noted states.
+
+    Args:
+        loaders: those of the training.
+        datamodule: None if there is none.
+        resume: seeds, and says how many batches were trained on before an interruption.
+    """
+
+    def __init__(
+        self,
+        loaders: CombinedLoader,
+        datamodule: L.LightningDataModule | None,
+        resume: ResumeOrder | None,
+    ) -> None:
+        self.loaders = loaders
+        self.datamodule = datamodule
+        self.resume = resume
+        self._loaders_have_state = bool(loaders._state_dicts())
+        self._data_has_state = datamodule is not None and not is_of(
+            datamodule, "state_dict", L.LightningDataModule
+        )
+        # One for each batch that was read and not yet trained on, the oldest first.
+        self._states: deque[bytes] = deque()
+        self._may_be_exhausted = False
+        self.is_read_within_step = False
+        """Whether ``training_step`` reads its batches itself: none is read before its step then."""
+
+    def load_states(self, states: list[dict[str, Any]], *, epoch_is_over: bool) -> None:
+        """Continue loaders that have a state with those of a checkpoint."""
+        if not states:
+            return
+        self.loaders._load_state_dicts(states)
+        if epoch_is_over:
+            # In a run that was not interrupted, an iterator of the old epoch exists when that of
+            # the next epoch is made.
+            iter(self.loaders)
+            self._may_be_exhausted = True
+
+    def __iter__(self) -> "TrainingData":
+        self._states.clear()
+        iter(self.loaders)
+        return self
+
+    def __len__(self) -> int:
+        return len(self.loaders)
+
+    def reset(self) -> None:
+        """End the iteration, and loader processes with it."""
+        self._states.clear()
+        self.loaders.reset()
+
+    def __next__(self) -> Any:
+        self._read_trained_batches()
+        self._begin_batch()
+        try:
+            batch = next(self.loaders)
+        except StopIteration:
+            self._drop_newest()
+            if not self._may_be_exhausted:
+                raise
+            # The state was that of the end of an epoch; this is the first batch of the next one.
+            self._may_be_exhausted = False
+            iter(self.loaders)
+            self._begin_batch()
+            return next(self.loaders)
+        self._may_be_exhausted = False
+        return batch
+
+    def step_begins(self) -> None:
+        """Forget the states of before the batch that is trained on now."""
+        if self._states:
+            self._states.popleft()
+
+    def states_before_step(self) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+        """The states of the loaders and of the DataModule before the next step reads its batch.
+
+        The second is None if the DataModule says nothing, or has read nothing since.
+        """
+        if self._states:
+            states: tuple[list[dict[str, Any]], dict[str, Any] | None]
+            states = pickle.loads(self._states[0])
+            return states
+        return self.loaders._state_dicts(), None
+
+    def _begin_batch(self) -> None:
+        if self.resume is not None:
+            self.resume.begin_batch()
+        may_change = self._loaders_have_state or self._data_has_state
+        if may_change and not self.is_read_within_step:
+            of_data = self.datamodule.state_dict() if self._data_has_state else None  # type: ignore[union-attr]
+            # Pickled, because a loader may change a state that it has given.
+            self._states.append(pickle.dumps((self.loaders._state_dicts(), of_data)))
+
+    def _drop_newest(self) -> None:
+        if self._states:
+            self._states.pop()
+
+    def _read_trained_batches(self) -> None:
+        """Read the batches of before the interruption, where none can be skipped."""
+        num = self.resume.take_num_to_read() if self.resume is not None else 0
+        for number in range(num):
+            self._begin_batch()
+            self._drop_newest()
+            try:
+                next(self.loaders)
+            except StopIteration:
+                raise RunError(
+                    f"the training data end after {number} batches of this epoch, but the run was "
+                    f"interrupted after {num}. They have changed: continue with those it began with"
+                ) from None
+
+
+class StepFetcher(_PrefetchDataFetcher):
+    """Gives the batches of an epoch; between two of them all ranks continue, save or stop."""
+
+    loop: "FitLoop"
+
+    def setup(self, combined_loader: CombinedLoader) -> None:
+        """Read the loaders by the loop's ``TrainingData``."""
+        super().setup(self.loop.training_data)
+
+    def __iter__(self) -> "StepFetcher":
+        # Without a length Lightning reads one batch here, where no signal could end the wait.
+        _DataFetcher.__iter__(self)
+        return self
+
+    def __next__(self) -> Any:
+        return self.loop.read_and_agree(self._read)
+
+    def _read(self) -> Any:
+        is_first = self.length is None and not self.batches and not self.done
+        if is_first:
+            self.batches.append(_DataFetcher.__next__(self))
+        return super().__next__()
+
+
+class StepIteratorFetcher(_DataLoaderIterDataFetcher):
+    """For a ``training_step`` that reads its batches itself; the ranks agree before it does."""
+
+    loop: "FitLoop"
+
+    def setup(self, combined_loader: CombinedLoader) -> None:
+        """Read the loaders by the loop's ``TrainingData``."""
+        self.loop.training_data.is_read_within_step = True
+        super().setup(self.loop.training_data)
+
+    def __next__(self) -> Any:
+        return self.loop.read_and_agree(super().__next__)
+
+
+class FitLoop(_FitLoop):
+    """Lightning's loop over the epochs, which saves and stops where a step or an epoch is whole.
+
+    Args:
+        trainer: of the run.
+        min_epochs: as in Lightning.
+        max_epochs: as in Lightning.
+    """
+
+    def __init__(self, trainer: L.Trainer, min_epochs: int | None, max_epochs: int | None) -> None:
+        self._fetcher: Any = None
+        super().__init__(trainer, min_epochs, max_epochs)
+        self.training_data: Any = None
+        """A ``TrainingData``, from the moment at which Lightning has the loaders."""
+        self.checkpoints = find_callback(trainer, Checkpoints)
+        self.seeds = find_callback(trainer, SeedSteps)
+        self.resume = find_callback(trainer, ResumeOrder)
+        self.attributes = find_callback(trainer, Attributes)
+
+    @property
+    def _data_fetcher(self) -> Any:
+        return self._fetcher
+
+    @_data_fetcher.setter
+    def _data_fetcher(self, fetcher: Any) -> None:
+        # Lightning chooses a fetcher in the middle of `setup_data`, and makes its iterator at once.
+        if isinstance(fetcher, _DataLoaderIterDataFetcher):
+            fetcher = StepIteratorFetcher()
+        elif isinstance(fetcher, _PrefetchDataFetcher):
+            fetcher = StepFetcher(fetcher.prefetch_batches)
+        if fetcher is not None:
+            fetcher.loop = self
+        self._fetcher = fetcher
+
+    def _load_combined_loader_states(self) -> None:
+        """Let the data begin where they were; Lightning makes their iterator next.
+
+        The loops need not be restored by then: ``trainer.estimated_stepping_batches`` in
+        ``configure_optimizers`` makes the iterator too.
+        """
+        trainer: Any = self.trainer
+        resume = self.resume
+        assert self._combined_loader is not None
+        self.training_data = TrainingData(self._combined_loader, trainer.datamodule, resume)
+        if resume is not None:
+            states, epoch_is_over = resume.take_loader_states()
+            self.training_data.load_states(states, epoch_is_over=epoch_is_over)
+            resume.begin(trainer)
+
+    def reset(self) -> None:
+        """Begin to train; a run that continues does so as an undisturbed one would.
+
+        A checkpoint is saved where a step or an epoch is whole, so nothing must be repeated.
+        Lightning would repeat the end of an epoch whenever ``max_steps`` is set, and step no
+        plateau schedule at the end of an epoch that was continued.
+        """
+        super().reset()
+        if not self.restarted_mid_epoch:
+            self.epoch_loop.restarting = False
+        # Not by its setter, which says that a run with max_steps always restarts.
+        self._restarting = False
+
+    def on_run_start(self) -> None:
+        """Defer signals from here on, and compare attributes when every hook has set its own."""
+        stopping.defer()
+        super().on_run_start()
+        if self.attributes is not None:
+            self.attributes.begin(self.trainer, self.trainer.lightning_module)
+
+    def read_and_agree(self, read: Callable[[], Any]) -> Any:
+        """Read the next batch; then all ranks continue, save, or save and stop.
+
+        Raises:
+            Stopped: on every rank, after saving, if one of them got a signal.
+        """
+        trainer, progress = self.trainer, self.epoch_loop.batch_progress.current
+        # Within an optimizer step there is nothing to save: its gradients would be lost.
+        is_between_steps = progress.ready % trainer.accumulate_grad_batches == 0
+        if not is_between_steps:
+            batch = read()
+        else:
+            try:
+                batch = stopping.interruptible(read)
+            except stopping.Stopped:
+                # The other ranks agree before this step, and wait for this rank's answer.
+                self._agree()
+                raise
+            self._agree()
+        self.training_data.step_begins()
+        if self.seeds is not None:
+            # Before the batch is moved: hooks of the transfer may draw random numbers.
+            self.seeds.seed_step(trainer, progress.ready)
+        return batch
+
+    def _agree(self) -> None:
+        if self.checkpoints is None:
+            stopping.check()
+        else:
+            self.checkpoints.before_step(self.trainer)
+
+    def on_advance_end(self) -> None:
+        """End the epoch, then save it: hooks, schedules, logs and counters are through."""
+        super().on_advance_end()
+        if self.checkpoints is not None:
+            self.checkpoints.end_epoch(self.trainer)
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        """Add the states of the loaders as of the next step, not of what was read ahead."""
+        state: dict[str, Any] = super().on_save_checkpoint()
+        if "combined_loader" in state:
+            state["combined_loader"], _ = self.training_data.states_before_step()
+        return state
+
+
+class EpochLoop(_TrainingEpochLoop):
+    """Trains on the batches of one epoch; ``trainer.fit_loop.epoch_loop`` is one.
+
+    An ordinary step has one optimizer, no accumulated gradients, 32 bits and no profiler, and the
+    module leaves the step to Lightning. Any other step is Lightning's own.
+    """
+
+    def reset(self) -> None:
+        """Begin an epoch, or continue within one as an undisturbed run would."""
+        super().reset()
+        # Lightning would skip the training of one turn where a validation is due.
+        self.restarting = False
+
+    def on_run_start(self, data_fetcher: Any) -> None:
+        """Find out what a step of this epoch consists of."""
+        super().on_run_start(data_fetcher)
+        trainer, module = self.trainer, self.trainer.lightning_module
+        strategy: Any = trainer.strategy
+        self._is_ordinary = (
+            knows_lightnings_step()
+            and module.automatic_optimization
+            and type(trainer.profiler) is PassThroughProfiler
+            and type(trainer.precision_plugin) is Precision
+            and not isinstance(data_fetcher, _DataLoaderIterDataFetcher)
+            and all(is_of(module, name, L.LightningModule) for name in STEP)
+            and all(is_of(strategy, name, Strategy) for name in ("backward", "batch_to_device"))
+            and is_of(strategy, "optimizer_step", Strategy, DDPStrategy)
+            and getattr(strategy, "_model_averager", None) is None
+            and not strategy.handles_gradient_accumulation
+            and not self.automatic_optimization._skip_backward
+        )
+        self._hooks = {name: self._find_hooks(name) for name in HOOKS}
+        # `self.log` asks there, by `_current_fx_name`, in which hook it is.
+        self._attributes = module.__dict__
+        self._num_callbacks = len(trainer.callbacks)
+        self._transfers = self._find_transfers()
+        step = module.training_step
+        is_plain = is_of(strategy, "training_step", Strategy) and strategy.model is module
+        self._training_step = step if is_plain else strategy.training_step
+        self._num_arguments = 1 + is_param_in_hook_signature(step, "batch_idx", min_args=2)
+        self._validates_at_end = (
+            trainer.val_check_batch == trainer.num_training_batches < math.inf
+            and trainer.check_val_every_n_epoch is not None
+            and trainer._val_check_time_interval is None
+        )
+        self._has_plateau = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
+
+    def advance(self, data_fetcher: Any) -> None:
+        """Train on one batch."""
+        # A callback may be added, or the accumulation changed, within an epoch.
+        is_ordinary = (
+            self._is_ordinary
+            and self.trainer.accumulate_grad_batches == 1
+            and len(self.trainer.callbacks) == self._num_callbacks
+        )
+        if is_ordinary:
+            self._train_on_next(data_fetcher)
+        else:
+            super().advance(data_fetcher)
+
+    def on_advance_end(self, data_fetcher: Any) -> None:
+        """Validate, if it is time for it."""
+        has_more = (
+            self.trainer.should_stop or self._has_plateau or self.batch_progress.is_last_batch
+        )
+        if has_more or not self._validates_at_end:
+            super().on_advance_end(data_fetcher)
+        else:
+            self._batches_that_stepped += not self._should_accumulate()
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """No-op: ``FitLoop.read_and_agree`` replaces Lightning's broadcast in each step."""
+
+    def _find_hooks(self, name: str) -> tuple[list[Hook], Hook | None]:
+        """The hooks of this name that do anything: those of the callbacks, and the module's."""
+        trainer, module = self.trainer, self.trainer.lightning_module
+        of_callbacks: list[Hook] = [
+            partial(getattr(callback, name), trainer, module)
+            for callback in trainer.callbacks
+            if callable(getattr(callback, name)) and not is_of(callback, name, L.Callback)
+        ]
+        hook = getattr(module, name)
+        return of_callbacks, None if is_of(module, name, L.LightningModule) else hook
+
+    def _find_transfers(self) -> list[tuple[str, Hook]]:
+        """The hooks through which a batch goes on its way to the device."""
+        selector = self.trainer._data_connector._datahook_selector
+        owners = [(name, selector.get_instance(name)) for name in TRANSFERS]
+        return [
+            (name, getattr(owner, name))
+            for name, owner in owners
+            if name == "transfer_batch_to_device"
+            or not is_of(owner, name, L.LightningModule, L.LightningDataModule)
+        ]
+
+    def _call(self, name: str, *args: Any) -> Any:
+        """Call the hooks of this name; returns what the module's does."""
+        of_callbacks, of_module = self._hooks[name]
+        if not of_callbacks and of_module is None:
+            return None
+        attributes = self._attributes
+        before, attributes["_current_fx_name"] = attributes["_current_fx_name"], name
+        for hook in of_callbacks:
+            hook(*args)
+        response = of_module(*args) if of_module else None
+        attributes["_current_fx_name"] = before
+        return response
+
+    def _train_on_next(self, data_fetcher: Any) -> None:
+        """Do what Lightning's ``advance`` does for an ordinary step."""
+        trainer, progress = self.trainer, self.batch_progress
+        batch, _, _ = next(data_fetcher)
+        batch_idx = self.batch_idx + 1
+        progress.is_last_batch = data_fetcher.done
+
+        batch = trainer.precision_plugin.convert_input(batch)
+        attributes = self._attributes
+        for name, transfer in self._transfers:
+            attributes["_current_fx_name"] = name
+            is_move = name == "transfer_batch_to_device"
+            where = (trainer.strategy.root_device, 0) if is_move else (0,)
+            batch = transfer(batch, *where)
+        attributes["_current_fx_name"] = None
+        progress.increment_ready()
+        logs, results = trainer._logger_connector, self._results
+        logs._first_loop_iter = logs._first_loop_iter is None
+        results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+
+        outputs: Any = None
+        is_epoch_over = False
+        if batch is None:
+            self._warning_cache.warn("train_dataloader yielded None, which is no batch.")
+        else:
+            is_epoch_over = self._call("on_train_batch_start", batch, batch_idx) == -1
+            trainer.strategy.on_train_batch_start(batch, batch_idx)
+            if is_epoch_over:
+                progress.increment_by(0, is_last_batch=True)
+            else:
+                progress.increment_started()
+                outputs = self._step((batch, batch_idx)[: self._num_arguments])
+        progress.increment_processed()
+
+        if trainer.lr_scheduler_configs:
+            self._step_schedules()
+            if self._num_ready_batches_reached():
+                self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        if is_epoch_over:
+            raise StopIteration
+
+        self._call("on_train_batch_end", outputs, batch, batch_idx)
+        if results:
+            metrics = results.metrics(True)
+            logs._progress_bar_metrics.update(metrics["pbar"])
+            logs._callback_metrics.update(metrics["callback"])
+            logs._logged_metrics.update(metrics["log"])
+        results.batch = results.batch_size = None
+        progress.increment_completed()
+        every = trainer.log_every_n_steps
+        is_due = every and (self._batches_that_stepped + 1) % every == 0
+        if is_due or trainer.should_stop or trainer.fast_dev_run:
+            logs.update_train_step_metrics()
+
+    def _step_schedules(self) -> None:
+        """Step the schedules that go by steps and not by a metric."""
+        module: Any = self.trainer.lightning_module
+        attributes = self._attributes
+        for config in self.trainer.lr_scheduler_configs:
+            is_due = config.interval == "step" and (self.batch_idx + 1) % config.frequency == 0
+            if is_due and not config.reduce_on_plateau:
+                self.scheduler_progress.increment_ready()
+                attributes["_current_fx_name"] = "lr_scheduler_step"
+                module.lr_scheduler_step(config.scheduler, None)
+                attributes["_current_fx_name"] = None
+                self.scheduler_progress.increment_completed()
+
+    def _step(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        """Take an optimizer step; returns what ``training_step`` did, for the callbacks."""
+        trainer, strategy = self.trainer, self.trainer.strategy
+        optimizer, progress = trainer.optimizers[0], self.automatic_optimization.optim_progress
+        counts = progress.optimizer
+        attributes = self._attributes
+        outputs: dict[str, Any] | None = None
+
+        def closure() -> Any:
+            nonlocal outputs
+            with torch.enable_grad():
+                attributes["_current_fx_name"] = "training_step"
+                output = self._training_step(*args)
+                loss, outputs = self._read(output)
+
+                attributes["_current_fx_name"] = "optimizer_step"
+                counts.zero_grad.increment_ready()
+                self._call("on_before_zero_grad", optimizer)
+                counts.zero_grad.increment_started()
+                optimizer.zero_grad()
+                counts.zero_grad.increment_completed()
+
+                if loss is not None:
+                    attributes["_current_fx_name"] = "backward"
+                    strategy.pre_backward(loss)
+                    self._call("on_before_backward", loss)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    self._call("on_after_backward")
+                    strategy.post_backward(loss.detach())
+                    attributes["_current_fx_name"] = "optimizer_step"
+            self._call("on_before_optimizer_step", optimizer)
+            if trainer.gradient_clip_val is not None:
+                trainer.lightning_module.configure_gradient_clipping(
+                    optimizer, trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+                )
+            return outputs.get("loss")
+
+        counts.step.increment_ready()
+        attributes["_current_fx_name"] = "optimizer_step"
+        optimizer.step(closure=closure)
+        attributes["_current_fx_name"] = None
+        counts.step.increment_completed()
+        if outputs is None:
+            name = type(optimizer).__name__
+            raise RuntimeError(f"{name}.step() has not called its closure, which trains the model")
+        return outputs
+
+    def _read(self, output: Any) -> tuple[Tensor | None, dict[str, Any]]:
+        """The loss that ``training_step`` has returned, and what callbacks get of its output."""
+        if type(output) is Tensor:
+            return output, {"loss": output.detach().clone()}
+        if output is None and self.trainer.world_size > 1:
+            raise RuntimeError(
+                "training_step returned None, which one of several ranks cannot do alone; return "
+                "a loss of zero, such as 0.0 * loss"
+            )
+        result = self.automatic_optimization.output_result_cls.from_training_step_output(output)
+        return result.closure_loss, {} if result.loss is None else result.asdict()
+
+
+def find_callback(trainer: L.Trainer, kind: type[Kind]) -> Kind | None:
+    """The callback of this kind; None if there is none, as in a run that keeps no checkpoints."""
+    return next(iter(callbacks_of(trainer, kind)), None)
+
+
+def is_of(owner: object, name: str, *kinds: type) -> bool:
+    """Whether this method of an object is the one of a class, and no other."""
+    function = getattr(getattr(owner, name), "__func__", None)
+    return any(function is getattr(kind, name, None) for kind in kinds)
+
+
+@cache
+def knows_lightnings_step() -> bool:
+    """Whether ``EpochLoop`` has the short form of the installed Lightning's step.
+
+    It is only faster, so another version trains by its own step.
+    """
+    parts = (
+        _TrainingEpochLoop.advance, _TrainingEpochLoop.on_advance_end,
+        _TrainingEpochLoop._should_check_val_fx, _TrainingEpochLoop._update_learning_rates,
+        automatic, Precision, Strategy.backward, Strategy.optimizer_step,
+        Strategy.batch_to_device, Strategy.training_step,
+    )  # fmt: skip
+    try:
+        text = "".join(inspect.getsource(part) for part in parts)
+    except OSError:  # installed without its source
+        text = ""
+    is_known = hashlib.sha256(text.encode()).hexdigest() == STEP_DIGEST
+    if not is_known:
+        log.warning(
+            "Lightning %s takes its steps in another way than the version that is known; they go "
+            "through Lightning's own loop, which costs some 0.1 ms per step", L.__version__,
+        )  # fmt: skip
+    return is_known
+
+
+class TestLoop(_EvaluationLoop):
+    """Lightning's test, which all ranks end together at a signal; the next attempt tests again."""
+
+    __test__ = False  # no test of pytest
+
+    @property
+    def _data_fetcher(self) -> Any:
+        return self._fetcher
+
+    @_data_fetcher.setter
+    def _data_fetcher(self, fetcher: Any) -> None:
+        can_wait = fetcher is not None and not isinstance(fetcher, _DataLoaderIterDataFetcher)
+        self._fetcher = TestFetcher(fetcher) if can_wait else fetcher
+
+    def on_run_start(self) -> None:
+        """Defer signals: from here on the ranks ask each other before each batch."""
+        stopping.defer()
+        super().on_run_start()
+
+
+class TestFetcher:
+    """Gives the batches of a test; between two of them all ranks continue or stop."""
+
+    __test__ = False
+
+    def __init__(self, fetcher: _DataFetcher) -> None:
+        self.fetcher = fetcher
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.fetcher, name)
+
+    def __next__(self) -> Any:
+        try:
+            batch = stopping.interruptible(self.fetcher.__next__)
+        except stopping.Stopped:
+            stopping.check()
+            raise
+        stopping.check()
+        return batch
