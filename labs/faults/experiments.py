@@ -175,17 +175,21 @@ def note(experiment: Experiment, outcome: Outcome) -> None:
     text = TABLE.read_text()
     before, _, rest = text.partition("<!-- table -->\n")
     old, _, after = rest.partition("<!-- end -->")
-    cells = [[c.strip() for c in line.split("|")[1:-1]] for line in old.splitlines()[2:]]
-    rows = {(cell[0], cell[1]): cell for cell in cells}
+    rows = {}
+    for line in old.splitlines()[2:]:  # below the headings
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        rows[cells[0], cells[1]] = cells
     result = "yes" if outcome.survived else f"**no**: {outcome.why}"
     seconds = f"{outcome.resume_s:.0f}" if outcome.resume_s else ""
     key = experiment.name, experiment.topology
     rows[key] = [*key, result, str(outcome.attempts), seconds, str(outcome.steps_repeated)]
-    order = [(e.name, e.topology) for e in EXPERIMENTS]
     lines = [
         "| fault | where | survived | attempts | seconds to the next step | steps repeated |",
         "|---|---|---|---|---|---|",
-        *(f"| {' | '.join(rows[key])} |" for key in order if key in rows),
     ]
+    # Rows of experiments that are gone are dropped here.
+    for known in EXPERIMENTS:
+        if row := rows.get((known.name, known.topology)):
+            lines.append(f"| {' | '.join(row)} |")
     table = "\n".join(lines)
     TABLE.write_text(f"{before}<!-- table -->\n{table}\n<!-- end -->{after}")

@@ -7,7 +7,9 @@ alone, and so are the images of every step, the final metrics and the history.
 import hashlib
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -73,7 +75,8 @@ def indexed_job(*more: str) -> list[list[str]]:
 def etcd_workers() -> list[list[str]]:
     """Two nodes that may come and go; they wait long enough for each other to be two again."""
     options = [
-        "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=etcd-v2", "--rdzv-endpoint=ETCD",
+        "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=etcd-v2",
+        f"--rdzv-endpoint={ETCD_HERE}",
         "--rdzv-conf=timeout=200,last_call_timeout=100", "--max-restarts=9",
     ]  # fmt: skip
     return [[sys.executable, "-m", "samestep.launch.entrypoint", *options]] * 2
@@ -81,7 +84,8 @@ def etcd_workers() -> list[list[str]]:
 
 PODS, PODS_THAT_RESTART = "pods 1+1", "pods 1+1, restarts"
 OWN_FOLDERS = "nodes without a shared folder"
-ETCD = "etcd 1+1"
+ETCD, ETCD_HERE = "etcd 1+1", "ETCD"
+"""Where the nodes meet by etcd, and what stands for its address until it runs."""
 S3 = "1 process, S3"
 TOPOLOGIES: dict[str, tuple[int, Callable[[], list[list[str]]]]] = {
     "1 process": (1, alone),
@@ -148,22 +152,32 @@ def in_sessions(
         yield processes
     finally:
         for process in processes:
+            # Read before the agent is killed: afterwards its ranks are nobody's children.
             ranks = descendants(process.pid) if process.poll() is None else []
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, 9)
+                os.killpg(process.pid, signal.SIGKILL)
             for rank in ranks:  # torchrun gives each rank a session of its own
                 with suppress(ProcessLookupError):
-                    os.kill(rank, 9)
+                    os.kill(rank, signal.SIGKILL)
 
 
 def descendants(pid: int) -> list[int]:
     """All processes that a process has started, and those that they have started."""
-    found = [pid]
-    for parent in found:  # grows
+    found: list[int] = []
+    parents = [pid]
+    while parents:
+        parent = parents.pop()
         with suppress(OSError):  # it has ended meanwhile
             for path in Path(f"/proc/{parent}/task").glob("*/children"):
-                found += map(int, path.read_text().split())
-    return found[1:]
+                children = [int(word) for word in path.read_text().split()]
+                found += children
+                parents += children
+    return found
+
+
+def replace_word(commands: list[list[str]], old: str, new: str) -> list[list[str]]:
+    """The commands with another argument in place of this one."""
+    return [[new if word == old else word for word in command] for command in commands]
 
 
 @contextmanager
@@ -181,7 +195,9 @@ def in_pods(commands: list[list[str]], log: BinaryIO, run_id: str) -> Iterator[l
 def beside_etcd(commands: list[list[str]], log: BinaryIO, run_id: str) -> Iterator[list[Process]]:
     """The commands as processes here, and an etcd that a saboteur can find."""
     server = etcd_server.EtcdServer(Path(log.name).with_name(f"records-{run_id}"))
-    commands = [[word.replace("ETCD", server.address) for word in line] for line in commands]
+    commands = replace_word(
+        commands, f"--rdzv-endpoint={ETCD_HERE}", f"--rdzv-endpoint={server.address}"
+    )
     with server.running(), in_sessions(commands, log, run_id) as processes:
         yield processes
 
@@ -189,9 +205,9 @@ def beside_etcd(commands: list[list[str]], log: BinaryIO, run_id: str) -> Iterat
 @contextmanager
 def beside_s3(commands: list[list[str]], log: BinaryIO, run_id: str) -> Iterator[list[Process]]:
     """The commands as processes here, and a store with their data that a saboteur can harm."""
-    records, tables = (Path(log.name).with_name(name) for name in (f"records-{run_id}", TABLES))
-    here = f"data.root={tables}"
-    commands = [["data.root=s3://lab/tables" if w == here else w for w in c] for c in commands]
+    folder = Path(log.name).parent
+    records, tables = folder / f"records-{run_id}", folder / TABLES
+    commands = replace_word(commands, f"data.root={tables}", "data.root=s3://lab/tables")
     with (
         store.failing_store(records, tables) as variables,
         in_sessions(commands, log, run_id, **variables) as processes,
@@ -216,25 +232,22 @@ class Laboratory:
         self, topology: str, run_dir: Path, overrides: list[str], timeout: float = PATIENCE_S
     ) -> tuple[list[int], str]:
         """One attempt at a run: the exit codes of its agents, and what they said."""
-        path = run_dir.parent / f"{run_dir.name}.log"
-        log = path.open("ab")
-        start = log.tell()
-        commands = [
-            [*command, *self.base, *overrides, f"run_root={root_of(node, topology, run_dir)}"]
-            for node, command in enumerate(TOPOLOGIES[topology][1]())
-        ]
+        _, make_commands = TOPOLOGIES[topology]
+        commands = []
+        for node, command in enumerate(make_commands()):
+            run_root = root_of(node, topology, run_dir)
+            commands.append([*command, *self.base, *overrides, f"run_root={run_root}"])
         surroundings = SURROUNDINGS.get(topology, in_sessions)
-        with log, surroundings(commands, log, run_dir.name) as processes:
-            deadline = time.monotonic() + timeout
-            try:
-                codes = [p.wait(max(1, deadline - time.monotonic())) for p in processes]
-            except subprocess.TimeoutExpired:
-                codes = [124]
+        path = run_dir.parent / f"{run_dir.name}.log"
+        with path.open("ab") as log:
+            start = log.tell()
+            with surroundings(commands, log, run_dir.name) as processes:
+                codes = wait_for_all(processes, timeout)
         return codes, path.read_bytes()[start:].decode(errors="replace")
 
     def reference(self, topology: str, overrides: list[str]) -> Path:
         """Directory of what an unharmed run on as many ranks recorded."""
-        num_ranks = TOPOLOGIES[topology][0]
+        num_ranks, _ = TOPOLOGIES[topology]
         overrides = [word for word in overrides if not word.startswith(CHANGES_NO_METRIC)]
         kind = json.dumps([num_ranks, *overrides]).encode()
         name = f"reference-{hashlib.sha256(kind).hexdigest()[:12]}"
@@ -263,11 +276,9 @@ class Laboratory:
             store.write_tables(self.directory / TABLES)
             harmless = [*harmless, f"data.root={self.directory / TABLES}"]
         reference = self.reference(experiment.topology, harmless)
-        name = "".join(
-            c if c.isalnum() else "-" for c in f"{experiment.name} {experiment.topology}"
-        )
-        run_dir = self.directory / name
-        for path in (run_dir, self.directory / f"records-{name}"):
+        name = re.sub(r"[\W_]", "-", f"{experiment.name} {experiment.topology}")
+        run_dir, records = self.directory / name, self.directory / f"records-{name}"
+        for path in (run_dir, records):
             shutil.rmtree(path, ignore_errors=True)
         overrides = [*harmless, *self.saboteur(name, experiment.faults)]
         first: list[int] = []
@@ -280,9 +291,9 @@ class Laboratory:
             first = first or codes
             if attempt == experiment.damaged_attempt and experiment.damage:
                 experiment.damage(run_dir)
+            # An exit code of zero is not enough: a run that lost its test has no metrics.
             if not any(codes) and (run_dir / "metrics.json").exists():
                 break
-        records = self.directory / f"records-{name}"
         why = self.judge(experiment, first, everything, run_dir, reference)
         repeated, resume_s = steps_repeated(records)
         return Outcome(not why, why, resume_s, repeated, attempt)
@@ -292,6 +303,7 @@ class Laboratory:
     ) -> str:
         """What is wrong with a run, compared with the unharmed one; empty if nothing."""
         records = self.directory / f"records-{run_dir.name}"
+        # Without this a fault that never came to be would count as survived.
         missing = [f for f in experiment.faults if not (records / f.replace(" ", "-")).exists()]
         if missing:
             return f"the fault was not done: {missing}"
@@ -307,6 +319,18 @@ class Laboratory:
         return differences(
             run_dir, records, reference, self.directory / f"records-{reference.name}"
         )
+
+
+def wait_for_all(processes: list[Process], timeout: float) -> list[int]:
+    """Their exit codes; 124, as of timeout(1), if they do not end in this time."""
+    deadline = time.monotonic() + timeout
+    codes = []
+    for process in processes:
+        try:
+            codes.append(process.wait(max(1, deadline - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            return [124]
+    return codes
 
 
 def differences(run_dir: Path, records: Path, reference: Path, expected: Path) -> str:
@@ -343,10 +367,15 @@ def steps_repeated(records: Path) -> tuple[int, float]:
     if not path.exists():
         return 0, 0.0
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    repeated = len(lines) - len({(line["epoch"], line["batch"]) for line in lines})
-    done = [json.loads(p.read_text()) for p in records.iterdir() if p.suffix == ""]
-    later = [line["time"] for line in lines if line["attempt"] > min(done, default=1e99)]
-    return repeated, (min(later) - min(done)) if later else 0.0
+    places = {(line["epoch"], line["batch"]) for line in lines}
+    repeated = len(lines) - len(places)
+    # The notes of faults have no suffix, and hold the moment of each.
+    faults = [json.loads(path.read_text()) for path in records.iterdir() if not path.suffix]
+    if not faults:
+        return repeated, 0.0
+    first_fault = min(faults)
+    later = [line["time"] for line in lines if line["attempt"] > first_fault]
+    return repeated, (min(later) - first_fault if later else 0.0)
 
 
 def flip(name: str) -> Callable[[Path], None]:

@@ -46,14 +46,16 @@ class Saboteur(L.Callback):
         """Do the faults that are due here and now."""
         for fault in self.faults:
             what, place, moment, rank = fault.split()
-            done = self.note_of(fault)
-            due = (place, int(moment), int(rank)) == (where, when, environment.rank())
-            if due and not done.exists():
-                done.write_text(json.dumps(time.time()))
-                if what in store.FAULTS:
-                    store.begin(self.dirpath, what)
-                else:
-                    getattr(self, what)(batch)
+            is_due = (place, int(moment), int(rank)) == (where, when, environment.rank())
+            note = self.note_of(fault)
+            if not is_due or note.exists():
+                continue
+            # Before the fault, which may end this process: the next one must not repeat it.
+            note.write_text(json.dumps(time.time()))
+            if what in store.FAULTS:
+                store.begin(self.dirpath, what)
+            else:
+                getattr(self, what)(batch)
 
     def num_done(self) -> int:
         """How many of the faults have been done, by any attempt."""
@@ -110,8 +112,8 @@ class Saboteur(L.Callback):
     def error(self, batch: Any) -> None:
         raise RuntimeError("planted error")
 
-    def refuse(self, batch: Any) -> None:
-        raise ConfigError("planted refusal")
+    def reject(self, batch: Any) -> None:
+        raise ConfigError("planted rejection")
 
     def exit(self, batch: Any) -> None:
         os._exit(3)
@@ -155,9 +157,11 @@ class Saboteur(L.Callback):
         setattr(owner, name, wrapped)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        line = {"attempt": self.attempt, "step": trainer.global_step, "batch": batch_idx}
-        line |= {"time": time.time(), "ids": batch.ids.tolist(), "epoch": trainer.current_epoch}
-        line["world_size"] = trainer.world_size
+        line = {
+            "attempt": self.attempt, "step": trainer.global_step, "batch": batch_idx,
+            "time": time.time(), "ids": batch.ids.tolist(), "epoch": trainer.current_epoch,
+            "world_size": trainer.world_size,
+        }  # fmt: skip
         with (self.dirpath / f"rank-{trainer.global_rank}.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         self.meet("step", trainer.global_step, batch)
@@ -183,7 +187,7 @@ class Saboteur(L.Callback):
         In a model that had nothing left to learn Lightning does not put them.
         """
         weights = trainer._checkpoint_connector.dump_checkpoint()["state_dict"]
-        # Of a sharded model those of this rank.
+        # A sharded model: the shard of this rank.
         weights = {k: getattr(v, "_local_tensor", v) for k, v in weights.items()}
         torch.save(weights, self.dirpath / f"weights-{trainer.global_rank}.pt")
 

@@ -74,7 +74,9 @@ def failing_store(records: Path, root: Path) -> Iterator[dict[str, str]]:
             return None
         num_requests += 1
         kind, seconds = file.read_text(), time.time() - file.stat().st_mtime
-        return FAULTS[kind](num_requests, ".lance/data/" in path, seconds) if kind else None
+        if not kind:  # between its creation and its content
+            return None
+        return FAULTS[kind](num_requests, ".lance/data/" in path, seconds)
 
     with s3_server(records.with_suffix(".s3")) as server:
         fs = fsspec.filesystem(

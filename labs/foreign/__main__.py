@@ -13,12 +13,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from labs.foreign.matrix import COLUMNS, GOOD, Cell, Matrix
 from labs.foreign.styles import STYLES
+from labs.foreign.styles.base import Style
 from samestep.ranks import process
 from tests import fork_server
 from tests.conftest import ROOT, environment
@@ -37,21 +38,27 @@ def render(rows: Mapping[str, Mapping[str, Cell]]) -> str:
         told = style.told if "announced" in words else ()
         says = "; ".join(reason.meaning for reason in told)
         groups.setdefault((*words, says), []).append(style.name)
+    # Most styles: as rows they would hide the others.
     same = groups.pop((SAME,) * len(COLUMNS) + ("",), [])
     lines = [f"| style | {' | '.join(COLUMNS)} | what the run says |", "|---" * 7 + "|"]
-    lines += [f"| {'; '.join(names)} | {' | '.join(cells)} |" for cells, names in groups.items()]
-    return "\n".join([*lines, "", EVERYWHERE + "; ".join(same) + ".", ""])
+    for cells, names in groups.items():
+        lines.append(f"| {'; '.join(names)} | {' | '.join(cells)} |")
+    lines += ["", f"{EVERYWHERE}{'; '.join(same)}.", ""]
+    return "\n".join(lines)
 
 
 def read_table(page: str) -> dict[str, list[str]]:
     """The words of each style."""
     start, end = MARKERS
     table = page.partition(start)[2].partition(end)[0]
-    rows = re.findall(r"^\| (.*) \|$", table, re.M)[1:]
-    cells = [row.split(" | ") for row in rows]
+    _, *rows = re.findall(r"^\| (.*) \|$", table, re.M)  # the first row has the headings
     (same,) = re.findall(f"^{EVERYWHERE}(.*).$", table, re.M)
-    cells.append([same, *[SAME] * len(COLUMNS), ""])
-    return {name: words for names, *words, _ in cells for name in names.split("; ")}
+    words_of = {name: [SAME] * len(COLUMNS) for name in same.split("; ")}
+    for row in rows:
+        names, *words, _ = row.split(" | ")
+        for name in names.split("; "):
+            words_of[name] = words
+    return words_of
 
 
 def write_table(rows: Mapping[str, Mapping[str, Cell]]) -> None:
@@ -71,30 +78,43 @@ def main() -> None:
     parser.add_argument("--no-table", action="store_true", help="print the results only")
     parser.add_argument("--keep", type=Path, help="a new folder for the runs")
     args = parser.parse_args()
-    chosen = [s for s in STYLES if not args.names or any(name in s.name for name in args.names)]
+    chosen = [style for style in STYLES if is_chosen(style, args.names)]
+    # The programs start as forks of a process that has imported the libraries: half of the time.
     fork_server.install(environment())
     started = time.monotonic()
-    rows: dict[str, dict[str, Cell]] = {}
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
-        matrix = Matrix(args.keep or Path(folder, "project"))
-        waiting = {pool.submit(matrix.run, style): style for style in chosen}
-        for done in as_completed(waiting):
-            style = waiting[done]
-            try:
-                rows[style.name] = done.result()
-            except Exception as error:  # one style must not stop the others
-                rows[style.name] = dict.fromkeys(COLUMNS, Cell("failed", repr(error)))
-            words = [cell.word for cell in rows[style.name].values()]
-            print(f"{len(rows)}/{len(chosen)}  {style.name}  [{', '.join(words)}]", flush=True)
-            for column, cell in rows[style.name].items():
-                if cell.word != "identical":
-                    print(f"    {column}: {cell.word}: {cell.why}", flush=True)
-    words = Counter(cell.word for row in rows.values() for cell in row.values())
-    print(", ".join(f"{number} {word}" for word, number in words.most_common()), end="")
-    print(f"; {time.monotonic() - started:.0f} s")
+    with tempfile.TemporaryDirectory() as folder:
+        rows = run_all(Matrix(args.keep or Path(folder, "project")), chosen, args.jobs)
+    words: Counter[str] = Counter()
+    for row in rows.values():
+        words.update(cell.word for cell in row.values())
+    counts = ", ".join(f"{number} {word}" for word, number in words.most_common())
+    print(f"{counts}; {time.monotonic() - started:.0f} s")
     if not args.names and not args.no_table:
         write_table(rows)
     sys.exit(any(word not in GOOD for word in words))
+
+
+def is_chosen(style: Style, names: Sequence[str]) -> bool:
+    return not names or any(name in style.name for name in names)
+
+
+def run_all(matrix: Matrix, styles: Sequence[Style], jobs: int) -> dict[str, dict[str, Cell]]:
+    """The rows of these styles, printed as they come."""
+    rows: dict[str, dict[str, Cell]] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(matrix.run, style): style for style in styles}
+        for done in as_completed(waiting):
+            name = waiting[done].name
+            try:
+                rows[name] = done.result()
+            except Exception as error:  # one style must not stop the others
+                rows[name] = dict.fromkeys(COLUMNS, Cell("failed", repr(error)))
+            words = ", ".join(cell.word for cell in rows[name].values())
+            print(f"{len(rows)}/{len(styles)}  {name}  [{words}]", flush=True)
+            for column, cell in rows[name].items():
+                if cell.word != SAME:
+                    print(f"    {column}: {cell.word}: {cell.why}", flush=True)
+    return rows
 
 
 if __name__ == "__main__":

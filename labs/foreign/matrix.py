@@ -10,6 +10,7 @@ The rest must not be: *silent*, where nothing was said, and *failed*, where a ru
 """
 
 import json
+import operator
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,14 +67,20 @@ class Attempt(NamedTuple):
 
     @property
     def is_rejection(self) -> bool:
-        says = re.search("^error: ", self.before, re.M) and "Traceback" not in self.before
-        return self.code == 2 and bool(says) and not self.after
+        has_message = re.search("^error: ", self.before, re.M) is not None
+        has_traceback = "Traceback" in self.before
+        return self.code == 2 and has_message and not has_traceback and not self.after
 
     @property
     def last_line(self) -> str:
+        """The last error, or the last line where nothing looks like one."""
         lines = (self.before + self.after).strip().splitlines() or [""]
-        errors = [line for line in lines if re.match(r"(\w+\.)*\w*Error\b|error: ", line)]
-        return f"exit {self.code}: {(errors or lines)[-1][:200]}"
+        for line in reversed(lines):
+            if re.match(r"(\w+\.)*\w*Error\b|error: ", line):
+                break
+        else:
+            line = lines[-1]
+        return f"exit {self.code}: {line[:200]}"
 
 
 class Matrix:
@@ -92,9 +99,10 @@ class Matrix:
         self.write_configs(style)
         cells: dict[str, Cell] = {}
         for column in COLUMNS:
-            needed = "2 ranks" if column == "2 ranks, SIGTERM" else "undisturbed"
             if column not in columns and column not in needed_by(columns):
                 continue
+            needed = compared_with(column)
+            # Without a run to compare with, the cell would only repeat what stopped that run.
             if cells.get(needed, Cell("")).word in ("rejected", "failed"):
                 cells[column] = cells[needed]
             else:
@@ -140,8 +148,9 @@ class Matrix:
             try:
                 code = process.wait(self.timeout_s)
             except subprocess.TimeoutExpired:
-                code = 124
+                code = 124  # as of timeout(1)
             finally:
+                # Read before the program is killed: afterwards its ranks are nobody's children.
                 ranks = descendants(process.pid) if process.poll() is None else []
                 for pid in [process.pid, *ranks]:
                     with suppress(ProcessLookupError):
@@ -191,38 +200,30 @@ class Matrix:
             return differs
         if column == "undisturbed":
             return self.evaluate_again(run_dir)
-        is_on_two_ranks = column.startswith("2 ranks")
-        with_signal = column.endswith("SIGTERM")
-        other = "2 ranks" if is_on_two_ranks and with_signal else "undisturbed"
-        other_dir, other_records = self.place(style, other)
+        other_dir, other_records = self.place(style, compared_with(column))
+        # Only this column compares other numbers of ranks, whose sums are rounded differently.
         if column == "2 ranks":
-            ours, theirs = samples(records), samples(other_records)
-            if ours != theirs:
-                # A DataLoader has batches for each rank; those of a BatchLoader are shared out.
-                is_like = len(ours[0, 0]) in (len(theirs[0, 0]), 2 * len(theirs[0, 0]))
-                return "other samples in a step" if is_like else OTHER_LENGTH
+            if differs := differences_of_samples(records, other_records):
+                return differs
             if style.is_per_rank:
                 return ""
-        is_equal = close if column == "2 ranks" else torch.equal
-        net, other_net = weights(records), weights(other_records)
-        if net.keys() != other_net.keys() or any(not is_equal(net[k], other_net[k]) for k in net):
-            return "other weights"
-        metrics, expected = final_metrics(run_dir), final_metrics(other_dir)
-        if column == "2 ranks":
-            pairs = {k: torch.tensor([metrics.get(k, 0), expected[k]]) for k in expected}
-            odd = {name for name, (a, b) in pairs.items() if not close(a, b)}
-        else:
-            odd = {k for k in metrics | expected if metrics.get(k) != expected.get(k)}
-        if odd:
-            return f"other {', '.join(f'{k} {metrics.get(k)} for {expected.get(k)}' for k in odd)}"
-        if column != "2 ranks" and history(run_dir) != history(other_dir):
+            return (
+                differences_of_weights(records, other_records, close)
+                or differences_of_metrics(run_dir, other_dir, is_near)
+            )  # fmt: skip
+        if differs := differences_of_weights(records, other_records, torch.equal):
+            return differs
+        if differs := differences_of_metrics(run_dir, other_dir, operator.eq):
+            return differs
+        if history(run_dir) != history(other_dir):
             return "other rows in metrics.csv"
         return ""
 
     def evaluate_again(self, run_dir: Path) -> str:
         """Whether ``samestep evaluate`` finds the metrics of the test, to the last bit."""
-        metrics = {k: v for k, v in final_metrics(run_dir).items() if k.startswith("test")}
-        if not metrics:
+        metrics = final_metrics(run_dir)
+        tested = [name for name in metrics if name.startswith("test")]
+        if not tested:
             return ""
         done = subprocess.run(
             [sys.executable, "-m", "samestep", "evaluate", str(run_dir), "--format=json"],
@@ -232,13 +233,21 @@ class Matrix:
         if done.returncode:
             return f"evaluate: {(done.stderr.strip().splitlines() or [''])[-1]}"
         found = json.loads(done.stdout)
-        odd = [name for name in metrics if metrics[name] != found.get(name)]
-        return "; ".join(f"{name} {metrics[name]}, evaluate {found.get(name)}" for name in odd)
+        wrong = []
+        for name in tested:
+            if metrics[name] != found.get(name):
+                wrong.append(f"{name} {metrics[name]}, evaluate {found.get(name)}")
+        return "; ".join(wrong)
+
+
+def compared_with(column: str) -> str:
+    """The column whose run is the reference of a column."""
+    return "2 ranks" if column == "2 ranks, SIGTERM" else "undisturbed"
 
 
 def needed_by(columns: Sequence[str]) -> set[str]:
-    """The columns with which these are compared."""
-    return {"undisturbed"} | {"2 ranks" for column in columns if column.startswith("2 ranks")}
+    """The columns that must be run for the comparisons of these."""
+    return {"undisturbed", *map(compared_with, columns)}
 
 
 def notes_in(said: str) -> str:
@@ -249,6 +258,48 @@ def notes_in(said: str) -> str:
 def close(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal up to the rounding of sums over other parts."""
     return torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+def is_near(a: float | None, b: float | None) -> bool:
+    """``close`` for metrics, of which one may be missing."""
+    if a is None or b is None:
+        return a is b
+    return close(torch.tensor(a), torch.tensor(b))
+
+
+def differences_of_samples(records: Path, other_records: Path) -> str:
+    """Whether two runs saw the same samples in each step."""
+    ours, theirs = samples(records), samples(other_records)
+    if ours == theirs:
+        return ""
+    # A DataLoader has a batch for each rank, so a step has as many samples, or twice as many. Any
+    # other number means that a batch was cut wrongly, for which a run has no excuse.
+    length, expected = len(ours[0, 0]), len(theirs[0, 0])
+    return "other samples in a step" if length in (expected, 2 * expected) else OTHER_LENGTH
+
+
+def differences_of_weights(
+    records: Path, other_records: Path, is_equal: Callable[[torch.Tensor, torch.Tensor], bool]
+) -> str:
+    """Whether two runs end with the same weights."""
+    ours, theirs = weights(records), weights(other_records)
+    if ours.keys() != theirs.keys():
+        return "other weights"
+    is_same = all(is_equal(ours[name], theirs[name]) for name in ours)
+    return "" if is_same else "other weights"
+
+
+def differences_of_metrics(
+    run_dir: Path, other_dir: Path, is_equal: Callable[[float | None, float | None], bool]
+) -> str:
+    """The final metrics in which two runs differ."""
+    ours, theirs = final_metrics(run_dir), final_metrics(other_dir)
+    wrong = []
+    for name in ours | theirs:
+        value, expected = ours.get(name), theirs.get(name)
+        if not is_equal(value, expected):
+            wrong.append(f"{name} {value} for {expected}")
+    return f"other {', '.join(wrong)}" if wrong else ""
 
 
 def weights(records: Path) -> dict[str, torch.Tensor]:
@@ -265,8 +316,10 @@ def records_of_ranks(records: Path) -> list[list[dict[str, Any]]]:
 def samples(records: Path) -> dict[tuple[int, int], list[str]]:
     """The samples of each step, of all ranks together, in any order."""
     found: dict[tuple[int, int], list[str]] = {}
-    for line in (line for rank in records_of_ranks(records) for line in rank if "place" in line):
-        found.setdefault(tuple(line["place"]), []).extend(line["rows"])
+    for rank in records_of_ranks(records):
+        for line in rank:
+            if "place" in line:  # the others are of validations and tests
+                found.setdefault(tuple(line["place"]), []).extend(line["rows"])
     return {place: sorted(rows) for place, rows in found.items()}
 
 
@@ -274,9 +327,11 @@ def differences_of_ranks(records: Path) -> str:
     """Whether the ranks end with other weights, or choose by other metrics."""
     paths = sorted(records.glob("weights-*.pt"))
     first, *others = [torch.load(path) for path in paths]
-    if any(not torch.equal(first[key], other[key]) for other in others for key in first):
-        return OTHER_RANKS
-    kept = [[line for line in rank if "place" not in line] for rank in records_of_ranks(records)]
-    if any(str(metrics) != str(kept[0]) for metrics in kept):
-        return "the ranks have other metrics"
-    return ""
+    for other in others:
+        if any(not torch.equal(first[key], other[key]) for key in first):
+            return OTHER_RANKS
+    seen = set()
+    for rank in records_of_ranks(records):
+        metrics = [line for line in rank if "place" not in line]
+        seen.add(str(metrics))  # as text, in which a nan is equal to a nan
+    return "the ranks have other metrics" if len(seen) > 1 else ""

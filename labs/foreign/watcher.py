@@ -42,12 +42,15 @@ class Watcher(L.Callback):
             print(FIRST_STEP, flush=True)
         self.has_begun = True
         place = [trainer.current_epoch, batch_idx]
-        rows = [row for tensor in tensors(batch) if tensor.ndim for row in tensor.float().cpu()]
-        hashes = [hashlib.sha256(row.numpy().tobytes()).hexdigest()[:8] for row in rows]
+        hashes = []
+        for tensor in tensors(batch):
+            if tensor.ndim:  # a number is no sample
+                hashes += [hash_of(row) for row in tensor.float().cpu()]
         self.note(trainer, place=place, rows=hashes)
         signum, *due = map(int, os.environ.get("INTERRUPT", "0 -1 -1").split())
         done = self.dirpath / f"done-{signum}"
-        if place == due and trainer.global_rank == trainer.world_size - 1 and not done.exists():
+        is_last_rank = trainer.global_rank == trainer.world_size - 1
+        if place == due and is_last_rank and not done.exists():
             done.touch()
             os.kill(os.getpid(), signal.Signals(signum))
 
@@ -65,8 +68,15 @@ class Watcher(L.Callback):
 
 def metrics_of(trainer: L.Trainer) -> dict[str, float]:
     """What the callbacks that choose and stop see, such as the best checkpoint."""
-    metrics = trainer.callback_metrics.items()
-    return {name: value.item() for name, value in metrics if name.startswith(("val", "test"))}
+    metrics = {}
+    for name, value in trainer.callback_metrics.items():
+        if name.startswith(("val", "test")):
+            metrics[name] = value.item()
+    return metrics
+
+
+def hash_of(row: Tensor) -> str:
+    return hashlib.sha256(row.numpy().tobytes()).hexdigest()[:8]
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:
@@ -75,8 +85,10 @@ def tensors(batch: Any) -> Iterator[Tensor]:
         yield batch
     elif dataclasses.is_dataclass(batch):
         yield from tensors(list(vars(batch).values()))
-    elif isinstance(batch, (list, tuple, dict)):
-        for part in batch.values() if isinstance(batch, dict) else batch:
+    elif isinstance(batch, dict):
+        yield from tensors(list(batch.values()))
+    elif isinstance(batch, (list, tuple)):
+        for part in batch:
             yield from tensors(part)
-    elif hasattr(batch, "x"):
+    elif hasattr(batch, "x"):  # a graph of PyG
         yield batch.x

@@ -138,14 +138,14 @@ def test_sigterm_to_one_node_stops_all_after_saving(nodes: Nodes):
 def test_what_rank_zero_refuses_ends_the_other_node_quietly_with_the_same_exit_code(nodes: Nodes):
     """Only rank zero knows the reason; the other one only sees that its connections break."""
     options = ["--nproc-per-node=1", "--max-restarts=3", "--nnodes=2", "--master-addr=127.0.0.1"]
-    options += [f"--master-port={free_port()}", *TRAIN, *saboteur(nodes, "refuse step 5 0")]
+    options += [f"--master-port={free_port()}", *TRAIN, *saboteur(nodes, "reject step 5 0")]
     for number in ("0", "1"):
         nodes.start(*options, RUN_ID="refused", JOB_COMPLETION_INDEX=number)
     assert [nodes.ends(0), nodes.ends(1)] == [2, 2], nodes.said(1)
-    assert "rank 0: error: planted refusal" in nodes.said(0)
+    assert "rank 0: error: planted rejection" in nodes.said(0)
     _, reason = nodes.said(1).splitlines()  # after the line that says where the nodes meet
-    assert reason == "entrypoint: rank 1: error: planted refusal"
-    assert nodes.message(1) == "exit code 2: rank 1: error: planted refusal"
+    assert reason == "entrypoint: rank 1: error: planted rejection"
+    assert nodes.message(1) == "exit code 2: rank 1: error: planted rejection"
 
 
 def test_a_killed_rank_is_named_with_exit_code_137(nodes: Nodes):
