@@ -5,6 +5,7 @@ a pod wait forever, or ends a run that has started; what a cluster rejects at on
 itself. They need no cluster, no network and no torch.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,7 +23,11 @@ EXAMPLE_REGISTRY = "registry.example.com/"
 LONGEST = 63  # characters of a name in DNS, and of the value of a label
 NAME = re.compile(rf"[a-z]([-a-z0-9]{{0,{LONGEST - 2}}}[a-z0-9])?")
 NAME_RULE = f"at most {LONGEST} of a-z 0-9 -, the first a letter, the last not -"
-PINNED = re.compile(r"[^@]+@sha256:[0-9a-f]{64}|(.*/)?[^/:@]+:(?!latest$)[^/:@]+")
+PINNED = re.compile(
+    r"[^@]+@sha256:[0-9a-f]{64}"  # by its digest
+    r"|(.*/)?[^/:@]+:(?!latest$)[^/:@]+"  # by its tag
+    r"|/.*"  # a file, with Slurm
+)
 TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")  # of Slurm: DAYS-HOURS:MINUTES:SECONDS
 
 SECRET_RULE = (  # a message never shows the value
@@ -156,10 +161,7 @@ def check_images(cfg: DictConfig) -> Iterator[str]:
     """All pods, also those of a later restart, must run the same code."""
     for key in ("image", "etcd_image"):
         image = cfg.cluster.get(key)
-        # With Slurm the image may be a file.
-        if image is None or image.startswith("/"):
-            continue
-        if not PINNED.fullmatch(image):
+        if image is not None and not PINNED.fullmatch(image):
             yield (
                 f"cluster.{key}={image}: can change at any time; use a tag other than latest, "
                 "or a digest"
@@ -188,8 +190,9 @@ def check_queue(cfg: DictConfig) -> Iterator[str]:
 
 def find_needed_files(cfg: DictConfig) -> list[str]:
     """The files below ``data/`` without which every container would fail."""
-    if "volume" not in cfg.cluster and "data" not in cfg.cluster:
-        return []  # a workflow of Flyte fetches them
+    # A workflow of Flyte fetches them.
+    if {"volume", "data"}.isdisjoint(cfg.cluster):
+        return []
     files = load_project_rules(cfg.rules).needed_files(cfg)
     # A file elsewhere may be part of the image, which cannot be inspected from here.
     return [file for file in files if not file.startswith("/")]
@@ -224,15 +227,13 @@ def check_fixed_values(cfg: DictConfig) -> Iterator[str]:
     """
     for key, entry in cfg.cluster.get("fixed", {}).items():
         given = OmegaConf.select(cfg, key)
-        if given == entry.value:
-            continue
         # check_devices reports this value already.
-        if key == "trainer.devices" and given == "auto":
-            continue
-        yield (
-            f"{key}={show(given)}: stays {show(entry.value)} with "
-            f"cluster={cfg.cluster.name}; {entry.because}"
-        )
+        is_reported = (key, given) == ("trainer.devices", "auto")
+        if given != entry.value and not is_reported:
+            yield (
+                f"{key}={show(given)}: stays {show(entry.value)} with "
+                f"cluster={cfg.cluster.name}; {entry.because}"
+            )
 
 
 def check_slurm(cfg: DictConfig) -> Iterator[str]:
@@ -242,18 +243,19 @@ def check_slurm(cfg: DictConfig) -> Iterator[str]:
         return
     has_container = cluster.container != "none"
     for key in ("image", "runs", "data"):
-        value = cluster[key]
-        if has_container and value is None:
+        is_given = cluster[key] is not None
+        if is_given == has_container:
+            continue
+        if has_container:
             yield f"cluster.{key}=null: cluster.container={cluster.container} needs one"
-        if not has_container and value is not None:
+        else:
             yield (
-                f"cluster.{key}={value}: is only for a container; add cluster.container=pyxis or "
-                "apptainer"
+                f"cluster.{key}={cluster[key]}: is only for a container; add "
+                "cluster.container=pyxis or apptainer"
             )
-    seconds = parse_time(str(cluster.time))
     # Slurm signals the job grace_s before its end. A job that is shorter than that, or hardly
     # longer, would be signalled at its start, save and be queued again, forever.
-    if seconds is not None and seconds <= 2 * cluster.grace_s:
+    if parse_time(str(cluster.time)) <= 2 * cluster.grace_s:
         yield (
             f"cluster.time={cluster.time}: must be more than twice cluster.grace_s="
             f"{cluster.grace_s} seconds, because the job saves, stops and is queued again that "
@@ -261,14 +263,15 @@ def check_slurm(cfg: DictConfig) -> Iterator[str]:
         )
 
 
-def parse_time(time: str) -> int | None:
-    """The seconds of a time limit of Slurm, such as 30, 12:00:00 or 1-12; None for other texts."""
+def parse_time(time: str) -> float:
+    """The seconds of a time limit of Slurm, such as 30, 12:00:00 or 1-12."""
     match = TIME.fullmatch(time)
+    # Slurm knows words too, such as UNLIMITED, and rejects others itself.
     if match is None:
-        return None
-    days, first, second, third = (int(part or 0) for part in match.groups())
+        return math.inf
+    days, first, second, third = map(int, match.groups("0"))
     # One or two numbers are minutes and seconds. After days they are hours and minutes.
-    if match[1] is None and match[4] is None:
+    if (match[1], match[4]) == (None, None):
         return 60 * first + second
     return 86400 * days + 3600 * first + 60 * second + third
 
@@ -289,32 +292,37 @@ def find_secrets(cfg: DictConfig) -> Iterator[str]:
 
     A value is also a secret if its key says so, such as ``api_key``.
     """
-    reported: tuple[str, ...] = ()
-    for path, node in walk(OmegaConf.to_container(cfg)):
-        if path.startswith((*NAMES_ONLY, *reported)):
-            continue
-        name = path.rpartition(".")[2]
-        if is_secret(name, node) or holds_secret(node):
-            reported += below(path)
-            yield f"{path}: {SECRET_RULE}"
+    for path in find_paths_of_secrets(OmegaConf.to_container(cfg), NAMES_ONLY, has_own_keys=True):
+        yield f"{path}: {SECRET_RULE}"
 
 
 def find_secrets_in_manifest(manifest: Manifest) -> Iterator[str]:
     """Yield the places of a manifest with a secret in plain text."""
-    kind = manifest.get("kind", "manifest")
-    reported: tuple[str, ...] = ()
-    for path, node in walk(manifest):
-        if path.startswith(reported):
+    # Its keys are those of Kubernetes, and do not tell: tolerations have a key.
+    for path in find_paths_of_secrets(manifest, (), has_own_keys=False):
+        yield f"{manifest.get('kind', 'manifest')}: {path}: {SECRET_RULE}"
+
+
+def find_paths_of_secrets(
+    tree: Any, skipped: tuple[str, ...], *, has_own_keys: bool
+) -> Iterator[str]:
+    """Yield the path of each secret in ``tree``.
+
+    Args:
+        tree: of plain containers.
+        skipped: how the paths begin that are not inspected.
+        has_own_keys: whether the keys of ``tree`` are ours or the user's, and so name the values.
+    """
+    for path, node in walk(tree):
+        if path.startswith(skipped):
             continue
-        # Keys of a manifest are Kubernetes' own, so they do not tell: tolerations have a key.
-        if is_secret("", node) or holds_secret(node):
-            reported += below(path)
-            yield f"{kind}: {path}: {SECRET_RULE}"
-
-
-def below(path: str) -> tuple[str, str]:
-    """How the paths below ``path`` begin; a variable is not reported again for its value."""
-    return f"{path}.", f"{path}["
+        name = ""
+        if has_own_keys:
+            name = path.rpartition(".")[2]
+        if is_secret(name, node) or holds_secret(node):
+            # A variable of a container is not reported again for its value, which is below it.
+            skipped = (*skipped, f"{path}.", f"{path}[")
+            yield path
 
 
 def holds_secret(node: Any) -> bool:

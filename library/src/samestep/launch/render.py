@@ -252,11 +252,8 @@ def find_unprintable(cfg: DictConfig) -> Iterator[str]:
     places = {key: cfg[key] for key in ("run_root", "run_dir") if key in cfg}
     places["cluster"] = OmegaConf.to_container(cfg.cluster, resolve=True)
     for path, node in walk(places):
-        words: list[Any] = []
-        if isinstance(node, str):
-            words = [node]
-        elif isinstance(node, dict):
-            words = list(node)  # its keys, such as names of labels
+        # Of a mapping its keys, such as names of labels. What is no text is always printable.
+        words = list(node) if isinstance(node, dict) else [node]
         for word in words:
             if not str(word).isprintable():
                 yield (

@@ -1,7 +1,7 @@
 """How a rank reports the error that ends it: to the user, and to torchrun's agent.
 
-Under torchrun each rank has an error file (``TORCHELASTIC_ERROR_FILE``), from which torchrun's
-agent learns why the rank failed: ``ChildFailedError.failures[rank].message``. This is the format of
+Under torchrun each rank has an error file (``TORCHELASTIC_ERROR_FILE``). torchrun's agent reads in
+it why the rank failed: ``ChildFailedError.failures[rank].message``. This is the format of
 ``torch.distributed.elastic.multiprocessing.errors``, written without importing torch.
 """
 
@@ -64,30 +64,43 @@ def report(error: Exception) -> int:
     printed by the other rank. Any other error is a traceback.
     """
     record(error)
-    if isinstance(error, OtherRankFailed):
-        return exit_code(error)
-    first_rank = getattr(error, "first_rank", None)
-    # Until the ranks meet, those of a node raise the same ConfigError.
-    is_mine = environment.local_rank() == 0 or not isinstance(error, ConfigError)
-    if first_rank == environment.rank() or (first_rank is None and is_mine):
-        text = message(error)
-        if isinstance(error, LostOtherRank):
-            text = f"{PREFIX}{text}"
-        elif not text.startswith(PREFIX):
-            text = "".join(traceback.format_exception(error)).rstrip()
-        print(redact(text), file=sys.stderr, flush=True)
+    if must_print(error):
+        print(redact(describe(error)), file=sys.stderr, flush=True)
     return exit_code(error)
 
 
-def exit_code(error: Exception) -> int:
-    """2 if trying again cannot help, otherwise 1; or that of the rank that failed first.
+def must_print(error: Exception) -> bool:
+    """Whether this rank prints the error, and not another rank."""
+    if isinstance(error, OtherRankFailed):
+        return False
+    # Of an error that several ranks have raised, process_group knows the first of them.
+    first_rank = getattr(error, "first_rank", None)
+    if first_rank is not None:
+        return bool(first_rank == environment.rank())
+    # Until the ranks meet, those of a node raise the same ConfigError.
+    return environment.local_rank() == 0 or not isinstance(error, ConfigError)
 
-    Trying again cannot help a wrong configuration, or data that are missing.
-    """
+
+def describe(error: Exception) -> str:
+    """The text to print: one message if the user can mend the error, otherwise a traceback."""
+    text = message(error)
+    if isinstance(error, LostOtherRank):
+        return f"{PREFIX}{text}"
+    if text.startswith(PREFIX):
+        return text
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def exit_code(error: Exception) -> int:
+    """2 if trying again cannot help, otherwise 1; or that of the rank that failed first."""
     if isinstance(error, OtherRankFailed):
         return error.exit_code
-    is_final = isinstance(error, ConfigError) or getattr(error, "is_final", False)
-    return EXIT_CONFIG if is_final else EXIT_ERROR
+    if isinstance(error, ConfigError):
+        return EXIT_CONFIG
+    # A RunError can be final as well: data that are missing stay missing.
+    if getattr(error, "is_final", False):
+        return EXIT_CONFIG
+    return EXIT_ERROR
 
 
 def record(error: Exception) -> None:
@@ -96,12 +109,15 @@ def record(error: Exception) -> None:
     Call it as early as possible: once this rank's connections close, other ranks fail too.
     """
     name = environment.variable("TORCHELASTIC_ERROR_FILE")
-    if not environment.under_torchrun() or name is None or Path(name).exists():
+    if not environment.under_torchrun() or name is None:
+        return
+    # An error while this one is handled would replace the cause.
+    if Path(name).exists():
         return
     now = time.time_ns()
     extra = {"timestamp": str(now // 10**9), "time_ns": now}
     text = json.dumps({"message": {"message": redact(message(error)), "extraInfo": extra}})
-    # The agent reads the file when this process ends, at any moment: it must be whole by then.
+    # The agent reads the file when this process ends, at any moment: it must be complete by then.
     partial = Path(f"{name}.partial")
     try:
         partial.write_text(text, encoding="utf-8")
@@ -131,7 +147,7 @@ class ErrorHook:
 
     @classmethod
     def install(cls) -> None:
-        """Be the first hook that Python calls."""
+        """Install this hook in front of the current ``sys.excepthook``, once."""
         if not isinstance(sys.excepthook, cls):
             sys.excepthook = cls(sys.excepthook)
 
@@ -141,7 +157,8 @@ class ErrorHook:
         """Report the error that ends this process."""
         known = (ConfigError, RunError, LostOtherRank, OtherRankFailed)
         if isinstance(error, known):
-            raise SystemExit(report(error))  # Python takes the exit code from here
+            # Python takes the exit code from a SystemExit that a hook raises.
+            raise SystemExit(report(error))
         if isinstance(error, Exception):
             record(error)
         self.before(kind, error, frames)

@@ -1,9 +1,9 @@
-"""How a rank shows torchrun's agent that it makes progress, and how the agent ends one that hangs.
+"""How a rank shows torchrun's agent that it makes progress, and how the agent ends a hung rank.
 
-The agent names a folder to its ranks. Each rank has a file there, named after its process id, with
-two numbers: when the rank last made progress, and within how many seconds it will make progress
-again. The agent only reads them, so it also notices a process that is stopped (SIGSTOP): that one
-has no watchdog that could run.
+The agent gives its ranks a folder. Each rank has a file there, named after its process id, with two
+numbers: when the rank last made progress, and within how many seconds it will make progress again.
+The agent only reads them, so it also notices a process that is stopped (SIGSTOP), whose own
+watchdog does not run.
 """
 
 import math
@@ -31,21 +31,23 @@ MARGIN_S = 10  # seconds in which the rank's own watchdog can end it, and write 
 
 
 class Heartbeat:
-    """The progress that this rank reports; without an agent that asks for it, none."""
+    """The progress that this rank reports; without an agent it reports none."""
 
     def __init__(self) -> None:
         folder = environment.variable(FOLDER)
         self._numbers: mmap.mmap | None = None
+        # The variable may have outlived the agent, in a process that a rank has started.
         if folder is None or not Path(folder).is_dir():
             return
         path = Path(folder, str(os.getpid()))
+        # Until the first beat there is no limit: imports and downloads take as long as they need.
         path.write_bytes(NUMBERS.pack(0, math.inf))
         with path.open("r+b") as file:
             # Writing into memory cannot fail, not even on a full disk.
             self._numbers = mmap.mmap(file.fileno(), NUMBERS.size)
 
     def beat(self, limit_s: float) -> None:
-        """Report progress now, and again within ``limit_s``; infinity: nobody knows when."""
+        """Report progress now, and again within ``limit_s``; infinity if that is not known."""
         if self._numbers is not None:
             NUMBERS.pack_into(self._numbers, 0, time.monotonic(), limit_s)
 
@@ -64,18 +66,24 @@ class HungRanks:
         """Kill each rank whose own watchdog should have ended it."""
         ranks = {int(worker.id): worker.global_rank for worker in worker_group.workers}
         for path in self.heartbeats.iterdir():
+            # Of an earlier attempt: a new process may get the same number.
             if int(path.name) not in ranks:
-                path.unlink()  # of an earlier attempt: a new process may get the same number
+                path.unlink()
         for pid, rank in ranks.items():
-            if pid not in self.reasons and self._is_late(pid, rank, MARGIN_S):
+            # Killing takes a moment, in which the agent looks again.
+            if pid in self.reasons:
+                continue
+            if self._is_late(pid, rank, MARGIN_S):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def explain(self, failures: "Mapping[int, ProcessFailure]") -> None:
         """Give ranks that made no progress the message that they could not leave themselves."""
         for rank, failure in failures.items():
+            # It has left a message.
             if isinstance(failure.error_file_data.get("message"), dict):
-                continue  # it has left a message
+                continue
+            # Here a rank may also have been ended by its own watchdog, so there is no margin.
             if failure.pid in self.reasons or self._is_late(failure.pid, rank):
                 extra = {"time_ns": time.time_ns()}
                 message = {"message": self.reasons[failure.pid], "extraInfo": extra}

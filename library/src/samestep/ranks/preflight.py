@@ -1,4 +1,4 @@
-"""What must hold on every rank before the first step; ``samestep doctor`` shows it alone.
+"""What must hold on every rank before the first step; ``samestep doctor`` shows only this.
 
 ``check_this_rank`` yields what a rank finds by itself. ``compare`` and ``is_shared`` need the other
 ranks.
@@ -26,6 +26,7 @@ from samestep.ranks import environment, network, process_group
 from samestep.ranks.process_group import broadcast, device_kind
 from samestep.run_spec import RunSpec, check_shares, leaves
 
+INSTALLED = {"site-packages", "dist-packages"}  # folders of packages that pip has installed
 SHARED_MEMORY = Path("/dev/shm")  # where loader processes leave their batches
 CONFIG_CHECKS = {"world size", "accelerator", "run directory", "shares"}  # exit code 2
 NOT_SHARED = "run directory is not shared: nodes get checkpoints from rank zero"
@@ -33,11 +34,11 @@ BYTES_PER_PARAMETER = 3 * 4 * 3  # weights and two moments, 4 bytes each, in 3 c
 
 
 class PreflightError(RunError):
-    """The surroundings are not fit for the run: one message, exit code 1."""
+    """The machine or the network cannot run this: one message, exit code 1."""
 
 
 class Finding(NamedTuple):
-    """What a check found, and what to do about it; an empty remedy means that all is well."""
+    """What a check found, and what to do about it; the remedy is empty if nothing is wrong."""
 
     check: str
     fact: str
@@ -52,15 +53,17 @@ class Finding(NamedTuple):
 def find_rank_zero(accelerator: str, timeout_s: float) -> str:
     """Wait until rank zero's node can be reached, ``timeout_s`` seconds at most.
 
-    With several nodes, gloo and NCCL are told the interface that leads to rank zero, unless
-    ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` is set. Returns what was found; nothing without
-    torchrun.
+    With several nodes, gloo and NCCL use the interface that leads to rank zero, unless
+    ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` is set. Returns what was found; an empty text
+    without torchrun.
     """
-    # Without a GPU of its own, a rank could not even choose the device of its process group.
     is_alone = not environment.under_torchrun()
+    # Without a GPU of its own, a rank could not even choose the device of its process group.
     needs_gpus = accelerator == "gpu" if is_alone else torch.cuda.is_available()
-    if needs_gpus and (error := failure([check_accelerator(accelerator)])):
-        raise error
+    if needs_gpus:
+        error = failure([check_accelerator(accelerator)])
+        if error is not None:
+            raise error
     if is_alone:
         return ""
     name = environment.variable("MASTER_ADDR") or "localhost"
@@ -68,15 +71,22 @@ def find_rank_zero(accelerator: str, timeout_s: float) -> str:
         address, own_address = network.wait_for(name, timeout_s)
     except network.NetworkError as error:
         raise PreflightError(f"rank {environment.rank()}: MASTER_ADDR={name}: {error}") from error
-    interface = network.interface_with(own_address) if environment.num_nodes() > 1 else None
+    interface = None
+    if environment.num_nodes() > 1:
+        interface = network.interface_with(own_address)
     if interface is None:
         return f"{name} is {address}"
+    choose_interface(interface)
+    return f"{name} is {address}, reached through {interface}"
+
+
+def choose_interface(interface: str) -> None:
+    """Tell gloo and NCCL which interface to use; on their own they may take one of a container."""
     # NCCL takes eth1 for a prefix, which eth10 has too, unless an equals sign stands before it.
     chosen = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
     for variable, value in chosen.items():
         if not environment.variable(variable):
             environment.set_variable(variable, value)
-    return f"{name} is {address}, reached through {interface}"
 
 
 def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModule | None) -> None:
@@ -84,18 +94,22 @@ def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModu
     findings = inspect(spec, model, datamodule)
     if environment.rank() == 0 and Finding("nodes", NOT_SHARED) in findings:
         print(f"Preflight: {NOT_SHARED}", flush=True)
-    if error := failure(findings):
+    error = failure(findings)
+    if error is not None:
         raise error
 
 
 def failure(findings: list[Finding]) -> ConfigError | PreflightError | None:
-    """One error for all that failed: a ConfigError if the configuration alone is wrong."""
+    """Build one error of all checks that failed; None if none did."""
     failed = [finding for finding in findings if finding.remedy]
     if not failed:
         return None
-    names = {finding.check for finding in failed}
     text = "\n".join(f"{check}: {fact}; {remedy}" for check, fact, remedy in failed)
-    return ConfigError(text) if names <= CONFIG_CHECKS else PreflightError(text)
+    names = {finding.check for finding in failed}
+    # If only the configuration is wrong, the same command must not be tried again.
+    if names <= CONFIG_CHECKS:
+        return ConfigError(text)
+    return PreflightError(text)
 
 
 def inspect(
@@ -106,13 +120,14 @@ def inspect(
 ) -> list[Finding]:
     """Do all checks, and gather the findings of all ranks: the same list on all of them.
 
-    First comes what is well, then what is not and on which ranks. ``more`` are findings that this
-    rank has made before.
+    First come the checks that succeeded, then those that failed and on which ranks. ``more`` are
+    findings that this rank has made before.
     """
     mine = [*check_this_rank(spec, model, datamodule), *more]
-    # One rank has nobody to differ from.
-    is_alone = environment.world_size() == 1
-    values = {} if is_alone else identity(spec) | hash_code(model, datamodule)
+    values: dict[str, str] = {}
+    # One rank has no other rank to differ from, and hashing the code takes a moment.
+    if environment.world_size() > 1:
+        values = identity(spec) | hash_code(model, datamodule)
     try:
         everyone = process_group.gather((mine, values))
         shared = is_shared(spec.run_dir)
@@ -121,27 +136,42 @@ def inspect(
             f"rank {environment.rank()}: the other ranks do not answer ({error}); check their "
             "logs, then for a firewall, then set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         ) from error
-    ranks: dict[Finding, list[str]] = {}
-    for rank, (findings, values) in enumerate(everyone):
-        for finding in [*findings, compare(values, everyone[0][1])]:
-            if rank == 0 or finding.remedy:
-                ranks.setdefault(finding, []).append(str(rank))
-    faults = [
-        finding._replace(fact=f"rank {', '.join(numbers)}: {finding.fact}")
-        for finding, numbers in ranks.items()
-        if finding.remedy
-    ]
+    good, faults = merge(everyone)
     if environment.num_nodes() > 1:
-        ranks[Finding("nodes", "run directory is shared" if shared else NOT_SHARED)] = []
+        good.append(Finding("nodes", "run directory is shared" if shared else NOT_SHARED))
+    return good + faults
+
+
+def merge(
+    everyone: list[tuple[list[Finding], dict[str, str]]],
+) -> tuple[list[Finding], list[Finding]]:
+    """Merge the findings of all ranks: rank zero's checks that succeeded, and all that failed.
+
+    Args:
+        everyone: by rank, its findings and what must be the same on all ranks.
+    """
+    _, values_of_rank_zero = everyone[0]
+    good: list[Finding] = []
+    ranks: dict[Finding, list[str]] = {}  # which have found the same fault
+    for rank, (findings, values) in enumerate(everyone):
+        for finding in [*findings, compare(values, values_of_rank_zero)]:
+            if finding.remedy:
+                ranks.setdefault(finding, []).append(str(rank))
+            elif rank == 0:
+                good.append(finding)
+    faults = []
+    for finding, numbers in ranks.items():
+        fact = f"rank {', '.join(numbers)}: {finding.fact}"
+        faults.append(finding._replace(fact=fact))
     # A check that failed on any rank is not listed as well.
     faulty = {finding.check for finding in faults}
-    return [finding for finding in ranks if finding.check not in faulty] + faults
+    return [finding for finding in good if finding.check not in faulty], faults
 
 
 def check_this_rank(
     spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModule | None
 ) -> Iterator[Finding]:
-    """What this rank finds out without the others.
+    """Yield what this rank finds without the others.
 
     The optional method ``shared_memory_bytes()`` of the DataModule says how many bytes the loader
     processes of one rank hold in ``/dev/shm``.
@@ -157,6 +187,7 @@ def check_this_rank(
         needed = shared_memory_bytes * environment.local_world_size()
         remedy = f"enlarge {SHARED_MEMORY} (docker --shm-size), or lower data.num_workers"
         yield check_room("shared memory", SHARED_MEMORY, needed, remedy)
+    # The other ranks of a node write nothing there, and other nodes may not have it.
     if environment.rank() == 0:
         yield check_run_directory(spec.run_dir, model)
 
@@ -164,10 +195,13 @@ def check_this_rank(
 def check_world_size(spec: RunSpec) -> Finding:
     """Whether torchrun has started as many ranks as the configuration says."""
     started, devices = environment.world_size(), spec.devices
-    nodes = spec.num_nodes or environment.num_nodes()  # nodes may come and go
+    # Where nodes come and go, the configuration has no number of them.
+    nodes = spec.num_nodes or environment.num_nodes()
     fact = f"ranks: {started}, nodes: {environment.num_nodes()}"
+    if not isinstance(devices, int):
+        return Finding("world size", fact)  # "auto" is what torchrun has started
     # The defaults, one device on one node, leave the number to torchrun.
-    if not isinstance(devices, int) or devices * nodes in (1, started):
+    if devices * nodes in (1, started):
         return Finding("world size", fact)
     remedy = f"trainer.devices={devices} x trainer.num_nodes={nodes} must be that number, or 1"
     return Finding("world size", fact, remedy)
@@ -178,7 +212,10 @@ def check_accelerator(chosen: str) -> Finding:
     ranks = environment.local_world_size()
     gpus = torch.accelerator.device_count()
     fact = f"{device_kind(chosen)}, {gpus} GPUs and {ranks} ranks here"
-    needs_gpus = chosen == "gpu" or (chosen == "auto" and gpus > 0)
+    needs_gpus = chosen == "gpu"
+    # Lightning would use the GPUs, and two ranks on one GPU hang in NCCL.
+    if chosen == "auto" and gpus > 0:
+        needs_gpus = True
     if gpus >= ranks or not needs_gpus:
         return Finding("accelerator", fact)
     remedy = (
@@ -198,6 +235,7 @@ def check_run_directory(run_dir: Path, model: L.LightningModule) -> Finding:
         with tempfile.TemporaryFile(dir=place, buffering=0) as file:
             file.write(b"preflight")
             os.fsync(file.fileno())
+        # A run that continues replaces its checkpoints, which need no room in addition.
         replaced = sum(path.stat().st_size for path in folder.glob("*.ckpt"))
     except OSError as error:
         fact = f"run_dir={run_dir} cannot be written: {error.strerror}"
@@ -210,7 +248,8 @@ def check_run_directory(run_dir: Path, model: L.LightningModule) -> Finding:
 def check_room(check: str, place: Path, needed: float, remedy: str) -> Finding:
     """Whether a directory has ``needed`` bytes left."""
     free = shutil.disk_usage(place).free
-    fact = f"{free >> 20:,} MiB free in {place}, {ceil(max(0, needed) / 2**20):,} needed"
+    needed_mib = ceil(max(0, needed) / 2**20)
+    fact = f"{free >> 20:,} MiB free in {place}, {needed_mib:,} needed"
     return Finding(check, fact, remedy if free < needed else "")
 
 
@@ -225,24 +264,33 @@ def is_shared(run_dir: Path) -> bool:
     if environment.num_nodes() == 1:
         return True
     folders = [run_dir.absolute(), *run_dir.absolute().parents]
+    names = [path.name for path in folders]
     with ExitStack() as stack:
         token: tuple[int, str] | None = None
         if environment.rank() == 0:
             # Whether the directory can be written at all is another check.
             with suppress(OSError):
-                level, place = next((i, path) for i, path in enumerate(folders) if path.is_dir())
+                level, place = find_existing(folders)
                 file = stack.enter_context(
                     tempfile.NamedTemporaryFile(dir=place, prefix=".samestep-")
                 )
                 token = level, Path(file.name).name
-        token, below = broadcast((token, [path.name for path in folders]))
+        token, names_of_rank_zero = broadcast((token, names))
         if token is None:
             return True
         level, name = token
         # The names below the shared folder tell node-0/runs/mine from node-1/runs/mine.
-        has_same_names = [path.name for path in folders[:level]] == below[:level]
+        has_same_names = names[:level] == names_of_rank_zero[:level]
         sees = has_same_names and (folders[level] / name).exists()
         return all(process_group.gather(sees))
+
+
+def find_existing(folders: list[Path]) -> tuple[int, Path]:
+    """Return the first folder that exists, and its place in the list before it."""
+    for level, path in enumerate(folders):
+        if path.is_dir():
+            return level, path
+    raise AssertionError("the root of the file system exists")
 
 
 def identity(spec: RunSpec) -> dict[str, str]:
@@ -259,28 +307,40 @@ def hash_code(*parts: object) -> dict[str, str]:
 
     Other installed packages are left out: they may be all of torch.
     """
+    packages = {"samestep"}
+    for part in parts:
+        packages.add(type(part).__module__.partition(".")[0])
     values = {}
-    for name in {"samestep", *(type(part).__module__.partition(".")[0] for part in parts)}:
-        module = sys.modules[name]
-        # A script is one file: its folder may hold anything. What was typed has no file.
-        places = getattr(module, "__path__", [getattr(module, "__file__", None)])
-        for place in map(Path, filter(None, places)):
-            if name != "samestep" and {"site-packages", "dist-packages"} & {*place.parts}:
-                continue
-            for path in place.rglob("*.py") if place.is_dir() else [place]:
+    for package in packages:
+        for place in find_sources(package):
+            # A script is one file: its folder may hold anything.
+            files = place.rglob("*.py") if place.is_dir() else [place]
+            for path in files:
                 key = str(path.relative_to(place.parent))
                 values[key] = sha256(path.read_bytes()).hexdigest()[:8]
     return values
 
 
+def find_sources(package: str) -> Iterator[Path]:
+    """Yield the folders or the file of a package that is ours or the user's."""
+    module = sys.modules[package]
+    # What was typed into Python has no file.
+    places = getattr(module, "__path__", [getattr(module, "__file__", None)])
+    for place in filter(None, places):
+        path = Path(place)
+        is_installed = not INSTALLED.isdisjoint(path.parts)
+        if package == "samestep" or not is_installed:
+            yield path
+
+
 def compare(values: dict[str, str], first: dict[str, str]) -> Finding:
-    """How the identity of a rank differs from that of rank zero."""
-    facts = [
-        f"{key}={values.get(key)}, rank 0 has {first.get(key)}"
-        for key in first | values
-        if values.get(key) != first.get(key)
-    ]
+    """Compare the identity of a rank with that of rank zero."""
+    facts = []
+    for key in first | values:
+        if values.get(key) != first.get(key):
+            facts.append(f"{key}={values.get(key)}, rank 0 has {first.get(key)}")
     if not facts:
         return Finding("sameness", "configuration, code, torch and kind of device")
     remedy = "start all ranks by one command, from one image or directory, on one kind of device"
+    # Of a wrong image every file differs.
     return Finding("sameness", f"{len(facts)} differences: {'; '.join(facts[:5])}", remedy)

@@ -4,7 +4,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
@@ -40,7 +40,8 @@ class UnequalNodesDDP(DDPStrategy):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Number of shares, and which one is ours; Lightning multiplies nodes by devices."""
+        """The number of slices of the data, and which one is this rank's."""
+        # Lightning multiplies the number of nodes by the devices of this node.
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
 
@@ -56,7 +57,7 @@ def process_group(accelerator: str, timeout_s: float) -> Iterator[None]:
         with shared_errors():
             yield
     finally:
-        # A group that somebody else has made stays.
+        # Do not destroy a group that the caller created.
         if _store is not None and dist.is_initialized():
             dist.destroy_process_group()
         _store = None
@@ -65,8 +66,10 @@ def process_group(accelerator: str, timeout_s: float) -> Iterator[None]:
 def init(accelerator: str, timeout_s: float) -> None:
     """Meet the other ranks that torchrun started; gloo on CPUs, NCCL on GPUs.
 
-    Lightning uses the group that exists. Without torchrun there is one rank, and no group. A
-    NetworkError after ``timeout_s`` seconds says which ranks are missing.
+    Lightning uses the group that exists. Without torchrun there is one rank, and no group.
+
+    Raises:
+        NetworkError: after ``timeout_s`` seconds; it says which ranks are missing.
     """
     global _store
     if not environment.under_torchrun() or dist.is_initialized():
@@ -74,6 +77,7 @@ def init(accelerator: str, timeout_s: float) -> None:
     backend = "gloo"
     if device_kind(accelerator) == "cuda":
         torch.cuda.set_device(environment.local_rank())
+        # Both: decisions and errors are numbers on the CPU, for which no step on the GPU waits.
         backend = "cpu:gloo,cuda:nccl"
     # Ten seconds more than the watchdog has: it says where each rank hangs, the group does not.
     timeout = timedelta(seconds=timeout_s + 10)
@@ -101,7 +105,7 @@ def shared_errors() -> Iterator[None]:
     except Exception as error:
         if _store is None:
             raise
-        # Left before the connections close. The other ranks fail then, and only follow.
+        # Before the connections close: the other ranks fail then, because of this error.
         first = publish_error(_store, error)
         failure.record(first)
         if first is error:
@@ -115,7 +119,7 @@ def device_kind(accelerator: str) -> str:
 
 
 def store_of_this_attempt(timeout: timedelta) -> Store:
-    """A fresh prefix in torchrun's store for this attempt.
+    """Return a part of torchrun's store that only this attempt uses.
 
     The store outlives restarts and still holds the addresses of ranks that have ended. torchrun's
     count of restarts cannot name the attempt, because it differs between nodes that came at
@@ -123,33 +127,53 @@ def store_of_this_attempt(timeout: timedelta) -> Store:
     and wait until rank 0 acknowledges them there.
     """
     store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
-    token = secrets.token_hex(8)
-    deadline = time.monotonic() + timeout.total_seconds()
     if rank == 0:
-        store.set("newest", token)
-        for number in range(1, world_size):
-            if not wait_for_key(store, f"{token}/member/{number}", deadline):
-                came = [r for r in range(1, world_size) if store.check([f"{token}/rank/{r}"])]
-                raise rendezvous_timeout(set(range(1, world_size)) - set(came), timeout)
-            member = store.get(f"{token}/member/{number}").decode()
-            store.set(f"{token}/accepted/{member}", "")
-        return PrefixStore(token, store)
+        prefix = accept_ranks(store, world_size, timeout)
+    else:
+        prefix = join_rank_zero(store, rank, timeout)
+    return PrefixStore(prefix, store)
 
+
+def accept_ranks(store: Store, world_size: int, timeout: timedelta) -> str:
+    """Publish a prefix, and accept the other ranks as they join it; only rank zero calls this."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    prefix = secrets.token_hex(8)
+    store.set("newest", prefix)
+    # In the order in which they join, because one that is late must not keep the others waiting.
+    for number in range(1, world_size):
+        if not wait_for_key(store, f"{prefix}/member/{number}", deadline):
+            others = range(1, world_size)
+            missing = [rank for rank in others if not store.check([f"{prefix}/rank/{rank}"])]
+            raise rendezvous_timeout(missing, timeout)
+        member = store.get(f"{prefix}/member/{number}").decode()
+        store.set(f"{prefix}/accepted/{member}", "")
+    return prefix
+
+
+def join_rank_zero(store: Store, rank: int, timeout: timedelta) -> str:
+    """Join the newest prefix until rank zero accepts this rank there; return that prefix."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    # A process, not a rank: rank zero must not accept the process of an earlier attempt.
+    token = secrets.token_hex(8)
     joined = ""
     while wait_for_key(store, "newest", deadline):
         newest = store.get("newest").decode()
         if newest != joined:
             joined = newest
             store.set(f"{joined}/rank/{rank}", "")
-            store.set(f"{joined}/member/{store.add(f'{joined}/num_members', 1)}", token)
-        # If it does not appear, the prefix is perhaps of an attempt that has ended.
-        if wait_for_key(store, f"{joined}/accepted/{token}", min(deadline, time.monotonic() + 1)):
-            return PrefixStore(joined, store)
-    raise rendezvous_timeout({0}, timeout)
+            number = store.add(f"{joined}/num_members", 1)
+            store.set(f"{joined}/member/{number}", token)
+        # If it does not appear, the prefix is perhaps of an attempt that has ended: look for a
+        # newer one.
+        next_look = min(deadline, time.monotonic() + 1)
+        if wait_for_key(store, f"{joined}/accepted/{token}", next_look):
+            return joined
+    raise rendezvous_timeout([0], timeout)
 
 
 def wait_for_key(store: Store, key: str, deadline: float) -> bool:
-    """Wait for a key. torch's own wait prints warnings and C++ frames when it takes too long."""
+    """Wait until the store has a key; return whether it came before ``deadline``."""
+    # torch's own wait prints warnings and C++ frames when it takes too long.
     while not store.check([key]):
         if time.monotonic() > deadline:
             return False
@@ -157,9 +181,9 @@ def wait_for_key(store: Store, key: str, deadline: float) -> bool:
     return True
 
 
-def rendezvous_timeout(missing: Collection[int], timeout: timedelta) -> network.NetworkError:
-    """The error of a rank that has waited for others in vain."""
-    names = ", ".join(map(str, sorted(missing)))
+def rendezvous_timeout(missing: Sequence[int], timeout: timedelta) -> network.NetworkError:
+    """Build the error of a rank for which others have not come in time."""
+    names = ", ".join(map(str, missing))
     return network.NetworkError(
         f"rank {environment.rank()} waited {timeout.total_seconds():g} s for rank {names}: see the "
         "logs of the nodes of these ranks; cluster.timeout_s=SECONDS waits longer"
@@ -167,30 +191,33 @@ def rendezvous_timeout(missing: Collection[int], timeout: timedelta) -> network.
 
 
 def publish_error(store: Store, error: Exception) -> Exception:
-    """Leave this rank's error for the other ranks, and return the one to end with.
+    """Publish this rank's error to the other ranks, and return the one to end with.
 
     The first error of all ranks counts. If the connections of this rank broke because another rank
-    has failed, it is ``OtherRankFailed``; ``LostOtherRank`` if that rank could leave no error.
-    One that several ranks raise is printed by the first of them.
+    has failed, it is ``OtherRankFailed``; ``LostOtherRank`` if that rank could leave no error. An
+    error that several ranks raise is printed by the first of them.
     """
     rank = environment.rank()
-    has_lost_others = failure.may_be_of_connection(error)
+    may_have_lost_others = failure.may_be_of_connection(error)
     if failure.is_lost_connection(error):
         log.info("A connection to another rank broke", exc_info=error)  # logs/rank-<n>.log only
         error = failure.LostOtherRank()
     mine = json.dumps([rank, failure.exit_code(error), failure.message(error)])
     try:
+        # Sets the key only if it is empty, in one request: two ranks cannot both be the first.
         first_rank, exit_code, message = json.loads(store.compare_set("error", "", mine))
     except dist.DistError:
-        if not has_lost_others:
+        if not may_have_lost_others:
             return error
+        # The store is in the agent of rank zero's node.
         return network.NetworkError(
             f"rank {rank} has lost the node of rank 0, which has ended: see its log"
         )
     if isinstance(error, ConfigError | RunError):
-        error.first_rank = first_rank if message == failure.message(error) else rank
+        is_same = message == failure.message(error)
+        error.first_rank = first_rank if is_same else rank
         return error
-    if first_rank == rank or not has_lost_others:
+    if first_rank == rank or not may_have_lost_others:
         return error
     if not message.startswith(failure.PREFIX):
         message = f"rank {first_rank} has failed: {message}"
@@ -198,7 +225,7 @@ def publish_error(store: Store, error: Exception) -> Exception:
 
 
 def broadcast(value: Result, source: int = 0) -> Result:
-    """The value that the rank ``source`` has, on every rank."""
+    """Return the value of the rank ``source``, on every rank."""
     values = [value]
     if dist.is_initialized():
         dist.broadcast_object_list(values, src=source)
@@ -206,11 +233,11 @@ def broadcast(value: Result, source: int = 0) -> Result:
 
 
 def gather(value: Result) -> list[Result]:
-    """The values of all ranks, by rank, on every rank."""
-    values = [value]
-    if dist.is_initialized():
-        values *= environment.world_size()
-        dist.all_gather_object(values, value)
+    """Return the values of all ranks, by rank, on every rank."""
+    if not dist.is_initialized():
+        return [value]
+    values = [value] * environment.world_size()
+    dist.all_gather_object(values, value)
     return values
 
 
@@ -224,9 +251,12 @@ def on_rank_zero(
     """
 
     def on_one_rank() -> Any:
-        return function(*args, **kwargs) if environment.rank() == 0 else None
+        if environment.rank() == 0:
+            return function(*args, **kwargs)
+        return None
 
-    # The others wait for an answer. Without one they would end with errors of the network.
+    # The other ranks wait for an answer, even if it is an error. Without one they would end with
+    # errors of the network.
     result: Result = broadcast(on_all_ranks(on_one_rank))
     return result
 
@@ -256,30 +286,39 @@ def topology(spec: RunSpec) -> dict[str, Any]:
     Under torchrun its environment counts; the configuration only says what to start without it.
     ``trainer.strategy=auto`` is DDP wherever torchrun started the ranks.
     """
-    is_on_cpu = device_kind(spec.accelerator) == "cpu"
-    if spec.sync_batchnorm and is_on_cpu and environment.world_size() > 1:
-        raise ConfigError(
-            "trainer.sync_batchnorm=true: needs GPUs, and these ranks are on CPUs; leave it out"
-        )
-    if spec.sync_batchnorm and spec.is_fsdp:
-        raise ConfigError(
-            "trainer.sync_batchnorm=true: is not supported with trainer.strategy=fsdp; use ddp"
-        )
+    if spec.sync_batchnorm:
+        check_sync_batchnorm(spec)
     if not environment.under_torchrun():
         # One process. Lightning would take the variables of a Slurm allocation for ranks.
-        where: dict[str, Any] = {"plugins": [LightningEnvironment()]}
-        # There is nobody to share with. A checkpoint of several ranks is read whole.
-        return where | ({"strategy": "auto"} if spec.is_fsdp else {})
+        alone: dict[str, Any] = {"plugins": [LightningEnvironment()]}
+        if spec.is_fsdp:
+            # One rank has nothing to shard. It reads a checkpoint of several ranks as a whole.
+            alone["strategy"] = "auto"
+        return alone
     where = {"devices": environment.local_world_size(), "num_nodes": environment.num_nodes()}
     if spec.is_fsdp:
         return {**where, "strategy": ShardedStrategy(**options_of(ShardedStrategy, spec))}
-    if "." in spec.strategy:  # an object that somebody else has made
+    # The name of a class: the caller has made an object of it, which stays.
+    if "." in spec.strategy:
         return where
     return {**where, "strategy": UnequalNodesDDP(**options_of(UnequalNodesDDP, spec))}
 
 
+def check_sync_batchnorm(spec: RunSpec) -> None:
+    """Raise a ConfigError where torch cannot average batch statistics over ranks."""
+    is_on_cpu = device_kind(spec.accelerator) == "cpu"
+    if is_on_cpu and environment.world_size() > 1:
+        raise ConfigError(
+            "trainer.sync_batchnorm=true: needs GPUs, and these ranks are on CPUs; leave it out"
+        )
+    if spec.is_fsdp:
+        raise ConfigError(
+            "trainer.sync_batchnorm=true: is not supported with trainer.strategy=fsdp; use ddp"
+        )
+
+
 def options_of(kind: type[Strategy], spec: RunSpec) -> dict[str, Any]:
-    """What a strategy of several ranks is made with."""
+    """The arguments of a strategy of several ranks."""
     options: dict[str, Any] = {}
     if environment.under_torchrun():
         options["cluster_environment"] = TorchrunEnvironment()
@@ -288,7 +327,7 @@ def options_of(kind: type[Strategy], spec: RunSpec) -> dict[str, Any]:
         # RankState gives every rank the same buffers, once per epoch.
         options["forward_sync_buffers"] = False
         options["gradient_as_bucket_view"] = True
-        # Without this DDP sorts its gradients anew after its first step, also after a restart. The
+        # Without this DDP sorts its gradients again after its first step, also after a restart. The
         # order in which three ranks or more are summed changes then, and so do the last bits.
         options["find_unused_parameters"] = "find_unused" in spec.strategy or spec.deterministic
     return options

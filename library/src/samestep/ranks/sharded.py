@@ -18,17 +18,20 @@ from torch.optim import Optimizer
 from samestep.errors import ConfigError
 from samestep.ranks import environment
 
+LISTS = (nn.ModuleList, nn.Sequential)  # their items are blocks of a model
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
 
 class ShardedStrategy(ModelParallelStrategy):
     """Trains a module that was written for DDP with ``fully_shard`` over all ranks.
 
-    A module that shards itself in ``configure_model`` is left as it is. ``AtomicCheckpointIO``
-    writes the checkpoints: every rank its own part of the tensors, rank zero all the rest. A
-    checkpoint can be continued on any number of ranks, and by any strategy.
+    A module that shards itself in ``configure_model`` is not sharded again. ``AtomicCheckpointIO``
+    writes the checkpoints: every rank its own part of the tensors, rank zero all the rest. A run
+    can resume from a checkpoint on any number of ranks, and with any strategy.
     """
 
+    # Lightning's strategy leaves the optimizers, and the order of restoring, to torch's distributed
+    # checkpoints. Ours are Lightning's own, so all of this is as in other strategies.
     lightning_restore_optimizer = True
     # Before ``configure_optimizers``, which may ask for the length of the data, and so begin them.
     restore_checkpoint_after_setup = False
@@ -41,22 +44,23 @@ class ShardedStrategy(ModelParallelStrategy):
         super().__init__(environment.world_size(), tensor_parallel_size=1, **options)
         self.cluster_environment = cluster_environment
         self.copies: dict[str, Tensor] = {}
-        """This rank's parts in the last save: new memory would take longer than the copying."""
+        """This rank's parts in the last save: allocating memory takes longer than copying."""
 
     def setup_environment(self) -> None:
-        """Meet the other ranks, and let Lightning shard the module where it configures it.
-
-        A checkpoint that any number of ranks have written is read part by part.
-        """
+        """Meet the other ranks, and let Lightning shard the module where it configures it."""
         super().setup_environment()
         module: Any = self.lightning_module
         checkpoint_io: Any = self.checkpoint_io
+        # Any number of ranks may have written the checkpoint. It is read part by part, because the
+        # whole model may not fit into the memory of one rank.
         checkpoint_io.assemble = self._assemble
-        configure, mesh = module.configure_model, self.device_mesh["data_parallel"]
+        mesh = self.device_mesh["data_parallel"]
+        configure = module.configure_model
 
         def configure_and_shard() -> None:
             configure()
-            if not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+            has_sharded_itself = any(isinstance(each, DTensor) for each in module.parameters())
+            if not has_sharded_itself:
                 shard(module, mesh)
             materialize(module, self.root_device)
 
@@ -75,6 +79,7 @@ class ShardedStrategy(ModelParallelStrategy):
         return self._reshard_after(super().predict_step(*args, **kwargs))
 
     def _reshard_after(self, result: Any) -> Any:
+        """Give up the weights that this rank has gathered for a step; return its result."""
         assert self.lightning_module is not None
         for part in self.lightning_module.modules():
             if isinstance(part, FSDPModule):
@@ -90,42 +95,67 @@ class ShardedStrategy(ModelParallelStrategy):
             ConfigError: if a tensor is sharded in another way than over all ranks.
         """
         checkpoint_io: Any = self.checkpoint_io
-        checkpoint_io.commit()  # a thread may still read the copies
+        # A thread may still read the copies of the last save.
+        checkpoint_io.commit()
         part: dict[str, Tensor] = {}
         dims: dict[str, int] = {}
 
         def cut(path: str, tensor: Tensor) -> Tensor:
             if not isinstance(tensor, DTensor):
                 return tensor
-            if tensor.device_mesh.ndim > 1 or tensor.device_mesh.size() != self.world_size:
-                raise ConfigError(
-                    f"{path}: is sharded over a part of the ranks, or twice; checkpoints hold "
-                    "tensors that fully_shard has distributed over all ranks"
-                )
+            self._check_mesh(path, tensor)
             placement = tensor.placements[0]
             if not isinstance(placement, Shard):
                 dims[path] = -1
                 return tensor.full_tensor().cpu()
             dims[path] = placement.dim
-            local = tensor.to_local().detach()
-            if path not in self.copies or self.copies[path].shape != local.shape:
-                self.copies[path] = torch.empty_like(local, device="cpu")
-            part[path] = self.copies[path].copy_(local)
+            part[path] = self._copy_local(path, tensor)
+            # In the file of rank zero only the shape is left.
             return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
         checkpoint = map_tensors(checkpoint, cut) | {"sharded": dims}
         checkpoint_io.save_shard(checkpoint, part, self.broadcast(filepath))
 
+    def _check_mesh(self, path: str, tensor: DTensor) -> None:
+        """Raise a ConfigError if a tensor is not distributed over all ranks, once."""
+        mesh = tensor.device_mesh
+        if mesh.ndim > 1 or mesh.size() != self.world_size:
+            raise ConfigError(
+                f"{path}: is sharded over a part of the ranks, or twice; checkpoints hold "
+                "tensors that fully_shard has distributed over all ranks"
+            )
+
+    def _copy_local(self, path: str, tensor: DTensor) -> Tensor:
+        """Copy this rank's part of a tensor to the CPU, into the memory of the last save."""
+        local = tensor.to_local().detach()
+        copied = self.copies.get(path)
+        if copied is None or copied.shape != local.shape:
+            copied = torch.empty_like(local, device="cpu")
+            self.copies[path] = copied
+        return copied.copy_(local)
+
     def _assemble(self, tensor: Tensor, dim: int, read: Callable[[int, int], Tensor]) -> Tensor:
+        """Make this rank's part of a saved tensor.
+
+        Args:
+            tensor: as rank zero has saved it; on the device meta if it is sharded.
+            dim: in which it is sharded; negative if every rank has all of it.
+            read: reads a range of it in this dimension, whichever ranks have saved it.
+        """
         mesh = self.device_mesh["data_parallel"]
         if dim < 0:
             local = tensor.to(self.root_device)
             return DTensor.from_local(local, mesh, [Replicate()], run_check=False)
-        local = read(*part_of(tensor.shape[dim], self.global_rank, self.world_size))
+        start, end = part_of(tensor.shape[dim], self.global_rank, self.world_size)
         return DTensor.from_local(
-            local.to(self.root_device), mesh, [Shard(dim)],
-            run_check=False, shape=tensor.shape, stride=tensor.stride(),
-        )  # fmt: skip
+            read(start, end).to(self.root_device),
+            mesh,
+            [Shard(dim)],
+            # The check would be a collective operation for each tensor.
+            run_check=False,
+            shape=tensor.shape,
+            stride=tensor.stride(),
+        )
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load the weights, also whole ones that another strategy has written."""
@@ -140,6 +170,7 @@ class ShardedStrategy(ModelParallelStrategy):
         """Load the optimizers, also whole states that another strategy has written."""
         for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
             for number, parameter in enumerate(parameters_of(optimizer)):
+                # A parameter that never had a gradient has no state.
                 state = saved["state"].get(number, {})
                 for name, value in state.items():
                     state[name] = shard_like(value, parameter)
@@ -148,10 +179,6 @@ class ShardedStrategy(ModelParallelStrategy):
 
 def shard(module: LightningModule, mesh: DeviceMesh) -> None:
     """Shard each block of the module, and then the rest of it.
-
-    Its steps count as forward passes, so weights that no block holds are gathered for the step. A
-    backward pass within the step (manual optimization) would come too early for that: there each
-    part of the module is sharded on its own.
 
     Raises:
         ConfigError: if a parameter cannot be sharded.
@@ -165,12 +192,16 @@ def shard(module: LightningModule, mesh: DeviceMesh) -> None:
     for block in blocks_of(module):
         fully_shard(block, mesh=mesh)
     if module.automatic_optimization:
+        # Its steps count as forward passes, so weights that no block holds are gathered for them.
         fully_shard(module, mesh=mesh)
         for name in STEPS:
             register_fsdp_forward_method(module, name)
         return
+    # With manual optimization the backward pass is within the step, where the weights of the module
+    # itself are still gathered. So each part of the module is sharded on its own.
     for part in parts_of(module):
-        if not isinstance(part, FSDPModule) and any(True for _ in part.parameters()):
+        is_block = isinstance(part, FSDPModule)
+        if not is_block and has_parameters(part):
             fully_shard(part, mesh=mesh, reshard_after_forward=True)
 
 
@@ -202,30 +233,32 @@ def materialize(module: nn.Module, device: torch.device) -> None:
 
 
 def parts_of(module: nn.Module) -> Iterator[nn.Module]:
-    """The children of a module, and those of lists and dictionaries, which have no forward pass."""
+    """Yield the children of a module; instead of a list or a dictionary its children."""
     for child in module.children():
+        # These have no forward pass, before which their weights could be gathered.
         if isinstance(child, nn.ModuleList | nn.ModuleDict):
             yield from parts_of(child)
         else:
             yield child
 
 
+def has_parameters(module: nn.Module) -> bool:
+    """Whether the module has parameters, its own or those of its children."""
+    return next(module.parameters(), None) is not None
+
+
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The items of each ModuleList and Sequential that have parts, and weights of their own."""
-    owners: dict[int, set[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        owners.setdefault(id(parameter), set()).add(name)
+    """Find the items of each ModuleList and Sequential with children, and weights of their own."""
+    owners = find_owners(module)
     found: list[nn.Module] = []
-    lists = (nn.ModuleList, nn.Sequential)
 
     def search(parent: nn.Module, prefix: str) -> None:
         for name, child in parent.named_children():
             path = f"{prefix}{name}."
-            own = {id(parameter) for parameter in child.parameters()}
-            # One that is tied to a weight elsewhere is gathered with that one.
-            is_tied = any(not each.startswith(path) for number in own for each in owners[number])
-            is_block = isinstance(parent, lists) and not isinstance(child, lists)
-            if is_block and own and not is_tied and any(True for _ in child.children()):
+            # A single layer is too small: each block costs a collective operation per pass.
+            is_item = isinstance(parent, LISTS) and not isinstance(child, LISTS)
+            is_large = any(True for _ in child.children())
+            if is_item and is_large and owns_parameters(child, path, owners):
                 found.append(child)
             else:
                 search(child, path)
@@ -234,32 +267,58 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     return found
 
 
+def find_owners(module: nn.Module) -> dict[int, set[str]]:
+    """Find all names of each parameter, by its id; a tied parameter has several."""
+    owners: dict[int, set[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), set()).add(name)
+    return owners
+
+
+def owns_parameters(module: nn.Module, path: str, owners: Mapping[int, set[str]]) -> bool:
+    """Whether the module at ``path`` has parameters, and no other module uses them."""
+    # A parameter that is tied to one elsewhere must be gathered when either is used.
+    for parameter in module.parameters():
+        for name in owners[id(parameter)]:
+            if not name.startswith(path):
+                return False
+    return has_parameters(module)
+
+
 def map_tensors(value: Any, function: Callable[[str, Tensor], Tensor], path: str = "") -> Any:
-    """A copy of a tree of dictionaries and lists, with ``function`` of each tensor and its path."""
+    """Copy a tree of dictionaries and lists, with ``function`` of each tensor and its path."""
     if isinstance(value, dict):
-        copied = copy.copy(value)  # with the versions that a state_dict has as an attribute
+        # With the versions that a state_dict has as an attribute.
+        copied = copy.copy(value)
         for key, item in value.items():
             copied[key] = map_tensors(item, function, f"{path}/{key}")
         return copied
+    # Not a named tuple, which takes its items as separate arguments.
     if type(value) in (list, tuple):
         items = (map_tensors(item, function, f"{path}/{i}") for i, item in enumerate(value))
         return type(value)(items)
-    return function(path, value) if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor):
+        return function(path, value)
+    return value
 
 
 def part_of(length: int, rank: int, world_size: int) -> tuple[int, int]:
     """Where the part of a rank begins and ends in a dimension, as ``torch.chunk`` cuts it."""
-    size = -(-length // world_size)
+    size = -(-length // world_size)  # rounded up
+    # The last ranks may have less, or nothing.
     return min(rank * size, length), min((rank + 1) * size, length)
 
 
 def shard_like(value: Any, target: Any) -> Any:
-    """A whole tensor, sharded as ``target``, which has its shape; anything else as it is."""
+    """Shard a whole tensor as ``target``, if they have the same shape; return others unchanged."""
     is_whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
-    if not is_whole or not isinstance(target, DTensor) or value.shape != target.shape:
+    if not is_whole or not isinstance(target, DTensor):
+        return value
+    # Such as the step of an optimizer, which is one number for each parameter.
+    if value.shape != target.shape:
         return value
     whole = value.to(target.device)
-    # Every rank has all of it.
+    # Every rank has read all of it, so none must send it to the others.
     return distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
 
 
@@ -275,6 +334,9 @@ def norm_of(gradients: list[Tensor]) -> Tensor:
 
 
 def class_of(thing: object) -> type:
-    """The class of an object as its author wrote it: ``fully_shard`` puts one before it."""
+    """The class of an object as its author wrote it."""
     kind = type(thing)
-    return kind.__mro__[2] if isinstance(thing, FSDPModule) else kind
+    if not isinstance(thing, FSDPModule):
+        return kind
+    # fully_shard has made a class of FSDPModule and the author's.
+    return kind.__mro__[2]
