@@ -8,10 +8,8 @@ from typing import Any
 import lightning as L
 
 from examples.language.text import Vocabulary, Windows, read_text, split
-from project.rules import check_batch_size
 from samestep.data.loader import BatchLoader
 from samestep.errors import ConfigError
-from samestep.ranks import environment
 
 
 class TextDataModule(L.LightningDataModule):
@@ -74,8 +72,6 @@ class TextDataModule(L.LightningDataModule):
         """Read and split the text, once. Lightning calls this on every rank and stage."""
         if self.train_set is not None:
             return
-        num_ranks = environment.world_size()
-        check_batch_size(self.global_batch_size, num_ranks, self._batches_per_step())
         text, self.digest = self.read()
         self._compare()
         # By position, not at random: windows of random places would share characters.

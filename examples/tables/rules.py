@@ -1,7 +1,7 @@
 """What the values of the keys of tables may be. Imports no torch.
 
 ``rules`` in configs/train.yaml names this module; the other keys of images have theirs in
-``project.data.rules``.
+``project.rules``.
 """
 
 from samestep.hydra.rules import NULL, TEXT, Rule

@@ -62,6 +62,19 @@ class ImageBatches(L.LightningDataModule):
         seed: int,
     ) -> None:
         super().__init__()
+        check_length("mean", mean, num_channels)
+        check_length("std", std, num_channels)
+        if class_names is not None:
+            check_length("class_names", class_names, num_classes)
+            if len(set(class_names)) < num_classes:
+                raise ValueError(f"class_names={list(class_names)}: each must be another name")
+        if min(std) <= 0:
+            raise ValueError(f"std={list(std)}: must be numbers above 0")
+        if num_channels < 1 or image_size < 1 or num_classes < 2 or crop_padding < 0:
+            raise ValueError(
+                "num_channels, image_size and num_classes must be at least 1, 1 and 2, and "
+                "crop_padding at least 0"
+            )
         self.root = root
         self.num_channels = num_channels
         self.image_size = image_size
@@ -151,6 +164,12 @@ class ImageBatches(L.LightningDataModule):
         return self.trainer.accumulate_grad_batches if self.trainer else 1
 
 
+def check_length(name: str, values: Sequence[object], count: int) -> None:
+    """Raise a ValueError if there is not one value for each channel or class."""
+    if len(values) != count:
+        raise ValueError(f"{name}={list(values)}: must have {count} values")
+
+
 class ImageDataModule(ImageBatches):
     """A labelled image data set, split into train, val and test.
 
@@ -187,6 +206,8 @@ class ImageDataModule(ImageBatches):
         **images: Any,
     ) -> None:
         super().__init__(root=root, **images)
+        if num_workers < 0:
+            raise ValueError(f"num_workers={num_workers}: must be at least 0")
         self.source = source
         self.download = download
         self.mirror = mirror

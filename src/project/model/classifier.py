@@ -1,5 +1,6 @@
 """What is learned, and how: the loss, the metrics and the optimizer."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,8 @@ class ImageClassifier(L.LightningModule):
         compile: bool,
     ) -> None:
         super().__init__()
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing={label_smoothing}: must be at least 0 and below 1")
         self.normalize = normalize
         self.net = net
         self.num_classes = num_classes
@@ -145,7 +148,13 @@ class ImageClassifier(L.LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Build the optimizer, and a schedule that spans the whole run."""
-        optimizer, scheduler = self.build_optimizer(int(self.trainer.estimated_stepping_batches))
+        total_steps = self.trainer.estimated_stepping_batches
+        if math.isinf(total_steps):
+            raise ConfigError(
+                "trainer.max_epochs=-1: the learning-rate schedule must know where the run ends; "
+                "set trainer.max_epochs or trainer.max_steps"
+            )
+        optimizer, scheduler = self.build_optimizer(int(total_steps))
         schedule: LRSchedulerConfigType = {"scheduler": scheduler, "interval": "step"}
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 

@@ -1,5 +1,6 @@
 """Wrong arguments are refused by the constructors themselves, before anything is written."""
 
+import lightning as L
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from project.model.nets.resnet18 import ResNet18
 from project.model.schedules import warmup_cosine
 from samestep.errors import ConfigError
 from samestep.hydra import build
+from tests.project.model.test_classifier import QUIET
 
 IMAGES = {"num_channels": 1, "image_size": 8, "num_classes": 10}
 
@@ -38,3 +40,36 @@ def test_the_schedule_refuses_a_wrong_share(warmup):
 def test_a_refusal_of_a_constructor_is_an_error_of_the_configuration(compose):
     with pytest.raises(ConfigError, match="hidden_size=0: must be at least 1"):
         build.model(compose("model=mlp", "model.net.hidden_size=0"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.num_channels=3"], r"mean=\[0\.305\]: must have 3 values"),
+        (["data.class_names=[a,b,c]"], r"class_names=\['a', 'b', 'c'\]: must have 10 values"),
+        (["data.num_classes=3", "data.class_names=[a,b,a]"], "each must be another name"),
+        (["data.std=[0]"], r"std=\[0\]: must be numbers above 0"),
+        (["data.num_classes=1", "data.class_names=[a]"], "num_classes must be at least"),
+        (["data.num_workers=-1"], "num_workers=-1: must be at least 0"),
+    ],
+)
+def test_data_reject_wrong_arguments(compose, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        build.datamodule(compose(*overrides))
+
+
+def test_the_model_rejects_wrong_arguments(compose):
+    with pytest.raises(ConfigError, match="label_smoothing=1: must be at least 0 and below 1"):
+        build.model(compose("model.label_smoothing=1"))
+
+
+def test_data_without_names_for_the_classes_are_accepted(compose):
+    build.datamodule(compose("data.class_names=null", "data.num_classes=3"))
+
+
+def test_the_schedule_needs_an_end(compose):
+    cfg = compose()
+    trainer = L.Trainer(max_epochs=-1, **QUIET)
+    with pytest.raises(ConfigError, match="must know where the run ends"):
+        trainer.fit(build.model(cfg), build.datamodule(cfg))
+    assert trainer.global_step == 0

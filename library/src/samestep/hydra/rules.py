@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+from samestep.hydra.nodes import flatten
+
 
 class Rule(NamedTuple):
     """What a value must be: as text, as a test, and its choices if it has any."""
@@ -204,6 +206,7 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
     entrypoints = cfg.cluster.get("entrypoint", {})
     if entrypoints and cfg.cluster.container not in entrypoints:
         yield f"cluster.container={cfg.cluster.container}: must be one of {', '.join(entrypoints)}"
+    yield from unknown_data_keys(cfg)
     for name, node in (cfg.callbacks or {}).items():
         if _maximizes_loss(node):
             yield (
@@ -227,3 +230,16 @@ def _maximizes_loss(callback: DictConfig) -> bool:
         return False
     words = re.findall("[a-z]+", str(callback.get("monitor")).lower())
     return "loss" in words or "error" in words
+
+
+def unknown_data_keys(cfg: DictConfig) -> Iterator[str]:
+    """Keys of the data that the model refers to, and that these data do not have."""
+    texts = " ".join(str(leaf.text) for leaf in flatten(cfg.model).values())
+    names = dict.fromkeys(re.findall(r"\$\{data\.(\w+)", texts))
+    missing = [f"data.{name}" for name in names if name not in (cfg.data or {})]
+    if missing:
+        yield (
+            f"{cfg.model.get('_target_')} needs {', '.join(missing)}, which "
+            f"{cfg.data.get('_target_', 'data=null')} does not have; choose data and a model of "
+            "one task"
+        )
