@@ -114,8 +114,8 @@ def test_splits_of_hugging_face_become_tables_with_their_classes(folders: Path, 
     assert lance_rows(tmp_path / "hub", tmp_path / "b") == rows
     data = data_of(tmp_path / "b", "lance")
     assert data.class_names == [*"0123456789"]
-    raw, _ = next(iter(data.val_dataloader()))
-    mapped, _ = next(iter(data_of(folders, "hf", ["data.tables.val=val"]).val_dataloader()))
+    raw = next(iter(data.val_dataloader()))
+    mapped = next(iter(data_of(folders, "hf", ["data.tables.val=val"]).val_dataloader()))
     assert torch.equal(raw.images, mapped.images)
     assert torch.equal(raw.labels, mapped.labels)
     with pytest.raises(ConfigError, match=r"Parquet has no random access; convert it once with"):

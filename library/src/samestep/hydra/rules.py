@@ -206,7 +206,7 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
     entrypoints = cfg.cluster.get("entrypoint", {})
     if entrypoints and cfg.cluster.container not in entrypoints:
         yield f"cluster.container={cfg.cluster.container}: must be one of {', '.join(entrypoints)}"
-    yield from unknown_data_keys(cfg)
+    yield from _unknown_data_keys(cfg)
     for name, node in (cfg.callbacks or {}).items():
         if _maximizes_loss(node):
             yield (
@@ -232,7 +232,7 @@ def _maximizes_loss(callback: DictConfig) -> bool:
     return "loss" in words or "error" in words
 
 
-def unknown_data_keys(cfg: DictConfig) -> Iterator[str]:
+def _unknown_data_keys(cfg: DictConfig) -> Iterator[str]:
     """Keys of the data that the model refers to, and that these data do not have."""
     texts = " ".join(str(leaf.text) for leaf in flatten(cfg.model).values())
     names = dict.fromkeys(re.findall(r"\$\{data\.(\w+)", texts))
