@@ -107,7 +107,9 @@ def main() -> None:
                 used = {"equal": [1, 1]}.get(shares, [factor, 1])
                 if shares == "auto":
                     path = directory / name / "checkpoints/last.ckpt"
-                    used = torch.load(path, weights_only=True)["callbacks"]["ShareOut"]["shares"]
+                    used = torch.load(path, weights_only=True)["callbacks"]["SliceWeighting"][
+                        "shares"
+                    ]
                 ratio = seconds_per_epoch(directory / name) / fastest
                 worst = max(abs(a - b) for a, b in zip(ours, curve, strict=True))
                 shown = ", ".join(f"{share:g}" for share in used)

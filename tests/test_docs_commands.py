@@ -32,7 +32,7 @@ WITH_A_RUN = (
 )  # fmt: skip
 ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
     r"uvx copier ": "tests/test_copies.py",
-    r"wandb sync ": "the tests of the library, callbacks/test_loggers.py",
+    r"wandb sync ": "the tests of the library, test_loggers.py",
     r"tensorboard --logdir": "tests/project/test_trackers.py, and the library's tests",
     r"-m examples.tables.convert ": "examples/tables/tests/test_writer.py",
     r"-m examples.language.convert ": "examples/language/tests/test_tokens.py",

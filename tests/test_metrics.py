@@ -190,7 +190,7 @@ class Noisy(Plain):
     def training_step(self, batch, batch_idx):
         tracker = self.logger.experiment
         tracker.add_image("samples", torch.zeros(1, 2, 2), self.global_step)
-        if type(self.logger).__name__ == "NoTracker":
+        if type(self.logger).__name__ == "NullLogger":
             with tracker.train() as stage:
                 stage.config["lr"] = stage.config.update({"lr": 1}, allow_val_change=True)
             assert not list(tracker.images)

@@ -1,6 +1,6 @@
 """The pictures of a run in each tracker, and its values in TensorBoard, on two ranks.
 
-Stops, kills and servers of trackers: the library's callbacks/test_loggers.py.
+Stops, kills and servers of trackers: the library's test_loggers.py.
 """
 
 import csv

@@ -24,19 +24,17 @@ from lightning.pytorch.loggers import Logger
 
 from samestep import ending, loops
 from samestep.callbacks.attributes import Attributes
-from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.checkpoints import Checkpoints
+from samestep.callbacks.checks import MonitorCheck, SameWeights, check_supported
 from samestep.callbacks.exact import RankState, SeedSteps
-from samestep.callbacks.loggers import NoTracker
+from samestep.callbacks.hparams_on_resume import HparamsOnResume
 from samestep.callbacks.loss_guard import LossGuard
-from samestep.callbacks.meter import Meter
-from samestep.callbacks.monitors import Monitors
 from samestep.callbacks.resume_order import ResumeOrder
-from samestep.callbacks.same_weights import SameWeights
-from samestep.callbacks.share_out import ShareOut
-from samestep.callbacks.supported import check_supported
+from samestep.callbacks.run_stats import RunStats
+from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError
+from samestep.loggers import NullLogger
 from samestep.node import agent
 from samestep.ranks import (
     environment,
@@ -198,7 +196,7 @@ class Trainer(L.Trainer):
         # True would be Lightning's own choice, and a run has metrics.csv.
         trackers = [] if logger is None or isinstance(logger, bool) else logger
         trackers = [trackers] if isinstance(trackers, Logger) else [*trackers]
-        trackers = trackers or [NoTracker(str(run_dir))]
+        trackers = trackers or [NullLogger(str(run_dir))]
         # Under torchrun its ranks count, and not what the script says.
         where = {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
         where |= process_group.topology(self.spec)
@@ -361,11 +359,11 @@ def callbacks_of_run(
         SeedSteps(spec.seed),
         ResumeOrder(spec.seed),
         RankState(),
-        *([ShareOut(spec.shares, spec.split_batches, spec.seed)] if has_slices else []),
-        ChangedValues(),
-        Meter(),
+        *([SliceWeighting(spec.shares, spec.split_batches, spec.seed)] if has_slices else []),
+        HparamsOnResume(),
+        RunStats(),
         SameWeights(),
-        Monitors(monitors),
+        MonitorCheck(monitors),
         *chosen,
         Attributes(),
     ]

@@ -8,7 +8,7 @@ import pytest
 from library.tests.callbacks import tiny
 from library.tests.callbacks.tiny import Tiny, fit
 from samestep.callbacks.checkpoints import Checkpoints
-from samestep.callbacks.share_out import ShareOut
+from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.report import summary
 from samestep.report.files import read_run
 from samestep.run import directory, record
@@ -35,9 +35,9 @@ def test_training_continues_if_the_record_cannot_be_written(tmp_path: Path):
 
 
 def test_measured_shares_are_recorded(tmp_path: Path):
-    share_out = ShareOut()
-    share_out.shares = (0.25, 0.75)
-    fit(tmp_path, Tiny([0.5]), share_out, max_epochs=1)
+    weighting = SliceWeighting()
+    weighting.shares = (0.25, 0.75)
+    fit(tmp_path, Tiny([0.5]), weighting, max_epochs=1)
     assert record.read(tmp_path).shares == [0.25, 0.75]
 
 

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from library.tests.kit import Killed
 from samestep import loops
-from samestep.callbacks.changed_values import ChangedValues
 from samestep.callbacks.checkpoints import Checkpoints
+from samestep.callbacks.hparams_on_resume import HparamsOnResume
 from samestep.ranks import lightning_patches, stopping
 from samestep.run.checkpoint import AtomicCheckpointIO
 
@@ -80,7 +80,7 @@ def fit(
     trainer = L.Trainer(
         accelerator="cpu", max_epochs=max_epochs, logger=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=run_dir, plugins=[AtomicCheckpointIO()],
-        callbacks=[ChangedValues(), checkpoints, *callbacks],
+        callbacks=[HparamsOnResume(), checkpoints, *callbacks],
         **options,
     )  # fmt: skip
     lightning_patches.apply(trainer)

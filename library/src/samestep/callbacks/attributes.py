@@ -11,20 +11,20 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
-from samestep.callbacks.share_out import find_loaders
-from samestep.callbacks.values import (
+from samestep.callbacks.state_codec import (
     LIBRARIES,
     MISSING,
-    NO_PLACE,
+    NO_STORAGE,
+    Decoder,
+    Encoder,
     Packed,
-    Reader,
-    Writer,
     fingerprint,
     is_of_library,
     numbers_in,
     package_of,
-    place_of,
+    storage_of,
 )
+from samestep.data.loaders import find_loaders
 from samestep.data.sampler import WrappedBatches
 from samestep.metrics import EpochMean
 from samestep.ranks import lightning_patches
@@ -55,7 +55,7 @@ class Attribute(NamedTuple):
     saved: Any = None
 
 
-class Look(NamedTuple):
+class Snapshot(NamedTuple):
     """What the attributes were at one moment, by their names.
 
     fingerprints: equal if the values are; false if there is nothing in it that could change.
@@ -111,12 +111,12 @@ class Attributes(L.Callback):
         self._before = None
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Look: a run that continues has no such check, so what it changes is state."""
-        self._before = self._look(trainer, pl_module).fingerprints
+        """Snapshot: a run that continues has no such check, so what it changes is state."""
+        self._before = self._take_snapshot(trainer, pl_module).fingerprints
 
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note what it has changed."""
-        now = self._look(trainer, pl_module)
+        now = self._take_snapshot(trainer, pl_module)
         self._changed |= now.changed_since(self._before or {}) & now.kept.keys()
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -126,14 +126,14 @@ class Attributes(L.Callback):
         their first values in its own.
         """
         self._first_epoch, self._num_compared = trainer.current_epoch, 0
-        now = self._look(trainer, pl_module)
+        now = self._take_snapshot(trainer, pl_module)
         self._before, self._first = now.fingerprints, now.objects
         self._write(trainer, pl_module)
         if self.lost:
-            say(
+            print_note(
                 trainer,
                 "this run continues with the first values of these attributes, because no "
-                f"checkpoint holds them: {briefly(self.lost)}",
+                f"checkpoint holds them: {join_names(self.lost)}",
             )
 
     def on_train_batch_end(
@@ -145,7 +145,7 @@ class Attributes(L.Callback):
             return
         if trainer.current_epoch - self._first_epoch == self._num_compared:
             self._num_compared += 1
-            now = self._look(trainer, pl_module)
+            now = self._take_snapshot(trainer, pl_module)
             self._name_lost(now.changed_since(self._before or {}) - now.kept.keys(), trainer)
 
     def on_save_checkpoint(
@@ -154,13 +154,13 @@ class Attributes(L.Callback):
         """Keep what has changed on each rank, each of which must call this."""
         if self._before is None:
             return  # nothing is trained
-        now, packed = self._look(trainer, pl_module, at_others=False), Packed()
+        now, packed = self._take_snapshot(trainer, pl_module, at_others=False), Packed()
         self._changed |= now.changed_since(self._before)
         # A list may have become too long, or hold other objects.
         self._name_lost(self._changed - now.kept.keys(), trainer)
         kept = {
             name: (
-                Reader(now.elsewhere, packed.put, MAX_KEPT, self._first).read(value),
+                Encoder(now.elsewhere, packed.put, MAX_KEPT, self._first).encode(value),
                 now.fingerprints[name],
             )
             for name, value in now.kept.items()
@@ -191,7 +191,7 @@ class Attributes(L.Callback):
         is_same_number = len(ranks) == trainer.world_size
         own = ranks[trainer.global_rank if is_same_number else 0]
         owners = owners_of(trainer, pl_module)
-        writer, failed = Writer(own["bytes"], pl_module.device), []
+        decoder, failed = Decoder(own["bytes"], pl_module.device), []
         for name, (read, _) in own["kept"].items():
             path, _, attribute = name.rpartition(".")
             owner = owners.get(path)
@@ -199,24 +199,24 @@ class Attributes(L.Callback):
             if attribute in dict(buffers) and not is_same_number and len(ranks) > 1:
                 continue  # it is the mean over the ranks by now
             try:
-                setattr(owner, attribute, writer.write(getattr(owner, attribute, MISSING), read))
+                setattr(owner, attribute, decoder.decode(getattr(owner, attribute, MISSING), read))
             except Exception:  # of the owner's code, too
                 log.debug("%s cannot be written", name, exc_info=True)
                 failed.append(name)
             self._changed.add(name)
         if failed:
-            say(
+            print_note(
                 trainer,
-                f"the checkpoint holds values of {briefly(failed)} that cannot be given to this "
+                f"the checkpoint holds values of {join_names(failed)} that cannot be given to this "
                 "program. The run continues with their first values",
             )
         if is_same_number:
             return
         of_ranks = [{n: print_ for n, (_, print_) in rank["kept"].items()} for rank in ranks]
         if differ := [n for n in own["kept"] if len({of.get(n) for of in of_ranks}) > 1]:
-            say(
+            print_note(
                 trainer,
-                f"{len(ranks)} ranks had values of their own of {briefly(differ)}. All "
+                f"{len(ranks)} ranks had values of their own of {join_names(differ)}. All "
                 f"{trainer.world_size} ranks continue with those of rank zero",
             )
 
@@ -224,41 +224,42 @@ class Attributes(L.Callback):
         if new := sorted(names.difference(self.lost)):
             self.lost += new
             ranks = " of each rank" * (trainer.world_size > 1)
-            say(
+            print_note(
                 trainer,
                 f"training changes these attributes, and no checkpoint holds them{ranks}: "
-                f"{briefly(new)}. A run that continues starts with their first values. Keep them "
+                f"{join_names(new)}. A run that resumes starts with their first values. Keep them "
                 "by register_buffer, or by state_dict or on_save_checkpoint of their class",
             )
 
-    def _look(
+    def _take_snapshot(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *, at_others: bool = True
-    ) -> Look:
-        """Look at the attributes that can be kept, and at others that no checkpoint holds."""
+    ) -> Snapshot:
+        """Snapshot at the attributes that can be kept, and at others that no checkpoint holds."""
         elsewhere = self._places_in_checkpoint(trainer, pl_module)
         of_data = objects_of_data(trainer, elsewhere)
         # A checkpoint is saved when the next batch has been read already.
         is_ahead = id(pl_module) in of_data
-        look = Look({}, {}, set(), elsewhere)
+        snapshot = Snapshot({}, {}, set(), elsewhere)
         for name, value, can_be_kept, saved in self._find(trainer, pl_module):
             is_of_module = name.startswith(f"{class_of(pl_module).__name__}.")
             if can_be_kept and not (is_ahead and is_of_module):
-                reader = Reader(elsewhere, partial(fingerprint, max_bytes=BYTES_KEPT), MAX_KEPT)
-                read = reader.read(value)
-                if reader.is_whole and of_data.isdisjoint(reader.objects):
-                    look.fingerprints[name] = zlib.crc32(repr(read).encode()) or 1
-                    look.kept[name] = value
-                    look.objects.update(reader.objects)
+                encoder = Encoder(elsewhere, partial(fingerprint, max_bytes=BYTES_KEPT), MAX_KEPT)
+                read = encoder.encode(value)
+                if encoder.is_whole and of_data.isdisjoint(encoder.objects):
+                    snapshot.fingerprints[name] = zlib.crc32(repr(read).encode()) or 1
+                    snapshot.kept[name] = value
+                    snapshot.objects.update(encoder.objects)
                     continue
             if not at_others:
                 continue
             put = partial(fingerprint, max_bytes=BYTES_NAMED)
             of_value, of_saved = (
-                [*numbers_in(Reader(elsewhere, put, MAX_NAMED).read(one))] for one in (value, saved)
+                [*numbers_in(Encoder(elsewhere, put, MAX_NAMED).encode(one))]
+                for one in (value, saved)
             )
             if not set(of_saved).issuperset(of_value):
-                look.fingerprints[name] = of_value
-        return look
+                snapshot.fingerprints[name] = of_value
+        return snapshot
 
     def _places_in_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule) -> set[int]:
         """The ids of what a checkpoint holds anyway, and the places of the weights in memory."""
@@ -267,8 +268,8 @@ class Attributes(L.Callback):
         schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
         weights = [*pl_module.parameters(), *buffers.values()]
         parts: list[Any] = [*pl_module.modules(), *trainer.optimizers, *schedules, *weights]
-        places = {number for part in parts for number in (id(part), place_of(part))}
-        return places - {place_of(buffer) for buffer in unsaved} - {NO_PLACE}
+        places = {number for part in parts for number in (id(part), storage_of(part))}
+        return places - {storage_of(buffer) for buffer in unsaved} - {NO_STORAGE}
 
     def _find(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Iterator[Attribute]:
         buffers = dict(pl_module.named_buffers())
@@ -374,19 +375,19 @@ def objects_of_data(trainer: L.Trainer, elsewhere: set[int]) -> set[int]:
     for loader in find_loaders(trainer.train_dataloader):
         for part in [*parts_of_loader(loader), getattr(loader, "collate_fn", None)]:
             for value in [part, *getattr(part, "__dict__", {}).values()]:
-                reader = Reader(elsewhere, partial(fingerprint, max_bytes=1), MAX_NAMED)
-                reader.read(value)
-                found |= reader.objects
+                encoder = Encoder(elsewhere, partial(fingerprint, max_bytes=1), MAX_NAMED)
+                encoder.encode(value)
+                found |= encoder.objects
     return found
 
 
-def say(trainer: L.Trainer, note: str) -> None:
+def print_note(trainer: L.Trainer, note: str) -> None:
     """Print a note once, for all ranks."""
     if trainer.is_global_zero:
         print(f"Note: {note}", flush=True)
 
 
-def briefly(names: list[str]) -> str:
+def join_names(names: list[str]) -> str:
     """The names in a sentence."""
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return ", ".join(names[:MAX_NAMES]) + more

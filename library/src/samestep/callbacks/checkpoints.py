@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
 
-from samestep.callbacks.share_out import ShareOut
+from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.errors import ConfigError
 from samestep.ranks import stopping
 from samestep.ranks.lightning_patches import callbacks_of
@@ -366,9 +366,9 @@ def progress_of(trainer: L.Trainer) -> dict[str, Any]:
     for own in callbacks_of(trainer, Checkpoints):
         facts |= {"monitor": own.monitor, "mode": own.mode}
         facts |= {"best": own.best_score, "best_epoch": own.best_epoch}
-    for share_out in callbacks_of(trainer, ShareOut):
-        if share_out.shares:
-            facts["shares"] = list(share_out.shares)
+    for weighting in callbacks_of(trainer, SliceWeighting):
+        if weighting.shares:
+            facts["shares"] = list(weighting.shares)
     return facts
 
 

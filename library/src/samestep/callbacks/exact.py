@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torchmetrics import Metric, MetricCollection
 
-from samestep.callbacks.share_out import (
-    weights_of_ranks,
-)
+from samestep.data.loaders import weights_of_ranks
 from samestep.data.seeds import mix_seed, seed_all, seed_others
 from samestep.metrics import EpochMean
 from samestep.ranks import lightning_patches

@@ -13,9 +13,10 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from samestep.callbacks.checkpoints import Checkpoints
+from samestep.callbacks.clock import synchronized_time
 from samestep.callbacks.exact import sums_of
-from samestep.callbacks.share_out import now, weights_of_ranks
 from samestep.data.loader import count_samples
+from samestep.data.loaders import weights_of_ranks
 from samestep.metrics import EpochMean
 from samestep.ranks import lightning_patches
 
@@ -101,11 +102,11 @@ class Progress(L.Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the clock of the training."""
-        self._val_start = now(pl_module)
+        self._val_start = synchronized_time(pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock of the training again, as if no time had passed."""
-        self._start += now(pl_module) - self._val_start
+        self._start += synchronized_time(pl_module) - self._val_start
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log the speed.
@@ -113,7 +114,7 @@ class Progress(L.Callback):
         The epoch is reported later: some of its metrics are logged after this hook, and to read
         them here, on rank zero alone, could start a reduction that the other ranks do not join.
         """
-        speed = self._samples / (now(pl_module) - self._start)
+        speed = self._samples / (synchronized_time(pl_module) - self._start)
         if trainer.is_global_zero:
             name = f"train/{self.unit}_per_second"
             # With rank_zero_only, sync_dist reduces nothing: it only keeps Lightning from warning.

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from samestep.callbacks.share_out import check_accumulation, find_batch_loaders, find_loaders
+from samestep.callbacks.checks import check_accumulation
 from samestep.callbacks.watchdog import Watchdog
 from samestep.data.loader import BatchLoader
+from samestep.data.loaders import find_batch_loaders, find_loaders
 from samestep.data.ordinary import (
     ResumableBatches,
     give_back,

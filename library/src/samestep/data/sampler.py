@@ -82,7 +82,7 @@ class GlobalBatchSampler(Sampler[Slice]):
         self.drop_last = drop_last
         self.batches_per_step = batches_per_step
         self.shares: tuple[float, ...] = (1.0,) * world_size
-        """How much of each batch every rank gets, in any unit; ``ShareOut`` sets it."""
+        """How much of each batch every rank gets, in any unit; ``SliceWeighting`` sets it."""
         self.epoch = 0
         """Epoch of the next pass."""
         self.first_batch = 0

@@ -28,12 +28,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from samestep import loops
 from samestep.callbacks.checkpoints import Checkpoints
-from samestep.callbacks.loggers import NoTracker
-from samestep.callbacks.supported import check_supported
+from samestep.callbacks.checks import check_supported
 from samestep.errors import ConfigError, RunError
 from samestep.hydra.adapter import spec_of
 from samestep.hydra.nodes import escape
 from samestep.hydra.suggestions import did_you_mean
+from samestep.loggers import NullLogger
 from samestep.ranks import environment, lightning_patches
 from samestep.ranks.process_group import (
     UnequalNodesDDP,
@@ -275,12 +275,12 @@ def flags_of_lightning(cfg: DictConfig) -> DictConfig:
 
 
 def loggers(cfg: DictConfig) -> list[Logger]:
-    """The loggers of ``cfg.logger``; where there are none, and on other ranks, ``NoTracker``.
+    """The loggers of ``cfg.logger``; where there are none, and on other ranks, ``NullLogger``.
 
     The first of them is the ``self.logger`` of a module.
     """
     if environment.rank() > 0 or cfg.trainer.fast_dev_run or not cfg.logger:
-        return [NoTracker(cfg.run_dir)]
+        return [NullLogger(cfg.run_dir)]
     return [build(cfg.logger[name], f"logger.{name}") for name in cfg.logger]
 
 

@@ -11,11 +11,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.callbacks.exact import SeedSteps
-from samestep.callbacks.loggers import NoTracker
 from samestep.errors import ConfigError
 from samestep.hydra.build import build, set_precision
 from samestep.hydra.nodes import escape
 from samestep.hydra.targets import check_targets
+from samestep.loggers import NullLogger
 from samestep.ranks.lightning_patches import name_arguments_of_loaders
 from samestep.run import checkpoint, directory
 from samestep.run.changes import read_config
@@ -131,7 +131,7 @@ def make_trainer(run_dir: Path, accelerator: str) -> L.Trainer:
             devices=1,
             precision=group_of(cfg, "trainer").precision,
             callbacks=[SeedSteps(cfg.seed)],
-            logger=NoTracker(run_dir),
+            logger=NullLogger(run_dir),
             default_root_dir=run_dir,
             enable_checkpointing=False,
             enable_progress_bar=False,

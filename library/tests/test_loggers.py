@@ -21,7 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from library.tests.kit import Net, batches, fit
 from library.tests.programs import run_code
-from samestep.callbacks import loggers
+from samestep import loggers
 from samestep.errors import ConfigError
 from samestep.run import record as run_record
 from samestep.run.artifacts import Artifacts
@@ -101,7 +101,7 @@ def build(run_dir: Path, **arguments: object) -> loggers.WandbLogger:
     run_dir.mkdir()
     (run_dir / "config.yaml").write_text("model: {lr: 0.125}\n")
     arguments = {"project": "p", "entity": None, "group": "g", "tags": ["t"]} | arguments
-    logger = loggers.wandb(str(run_dir), "mine", **arguments)
+    logger = loggers.wandb_logger(str(run_dir), "mine", **arguments)
     for step in (0, 1):
         logger.log_metrics({"train/loss": 0.0625 + step}, step=step)
     return logger
@@ -215,7 +215,7 @@ def log_offline(run_dir: str) -> None:
         killed.parent.mkdir(parents=True)
         killed.touch()
         Path(run_dir, "config.yaml").write_text("model: {lr: 0.125}\n")
-        logger = loggers.wandb(run_dir, "mine", "p", None, None, [])
+        logger = loggers.wandb_logger(run_dir, "mine", "p", None, None, [])
         for step in steps:
             logger.log_metrics({"train/loss": 0.0625 + step}, step=step)
         sys.modules["wandb"].finish()
@@ -250,7 +250,7 @@ def test_an_mlflow_server_that_does_not_answer_is_named(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = f"http://127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(ConfigError, match=f"{closed} does not answer"):
-        loggers.mlflow(str(tmp_path), "mine", "digits", closed)
+        loggers.mlflow_logger(str(tmp_path), "mine", "digits", closed)
 
 
 @pytest.mark.usefixtures("no_mlflow_variables")
@@ -268,7 +268,7 @@ def test_mlflow_shows_what_has_changed_and_not_another_run(tmp_path: Path, monke
         run_record.update(
             tmp_path / run_dir, run_record.RUNNING, run_id="mine", step=step, starts=starts
         )
-        logger = loggers.mlflow(str(tmp_path / run_dir), "mine", "digits", uri)
+        logger = loggers.mlflow_logger(str(tmp_path / run_dir), "mine", "digits", uri)
         logger.log_metrics({"loss": rate}, step=1)
         logger.log_metrics({"loss": rate}, step=1)  # is not checked within a process
         return MlflowClient(uri).get_run(logger.run_id)
@@ -301,10 +301,10 @@ def track(root: str) -> None:
         run_dir = str(Path(root, name))
         Path(run_dir).mkdir()
         Path(run_dir, "config.yaml").write_text("model: {lr: 0.125}\n")
-        mlflow = loggers.mlflow(run_dir, name, "project", None)
+        mlflow = loggers.mlflow_logger(run_dir, name, "project", None)
     trackers = [
         TensorBoardLogger(run_dir, name="tensorboard", version=""),
-        loggers.wandb(run_dir, "mine", "p", None, None, []),
+        loggers.wandb_logger(run_dir, "mine", "p", None, None, []),
         mlflow,
     ]
     (part,) = fit(

@@ -33,7 +33,7 @@ IDENTITY = "samestep.run"  # the tag by which MLflow finds a run again
 FINISH_TIMEOUT_S = 30  # for W&B to upload what is left when the process ends
 
 
-def wandb(
+def wandb_logger(
     run_dir: str,
     run_id: str,
     project: str,
@@ -123,7 +123,7 @@ class MLflow(MLFlowLogger):
         super().finalize("KILLED" if is_stopped else status)
 
 
-def mlflow(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None) -> MLflow:
+def mlflow_logger(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None) -> MLflow:
     """The run named ``run_id`` of MLflow's ``experiment``; a run that continues is the same one.
 
     Without ``tracking_uri`` it goes to ``MLFLOW_TRACKING_URI``, else to ``<run_dir>/mlflow``.
@@ -199,15 +199,15 @@ class TensorBoard(TensorBoardLogger):
         self.experiment.flush()
 
 
-class Nothing:
+class NullObject:
     """Has every attribute and method, takes every argument, and does nothing."""
 
-    def __getattr__(self, name: str) -> "Nothing":
+    def __getattr__(self, name: str) -> "NullObject":
         if name.startswith("__"):
             raise AttributeError(name)  # what copy and pickle ask for
         return self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> "Nothing":  # noqa: D102
+    def __call__(self, *args: Any, **kwargs: Any) -> "NullObject":  # noqa: D102
         return self
 
     __getitem__ = __enter__ = __call__
@@ -224,7 +224,7 @@ class Nothing:
         return 0
 
 
-class NoTracker(Logger):
+class NullLogger(Logger):
     """The ``self.logger`` of a module in a run without a tracker, and on ranks other than zero.
 
     ``self.logger.experiment.add_histogram(...)`` does nothing, and so does any other method of the
@@ -233,14 +233,14 @@ class NoTracker(Logger):
 
     name = version = ""
     save_dir = root_dir = log_dir = ""  # the run directory
-    experiment = Nothing()
+    experiment = NullObject()
 
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__()
         self.save_dir = self.root_dir = self.log_dir = str(run_dir)
 
-    def __getattr__(self, name: str) -> Nothing:
-        value: Nothing = getattr(self.experiment, name)
+    def __getattr__(self, name: str) -> NullObject:
+        value: NullObject = getattr(self.experiment, name)
         return value
 
     def log_metrics(self, *args: Any, **kwargs: Any) -> None:

@@ -1,17 +1,14 @@
 """Gives each rank its slice of every batch, and lets the slices count by their length."""
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
-import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
-from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from samestep.data.loader import BatchLoader
+from samestep.callbacks.clock import synchronized_time
+from samestep.data.loaders import find_batch_loaders, find_loaders, order_of
 from samestep.data.ordinary import has_batches_of_ids, split_of
 from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, SplitBatches
 from samestep.errors import ConfigError
@@ -22,7 +19,7 @@ TIMED_BATCHES = 100  # of an epoch, at most: a GPU is waited for in each of them
 ALIKE = 1.1  # ranks whose speeds differ by this factor at most keep the shares that they have
 
 
-class ShareOut(L.Callback):
+class SliceWeighting(L.Callback):
     """Makes the gradient of a step the mean over all of its samples, however they were shared out.
 
     A model returns the mean loss of its slice. DDP takes the mean of the ranks' gradients, so a
@@ -142,7 +139,7 @@ class ShareOut(L.Callback):
             self._check_splits(trainer)
         # The first batches of an epoch also start loader processes and choose kernels.
         if self.asked == "auto" and WARMUP_BATCHES <= batch_idx < WARMUP_BATCHES + TIMED_BATCHES:
-            self._begin = now(pl_module)
+            self._begin = synchronized_time(pl_module)
 
     def _check_splits(self, trainer: L.Trainer) -> None:
         if trainer.current_epoch != self._checked_epoch:
@@ -164,7 +161,7 @@ class ShareOut(L.Callback):
     ) -> None:
         """Weight this slice."""
         if self._begin is not None and isinstance(order := order_of(trainer), GlobalBatchSampler):
-            self._seconds += now(pl_module) - self._begin
+            self._seconds += synchronized_time(pl_module) - self._begin
             self._samples += order.lengths(self._batch)[order.rank]
             self._begin = None
         if self._order is None:
@@ -221,62 +218,8 @@ NEEDS_BATCH_LOADER = (
 )
 
 
-def check_accumulation(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-    """Reject a BatchLoader that cuts steps into other parts than the Trainer accumulates.
-
-    With manual optimization only the module knows when it takes a step. A loader that does not cut
-    steps gives ``batch_size`` samples in each accumulated batch.
-    """
-    if not pl_module.automatic_optimization:
-        return
-    numbers = {trainer.accumulate_grad_batches}
-    for scheduler in lightning_patches.callbacks_of(trainer, GradientAccumulationScheduler):
-        numbers |= set(scheduler.scheduling.values())
-    for loader in find_batch_loaders(trainer.train_dataloader):
-        cut = loader.order.batches_per_step
-        if cut > 1 and numbers != {cut}:
-            raise ConfigError(
-                f"the training data: BatchLoader(accumulate_grad_batches={cut}) must be that of "
-                f"the Trainer, which accumulates {', '.join(map(str, sorted(numbers)))}: "
-                "BatchLoader(accumulate_grad_batches=self.trainer.accumulate_grad_batches)"
-            )
-
-
 def by_rank(shares: Sequence[float]) -> list[float]:
     """One share for each rank; shares of nodes are those of each of their ranks."""
     if len(shares) == environment.world_size():
         return list(shares)
     return [shares[node] for node in process_group.gather(environment.node_rank())]
-
-
-def now(pl_module: L.LightningModule) -> float:
-    """Seconds on a clock, once the device has done what it was told."""
-    if pl_module.device.type != "cpu":
-        torch.accelerator.synchronize(pl_module.device)
-    return time.perf_counter()
-
-
-def order_of(trainer: L.Trainer) -> GlobalBatchSampler | SplitBatches | None:
-    """How the training data are cut; None if Lightning shares some of them out.
-
-    If there are several loaders, their slices are equally long, and one order stands for all.
-    """
-    loaders = list(find_loaders(trainer.train_dataloader))
-    orders = [one.order if isinstance(one, BatchLoader) else split_of(one) for one in loaders]
-    return orders[0] if orders and None not in orders else None
-
-
-def weights_of_ranks(trainer: L.Trainer) -> list[float]:
-    """What each rank counts for in a mean over the ranks; 1 on average."""
-    order = order_of(trainer)
-    return order.weights_of_ranks() if order else [1.0] * trainer.world_size
-
-
-def find_batch_loaders(loaders: Any) -> Iterator[BatchLoader]:
-    """Each BatchLoader among the loaders of a stage."""
-    return (loader for loader in find_loaders(loaders) if isinstance(loader, BatchLoader))
-
-
-def find_loaders(loaders: Any) -> Iterator[Any]:
-    """Each loader of a stage, which has one, or several in lists and dictionaries."""
-    return iter(CombinedLoader(loaders).flattened)

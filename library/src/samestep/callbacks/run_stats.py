@@ -10,12 +10,12 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.optim import Optimizer
 
-from samestep.callbacks.loggers import TensorBoard
+from samestep.loggers import TensorBoard
 from samestep.ranks import lightning_patches
 from samestep.ranks.sharded import ShardedStrategy, norm_of, parameters_of
 
 
-class Meter(L.Callback):
+class RunStats(L.Callback):
     """Logs to all loggers what every training has.
 
     Of each epoch:

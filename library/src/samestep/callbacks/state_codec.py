@@ -36,10 +36,10 @@ MAX_DEPTH = 8  # lists in objects in lists...
 PLAIN = {type(None), bool, int, float, str}
 ITEMS = (list, tuple, deque, set, frozenset)
 NUMBERS = count()
-AS_IT_IS = ("as it is", None)  # no state, or a checkpoint holds it elsewhere
+UNTRACKED = ("untracked", None)  # no state, or a checkpoint holds it elsewhere
 Array = np.ndarray[Any, Any] | np.generic
 MISSING = object()  # there is no value that could be changed
-NO_PLACE = -1  # in memory
+NO_STORAGE = -1  # in memory
 PLAIN_PARENTS = {*Namespace.__mro__, ABC, Generic, Protocol, tuple}
 
 GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
@@ -54,11 +54,11 @@ GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] =
 """How the state of each kind of generator of random numbers is read and written."""
 
 
-class CannotWriteError(Exception):
+class CannotDecodeError(Exception):
     """Only the program itself can make such an object anew."""
 
 
-class Reader:
+class Encoder:
     """Reads one value.
 
     Args:
@@ -79,12 +79,12 @@ class Reader:
         self.ignored, self.put, self.first = ignored, put, first
         self.limit = self._num_left = limit
         self.is_whole = True
-        """Whether ``write`` brings back all that was read."""
+        """Whether ``decode`` brings back all that was read."""
         self.objects: set[int] = set()
         """The ids of what was found in it."""
 
-    def read(self, value: Any, depth: int = 0) -> Any:
-        """What ``write`` needs."""
+    def encode(self, value: Any, depth: int = 0) -> Any:
+        """What ``decode`` needs."""
         self._num_left -= 1
         if type(value) in PLAIN:
             return value
@@ -94,19 +94,19 @@ class Reader:
             return "member", name_of(type(value)), value.name
         if not isinstance(value, tuple | frozenset | np.generic):
             self.objects.add(id(value))
-        if id(value) in self.ignored or place_of(value) in self.ignored:
-            return AS_IT_IS
+        if id(value) in self.ignored or storage_of(value) in self.ignored:
+            return UNTRACKED
         if depth > MAX_DEPTH or self._num_left < 0:
             return self._give_up()
         if isinstance(value, Tensor):
-            return self._read_tensor(value)
+            return self._encode_tensor(value)
         if isinstance(value, np.ndarray | np.generic):
-            return self._read_array(value)
+            return self._encode_array(value)
         if isinstance(value, (*ITEMS, dict)):
-            return self._read_items(value, depth + 1)
-        return self._read_object(value, depth + 1)
+            return self._encode_items(value, depth + 1)
+        return self._encode_object(value, depth + 1)
 
-    def _read_tensor(self, tensor: Tensor) -> Any:
+    def _encode_tensor(self, tensor: Tensor) -> Any:
         is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
         if not is_plain or tensor.is_meta:
             return self._give_up()
@@ -116,7 +116,7 @@ class Reader:
             tensor.device.type == "cpu", is_learned, self.put(tensor),
         )  # fmt: skip
 
-    def _read_array(self, array: Array) -> Any:
+    def _encode_array(self, array: Array) -> Any:
         if array.dtype.hasobject or array.dtype.names:
             return self._give_up()
         return (
@@ -124,29 +124,29 @@ class Reader:
             isinstance(array, np.ndarray), self.put(array),
         )  # fmt: skip
 
-    def _read_items(self, value: Any, depth: int) -> Any:
+    def _encode_items(self, value: Any, depth: int) -> Any:
         if isinstance(value, dict):
             pairs = self._ends(value.items())
-            items = [[self.read(key, depth), self.read(item, depth)] for key, item in pairs]
+            items = [[self.encode(key, depth), self.encode(item, depth)] for key, item in pairs]
         else:
-            items = [self.read(item, depth) for item in self._ends(value)]
+            items = [self.encode(item, depth) for item in self._ends(value)]
         size = getattr(value, "maxlen", None), len(value)
         return "items", id(value) in self.first, name_of(class_of(value)), *size, items
 
-    def _read_object(self, value: Any, depth: int) -> Any:
+    def _encode_object(self, value: Any, depth: int) -> Any:
         kind = class_of(value)
         if isinstance(value, tuple(GENERATORS)):
             state_of, _ = functions_of(value)
-            return "generator", self._read_apart(state_of(value))
+            return "generator", self._encode_apart(state_of(value))
         if isinstance(value, nn.Module | Optimizer | LRScheduler):
             # A net in a list or a callback, an optimizer that Lightning does not know.
-            return "state_dict", self._read_apart(value.state_dict())
+            return "state_dict", self._encode_apart(value.state_dict())
         if isinstance(value, FunctionType | MethodType | partial):
             self._note_objects(value)
-            return AS_IT_IS
+            return UNTRACKED
         if is_of_library(value) and kind not in (Namespace, SimpleNamespace):
             if not isinstance(value, Iterator) or isinstance(value, IOBase):
-                return AS_IT_IS
+                return UNTRACKED
             # Nobody can see where it is, but whoever keeps one takes its items one by one.
             self.is_whole = False
             return "iterator", next(NUMBERS)
@@ -154,18 +154,18 @@ class Reader:
             self.is_whole = False
             self._num_left = min(self._num_left, NUM_OF_OTHERS)
         attributes = attributes_of(value).items()
-        items = [[name, self.read(one, depth)] for name, one in attributes]
+        items = [[name, self.encode(one, depth)] for name, one in attributes]
         return "object", id(value) in self.first, name_of(kind), items
 
     def _give_up(self) -> tuple[str, None]:
         self.is_whole = False
-        return AS_IT_IS
+        return UNTRACKED
 
-    def _read_apart(self, state: Any) -> Any:
+    def _encode_apart(self, state: Any) -> Any:
         """Read what was made for this moment only, so that nothing else can share it."""
-        reader = Reader(self.ignored, self.put, self.limit)
-        read = reader.read(state)
-        self.is_whole &= reader.is_whole
+        encoder = Encoder(self.ignored, self.put, self.limit)
+        read = encoder.encode(state)
+        self.is_whole &= encoder.is_whole
         return read
 
     def _note_objects(self, function: Any) -> None:
@@ -205,7 +205,7 @@ class Packed:
         return torch.cat(self._parts)
 
 
-class Writer:
+class Decoder:
     """Writes values that were read.
 
     Args:
@@ -216,11 +216,11 @@ class Writer:
     def __init__(self, packed: Tensor, device: torch.device) -> None:
         self.packed, self.device = packed, device
 
-    def write(self, value: Any, read: Any) -> Any:
+    def decode(self, value: Any, read: Any) -> Any:
         """What was read; ``value`` itself, changed, if it was changed in place before.
 
         Raises:
-            CannotWriteError: if there is no ``value`` to be changed, and no other can be made.
+            CannotDecodeError: if there is no ``value`` to be changed, and no other can be made.
         """
         if not isinstance(read, tuple):
             return read
@@ -232,12 +232,12 @@ class Writer:
         if kind == "member":
             return find_class(rest[0])[rest[1]]  # type: ignore[index]
         if value is MISSING:
-            raise CannotWriteError
+            raise CannotDecodeError
         if kind == "generator":
             _, set_state = functions_of(value)
-            set_state(value, self.write(MISSING, rest[0]))
+            set_state(value, self.decode(MISSING, rest[0]))
         elif kind == "state_dict":
-            value.load_state_dict(self.write(MISSING, rest[0]))
+            value.load_state_dict(self.decode(MISSING, rest[0]))
         return value
 
     def _bytes_at(self, place: list[int]) -> Tensor:
@@ -271,12 +271,12 @@ class Writer:
         kind: Any = class_of(value) if has_same_class else find_class(name)
         if issubclass(kind, dict):
             before = value if has_same_class else {}
-            pairs = [(self.write(MISSING, key), item) for key, item in items]
-            new: Any = {key: self.write(before.get(key, MISSING), item) for key, item in pairs}
+            pairs = [(self.decode(MISSING, key), item) for key, item in items]
+            new: Any = {key: self.decode(before.get(key, MISSING), item) for key, item in pairs}
         else:
             is_sorted = has_same_class and not issubclass(kind, set | frozenset)
             live = chain(value if is_sorted else (), repeat(MISSING))
-            new = [self.write(one, item) for one, item in zip(live, items, strict=False)]
+            new = [self.decode(one, item) for one, item in zip(live, items, strict=False)]
         if is_first and has_same_class and not issubclass(kind, tuple | frozenset):
             value.clear()
             value.update(new) if issubclass(kind, dict | set) else value.extend(new)
@@ -284,7 +284,7 @@ class Writer:
         if issubclass(kind, tuple):  # also a named tuple
             return tuple.__new__(kind, new)
         if kind not in (*ITEMS, dict, OrderedDict):
-            raise CannotWriteError
+            raise CannotDecodeError
         return deque(new, maxlen) if kind is deque else kind(new)
 
     def _object(self, value: Any, is_first: bool, name: str, read: Any) -> Any:
@@ -294,7 +294,7 @@ class Writer:
             value = object.__new__(find_class(name))
         for attribute, item in read:
             # A frozen dataclass too.
-            new = self.write(before.get(attribute, MISSING), item)
+            new = self.decode(before.get(attribute, MISSING), item)
             object.__setattr__(value, attribute, new)
         return value
 
@@ -337,18 +337,18 @@ def find_class(name: str) -> type:
     """A class of the program, which has imported it; nothing is called but ``object.__new__``.
 
     Raises:
-        CannotWriteError: if there is none.
+        CannotDecodeError: if there is none.
     """
     module, _, path = name.partition(":")
     try:
         found: Any = reduce(getattr, path.split("."), sys.modules[module])
     except (KeyError, AttributeError):
-        raise CannotWriteError from None
+        raise CannotDecodeError from None
     if not isinstance(found, type):
-        raise CannotWriteError
+        raise CannotDecodeError
     is_enum = issubclass(found, Enum) and package_of(found) not in LIBRARIES
     if found not in (*ITEMS, dict, OrderedDict) and not is_enum and not is_plain_class(found):
-        raise CannotWriteError
+        raise CannotDecodeError
     return found
 
 
@@ -381,8 +381,8 @@ def is_of_library(value: Any) -> bool:
     return package_of(class_of(value)) in LIBRARIES
 
 
-def place_of(tensor: Any) -> int:
-    """Where a plain tensor lies in memory, which its views share; otherwise ``NO_PLACE``."""
+def storage_of(tensor: Any) -> int:
+    """Where a plain tensor lies in memory, which its views share; otherwise ``NO_STORAGE``."""
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
-        return NO_PLACE
-    return tensor.untyped_storage().data_ptr() or NO_PLACE
+        return NO_STORAGE
+    return tensor.untyped_storage().data_ptr() or NO_STORAGE

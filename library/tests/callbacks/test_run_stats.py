@@ -10,7 +10,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import ExponentialLR, StepLR
 
 from library.tests.kit import Net, fit
-from samestep.callbacks import meter
+from samestep.callbacks import run_stats
 from samestep.run.metrics import read_history
 
 
@@ -72,7 +72,7 @@ class Clock:
 
 def test_each_epoch_has_its_seconds_and_learning_rate(tmp_path: Path, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(meter, "time", clock)
+    monkeypatch.setattr(run_stats, "time", clock)
 
     class Ticking(Net):
         def __init__(self) -> None:

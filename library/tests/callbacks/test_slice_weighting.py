@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from samestep.callbacks import share_out
-from samestep.callbacks.share_out import ShareOut, find_batch_loaders
+from samestep.callbacks import slice_weighting
+from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.data.loader import BatchLoader
+from samestep.data.loaders import find_batch_loaders
 from samestep.errors import ConfigError
 from samestep.ranks import environment, preflight, process_group
 from samestep.run_spec import RunSpec
@@ -67,7 +68,7 @@ def gradients(
     monkeypatch.setattr(environment, "rank", lambda: rank)
     monkeypatch.setattr(environment, "world_size", lambda: world_size)
     loader = BatchLoader(DATA, seed=3, shuffle=True, accumulate_grad_batches=parts, **options)
-    model, kept, slices = Model(), Gradients(), ShareOut(shares or "equal")
+    model, kept, slices = Model(), Gradients(), SliceWeighting(shares or "equal")
     trainer = L.Trainer(
         max_epochs=1, accumulate_grad_batches=parts, callbacks=[slices, kept, KeepWeights()],
         **QUIET,
@@ -127,7 +128,7 @@ def test_a_short_last_batch_that_leaves_a_rank_without_a_sample_is_refused(
 )
 def test_ordinary_loaders_have_equal_shares(monkeypatch, shares, is_rejected: bool):
     monkeypatch.setattr(environment, "world_size", lambda: 2)
-    trainer = L.Trainer(max_epochs=1, callbacks=[ShareOut(shares)], **QUIET)
+    trainer = L.Trainer(max_epochs=1, callbacks=[SliceWeighting(shares)], **QUIET)
     with (
         pytest.raises(ConfigError, match="an ordinary DataLoader") if is_rejected else nullcontext()
     ):
@@ -147,8 +148,8 @@ def three_ranks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
 
 
 def test_numbers_are_of_nodes_or_of_ranks(three_ranks):
-    assert share_out.by_rank([1, 2.5]) == [1, 2.5, 2.5]
-    assert share_out.by_rank([1, 2, 3]) == [1, 2, 3]
+    assert slice_weighting.by_rank([1, 2.5]) == [1, 2.5, 2.5]
+    assert slice_weighting.by_rank([1, 2, 3]) == [1, 2, 3]
     rejected = preflight.failure(findings_on([1, 2, 3, 4]))
     assert isinstance(rejected, ConfigError)
     assert "3 ranks on 2 nodes; give one number for each rank" in str(rejected)
@@ -164,10 +165,12 @@ def findings_on(shares: Any) -> list[preflight.Finding]:
     return [finding for finding in findings if finding.check == "shares"]
 
 
-def fit_measured(three_ranks, *speeds: float, saved: dict[str, Any] | None = None) -> ShareOut:
+def fit_measured(
+    three_ranks, *speeds: float, saved: dict[str, Any] | None = None
+) -> SliceWeighting:
     """Train an epoch after which the ranks turn out to be as fast as this."""
     three_ranks["speeds"] = list(speeds)
-    callback = ShareOut("auto")
+    callback = SliceWeighting("auto")
     callback.load_state_dict(saved or {})
     trainer = L.Trainer(max_epochs=1, callbacks=[callback], **QUIET)
     trainer.fit(Model(), BatchLoader(DATA, 8))
@@ -195,8 +198,8 @@ def test_each_rank_measures_its_own_speed(monkeypatch: pytest.MonkeyPatch):
     seen: list[Any] = []
     monkeypatch.setattr(process_group, "gather", lambda value: seen.append(value) or [value, value])
     clock = iter(range(1000))  # each forward pass of 4 samples takes one second
-    monkeypatch.setattr(share_out, "now", lambda pl_module: float(next(clock)))
-    trainer = L.Trainer(max_epochs=1, callbacks=[ShareOut("auto")], **QUIET)
+    monkeypatch.setattr(slice_weighting, "synchronized_time", lambda pl_module: float(next(clock)))
+    trainer = L.Trainer(max_epochs=1, callbacks=[SliceWeighting("auto")], **QUIET)
     trainer.fit(Model(), BatchLoader(DATA, 8))
     assert seen[-1] == 4.0
 
@@ -205,6 +208,6 @@ def test_several_loaders_must_have_equal_slices(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(environment, "world_size", lambda: 3)
     one, other = (BatchLoader(DATA, size, drop_last=True) for size in (9, 8))
     assert list(find_batch_loaders({"a": [one, DataLoader(DATA)], "b": other})) == [one, other]
-    trainer = L.Trainer(max_epochs=1, callbacks=[ShareOut()], **QUIET)
+    trainer = L.Trainer(max_epochs=1, callbacks=[SliceWeighting()], **QUIET)
     with pytest.raises(ConfigError, match="several BatchLoaders need slices of equal length"):
         trainer.fit(Model(), {"a": one, "b": other})

@@ -7,7 +7,7 @@ import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
 from torch import nn
 
-from samestep.callbacks.supported import check_supported
+from samestep.callbacks.checks import check_supported
 from samestep.errors import ConfigError
 from samestep.ranks.lightning_patches import callbacks_of
 from samestep.ranks.sharded import ShardedStrategy
@@ -17,7 +17,7 @@ Values = dict[str, Any]
 TRACKS = "track_running_stats"  # of batch norm; BaseFinetuning sets it
 
 
-class ChangedValues(L.Callback):
+class HparamsOnResume(L.Callback):
     """Gives a run that continues the values of its new configuration: learning rate, length...
 
     A checkpoint holds the values of optimizers and schedules, and Lightning restores them all. So

@@ -1,0 +1,191 @@
+"""Rejects what could not resume exactly, or would be wrong without anybody noticing.
+
+``check_supported`` names callbacks of Lightning, ``check_accumulation`` a loader that cuts steps
+differently than the Trainer, ``MonitorCheck`` a metric that is never logged, and ``SameWeights``
+ranks that train different models.
+"""
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    OnExceptionCheckpoint,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.callbacks.spike import SpikeDetection
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from samestep.callbacks.attributes import join_names
+from samestep.data.loaders import find_batch_loaders
+from samestep.errors import ConfigError, RunError
+from samestep.ranks import lightning_patches
+from samestep.ranks.process_group import gather
+from samestep.ranks.sharded import ShardedStrategy
+
+UNSUPPORTED: dict[type[L.Callback], str] = {
+    LearningRateFinder: "it trains before the run begins, and again each time the run resumes; "
+    "find the rate in a script of your own, and set it in the configuration of the model",
+    BatchSizeFinder: "it trains before the run begins, and again each time the run resumes; "
+    "find the size in a script of your own, and set it in the configuration of the data",
+    StochasticWeightAveraging: "no checkpoint holds its averaged weights, so they are not tested; "
+    "use lightning.pytorch.callbacks.WeightAveraging or EMAWeightAveraging",
+    ModelPruning: "a run cannot resume from a checkpoint of a pruned model; prune the weights of a "
+    "finished run",
+    OnExceptionCheckpoint: "Lightning would start the next run from its file; "
+    "callbacks.checkpoints saves what is needed to resume",
+    SpikeDetection: "its state cannot be saved (Lightning 2.6); callbacks.loss_guard watches "
+    "the gradients",
+}
+
+# Integers of the same size as a float, to compare its bits.
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def check_supported(callback: L.Callback, name: str) -> None:
+    """Reject a callback with which a run could not resume exactly; ``name`` is its key."""
+    # A subclass inherits what makes its parent unsupported.
+    for kind, why in UNSUPPORTED.items():
+        if isinstance(callback, kind):
+            raise ConfigError(f"{name}: {kind.__name__} is not supported: {why}")
+
+
+def check_accumulation(trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    """Reject a BatchLoader that cuts a step into more batches than the Trainer accumulates.
+
+    A loader that does not cut steps gives ``batch_size`` samples in each accumulated batch.
+    """
+    # With manual optimization only the module knows when it takes a step.
+    if not pl_module.automatic_optimization:
+        return
+    numbers = {trainer.accumulate_grad_batches}
+    for scheduler in lightning_patches.callbacks_of(trainer, GradientAccumulationScheduler):
+        numbers |= set(scheduler.scheduling.values())
+    accumulated = ", ".join(map(str, sorted(numbers)))
+    for loader in find_batch_loaders(trainer.train_dataloader):
+        cut = loader.order.batches_per_step
+        if cut > 1 and numbers != {cut}:
+            raise ConfigError(
+                f"the training data: BatchLoader(accumulate_grad_batches={cut}) must be that of "
+                f"the Trainer, which accumulates {accumulated}: "
+                "BatchLoader(accumulate_grad_batches=self.trainer.accumulate_grad_batches)"
+            )
+
+
+class MonitorCheck(L.Callback):
+    """Compares each monitor with what one batch of validation logs, before training begins.
+
+    Lightning skips this batch if a run resumes. Only monitors with ``val`` in their name, or that
+    begin with ``test``, are compared: others may be logged by training.
+
+    Args:
+        monitors: by the key that sets it, such as ``callbacks.checkpoints.monitor``.
+    """
+
+    def __init__(self, monitors: Mapping[str, str]) -> None:
+        self.monitors = dict(monitors)
+
+    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Reject the monitors that validation does not log.
+
+        Raises:
+            ConfigError: with the metrics that it logs, and the most likely one.
+        """
+        logged = sorted(trainer.callback_metrics)
+        # Some models log nothing in this first validation, which says nothing about later ones.
+        if not logged:
+            return
+        monitors = dict(self.monitors)
+        for config in trainer.lr_scheduler_configs:
+            if config.reduce_on_plateau:
+                name = type(config.scheduler).__name__
+                monitors[f"the schedule {name}, monitor"] = str(config.monitor)
+        wrong: dict[str, str] = {}
+        for key, monitor in monitors.items():
+            is_of_validation = re.search("val|^test", monitor, re.IGNORECASE)
+            if monitor not in logged and is_of_validation:
+                wrong[key] = monitor
+        if not wrong:
+            return
+        settings = ", ".join(f"{key}={monitor}" for key, monitor in wrong.items())
+        remedy = suggest_monitor(*next(iter(wrong.items())), logged)
+        raise ConfigError(
+            f"{settings}: validation logs {', '.join(logged)}; choose one of these, such as "
+            f"{remedy}. callbacks.checkpoints.monitor=null tests the last weights. If the metric "
+            "is only logged later, add trainer.num_sanity_val_steps=0"
+        )
+
+
+def suggest_monitor(key: str, monitor: str, logged: list[str]) -> str:
+    """The setting that was probably meant: a name like ``monitor``, a loss, or any metric."""
+    losses = [name for name in logged if "loss" in name.lower()]
+    similar = get_close_matches(monitor, logged, cutoff=0.8)
+    nearest = [*similar, *losses, *logged][0]
+    setting = f"{key}={nearest}"
+    # The default mode is max, with which the worst loss would be the best.
+    if nearest in losses and key.endswith("monitor"):
+        setting += f" {key.removesuffix('monitor')}mode=min"
+    return setting
+
+
+class UnequalWeightsError(RunError):
+    """The ranks have trained different models."""
+
+    is_final = True
+
+
+class SameWeights(L.Callback):
+    """Ends a run whose ranks have different weights, before they are saved.
+
+    A checkpoint holds the weights of rank zero: on resume the other ranks would silently continue
+    with weights that they have not trained. Sharded weights are one for all ranks.
+    """
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Compare one number for each parameter.
+
+        Raises:
+            UnequalWeightsError: with the names of the parameters that differ.
+        """
+        has_replicas = isinstance(trainer.strategy, DDPStrategy | ShardedStrategy)
+        if trainer.world_size == 1 or not has_replicas:
+            return
+        names: list[str] = []
+        sums: list[Tensor] = []
+        for name, parameter in pl_module.named_parameters():
+            if not isinstance(parameter, DTensor):
+                names.append(name)
+                sums.append(sum_of_bits(parameter))
+        if not names:
+            return
+        # Stacked, so that the device is read once and not for each parameter.
+        of_ranks = torch.tensor(gather(torch.stack(sums).tolist()))
+        differs = (of_ranks != of_ranks[0]).any(0).tolist()
+        unequal = [name for name, is_unequal in zip(names, differs, strict=True) if is_unequal]
+        if unequal:
+            raise UnequalWeightsError(
+                f"the ranks have different weights before step {trainer.global_step} is saved: "
+                f"{join_names(unequal)}. The model changes them without DDP: by gradients "
+                "of one rank (loss.backward() instead of self.manual_backward(loss), a parameter "
+                "that is added while the run trains), by random numbers of one rank, or by a step "
+                "that only some ranks take"
+            )
+
+
+def sum_of_bits(tensor: Tensor) -> Tensor:
+    """A number that differs if the tensors of two ranks do, also where they are nan."""
+    tensor = tensor.detach()
+    values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    # Integers, because nan differs from itself, and a sum of floats would round differences away.
+    return values.view(INTEGERS[values.element_size()]).sum(dtype=torch.int64)

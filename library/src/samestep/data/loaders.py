@@ -1,0 +1,43 @@
+"""The loaders of a stage, and how those of the training cut each batch into slices."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities import CombinedLoader
+
+from samestep.data.loader import BatchLoader
+from samestep.data.ordinary import split_of
+from samestep.data.sampler import GlobalBatchSampler, SplitBatches
+
+
+def find_loaders(loaders: Any) -> Iterator[Any]:
+    """Each loader of a stage, which has one, or several in lists and dictionaries."""
+    return iter(CombinedLoader(loaders).flattened)
+
+
+def find_batch_loaders(loaders: Any) -> Iterator[BatchLoader]:
+    """Each BatchLoader among the loaders of a stage."""
+    return (loader for loader in find_loaders(loaders) if isinstance(loader, BatchLoader))
+
+
+def order_of(trainer: L.Trainer) -> GlobalBatchSampler | SplitBatches | None:
+    """How the training data are cut into slices; None if Lightning distributes some of them.
+
+    If there are several loaders, their slices are equally long, and one order stands for all.
+    """
+    first: GlobalBatchSampler | SplitBatches | None = None
+    for loader in find_loaders(trainer.train_dataloader):
+        order = loader.order if isinstance(loader, BatchLoader) else split_of(loader)
+        if order is None:
+            return None
+        first = first or order
+    return first
+
+
+def weights_of_ranks(trainer: L.Trainer) -> list[float]:
+    """The weight of each rank in a mean over the ranks; 1 on average."""
+    order = order_of(trainer)
+    if order is None:
+        return [1.0] * trainer.world_size
+    return order.weights_of_ranks()

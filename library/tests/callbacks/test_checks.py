@@ -1,0 +1,163 @@
+"""What could not resume, or would be wrong without anybody noticing, is rejected."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelPruning,
+    OnExceptionCheckpoint,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.callbacks.spike import SpikeDetection
+from lightning.pytorch.strategies import DDPStrategy
+
+from library.tests.kit import Net, Scores, batches, fit
+from samestep import Trainer
+from samestep.callbacks import checks
+from samestep.callbacks.checks import (
+    UNSUPPORTED,
+    SameWeights,
+    UnequalWeightsError,
+    check_supported,
+    sum_of_bits,
+)
+from samestep.errors import ConfigError
+from samestep.run.checkpoint import load
+
+
+class FindsAtSomeEpochs(LearningRateFinder):
+    """As in Lightning's documentation: a child is not supported either."""
+
+
+@pytest.mark.parametrize(
+    ("callback", "remedy"),
+    [
+        (FindsAtSomeEpochs(), "set it in the configuration of the model"),
+        (BatchSizeFinder(), "set it in the configuration of the data"),
+        (StochasticWeightAveraging(swa_lrs=0.1), "use .*EMAWeightAveraging"),
+        (ModelPruning("l1_unstructured"), "prune the weights of a finished run"),
+        (OnExceptionCheckpoint("."), "callbacks.checkpoints saves"),
+        (SpikeDetection(), "callbacks.loss_guard"),
+    ],
+    ids=[kind.__name__ for kind in UNSUPPORTED],
+)
+def test_callbacks_that_cannot_continue_are_rejected(callback: L.Callback, remedy: str):
+    with pytest.raises(ConfigError, match=f"callbacks.mine: .*is not supported: .*{remedy}"):
+        check_supported(callback, "callbacks.mine")
+
+
+def test_those_of_the_module_are_rejected_before_the_first_step(tmp_path: Path):
+    class Brings(Net):
+        def configure_callbacks(self):
+            return [OnExceptionCheckpoint(tmp_path / "own")]
+
+    with pytest.raises(ConfigError, match=r"Brings\.configure_callbacks: OnExceptionCheckpoint is"):
+        fit(tmp_path / "run", Brings)
+    assert not (tmp_path / "run").exists()
+
+
+class NoSteps(Scores):
+    def training_step(self, batch, batch_idx):
+        raise AssertionError("a step was taken")
+
+
+class Losses(NoSteps):
+    def __init__(self) -> None:
+        super().__init__(1.0)
+
+    def validation_step(self, batch, batch_idx):
+        self.log_dict({"val_mae": 1.0, "val_loss": 1.0})
+
+
+def scores() -> Scores:
+    return Scores(1.0)
+
+
+def plateau(module):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    config = {"scheduler": schedule, "monitor": "valid_loss"}
+    return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+def test_a_wrong_monitor_is_found_before_the_first_step(tmp_path: Path):
+    def of_a_schedule() -> Scores:
+        model = NoSteps(1.0)
+        model.configure = plateau
+        return model
+
+    for make, monitor, said in (
+        (
+            lambda: NoSteps(1.0),
+            "val/accuracy",
+            "^monitor=val/accuracy: validation logs val/score; .* such as monitor=val/score. ",
+        ),
+        (
+            Losses,
+            "val/accuracy",
+            "such as monitor=val_loss mode=min. ",
+        ),
+        (Losses, "val_los", "such as monitor=val_loss mode=min. "),
+        (Losses, "test_loss", "^monitor=test_loss: validation logs val_loss, val_mae; "),
+        (of_a_schedule, None, "the schedule ReduceLROnPlateau, monitor=valid_loss: "),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            fit(tmp_path / "run", make, monitor=monitor, num_sanity_val_steps=1)
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_monitor_of_training_is_not_rejected(tmp_path: Path):
+    (part,) = fit(tmp_path, scores, monitor="train_loss", num_sanity_val_steps=1)
+    assert part.trainer.global_step == 8
+
+
+NOTE = "so the last weights are tested"
+
+
+def test_without_a_monitor_the_last_weights_are_the_best(tmp_path: Path, capsys):
+    for epochs in (1, 2):
+        (part,) = fit(tmp_path, scores, max_epochs=epochs)
+        assert isinstance(part.trainer, Trainer)
+        assert NOTE not in capsys.readouterr().out  # the script has said so: monitor=None
+    part.trainer.test(part.module, batches(shuffle=False), verbose=False)
+    assert Path(part.trainer.ckpt_path).name == "last.ckpt"
+    assert load(tmp_path / "checkpoints/last.ckpt")["global_step"] == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "is_said"),
+    [({"limit_val_batches": 0}, True), ({"check_val_every_n_epoch": 4}, True),
+     ({"check_val_every_n_epoch": 2}, False)],
+)  # fmt: skip
+def test_a_run_that_never_validates_says_so(tmp_path: Path, capsys, options, is_said: bool):
+    fit(tmp_path, scores, monitor="val/score", **options)
+    said = capsys.readouterr().out
+    assert (f"never validates, and nothing logs val/score, {NOTE}" in said) is is_said
+    assert (NOTE in said) is is_said
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+def test_the_sum_of_the_bits_differs_by_the_last_bit(dtype: torch.dtype):
+    tensor = torch.ones(3, 2, dtype=dtype).t()
+    other = tensor.clone()
+    torch.view_as_real(other)[0, 0, 0].add_(1e-6) if dtype.is_complex else other[0, 0].add_(0.01)
+    assert sum_of_bits(tensor) == sum_of_bits(tensor.clone()) != sum_of_bits(other)
+    assert sum_of_bits(tensor * float("nan")) == sum_of_bits(tensor * float("nan"))
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_different_weights_of_ranks_end_the_run(monkeypatch: pytest.MonkeyPatch, step: int):
+    monkeypatch.setattr(checks, "gather", lambda own: [own, [own[0], own[1] + step]])
+    trainer: Any = SimpleNamespace(world_size=2, strategy=DDPStrategy(), global_step=12)
+    model: Any = torch.nn.Linear(2, 1)
+    if step == 0:
+        return SameWeights().on_save_checkpoint(trainer, model, {})
+    with pytest.raises(UnequalWeightsError, match=r"different weights before step 12 .*: bias\."):
+        SameWeights().on_save_checkpoint(trainer, model, {})
+    return None
