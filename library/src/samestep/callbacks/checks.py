@@ -131,7 +131,7 @@ def suggest_monitor(key: str, monitor: str, logged: list[str]) -> str:
     similar = get_close_matches(monitor, logged, cutoff=0.8)
     nearest = [*similar, *losses, *logged][0]
     setting = f"{key}={nearest}"
-    # The default mode is max, with which the worst loss would be the best.
+    # With mode=max, which suits other metrics, the worst loss would be the best.
     if nearest in losses and key.endswith("monitor"):
         setting += f" {key.removesuffix('monitor')}mode=min"
     return setting
