@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_diabetes
+from torch.utils.data import TensorDataset
 
-from samestep import load_run, predict
+from project.skeleton import SkeletonData, SkeletonModel
+from samestep import BatchLoader, load_run, predict
 from samestep.command_line import call
 from samestep.export import main as export
 from tests.conftest import run
@@ -53,35 +54,48 @@ def test_two_ranks_learn_what_one_rank_learns(run_dir: Path, tmp_path: Path):
         torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-5)
 
 
-def read_table(text: str) -> list[float]:
-    heading, *rows = csv.reader(io.StringIO(text))
-    assert heading == ["progress"]
-    return [float(row[0]) for row in rows]
+@pytest.fixture
+def predicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The skeleton, with what ``samestep predict`` needs."""
+
+    def predict_dataloader(data: SkeletonData) -> BatchLoader:
+        rows = [np.loadtxt(file, np.float32, delimiter=",") for file in data.predict_files]
+        return BatchLoader(TensorDataset(torch.tensor(np.concatenate(rows))), 1024)
+
+    monkeypatch.setattr(SkeletonData, "predict_files", [], raising=False)
+    monkeypatch.setattr(SkeletonData, "predict_dataloader", predict_dataloader)
+    monkeypatch.setattr(SkeletonModel, "predict_step", lambda model, batch, _: model(batch[0]))
 
 
+@pytest.mark.usefixtures("predicts")
 def test_any_model_predicts_by_its_own_step(run_dir: Path, tmp_path: Path, capsys, monkeypatch):
-    done = run("-m", "samestep", "predict", str(run_dir))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(read_table(done.stdout)) == 71  # of the test
+    patients = torch.randn(3, 10)
+    np.savetxt(tmp_path / "new.csv", patients.numpy(), delimiter=",")
+    words = [str(run_dir), str(tmp_path / "new.csv")]
+    assert call(lambda: predict.main(words)) == 0
+    heading, *rows = csv.reader(io.StringIO(capsys.readouterr().out))
+    assert heading == ["prediction"]
+    wanted = load_run(run_dir)[0](patients).flatten()
+    assert [float(row[0]) for row in rows] == pytest.approx(wanted.tolist(), abs=1e-4)
 
-    patients, _ = load_diabetes(return_X_y=True)
-    np.savetxt(tmp_path / "new.csv", patients[:3], delimiter=",")
-    words = [str(run_dir), str(tmp_path / "new.csv"), "--output"]
+    words.append("--output")
     assert call(lambda: predict.main([*words, str(tmp_path / "out.csv")])) == 0
-    model, _ = load_run(run_dir)
-    wanted = 100 * model(20 * torch.tensor(patients[:3]).float()).flatten()
-    assert read_table((tmp_path / "out.csv").read_text()) == pytest.approx(
-        wanted.tolist(), abs=1e-2
-    )
-
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 4
     assert call(lambda: predict.main([*words, str(tmp_path / "out.pt")])) == 0
     (batch,) = torch.load(tmp_path / "out.pt")
-    torch.testing.assert_close(batch["progress"].flatten(), wanted)
+    torch.testing.assert_close(batch.flatten(), wanted)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert call(lambda: predict.main([*words, "out.parquet"])) == 2
     assert "--output out.parquet: needs pyarrow; `pip install pyarrow`" in capsys.readouterr().err
     assert call(lambda: predict.main([*words, "out.txt"])) == 2
     assert "--output out.txt: must end in .csv, .parquet or .pt" in capsys.readouterr().err
+
+
+def test_a_run_that_predicts_nothing_is_one_message(run_dir: Path, capsys):
+    assert call(lambda: predict.main([str(run_dir)])) == 2
+    said = capsys.readouterr().err
+    assert "SkeletonData has no predict_dataloader" in said
+    assert said.count("\n") == 1
 
 
 def test_any_model_with_an_example_is_exported(run_dir: Path, capsys):

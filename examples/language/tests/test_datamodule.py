@@ -8,7 +8,6 @@ import torch
 from examples.language.datamodule import TextDataModule
 from examples.language.text import NO_TARGET
 from samestep.errors import ConfigError
-from samestep.ranks import environment
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 30  # 1320 characters
 
@@ -82,9 +81,3 @@ def test_a_text_that_is_too_short_is_rejected(make, text: str, options, message:
     with pytest.raises(ConfigError, match=message) as error:
         make(text, **options).setup("fit")
     assert "mine.txt" in str(error.value)
-
-
-def test_a_batch_that_the_ranks_cannot_share_is_rejected(make, monkeypatch):
-    monkeypatch.setattr(environment, "world_size", lambda: 5)
-    with pytest.raises(ConfigError, match=r"data.global_batch_size=4: .* 5 ranks"):
-        make().setup("fit")
