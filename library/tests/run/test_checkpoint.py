@@ -147,7 +147,7 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path):
     assert load(path) == 1
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(tmp_path: Path):
+def test_a_run_with_only_damaged_checkpoints_does_not_start_over(tmp_path: Path):
     assert newest(tmp_path) is None
     save(tmp_path / "best.ckpt", 1)
     save(tmp_path / "last.ckpt", 2)
@@ -195,7 +195,7 @@ def test_the_newest_checkpoint_counts_whatever_its_name_is(tmp_path: Path):
     assert load(tmp_path / "best.ckpt") == 3
 
 
-def test_checkpoints_of_another_run_are_refused(tmp_path: Path):
+def test_checkpoints_of_another_run_are_rejected(tmp_path: Path):
     for name in ("one", "other"):
         record(tmp_path / name, name)
         save(tmp_path / name / "checkpoints/last.ckpt", 1)
@@ -243,7 +243,7 @@ def test_a_checkpoint_of_another_model_is_one_message(tmp_path: Path, shape: tup
 
 
 @pytest.mark.parametrize("text", [b"", b"null", b'{"run_id": 1}', b"\xff" * 99])
-def test_a_file_without_a_seal_is_no_checkpoint(tmp_path: Path, text: bytes, caplog):
+def test_a_file_without_a_manifest_is_no_checkpoint(tmp_path: Path, text: bytes, caplog):
     save(tmp_path / "last.ckpt", 1)
     save(tmp_path / "last.ckpt", 2)
     torch.save({"state_dict": {}, "global_step": 3}, tmp_path / "last.ckpt")
@@ -263,7 +263,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("forged_proof", [False, True])
-def test_pickled_code_is_refused(tmp_path: Path, forged_proof: bool, monkeypatch):
+def test_pickled_code_is_rejected(tmp_path: Path, forged_proof: bool, monkeypatch):
     monkeypatch.chdir(tmp_path)
     save(tmp_path / "best.ckpt", 1)
     path = tmp_path / "last.ckpt"

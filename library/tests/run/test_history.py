@@ -40,8 +40,8 @@ def tested(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run of three epochs, which was tested."""
     run_dir = tmp_path_factory.mktemp("tested")
     (part,) = fit(run_dir, Logs, max_epochs=3, log_every_n_steps=50, monitor="val_loss")
-    (figures,) = part.trainer.test(part.module, batches(shuffle=False), verbose=False)
-    return run_dir, figures["test_loss"]
+    (metrics,) = part.trainer.test(part.module, batches(shuffle=False), verbose=False)
+    return run_dir, metrics["test_loss"]
 
 
 def test_there_is_one_row_per_epoch_and_each_figure_once(tested):
@@ -53,15 +53,15 @@ def test_there_is_one_row_per_epoch_and_each_figure_once(tested):
     ]  # fmt: skip
     assert all(row["fit_loss"] and row["val_loss"] for row in table[:3])
     assert [bool(row["test_loss"]) for row in table] == [False, False, False, True]
-    assert read_history(run_dir)[-1]["test_loss"] == loss, "figures are read back exactly"
+    assert read_history(run_dir)[-1]["test_loss"] == loss, "metrics are read back exactly"
 
 
 def test_final_metrics_are_the_newest_of_each_and_no_speeds(tested, tmp_path: Path):
     run_dir, loss = tested
     last = read_history(run_dir)[2]
     assert last["train/samples_per_second"]
-    figures = json.loads((run_dir / "metrics.json").read_text())
-    assert {name: v for name, v in figures.items() if not name.startswith("time/")} == {
+    metrics = json.loads((run_dir / "metrics.json").read_text())
+    assert {name: v for name, v in metrics.items() if not name.startswith("time/")} == {
         "fit_loss": last["fit_loss"], "test_loss": loss, "val_loss": last["val_loss"],
     }  # fmt: skip
     history = History(tmp_path)

@@ -148,11 +148,11 @@ def test_a_group_of_the_users_own_can_be_added(configs):
         ("choices.data=mnist", "choices.data=mnist: no such key"),
     ],
 )
-def test_refuses_choices_and_lines(override, message):
+def test_wrong_choices_and_lines_are_rejected(override, message):
     assert fault(override).startswith(message)
 
 
-def test_reports_what_hydra_refuses():
+def test_errors_of_hydra_are_one_message():
     assert "word: is not an override; write KEY=VALUE" in fault("word")
     assert "data.root=~/images" in fault("data.root=~/images")
     assert "Multiple values for debug" in fault("+debug=fast")
@@ -203,7 +203,7 @@ def test_files_are_checked_and_named(configs, group):
         (None, "experiment.seed=3: no such key; its file must begin with # @package"),
     ],
 )
-def test_refuses_bad_files(configs, lines, message):
+def test_bad_files_are_rejected(configs, lines, message):
     write(configs, "experiment/bad", *(lines or ()))
     if lines is None:
         (configs / "experiment/bad.yaml").write_text("seed: 3\n")
@@ -256,7 +256,7 @@ def test_flags_and_overrides():
         (["--config-dir", "elsewhere"], "--config-dir: no such option"),
     ],
 )
-def test_refuses_flags(argv, message):
+def test_wrong_flags_are_rejected(argv, message):
     with pytest.raises(ConfigError) as error:
         flags_of(argv)
     assert message in str(error.value)

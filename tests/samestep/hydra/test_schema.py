@@ -10,7 +10,7 @@ def faults(*overrides):
     return str(error.value).splitlines()
 
 
-def test_unknown_keys_are_refused_with_a_suggestion():
+def test_unknown_keys_are_rejected_with_a_suggestion():
     meant = {
         "dat=mnist": "data=mnist",
         "trainer.max_epoch=3": "trainer.max_epochs=3",

@@ -78,7 +78,7 @@ def test_a_function_of_a_library_is_called_once_a_file_of_configs_names_it(
     check()
 
 
-def test_far_from_its_project_only_what_configs_name_is_refused(tmp_path, monkeypatch) -> None:
+def test_far_from_its_project_only_what_configs_name_is_rejected(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("SAMESTEP_PROJECT", raising=False)
     monkeypatch.chdir(tmp_path)
     node = OmegaConf.create({"_target_": "project.skeleton.SkeletonModel"})

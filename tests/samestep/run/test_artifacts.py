@@ -123,7 +123,7 @@ def copying(tmp_path: Path, timeout_s: float = PATIENCE_S) -> Artifacts:
     return callback
 
 
-def test_the_copy_can_be_continued_from_wherever_it_is_cut(tmp_path: Path):
+def test_a_run_resumes_from_its_copy_wherever_the_upload_was_cut(tmp_path: Path):
     operations = 0
 
     def cut_after(number: int) -> Callable[[str], None]:
@@ -329,7 +329,7 @@ def test_a_copy_that_has_lost_its_configuration_is_not_overwritten(spec, tmp_pat
     assert begun.ckpt_path is not None
 
 
-def test_a_run_that_is_refused_leaves_nothing_of_what_was_fetched(spec, tmp_path: Path):
+def test_a_rejected_run_leaves_nothing_of_what_was_fetched(spec, tmp_path: Path):
     url = f"file://{tmp_path}/store"
     first = spec("model=mlp", f"run_root={tmp_path}/first")
     directory.begin(first, [])
@@ -395,7 +395,7 @@ def test_a_store_that_cannot_be_asked_stops_no_run_that_has_checkpoints(
         ("https://me:hunter2@host/runs", r"url=https://\*\*\*@host/runs: cannot be written"),
     ],
 )
-def test_a_store_that_cannot_work_is_refused_before_training(url, message, monkeypatch):
+def test_a_store_that_cannot_work_is_rejected_before_training(url, message, monkeypatch):
     known = sys.modules["fsspec.registry"]._registry
     monkeypatch.delitem(known, "s3", raising=False)
     monkeypatch.setitem(sys.modules, "s3fs", None)

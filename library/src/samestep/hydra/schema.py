@@ -160,19 +160,20 @@ def find_missing_keys(
     written: Mapping[str, Leaf], defaults: Mapping[str, Leaf], foreign: Container[str]
 ) -> Iterator[Fault]:
     """The keys of the reference that were removed; of a whole node, only the node."""
-    present = {*written, *nodes_of(written)}
-    missing: dict[str, None] = {}
+    nodes = nodes_of(written)
+    present = {*written, *nodes}
+    expected: dict[str, None] = {}
     for key in defaults:
-        # A value in the place of a whole node is a wrong value, not a missing key.
-        if key in present or is_below(key, written) or is_below(key, foreign):
-            continue
-        path = [*parents_of(key), key]
-        highest = next(node for node in path if node not in present)
+        expected.update(dict.fromkeys([*parents_of(key), key]))
+    for key in expected:
+        parent = parent_of(key)
+        # Below a removed node its keys are missing too, and one line is enough. A single value in
+        # the place of a node is a wrong value, not a node without keys.
+        is_removed = key not in present and (parent in nodes or not parent)
         # A run need not have the callbacks and loggers of the reference.
-        if highest not in COLLECTIONS and parent_of(highest) not in COLLECTIONS:
-            missing[highest] = None
-    for key in missing:
-        yield key, f"~{key}: a run needs this key"
+        is_optional = key in COLLECTIONS or parent in COLLECTIONS or is_below(key, foreign)
+        if is_removed and not is_optional:
+            yield key, f"~{key}: a run needs this key"
 
 
 def find_wrong_values(

@@ -308,7 +308,7 @@ def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Mani
         return newest
     lines = "".join(f"\n  {path}: {why}" for path, why in wrong.items())
     if newest is None:
-        # Not a reason to start over in silence: somebody's weeks of training may be in there.
+        # Starting over in silence would lose weeks of training that may be repairable.
         raise CheckpointError(
             f"no checkpoint of this run can be used:{lines}\nRestore one, or {NEW_RUN}."
         )

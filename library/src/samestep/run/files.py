@@ -85,7 +85,7 @@ def open_atomic(
         partial.replace(path)
         sync_directory(path.parent)
     finally:
-        # Whoever removed the run directory meanwhile gets the first error, not one of the cleanup.
+        # If the run directory was removed meanwhile, raise the first error, not one of the cleanup.
         if path.parent.is_dir() and not partial.is_dir():
             partial.unlink(missing_ok=True)
 
