@@ -115,7 +115,7 @@ def message_of(error: Exception) -> str:
     list_in_file = re.match(r"In '(.+)': .*Cannot merge DictConfig with ListConfig", text)
     if list_in_file:
         return f"configs/{list_in_file[1]}.yaml: must hold keys, not a list"
-    # What OmegaConf appends is about its own classes.
+    # What OmegaConf appends is about its own types.
     text = text.partition(" object_type=")[0]
     return textwrap.shorten(hide_assigned(text), 300)
 

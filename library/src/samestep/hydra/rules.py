@@ -63,7 +63,7 @@ BETWEEN_0_AND_1 = number("a number above 0 and below 1", lambda v: 0 < v < 1)
 FRACTION = number("a fraction from 0.0 to 1.0", lambda v: 0 <= v <= 1)
 BATCHES = NULL | whole(0) | FRACTION
 SOME_BATCHES = NULL | whole(1) | number("a fraction above 0.0, up to 1.0", lambda v: 0 < v <= 1)
-# 63 characters: a name becomes a label in Kubernetes. It is also a directory and part of a URL.
+# 63 characters: the limit of Kubernetes. A name is also a directory, and a part of a URL.
 NAME = Rule(
     f"at most 63 of A-Z a-z 0-9 . _ -, the first a letter or digit, and {STRING}",
     lambda v: isinstance(v, str) and bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", v)),

@@ -31,7 +31,7 @@ def load_run(
     Args:
         run_dir: directory of the run.
         ckpt: ``best``, ``last``, or a checkpoint that was kept, such as ``epoch-0002``.
-        packages: the user's packages, whose classes may be called, like those of torch.
+        packages: the user's packages, whose code may be called, like that of torch.
         trust: call whatever the configuration of the run names, and download what it names.
 
     Returns:

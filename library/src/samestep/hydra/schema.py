@@ -46,9 +46,9 @@ class Targets(NamedTuple):
     replaced: set[str]
     """Nodes with another class than in the reference, which says nothing about them."""
     foreign: set[str]
-    """Classes of other libraries: configs/ need not list all arguments, and any may be removed."""
+    """Nodes of other libraries: configs/ need not list all arguments, and any may be removed."""
     own: set[str]
-    """Classes of the user's package: they take further arguments, if typed with a plus."""
+    """Nodes of the user's package: they take further arguments, if typed with a plus."""
 
 
 def compare(
@@ -210,7 +210,7 @@ def find_wrong_values(
 def _unresolved(key: str, leaf: Leaf, error: OmegaConfBaseException) -> str:
     if isinstance(error, MissingMandatoryValue):
         return f"{key} is not set: add {key}=VALUE"
-    # OmegaConf's message begins with the interpolation, and continues with its own classes.
+    # OmegaConf's message begins with the interpolation, and continues with its own types.
     why = str(error).splitlines()[0].rpartition("interpolation: ")[2]
     return f"{key}={show(leaf.text)}: {why}"
 
