@@ -263,8 +263,6 @@ def test_libraries_that_are_patched_have_an_upper_version(package: str):
 
 FLYTE = ROOT / "scripts/flyte_workflow.py"
 """Flyte imports it by its path; the processes that it starts must find it by its name."""
-FORKS = LIBRARY / "sweep/forks.py"
-"""A fork runs a script as ``python`` does, which begins with the folder of the script."""
 PROJECT = LIBRARY / "hydra/project.py"
 """Makes the user's code importable for commands and scripts."""
 
@@ -273,7 +271,7 @@ def test_sys_path_is_changed_in_doorways_only():
     check_none(
         place(path, node)
         for path in OURS
-        if path not in (ROOT / "train.py", FLYTE, PROJECT, FORKS)
+        if path not in (ROOT / "train.py", FLYTE, PROJECT)
         for node in nodes(path)
         # Such as sys.path.insert and sys.path[0]; it may be read as a whole.
         if isinstance(node, (ast.Attribute, ast.Subscript))

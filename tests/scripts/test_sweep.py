@@ -25,7 +25,7 @@ WORDS = [
 
 
 def test_a_search_survives_a_kill(tmp_path: Path):
-    # Its first trial must not end before it was looked at.
+    # Its first trial must not end before the search is killed.
     enough, node = tmp_path / "enough", "+callbacks.slow"
     slow = [f"{node}._target_=labs.faults.saboteur.SlowUntil", f"{node}.path={enough}"]
     words = [*SWEEP, *WORDS, *slow, f"{node}.seconds=2", f"run_root={tmp_path}"]
@@ -34,12 +34,9 @@ def test_a_search_survives_a_kill(tmp_path: Path):
     ) as first:
         claim = tmp_path / "digits-lr-0/.claim"
         until(lambda: claim.exists() and claim.read_text())
-        program = Path("/proc", claim.read_text().split()[1], "cmdline").read_text()
         until((tmp_path / "digits-lr-0/checkpoints/last.ckpt").exists)
         first.kill()
     enough.touch()
-    # On a CPU a trial is a fork of what has imported the libraries.
-    assert ("samestep.sweep.preload" in program) == (sys.platform == "linux")
 
     done = run(*words)
     assert done.returncode == 0, done.stdout + done.stderr

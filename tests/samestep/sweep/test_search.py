@@ -148,7 +148,9 @@ def test_a_full_disk_is_one_message(tmp_path: Path):
     """The journal may have 1,024 bytes, and each trial writes more."""
     limit = "import resource, runpy, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))\n"
     code = f"{limit}sys.argv[0] = {SWEEP!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')"
-    done = run_code(code, *WORDS, f"run_root={tmp_path}", "n_trials=2")
+    # Without bytecode: the limit would cut the files that Python writes beside new sources.
+    variables = {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = run_code(code, *WORDS, f"run_root={tmp_path}", "n_trials=2", **variables)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "cannot be written: File too large; free some space, and repeat the" in done.stderr

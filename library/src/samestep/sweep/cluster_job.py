@@ -1,6 +1,6 @@
-"""Be the process of a trial that a cluster trains, with the exit codes of ``train.py``.
+"""Run one trial as a cluster job, with the exit codes of ``train.py``.
 
-SIGTERM cancels its job, which saves first.
+SIGTERM cancels the job, which saves first.
 """
 
 import signal
@@ -13,31 +13,41 @@ from samestep.errors import ConfigError, RunError
 from samestep.launch import main as launch
 from samestep.ranks import failure, process
 
-TRIES, WAIT_S = 6, 60  # of a cluster that does not answer
+TRIES, WAIT_S = 6, 60  # if the cluster does not answer
 
 
 def main(overrides: Sequence[str]) -> int:
     """Submit the run named ``$RUN_ID`` or find it, print its output, and return its exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # raises KeyboardInterrupt
+    # Raises KeyboardInterrupt in whatever waits for the cluster at that moment.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        cfg, documents = launch.prepare(overrides)
-        for _ in range(TRIES):
-            try:
-                return launch.main(overrides) or launch.call_cluster(
-                    "logs", cfg, overrides, documents
-                )
-            except RunError as error:
-                exit_code = failure.report(error)
-            time.sleep(WAIT_S)
-        return exit_code
+        return submit_and_follow(overrides)
     except ConfigError as error:
         return failure.report(error)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing may interrupt the cancellation
+        # A second signal must not interrupt the cancellation: the job would train on.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with suppress(ConfigError, RunError):
-            cfg, documents = launch.prepare(overrides)  # perhaps it is not remembered yet
-            launch.call_cluster("cancel", cfg, overrides, documents)
+            # Prepared again: the signal may have come before the first time was over.
+            cfg, manifests = launch.prepare(overrides)
+            launch.call_cluster("cancel", cfg, overrides, manifests)
         return failure.EXIT_SIGTERM
+
+
+def submit_and_follow(overrides: Sequence[str]) -> int:
+    """Submit the run, follow its output, and return its exit code; six tries if this fails."""
+    cfg, manifests = launch.prepare(overrides)
+    for _ in range(TRIES):
+        try:
+            # A submit of a run that is there changes nothing, so each try may begin with it.
+            exit_code = launch.main(overrides)
+            if exit_code == 0:
+                exit_code = launch.call_cluster("logs", cfg, overrides, manifests)
+            return exit_code
+        except RunError as error:
+            exit_code = failure.report(error)
+        time.sleep(WAIT_S)
+    return exit_code
 
 
 if __name__ == "__main__":

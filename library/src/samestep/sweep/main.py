@@ -34,18 +34,23 @@ def main(argv: Sequence[str], script: Path | None = None) -> int:
         ConfigError: if the search cannot be run.
         RunError: if its folder cannot be written.
     """
-    # Optuna and torch take seconds to import, which a typo does not need.
+    # Not at the top: `samestep sweep --help` needs neither Optuna nor Hydra.
     from samestep.sweep.settings import read
 
     try:
         settings = read(argv)
+        # Importing Optuna and torch takes seconds, and an error in the arguments should not.
         from samestep.sweep.search import Search
 
         exit_code = Search(settings, script).run()
+    # The journal, a log, or the lock of the search: Optuna's own traceback would hide which.
     except OSError as error:
         what = f"{error.filename or 'the search'} cannot be written: {error.strerror}"
         raise RunError(f"{what}; free some space, and repeat the command to continue") from error
-    if exit_code not in (0, 1):
-        name = f"RUN_ID={environment.run_id()} " if environment.run_id() else ""
-        print(f"To continue:\n  {name}{shlex.join(['samestep', 'sweep', *argv])}", flush=True)
+    was_stopped = exit_code not in (0, 1)
+    if was_stopped:
+        command = shlex.join(["samestep", "sweep", *argv])
+        if run_id := environment.run_id():
+            command = f"RUN_ID={run_id} {command}"
+        print(f"To continue:\n  {command}", flush=True)
     return exit_code

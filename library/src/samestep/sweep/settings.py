@@ -56,114 +56,200 @@ class Settings:
         """Where the search itself writes."""
         return Path(self.cfg.run_root, "sweeps", self.name)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the trials run on this machine."""
+        return bool(self.cfg.cluster.name == "local")
+
     def choose(self, params: Mapping[str, Any]) -> list[str]:
-        """The overrides for the values of a trial. Real numbers are short, to be read."""
-        is_real = {key: isinstance(kind, FloatDistribution) for key, kind in self.space.items()}
-        return [f"{k}={v:.5g}" if is_real[k] else f"{k}={v}" for k, v in params.items()]
+        """The overrides for the values of a trial."""
+        overrides = []
+        for key, value in params.items():
+            # Five places of a sampled learning rate are as good as sixteen, and can be read.
+            if isinstance(self.space[key], FloatDistribution):
+                value = f"{value:.5g}"
+            overrides.append(f"{key}={value}")
+        return overrides
 
 
 def read(words: Sequence[str]) -> Settings:
-    """The search that a command line describes; otherwise a ConfigError names the errors."""
+    """The search that a command line describes, checked.
+
+    Raises:
+        ConfigError: naming the errors.
+    """
     try:
         name, keys, parsed = parse(words)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error.msg).splitlines()[0]}") from None
     except (HydraException, YAMLError) as error:
         raise ConfigError(message_of(error)) from None
-    space = {o.get_key_element(): to_distribution(o) for o in parsed if o.is_sweep_override()}
-    overrides = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
+    space = {}
+    overrides = []
+    for override in parsed:
+        if override.is_sweep_override():
+            space[override.get_key_element()] = to_distribution(override)
+        else:
+            overrides.append(str(override.input_line))
     last = f"{name}-{keys.n_trials - 1}"
-    if not space or keys.n_trials < 1 or keys.trials_at_once < 1 or not NAME.holds(last):
-        raise ConfigError(
-            "a search needs sweep=NAME, or RUN_ID=NAME and a key with its values, such as "
-            "'model.optimizer.lr=tag(log,interval(1e-4,1e-1))'; n_trials and trials_at_once must "
-            f"be at least 1, and the name of the last trial, {last}, {NAME.text}"
-        )
-    # All choices and both ends of each range are checked, as `train.py -m` checks its values.
-    ends = {key: getattr(d, "choices", None) or (d.low, d.high) for key, d in space.items()}
-    grid = [f"{key}={','.join(map(str, values))}" for key, values in ends.items()]
-    corners = check_all([*overrides, *grid], multirun=True)
+    check_search(keys, space, last)
+    corners = check_corners(keys, space, overrides)
     cfg, copies = corners[0], None
-    is_local = cfg.cluster.name == "local"
-    if is_local:
-        num_ranks = cfg.trainer.devices if isinstance(cfg.trainer.devices, int) else 1
-        environment.limit_threads(keys.trials_at_once * num_ranks)  # before torch is imported
-    from samestep.hydra.build import check_arguments
-
-    for corner in corners:
-        check_arguments(corner)  # what each trial would reject when it builds its parts
-    if not is_local:
+    if cfg.cluster.name != "local":
         copies = check_cluster(cfg, overrides, last)
     checkpoints = find_callback(cfg, CHECKPOINTS)
     if checkpoints.get("monitor") is None:
         raise ConfigError("a search compares trials by a metric: callbacks.checkpoints.monitor")
-    monitor, is_max = checkpoints.monitor, checkpoints.mode == "max"
-    return Settings(name, keys, space, overrides, cfg, monitor, is_max, copies)
+    return Settings(
+        name=name,
+        keys=keys,
+        space=space,
+        overrides=overrides,
+        cfg=cfg,
+        monitor=checkpoints.monitor,
+        is_max=checkpoints.mode == "max",
+        copies=copies,
+    )
+
+
+def check_search(keys: Keys, space: Mapping[str, Any], last: str) -> None:
+    """Reject a search without a name or space, or whose last trial could not have its name."""
+    has_numbers = keys.n_trials >= 1 and keys.trials_at_once >= 1
+    if space and has_numbers and NAME.holds(last):
+        return
+    raise ConfigError(
+        "a search needs sweep=NAME, or RUN_ID=NAME and a key with its values, such as "
+        "'model.optimizer.lr=tag(log,interval(1e-4,1e-1))'; n_trials and trials_at_once must "
+        f"be at least 1, and the name of the last trial, {last}, {NAME.text}"
+    )
+
+
+def check_corners(
+    keys: Keys, space: Mapping[str, Any], overrides: Sequence[str]
+) -> list[DictConfig]:
+    """Check every choice and both ends of each range, as ``train.py -m`` checks its values.
+
+    Returns:
+        The checked configurations.
+    """
+    # A value that is rejected should be found now, not by the trial that happens to draw it.
+    grid = []
+    for key, distribution in space.items():
+        values = getattr(distribution, "choices", None) or (distribution.low, distribution.high)
+        grid.append(f"{key}={','.join(map(str, values))}")
+    corners = check_all([*overrides, *grid], multirun=True)
+    trainer = corners[0].trainer
+    if corners[0].cluster.name == "local":
+        num_ranks = trainer.devices if isinstance(trainer.devices, int) else 1
+        # Now, because the next line imports torch, which then has its number of threads.
+        environment.limit_threads(keys.trials_at_once * num_ranks)
+    from samestep.hydra.build import check_arguments
+
+    for corner in corners:
+        # Some values are rejected only by the object that is built of them.
+        check_arguments(corner)
+    return corners
 
 
 def check_cluster(cfg: DictConfig, overrides: Sequence[str], run_id: str) -> str | None:
     """Check a trial as before a submit; return where the copy of its run is read, if not here."""
     is_slurm = cfg.cluster.name == "slurm"
+    # The nodes of Slurm share run_root with this machine, pods do not.
     url = None if is_slurm else find_callback(cfg, ARTIFACTS).get("url")
     if "commands" in cfg.cluster or not (url or is_slurm):
         raise ConfigError(
             f"cluster={cfg.cluster.name}: a search needs local, slurm, or Kubernetes, "
             "where it reads metrics from copies: callbacks.artifacts.url=s3://bucket/runs"
         )
-    cfg, documents = prepare(overrides, run_id)
-    check_run(cfg, documents, "submit")
+    cfg, manifests = prepare(overrides, run_id)
+    check_run(cfg, manifests, "submit")
     return url
 
 
 def parse(words: Sequence[str]) -> tuple[str, Keys, list[Override]]:
     """The name of a search, its keys, and the overrides of its trials and its space."""
     parse_overrides = OverridesParser.create().parse_overrides
+    choice, typed, others = split_words(parse_overrides(list(words)))
+    content = load_file(choice)
+    for key in ("sampler", "pruner"):
+        # Another class has other arguments, so those of the file must not be merged into it.
+        if OmegaConf.select(typed, f"{key}._target_"):
+            content.pop(key, None)
+    merged = OmegaConf.merge(OmegaConf.structured(Keys), content, typed)
+    keys: Any = OmegaConf.to_object(merged)
+
+    space = [f"{key}={values}" for key, values in keys.space.items()]
+    # If a key comes twice, the last one wins: a typed value replaces the range of a file.
+    last_of_key = {}
+    for override in parse_overrides([*space, *keys.overrides, *others]):
+        last_of_key[override.key_or_group] = override
+    for key in ("run_id", "run_dir"):
+        if key in last_of_key:
+            raise ConfigError(f"{key}: each trial has its own; RUN_ID=... names the search")
+    # The name is part of those of pods, and Kubernetes allows no underscore in them.
+    name = environment.run_id() or choice.replace("_", "-")
+    return name, keys, list(last_of_key.values())
+
+
+def split_words(overrides: Sequence[Override]) -> tuple[str, DictConfig, list[str]]:
+    """The chosen file, the typed keys of the search, and the overrides of its trials."""
     choice, typed, others = "", OmegaConf.create({}), []
-    for override in parse_overrides(list(words)):
+    names = {field.name for field in fields(Keys)}
+    for override in overrides:
         key = override.key_or_group
         if key == "sweep":
             choice = str(override.value())
-        elif key.split(".")[0] in {field.name for field in fields(Keys)}:
+        elif key.split(".")[0] in names:
             OmegaConf.update(typed, key, override.value())
         else:
             others.append(str(override.input_line))
-    files = {path.stem: path for path in (configs_folder() / "sweep").glob("*.yaml")}
-    if choice and choice not in files:
-        raise ConfigError(no_such_choice("sweep", choice, sorted(files)))
-    content: Any = OmegaConf.load(files[choice]) if choice else {}
-    for key in ("sampler", "pruner"):
-        if OmegaConf.select(typed, f"{key}._target_"):
-            content.pop(key, None)  # another class has other arguments
-    keys: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Keys), content, typed))
+    return choice, typed, others
 
-    space = [f"{key}={values}" for key, values in keys.space.items()]
-    # The last one of a key counts: a value that is typed replaces those that a file searches.
-    parsed = {o.key_or_group: o for o in parse_overrides([*space, *keys.overrides, *others])}
-    for key in parsed.keys() & {"run_id", "run_dir"}:
-        raise ConfigError(f"{key}: each trial has its own; RUN_ID=... names the search")
-    name = environment.run_id() or choice.replace("_", "-")  # Kubernetes takes no underscore
-    return name, keys, list(parsed.values())
+
+def load_file(choice: str) -> Any:
+    """The content of a file in configs/sweep; empty if none was chosen."""
+    if not choice:
+        return {}
+    files = {path.stem: path for path in (configs_folder() / "sweep").glob("*.yaml")}
+    if choice not in files:
+        raise ConfigError(no_such_choice("sweep", choice, sorted(files)))
+    return OmegaConf.load(files[choice])
 
 
 def to_distribution(override: Override) -> Any:
-    """What Optuna samples for a key: Hydra's ``choice``, ``interval`` or ``range``."""
-    values: Any = override.value()
+    """Optuna's distribution for a key: Hydra's ``choice``, ``interval`` or ``range``."""
     try:
-        is_log = "log" in values.tags
         if override.is_choice_sweep():
-            pairs = zip(values.list, override.sweep_string_iterator(), strict=True)
-            # Numbers stay numbers, which plots can order.
-            return CategoricalDistribution([v if type(v) in (int, float) else t for v, t in pairs])
-        if override.is_range_sweep():
-            numbers = sorted(values.range())
-            low, high, step = numbers[0], numbers[-1], abs(values.step)
-        else:
-            low, high, step = values.start, values.end, None
-        if isinstance(low, int):
-            return IntDistribution(low, high, log=is_log, step=step or 1)
-        return FloatDistribution(low, high, log=is_log, step=step)
+            return to_categorical(override)
+        return to_numbers(override)
+    # Hydra's parser accepts some values that Optuna rejects, such as an empty range.
     except (ValueError, IndexError, AttributeError) as error:
         raise ConfigError(f"{override.input_line}: {error}") from None
+
+
+def to_categorical(override: Override) -> CategoricalDistribution:
+    """The values of a ``choice``."""
+    sweep: Any = override.value()
+    choices = []
+    for value, text in zip(sweep.list, override.sweep_string_iterator(), strict=True):
+        # Numbers stay numbers, which plots can order. Others, such as a list, are kept as typed.
+        choices.append(value if type(value) in (int, float) else text)
+    return CategoricalDistribution(choices)
+
+
+def to_numbers(override: Override) -> IntDistribution | FloatDistribution:
+    """The numbers of an ``interval`` or a ``range``."""
+    sweep: Any = override.value()
+    is_log = "log" in sweep.tags
+    if override.is_range_sweep():
+        # Python's ranges end before stop and may go down; Optuna's include both ends.
+        numbers = sorted(sweep.range())
+        low, high, step = numbers[0], numbers[-1], abs(sweep.step)
+    else:
+        low, high, step = sweep.start, sweep.end, None
+    if isinstance(low, int):
+        return IntDistribution(low, high, log=is_log, step=step or 1)
+    return FloatDistribution(low, high, log=is_log, step=step)
 
 
 def find_callback(cfg: DictConfig, target: str) -> Any:
