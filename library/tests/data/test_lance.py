@@ -112,7 +112,9 @@ def test_blocks_that_take_much_memory_and_those_of_many_ranks_are_not_read(
     assert plain(BatchLoader(rows, 8, shuffle=BLOCKS)) == some
     assert rows.most_held > 30 > most_near
     num_bytes = sum(file.stat().st_size for file in Path(uri, "data").iterdir())
-    monkeypatch.setattr(lance_rows, "MOST_HELD", 45 * num_bytes // 250)  # two windows of 21 rows
+    monkeypatch.setattr(
+        lance_rows, "MAX_BLOCK_BYTES", 45 * num_bytes // 250
+    )  # two windows of 21 rows
     rows.most_held = 0
     assert plain(BatchLoader(rows, 8, shuffle=BLOCKS)) == some
     assert 0 < rows.most_held <= 3 * BLOCKS.at_once
@@ -120,7 +122,7 @@ def test_blocks_that_take_much_memory_and_those_of_many_ranks_are_not_read(
     monkeypatch.setattr(environment, "world_size", lambda: 3)
     assert len(next(iter(BatchLoader(rows, 8, shuffle=BLOCKS)))["number"]) == 3
     monkeypatch.undo()
-    monkeypatch.setattr(lance_rows, "MOST_HELD", 2 * 3 * 7 * 20)  # 20 bytes a row
+    monkeypatch.setattr(lance_rows, "MAX_BLOCK_BYTES", 2 * 3 * 7 * 20)  # 20 bytes a row
     assert plain(BatchLoader(rows, 8, shuffle=BLOCKS)) == some
     assert not rows.blocks_read
 
@@ -130,7 +132,7 @@ def test_a_number_that_is_missing_is_an_error_and_not_another_number(tmp_path: P
     lance.write_dataset(pa.table(columns), tmp_path / "rows")
     rows = LanceRows(str(tmp_path / "rows"))
     assert rows[torch.tensor([3])]["score"].item() == 2
-    message = "column label: 1 values are missing, for which a tensor of int64 has no sign"
+    message = "column label: 1 values are missing, and a tensor of int64 has"
     with pytest.raises(ConfigError, match=message):
         rows[torch.tensor([3, 20])]
     with pytest.raises(ConfigError, match=message):

@@ -12,7 +12,7 @@ SHUFFLES = {"drawn": True, "cipher": True, "blocks": Blocks(4, at_once=3), "one"
 @pytest.fixture(params=SHUFFLES)
 def shuffle(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool | Blocks:
     if request.param == "cipher":
-        monkeypatch.setattr(order, "MOST_DRAWN", 0)
+        monkeypatch.setattr(order, "MAX_PERMUTATION", 0)
     return SHUFFLES[request.param]
 
 
@@ -44,7 +44,7 @@ def test_a_full_shuffle_has_no_trace_of_the_old_order(
 ):
     num = 10_000
     if is_large:
-        monkeypatch.setattr(order, "MOST_DRAWN", 0)
+        monkeypatch.setattr(order, "MAX_PERMUTATION", 0)
     positions = torch.arange(num)
     for epoch in range(5):
         ids = make_order(num, True, 3, epoch)(0, num)

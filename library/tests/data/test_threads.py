@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from library.tests.programs import run_code, until
-from samestep.data.threads import Readers
+from samestep.data.threads import ReadAheadPool
 
 
 def test_what_a_thread_returns_or_raises_is_in_its_future():
@@ -19,7 +19,7 @@ def test_what_a_thread_returns_or_raises_is_in_its_future():
         begun.set()
         may_end.wait()
 
-    readers = Readers(1)
+    readers = ReadAheadPool(1)
     good, bad = readers.submit(divmod, 7, 2), readers.submit(divmod, 7, 0)
     running, cancelled = readers.submit(wait), readers.submit(print, "never")
     assert good.result() == (3, 1)

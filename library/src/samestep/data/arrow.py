@@ -17,11 +17,11 @@ from torch import Tensor
 
 from samestep.errors import ConfigError
 
-END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream that was written to its end
+END = b"\xff\xff\xff\xff\0\0\0\0"  # the last bytes of a complete stream
 
 
 class ArrowRows:
-    """A data set for ``BatchLoader``: what Hugging Face's ``Dataset.save_to_disk`` has written.
+    """A data set for ``BatchLoader``, written by Hugging Face's ``Dataset.save_to_disk``.
 
     The system reads the pages of the rows that are asked for, and takes their memory back when
     it is short.
@@ -51,8 +51,10 @@ class ArrowRows:
         try:
             state = json.loads(Path(uri, "state.json").read_text())
             self.files += [Path(uri, file["filename"]) for file in state["_data_files"]]
-            sizes = [file.stat().st_size for file in self.files]
             batches = self._map_files()
+            self.digest = digest_of(state.get("_fingerprint"), self.files)
+            """Equal only for the same rows."""
+        # A KeyError: the state.json of another program.
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(
                 f"{uri}: is no folder that save_to_disk has written: "
@@ -61,13 +63,9 @@ class ArrowRows:
         self.schema = batches[0].schema
         names = self.schema.names
         self.columns = list(columns or names)
-        if missing := [name for name in self.columns if name not in names]:
-            raise ConfigError(f"{uri}: has no column {missing[0]}; it has {', '.join(names)}")
+        check_columns(uri, self.columns, names)
         self.metadata: dict[bytes, bytes] = self.schema.metadata or {}
         self._take(batches)
-        facts = [state.get("_fingerprint"), *zip([f.name for f in self.files], sizes, strict=True)]
-        self.digest = sha256(json.dumps(facts).encode()).hexdigest()
-        """Of the fingerprint that ``datasets`` gives to the rows, and of the files and sizes."""
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -76,17 +74,23 @@ class ArrowRows:
         """The rows ``ids``, int64 ``[B]``, in this order."""
         rows = ids.numpy()
         numbers = np.searchsorted(self.starts, rows, side="right") - 1
-        places = zip(numbers.tolist(), (rows - self.starts[numbers]).tolist(), strict=True)
-        # Table.take would copy whole columns first.
-        found = [self.batches[number].slice(row, 1) for number, row in places]
+        places = rows - self.starts[numbers]
+        found = []
+        # Not Table.take: it would copy whole columns first.
+        for number, place in zip(numbers.tolist(), places.tolist(), strict=True):
+            found.append(self.batches[number].slice(place, 1))
+        # With the schema, because an empty slice of a rank has no batch to take it from.
         schema = self.batches[0].schema
         return self.decode(pa.Table.from_batches(found, schema).combine_chunks())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "batches"}
+        # pickle would write the rows of a mapped file, and each loader process would hold a copy.
+        state = vars(self).copy()
+        del state["batches"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Map the files in another process, instead of a copy of their rows."""
+        """Map the files again in another process."""
         vars(self).update(state)
         self._take(self._map_files())
 
@@ -97,6 +101,7 @@ class ArrowRows:
     def _map_files(self) -> list[pa.RecordBatch]:
         batches: list[pa.RecordBatch] = []
         for file in self.files:
+            # A stream that was cut at a batch reads without an error, and with fewer rows.
             with file.open("rb") as stream:
                 stream.seek(-min(len(END), file.stat().st_size), 2)
                 if stream.read() != END:
@@ -105,16 +110,32 @@ class ArrowRows:
         return batches
 
 
+def check_columns(uri: str, columns: Sequence[str], names: Sequence[str]) -> None:
+    """Reject columns that a table does not have."""
+    for column in columns:
+        if column not in names:
+            raise ConfigError(f"{uri}: has no column {column}; it has {', '.join(names)}")
+
+
+def digest_of(fingerprint: str | None, files: Sequence[Path]) -> str:
+    """SHA-256 of the fingerprint that ``datasets`` gives to rows, and of their files and sizes."""
+    # Not of the rows: every start of a run would read all of them.
+    facts: list[Any] = [fingerprint]
+    for file in files:
+        facts.append((file.name, file.stat().st_size))
+    return sha256(json.dumps(facts).encode()).hexdigest()
+
+
 def to_tensors(table: pa.Table) -> dict[str, Any]:
     """Numbers as tensors ``[B]``, lists of fixed size as ``[B, size]``, all others as lists.
 
     Raises:
         ConfigError: if a row has no value where a tensor needs one.
     """
-    return {
-        name: values if isinstance(values, list) else torch.from_numpy(values)
-        for name, values in to_values(table).items()
-    }
+    batch: dict[str, Any] = {}
+    for name, values in to_values(table).items():
+        batch[name] = values if isinstance(values, list) else torch.from_numpy(values)
+    return batch
 
 
 def to_values(table: pa.Table) -> dict[str, NDArray[Any] | list[Any]]:
@@ -124,18 +145,25 @@ def to_values(table: pa.Table) -> dict[str, NDArray[Any] | list[Any]]:
         if not is_numeric(column.type):
             batch[name] = column.to_pylist()
             continue
-        values, shape, missing = column.combine_chunks(), [len(table)], 0
+        values = column.combine_chunks()
+        shape = [len(table)]
+        missing = 0
+        # Lists of lists: each level is one more dimension of the tensor.
         while pa.types.is_fixed_size_list(values.type):
             shape.append(values.type.list_size)
             missing += values.null_count
+            # flatten() leaves out the values of a missing list, so reshape would shift the others.
             values = values.flatten()
+        # A missing float is nan. Arrow would make floats of a column of integers that lacks one, in
+        # this batch only.
         if not pa.types.is_floating(values.type):
             missing += values.null_count
         if missing:
             raise ConfigError(
-                f"column {name}: {missing} values are missing, for which a tensor of {values.type} "
-                "has no sign; fill them, or read the column with decode="
+                f"column {name}: {missing} values are missing, and a tensor of {values.type} has "
+                "no value that says so; fill them, or read the column with decode="
             )
+        # np.array copies: to_numpy may give a view of the file, which is read-only.
         batch[name] = np.array(values.to_numpy(zero_copy_only=False)).reshape(shape)
     return batch
 
@@ -144,6 +172,5 @@ def is_numeric(kind: pa.DataType) -> bool:
     """Whether ``to_tensors`` makes a tensor of such a column."""
     while pa.types.is_fixed_size_list(kind):
         kind = kind.value_type
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    )
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return bool(is_number or pa.types.is_boolean(kind))

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from samestep.data.order import Blocks
 from samestep.data.sampler import GlobalBatchSampler, Slice
-from samestep.data.seeds import generator, random_numbers_kept, seed_sample
-from samestep.data.threads import Readers
+from samestep.data.seeds import generator, isolated_rng, seed_sample
+from samestep.data.threads import ReadAheadPool
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment
 
@@ -136,7 +136,7 @@ class BatchLoader:
         def draw() -> tuple[float, ...]:
             return torch.rand(()).item(), np.random.rand(), random.random()
 
-        with random_numbers_kept():
+        with isolated_rng():
             seed_sample(0)
             untouched = draw()
             seed_sample(0)
@@ -200,7 +200,7 @@ class BatchLoader:
                 "would share; read ahead by num_workers, or draw after the batch is read"
             )
         order, waiting = self._expected(), deque[Future[Any]]()
-        readers = Readers(self.num_threads)
+        readers = ReadAheadPool(self.num_threads)
         try:
             while True:
                 for place in islice(order, 2 * self.num_threads - len(waiting)):
@@ -233,7 +233,7 @@ class _Slices(Dataset[Any]):
     def __getitem__(self, place: Slice) -> Any:
         if not self.are_seeded:
             return self.read(place)
-        with random_numbers_kept():
+        with isolated_rng():
             return self.read(place, seed_sample)
 
     def read(self, place: Slice, seed: Callable[..., None] = lambda *_: None) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from samestep.data.sampler import Part, SplitBatches, WrappedBatches
+from samestep.data.sampler import SlicePositions, SplitBatches, WrappedBatches
 from samestep.data.seeds import mix_seed, seed_sample
 from samestep.ranks import environment
 
@@ -24,7 +24,7 @@ class Ids(list[Any]):
     """The positions of a batch. Whoever reads them samples the random numbers of this batch.
 
     The loader process that reads a batch gets nothing else from the process that trains. Those of
-    a ``Part`` are sampled for each position, so they do not depend on how a batch is split.
+    ``SlicePositions`` are sampled for each position, so they do not depend on how a batch is split.
     """
 
     def __init__(self, ids: Any, seed: int, start: int | None = None) -> None:
@@ -83,7 +83,7 @@ class ResumableBatches(WrappedBatches, BatchSampler):
                 return
             if number >= first:
                 is_list = isinstance(ids, (list, tuple))
-                start = ids.start if isinstance(ids, Part) else None
+                start = ids.start if isinstance(ids, SlicePositions) else None
                 rank = environment.rank() if start is None else 0
                 yield Ids(ids, mix_seed(*numbers, number, rank), start) if is_list else ids
 

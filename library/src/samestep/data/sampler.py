@@ -1,10 +1,10 @@
 """Which samples each step sees, on which rank."""
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
-from itertools import cycle, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from samestep.data.order import Blocks, make_order
-from samestep.data.seeds import generator, random_numbers_kept, seed_sample
+from samestep.data.seeds import generator, isolated_rng, seed_sample
 
 
 class Slice(NamedTuple):
-    """One rank's part of one global batch."""
+    """One rank's slice of one global batch."""
 
     ids: Tensor
     """Samples of this rank, int64 ``[B]``."""
@@ -86,7 +86,7 @@ class GlobalBatchSampler(Sampler[Slice]):
         self.epoch = 0
         """Epoch of the next pass."""
         self.first_batch = 0
-        """Batch the next pass begins with: not 0 when a run continues within an epoch."""
+        """Batch the next pass begins with: not 0 when a run resumes within an epoch."""
 
     def __len__(self) -> int:
         full_steps, rest = divmod(self.num_samples, self.batch_size)
@@ -95,7 +95,9 @@ class GlobalBatchSampler(Sampler[Slice]):
 
     def __iter__(self) -> Iterator[Slice]:
         order = make_order(self.num_samples, self.shuffle, self.seed, self.epoch)
-        first_batch, self.first_batch = self.first_batch, 0
+        # Only the first pass after a resume begins within an epoch.
+        first_batch = self.first_batch
+        self.first_batch = 0
         for index in range(first_batch, len(self)):
             begin, size = self._find_batch(index)
             lengths = split(size, self.shares)
@@ -114,7 +116,7 @@ class GlobalBatchSampler(Sampler[Slice]):
         return split(self._find_batch(index)[1], self.shares)
 
     def weight(self, index: int) -> float:
-        """What makes the mean over this rank's slice of batch ``index`` count as it should.
+        """Loss weight of this rank's slice, so that every sample of the step counts equally.
 
         DDP takes the mean over ranks, and Lightning the mean over the batches of a step. With these
         weights the gradient is the mean over all samples of the step. 1 if all slices are equal.
@@ -123,19 +125,22 @@ class GlobalBatchSampler(Sampler[Slice]):
         return self.lengths(index)[self.rank] * equal_parts / self.size_of_step(index)
 
     def weights_of_ranks(self) -> list[float]:
-        """What each rank counts for in a mean over the ranks; 1 on average."""
-        batches = [self.lengths(index) for index in range(self.batches_per_step)]
-        sums = [sum(lengths) for lengths in zip(*batches, strict=True)]
-        return [own * self.world_size / sum(sums) for own in sums]
+        """The weight of each rank in a mean over the ranks; 1 on average."""
+        # Over the first step, like which all full steps are cut.
+        samples = [0] * self.world_size
+        for index in range(self.batches_per_step):
+            for rank, length in enumerate(self.lengths(index)):
+                samples[rank] += length
+        return [own * self.world_size / sum(samples) for own in samples]
 
     def has_equal_slices(self) -> bool:
         """Whether every weight of an epoch is 1, on every rank."""
         equal_parts = self.world_size * self.batches_per_step
-        return all(
-            length * equal_parts == self.size_of_step(index)
-            for index in self._different_batches()
-            for length in self.lengths(index)
-        )
+        for index in self._different_batches():
+            for length in self.lengths(index):
+                if length * equal_parts != self.size_of_step(index):
+                    return False
+        return True
 
     def has_empty_slices(self) -> bool:
         """Whether some rank gets no sample of some batch."""
@@ -143,13 +148,15 @@ class GlobalBatchSampler(Sampler[Slice]):
 
     def _different_batches(self) -> set[int]:
         """Batches of the first and the last step; all other steps are cut like the first."""
-        num, of_step = len(self), self.batches_per_step
-        return {*range(num)[:of_step], *range(num)[-of_step:]}
+        batches = range(len(self))
+        return {*batches[: self.batches_per_step], *batches[-self.batches_per_step :]}
 
     def _find_batch(self, index: int) -> tuple[int, int]:
         """Where batch ``index`` begins in the order of an epoch, and how many samples it has."""
         step, number = divmod(index, self.batches_per_step)
         size = self.size_of_step(index)
+        # Rounded at each cut, not per batch, so that the batches have exactly the samples of the
+        # step, also if it does not divide.
         begin = size * number // self.batches_per_step
         end = size * (number + 1) // self.batches_per_step
         return step * self.batch_size + begin, end - begin
@@ -162,15 +169,16 @@ class WrappedBatches(Sampler[Any]):
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else the batch sampler has, such as ``sampler`` and ``batch_size``."""
-        if name == "batches":  # a copy asks for it before it is there
+        # copy and pickle ask an object for attributes before it has any, and this would never end.
+        if name == "batches":
             raise AttributeError(name)
         return getattr(self.batches, name)
 
 
 class BatchesOfRank(WrappedBatches):
-    """Shares the batches of a batch sampler out: a rank gets every ``world_size``-th one.
+    """Deals the batches of a batch sampler to the ranks: each gets every ``world_size``-th one.
 
-    Some batches are repeated, so that every rank gets as many.
+    The first batches are repeated at the end if some ranks would get one less.
 
     Args:
         batches: the batch sampler; it must give the same batches on every rank.
@@ -187,16 +195,30 @@ class BatchesOfRank(WrappedBatches):
         return -(-len(self.batches) // self.world_size)
 
     def __iter__(self) -> Iterator[Any]:
-        # All at once where that ends: the random numbers of later steps are those of each rank.
-        batches = iter(list(self.batches) if hasattr(self.batches, "__len__") else self.batches)
-        first: Sequence[Any] = ()
+        batches = draw_batches(self.batches)
+        first_group: list[Any] = []
         while group := list(islice(batches, self.world_size)):
-            first = first or group
-            yield [*group, *islice(cycle(first), self.world_size)][self.rank]
+            first_group = first_group or group
+            # Only the last group can be too short. The first one fills it, repeatedly if it is the
+            # last one too: DDP waits for every rank in every step, so none may have fewer batches.
+            if self.rank < len(group):
+                yield group[self.rank]
+            else:
+                yield first_group[(self.rank - len(group)) % len(first_group)]
 
 
-class Part(list[Any]):
-    """The positions of one rank's part of a batch, and where it begins in the batch."""
+def draw_batches(batches: Any) -> Iterator[Any]:
+    """The batches of a batch sampler, drawn at once if their number is known."""
+    # A sampler may draw random numbers for each batch, and between two steps the ranks draw
+    # different ones, such as for dropout: it would then give other batches on each rank. A sampler
+    # without a length may be endless, and cannot be drawn at once.
+    if hasattr(batches, "__len__"):
+        return iter(list(batches))
+    return iter(batches)
+
+
+class SlicePositions(list[Any]):
+    """The positions of one rank's slice of a batch, and where it begins in the batch."""
 
     def __init__(self, ids: Iterable[Any], start: int) -> None:
         super().__init__(ids)
@@ -214,7 +236,7 @@ class SplitBatches(WrappedBatches):
         rank: of this process.
         world_size: number of ranks.
         seed: of the random numbers that the batch sampler draws, the same for each pass; None
-            leaves them to whoever asks for the batches.
+            leaves the seed to the caller.
     """
 
     def __init__(self, batches: Any, rank: int, world_size: int, seed: int | None = None) -> None:
@@ -225,41 +247,50 @@ class SplitBatches(WrappedBatches):
         self.digest = 0
         """Of the first batch of this pass; it must be equal on all ranks."""
         self.is_unequal = False
-        """Whether the slices of a batch had not all one length."""
-        self._sizes: dict[int, tuple[int, int]] = {}  # of our slice, and of the whole batch
+        """Whether some batch did not divide by the number of ranks."""
+        self._sizes: dict[int, tuple[int, int]] = {}
+        """Samples of our slice and of the whole batch, for batches that were drawn and not used."""
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[SlicePositions]:
         for number, batch in enumerate(self._draw()):
             ids = list(batch)
+            # The first batch is enough to see that the ranks shuffle with different seeds.
             if number == 0:
                 self.digest = zlib.crc32(repr(ids).encode())
             lengths = split(len(ids), (1.0,) * self.world_size)
-            start, size = sum(lengths[: self.rank]), lengths[self.rank]
+            start = sum(lengths[: self.rank])
+            size = lengths[self.rank]
             self._sizes[number] = size, len(ids)
             self.is_unequal |= len({*lengths}) > 1
-            yield Part(ids[start : start + size], start) if size else Part(ids[:1], 0)
+            if size:
+                yield SlicePositions(ids[start : start + size], start)
+            else:
+                # Not an empty slice: a collate function cannot make a batch of no samples.
+                yield SlicePositions(ids[:1], 0)
 
     def _draw(self) -> Iterator[Any]:
         if self.seed is None or not hasattr(self.batches, "__len__"):
             return iter(self.batches)
-        with random_numbers_kept():
+        with isolated_rng():
             seed_sample(self.seed)
-            return iter(list(self.batches))
+            return draw_batches(self.batches)
 
     def weight(self, index: int) -> float:
-        """What makes the mean over this rank's slice of batch ``index`` count as it should."""
-        self._sizes.pop(index - 1, None)  # its step is over
+        """Loss weight of this rank's slice, so that every sample of the step counts equally."""
+        # The step before is over. Later batches may be drawn already, by loaders that read ahead.
+        self._sizes.pop(index - 1, None)
         size, whole = self._sizes[index]
         return size * self.world_size / whole
 
     def weights_of_ranks(self) -> list[float]:
-        """What each rank counts for in a mean over the ranks; 1 on average."""
-        # Without a size of its own, such as one that fills buckets.
+        """The weight of each rank in a mean over the ranks; 1 on average."""
+        # A batch sampler that fills buckets has no batch_size: its ranks count the same.
         size = getattr(self.batches, "batch_size", None) or self.world_size
-        return [n * self.world_size / size for n in split(size, (1.0,) * self.world_size)]
+        lengths = split(size, (1.0,) * self.world_size)
+        return [length * self.world_size / size for length in lengths]
 
 
 @lru_cache
@@ -271,13 +302,15 @@ def split(size: int, shares: tuple[float, ...]) -> tuple[int, ...]:
 
     Source: the method of the largest remainder (Hamilton).
     """
-    # Fractions are exact: a sum of large shares could be infinite.
+    # Fractions are exact: rounded quotas could differ between machines, and the sum of large shares
+    # could be infinite. They are slow, so results are cached; an epoch has two sizes of batches.
     total = sum(map(Fraction, shares))
     quotas = [size * Fraction(share) / total for share in shares]
     lengths = [int(quota) for quota in quotas]
     by_fraction = sorted(range(len(shares)), key=lambda rank: lengths[rank] - quotas[rank])
     for rank in by_fraction[: size - sum(lengths)]:
         lengths[rank] += 1
+    # A rank without a sample would need a step of its own kind: the longest slice gives it one.
     while 0 in lengths and size >= len(shares):
         lengths[lengths.index(max(lengths))] -= 1
         lengths[lengths.index(0)] += 1
