@@ -34,7 +34,7 @@ DEFAULTS = {  # each line of stderr begins with its rank, and is kept in a file
 
 def main() -> int:
     """Train here; the arguments and the variables say as which node."""
-    if "--help" in sys.argv[1:2] or "-h" in sys.argv[1:2]:
+    if sys.argv[1:2] in (["--help"], ["-h"]):
         print(__doc__)
         return 0
     exit_code = pid1.supervise()

@@ -27,7 +27,7 @@ CAUSES = {  # pattern of an error or a reason: cause and remedy; {0} is the firs
     r'exceeded quota: (\S+), requested: (.*?)(?:"|$)':
         "the namespace's quota {0} is used up: {1}; wait for other runs, or ask for less "
         "(trainer.num_nodes, trainer.devices, cluster.memory)",
-    r'no matches for kind "(\w+)"|have a resource type "(\w+)':
+    r'(?:no matches for kind|have a resource type) "(\w+)':
         "the cluster does not know {0}: have its operator installed, or choose cluster=k8s, which "
         "needs none",
     r'namespaces? "(\S+?)" not found':
@@ -62,6 +62,8 @@ CAUSES = {  # pattern of an error or a reason: cause and remedy; {0} is the firs
         "it was evicted or preempted; another pod replaces it",
 }  # fmt: skip
 
+WARNING = re.compile(r"^Warning:.*$", re.MULTILINE)
+
 USUAL_WAITS = ("ContainerCreating", "PodInitializing")
 """Reasons why a container waits that need no explanation: they end by themselves."""
 
@@ -73,18 +75,13 @@ def explain_error(stderr: str) -> str:
 
 def explain(text: str, causes: Mapping[str, str] = CAUSES) -> str:
     """Explain an event or a reason in one line; an unknown one by its last line."""
-    lines: list[str] = []
-    for line in text.strip().splitlines():
-        # kubectl prints warnings of the server before its error. They are not the cause.
-        if not line.startswith("Warning:"):
-            lines.append(line)
+    # kubectl prints warnings of the server before its error. They are not the cause.
+    lines = WARNING.sub("", text).strip().splitlines()
     message = " ".join(lines)
     for pattern, sentence in causes.items():
         match = re.search(pattern, message)
         if match:
-            # Of a pattern with alternatives only the groups of one alternative have matched.
-            groups = [group for group in match.groups() if group is not None]
-            return sentence.format(*groups)
+            return sentence.format(*match.groups())
     if not lines:
         return "kubectl failed"
     return lines[-1].removeprefix("error: ").lstrip("* ")

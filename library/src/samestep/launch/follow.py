@@ -37,7 +37,7 @@ class Stream:
     process: subprocess.Popen[bytes]
     has_ended: bool  # whether the container had ended when it was started
     alive: float = 0  # when it was last seen to run
-    ended: float = 0  # when it was first seen to have ended
+    ended: float = math.inf  # when it was first seen to have ended
 
     def check_cut(self, *, has_ended: bool) -> bool:
         """Note whether the stream runs; return whether it ended before the log, as by a proxy.
@@ -54,7 +54,7 @@ class Stream:
         if has_ended:
             return self.process.returncode != 0
         # The cluster learns that a container has ended somewhat later than its log ends.
-        self.ended = self.ended or now
+        self.ended = min(self.ended, now)
         return now - self.ended >= LATE_S
 
 
@@ -70,7 +70,7 @@ def logs(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
         answers = poll(lambda: (kubectl.get(cfg, name), kubectl.get_pods(cfg)))
         for number, (run, pods) in enumerate(answers):
             follow_containers(cfg, pods, streams)
-            if run is None or kubectl.find_outcome(run) is not None:
+            if not run or kubectl.find_outcome(run) is not None:
                 break
             if has_lost_reader(stdout):
                 return EXIT_LOST_READER
@@ -78,7 +78,7 @@ def logs(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
             if number % EVENTS_EVERY == 0:
                 warnings = kubectl.get_warnings(cfg, run)
             print_new_lines(explain_run(cfg, run, pods, warnings), printed)
-        if run is None and not streams:
+        if not run and not streams:
             raise kubectl.build_missing_error(cfg)
         wait_for_last_lines(streams)
     finally:
@@ -161,7 +161,7 @@ def status(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     manifest = kubectl.find_owner(manifests)
     run = kubectl.get(cfg, kubectl.build_resource_name(manifest))
     pods = kubectl.get_pods(cfg)
-    if run is None and not pods:
+    if not run and not pods:
         raise kubectl.build_missing_error(cfg)
     print(f"{manifest['kind']} {cfg.run_id}: {describe_run(run, pods)}")
     warnings = kubectl.get_warnings(cfg, run) if run else []
@@ -183,9 +183,9 @@ def print_pods(cfg: DictConfig) -> None:
             print(line)
 
 
-def describe_run(run: Manifest | None, pods: Sequence[Manifest]) -> str:
+def describe_run(run: Manifest, pods: Sequence[Manifest]) -> str:
     """Describe the state of a run by its last condition, or by the pods that it has."""
-    if run is None:
+    if not run:
         return "was removed before it ended"
     if "deletionTimestamp" in run["metadata"]:
         return "is being cancelled"
@@ -213,10 +213,10 @@ def describe_condition(condition: Manifest) -> str:
 
 
 def explain_run(
-    cfg: DictConfig, run: Manifest | None, pods: Sequence[Manifest], warnings: Sequence[Manifest]
+    cfg: DictConfig, run: Manifest, pods: Sequence[Manifest], warnings: Sequence[Manifest]
 ) -> list[str]:
     """Explain why there are no pods, or fewer than there should be, and what each waits for."""
-    lines = [*explain_owner(cfg, run or {}), *explain_rejected(cfg, warnings)]
+    lines = [*explain_owner(cfg, run), *explain_rejected(cfg, warnings)]
     messages: dict[str, list[str]] = {}
     for event in warnings:
         about = event["involvedObject"]

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -38,11 +37,10 @@ def call(
         RunError: if kubectl fails: one sentence with the cause and the remedy.
     """
     command = build_command(cfg, *arguments, f"--request-timeout={timeout_s:g}s")
-    text = render.text(manifests) if manifests else ""
     try:
         result = subprocess.run(
             command,
-            input=text,
+            input=render.text(manifests),
             capture_output=True,
             text=True,
             check=False,
@@ -73,13 +71,14 @@ def apply(cfg: DictConfig, manifests: Sequence[Manifest], *options: str) -> str:
     return call(cfg, "apply", "--validate=strict", "--filename=-", *options, manifests=manifests)
 
 
-def get(cfg: DictConfig, *arguments: str) -> Any:
-    """Get an object or a list of objects; None if there is none."""
+def get(cfg: DictConfig, *arguments: str) -> Manifest:
+    """Get an object or a list of objects; empty if there is none."""
     # Without --ignore-not-found a missing object could not be told from a cluster that is away.
     answer = call(cfg, "get", *arguments, "--output=json", "--ignore-not-found")
-    if not answer.strip():
-        return None
-    return json.loads(answer)
+    found: Manifest = {}
+    if answer.strip():
+        found = json.loads(answer)
+    return found
 
 
 def select_pods(cfg: DictConfig) -> str:
@@ -89,8 +88,7 @@ def select_pods(cfg: DictConfig) -> str:
 
 def get_pods(cfg: DictConfig) -> list[Manifest]:
     """Get the pods of the run, sorted by name."""
-    found = get(cfg, "pods", select_pods(cfg)) or {}
-    pods: list[Manifest] = found.get("items", [])
+    pods: list[Manifest] = get(cfg, "pods", select_pods(cfg)).get("items", [])
     return sorted(pods, key=lambda pod: pod["metadata"]["name"])
 
 
@@ -119,10 +117,8 @@ def build_resource_name(manifest: Manifest) -> str:
     return f"{kind}/{manifest['metadata']['name']}"
 
 
-def find_outcome(run: Manifest | None) -> bool | None:
+def find_outcome(run: Manifest) -> bool | None:
     """Whether the run succeeded; None if it has not ended, or does not exist."""
-    if run is None:
-        return None
     for condition in run.get("status", {}).get("conditions", ()):
         if condition["type"] in OUTCOMES and condition["status"] == "True":
             return OUTCOMES[condition["type"]]
@@ -132,7 +128,7 @@ def find_outcome(run: Manifest | None) -> bool | None:
 def get_warnings(cfg: DictConfig, run: Manifest) -> list[Manifest]:
     """Get the warnings since the run was submitted, the oldest first; none if we may not."""
     try:
-        found = get(cfg, "events", "--field-selector=type=Warning") or {}
+        found = get(cfg, "events", "--field-selector=type=Warning")
     except RunError:
         return []
     created = run["metadata"]["creationTimestamp"]
@@ -173,6 +169,6 @@ def reject_missing_namespace(cfg: DictConfig) -> None:
     is_missing = False
     # Not every user may read namespaces. Then the error is the more general one.
     with suppress(RunError):
-        is_missing = get(cfg, "namespaces", name) is None
+        is_missing = not get(cfg, "namespaces", name)
     if is_missing:
         raise RunError(explain(f'namespaces "{name}" not found'))

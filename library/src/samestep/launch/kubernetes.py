@@ -101,7 +101,7 @@ def reject_missing_claim(cfg: DictConfig, manifests: Sequence[Manifest]) -> None
         claim = kubectl.get(cfg, "persistentvolumeclaims", name)
     except RunError:
         return  # not every user may read claims
-    if claim is None:
+    if not claim:
         raise RunError(
             f"cluster.volume={name}: there is no such claim in the namespace; {MAKE_CLAIM}"
         )
@@ -111,7 +111,7 @@ def submit(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """Start the run, or start it again after it ended; change nothing while it runs."""
     owner = find_owner(manifests)
     run = kubectl.get(cfg, build_resource_name(owner))
-    if run is not None:
+    if run:
         outcome = find_outcome(run)
         is_same = was_submitted(run, owner)
         reject_running(cfg, run, is_same=is_same)
@@ -164,7 +164,7 @@ def make_owner(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
     """
     run = kubectl.get(cfg, build_resource_name(find_owner(manifests)))
     owned = find_owned(manifests)
-    if not owned or run is None:
+    if not owned or not run:
         return
     owner = {
         "apiVersion": run["apiVersion"],
@@ -199,9 +199,9 @@ def fill_volume(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
 
 def cancel(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     """End the run so that its pods can save; then remove everything that belongs to it."""
-    is_run = kubectl.get(cfg, build_resource_name(find_owner(manifests))) is not None
+    run = kubectl.get(cfg, build_resource_name(find_owner(manifests)))
     existed = remove_all(cfg, manifests)
-    if is_run:
+    if run:
         state = "cancelled; the same submit continues it"
     elif existed:
         state = "had ended; its objects are removed"
@@ -217,7 +217,7 @@ def remove_all(cfg: DictConfig, manifests: Sequence[Manifest]) -> bool:
     """Remove all objects of the run, and wait for its pods; return whether there were any."""
     name = build_resource_name(find_owner(manifests))
     run = kubectl.get(cfg, name)
-    if run is not None:
+    if run:
         remove_owner(cfg, run, name)
     # The pods need their Service and their volume while they save, so these come afterwards.
     owned = find_owned(manifests)
@@ -227,7 +227,7 @@ def remove_all(cfg: DictConfig, manifests: Sequence[Manifest]) -> bool:
         options = ("--filename=-", "--ignore-not-found", f"--timeout={EXTRA_S}s")
         answer = kubectl.call(cfg, "delete", *options, manifests=owned)
     wait_until_none(cfg, lambda: len(get_pods(cfg)))
-    return run is not None or bool(answer.strip())
+    return bool(run) or bool(answer.strip())
 
 
 def remove_owner(cfg: DictConfig, run: Manifest, name: str) -> None:
@@ -246,9 +246,8 @@ def remove_owner(cfg: DictConfig, run: Manifest, name: str) -> None:
 
     def count_remaining() -> int:
         num_pods = sum(is_training_pod(cfg, pod) for pod in get_pods(cfg))
-        if num_pods:
-            return num_pods
-        return int(kubectl.get(cfg, name) is not None)
+        # The owner object itself goes a moment after its last pod.
+        return num_pods or int(bool(kubectl.get(cfg, name)))
 
     wait_until_none(cfg, count_remaining)
 

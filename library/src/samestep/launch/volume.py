@@ -53,7 +53,7 @@ def leave_existing_claim(cfg: DictConfig, manifests: Sequence[Manifest]) -> list
     claim, *rest = manifests  # render puts it first, if there is one
     if claim["kind"] != CLAIM:
         return list(manifests)
-    if kubectl.get(cfg, kubectl.build_resource_name(claim)) is None:
+    if not kubectl.get(cfg, kubectl.build_resource_name(claim)):
         return list(manifests)
     print(f"{cfg.run_id}: the claim {cfg.cluster.volume} exists, and stays as it is")
     return rest
