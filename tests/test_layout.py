@@ -194,7 +194,10 @@ def test_samestep_has_no_words_of_images():
 
 # -- Private names of other libraries stand in few files -------------------------------------------
 
-PATCHES = [LIBRARY / name for name in ("ranks/lightning_patches.py", "loops.py", "node/agent.py")]
+PATCHES = [
+    LIBRARY / name
+    for name in ("ranks/compat.py", "ranks/epoch_logs.py", "loops.py", "node/agent.py")
+]
 PUBLIC_IN_SPITE = {
     "_exit",  # os._exit ends a process without cleaning up: documented
     "_run_exitfuncs",  # of atexit: the only way to its functions where a process ends by os._exit
@@ -251,7 +254,7 @@ def test_private_names_of_other_libraries_stand_in_few_files():
 
 @pytest.mark.parametrize("package", ["lightning", "hydra-core", "torch"])
 def test_libraries_that_are_patched_have_an_upper_version(package: str):
-    """A new minor version is tried on purpose, with the tests of ``lightning_patches``."""
+    """A new minor version is tried on purpose, with the tests of ``compat``."""
     (line,) = (
         line for line in PYPROJECT["project"]["dependencies"] if re.match(rf"{package}[^\w-]", line)
     )

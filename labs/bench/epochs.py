@@ -41,7 +41,7 @@ def index_pixel_by_pixel(self: ImageSet, positions: Tensor) -> Batch:
     return Batch(self.source.images[ids], self.source.labels[ids], ids)
 
 
-PATCHES = "samestep.ranks.lightning_patches"
+PATCHES = "samestep.ranks.compat"
 LEVERS = {  # what makes our steps cheap: how, and what is put where to undo it
     "gather": ("batches copied image by image", "project.data.images.ImageSet.__getitem__",
                index_pixel_by_pixel),

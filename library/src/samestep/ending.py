@@ -11,7 +11,7 @@ import lightning as L
 from samestep.callbacks.checkpoints import Checkpoints, progress_of
 from samestep.errors import ConfigError
 from samestep.ranks import environment, failure
-from samestep.ranks.lightning_patches import callbacks_of
+from samestep.ranks.compat import callbacks_of
 from samestep.ranks.stopping import Stopped
 from samestep.run import artifacts, directory, record
 from samestep.run_spec import RunSpec

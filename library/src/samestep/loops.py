@@ -55,11 +55,11 @@ from torch import Tensor
 
 from samestep.callbacks.attributes import Attributes
 from samestep.callbacks.checkpoints import Checkpoints
-from samestep.callbacks.exact import SeedSteps
-from samestep.callbacks.resume_order import ResumeOrder
+from samestep.callbacks.data_resume import DataResume
+from samestep.callbacks.rng import SeedSteps
 from samestep.errors import RunError
-from samestep.ranks import stopping
-from samestep.ranks.lightning_patches import callbacks_of
+from samestep.ranks import epoch_logs, stopping
+from samestep.ranks.compat import callbacks_of
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ STEP_DIGEST = "86a22dad15a41dfebce9f3119d2de13da9c2fbd86e08e30c5f356bdf87b3e02a"
 
 def install(trainer: L.Trainer) -> None:
     """Let ``trainer`` train and test by the loops of this module, with its callbacks of ours."""
+    epoch_logs.install()
     old: Any = trainer.fit_loop
     loop = FitLoop(trainer, old.min_epochs, old.max_epochs)
     loop.epoch_loop = EpochLoop(trainer, old.epoch_loop.min_steps, old.epoch_loop.max_steps)
@@ -110,7 +111,7 @@ class TrainingData:
         self,
         loaders: CombinedLoader,
         datamodule: L.LightningDataModule | None,
-        resume: ResumeOrder | None,
+        resume: DataResume | None,
     ) -> None:
         self.loaders = loaders
         self.datamodule = datamodule
@@ -264,7 +265,7 @@ class FitLoop(_FitLoop):
         """A ``TrainingData``, from the moment at which Lightning has the loaders."""
         self.checkpoints = find_callback(trainer, Checkpoints)
         self.seeds = find_callback(trainer, SeedSteps)
-        self.resume = find_callback(trainer, ResumeOrder)
+        self.resume = find_callback(trainer, DataResume)
         self.attributes = find_callback(trainer, Attributes)
 
     @property
@@ -337,6 +338,8 @@ class FitLoop(_FitLoop):
                 raise
             self._agree()
         self.training_data.step_begins()
+        # What the batch before has logged for the first time continues a sum of the checkpoint.
+        epoch_logs.merge_saved_logs(trainer)
         if self.seeds is not None:
             # Before the batch is moved: hooks of the transfer may draw random numbers.
             self.seeds.seed_step(trainer, progress.ready)

@@ -26,10 +26,11 @@ from samestep import ending, loops
 from samestep.callbacks.attributes import Attributes
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.checks import MonitorCheck, SameWeights, check_supported
-from samestep.callbacks.exact import RankState, SeedSteps
+from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
 from samestep.callbacks.loss_guard import LossGuard
-from samestep.callbacks.resume_order import ResumeOrder
+from samestep.callbacks.rank_state import RankState
+from samestep.callbacks.rng import SeedSteps
 from samestep.callbacks.run_stats import RunStats
 from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.callbacks.watchdog import Watchdog
@@ -37,9 +38,9 @@ from samestep.errors import ConfigError
 from samestep.loggers import NullLogger
 from samestep.node import agent
 from samestep.ranks import (
+    compat,
     environment,
     failure,
-    lightning_patches,
     preflight,
     process_group,
     stopping,
@@ -212,7 +213,7 @@ class Trainer(L.Trainer):
             **where,
             **options,
         )
-        lightning_patches.apply(self)
+        compat.apply(self)
         loops.install(self)
 
     def fit(
@@ -298,7 +299,7 @@ class Trainer(L.Trainer):
             if not environment.under_torchrun():
                 stopping.uninstall()
                 # Lightning tears down no callback after an error.
-                for watchdog in lightning_patches.callbacks_of(self, Watchdog):
+                for watchdog in compat.callbacks_of(self, Watchdog):
                     watchdog.stop()
 
     def _evaluate(self, function: Callable[..., Any], args: Any, options: Any) -> Any:
@@ -357,7 +358,7 @@ def callbacks_of_run(
         history,
         *watchdogs,
         SeedSteps(spec.seed),
-        ResumeOrder(spec.seed),
+        DataResume(spec.seed),
         RankState(),
         *([SliceWeighting(spec.shares, spec.split_batches, spec.seed)] if has_slices else []),
         HparamsOnResume(),

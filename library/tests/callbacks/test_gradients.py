@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from library.tests.kit import Net, batches, check_exact, check_same, fit
-from samestep.callbacks.exact import RankState
+from samestep.callbacks.rank_state import RankState
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended")

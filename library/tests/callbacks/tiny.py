@@ -16,7 +16,7 @@ from library.tests.kit import Killed
 from samestep import loops
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
-from samestep.ranks import lightning_patches, stopping
+from samestep.ranks import compat, stopping
 from samestep.run.checkpoint import AtomicCheckpointIO
 
 STEPS_PER_EPOCH = 4
@@ -83,7 +83,7 @@ def fit(
         callbacks=[HparamsOnResume(), checkpoints, *callbacks],
         **options,
     )  # fmt: skip
-    lightning_patches.apply(trainer)
+    compat.apply(trainer)
     loops.install(trainer)
     # A real signal ends the test. One of `signal_came` is forgotten afterwards.
     with (

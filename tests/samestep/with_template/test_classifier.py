@@ -1,7 +1,8 @@
 import lightning as L
 import torch
 
-from samestep.callbacks.exact import SeedSteps
+from samestep import loops
+from samestep.callbacks.rng import SeedSteps
 from samestep.hydra import build
 from tests.project.data.test_datamodule import QUIET
 
@@ -23,6 +24,7 @@ def test_dropout_is_a_function_of_seed_step_and_epoch(compose):
         torch.rand(extra_numbers)  # somebody else draws from the global generator
         seed = SeedSteps(cfg.seed)
         trainer = L.Trainer(max_epochs=1, limit_val_batches=0, callbacks=[seed], **QUIET)
+        loops.install(trainer)
         trainer.fit(classifier, data)
         return trainer.callback_metrics["train/loss"].item()
 

@@ -4,9 +4,9 @@ Promise: any LightningModule resumes exactly after an interruption, without a li
 
 Read in this order:
 
-- ``checkpoints`` (stop, save, link, repair), ``resume_order`` (of the data), ``exact`` (random
-  numbers, state of each rank), ``hparams_on_resume`` (values that the configuration has changed),
-  ``attributes`` with ``state_codec`` (what Python code keeps of its own): the run resumes.
+- ``checkpoints`` (save, link, repair), ``data_resume`` (of the data), ``rng`` (random numbers),
+  ``rank_state`` (state of each rank), ``hparams_on_resume`` (values that the configuration has
+  changed), ``attributes`` with ``state_codec`` (what Python code keeps): the run resumes.
 - ``slice_weighting`` (slices of unequal length), ``checks`` (what is rejected), ``loss_guard``,
   ``watchdog``: the run stays correct.
 - ``run_stats``, ``progress``, ``clock``: the run is observed.

@@ -27,7 +27,7 @@ from samestep.callbacks.state_codec import (
 from samestep.data.loaders import find_loaders
 from samestep.data.sampler import WrappedBatches
 from samestep.metrics import EpochMean
-from samestep.ranks import lightning_patches
+from samestep.ranks import compat
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import class_of
 
@@ -296,7 +296,7 @@ def owners_of(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any
     owners: dict[str, Any] = {
         ".".join(filter(None, [name, path])): part for path, part in pl_module.named_modules()
     }
-    for callback in lightning_patches.callbacks_of(trainer, L.Callback):
+    for callback in compat.callbacks_of(trainer, L.Callback):
         if not is_of_library(callback):
             name = type(callback).__name__
             number = sum(type(owner).__name__ == name for owner in owners.values())

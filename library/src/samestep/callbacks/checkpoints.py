@@ -25,7 +25,7 @@ from torch import Tensor
 from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.errors import ConfigError
 from samestep.ranks import stopping
-from samestep.ranks.lightning_patches import callbacks_of
+from samestep.ranks.compat import callbacks_of
 from samestep.ranks.stopping import Stopped
 from samestep.run import manifest, nodes, record, shards
 from samestep.run.checkpoint import AtomicCheckpointIO, DryRun

@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from samestep.callbacks.attributes import join_names
 from samestep.data.loaders import find_batch_loaders
 from samestep.errors import ConfigError, RunError
-from samestep.ranks import lightning_patches
+from samestep.ranks import compat
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import ShardedStrategy
 
@@ -68,7 +68,7 @@ def check_accumulation(trainer: L.Trainer, pl_module: L.LightningModule) -> None
     if not pl_module.automatic_optimization:
         return
     numbers = {trainer.accumulate_grad_batches}
-    for scheduler in lightning_patches.callbacks_of(trainer, GradientAccumulationScheduler):
+    for scheduler in compat.callbacks_of(trainer, GradientAccumulationScheduler):
         numbers |= set(scheduler.scheduling.values())
     accumulated = ", ".join(map(str, sorted(numbers)))
     for loader in find_batch_loaders(trainer.train_dataloader):

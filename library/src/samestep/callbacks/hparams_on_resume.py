@@ -9,7 +9,7 @@ from torch import nn
 
 from samestep.callbacks.checks import check_supported
 from samestep.errors import ConfigError
-from samestep.ranks.lightning_patches import callbacks_of
+from samestep.ranks.compat import callbacks_of
 from samestep.ranks.sharded import ShardedStrategy
 
 Values = dict[str, Any]

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from samestep.errors import RunError
-from samestep.ranks import lightning_patches
+from samestep.ranks import compat
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import norm_of, parameters_of
 
@@ -62,7 +62,7 @@ class LossGuard(L.Callback):
         self._steps.append((trainer.global_step + 1, bad, loss_is_finite))
 
         if bad.is_cuda and not is_sharded and optimizer.defaults.get("fused"):
-            lightning_patches.skip_fused_step(optimizer, bad)
+            compat.skip_fused_step(optimizer, bad)
             if len(self._steps) >= CHECK_EVERY:
                 self._count_skipped(trainer)
         elif self._count_skipped(trainer):

@@ -14,11 +14,11 @@ from rich.table import Column
 
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.clock import synchronized_time
-from samestep.callbacks.exact import sums_of
+from samestep.callbacks.rank_state import epoch_means
 from samestep.data.loader import count_samples
 from samestep.data.loaders import weights_of_ranks
 from samestep.metrics import EpochMean
-from samestep.ranks import lightning_patches
+from samestep.ranks import compat, epoch_logs
 
 REDRAW_S = 0.2  # seconds between two updates of the bar
 
@@ -61,7 +61,9 @@ class Progress(L.Callback):
         self._start = time.perf_counter()
         self._samples = 0.0  # of this epoch, on all ranks
         self._per_own_sample = trainer.world_size / weights_of_ranks(trainer)[trainer.global_rank]
-        self._train_sums = [sums for sums in sums_of(pl_module).values() if sums.stage == "train"]
+        self._train_sums = [
+            sums for sums in epoch_means(pl_module).values() if sums.stage == "train"
+        ]
         if trainer.is_global_zero and sys.stdout.isatty():
             # Of a narrow terminal the bar gives way first, then the end of the line.
             width = len(f"epoch {self._epochs:.0f}/{self._epochs:.0f}")
@@ -140,7 +142,7 @@ class Progress(L.Callback):
             shown["loss"] = float(outputs["loss"]) * trainer.accumulate_grad_batches
         for sums in self._train_sums:
             shown |= {n: sums.mean_so_far(n) for n in sums.names if n not in shown}
-        for name, value in lightning_patches.logged_metrics(trainer, on_step=True)["pbar"].items():
+        for name, value in epoch_logs.logged_metrics(trainer, on_step=True)["pbar"].items():
             shown.setdefault(re.sub("^train[/_]|_step$", "", name), float(value))
         return [f"{name} {value:.4f}" for name, value in shown.items()]
 
@@ -150,7 +152,7 @@ class Progress(L.Callback):
             return
         chosen: dict[str, Any] = dict(trainer.progress_bar_metrics)
         if not chosen:
-            monitored = {c.monitor for c in lightning_patches.callbacks_of(trainer, Checkpoints)}
+            monitored = {c.monitor for c in compat.callbacks_of(trainer, Checkpoints)}
             logged = trainer.callback_metrics.items()
             chosen = {n: v for n, v in logged if "loss" in n.lower() or n in monitored}
         # What is logged for steps and for the epoch has two names, and here the epoch counts.

@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.optim import Optimizer
 
 from samestep.loggers import TensorBoard
-from samestep.ranks import lightning_patches
+from samestep.ranks import epoch_logs
 from samestep.ranks.sharded import ShardedStrategy, norm_of, parameters_of
 
 
@@ -52,7 +52,7 @@ class RunStats(L.Callback):
         self._last_step = trainer.global_step
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoard):
-                logger.begin(lightning_patches.num_logged_steps(trainer))
+                logger.begin(epoch_logs.num_logged_steps(trainer))
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
         """Keep the learning rate: the schedule puts another one there at the end of the step."""
@@ -92,7 +92,7 @@ class RunStats(L.Callback):
             values["step/gradient_norm"] = float(self._norm)
             self._norm = None
         # The row of this batch, in which Lightning logs too.
-        row = lightning_patches.num_logged_steps(trainer)
+        row = epoch_logs.num_logged_steps(trainer)
         for logger in trainer.loggers:
             logger.log_metrics(values, step=row)
 
@@ -113,10 +113,10 @@ class RunStats(L.Callback):
             return
         if (lr := lr_of(trainer)) is not None:
             values["lr"] = to_number(lr)
-        num_steps = lightning_patches.num_logged_steps(trainer)
+        num_steps = epoch_logs.num_logged_steps(trainer)
         if num_steps % trainer.log_every_n_steps:  # type: ignore[attr-defined]
             # Lightning has not logged this step, and an epoch may be shorter than its interval.
-            last = lightning_patches.logged_metrics(trainer, on_step=True)["log"]
+            last = epoch_logs.logged_metrics(trainer, on_step=True)["log"]
             values |= {name: float(value) for name, value in last.items()}
         # Not by the module: Lightning would make 0.009999999776482582 of a learning rate of 0.01.
         for logger in trainer.loggers:

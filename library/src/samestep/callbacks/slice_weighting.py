@@ -12,7 +12,7 @@ from samestep.data.loaders import find_batch_loaders, find_loaders, order_of
 from samestep.data.ordinary import has_batches_of_ids, split_of
 from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, SplitBatches
 from samestep.errors import ConfigError
-from samestep.ranks import environment, lightning_patches, process_group
+from samestep.ranks import compat, environment, process_group
 
 WARMUP_BATCHES = 3  # of an epoch; they are not timed
 TIMED_BATCHES = 100  # of an epoch, at most: a GPU is waited for in each of them
@@ -70,7 +70,7 @@ class SliceWeighting(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let batch samplers give each rank a part of their batches."""
         if (trainer.world_size > 1 or self.split_batches) and not self._has_patched:
-            lightning_patches.share_out_batch_samplers(trainer, self._share)
+            compat.replace_batch_samplers(trainer, self._share)
             self._has_patched = True
 
     def _share(self, loader: DataLoader[Any], stage: str) -> Any:

@@ -38,7 +38,7 @@ class BatchLoader:
     """Batches in an order that depends on the seed and the epoch only.
 
     Each optimizer step sees the same samples on any number of ranks, and a run that continues goes
-    on with the batch after its last step. Under a Trainer, ``ResumeOrder`` says where to begin.
+    on with the batch after its last step. Under a Trainer, ``DataResume`` says where to begin.
 
     A data set may draw random numbers from torch, NumPy and Python's ``random``. With
     ``collate_fn`` they depend on the seed, the epoch and the sample only, otherwise on the seed,

@@ -34,7 +34,7 @@ from samestep.hydra.adapter import spec_of
 from samestep.hydra.nodes import escape
 from samestep.hydra.suggestions import did_you_mean
 from samestep.loggers import NullLogger
-from samestep.ranks import environment, lightning_patches
+from samestep.ranks import compat, environment
 from samestep.ranks.process_group import (
     UnequalNodesDDP,
     on_all_ranks,
@@ -210,7 +210,7 @@ def trainer(cfg: DictConfig, history: History) -> L.Trainer:
     # Lightning would ask the first logger for a folder, and a tracker may have none.
     profiler = lightning_trainer.profiler  # type: ignore[attr-defined]
     profiler.dirpath = profiler.dirpath or cfg.run_dir
-    lightning_patches.apply(lightning_trainer)
+    compat.apply(lightning_trainer)
     loops.install(lightning_trainer)
     return lightning_trainer
 

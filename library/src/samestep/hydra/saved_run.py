@@ -10,13 +10,13 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig, OmegaConf
 
-from samestep.callbacks.exact import SeedSteps
+from samestep.callbacks.rng import SeedSteps
 from samestep.errors import ConfigError
 from samestep.hydra.build import build, set_precision
 from samestep.hydra.nodes import escape
 from samestep.hydra.targets import check_targets
 from samestep.loggers import NullLogger
-from samestep.ranks.lightning_patches import name_arguments_of_loaders
+from samestep.ranks.compat import name_arguments_of_loaders
 from samestep.run import checkpoint, directory
 from samestep.run.changes import read_config
 from samestep.run.checkpoint import CheckpointError

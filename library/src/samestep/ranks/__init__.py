@@ -8,5 +8,6 @@ Read in this order: ``environment`` (who am I), ``network`` (how to reach rank z
 ``preflight`` (checks before the first step),
 ``stopping`` (signals), ``heartbeat`` (progress, and the end of ranks that hang), ``failure`` and
 ``process`` (errors, output and exit codes), ``secrets``,
-``lightning_patches`` (private names of other libraries; ``samestep.loops`` has those of the loops).
+``epoch_logs`` (logged values over the ranks) and
+``compat`` (private names of other libraries; ``samestep.loops`` has those of Lightning's loops).
 """

@@ -9,7 +9,7 @@ import lightning as L
 from lightning.pytorch.loggers import WandbLogger
 
 from samestep.ranks import environment
-from samestep.ranks.lightning_patches import callbacks_of
+from samestep.ranks.compat import callbacks_of
 from samestep.ranks.secrets import redact
 from samestep.run.directory import tested_checkpoint
 from samestep.run.store import RunCopy

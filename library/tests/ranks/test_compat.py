@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torchmetrics import MeanSquaredError
 
-from samestep.ranks import lightning_patches, process_group
+from samestep.ranks import compat, epoch_logs, process_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`.*")
 
@@ -86,13 +86,13 @@ def test_names_that_are_used_still_exist():
     assert CombinedLoader([], "max_size_cycle")._mode == "max_size_cycle"
     told = []
     sampler = SimpleNamespace(set_epoch=told.append)
-    lightning_patches.set_epoch(SimpleNamespace(sampler=sampler, batch_sampler=None), 3)
+    compat.set_epoch(SimpleNamespace(sampler=sampler, batch_sampler=None), 3)
     assert told == [3]
 
 
 def test_values_of_all_ranks_become_one(monkeypatch: pytest.MonkeyPatch):
     """The means by their samples; a value that a rank lacks is that of the others."""
-    lightning_patches.reduce_logs_over_ranks()
+    epoch_logs.reduce_logs_over_ranks()
     trainer = tiny_trainer(devices=1)
     loop = trainer.fit_loop.epoch_loop
     monkeypatch.setattr(L.Trainer, "world_size", 2)
@@ -136,9 +136,9 @@ def test_metrics_of_two_ranks_continue_in_one():
         metric = MeanSquaredError()
         for each in (metric, whole):
             each.update(torch.full((2,), value), torch.zeros(2))
-        states.append(lightning_patches.state_of_metric(metric))
+        states.append(epoch_logs.metric_state(metric))
     merged = MeanSquaredError()
-    lightning_patches.continue_metric(merged, states)
+    epoch_logs.resume_metric(merged, states)
     assert (merged.update_count, merged.compute()) == (2, whole.compute())
 
 
@@ -156,7 +156,7 @@ def test_without_gpus_torch_searches_for_them_once(monkeypatch: pytest.MonkeyPat
     for has_gpu in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
         monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-        lightning_patches.search_gpus_once()
+        compat.search_gpus_once()
         assert ("PYTORCH_NVML_BASED_CUDA_CHECK" in os.environ) is has_gpu
 
 
@@ -180,7 +180,7 @@ def test_a_batch_without_samples_is_left_out_of_a_mean(monkeypatch, is_patched: 
     update = inspect.unwrap(_ResultMetric.update)
     monkeypatch.setattr(_ResultMetric, "update", update)
     if is_patched:
-        lightning_patches.leave_out_empty_batches.__wrapped__()
+        epoch_logs.leave_out_empty_batches.__wrapped__()
     batches = [torch.full((size,), value) for size, value in ((3, 2.0), (1, 6.0), (0, 0.0))]
     trainer = L.Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False
@@ -200,7 +200,7 @@ def test_a_loader_may_take_its_arguments_by_position(monkeypatch, is_patched: bo
     name = "_get_dataloader_init_args_and_kwargs"
     monkeypatch.setattr(data, name, inspect.unwrap(getattr(data, name)))
     if is_patched:
-        lightning_patches.name_arguments_of_loaders.__wrapped__()
+        compat.name_arguments_of_loaders.__wrapped__()
     trainer = L.Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False
     )

@@ -1,6 +1,7 @@
-"""Lets the training data continue where a run was interrupted, whatever gives them."""
+"""The training data continue where a run was interrupted, whatever loader gives them."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
@@ -21,7 +22,7 @@ from samestep.data.ordinary import (
 )
 from samestep.data.seeds import mix_seed, seed_all, seed_sample
 from samestep.errors import ConfigError
-from samestep.ranks import environment, lightning_patches
+from samestep.ranks import compat, environment
 from samestep.ranks.process_group import gather
 
 NOTE_ON_RANKS = (
@@ -67,15 +68,18 @@ NOTE_ON_SLICES = (
 )
 
 
-class ResumeOrder(L.Callback):
+class DataResume(L.Callback):
     """Lets the training data continue where the run was interrupted.
 
-    A ``BatchLoader`` and an ordinary DataLoader continue with the batch after the last step. The
-    order of a DataLoader is a pure function of the seed and the epoch, and the random numbers with
-    which a batch is read of its number too, because they are seeded before. A loader that gives
-    one batch after the other is read up to the next one. A loader with ``state_dict`` and
-    ``load_state_dict`` continues from it, each rank from its own. A ``generator`` of a DataLoader
-    or of its sampler continues as it was before the epoch's order.
+    - A ``BatchLoader`` and an ordinary DataLoader continue with the batch after the last step. The
+      order of a DataLoader is a pure function of the seed and the epoch. The random numbers with
+      which it reads a batch are seeded before, by the number of the batch.
+    - A loader with ``state_dict`` and ``load_state_dict`` continues from its state, each rank from
+      its own.
+    - Any other loader gives one batch after the other, and is read up to the next one.
+
+    A ``generator`` of a DataLoader or of its sampler continues with the state that it had before
+    the epoch's order was drawn. ``samestep.loops`` calls ``begin`` and ``begin_batch``.
 
     Args:
         seed: of the run.
@@ -84,18 +88,18 @@ class ResumeOrder(L.Callback):
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.epoch = 0
-        self.batch = 0  # batches of this epoch that were trained on
+        self.batch = 0  # batches of this epoch that were trained on before this process
         self._is_first_epoch = True  # of this process
-        # From a checkpoint: the states of this rank's loaders, and whether it is of an epoch's end.
-        self._loader_states: list[dict[str, Any]] = []
         self._generators: list[Tensor] = []  # the states of generators before this epoch's order
-        self._saved_generators: list[Tensor] = []  # the same, from a checkpoint
-        self._saved_epoch_is_over = False
-        self._saved_world_size = 0
         self._num_read = 0  # batches of this epoch that were read or skipped
-        self._num_to_read = 0  # of those, batches that must be read because none can be skipped
+        self._num_to_read = 0  # batches to read again, because they cannot be skipped
         self._seeds_batches = False  # a BatchLoader seeds its own
         self._watchdogs: list[Watchdog] = []
+        # From a checkpoint:
+        self._loader_states: list[dict[str, Any]] = []  # of this rank
+        self._saved_generators: list[Tensor] = []
+        self._saved_epoch_is_over = False
+        self._saved_world_size = 0
 
     def begin(self, trainer: L.Trainer) -> None:
         """Place the data where they were; called before Lightning makes their first iterator."""
@@ -142,24 +146,31 @@ class ResumeOrder(L.Callback):
         """
         check_accumulation(trainer, pl_module)
         self.epoch = trainer.current_epoch
+        if trainer.is_global_zero:
+            for note in self._notes(trainer):
+                print(note, flush=True)
+
+    def _notes(self, trainer: L.Trainer) -> Iterator[str]:
+        """What the training data cannot give, each in a sentence."""
         others = self._others(trainer)
-        have_states = {hasattr(loader, "load_state_dict") for loader in others}
-        notes = [NOTE_ON_STATES] if True in have_states else []
+        with_state = [loader for loader in others if has_state(loader)]
+        without_state = [loader for loader in others if not has_state(loader)]
+        has_several_ranks = trainer.world_size > 1
         is_split = all(split_of(loader) for loader in others)
-        if False in have_states and trainer.world_size > 1 and not is_split:
+        if with_state:
+            yield f"{NOTE_ON_STATES} docs/contract.md"
+        if without_state and has_several_ranks and not is_split:
             is_endless = trainer.num_training_batches == math.inf
-            notes.append(NOTE_ON_STREAMS if is_endless else NOTE_ON_RANKS)
-        for note in notes if trainer.is_global_zero else []:
-            print(f"{note} docs/contract.md", flush=True)
-        for loader in others if trainer.is_global_zero else []:
-            if not (hasattr(loader, "load_state_dict") or iterates_as_torch(loader)):
-                print(NOTE_ON_ITERATION.format(type(loader).__name__), flush=True)
-        if len(have_states) > 1 and None in self._places(others) and trainer.is_global_zero:
-            print(NOTE_ON_MIXTURE, flush=True)
+            note = NOTE_ON_STREAMS if is_endless else NOTE_ON_RANKS
+            yield f"{note} docs/contract.md"
+        for loader in without_state:
+            if not iterates_as_torch(loader):
+                yield NOTE_ON_ITERATION.format(type(loader).__name__)
+        if with_state and None in self._positions(others):
+            yield NOTE_ON_MIXTURE
         exact = find_batch_loaders(trainer.train_dataloader)
-        several = trainer.world_size > 1 and trainer.is_global_zero
-        if several and any(loader.draws_by_slice() for loader in exact):
-            print(f"{NOTE_ON_SLICES} docs/contract.md", flush=True)
+        if has_several_ranks and any(loader.draws_by_slice() for loader in exact):
+            yield f"{NOTE_ON_SLICES} docs/contract.md"
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Place the data at the start of a new epoch, and seed its order."""
@@ -178,16 +189,16 @@ class ResumeOrder(L.Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Raise a ConfigError if there was no batch, which Lightning takes for the end."""
-        if trainer.fit_loop.max_batches == 0 and trainer.limit_train_batches:
-            sizes = [
-                f"{len(loader.dataset)} samples"
-                for loader in find_loaders(trainer.train_dataloader)
-                if hasattr(loader, "dataset")
-            ]
-            raise ConfigError(
-                f"the training data: no batch in {', '.join(sizes) or 'an epoch'}; with "
-                "drop_last=True an epoch needs a full one: use a smaller batch or more data"
-            )
+        if trainer.fit_loop.max_batches != 0 or not trainer.limit_train_batches:
+            return
+        sizes = []
+        for loader in find_loaders(trainer.train_dataloader):
+            if hasattr(loader, "dataset"):
+                sizes.append(f"{len(loader.dataset)} samples")
+        raise ConfigError(
+            f"the training data: no batch in {', '.join(sizes) or 'an epoch'}; with "
+            "drop_last=True an epoch needs a full one: use a smaller batch or more data"
+        )
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Leave the loaders as they were."""
@@ -263,44 +274,58 @@ class ResumeOrder(L.Callback):
         loaders = find_loaders(trainer.train_dataloader)
         return [loader for loader in loaders if not isinstance(loader, BatchLoader)]
 
-    def _places(self, others: list[Any]) -> list[ResumableBatches | None]:
-        """Where the batches of loaders without a state can be skipped; None if they are read."""
-        without = (loader for loader in others if not hasattr(loader, "load_state_dict"))
-        return [resumable(loader, self.seed) for loader in without]
+    def _positions(self, others: list[Any]) -> list[ResumableBatches | None]:
+        """Where batches can be skipped, for each loader without a state; None: they are read."""
+        return [resumable(loader, self.seed) for loader in others if not has_state(loader)]
 
     def _place(self, trainer: L.Trainer) -> None:
         """Begin with the batch after the last step: skip those before, or read and drop them."""
         others = self._others(trainer)
-        places = self._places(others)
-        has_states = len(places) < len(others)
-        repeats = lightning_patches.repeats_shorter_loaders(trainer)
-        # Without a length it is endless, as the batches of some samplers are.
-        found = [place for place in places if place is not None]
-        sized = [place for place in found if hasattr(place.batches, "__len__")]
-        is_over = repeats and any(len(place) <= self.batch for place in sized)
-        must_read = (None in places or is_over) and not has_states
-        first = 0 if must_read else self.batch
+        first = self.batch if self._can_skip(trainer, others) else 0
         for loader in others:
-            lightning_patches.set_epoch(loader, self.epoch)
-        for place in found:
-            place.start_at(self.epoch, first)
+            compat.set_epoch(loader, self.epoch)
+        for position in self._positions(others):
+            if position is not None:
+                position.start_at(self.epoch, first)
         for loader in find_batch_loaders(trainer.train_dataloader):
             # The shorter one of two loaders begins again within an epoch.
             is_shorter = 0 < len(loader) < trainer.num_training_batches
-            is_over = is_shorter and first >= len(loader)
-            loader.start_at(self.epoch, first % len(loader) if is_over else first)
+            if is_shorter and first >= len(loader):
+                loader.start_at(self.epoch, first % len(loader))
+            else:
+                loader.start_at(self.epoch, first)
         self._seeds_batches = bool(others)
         self._num_read = first
         self._num_to_read = self.batch - first if others else 0
-        self._watchdogs = lightning_patches.callbacks_of(trainer, Watchdog)
+        self._watchdogs = compat.callbacks_of(trainer, Watchdog)
+
+    def _can_skip(self, trainer: L.Trainer, others: list[Any]) -> bool:
+        """Whether every loader can begin with any batch, or continues with its own state."""
+        positions = self._positions(others)
+        if len(positions) < len(others):
+            # To read batches again would move a loader with a state past its own.
+            return True
+        if None in positions:
+            return False
+        if not compat.repeats_shorter_loaders(trainer):
+            return True
+        # A shorter loader that has begun again is read: its passes may have other orders. Without
+        # a length it is endless, as the batches of some samplers are.
+        sized = [place for place in positions if place and hasattr(place.batches, "__len__")]
+        return all(len(place) > self.batch for place in sized)
 
     def _say_how_it_continues(self, trainer: L.Trainer) -> None:
         others, world_size = self._others(trainer), trainer.world_size
         is_split = all(split_of(loader) for loader in others)
-        if self._places(others) and not is_split and self._saved_world_size != world_size:
+        if self._positions(others) and not is_split and self._saved_world_size != world_size:
             print(NOTE_ON_OTHER_RANKS.format(self._saved_world_size, world_size), flush=True)
         if others and self._num_read < self.batch:
             print(NOTE_ON_READING.format(self.batch - self._num_read), flush=True)
+
+
+def has_state(loader: Any) -> bool:
+    """Whether a loader continues from a state of its own, as torchdata's and litdata's do."""
+    return hasattr(loader, "load_state_dict")
 
 
 def generators_of(loaders: Any) -> list[torch.Generator]:
@@ -310,8 +335,9 @@ def generators_of(loaders: Any) -> list[torch.Generator]:
         if not isinstance(loader, DataLoader):
             continue
         batch_sampler = getattr(loader, "batch_sampler", None)
-        parts = [loader, loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)]
-        for part in parts:
-            if isinstance(generator := getattr(part, "generator", None), torch.Generator):
+        inner_sampler = getattr(batch_sampler, "sampler", None)
+        for owner in (loader, loader.sampler, batch_sampler, inner_sampler):
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator):
                 found[id(generator)] = generator
     return list(found.values())

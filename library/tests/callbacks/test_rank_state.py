@@ -12,10 +12,8 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.utils.data import DataLoader, IterableDataset
 
 from library.tests.kit import Net, Normalized, batches, check_exact, check_same, fit
-from samestep.callbacks.exact import (
-    RankState,
-    SeedSteps,
-)
+from samestep.callbacks.rank_state import RankState
+from samestep.callbacks.rng import SeedSteps
 from samestep.errors import ConfigError
 from samestep.metrics import EpochMean
 

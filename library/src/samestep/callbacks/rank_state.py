@@ -1,0 +1,189 @@
+"""What each rank has of its own within an epoch, and what all ranks must have in common.
+
+Lightning saves the state of rank zero. Within an epoch the others have buffers, sums of metrics and
+gradients of their own.
+"""
+
+import logging
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torchmetrics import Metric, MetricCollection
+
+from samestep.data.loaders import weights_of_ranks
+from samestep.metrics import EpochMean
+from samestep.ranks import epoch_logs
+from samestep.ranks.process_group import gather
+from samestep.ranks.sharded import shard_like
+
+log = logging.getLogger(__name__)
+
+State = dict[str, Any]
+"""Of one rank: ``weight``, ``sums``, ``buffers``, ``gradients``, ``logs`` and ``metrics``."""
+
+
+class RankState(L.Callback):
+    """Saves what each rank has of its own within an epoch, and gives all ranks the same buffers.
+
+    A checkpoint within an epoch holds for each rank:
+
+    - its buffers, such as the running statistics of batch norm;
+    - the sums of ``EpochMean``, ``self.log`` and torchmetrics, also of metrics that span epochs;
+    - with manual optimization its gradients, because only the module knows when it takes a step.
+
+    On the same number of ranks each gets its own state back. On another number, buffers and
+    gradients become their mean, and rank zero gets all sums.
+
+    Before each validation and at the end of each epoch the buffers become their mean over the
+    ranks, weighted by the samples of each, so that every rank and the checkpoint hold the same
+    model.
+    """
+
+    def __init__(self) -> None:
+        self._saved: list[State] = []  # of each rank, from a checkpoint
+        self._gradients: dict[str, Tensor] = {}  # of all ranks, if they are sharded
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Save the state of all ranks, each of which must call this."""
+        sums = {name: mean.state().cpu() for name, mean in epoch_means(pl_module).items()}
+        own: State = {"weight": weights_of_ranks(trainer)[trainer.global_rank], "sums": sums}
+        # One rank has no other buffers than those that Lightning saves.
+        if trainer.world_size > 1:
+            buffers = float_buffers(pl_module)
+            own["buffers"] = {name: buffer.cpu() for name, buffer in buffers.items()}
+        if not pl_module.automatic_optimization:
+            own["gradients"], checkpoint["gradients"] = split_gradients(pl_module)
+        own |= self._collect_metrics(trainer, pl_module)
+        checkpoint["state_of_ranks"] = gather(own)
+
+    def _collect_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> State:
+        epochs: Any = trainer.fit_loop.epoch_progress.current
+        is_within_epoch = epochs.processed < epochs.ready
+        if is_within_epoch:
+            logs, ended = epoch_logs.collect_logs(trainer), set[int]()
+        else:
+            # Lightning resets what it has logged when an epoch is over, or has done so.
+            logs, ended = {}, epoch_logs.logged_metric_ids(trainer)
+        metrics = {}
+        for name, metric in metrics_of(pl_module).items():
+            if metric.update_called and id(metric) not in ended:
+                metrics[name] = epoch_logs.metric_state(metric)
+        return {"logs": logs, "metrics": metrics}
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Remember it until training starts: the strategy still moves the model until then."""
+        if trainer.state.fn == "fit":
+            self._saved = checkpoint.get("state_of_ranks", [])
+            self._gradients = checkpoint.get("gradients", {})
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Restore the state of this rank."""
+        states, self._saved = self._saved, []
+        is_same_number = len(states) == trainer.world_size
+        if is_same_number:
+            states = [states[trainer.global_rank] | {"weight": 1.0}]
+        self._restore_buffers(pl_module, states)
+        self._restore_gradients(pl_module, states)
+        # On another number of ranks the sums must not be counted twice.
+        has_sums = is_same_number or trainer.is_global_zero
+        self._restore_metrics(trainer, pl_module, states if has_sums else [])
+
+    def _restore_buffers(self, pl_module: L.LightningModule, states: list[State]) -> None:
+        for name, buffer in float_buffers(pl_module).items():
+            saved = []
+            for state in states:
+                if name in state.get("buffers", {}):
+                    saved.append(state["weight"] * state["buffers"][name])
+            if saved:
+                buffer.copy_(mean_of(saved))
+
+    def _restore_gradients(self, pl_module: L.LightningModule, states: list[State]) -> None:
+        for name, parameter in pl_module.named_parameters():
+            saved = pick(states, "gradients", name)
+            if saved:
+                # A rank without a gradient counts as one with zeros.
+                mean = mean_of(saved) * (len(saved) / len(states))
+                parameter.grad = shard_like(mean.to(parameter.device), parameter)
+            elif name in self._gradients:
+                parameter.grad = self._gradients[name].to(parameter.device)
+
+    def _restore_metrics(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, states: list[State]
+    ) -> None:
+        for name, mean in epoch_means(pl_module).items():
+            sums = pick(states, "sums", name)
+            if sums:
+                mean.load_state(torch.stack(sums).sum(0))
+        epoch_logs.resume_logs(trainer, [state.get("logs", {}) for state in states])
+        for name, metric in metrics_of(pl_module).items():
+            try:
+                epoch_logs.resume_metric(metric, pick(states, "metrics", name))
+            except RuntimeError as error:
+                metric.reset()
+                log.warning("%s counts the rest of this epoch only: %s", name, error)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Validate and save the same model on every rank."""
+        if trainer.world_size > 1:
+            weight = weights_of_ranks(trainer)[trainer.global_rank]
+            for buffer in float_buffers(pl_module).values():
+                buffer.copy_(trainer.strategy.reduce(weight * buffer, reduce_op="mean"))
+
+    on_train_epoch_end = on_validation_start
+
+
+def split_gradients(
+    module: L.LightningModule,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The gradients of this rank, and those that are sharded over the ranks, by parameter."""
+    own: dict[str, Tensor] = {}
+    sharded: dict[str, Tensor] = {}
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter.grad, DTensor):
+            # It is the mean over the ranks already, and saved as the weights are.
+            sharded[name] = parameter.grad
+        elif parameter.grad is not None:
+            own[name] = parameter.grad.cpu()
+    return own, sharded
+
+
+def pick(states: list[State], kind: str, name: str) -> list[Any]:
+    """The entries of one name in the states of some ranks, where they have it."""
+    return [state[kind][name] for state in states if name in state.get(kind, {})]
+
+
+def mean_of(tensors: list[Tensor]) -> Tensor:
+    """The mean of tensors of one shape; of one tensor this tensor, bit for bit."""
+    if len(tensors) == 1:
+        return tensors[0]
+    return torch.stack(tensors).mean(0)
+
+
+def epoch_means(module: nn.Module) -> dict[str, EpochMean]:
+    """Every ``EpochMean`` within a module, by its name there."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, EpochMean)}
+
+
+def float_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers of a module that have a mean, by name: no counters, and none without elements."""
+    buffers = {}
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point() and buffer.numel():
+            buffers[name] = buffer
+    return buffers
+
+
+def metrics_of(module: nn.Module) -> dict[str, Metric]:
+    """Every metric of torchmetrics within a module, by its name there."""
+    for part in module.modules():
+        if isinstance(part, MetricCollection):
+            # Members with equal states update one of them only; reading them brings all up to date.
+            list(part.items(keep_base=True, copy_state=False))
+    return {name: part for name, part in module.named_modules() if isinstance(part, Metric)}

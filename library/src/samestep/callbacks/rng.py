@@ -1,0 +1,74 @@
+"""Random numbers that do not depend on interruptions."""
+
+from contextlib import ExitStack
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+
+from samestep.data.seeds import mix_seed, seed_all, seed_others
+
+
+class SeedSteps(L.Callback):
+    """Makes the random numbers of each step a pure function of seed, stage, batch and rank.
+
+    Dropout then samples the same numbers in a run that was interrupted, and so does a step that
+    uses NumPy or Python's ``random``, as mixup often does. Each epoch of training samples others.
+    Validation and test do not, so that their metrics can be repeated from a checkpoint alone; the
+    random numbers of training continue after a validation as if there had been none.
+
+    ``samestep.loops`` seeds a step before its batch is moved to the device, where hooks of the
+    module may apply random transforms.
+
+    Args:
+        seed: of the run.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._training_numbers = ExitStack()  # puts them back
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Seed what a validation or test on its own does before its first batch."""
+        if stage in ("validate", "test"):
+            seed_all(mix_seed(self.seed))
+
+    def seed_step(self, trainer: L.Trainer, batch_idx: int) -> None:
+        """Seed the step of this batch of the epoch."""
+        self._seed(trainer.current_epoch, batch_idx, trainer.global_rank)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keep the random numbers of training, and seed the hooks before the first batch."""
+        self._training_numbers.enter_context(isolate_rng())
+        self.on_validation_batch_start(trainer, pl_module, None, -1)
+
+    def on_validation_batch_start(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Seed this batch of a validation or test."""
+        stage = 2 if trainer.testing else 1
+        self._seed(stage, dataloader_idx, batch_idx, trainer.global_rank)
+
+    on_test_batch_start = on_validation_batch_start
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Put the random numbers of training back."""
+        self._training_numbers.close()
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Seed the hooks before the first batch."""
+        self.on_test_batch_start(trainer, pl_module, None, -1)
+
+    def _seed(self, *numbers: int) -> None:
+        seed = mix_seed(self.seed, *numbers)
+        # torch.manual_seed would also queue a call, with a stack trace, for GPUs not in use.
+        torch.default_generator.manual_seed(seed)
+        seed_others(seed)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.manual_seed(seed)

@@ -1,0 +1,169 @@
+"""The private names of other libraries that we use, with the version and the reason.
+
+``samestep.loops`` has those of Lightning's loops, ``epoch_logs`` those of its logs. Each has a
+canary test in library/tests, which fails when the other library has changed; pyproject.toml bounds
+the versions from above.
+"""
+
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from samestep.ranks import environment
+
+if TYPE_CHECKING:
+    import lightning as L  # takes seconds to import, and the agent needs none of it
+
+
+Kind = TypeVar("Kind")
+
+
+def callbacks_of(trainer: "L.Trainer", kind: type[Kind]) -> list[Kind]:
+    """The callbacks of one kind; the types of Lightning 2.6 know no callbacks of a Trainer."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, kind)]
+
+
+def apply(trainer: "L.Trainer") -> None:
+    """Change what Lightning has no switch for, in every run."""
+    leave_signals_to_us(trainer)
+    search_gpus_once()
+    name_arguments_of_loaders()
+    wrap_again_when_unfrozen(trainer)
+
+
+def leave_signals_to_us(trainer: "L.Trainer") -> None:
+    """Keep Lightning 2.6 from handling SIGTERM.
+
+    Its handler talks to the other ranks in the middle of a step, and hangs there. There is no
+    public switch. Our way is samestep.ranks.stopping; ``EpochLoop`` leaves out the broadcast in
+    each step. Upstream: Lightning-AI/pytorch-lightning issues 20806 and 21487.
+    """
+    ours: Any = trainer
+    ours._signal_connector.register_signal_handlers = lambda: None
+
+
+def search_gpus_once() -> None:
+    """Keep torch 2.15 from searching for GPUs before each step, where there are none.
+
+    Adam and AdamW ask in each step whether there is a GPU. Lightning 2.6 sets a variable with which
+    torch loads the library of the driver to answer, so that CUDA is not started before processes
+    are forked. Without a GPU no CUDA can be started. An MNIST-format epoch takes 1.13 times as long
+    without this (docs/performance.md). Upstream: pytorch/pytorch pull request 85951.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        environment.unset_variables(["PYTORCH_NVML_BASED_CUDA_CHECK"])
+
+
+def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
+    """Let DDP of torch 2.15 follow a model whose parameters are frozen or unfrozen while it trains.
+
+    DDP sums the gradients of those parameters that needed one when it was made. Each rank would
+    train a parameter that is unfrozen later by its own samples, and the ranks would end with
+    different weights; for one that is frozen later, DDP waits in vain. Callbacks for fine-tuning
+    do both. So the model is wrapped again before the step. Upstream:
+    Lightning-AI/pytorch-lightning issue 20340.
+    """
+    from lightning.pytorch.strategies import DDPStrategy
+
+    strategy: Any = trainer.strategy
+    if DDPStrategy not in type(strategy).__mro__:
+        return
+    configure, step = strategy.configure_ddp, strategy.training_step
+    parameters: list[Any] = []
+    registered: list[bool] = []  # which of them have their gradients summed
+
+    def note_and_configure() -> None:
+        parameters[:] = strategy.model.parameters()
+        registered[:] = [parameter.requires_grad for parameter in parameters]
+        configure()
+
+    def wrap_and_step(*args: Any, **named: Any) -> Any:
+        if [parameter.requires_grad for parameter in parameters] != registered:
+            strategy.model._remove_autograd_hooks()
+            strategy.model = strategy.lightning_module
+            # The ranks have equal weights already; their buffers differ within an epoch.
+            strategy._ddp_kwargs["init_sync"] = False
+            strategy.configure_ddp()
+        return step(*args, **named)
+
+    strategy.configure_ddp, strategy.training_step = note_and_configure, wrap_and_step
+
+
+@cache  # once in a process, which may have several runs
+def name_arguments_of_loaders() -> None:
+    """Let Lightning 2.6 make a ``DataLoader(dataset, 32, True)`` again.
+
+    It does so to predict, and to split the data over several ranks. What was passed by position it
+    passes a second time by name, and fails. Upstream: Lightning-AI/pytorch-lightning issue 17991.
+    """
+    from lightning.pytorch.utilities import data
+
+    find = data._get_dataloader_init_args_and_kwargs
+
+    @wraps(find)
+    def find_by_name(loader: Any, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        positional, named = find(loader, *args, **kwargs)
+        names = getattr(loader, "__pl_saved_arg_names", ())
+        if len(names) != len(positional):  # a subclass that takes *args
+            return positional, named
+        return (), dict(zip(names, positional, strict=True)) | named
+
+    data._get_dataloader_init_args_and_kwargs = find_by_name  # type: ignore[assignment]
+
+
+def replace_batch_samplers(trainer: "L.Trainer", share: Callable[[Any, str], Any]) -> None:
+    """Let DataLoaders get another batch sampler when Lightning takes them.
+
+    Lightning 2.6 replaces a ``BatchSampler`` of torch by samples one at a time, without a word. It
+    rejects other batch samplers, with the advice of a flag that shares nothing out. ``share`` gets
+    a loader and a stage (``train``, ``validate``, ``test``, ``predict``), and returns this rank's
+    batch sampler, or None for what Lightning does. Upstream:
+    Lightning-AI/pytorch-lightning issue 21122.
+    """
+    from torch.utils.data import DataLoader
+
+    connector = trainer._data_connector
+    prepare: Callable[..., Any] = connector._prepare_dataloader
+
+    def prepare_dataloader(dataloader: Any, shuffle: bool, mode: Any) -> Any:
+        is_loader = isinstance(dataloader, DataLoader)
+        batches = share(dataloader, mode.value) if is_loader else None
+        if batches is None:
+            return prepare(dataloader, shuffle, mode)
+        # DataLoader raises where this attribute is assigned.
+        vars(dataloader)["batch_sampler"] = batches
+        return dataloader
+
+    connector._prepare_dataloader = prepare_dataloader  # type: ignore[method-assign]
+
+
+def repeats_shorter_loaders(trainer: "L.Trainer") -> bool:
+    """Whether the shorter ones of several training loaders begin again within an epoch."""
+    loaders: Any = trainer.fit_loop._combined_loader
+    return len(loaders.flattened) > 1 and loaders._mode == "max_size_cycle"
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell the samplers of a loader the epoch, as Lightning 2.6 does when it begins one.
+
+    In a run that continues, loader processes ask for their first batches before that.
+    """
+    from lightning.fabric.utilities.data import _set_sampler_epoch
+
+    _set_sampler_epoch(loader, epoch)
+
+
+def skip_fused_step(optimizer: Optimizer, skip: Tensor) -> None:
+    """Let a fused optimizer of torch 2.15 skip its next step if ``skip`` is true on the device.
+
+    torch's GradScaler sets these attributes. Nothing else tells a fused optimizer to skip a step
+    without the process having to wait for the device.
+    """
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    optimizer.found_inf = skip.float()  # type: ignore[attr-defined]

@@ -1,0 +1,249 @@
+"""What a run logs for an epoch: the same over all ranks, before and after an interruption.
+
+Lightning 2.6 keeps the sums of ``self.log`` in private objects, and its checkpoints have nothing of
+them. torchmetrics 1.9 saves the states of rank zero only, without the number of updates.
+"""
+
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any
+
+from samestep.ranks import process_group
+
+if TYPE_CHECKING:
+    import lightning as L  # takes seconds to import
+    from torchmetrics import Metric
+
+Entry = dict[str, Any]
+"""The sum of one metric: ``value``, ``weight`` (samples behind a mean, otherwise 1) and
+``reduction`` (``mean``, ``sum``, ``max`` or ``min``)."""
+Logs = dict[str, Entry]
+
+FLAGS = "fx", "name", "prog_bar", "logger", "on_step", "enable_graph", "add_dataloader_idx"
+"""Arguments of ``self.log`` with which a metric is made again."""
+END_HOOKS = "on_train_epoch_end", "on_validation_epoch_end", "on_test_epoch_end"
+
+
+def install() -> None:
+    """Change how this process sums up what is logged."""
+    leave_out_empty_batches()
+    reduce_logs_over_ranks()
+
+
+@cache  # once in a process, which may have several runs
+def reduce_logs_over_ranks() -> None:
+    """Reduce over the ranks what is logged without ``sync_dist``, once per epoch.
+
+    Otherwise each rank has the value of its own samples, and rank zero records and monitors that of
+    its slice. Setting ``sync_dist`` instead would hang if only some ranks log a metric, and would
+    reduce in each step too.
+    """
+    from lightning.pytorch.trainer import call
+    from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import (
+        _LoggerConnector,
+    )
+
+    connector_class: Any = _LoggerConnector
+    hooks: Any = call
+    end_batches = connector_class.epoch_end_reached
+    call_hook = hooks._call_lightning_module_hook
+
+    def end_batches_and_reduce(connector: Any) -> None:
+        end_batches(connector)
+        if connector.trainer.training:
+            merge_saved_logs(connector.trainer, is_end=True)
+        _reduce_logs(connector)
+
+    def call_hook_and_reduce(trainer: Any, name: str, *args: Any, **named: Any) -> Any:
+        result = call_hook(trainer, name, *args, **named)
+        # The module may have logged more there, and callbacks read the values next.
+        if name in END_HOOKS:
+            _reduce_logs(trainer._logger_connector)
+        return result
+
+    connector_class.epoch_end_reached = end_batches_and_reduce
+    hooks._call_lightning_module_hook = call_hook_and_reduce
+
+
+def _reduce_logs(connector: Any) -> None:
+    """Replace the value of each metric by the one over all ranks that have logged it."""
+    import torch
+
+    results = connector.trainer._results
+    if connector.trainer.world_size == 1 or results is None:
+        return
+    own: Logs = {}
+    for key, metric in results.valid_items():
+        # A torchmetrics.Metric reduces itself.
+        is_reduced = not metric.is_tensor or metric.meta.sync.should
+        # Of what is logged per step, callbacks see the last value of the training, and none of an
+        # evaluation.
+        is_read = metric.meta.on_epoch or results.training
+        if is_read and not is_reduced:
+            names = results._forked_name(metric, on_step=False)
+            own[key] = {"names": names, **_entry_of(metric)}
+
+    # Names and values are gathered together: ranks may have logged different metrics, and a
+    # collective for each metric would wait for ranks that have not logged it.
+    for key, entry in _sum_up(process_group.gather(own)).items():
+        value = torch.tensor(entry["value"], dtype=torch.float64)
+        if entry["reduction"] == "mean":
+            value /= entry["weight"]  # nan where no rank had a sample
+        metric = results[key] if key in own else None
+        if metric is not None and metric.meta.on_epoch:
+            metric._computed = value.to(metric.value)
+        else:
+            connector._callback_metrics.update(dict.fromkeys(entry["names"], value.float()))
+
+
+def _entry_of(metric: Any) -> Entry:
+    """What a metric of ``self.log`` has summed up."""
+    is_mean = metric.meta.on_epoch and metric.meta.is_mean_reduction
+    weight = int(metric.cumulated_batch_size) if is_mean else 1
+    reduction = metric.meta.reduce_fx.__name__
+    return {"value": metric.value.item(), "weight": weight, "reduction": reduction}
+
+
+def _sum_up(logs_of_ranks: list[Logs]) -> Logs:
+    """Each metric over all ranks that have logged it; a mean stays a sum with its weight."""
+    import torch
+
+    entries: dict[str, list[Entry]] = {}
+    for logs in logs_of_ranks:
+        for key, entry in logs.items():
+            entries.setdefault(key, []).append(entry)
+    summed_up: Logs = {}
+    for key in sorted(entries):  # every rank goes through them in the same order
+        first, reduction = entries[key][0], entries[key][0]["reduction"]
+        reduce = torch.sum if reduction == "mean" else getattr(torch, reduction)
+        values = torch.tensor([entry["value"] for entry in entries[key]], dtype=torch.float64)
+        weight = sum(entry["weight"] for entry in entries[key])
+        summed_up[key] = {**first, "value": reduce(values).item(), "weight": weight}
+    return summed_up
+
+
+@cache  # once in a process, which may have several runs
+def leave_out_empty_batches() -> None:
+    """Keep a batch without samples out of the mean that Lightning 2.6 takes over an epoch.
+
+    The last batch of a validation may have no sample for some rank. The mean over no samples is
+    nan. Lightning multiplies it by the number of samples, and 0 times nan is nan too, so the metric
+    would be nan on every rank.
+    """
+    import torch
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
+
+    update = _ResultMetric.update
+
+    @wraps(update)
+    def update_unless_empty(metric: _ResultMetric, value: Any, batch_size: int) -> None:
+        if metric.is_tensor and batch_size == 0:
+            value = torch.zeros_like(value)
+        update(metric, value, batch_size)
+
+    _ResultMetric.update = update_unless_empty  # type: ignore[method-assign, assignment]
+
+
+def logged_metrics(trainer: "L.Trainer", *, on_step: bool) -> dict[str, dict[str, Any]]:
+    """What the training has logged: for the last batch, or so far for the epoch.
+
+    ``log`` is for loggers, and ``pbar`` for a progress bar.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    metrics: dict[str, dict[str, Any]] = loop._results.metrics(on_step=on_step)
+    return metrics
+
+
+def num_logged_steps(trainer: "L.Trainer") -> int:
+    """The steps by which Lightning 2.6 counts what it logs.
+
+    These are optimizer steps, but with manual optimization batches: one may have no step, or two.
+    """
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def collect_logs(trainer: "L.Trainer") -> Logs:
+    """The sums of each metric that the training logs for an epoch, for a checkpoint."""
+    merge_saved_logs(trainer)
+    loop: Any = trainer.fit_loop.epoch_loop
+    logs: Logs = {}
+    for key, metric in loop._results.items():
+        if metric.is_tensor and metric.meta.on_epoch and not metric.has_reset:
+            flags = {name: getattr(metric.meta, name) for name in FLAGS}
+            logs[key] = {**_entry_of(metric), "flags": flags}
+    # Metrics that have not been logged again since the run continued.
+    not_merged: Logs = loop.__dict__.get("saved_logs", {})
+    return logs | not_merged
+
+
+def resume_logs(trainer: "L.Trainer", logs_of_ranks: list[Logs]) -> None:
+    """Let the metrics of this epoch continue from what ``collect_logs`` gave on some ranks."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    loop.saved_logs = _sum_up(logs_of_ranks)
+
+
+def merge_saved_logs(trainer: "L.Trainer", is_end: bool = False) -> None:
+    """Add what ``resume_logs`` got to the metrics that have been logged since.
+
+    Lightning 2.6 makes a metric when it is logged first. Right after that batch, numbers are still
+    added in the same order as without an interruption. At the end of the epoch the others follow.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop
+    saved: Logs | None = loop.__dict__.get("saved_logs")
+    if not saved:
+        return
+    for key in list(saved):
+        if is_end or key in loop._results:
+            _merge(trainer, key, saved.pop(key))
+
+
+def _merge(trainer: "L.Trainer", key: str, entry: Entry) -> None:
+    import torch
+    from lightning.pytorch.trainer.connectors.logger_connector import result
+
+    results: Any = trainer.fit_loop.epoch_loop._results
+    reduction = getattr(torch, entry["reduction"])
+    if key not in results:
+        meta = result._Metadata(**entry["flags"], on_epoch=True, reduce_fx=reduction)
+        # Perhaps other ranks have not logged it, so `_reduce_logs` reduces it.
+        meta.sync = result._Sync()
+        new = result._ResultMetric(meta, is_tensor=True).to(trainer.strategy.root_device)
+        new._update_count = 1
+        results[key] = new
+    metric = results[key]
+    if entry["reduction"] in ("max", "min"):
+        metric.value = reduction(metric.value, metric.value.new_tensor(entry["value"]))
+    else:
+        metric.value = metric.value + entry["value"]
+    if entry["reduction"] == "mean":
+        metric.cumulated_batch_size = metric.cumulated_batch_size + entry["weight"]
+
+
+def logged_metric_ids(trainer: "L.Trainer") -> set[int]:
+    """The ids of torchmetrics objects that Lightning 2.6 resets when the epoch is over."""
+    loop: Any = trainer.fit_loop.epoch_loop
+    return {id(metric.value) for metric in loop._results.values() if not metric.is_tensor}
+
+
+def metric_state(metric: "Metric") -> dict[str, Any]:
+    """What a metric of torchmetrics 1.9 has counted, and in how many updates."""
+    from lightning.fabric.utilities import move_data_to_device
+
+    return {"count": metric.update_count, "states": move_data_to_device(metric.metric_state, "cpu")}
+
+
+def resume_metric(metric: "Metric", saved: list[dict[str, Any]]) -> None:
+    """Continue from what ``metric_state`` gave on some ranks.
+
+    Raises:
+        RuntimeError: if the metric cannot merge the states of several ranks; it is empty then.
+    """
+    from lightning.fabric.utilities import move_data_to_device
+
+    for state in saved:
+        states = move_data_to_device(state["states"], metric.device)
+        if metric._update_count == 0:
+            for name, value in states.items():
+                setattr(metric, name, value)
+        else:
+            metric.merge_state(states)
+        metric._update_count += state["count"]
