@@ -179,7 +179,24 @@ def pytest_collection_finish() -> None:
     torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+LONG_FILES = {
+    f"{ROOT}/{name}"
+    for name in (
+        "library/tests/ranks/test_heartbeat.py",
+        "library/tests/test_distribution.py",
+        "library/tests/test_sharded.py",
+        "library/tests/test_trainer.py",
+        "tests/labs/test_elastic.py",
+        "tests/labs/test_faults.py",
+        "tests/scripts/test_sweep.py",
+        "tests/test_copies.py",
+        "tests/test_start.py",
+    )
+}
+"""Files with a test that takes more than five seconds on a quiet machine."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of clusters and of faults by the place of their files.
 
     They wait more than they compute. Each process of pytest-xdist begins with its own part of all
@@ -197,6 +214,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, item in enumerate(kind):
             begins.setdefault(item.path, number / len(kind))
     items.sort(key=lambda item: begins[item.path])
+    if hasattr(config, "workerinput"):  # a process of pytest-xdist
+        items[:] = begin_with_long_files(items, config.workerinput["workercount"])
+
+
+def begin_with_long_files(items: list[pytest.Item], num_processes: int) -> list[pytest.Item]:
+    """Let the part of each process begin with files that take long.
+
+    pytest-xdist cuts the list into equal parts. A process that has done its part takes tests from
+    the end of another one: a long test there would run at last, while the other processes wait.
+    """
+    long: dict[Path, list[pytest.Item]] = {}
+    others: list[pytest.Item] = []
+    for item in items:
+        if str(item.path) in LONG_FILES:
+            long.setdefault(item.path, []).append(item)
+        else:
+            others.append(item)
+    starts: list[list[pytest.Item]] = [[] for _ in range(num_processes)]
+    for number, file in enumerate(long.values()):
+        starts[number % num_processes] += file
+    ordered: list[pytest.Item] = []
+    for number, start in enumerate(starts):
+        size = (len(items) - len(ordered)) // (num_processes - number)
+        rest = max(0, size - len(start))
+        ordered += start + others[:rest]
+        del others[:rest]
+    return ordered
 
 
 @pytest.fixture(scope="session")

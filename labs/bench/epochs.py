@@ -96,7 +96,7 @@ def bare(task: str, *more: str) -> dict[str, Any]:
     model, data = parts(configure(task, *more))
     data.setup("fit")
     device = torch.device("cuda" if task.startswith("gpu") else "cpu")
-    normalize = data.normalize.to(device)
+    normalize = model.normalize.to(device)
     images, labels = resident(data.train_set, device)
     val_images, val_labels = resident(data.val_set, device)
     val = list(zip(normalize(val_images).split(2048), val_labels.split(2048), strict=True))
