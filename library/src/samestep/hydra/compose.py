@@ -224,14 +224,17 @@ def _compose_reference(choices: Mapping[str, Any]) -> DictConfig:
     except ConfigCompositionException:
         # A group that is not in a defaults list, such as +model/head=linear, needs its plus. Hydra
         # does not record the plus, so ask which of the groups are known without it.
-        top = [line for line in lines if "/" not in line]
+        top = [line for line in lines if not _is_nested(line)]
         known = hydra.compose("train", top, return_hydra_config=True).hydra.runtime.choices
         return hydra.compose("train", [_with_plus(line, known) for line in lines])
 
 
+def _is_nested(line: str) -> bool:
+    return "/" in line.partition("=")[0]
+
+
 def _with_plus(line: str, known: Container[str]) -> str:
-    group, _, _ = line.partition("=")
-    is_added = "/" in group and group not in known
+    is_added = _is_nested(line) and line.partition("=")[0] not in known
     return f"+{line}" if is_added else line
 
 

@@ -117,7 +117,7 @@ class RunCopy:
             if shard not in self.copied:
                 # It was removed meanwhile: a newer checkpoint has replaced this one.
                 return False
-        # Another process may have uploaded it. Two names may also belong to one checkpoint.
+        # An earlier process may have uploaded it already.
         if self.read_manifest(name) != own:
             self._put(name, file)
             if shards:
