@@ -58,7 +58,7 @@ def test_a_run_comes_again_is_cancelled_finishes_and_goes(cluster: Cluster, targ
 
     cancelled = cluster.samestep("cancel", "mine")
     assert cancelled.returncode == 0, cancelled.stderr
-    assert "cancelled; the same submit continues it" in cancelled.stdout
+    assert "cancelled; the same submit resumes it" in cancelled.stdout
     exit_code, log = follower.end()
     saved = [line for line in log.splitlines() if line.endswith("] saved")]
     assert len(saved) == 2, log

@@ -132,7 +132,7 @@ def test_a_run_that_is_cancelled_saves_and_the_same_submit_continues_it(launcher
         again = launch("submit", *SLOW, "trainer.max_epochs=50")
         assert "is in the queue already, nothing to do" in again.stdout
         cancelled = launch("cancel")
-        assert cancelled.stdout == "mine: cancelled; the same submit continues it\n"
+        assert cancelled.stdout == "mine: cancelled; the same submit resumes it\n"
         assert logs.wait(PATIENCE_S) == 1
         assert "Stopped by SIGTERM after step " in logs.stdout.read()
         assert "CANCELLED" in logs.stderr.read()

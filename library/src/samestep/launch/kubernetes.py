@@ -150,7 +150,7 @@ def reject_running(cfg: DictConfig, run: Manifest, *, is_same: bool) -> None:
     if find_outcome(run) is None and not is_same:
         raise RunError(
             f"{cfg.run_id}: is running with other overrides; cancel it first "
-            f"(samestep cancel {cfg.run_id}), then this submit continues it, or choose another "
+            f"(samestep cancel {cfg.run_id}), then this submit resumes it, or choose another "
             "RUN_ID"
         )
 
@@ -202,7 +202,7 @@ def cancel(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     run = kubectl.get(cfg, build_resource_name(find_owner(manifests)))
     existed = remove_all(cfg, manifests)
     if run:
-        state = "cancelled; the same submit continues it"
+        state = "cancelled; the same submit resumes it"
     elif existed:
         state = "had ended; its objects are removed"
     else:

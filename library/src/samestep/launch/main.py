@@ -5,9 +5,9 @@ samestep launch cluster=k8s trainer.num_nodes=2 --check      # find errors, and 
 RUN_ID=mine samestep launch cluster=k8s cluster.image=$IMAGE trainer.num_nodes=2
 samestep status mine    # the state of the run, of each of its pods or jobs, and why they wait
 samestep logs mine      # what all pods or nodes print, until the run ends
-samestep cancel mine    # let the run save, and remove it; the same launch continues it
+samestep cancel mine    # let the run save, and remove it; the same launch resumes it
 
-Without a flag launch submits the run, or continues it; a second submit changes nothing.
+Without a flag launch submits the run, or resumes it; a second submit changes nothing.
 
 --check   check the configuration; then ask the cluster, if there is one, whether it would accept it
 --render  print what the cluster would get

@@ -105,7 +105,7 @@ def cancel(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
     call("scancel", *numbers)
     for left in poll(lambda: find_active(cfg), cfg.cluster.grace_s + EXTRA_S):
         if not left:
-            print(f"{cfg.run_id}: cancelled; the same submit continues it")
+            print(f"{cfg.run_id}: cancelled; the same submit resumes it")
             return 0
     raise RunError(f"{cfg.run_id}: was cancelled, and has not ended yet; see samestep status")
 

@@ -74,7 +74,7 @@ class EtcdRendezvous(RendezvousHandler):
       torch would leave two groups, each of which trains the run.
     - Nodes that must meet wait for etcd, as long as they wait for each other.
     - The rendezvous is never closed: etcd outlives the nodes, and a node that comes later, to
-      replace one or to continue the run, would find it closed. Nodes that have gone send no
+      replace one or to resume the run, would find it closed. Nodes that have gone send no
       heartbeats.
     """
 

@@ -4,10 +4,9 @@ Promise: an error on one rank ends all ranks with one message, and a signal to o
 ranks between the same two steps.
 
 Read in this order: ``environment`` (who am I), ``network`` (how to reach rank zero),
-``process_group`` (meet, decide together), ``sharded`` (a model in parts, one on each rank),
-``preflight`` (checks before the first step),
-``stopping`` (signals), ``heartbeat`` (progress, and the end of ranks that hang), ``failure`` and
-``process`` (errors, output and exit codes), ``secrets``,
-``epoch_logs`` (logged values over the ranks) and
-``compat`` (private names of other libraries; ``samestep.loops`` has those of Lightning's loops).
+``process_group`` (meet, decide together), ``sharded`` (a part of the model on each rank),
+``preflight`` (checks before the first step), ``stopping`` (signals), ``heartbeat`` (progress, and
+the end of ranks that hang), ``failure`` and ``process`` (errors, output and exit codes),
+``secrets`` (what is never printed), ``epoch_logs`` (logged values over the ranks) and ``compat``
+(private names of other libraries; ``samestep.loops`` has those of Lightning's loops).
 """

@@ -57,14 +57,8 @@ def find_rank_zero(accelerator: str, timeout_s: float) -> str:
     ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` is set. Returns what was found; an empty text
     without torchrun.
     """
-    is_alone = not environment.under_torchrun()
-    # Without a GPU of its own, a rank could not even choose the device of its process group.
-    needs_gpus = accelerator == "gpu" if is_alone else torch.cuda.is_available()
-    if needs_gpus:
-        error = failure([check_accelerator(accelerator)])
-        if error is not None:
-            raise error
-    if is_alone:
+    check_gpus(accelerator)
+    if not environment.under_torchrun():
         return ""
     name = environment.variable("MASTER_ADDR") or "localhost"
     try:
@@ -78,6 +72,19 @@ def find_rank_zero(accelerator: str, timeout_s: float) -> str:
         return f"{name} is {address}"
     choose_interface(interface)
     return f"{name} is {address}, reached through {interface}"
+
+
+def check_gpus(accelerator: str) -> None:
+    """Raise an error if this rank needs a GPU to meet the other ranks, and has none of its own."""
+    needs_gpus = accelerator == "gpu"
+    if environment.under_torchrun():
+        # Without a GPU of its own, a rank could not even choose the device of its process group.
+        needs_gpus = torch.cuda.is_available()
+    if not needs_gpus:
+        return
+    error = failure([check_accelerator(accelerator)])
+    if error is not None:
+        raise error
 
 
 def choose_interface(interface: str) -> None:
@@ -101,15 +108,18 @@ def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModu
 
 def failure(findings: list[Finding]) -> ConfigError | PreflightError | None:
     """Build one error of all checks that failed; None if none did."""
-    failed = [finding for finding in findings if finding.remedy]
-    if not failed:
+    lines: list[str] = []
+    names: set[str] = set()
+    for check, fact, remedy in findings:
+        if remedy:
+            lines.append(f"{check}: {fact}; {remedy}")
+            names.add(check)
+    if not lines:
         return None
-    text = "\n".join(f"{check}: {fact}; {remedy}" for check, fact, remedy in failed)
-    names = {finding.check for finding in failed}
-    # If only the configuration is wrong, the same command must not be tried again.
+    # If only the configuration is wrong, trying the same command again cannot help.
     if names <= CONFIG_CHECKS:
-        return ConfigError(text)
-    return PreflightError(text)
+        return ConfigError("\n".join(lines))
+    return PreflightError("\n".join(lines))
 
 
 def inspect(
@@ -178,7 +188,8 @@ def check_this_rank(
     """
     yield check_world_size(spec)
     yield check_accelerator(spec.accelerator)
-    if not isinstance(spec.shares, str):  # equal, or measured
+    # A text is "equal" or "auto", which fits any number of ranks.
+    if not isinstance(spec.shares, str):
         fault = check_shares(spec.shares, environment.num_nodes(), environment.world_size())
         fact, _, remedy = (fault or f"cluster.shares={spec.shares}").partition("; ")
         yield Finding("shares", fact, remedy)
@@ -230,12 +241,13 @@ def check_run_directory(run_dir: Path, model: L.LightningModule) -> Finding:
     folder = run_dir / "checkpoints"
     remedy = "free some space or get permission there, or choose another place with run_root=..."
     try:
+        # The directory itself is made later, once all checks have succeeded.
         place = next(path for path in (folder, *folder.parents) if path.exists())
         # Only a write shows a full disk or a quota.
         with tempfile.TemporaryFile(dir=place, buffering=0) as file:
             file.write(b"preflight")
             os.fsync(file.fileno())
-        # A run that continues replaces its checkpoints, which need no room in addition.
+        # A run that resumes replaces its checkpoints, which need no room in addition.
         replaced = sum(path.stat().st_size for path in folder.glob("*.ckpt"))
     except OSError as error:
         fact = f"run_dir={run_dir} cannot be written: {error.strerror}"
