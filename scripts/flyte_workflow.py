@@ -137,8 +137,8 @@ def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
 def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
     """Train and test. Each process calls this; Flyte takes the result of rank zero."""
     from project.train import train
-    from samestep.hydra.adapter import name_run
-    from samestep.run.directory import tested_checkpoint
+    from samestep.hydra.front_end import name_run
+    from samestep.run.manifest import tested_checkpoint
     from samestep.run.metrics import read_history
 
     # Without a cluster, Flyte calls every execution "local"; each needs a name of its own.

@@ -314,6 +314,6 @@ def compose(tmp_path: Path) -> Callable[..., object]:
 @pytest.fixture
 def spec(compose: Callable[..., Any]) -> Callable[..., Any]:
     """The RunSpec of a composed configuration."""
-    from samestep.hydra.adapter import spec_of
+    from samestep.hydra.build import build_trainer
 
-    return lambda *overrides: spec_of(compose(*overrides))
+    return lambda *overrides: build_trainer(compose(*overrides), overrides).spec

@@ -56,14 +56,14 @@ def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
 # -- Imports go one way ----------------------------------------------------------------------------
 
 LEVELS = [
-    ["config_keys", "errors", "lightning_names", "metrics", "run_spec"],
+    ["config_keys", "errors", "lightning_names", "metrics", "option_names", "run_spec"],
     ["ranks"],
     ["command_line"],
     ["data", "run", "node"],
     ["loggers"],
     ["callbacks", "report"],
     ["loops"],
-    ["ending"],
+    ["arguments", "fit_checks"],
     ["trainer"],
     ["hydra"],
     ["launch"],
@@ -109,7 +109,9 @@ CORE = {
     "node",
     "loggers",
     "callbacks",
-    "ending",
+    "arguments",
+    "fit_checks",
+    "option_names",
     "trainer",
 }
 """What any Lightning project can use: it must not need the framework of a template."""

@@ -32,7 +32,7 @@ def memory() -> dict[str, float]:
     from samestep.hydra import build
 
     cfg = configure("cifar")
-    data, normalize = build.datamodule(cfg), build.model(cfg).normalize
+    data, normalize = build.build_datamodule(cfg), build.build_model(cfg).normalize
     data.setup("fit")
     loader = data.train_dataloader()
 
@@ -64,7 +64,7 @@ def folder(folder: str) -> dict[str, float]:
         "data=folder", f"data.root={folder}/photos", "data.num_classes=2", "data.num_val=4",
         f"data.image_size={SIZE}", "data.num_workers=1", f"data.global_batch_size={BATCH}",
     ]  # fmt: skip
-    data = build.datamodule(check(words))
+    data = build.build_datamodule(check(words))
     data.prepare_data()
     data.setup("fit")
     loader = data.train_dataloader()

@@ -200,7 +200,7 @@ def decode(folder: str, size: str, where: str) -> dict[str, float]:
             "data.shuffle={_target_: samestep.data.order.Blocks, size: 256, at_once: 4}",
             f"data.global_batch_size={PICTURES[size] // 64}",
         ]  # fmt: skip
-        data = build.datamodule(check(words))
+        data = build.build_datamodule(check(words))
         data.setup("fit")
         loader = data.train_dataloader()
         start = time.perf_counter()

@@ -135,4 +135,4 @@ def parts(cfg: DictConfig) -> tuple[Any, Any]:
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     if cfg.callbacks.checkpoints.monitor == "train/loss":
         return Linear(), Numbers()
-    return build.model(cfg), build.datamodule(cfg)
+    return build.build_model(cfg), build.build_datamodule(cfg)

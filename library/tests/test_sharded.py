@@ -35,9 +35,9 @@ from library.tests.kit import (
 from samestep import Trainer
 from samestep.callbacks.loss_guard import LossGuard
 from samestep.errors import ConfigError
-from samestep.ranks import environment, process_group
+from samestep.ranks import environment, strategies
 from samestep.ranks.sharded import blocks_of
-from samestep.run import checkpoint, manifest, nodes, shards
+from samestep.run import checkpoint, lifecycle, manifest, shards
 from samestep.run.checkpoint import (
     PREVIOUS,
     AtomicCheckpointIO,
@@ -192,7 +192,7 @@ def on_two_ranks(folder: str) -> None:
     )  # fmt: skip
     for kind in (Late, Manual):
         check_exact(root / kind.__name__, kind, data, (1, 1), strategy="fsdp")
-    (part,) = fit(root / "nan", NanOnOneRank, data, max_skipped=1, **SHARDED)
+    (part,) = fit(root / "nan", NanOnOneRank, data, callbacks=lambda: [LossGuard(1)], **SHARDED)
     (guard,) = (one for one in part.trainer.callbacks if isinstance(one, LossGuard))
     assert guard.num_skipped == 1
     assert all(torch.isfinite(w.full_tensor()).all() for w in part.module.parameters())
@@ -340,12 +340,12 @@ def test_blocks_are_the_items_of_lists_and_hold_no_tied_weight():
 
 def test_what_cannot_be_sharded_is_rejected(tmp_path: Path, monkeypatch):
     spec = make_spec(tmp_path, strategy="fsdp")
-    assert process_group.topology(spec)["strategy"] == "auto", "one process shares with nobody"
-    with pytest.raises(ConfigError, match="sync_batchnorm=true: is not supported"):
-        process_group.topology(replace(spec, sync_batchnorm=True))
-    monkeypatch.setattr(nodes, "is_shared", lambda run_dir: False)
+    assert strategies.topology(spec)["strategy"] == "auto", "one process shares with nobody"
+    with pytest.raises(ConfigError, match="sync_batchnorm=True: is not supported"):
+        strategies.topology(replace(spec, sync_batchnorm=True))
+    monkeypatch.setattr(lifecycle, "is_shared", lambda run_dir: False)
     with pytest.raises(ConfigError, match="is not shared between the nodes"):
-        nodes.begin(spec, [])
+        lifecycle.begin(spec, [])
 
 
 @pytest.mark.parametrize("strategy", [ModelParallelStrategy, FSDPStrategy])

@@ -14,24 +14,9 @@ def train(overrides: Sequence[str] = ()) -> dict[str, float]:
     ``overrides`` are such as ``["trainer.max_epochs=2"]``. Returns the final metrics, also of a run
     that was finished before, and raises what ``project.train.train`` raises.
     """
-    from samestep.errors import ConfigError
-    from samestep.hydra.adapter import name_run, topology_of
-    from samestep.hydra.compose import check
-    from samestep.node import agent
-    from samestep.ranks import environment, stopping
+    from samestep.hydra.main import train_in_process
 
-    cfg = check(list(overrides))
-    cfg.run_id = name_run(cfg)
-    if agent.num_processes(*topology_of(cfg)) > 1:
-        raise ConfigError(
-            f"trainer.devices={cfg.trainer.devices}: several processes need a terminal, and "
-            "`python train.py`; here use trainer.devices=1"
-        )
-    environment.limit_threads()
-    try:
-        return train_config(cfg, list(overrides))
-    finally:
-        stopping.uninstall()
+    return train_in_process(train_config, overrides)
 
 
 def load_run(run_dir: str | Path, ckpt: str = "best", *, trust: bool = False) -> tuple[Any, Any]:

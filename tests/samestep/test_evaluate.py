@@ -87,7 +87,7 @@ def test_data_are_looked_for_where_the_options_say(tmp_path: Path) -> None:
     (tmp_path / "mnist" / "config.yaml").write_text(
         yaml.safe_dump(OmegaConf.to_container(cfg, resolve=True))
     )
-    parts = {"state_dict": build.model(cfg), "ImageDataModule": build.datamodule(cfg)}
+    parts = {"state_dict": build.build_model(cfg), "ImageDataModule": build.build_datamodule(cfg)}
     state = {name: part.state_dict() for name, part in parts.items()}
     AtomicCheckpointIO().save_checkpoint(state, tmp_path / "mnist" / "checkpoints" / "last.ckpt")
 

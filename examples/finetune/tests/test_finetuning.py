@@ -77,7 +77,9 @@ def test_a_kill_after_the_backbone_is_unfrozen_changes_nothing(words: list[str],
 
 
 def test_the_backbone_has_a_rate_of_its_own(words: list[str]):
-    model = build.model(check([*words, "model.backbone_lr=0.0001", "model.optimizer.lr=0.01"]))
+    model = build.build_model(
+        check([*words, "model.backbone_lr=0.0001", "model.optimizer.lr=0.01"])
+    )
     optimizer, schedule = model.build_optimizer(total_steps=10)
     counts = [len(group["params"]) for group in optimizer.param_groups]
     assert counts == [1, 1, 21 - 1, 40]  # matrices and kernels, then norms and biases

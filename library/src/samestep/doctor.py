@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 
 from samestep.errors import RunError
-from samestep.hydra.adapter import name_run, spec_of, topology_of
 from samestep.hydra.compose import check
+from samestep.hydra.front_end import name_run, topology_of, use_keys
 from samestep.node import agent
 from samestep.ranks import environment, failure
 
 
 def main(overrides: Sequence[str]) -> int:
     """Examine all ranks; start them first, as train.py would. Returns the exit code."""
+    use_keys()
     cfg = check([*overrides])
     cfg.run_id = name_run(cfg)
     if (num := agent.num_processes(*topology_of(cfg))) > 1:
@@ -29,24 +30,23 @@ def main(overrides: Sequence[str]) -> int:
 
 def examine(cfg: DictConfig) -> int:
     """Print on rank zero what all ranks find. Returns the exit code."""
-    from samestep.hydra import build
+    from samestep import fit_checks
+    from samestep.hydra.build import build_run
     from samestep.ranks import preflight, process_group
     from samestep.ranks.preflight import Finding
-    from samestep.run.logs import mute_lightning
+    from samestep.trainer import distributed_session
 
-    mute_lightning()
     accelerator, timeout_s = cfg.trainer.accelerator, cfg.cluster.timeout_s
     way = preflight.find_rank_zero(accelerator, timeout_s)
     found = [Finding("rank zero", way)] if way else []
-    with process_group.process_group(accelerator, timeout_s):
-        cfg.run_id = process_group.broadcast(cfg.run_id)
+    trainer, model, data = build_run(cfg)
+    with distributed_session(accelerator, timeout_s):
         try:
-            model, data, *_ = build.everything(cfg)
+            fit_checks.set_up_data(trainer, data)
             found.append(Finding("data", "complete, intact and as configured"))
         except RunError as error:
-            model, data = build.model(cfg), build.datamodule(cfg)
             found.append(Finding("data", "missing or damaged", str(error)))
-        findings = preflight.inspect(spec_of(cfg), model, data, *found)
+        findings = preflight.inspect(trainer.spec, model, data, *found)
         for finding in findings:  # no rank may leave before rank zero has printed everything
             text = "; ".join(filter(None, finding[1:]))
             line = f"{finding.result:<8} {finding.check:<14} {text}"

@@ -24,8 +24,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_data()
     arguments = parser.parse(argv)
     # These imports take seconds: invalid arguments are reported before.
+    from samestep.fit_checks import has_test
     from samestep.hydra import saved_run
-    from samestep.hydra.build import has_test
     from samestep.loading import load_chosen
 
     model, data = load_chosen(arguments)

@@ -9,7 +9,7 @@ from typing import Any
 from samestep.errors import ConfigError
 from samestep.hydra.project import project_folder
 from samestep.ranks import environment
-from samestep.run import directory
+from samestep.run import manifest
 
 
 def load_run(run_dir: str | Path, ckpt: str = "best", *, trust: bool = False) -> tuple[Any, Any]:
@@ -53,7 +53,7 @@ def load_chosen(arguments: Namespace) -> tuple[Any, Any]:
     # A command prints its results. What Lightning tells about devices would stand between them.
     logging.disable(logging.INFO)
     warnings.simplefilter("ignore", FutureWarning)  # meant for the developers of libraries
-    arguments.ckpt = arguments.ckpt or directory.tested_checkpoint(arguments.run_dir)
+    arguments.ckpt = arguments.ckpt or manifest.tested_checkpoint(arguments.run_dir)
     model, data = load_run(arguments.run_dir, arguments.ckpt, trust=arguments.trust)
     set_places(data, arguments)
     return model, data

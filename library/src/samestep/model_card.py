@@ -13,7 +13,7 @@ import yaml
 
 from samestep.hydra.saved_run import read_saved_config
 from samestep.ranks.secrets import redact
-from samestep.run import directory, record
+from samestep.run import manifest, record
 from samestep.run.metrics import is_of_test, read_final_metrics
 
 HUB_LICENCES = {"MIT": "mit", "Apache-2.0": "apache-2.0", "BSD-3-Clause": "bsd-3-clause"}
@@ -121,7 +121,7 @@ def read_metrics(run_dir: Path, ckpt: str) -> dict[str, float]:
     """The finite metrics of the test, if these weights were tested; not those of each class."""
     # After a run was continued, metrics.json has the test of older weights.
     is_finished = record.read(run_dir).state == record.FINISHED
-    if not is_finished or ckpt != directory.tested_checkpoint(run_dir):
+    if not is_finished or ckpt != manifest.tested_checkpoint(run_dir):
         return {}
     final = read_final_metrics(run_dir) or {}
     return {

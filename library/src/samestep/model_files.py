@@ -15,7 +15,8 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor
 
 from samestep.errors import ConfigError, RunError
-from samestep.hydra.build import build, has_test
+from samestep.fit_checks import has_test
+from samestep.hydra.build import build
 from samestep.hydra.saved_run import group_of, read_saved_config
 from samestep.model_card import write_card
 

@@ -1,6 +1,6 @@
 """All facts of one run. Imports no torch, no Hydra."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunSpec:
-    """The facts of one run, made once: from a DictConfig, or from the arguments of a Trainer.
+    """The facts of one run. ``samestep.Trainer`` makes it from its arguments.
 
     ``ranks``, ``run`` and ``callbacks`` take a RunSpec or single values of it, never the
     configuration of a framework. No field depends on a YAML key.
@@ -16,9 +16,10 @@ class RunSpec:
 
     run_id: str
     run_dir: Path
-    seed: int
+    seed: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
-    """All values, nested, resolved and without secrets: ``config.yaml`` and what is compared."""
+    """All values, nested, resolved and without secrets: ``config.yaml`` and what is compared.
+    ``notes`` and ``tags`` in it are for people."""
 
     # Where it runs
     accelerator: str = "auto"
@@ -40,22 +41,37 @@ class RunSpec:
     # How it continues
     allow_changes: Sequence[str] = ()
     """Keys of ``config`` that this start may change, although they make another run."""
-    may_change: Sequence[str] = ()
-    """Patterns of the user's keys that do not change what is learned."""
     limits: Mapping[str, Any] = field(default_factory=dict)
-    """Every ``max_*`` of the Trainer: a finished run continues if one of them is higher."""
+    """Every ``max_*`` of the Trainer, and the patience of early stopping: a finished run continues
+    if one of them is higher."""
     saves_nothing: bool = False
     """``fast_dev_run``."""
+
+    # What a front end such as samestep.hydra adds
+    command: Sequence[str] = ()
+    """The command line of this start, for the records."""
+    may_change: Sequence[str] = ()
+    """Patterns of the user's keys that do not change what is learned."""
     overridden: Mapping[str, str] = field(default_factory=dict)
     """What has set each value that is not the default, for the records."""
-    notes: str = ""
-    """What the run is about, for people."""
-    tags: Sequence[str] = ()
-    """Words that mark the run in lists."""
+    option_names: Mapping[str, str] = field(default_factory=dict)
+    """How the user types each argument, for messages; see ``option_names``."""
+    option_words: Mapping[str, str] = field(default_factory=dict)
+    """How the user types None, True and False."""
     another_run: str = "another run_dir"
     """How the user asks for a new run, for messages."""
-    override_hint: str = "allow_changes="
-    """How the user allows a change, for messages."""
+    is_elastic: bool = False
+    """Whether nodes may come and go, so that their number is not known."""
+    ends_with_test: bool = False
+    """Whether ``test`` follows ``fit`` and ends the run; otherwise ``fit`` ends it."""
+    resume_command: Callable[["RunSpec"], str] = lambda spec: "the same command"
+    """What the user types to continue a run that was stopped."""
+    make_loggers: Callable[[], Sequence[Any]] | None = None
+    """Makes the trackers on rank zero, when the run has begun: they write files."""
+    report: Callable[[Path], None] | None = None
+    """Writes a report of the run directory."""
+    summarize: Callable[[Path], str] = lambda run_dir: f"Finished: {run_dir}"
+    """What a finished run prints."""
 
     @property
     def is_fsdp(self) -> bool:

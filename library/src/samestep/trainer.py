@@ -1,15 +1,16 @@
 """``samestep.Trainer``: a ``lightning.Trainer`` that can be killed at any moment and continued.
 
-What happens, from ``fit`` to the end: the ranks meet; the machine is examined; the run directory is
-opened, and the newest valid checkpoint found; Lightning trains, with the callbacks of
-``callbacks_of_run`` beside the user's own; between two steps all ranks save or stop together; at
-the end the final metrics are written. ``samestep.hydra.build`` makes the same run from a
-DictConfig.
+What happens, from ``fit`` to the end: the ranks meet; the data are set up; the machine is examined;
+the run directory is opened, and the newest valid checkpoint found; Lightning trains, with the
+callbacks of ``callbacks_of_run`` beside the user's own; between two steps all ranks save or stop
+together; at the end the final metrics are written.
+
+This is the only build of a run: a script types the arguments of this class, LightningCLI takes them
+from its command line, and ``samestep.hydra.build`` from a DictConfig.
 """
 
 import inspect
 import json
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,16 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 
-from samestep import ending, loops
+from samestep import arguments, fit_checks, loops, option_names
 from samestep.callbacks.attributes import Attributes
-from samestep.callbacks.checkpoints import Checkpoints
-from samestep.callbacks.checks import MonitorCheck, SameWeights, check_supported
+from samestep.callbacks.checkpoints import progress_of
+from samestep.callbacks.checks import MonitorCheck, SameWeights
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
-from samestep.callbacks.loss_guard import LossGuard
+from samestep.callbacks.progress import Progress
 from samestep.callbacks.rank_state import RankState
 from samestep.callbacks.rng import SeedSteps
 from samestep.callbacks.run_stats import RunStats
@@ -44,29 +44,15 @@ from samestep.ranks import (
     preflight,
     process_group,
     stopping,
+    strategies,
 )
 from samestep.ranks.secrets import redact_values
-from samestep.ranks.sharded import class_of
-from samestep.run import directory, nodes, record
+from samestep.run import artifacts, lifecycle, record
 from samestep.run.checkpoint import AtomicCheckpointIO, to_plain
 from samestep.run.history import History
 from samestep.run.logs import log_to_files, silence_expected_warnings
 from samestep.run.metrics import read_final_metrics
 from samestep.run_spec import RunSpec
-
-CONTRADICTIONS: dict[str, tuple[Any, str]] = {
-    "enable_checkpointing": (False, "a run continues from its checkpoints"),
-    "barebones": (True, "a run needs its callbacks and its history"),
-    "overfit_batches": (None, "it replaces the order of the data; use limit_train_batches"),
-    "reload_dataloaders_every_n_epochs": (None, "an interrupted epoch needs its own loader"),
-    "default_root_dir": (None, "a run writes to run_dir"),
-}
-"""Arguments of Lightning's Trainer that a run cannot have, as long as they have this value (None:
-any but zero), and why."""
-STRATEGY = re.compile(
-    r"auto|ddp(_find_unused_parameters_(true|false))?|fsdp|.*\.\w*(?<!DeepSpeed)(?<!FSDP)(?<!ModelParallel)Strategy"
-)
-"""Names of strategies, and of the types of objects, whose checkpoints are whole."""
 
 
 class Trainer(L.Trainer):
@@ -84,20 +70,18 @@ class Trainer(L.Trainer):
     Build it before the model: the constructor seeds torch, NumPy and Python's ``random``.
 
     Args:
-        run_dir: directory of the run; the same directory continues the same run.
-        run_id: name of the run; None: the name of the directory.
+        run_dir: directory of the run; its name is that of the run, and the same directory continues
+            the same run.
         seed: of weights, order and random numbers.
         monitor: a metric that the model logs, which chooses ``best.ckpt``; None: the last weights
             are tested.
         mode: ``min`` if a lower ``monitor`` is better, ``max`` if a higher one is.
         config: values that are saved, and compared when the run continues; None takes the arguments
-            of this Trainer, and the hyperparameters of model and data.
+            of this Trainer, and the hyperparameters of model and data. ``notes`` (free text) and
+            ``tags`` (a list) in it are kept, and may change.
         allow_changes: full keys of ``config`` that may have changed when the run continues.
-        notes: what the run is about, for people; a run that continues keeps its own.
-        tags: words that mark the run in lists; kept likewise.
         timeout_s: seconds that a step may take, and that a rank waits for the others.
         save_every_s: seconds of training that a killed run repeats at most.
-        max_skipped: steps with a nan or infinite gradient that are skipped; one more ends the run.
         shares: how much of each batch a rank gets: ``equal``, ``auto``, or numbers.
         split_batches: let ``batch_size`` of ordinary DataLoaders count samples per step over all
             ranks, each of which gets a slice of every batch; otherwise it counts them per rank.
@@ -106,9 +90,11 @@ class Trainer(L.Trainer):
             or an object whose checkpoints are whole.
         devices: processes on each node.
         num_nodes: machines.
-        callbacks: yours, in addition to those of every run.
+        callbacks: yours, in addition to those of every run. A ``Checkpoints`` or ``LossGuard``
+            among them takes the place of the default one.
         logger: trackers beside ``metrics.csv``; None, True and False mean none.
         plugins: Lightning's plugins, except cluster environments.
+        run: internal, a ``RunSpec``: what a front end such as ``samestep.hydra`` adds.
         options: all other arguments of ``lightning.Trainer``.
 
     Raises:
@@ -119,17 +105,13 @@ class Trainer(L.Trainer):
         self,
         *,
         run_dir: str | Path,
-        run_id: str | None = None,
         seed: int = 0,
         monitor: str | None = None,
         mode: str = "min",
         config: Mapping[str, Any] | None = None,
         allow_changes: Sequence[str] = (),
-        notes: str = "",
-        tags: Sequence[str] = (),
         timeout_s: float = 300.0,
         save_every_s: float = 300.0,
-        max_skipped: int = 0,
         shares: str | Sequence[float] = "equal",
         split_batches: bool = False,
         accelerator: str = "auto",
@@ -139,80 +121,79 @@ class Trainer(L.Trainer):
         callbacks: list[L.Callback] | L.Callback | None = None,
         logger: Logger | Iterable[Logger] | bool | None = None,
         plugins: Any = None,
+        run: Any = None,
         **options: Any,
     ) -> None:
-        failure.ErrorHook.install()
-        check_options({**options, "strategy": strategy})
-        environment.use_srun_ranks()
         run_dir = Path(run_dir)
-        own = [callbacks] if isinstance(callbacks, L.Callback) else list(callbacks or [])
-        check_callbacks(own, run_dir)
-        # What may end a run; a finished one continues if it is higher.
-        limits = {name: value for name, value in options.items() if name.startswith("max_")}
-        stoppers = [callback for callback in own if isinstance(callback, EarlyStopping)]
-        limits |= {f"patience of {stopper.monitor}": stopper.patience for stopper in stoppers}
-        is_cli = any(type(callback).__name__ == "SaveConfigCallback" for callback in own)
-        self.spec = RunSpec(
-            run_id=run_id or run_dir.absolute().name,
+        own = arguments.as_list(callbacks)
+        added = run or front_end_of_script(run_dir, own)
+        option_names.use(added.option_names, added.option_words)
+        failure.ErrorHook.install()
+        arguments.check_options({**options, "strategy": strategy, "mode": mode})
+        environment.use_srun_ranks()
+        arguments.check_callbacks(own, run_dir)
+        self.spec: RunSpec = replace(
+            added,
             run_dir=run_dir,
             seed=seed,
             accelerator=accelerator,
             devices=devices,
-            num_nodes=num_nodes,
-            strategy=strategy if isinstance(strategy, str) else name_of_class(strategy),
+            num_nodes=None if added.is_elastic else num_nodes,
+            strategy=strategies.name_of(strategy),
             sync_batchnorm=bool(options.get("sync_batchnorm")),
             deterministic=options.get("deterministic") is True,
             timeout_s=timeout_s,
             shares=shares,
             split_batches=split_batches,
             allow_changes=tuple(allow_changes),
-            notes=notes,
-            tags=tuple(tags),
-            override_hint="--trainer.allow_changes=" if is_cli else "allow_changes=",
-            limits=limits,
+            limits=arguments.limits_of(own, options),
             saves_nothing=bool(options.get("fast_dev_run")),
         )
         """The facts of this run."""
-        if (num_processes := agent.num_processes(accelerator, devices, num_nodes)) > 1:
+        num_processes = agent.num_processes(accelerator, devices, num_nodes)
+        if num_processes > 1:
             # This process becomes the agent, and the script begins again in each rank.
             sys.exit(agent.start(agent.this_program(), num_processes, run_id=self.spec.run_id))
         environment.limit_threads()
         silence_expected_warnings()
         L.seed_everything(seed, workers=True, verbose=False)
 
-        self._config = config
-        # LightningCLI passes all arguments, so only those that differ from the defaults count.
-        defaults = inspect.signature(L.Trainer).parameters
-        given = {k: v for k, v in options.items() if k not in defaults or v != defaults[k].default}
-        self._options = {"monitor": monitor, "mode": mode, **given}
-        if split_batches:
-            self._options["split_batches"] = True
+        self.results: dict[str, float] = {}
+        """The final metrics, as in ``metrics.json``; empty on ranks other than zero."""
         self._model: L.LightningModule | None = None
+        self._test_follows = False
+        self._was_finished = False
         self._history = History(run_dir)
-        folder = str(run_dir / "checkpoints")
-        checkpoints = Checkpoints(folder, save_every_s, monitor, mode)
-        chosen = [checkpoints, LossGuard(max_skipped), *own]
-        monitors = {"monitor": monitor} if monitor else {}
+        self._has_config = bool(added.config)
+        self._config = config
+        self._described = describe_options(
+            options, monitor=monitor, mode=mode, split_batches=split_batches
+        )
+        chosen = arguments.complete_callbacks(own, run_dir, save_every_s, monitor, mode)
+        self._monitors = arguments.monitors_of(chosen)
         accumulates = options.get("accumulate_grad_batches", 1) > 1
-        # True would be Lightning's own choice, and a run has metrics.csv.
-        trackers = [] if logger is None or isinstance(logger, bool) else logger
-        trackers = [trackers] if isinstance(trackers, Logger) else [*trackers]
-        trackers = trackers or [NullLogger(str(run_dir))]
+        # Progress draws a bar already.
+        if any(isinstance(callback, Progress) for callback in own):
+            options.setdefault("enable_progress_bar", False)
+        trackers = arguments.trackers_of(logger) or [NullLogger(str(run_dir))]
         # Under torchrun its ranks count, and not what the script says.
         where = {"devices": devices, "num_nodes": num_nodes, "strategy": strategy}
-        where |= process_group.topology(self.spec)
-        plugins = plugins if isinstance(plugins, (list, tuple)) else [plugins] if plugins else []
+        where |= strategies.topology(self.spec, strategy)
+        environments = where.pop("plugins", [])
         super().__init__(
             accelerator=accelerator,
             callbacks=callbacks_of_run(
-                self.spec, self._history, checkpoints, chosen, monitors, accumulates
+                self.spec, self._history, chosen, self._monitors, accumulates
             ),
             logger=[*trackers, self._history],
-            plugins=[AtomicCheckpointIO(), *where.pop("plugins", []), *plugins],
+            plugins=[AtomicCheckpointIO(), *environments, *arguments.as_list(plugins)],
             default_root_dir=run_dir,
             **where,
             **options,
         )
+        # Lightning would ask the first logger for a folder, and a tracker may have none.
+        profiler = self.profiler  # type: ignore[attr-defined]
+        profiler.dirpath = profiler.dirpath or run_dir
         compat.apply(self)
         loops.install(self)
 
@@ -229,7 +210,7 @@ class Trainer(L.Trainer):
 
         Raises:
             ConfigError: if ``run_dir`` holds another run, or a setting cannot be run.
-            RunError: if the run cannot continue.
+            RunError: if the data are missing or damaged, or the run cannot continue.
             Stopped: a ``SystemExit``, after a signal and after saving.
         """
         if ckpt_path not in (None, "last", "best", "hpc"):
@@ -237,93 +218,185 @@ class Trainer(L.Trainer):
                 f"ckpt_path={ckpt_path}: a run continues from its own checkpoints in "
                 f"{self.spec.run_dir}; to start from other weights, load them into the model"
             )
-        fit = super().fit
-        loaders = train_dataloaders, val_dataloaders, datamodule
-        with self._meeting():
-            if self.spec.saves_nothing:
-                return fit(model, *loaders)
-            self._model = model
-            data = datamodule or train_dataloaders
-            self.spec = replace(self.spec, config=self._describe(model, data))
-            preflight.run(self.spec, model, data)
-            start = nodes.begin(self.spec, [*sys.argv])
-            if start.finished:
-                if self.is_global_zero:
-                    print(f"Nothing to do, the run in {self.spec.run_dir} is finished.", flush=True)
-                return None
-            with (
-                ending.recorded(self.spec, self),
-                directory.full_disk_is_one_message(self.spec.run_dir),
-            ):
-                log_to_files(self.spec.run_dir)
-                fit(model, *loaders, ckpt_path=start.ckpt_path)
+        # Lightning takes a DataModule in the place of the loaders, too.
+        if isinstance(train_dataloaders, L.LightningDataModule):
+            train_dataloaders, datamodule = None, train_dataloaders
+        self._model = model
+        with self._session():
+            self._check_before_run(model, train_dataloaders, datamodule)
+            ckpt_path = None
+            if not self.spec.saves_nothing:
+                argv = [*(self.spec.command or sys.argv)]
+                start = lifecycle.begin(self.spec, argv, copies=artifacts.url_of(self))
+                if start.finished:
+                    self._leave_alone()
+                    return
+                ckpt_path = start.ckpt_path
+            with self._recorded(ends_run=not self._test_follows):
+                if not self.spec.saves_nothing:
+                    self._begin_logs()
+                with fit_checks.already_set_up(datamodule):
+                    loaders = train_dataloaders, val_dataloaders, datamodule
+                    super().fit(model, *loaders, ckpt_path=ckpt_path)
                 stopping.check()
-                if self.is_global_zero:
-                    directory.finish(self.spec, self._history.last())
-                    print(f"Finished: {self.spec.run_dir}", flush=True)
-        return None
+                if not self._test_follows:
+                    self._finish(self._history.last())
 
     def test(self, *args: Any, **options: Any) -> Any:
-        """Test the best checkpoint, or with ``monitor=None`` the last; add to ``metrics.json``."""
-        results = self._evaluate(super().test, args, options)
-        if self.is_global_zero and directory.is_finished(self.spec):
-            figures = {name: value for result in results for name, value in result.items()}
-            directory.finish(self.spec, (read_final_metrics(self.spec.run_dir) or {}) | figures)
+        """Test the best checkpoint, or with ``monitor=None`` the last; add to ``metrics.json``.
+
+        Without a ``test_step`` or data for it there is nothing to test, and a note says so.
+        """
+        # A run whose front end tests it once is left alone when both are done.
+        if self._was_finished and self.spec.ends_with_test:
+            return []
+        given = self._arguments(super().test, args, options)
+        data = given.get("datamodule")
+        if given.get("dataloaders") is None and not fit_checks.has_test(given["model"], data):
+            if self.is_global_zero:
+                print("Note: there is no test_step or no test_dataloader, so nothing is tested")
+            return []
+        if not self._test_follows:
+            with self._session(), fit_checks.user_errors("Trainer"):
+                results = self._evaluate(super().test, given)
+            if self.is_global_zero and lifecycle.is_finished(self.spec):
+                known = read_final_metrics(self.spec.run_dir) or {}
+                lifecycle.finish(self.spec, known | self._tested())
+                artifacts.flush(self)
+            return results
+        # The summary of the run has the metrics.
+        given.setdefault("verbose", False)
+        with self._session(), self._recorded(ends_run=True):
+            results = self._evaluate(super().test, given)
+            self._finish(self._history.last() | self._tested())
         return results
 
     def validate(self, *args: Any, **options: Any) -> Any:
         """Validate the best checkpoint, or with ``monitor=None`` the last one."""
-        return self._evaluate(super().validate, args, options)
+        given = self._arguments(super().validate, args, options)
+        with self._session(), fit_checks.user_errors("Trainer"):
+            return self._evaluate(super().validate, given)
 
     def predict(self, *args: Any, **options: Any) -> Any:
         """Predict with the best checkpoint, or with ``monitor=None`` with the last one."""
-        return self._evaluate(super().predict, args, options)
+        given = self._arguments(super().predict, args, options)
+        with self._session(), fit_checks.user_errors("Trainer"):
+            return self._evaluate(super().predict, given)
 
     @contextmanager
-    def _meeting(self) -> Iterator[None]:
-        """Meet the other ranks, if they have not met; an error within ends all of them."""
-        if threading.current_thread() is threading.main_thread() and not stopping.is_installed():
-            stopping.install()
-        preflight.find_rank_zero(self.spec.accelerator, self.spec.timeout_s)
-        process_group.init(self.spec.accelerator, self.spec.timeout_s)
-        # torch has just put a hook around ours: it would swallow the line before the exit code.
-        failure.ErrorHook.install()
+    def _session(self) -> Iterator[None]:
+        """Be one of the ranks of this run; see ``distributed_session``."""
         try:
-            with process_group.shared_errors():
+            with distributed_session(self.spec.accelerator, self.spec.timeout_s):
                 yield
-                # The script goes on alone: from here on a signal ends it at once.
-                stopping.defer(False)
         finally:
-            # Also after an error, which a notebook survives. A rank keeps its handlers: its agent
-            # stops all ranks when the first fails, and this one may have to print why.
+            # Lightning tears down no callback after an error, which a notebook survives.
             if not environment.under_torchrun():
-                stopping.uninstall()
-                # Lightning tears down no callback after an error.
                 for watchdog in compat.callbacks_of(self, Watchdog):
                     watchdog.stop()
 
-    def _evaluate(self, function: Callable[..., Any], args: Any, options: Any) -> Any:
-        """Call a function of Lightning's Trainer with the checkpoint of this run."""
+    def _check_before_run(
+        self, model: L.LightningModule, loaders: Any, datamodule: L.LightningDataModule | None
+    ) -> None:
+        """Find what cannot be run, on every rank, before anything is written."""
+        fit_checks.set_precision(model, self.precision)
+        data = datamodule or loaders
+        if not self._has_config:
+            self.spec = replace(self.spec, config=self._describe(model, data))
+        fit_checks.set_up_data(self, datamodule)
+        if self.spec.ends_with_test:
+            self._test_follows = fit_checks.has_test(model, datamodule)
+        if self._test_follows:
+            fit_checks.check_limit_of_test(self.limit_test_batches, model, datamodule)
+        preflight.run(self.spec, model, data)
+
+    @contextmanager
+    def _recorded(self, *, ends_run: bool) -> Iterator[None]:
+        """Leave state, report and copies of the run when this block ends."""
+        if self.spec.saves_nothing:
+            with fit_checks.user_errors("Trainer"):
+                yield
+            return
+        has_ended = True
+        try:
+            with (
+                lifecycle.recorded(self.spec, lambda: progress_of(self), ends_run=ends_run),
+                fit_checks.user_errors("Trainer"),
+                lifecycle.full_disk_is_one_message(self.spec.run_dir),
+            ):
+                yield
+            has_ended = ends_run
+        finally:
+            if has_ended:
+                artifacts.flush(self)
+
+    def _begin_logs(self) -> None:
+        """Open the files of this rank: its log, and those of the trackers."""
+        log_to_files(self.spec.run_dir)
+        if self.spec.make_loggers is None:
+            return
+        trackers = self.spec.make_loggers() if self.is_global_zero else []
+        # A module sees the first.
+        self.loggers = [*(trackers or [NullLogger(str(self.spec.run_dir))]), self._history]
+
+    def _leave_alone(self) -> None:
+        """Say that the run is finished."""
+        self._was_finished = True
+        if self.is_global_zero:
+            self.results = read_final_metrics(self.spec.run_dir) or {}
+            run_dir, another = self.spec.run_dir, self.spec.another_run
+            print(f"Nothing to do, the run in {run_dir} is finished; for a new one use {another}.")
+            print(self.spec.summarize(run_dir), flush=True)
+
+    def _finish(self, metrics: Mapping[str, float]) -> None:
+        """Write the final metrics, which ends the run."""
+        if not self.is_global_zero:
+            return
+        if self.spec.saves_nothing:
+            self.results |= self._tested()
+            return
+        self.results = dict(metrics)
+        lifecycle.finish(self.spec, metrics)
+        print(self.spec.summarize(self.spec.run_dir), flush=True)
+
+    def _arguments(
+        self, function: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The arguments of an evaluation by their names; without a model, the one of ``fit``."""
         given = inspect.signature(function).bind(*args, **options).arguments
         given["model"] = given.get("model") or self._model
+        # Lightning takes a DataModule in the place of the loaders, too.
+        if isinstance(given.get("dataloaders"), L.LightningDataModule):
+            given["datamodule"] = given.pop("dataloaders")
+        return given
+
+    def _evaluate(self, function: Callable[..., Any], given: dict[str, Any]) -> Any:
+        """Call a function of Lightning's Trainer with the checkpoint of this run."""
         asked = given.get("ckpt_path")
-        with self._meeting():
-            if asked in (None, "best", "last") and not self.spec.saves_nothing:
-                path = None if asked == "last" else nodes.best_checkpoint(self.spec)
-                given["ckpt_path"] = path or nodes.last_checkpoint(self.spec)
-                self._history.read(record.read(self.spec.run_dir))
-            return function(**given)
+        fit_checks.set_precision(given["model"], self.precision)
+        if asked in (None, "best", "last") and not self.spec.saves_nothing:
+            path = None if asked == "last" else lifecycle.best_checkpoint(self.spec)
+            given["ckpt_path"] = path or lifecycle.last_checkpoint(self.spec)
+            self._history.read(record.read(self.spec.run_dir))
+            if path is None and self._test_follows and self.is_global_zero:
+                print("Note: no epoch was the best one, so the last weights are tested")
+        return function(**given)
+
+    def _tested(self) -> dict[str, float]:
+        """The metrics of the stage that has just ended."""
+        return {name: value.item() for name, value in self.callback_metrics.items()}
 
     def _describe(self, model: L.LightningModule, data: Any) -> dict[str, Any]:
         """What ``config.yaml`` holds, and what is compared when the run continues."""
-        described: dict[str, Any] = {"seed": self.spec.seed, "trainer": self._options}
+        described: dict[str, Any] = {"seed": self.spec.seed, "trainer": self._described}
         for name, part in ("model", model), ("data", data):
-            described[name] = {"class": name_of_class(part)}
+            described[name] = {"class": strategies.name_of(part)}
             if isinstance(getattr(part, "batch_size", None), int):  # of a DataLoader
                 described[name]["batch_size"] = part.batch_size
-            saved = dict(getattr(part, "hparams", {}))
-            # LightningCLI adds a key of its own, which begins with an underscore.
-            described[name] |= {k: v for k, v in saved.items() if not str(k).startswith("_")}
+            for key, value in dict(getattr(part, "hparams", {})).items():
+                # LightningCLI adds a key of its own, which begins with an underscore.
+                if not str(key).startswith("_"):
+                    described[name][key] = value
         # As YAML can hold it; of objects, such as an activation, the name of their class.
         text = json.dumps(
             to_plain(self._config or described), default=lambda o: type(o).__qualname__
@@ -332,10 +405,33 @@ class Trainer(L.Trainer):
         return config
 
 
+@contextmanager
+def distributed_session(accelerator: str, timeout_s: float) -> Iterator[None]:
+    """Meet the other ranks, if they have not met; an error within ends all of them.
+
+    Within the block a signal stops the run; afterwards it ends the process at once.
+    """
+    if threading.current_thread() is threading.main_thread() and not stopping.is_installed():
+        stopping.install()
+    preflight.find_rank_zero(accelerator, timeout_s)
+    process_group.init(accelerator, timeout_s)
+    # init_process_group wraps sys.excepthook; put ours back on top, or the one-line error is lost.
+    failure.ErrorHook.install()
+    try:
+        with process_group.shared_errors():
+            yield
+            # The script goes on alone.
+            stopping.defer(False)
+    finally:
+        # Also after an error, which a notebook survives. A rank keeps its handlers: its agent
+        # stops all ranks when the first fails, and this one may have to print why.
+        if not environment.under_torchrun():
+            stopping.uninstall()
+
+
 def callbacks_of_run(
     spec: RunSpec,
     history: History,
-    checkpoints: Checkpoints | None,
     chosen: Sequence[L.Callback],
     monitors: Mapping[str, str],
     accumulates: bool,
@@ -345,7 +441,6 @@ def callbacks_of_run(
     Args:
         spec: of the run.
         history: gets the metrics.
-        checkpoints: one of ``chosen``; None: the run saves nothing.
         chosen: what the user configures.
         monitors: the metrics that must be logged, by the key that names each.
         accumulates: whether an optimizer step has several batches.
@@ -370,44 +465,22 @@ def callbacks_of_run(
     ]
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise a ConfigError for the first argument that contradicts what a run is."""
-    for name, (wrong, why) in CONTRADICTIONS.items():
-        value = options.get(name)
-        if value is not None and (value == wrong or (wrong is None and value)):
-            raise ConfigError(f"{name}={value}: is not supported: {why}")
-    strategy = options["strategy"]
-    if not STRATEGY.fullmatch(strategy if isinstance(strategy, str) else name_of_class(strategy)):
-        raise ConfigError(
-            f"strategy={strategy}: is not supported: the checkpoints of a run are whole, and its "
-            "ranks are started by samestep; use auto, ddp, ddp_find_unused_parameters_true or fsdp"
-        )
+def front_end_of_script(run_dir: Path, callbacks: Iterable[L.Callback]) -> RunSpec:
+    """How a script, or LightningCLI, names a run and its options."""
+    names: dict[str, str] = {}
+    if any(type(callback).__name__ == "SaveConfigCallback" for callback in callbacks):
+        names["allow_changes"] = "--trainer.allow_changes"
+    return RunSpec(run_id=run_dir.absolute().name, run_dir=run_dir, option_names=names)
 
 
-def check_callbacks(callbacks: Iterable[L.Callback], run_dir: Path) -> None:
-    """Give checkpoints and files of the user's callbacks a place beside those of the run.
+def describe_options(options: Mapping[str, Any], **ours: Any) -> dict[str, Any]:
+    """The arguments that make a run what it is.
 
-    Raises:
-        ConfigError: if they would take the places of the run's own.
+    LightningCLI passes all arguments, so only those that differ from the defaults count.
     """
-    for callback in callbacks:
-        check_supported(callback, "callbacks")
-        if isinstance(callback, Checkpoints):
-            raise ConfigError(f"callbacks: the Trainer has its own {type(callback).__name__}")
-        if isinstance(callback, ModelCheckpoint):
-            folder = Path(callback.dirpath or run_dir / "model_checkpoints")
-            if folder.absolute() == (run_dir / "checkpoints").absolute():
-                raise ConfigError(
-                    f"callbacks: ModelCheckpoint(dirpath={callback.dirpath}): is not supported: "
-                    "the checkpoints of the run are there; leave dirpath out"
-                )
-            callback.dirpath = str(folder)
-        if type(callback).__name__ == "SaveConfigCallback":  # of LightningCLI
-            callback.config_filename = "cli.yaml"  # type: ignore[attr-defined]
-            callback.overwrite = True  # type: ignore[attr-defined]  # the run continues
-
-
-def name_of_class(thing: object) -> str:
-    """The full name of the class of an object."""
-    kind = class_of(thing)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    described = {name: value for name, value in ours.items() if name != "split_batches" or value}
+    parameters = inspect.signature(L.Trainer).parameters
+    for name, value in options.items():
+        if name not in parameters or value != parameters[name].default:
+            described[name] = value
+    return described

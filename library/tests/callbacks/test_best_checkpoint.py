@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from library.tests.callbacks.tiny import Tiny, fit, killed_before_the_link
 from samestep.errors import ConfigError
-from samestep.run import directory, files
+from samestep.run import files, lifecycle
 from samestep.run.checkpoint import CheckpointError, find_valid, load
 
 
@@ -125,7 +125,7 @@ def test_other_weights_than_the_best_ones_are_never_tested(tmp_path: Path):
     fit(tmp_path, Tiny([0.1]), max_epochs=1)
     older = best.read_bytes()  # it was the best one once
     fit(tmp_path, Tiny([0.1, 0.3, 0.2]), max_epochs=3, ckpt="last.ckpt")
-    assert directory.best_checkpoint(tmp_path) == str(best)
+    assert lifecycle.find_best(tmp_path) == str(best)
     last = best.with_name("last.ckpt").read_bytes()
     for content, is_now in (
         (None, "missing, or damaged"),
@@ -140,7 +140,7 @@ def test_other_weights_than_the_best_ones_are_never_tested(tmp_path: Path):
             rf"best.ckpt cannot be used: it is {is_now}, and the best checkpoint is from step 8"
         )
         with pytest.raises(CheckpointError, match=message + r".*larger max_epochs"):
-            directory.best_checkpoint(tmp_path)
+            lifecycle.find_best(tmp_path)
 
 
 def kept(run_dir: Path) -> dict[str, int]:

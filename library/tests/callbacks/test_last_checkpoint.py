@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from library.tests.callbacks.tiny import Tiny, fit, signal_came
 from library.tests.kit import Killed
 from samestep.errors import ConfigError
-from samestep.run import nodes
+from samestep.run import replication
 from samestep.run.checkpoint import load
 
 pytestmark = pytest.mark.filterwarnings(
@@ -72,7 +72,9 @@ def test_nodes_that_do_not_see_the_directory_get_each_file_that_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     sent = []
-    monkeypatch.setattr(nodes, "share", lambda run_dir, names: sent.append((run_dir, *names)))
+    monkeypatch.setattr(
+        replication, "replicate", lambda run_dir, names: sent.append((run_dir, *names))
+    )
     fit(tmp_path, Tiny([0.1, 0.3, 0.2]), every_n_epochs=2)
     always = (tmp_path, "checkpoints/last.ckpt")
     assert sent == [

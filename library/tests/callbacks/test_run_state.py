@@ -11,7 +11,7 @@ from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.report import summary
 from samestep.report.files import read_run
-from samestep.run import directory, record
+from samestep.run import lifecycle, record
 from samestep.run.checkpoint import CheckpointError
 
 
@@ -91,4 +91,4 @@ def test_a_subclass_is_found_as_its_parent_is(tmp_path: Path, monkeypatch):
     lose_best(tmp_path)
     # Its last weights must not be tested in place of the best ones.
     with pytest.raises(CheckpointError, match=r"it is missing, or damaged, and the best .* step 8"):
-        directory.best_checkpoint(tmp_path)
+        lifecycle.find_best(tmp_path)

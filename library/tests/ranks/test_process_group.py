@@ -1,11 +1,9 @@
 import multiprocessing
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from lightning.pytorch.strategies import DDPStrategy
 from torch.distributed import PrefixStore, TCPStore
 
 from library.tests.programs import PATIENCE_S
@@ -13,7 +11,6 @@ from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, failure
 from samestep.ranks import process_group as distributed
 from samestep.ranks.network import NetworkError
-from samestep.run_spec import RunSpec
 
 
 def meet(rank: int, port: int) -> None:
@@ -99,20 +96,6 @@ def test_a_rank_whose_store_has_ended_says_so_in_one_line():
     )
     own = ValueError("own")
     assert distributed.publish_error(store, own) is own
-
-
-def test_an_ordinary_dataloader_is_shared_out_over_all_ranks_of_unequal_nodes(monkeypatch):
-    """Lightning would multiply this node's two devices by two nodes, which have three."""
-    monkeypatch.setattr(environment, "under_torchrun", lambda: True)
-    spec = RunSpec("test", Path(), 0, strategy="ddp", accelerator="cpu", timeout_s=7)
-    strategy = distributed.topology(spec)["strategy"]
-    assert type(strategy) is distributed.UnequalNodesDDP
-    assert isinstance(strategy, DDPStrategy)
-    monkeypatch.setattr(type(strategy), "world_size", 3)
-    monkeypatch.setattr(type(strategy), "global_rank", 2)
-    assert strategy.distributed_sampler_kwargs == {"num_replicas": 3, "rank": 2}
-    spec = RunSpec("test", Path(), 0, strategy="ddp_find_unused_parameters_true")
-    assert distributed.topology(spec)["strategy"]._ddp_kwargs["find_unused_parameters"]
 
 
 def test_canary_torchrun_still_gives_each_restart_the_store_of_the_one_before():

@@ -3,7 +3,7 @@ import yaml
 
 from library.tests.run.settings import make_spec, save
 from samestep.errors import ConfigError
-from samestep.run import directory
+from samestep.run import lifecycle
 from samestep.run.changes import find_changes, read_config
 
 
@@ -11,7 +11,7 @@ from samestep.run.changes import find_changes, read_config
 def run_dir(tmp_path):
     """A run with one checkpoint."""
     spec = make_spec(tmp_path / "test")
-    directory.begin(spec, [])
+    lifecycle.open_directory(spec, [])
     save(spec.run_dir / "checkpoints/last.ckpt", 1)
     return spec.run_dir
 
@@ -56,7 +56,7 @@ def test_the_user_names_own_keys_that_may_change(run_dir):
 def test_without_a_configuration_its_digest_is_compared(tmp_path):
     may_change = [r"data\.num_val"]
     spec = make_spec(tmp_path / "test", may_change=may_change)
-    directory.begin(spec, [])
+    lifecycle.open_directory(spec, [])
     save(spec.run_dir / "checkpoints/last.ckpt", 1)
     (spec.run_dir / "config.yaml").unlink()
     changed = {"trainer.max_epochs": 4, "data.num_val": 100}
@@ -81,7 +81,7 @@ def test_harmless_keys_may_be_missing(run_dir):
 
 def test_a_text_that_looks_like_a_reference_is_read_as_it_is(tmp_path):
     spec = make_spec(tmp_path / "test", {"data.names": ["${run_id}", "a"]})
-    directory.begin(spec, [])
+    lifecycle.open_directory(spec, [])
     save(spec.run_dir / "checkpoints/last.ckpt", 1)
     assert find_changes(spec) == {}
     assert read_config(spec.run_dir)["data"]["names"][0] == "${run_id}"

@@ -45,7 +45,7 @@ def overrides(tmp_path_factory: pytest.TempPathFactory):
                 *miniature.overrides(root / name, server.url),
                 "data.num_val=20", "data.global_batch_size=16",
             ]  # fmt: skip
-            data = build.datamodule(check(sets[name]))
+            data = build.build_datamodule(check(sets[name]))
             data.prepare_data()
     write_folder(root / "folder")
     sets["folder"] = [
@@ -63,7 +63,7 @@ def overrides(tmp_path_factory: pytest.TempPathFactory):
 def test_data_sets_of_all_shapes_train_all_models(overrides, data: str, model: str):
     small = ["model.net.width=4"] if model == "resnet18" else []
     cfg = check([*overrides[data], f"model={model}", *small, "data.download=false"])
-    classifier, datamodule = build.model(cfg), build.datamodule(cfg)
+    classifier, datamodule = build.build_model(cfg), build.build_datamodule(cfg)
     before = {name: value.clone() for name, value in classifier.net.named_parameters()}
     trainer = L.Trainer(max_epochs=1, limit_train_batches=1, **QUIET)
     trainer.fit(classifier, datamodule)
@@ -75,7 +75,7 @@ def test_data_sets_of_all_shapes_train_all_models(overrides, data: str, model: s
 
 @pytest.fixture
 def digits(compose):
-    data = build.datamodule(compose())
+    data = build.build_datamodule(compose())
     data.setup("fit")
     return data
 
@@ -94,14 +94,14 @@ def test_batches_are_images_labels_and_ids(digits):
 
 
 def test_normalized_images_have_zero_mean_and_unit_variance(digits, compose):
-    everything = build.model(compose()).normalize(digits.train_set.source.images)
+    everything = build.build_model(compose()).normalize(digits.train_set.source.images)
     assert everything.mean().abs() < 0.05
     assert abs(everything.std() - 1) < 0.05
 
 
 def test_only_training_images_are_augmented(compose):
     cfg = compose("data.crop_padding=2", "data.flip=true", "trainer.max_epochs=1")
-    classifier, data = build.model(cfg), build.datamodule(cfg)
+    classifier, data = build.build_model(cfg), build.build_datamodule(cfg)
     changed = {}
 
     class Look(L.Callback):
@@ -125,7 +125,7 @@ PIXELS, LABELS = torch.zeros(40, 1, 8, 8, dtype=torch.uint8), torch.arange(40) %
 
 
 def test_folders_name_the_classes(overrides):
-    data = build.datamodule(check(overrides["folder"]))
+    data = build.build_datamodule(check(overrides["folder"]))
     data.prepare_data()
     data.setup("fit")
     assert data.class_names == ["class0", "class1", "class2"]
@@ -135,7 +135,7 @@ def test_the_defaults_fit_a_small_folder_or_the_error_says_what_does(tmp_path: P
     words = ["data=folder", "data.num_classes=2", "data.num_workers=0", "data.image_size=8"]
 
     def split(root: Path, *more: str) -> tuple[int, int]:
-        data = build.datamodule(check([*words, f"data.root={root}", *more]))
+        data = build.build_datamodule(check([*words, f"data.root={root}", *more]))
         data.setup("fit")
         assert len(data.train_dataloader()) > 0
         return len(data.train_set), len(data.val_set)
@@ -151,7 +151,7 @@ def test_the_defaults_fit_a_small_folder_or_the_error_says_what_does(tmp_path: P
 
 
 def test_the_split_does_not_depend_on_the_seed(digits, compose):
-    other = build.datamodule(compose("seed=7"))
+    other = build.build_datamodule(compose("seed=7"))
     other.setup("fit")
     assert torch.equal(digits.val_set.ids, other.val_set.ids)
 
@@ -159,7 +159,7 @@ def test_the_split_does_not_depend_on_the_seed(digits, compose):
 @pytest.mark.parametrize(("steps", "expected"), [(1, 20), (3, 60)])
 def test_accumulated_batches_count_as_one_optimizer_step(compose, steps: int, expected: int):
     cfg = compose(f"trainer.accumulate_grad_batches={steps}")
-    classifier, data = build.model(cfg), build.datamodule(cfg)
+    classifier, data = build.build_model(cfg), build.build_datamodule(cfg)
     trainer = L.Trainer(max_epochs=1, accumulate_grad_batches=steps, limit_val_batches=0, **QUIET)
     trainer.fit(classifier, data)
     assert len(data.train_dataloader()) == expected
@@ -169,7 +169,7 @@ def test_accumulated_batches_count_as_one_optimizer_step(compose, steps: int, ex
 def test_too_few_classes_are_refused(compose):
     cfg = compose("data.num_classes=9", "data.class_names=null")
     with pytest.raises(ConfigError, match=r"data\.num_classes=9: 10 classes were found"):
-        build.datamodule(cfg).setup("fit")
+        build.build_datamodule(cfg).setup("fit")
 
 
 class Returns:
@@ -195,14 +195,14 @@ class Returns:
 def test_folders_must_be_the_classes(compose, classes: int, overrides, message: str):
     names = [f"c{number}" for number in range(classes)]
     cfg = compose("data.num_classes=3", "data.class_names=null", *overrides)
-    data = build.datamodule(cfg)
+    data = build.build_datamodule(cfg)
     data.source = Returns(ImageFiles(names, [("0.png", 0), ("1.png", 1)]))
     with pytest.raises(ConfigError, match=message):
         data.setup("fit")
 
 
 def test_workers_read_what_the_sampler_says(overrides):
-    data = build.datamodule(check(overrides["folder"]))
+    data = build.build_datamodule(check(overrides["folder"]))
     data.setup("fit")
     data.augment.crop_padding, data.augment.flip = 0, False
     loader = data.train_dataloader()
@@ -220,7 +220,7 @@ def test_workers_read_what_the_sampler_says(overrides):
 )
 def test_a_configuration_that_does_not_fit_the_images_is_refused(compose, override, message):
     with pytest.raises(ConfigError, match=message):
-        build.datamodule(compose(override)).setup("fit")
+        build.build_datamodule(compose(override)).setup("fit")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_configuration_that_does_not_fit_the_images_is_refused(compose, overri
     ],
 )
 def test_what_a_source_returns_is_checked(compose, images, labels, message: str):
-    data = build.datamodule(compose())
+    data = build.build_datamodule(compose())
     data.source = Returns(Images(images, labels))
     with pytest.raises(ConfigError, match=message):
         data.setup("fit")

@@ -50,7 +50,7 @@ def test_classes_named_by_folders_are_known_without_the_folders(tmp_path: Path) 
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         plugins=[AtomicCheckpointIO()],
     )  # fmt: skip
-    trainer.fit(build.model(cfg), build.datamodule(cfg))
+    trainer.fit(build.build_model(cfg), build.build_datamodule(cfg))
     trainer.save_checkpoint(run_dir / "checkpoints" / "best.ckpt")
     unknown = (folders / "test" / "dog" / "1.png").rename(tmp_path / "unknown.png")
     shutil.rmtree(folders)

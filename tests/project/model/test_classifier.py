@@ -16,13 +16,13 @@ QUIET = {
 
 
 def test_an_untrained_loss_is_a_guess(compose):
-    classifier = build.model(compose())
+    classifier = build.build_model(compose())
     loss = F.cross_entropy(classifier(torch.randint(256, (256, 1, 8, 8))), torch.arange(256) % 10)
     assert math.isclose(loss.item(), math.log(10), rel_tol=0.1)
 
 
 def test_only_matrices_and_kernels_are_decayed(compose):
-    classifier = build.model(compose("model=resnet18", "model.net.width=4"))
+    classifier = build.build_model(compose("model=resnet18", "model.net.width=4"))
     optimizer, _ = classifier.build_optimizer(total_steps=10)
     decayed, plain = optimizer.param_groups
     assert all(p.ndim > 1 for p in decayed["params"])
@@ -34,7 +34,7 @@ def test_only_matrices_and_kernels_are_decayed(compose):
 
 
 def test_without_decay_all_parameters_are_one_group(compose):
-    classifier = build.model(compose("model/optimizer=sgd", "model.optimizer.weight_decay=0"))
+    classifier = build.build_model(compose("model/optimizer=sgd", "model.optimizer.weight_decay=0"))
     optimizer, _ = classifier.build_optimizer(total_steps=10)
     (group,) = optimizer.param_groups
     assert {id(p) for p in group["params"]} == {id(p) for p in classifier.net.parameters()}
@@ -42,7 +42,7 @@ def test_without_decay_all_parameters_are_one_group(compose):
 
 def test_figures_are_those_of_the_whole_set(compose):
     cfg = compose("data.eval_batch_size=50", "model.label_smoothing=0.1")
-    classifier, data = build.model(cfg), build.datamodule(cfg)
+    classifier, data = build.build_model(cfg), build.build_datamodule(cfg)
     trainer = L.Trainer(**QUIET)
     trainer.test(classifier, data, verbose=False)
     source = data.test_set.source
@@ -65,5 +65,5 @@ def test_a_net_of_other_outputs_is_rejected_before_the_first_step(compose, num_c
     trainer = L.Trainer(max_epochs=1, **QUIET)
     message = rf"model.net: CNN gives logits \[\d+, {num_classes}\], and must give \[\d+, 10\]"
     with pytest.raises(ConfigError, match=message):
-        trainer.fit(build.model(cfg), build.datamodule(cfg))
+        trainer.fit(build.build_model(cfg), build.build_datamodule(cfg))
     assert trainer.global_step == 0

@@ -9,8 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from samestep.errors import ConfigError
-from samestep.hydra.adapter import name_run
 from samestep.hydra.compose import check, help_text
+from samestep.hydra.front_end import name_run
 from samestep.hydra.main import flags_of
 from samestep.hydra.origins import find_overridden
 from samestep.hydra.project import choices_of, config_folders

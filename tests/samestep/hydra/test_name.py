@@ -1,8 +1,8 @@
 import pytest
 
 from samestep.errors import ConfigError
-from samestep.hydra.adapter import name_run
 from samestep.hydra.compose import check
+from samestep.hydra.front_end import name_run
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from library.tests.programs import PATIENCE_S, until
 from library.tests.run.settings import newest
 from samestep.errors import ConfigError
 from samestep.ranks import environment
-from samestep.run import artifacts, directory, record, store
+from samestep.run import artifacts, lifecycle, record, store
 from samestep.run.artifacts import Artifacts
 from samestep.run.checkpoint import AtomicCheckpointIO, load
 from samestep.run.files import write_text
@@ -55,7 +55,7 @@ class Watched(Artifacts):
 
     def setup(self, trainer, pl_module, stage) -> None:
         super().setup(trainer, pl_module, stage)
-        if self._thread.is_alive():
+        if self._thread and self._thread.is_alive():
             (self.run_dir.parent / f"copies-{environment.rank()}").touch()
 
 
@@ -317,34 +317,34 @@ def test_a_copy_replaces_checkpoints_that_are_all_damaged(tmp_path: Path):
 
 def test_a_copy_that_has_lost_its_configuration_is_not_overwritten(spec, tmp_path: Path):
     first = spec("model=mlp", f"run_root={tmp_path}/first")
-    directory.begin(first, [])
+    lifecycle.open_directory(first, [])
     state = {"global_step": 1, "state_dict": {}, "loops": {}, "callbacks": {}}
     AtomicCheckpointIO().save_checkpoint(state, Path(first.run_dir) / "checkpoints/last.ckpt")
     shutil.copytree(first.run_dir, tmp_path / "store" / Path(first.run_dir).name)
     next((tmp_path / "store").glob("*/config.yaml")).unlink()
     url = f"file://{tmp_path}/store"
     with pytest.raises(ConfigError, match=r"has lost its config\.yaml"):
-        directory.begin(spec("model=cnn", f"run_root={tmp_path}/other"), [], url)
-    begun = directory.begin(spec("model=mlp", f"run_root={tmp_path}/here"), [], url)
+        lifecycle.open_directory(spec("model=cnn", f"run_root={tmp_path}/other"), [], url)
+    begun = lifecycle.open_directory(spec("model=mlp", f"run_root={tmp_path}/here"), [], url)
     assert begun.ckpt_path is not None
 
 
 def test_a_rejected_run_leaves_nothing_of_what_was_fetched(spec, tmp_path: Path):
     url = f"file://{tmp_path}/store"
     first = spec("model=mlp", f"run_root={tmp_path}/first")
-    directory.begin(first, [])
+    lifecycle.open_directory(first, [])
     state = {"global_step": 1, "state_dict": {}, "loops": {}}
     AtomicCheckpointIO().save_checkpoint(state, Path(first.run_dir) / "checkpoints/last.ckpt")
     shutil.copytree(first.run_dir, tmp_path / "store" / Path(first.run_dir).name)
     other = spec("model=cnn", f"run_root={tmp_path}/here/runs")
     with pytest.raises(ConfigError, match="holds a run with another configuration"):
-        directory.begin(other, [], url)
+        lifecycle.open_directory(other, [], url)
     assert not (tmp_path / "here").exists()
     # A directory that was there before is the user's.
     (tmp_path / "here/runs" / Path(other.run_dir).name).mkdir(parents=True)
     (tmp_path / "here/runs" / Path(other.run_dir).name / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="holds a run with another configuration"):
-        directory.begin(other, [], url)
+        lifecycle.open_directory(other, [], url)
     assert (tmp_path / "here/runs" / Path(other.run_dir).name / "notes.txt").exists()
 
 

@@ -39,7 +39,7 @@ def test_the_schedule_refuses_a_wrong_share(warmup):
 
 def test_a_refusal_of_a_constructor_is_an_error_of_the_configuration(compose):
     with pytest.raises(ConfigError, match="hidden_size=0: must be at least 1"):
-        build.model(compose("model=mlp", "model.net.hidden_size=0"))
+        build.build_model(compose("model=mlp", "model.net.hidden_size=0"))
 
 
 @pytest.mark.parametrize(
@@ -55,21 +55,21 @@ def test_a_refusal_of_a_constructor_is_an_error_of_the_configuration(compose):
 )
 def test_data_reject_wrong_arguments(compose, overrides, message):
     with pytest.raises(ConfigError, match=message):
-        build.datamodule(compose(*overrides))
+        build.build_datamodule(compose(*overrides))
 
 
 def test_the_model_rejects_wrong_arguments(compose):
     with pytest.raises(ConfigError, match="label_smoothing=1: must be at least 0 and below 1"):
-        build.model(compose("model.label_smoothing=1"))
+        build.build_model(compose("model.label_smoothing=1"))
 
 
 def test_data_without_names_for_the_classes_are_accepted(compose):
-    build.datamodule(compose("data.class_names=null", "data.num_classes=3"))
+    build.build_datamodule(compose("data.class_names=null", "data.num_classes=3"))
 
 
 def test_the_schedule_needs_an_end(compose):
     cfg = compose()
     trainer = L.Trainer(max_epochs=-1, **QUIET)
     with pytest.raises(ConfigError, match="must know where the run ends"):
-        trainer.fit(build.model(cfg), build.datamodule(cfg))
+        trainer.fit(build.build_model(cfg), build.build_datamodule(cfg))
     assert trainer.global_step == 0

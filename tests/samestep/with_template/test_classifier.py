@@ -10,7 +10,7 @@ from tests.project.data.test_datamodule import QUIET
 def test_top5_accuracy_is_logged_with_more_than_ten_classes(compose):
     cfg = compose("data.num_classes=11", "data.class_names=null", "trainer.max_epochs=1")
     trainer = L.Trainer(max_epochs=1, limit_train_batches=2, **QUIET)
-    trainer.fit(build.model(cfg), build.datamodule(cfg))
+    trainer.fit(build.build_model(cfg), build.build_datamodule(cfg))
     names = {"train/top5_accuracy", "val/top5_accuracy"}
     assert names < set(trainer.callback_metrics)
     assert trainer.callback_metrics["val/top5_accuracy"] > trainer.callback_metrics["val/accuracy"]
@@ -20,7 +20,7 @@ def test_dropout_is_a_function_of_seed_step_and_epoch(compose):
     def loss_of_epoch(extra_numbers: int) -> float:
         cfg = compose("model=mlp", "model.net.dropout=0.5")
         torch.manual_seed(0)
-        classifier, data = build.model(cfg), build.datamodule(cfg)
+        classifier, data = build.build_model(cfg), build.build_datamodule(cfg)
         torch.rand(extra_numbers)  # somebody else draws from the global generator
         seed = SeedSteps(cfg.seed)
         trainer = L.Trainer(max_epochs=1, limit_val_batches=0, callbacks=[seed], **QUIET)
@@ -32,5 +32,5 @@ def test_dropout_is_a_function_of_seed_step_and_epoch(compose):
 
 
 def test_compiling_keeps_the_names_of_the_weights(compose):
-    names = set(build.model(compose()).state_dict())
-    assert set(build.model(compose("model.compile=true")).state_dict()) == names
+    names = set(build.build_model(compose()).state_dict())
+    assert set(build.build_model(compose("model.compile=true")).state_dict()) == names

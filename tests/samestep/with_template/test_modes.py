@@ -45,9 +45,7 @@ def test_every_debug_mode_runs_to_its_end(tmp_path: Path, debug: str):
     long = ["trainer.max_epochs=60", "model.optimizer.lr=0.01"] if debug == "overfit" else []
     run_dir = run(tmp_path, f"debug={debug}", *long)
     if debug == "fast":
-        assert not list(run_dir.glob("checkpoints/*"))
-        assert not (run_dir / "metrics.json").exists()
-        assert "test/accuracy" in (run_dir / "metrics.csv").read_text()
+        assert not run_dir.exists()
         return
     assert "test/accuracy" in json.loads((run_dir / "metrics.json").read_text())
     if debug == "limit":

@@ -27,7 +27,7 @@ from samestep.errors import ConfigError
 from samestep.ranks import stopping
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.stopping import Stopped
-from samestep.run import manifest, nodes, record, shards
+from samestep.run import manifest, record, replication, shards
 from samestep.run.checkpoint import AtomicCheckpointIO, DryRun
 from samestep.run.files import link_file
 from samestep.run.manifest import Manifest, verify
@@ -319,7 +319,7 @@ class Checkpoints(Checkpoint):
             for path in paths[1:]:
                 link_file(self.last, path)
             shards.prune(self.folder)
-        nodes.share(self.run_dir, [f"checkpoints/{path.name}" for path in paths])
+        replication.replicate(self.run_dir, [f"checkpoints/{path.name}" for path in paths])
         # All ranks wait: the test after the last epoch looks for its checkpoint on each of them.
         trainer.strategy.barrier()
 
@@ -351,7 +351,7 @@ class Checkpoints(Checkpoint):
         self.best_score = self.best_step = self.best_epoch = None
 
     def _record(self, trainer: L.Trainer, num_epochs: int) -> None:
-        """Write how far the run is; ``samestep.run`` and ``samestep.ending`` write how it ends."""
+        """Write how far the run is; ``samestep.run.lifecycle`` writes how it ends."""
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             facts = progress_of(trainer) | {"epoch": num_epochs}
             record.try_to_update(self.run_dir, record.RUNNING, **facts)

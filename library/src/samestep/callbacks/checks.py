@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from samestep.callbacks.attributes import join_names
 from samestep.data.loaders import find_batch_loaders
 from samestep.errors import ConfigError, RunError
+from samestep.option_names import setting
 from samestep.ranks import compat
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import ShardedStrategy
@@ -120,8 +121,8 @@ class MonitorCheck(L.Callback):
         remedy = suggest_monitor(*next(iter(wrong.items())), logged)
         raise ConfigError(
             f"{settings}: validation logs {', '.join(logged)}; choose one of these, such as "
-            f"{remedy}. callbacks.checkpoints.monitor=null tests the last weights. If the metric "
-            "is only logged later, add trainer.num_sanity_val_steps=0"
+            f"{remedy}. {setting('monitor', None)} tests the last weights. If the metric is only "
+            f"logged later, add {setting('num_sanity_val_steps', 0)}"
         )
 
 

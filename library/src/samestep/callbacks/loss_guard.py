@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from samestep.errors import RunError
+from samestep.option_names import setting
 from samestep.ranks import compat
 from samestep.ranks.process_group import gather
 from samestep.ranks.sharded import norm_of, parameters_of
@@ -96,8 +97,8 @@ class LossGuard(L.Callback):
             if self.num_skipped > self.max_skipped:
                 raise RunError(
                     f"{what}; the step was not taken, and the checkpoints are from before it. "
-                    "Lower the learning rate, clip with trainer.gradient_clip_val=1.0, or skip "
-                    "such steps with callbacks.loss_guard.max_skipped=10"
+                    f"Lower the learning rate, clip with {setting('gradient_clip_val', 1.0)}, or "
+                    f"skip such steps with {setting('max_skipped', 10)}"
                 )
             if trainer.is_global_zero:
                 log.warning("%s; skipped, %d of %d", what, self.num_skipped, self.max_skipped)

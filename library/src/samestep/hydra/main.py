@@ -6,6 +6,7 @@ Torch is imported where training begins: help and errors answer before.
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -14,13 +15,14 @@ from omegaconf import DictConfig
 
 from samestep.command_line import Parser
 from samestep.errors import ConfigError
-from samestep.hydra.adapter import name_run, topology_of
 from samestep.hydra.compose import check, help_text
+from samestep.hydra.front_end import name_run, topology_of, use_keys
 from samestep.hydra.overrides import rewrite_overrides
 from samestep.hydra.project import configs_folder, project_folder
 from samestep.node import agent
 from samestep.ranks import environment, failure
 
+Result = TypeVar("Result")
 Train = Callable[[DictConfig, list[str]], object]
 """Trains one run: takes its checked configuration, whose ``run_id`` is set, and its overrides."""
 
@@ -31,6 +33,7 @@ def main(train: Train) -> int:
     Returns:
         0 finished, 1 error, 2 invalid arguments or config, 143 stopped by SIGTERM, 130 by Ctrl-C.
     """
+    use_keys()
     try:
         flags = flags_of(sys.argv[1:])
         if flags.help:
@@ -125,3 +128,22 @@ def train_chosen(train: Train) -> None:
         cfg.run_id += f"-{hydra_config.job.num}"
     if exit_code := train_or_report(train, cfg, overrides):
         sys.exit(exit_code)  # the runs after it would probably fail too
+
+
+def train_in_process(
+    train: Callable[[DictConfig, Sequence[str]], Result], words: Sequence[str]
+) -> Result:
+    """Train in this process, such as a notebook, as ``python train.py WORDS`` does.
+
+    Returns what ``train`` returns, and raises what it raises.
+    """
+    use_keys()
+    cfg = check(list(words))
+    cfg.run_id = name_run(cfg)
+    if agent.num_processes(*topology_of(cfg)) > 1:
+        raise ConfigError(
+            f"trainer.devices={cfg.trainer.devices}: several processes need a terminal, and "
+            "`python train.py`; here use trainer.devices=1"
+        )
+    environment.limit_threads()
+    return train(cfg, list(words))

@@ -104,7 +104,7 @@ FORBIDDEN = {
     "logger": "choose trackers with logger=NAME",
     "plugins": "samestep sets its own, for checkpoints and ranks",
     "default_root_dir": "a run writes to run_dir",
-    "enable_checkpointing": "callbacks=null saves no checkpoint",
+    "enable_checkpointing": "a run continues from its checkpoints",
     "enable_progress_bar": "callbacks.progress shows the progress",
     "enable_model_summary": "samestep has disabled it",
     "use_distributed_sampler": "each rank always gets its slice of the data",

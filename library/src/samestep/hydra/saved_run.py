@@ -12,12 +12,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from samestep.callbacks.rng import SeedSteps
 from samestep.errors import ConfigError
-from samestep.hydra.build import build, set_precision
+from samestep.fit_checks import set_precision
+from samestep.hydra.build import build
 from samestep.hydra.nodes import escape
 from samestep.hydra.targets import check_targets
 from samestep.loggers import NullLogger
 from samestep.ranks.compat import name_arguments_of_loaders
-from samestep.run import checkpoint, directory
+from samestep.run import checkpoint, lifecycle
 from samestep.run.changes import read_config
 from samestep.run.checkpoint import CheckpointError
 from samestep.run.logs import mute_lightning
@@ -77,7 +78,7 @@ def _find_checkpoint(run_dir: Path, ckpt: str) -> Path:
         raise ConfigError(f"ckpt={ckpt}: {checkpoints} holds {', '.join(names) or 'no checkpoint'}")
     if ckpt == "best":
         # Raises if best.ckpt is not the best one, which only the newest checkpoint tells.
-        directory.best_checkpoint(run_dir)
+        lifecycle.find_best(run_dir)
     return path
 
 

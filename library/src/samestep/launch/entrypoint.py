@@ -17,8 +17,8 @@ from dataclasses import replace
 from omegaconf import DictConfig
 
 from samestep.errors import ConfigError, RunError
-from samestep.hydra.adapter import name_run, topology_of
 from samestep.hydra.compose import check
+from samestep.hydra.front_end import name_run, topology_of
 from samestep.hydra.project import project_folder
 from samestep.node import agent, pid1, rendezvous
 from samestep.node.cluster_environment import Node, read_node

@@ -28,9 +28,9 @@ from omegaconf import DictConfig
 
 from samestep.command_line import Parser
 from samestep.errors import ConfigError, RunError
-from samestep.hydra.adapter import name_run
 from samestep.hydra.compose import check as compose
 from samestep.hydra.compose import reject
+from samestep.hydra.front_end import name_run
 from samestep.hydra.project import choices_of, config_folders, configs_folder
 from samestep.launch import check, kubernetes, render, slurm, submissions, volume
 from samestep.launch.render import Manifest

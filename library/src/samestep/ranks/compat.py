@@ -5,7 +5,7 @@ canary test in library/tests, which fails when the other library has changed; py
 the versions from above.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +16,7 @@ from samestep.ranks import environment
 
 if TYPE_CHECKING:
     import lightning as L  # takes seconds to import, and the agent needs none of it
+    from lightning.pytorch.strategies import DDPStrategy
 
 
 Kind = TypeVar("Kind")
@@ -167,3 +168,12 @@ def skip_fused_step(optimizer: Optimizer, skip: Tensor) -> None:
     """
     optimizer.grad_scale = None  # type: ignore[attr-defined]
     optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
+
+
+def add_ddp_options(strategy: "DDPStrategy", options: Mapping[str, Any]) -> None:
+    """Give a DDPStrategy that exists further options; those that it has stay.
+
+    Lightning keeps the options of DistributedDataParallel in the strategy until it wraps the model,
+    and has no public way to read or add them.
+    """
+    strategy._ddp_kwargs = {**options, **strategy._ddp_kwargs}

@@ -1,5 +1,6 @@
 """How the ranks of one run meet, and how they decide together."""
 
+import atexit
 import json
 import logging
 import secrets
@@ -10,39 +11,17 @@ from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import environment, failure, network, stopping
-from samestep.ranks.sharded import ShardedStrategy
-from samestep.run_spec import RunSpec
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 log = logging.getLogger(__name__)
-
-
-class TorchrunEnvironment(TorchElasticEnvironment):
-    """Ranks as torchrun numbers them, also on nodes with unequal numbers of devices."""
-
-    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Accept any topology: torchrun has started the ranks that there are."""
-
-
-class UnequalNodesDDP(DDPStrategy):
-    """DDP whose sampler for an ordinary DataLoader counts all ranks, also on unequal nodes."""
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The number of slices of the data, and which one is this rank's."""
-        # Lightning multiplies the number of nodes by the devices of this node.
-        return {"num_replicas": self.world_size, "rank": self.global_rank}
 
 
 _store: Store | None = None  # of this process's group, if ``init`` has made it
@@ -57,10 +36,15 @@ def process_group(accelerator: str, timeout_s: float) -> Iterator[None]:
         with shared_errors():
             yield
     finally:
-        # Do not destroy a group that the caller created.
-        if _store is not None and dist.is_initialized():
-            dist.destroy_process_group()
-        _store = None
+        leave()
+
+
+def leave() -> None:
+    """Destroy the group that ``init`` has made, but not one that the caller created."""
+    global _store
+    if _store is not None and dist.is_initialized():
+        dist.destroy_process_group()
+    _store = None
 
 
 def init(accelerator: str, timeout_s: float) -> None:
@@ -94,6 +78,9 @@ def init(accelerator: str, timeout_s: float) -> None:
         raise network.NetworkError(
             f"rank {rank} cannot connect to the other ranks ({reason}); see the logs of their nodes"
         ) from error
+    # Not at the end of fit: a script may train and test several times. NCCL warns of a group that
+    # is left when the process ends.
+    atexit.register(leave)
     stopping.defer()
 
 
@@ -278,56 +265,3 @@ def on_all_ranks(
         if first is not None:
             raise first
     return result
-
-
-def topology(spec: RunSpec) -> dict[str, Any]:
-    """The Trainer's arguments that say where it runs.
-
-    Under torchrun its environment counts; the configuration only says what to start without it.
-    ``trainer.strategy=auto`` is DDP wherever torchrun started the ranks.
-    """
-    if spec.sync_batchnorm:
-        check_sync_batchnorm(spec)
-    if not environment.under_torchrun():
-        # One process. Lightning would take the variables of a Slurm allocation for ranks.
-        alone: dict[str, Any] = {"plugins": [LightningEnvironment()]}
-        if spec.is_fsdp:
-            # One rank has nothing to shard. It reads a checkpoint of several ranks as a whole.
-            alone["strategy"] = "auto"
-        return alone
-    where = {"devices": environment.local_world_size(), "num_nodes": environment.num_nodes()}
-    if spec.is_fsdp:
-        return {**where, "strategy": ShardedStrategy(**options_of(ShardedStrategy, spec))}
-    # The name of a class: the caller has made an object of it, which stays.
-    if "." in spec.strategy:
-        return where
-    return {**where, "strategy": UnequalNodesDDP(**options_of(UnequalNodesDDP, spec))}
-
-
-def check_sync_batchnorm(spec: RunSpec) -> None:
-    """Raise a ConfigError where torch cannot average batch statistics over ranks."""
-    is_on_cpu = device_kind(spec.accelerator) == "cpu"
-    if is_on_cpu and environment.world_size() > 1:
-        raise ConfigError(
-            "trainer.sync_batchnorm=true: needs GPUs, and these ranks are on CPUs; leave it out"
-        )
-    if spec.is_fsdp:
-        raise ConfigError(
-            "trainer.sync_batchnorm=true: is not supported with trainer.strategy=fsdp; use ddp"
-        )
-
-
-def options_of(kind: type[Strategy], spec: RunSpec) -> dict[str, Any]:
-    """The arguments of a strategy of several ranks."""
-    options: dict[str, Any] = {}
-    if environment.under_torchrun():
-        options["cluster_environment"] = TorchrunEnvironment()
-        options["timeout"] = timedelta(seconds=spec.timeout_s)
-    if issubclass(kind, DDPStrategy):
-        # RankState gives every rank the same buffers, once per epoch.
-        options["forward_sync_buffers"] = False
-        options["gradient_as_bucket_view"] = True
-        # Without this DDP sorts its gradients again after its first step, also after a restart. The
-        # order in which three ranks or more are summed changes then, and so do the last bits.
-        options["find_unused_parameters"] = "find_unused" in spec.strategy or spec.deterministic
-    return options

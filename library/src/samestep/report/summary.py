@@ -8,7 +8,7 @@ from typing import Any
 
 from samestep.ranks import environment
 from samestep.report.files import Run, read_run, show
-from samestep.run import directory, metrics, record
+from samestep.run import manifest, metrics, record
 from samestep.run_spec import select
 
 REPORT = "report.html"
@@ -41,7 +41,7 @@ def summarize(run_dir: Path) -> str:
 
 def next_commands(run: Run) -> list[str]:
     """The commands of ``summary.next``, if the run has the checkpoint that they need."""
-    checkpoint = f"checkpoints/{directory.tested_checkpoint(run.run_dir)}.ckpt"
+    checkpoint = f"checkpoints/{manifest.tested_checkpoint(run.run_dir)}.ckpt"
     if not (run.run_dir / checkpoint).exists():
         return []
     name = str(run.config.get("run_dir", run.run_dir))

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import WandbLogger
 from samestep.ranks import environment
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.secrets import redact
-from samestep.run.directory import tested_checkpoint
+from samestep.run.manifest import tested_checkpoint
 from samestep.run.store import RunCopy
 
 log = logging.getLogger(__name__)
@@ -40,14 +40,17 @@ class Artifacts(L.Callback):
         self.run_dir = Path(run_dir)
         self.copy = RunCopy(url, self.run_dir) if url else None
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="artifacts", daemon=True)
+        self._thread: threading.Thread | None = None
         self._problems: dict[str, str] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Start to copy, on rank zero."""
-        # Lightning calls this for each stage, and a thread can be started only once.
-        has_started = self._thread.ident is not None
-        if self.copy and environment.rank() == 0 and not has_started:
+        if self.copy is None or environment.rank() != 0 or stage not in ("fit", "test"):
+            return
+        # `flush` has ended the thread at the end of an earlier stage.
+        if self._thread is None or not self._thread.is_alive():
+            self._ending.clear()
+            self._thread = threading.Thread(target=self._work, name="artifacts", daemon=True)
             self._thread.start()
 
     def on_test_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -73,7 +76,7 @@ class Artifacts(L.Callback):
 
     def flush(self) -> None:
         """Copy the remaining files, for ``flush_timeout_s`` at most; report what is missing."""
-        if self.copy is None or self._thread.ident is None:
+        if self.copy is None or self._thread is None:
             return
         self._ending.set()
         self._thread.join(self.flush_timeout_s)

@@ -158,6 +158,24 @@ def _find_mismatch(manifest: Manifest, known: Record) -> str | None:
     return None
 
 
+def newest(run_dir: Path) -> Manifest | None:
+    """The manifest of the newest checkpoint of a run, which says which one is the best."""
+    found = None
+    # Names with a dot in front are of files that are being written.
+    for path in (run_dir / "checkpoints").glob("[!.]*.ckpt"):
+        own = read(path)
+        if own and (found is None or own.age > found.age):
+            found = own
+    return found
+
+
+def tested_checkpoint(run_dir: Path) -> str:
+    """The checkpoint that a run tests: ``best``, or ``last`` where no metric has chosen one."""
+    own = newest(run_dir)
+    # A best checkpoint that is lost is not replaced by other weights.
+    return "last" if own and own.best_step is None else "best"
+
+
 def _read_end(file: IO[bytes]) -> Manifest | None:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - TAIL_BYTES))

@@ -71,7 +71,7 @@ def find_packages() -> dict[str, str]:
 
 def machine_info() -> dict[str, Any]:
     """Time, machine, processes and the version of every installed package."""
-    import torch  # only here: `directory` also serves reports, which start without torch
+    import torch  # only here: `metrics` and `record` also serve reports, which start without torch
 
     return {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from samestep.config_keys import KeyScope, scope_of
-from samestep.run import directory
+from samestep.run import lifecycle
 from samestep.run.changes import find_changes
 from samestep.run_spec import leaves
 
@@ -15,7 +15,7 @@ def test_secrets_stay_out_of_the_saved_configuration(
 ):
     monkeypatch.setenv("FAKE_API_KEY", "sesame-open-123")
     overrides = ["data.mirror=http://me:hidden456@host/sesame-open-123"]
-    directory.begin(spec(*overrides), ["train.py", *overrides])
+    lifecycle.open_directory(spec(*overrides), ["train.py", *overrides])
     for path in (tmp_path / "test").rglob("*.*"):
         assert "sesame-open-123" not in path.read_text(), path
         assert "hidden456" not in path.read_text(), path
@@ -35,9 +35,9 @@ def test_secrets_stay_out_of_the_saved_configuration(
 )
 def test_a_finished_run_goes_on_with_more_patience(spec, changed: list[str], is_finished: bool):
     early = "callbacks=early_stopping"
-    directory.begin(spec(early), [])
-    directory.finish(spec(early), {"test/loss": 0.5})
-    assert directory.is_finished(spec(early, *changed)) is is_finished
+    lifecycle.open_directory(spec(early), [])
+    lifecycle.finish(spec(early), {"test/loss": 0.5})
+    assert lifecycle.is_finished(spec(early, *changed)) is is_finished
 
 
 def test_the_table_of_keys_names_keys_that_exist(spec):

@@ -21,7 +21,7 @@ from library.tests.kit import make_spec
 from library.tests.programs import PATIENCE_S
 from samestep.errors import ConfigError, RunError
 from samestep.ranks import preflight
-from samestep.run import nodes
+from samestep.run import lifecycle, replication
 from samestep.run.changes import config_digest
 from samestep.run.checkpoint import (
     AtomicCheckpointIO,
@@ -54,7 +54,7 @@ def be_rank(rank: int, tmp_path: Path, scenario: Scenario, spec: RunSpec) -> Non
         "gloo", store=FileStore(f"{tmp_path}/meet", len(NODES)), rank=rank,
         world_size=len(NODES), timeout=timedelta(seconds=PATIENCE_S),
     )  # fmt: skip
-    nodes.BLOCK_BYTES = 1000  # several blocks a file
+    replication.BLOCK_BYTES = 1000  # several blocks a file
     scenario(spec)
     dist.destroy_process_group()
 
@@ -105,7 +105,7 @@ def run_dir_of(tmp_path: Path, node: int) -> Path:
 
 def begin(spec: RunSpec) -> None:
     """Begin, and be given a checkpoint on this node."""
-    state = nodes.begin(spec, ["train.py"])
+    state = lifecycle.begin(spec, ["train.py"])
     assert state.ckpt_path is not None
     assert Path(state.ckpt_path).is_relative_to(spec.run_dir)
     load(Path(state.ckpt_path))
@@ -146,10 +146,10 @@ def test_each_node_gets_the_newest_intact_checkpoint_of_all_nodes(tmp_path: Path
         begin(again)
         assert last.stat().st_mtime_ns == before
         why = r"on the node of rank 1: .*another configuration"
-        ends_all_ranks(why, nodes.begin, below(spec, tmp_path / "other run"), ["train.py"])
+        ends_all_ranks(why, lifecycle.begin, below(spec, tmp_path / "other run"), ["train.py"])
         new = below(spec, tmp_path / "new")
-        assert nodes.begin(new, ["train.py"]).ckpt_path is None
-        assert nodes.best_checkpoint(new) is None
+        assert lifecycle.begin(new, ["train.py"]).ckpt_path is None
+        assert lifecycle.best_checkpoint(new) is None
 
     play(tmp_path, scenario)
     for harm, node in itertools.product(harms, (0, 1)):
@@ -177,7 +177,7 @@ def test_each_node_gets_the_newest_intact_checkpoint_of_all_nodes(tmp_path: Path
 
 def test_each_node_gets_what_is_saved_while_the_run_trains(tmp_path: Path):
     def scenario(spec: RunSpec) -> None:
-        assert nodes.begin(spec, ["train.py"]).ckpt_path is None
+        assert lifecycle.begin(spec, ["train.py"]).ckpt_path is None
         for step in (10, 20, 30):
             names = ["checkpoints/last.ckpt", *["checkpoints/best.ckpt"] * (step == 20)]
             if dist.get_rank() == 0:
@@ -188,7 +188,7 @@ def test_each_node_gets_what_is_saved_while_the_run_trains(tmp_path: Path):
                 AtomicCheckpointIO().save_checkpoint({**content, "best_step": min(step, 20)}, last)
                 if step == 20:
                     link_file(last, best)
-            nodes.share(spec.run_dir, names)
+            replication.replicate(spec.run_dir, names)
 
     play(tmp_path, scenario)
     here, there = (run_dir_of(tmp_path, node) / "checkpoints" for node in (0, 1))
@@ -208,7 +208,7 @@ def test_each_node_tests_the_best_checkpoint_of_rank_zero(tmp_path: Path):
             content = {"global_step": 30, "state_dict": {}, "loops": {}, "callbacks": {}}
             for path in (best, best.with_name("last.ckpt")):
                 AtomicCheckpointIO().save_checkpoint({**content, "best_step": 30}, path)
-        path = nodes.best_checkpoint(spec)
+        path = lifecycle.best_checkpoint(spec)
         assert path is not None
         assert Path(path).is_relative_to(spec.run_dir)
         assert step_of(Path(path)) == 30
@@ -226,7 +226,7 @@ def flip_on_the_way() -> None:
         if next(blocks) == 1:
             block[7] ^= 1
 
-    nodes.dist.recv = flip
+    replication.dist.recv = flip
 
 
 def test_what_cannot_arrive_or_be_written_ends_all_ranks(tmp_path: Path):
@@ -238,14 +238,14 @@ def test_what_cannot_arrive_or_be_written_ends_all_ranks(tmp_path: Path):
     def scenario(spec: RunSpec) -> None:
         unwritable = r"rank 1: .* cannot be written"
         in_the_way, full = (below(spec, tmp_path / name) for name in ("in the way", "full"))
-        ends_all_ranks(unwritable, nodes.begin, in_the_way, ["train.py"])
+        ends_all_ranks(unwritable, lifecycle.begin, in_the_way, ["train.py"])
         flip_on_the_way()
         ends_all_ranks(
-            "was incomplete", nodes.begin, below(spec, tmp_path / "flipped"), ["train.py"]
+            "was incomplete", lifecycle.begin, below(spec, tmp_path / "flipped"), ["train.py"]
         )
         if dist.get_rank() == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
-        ends_all_ranks(unwritable, nodes.share, full.run_dir, [LAST])
+        ends_all_ranks(unwritable, replication.replicate, full.run_dir, [LAST])
 
     play(tmp_path, scenario)
     assert not list(run_dir_of(tmp_path / "flipped", 1).rglob("*.ckpt*"))

@@ -18,54 +18,15 @@ from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.ranks.preflight import is_shared
 from samestep.ranks.process_group import broadcast, gather, on_all_ranks, on_rank_zero
-from samestep.run import directory, lock, manifest, record
+from samestep.run import lock, manifest, record
 from samestep.run.changes import find_changes
 from samestep.run.checkpoint import CheckpointError, find_valid, rotate_last
-from samestep.run.directory import Start
 from samestep.run.files import link_file, open_atomic, partial_of, read_bytes, writing
-from samestep.run.layout import BEST, IDENTITY, LAST
+from samestep.run.layout import BEST, IDENTITY
 from samestep.run.manifest import Manifest
 from samestep.run_spec import RunSpec
 
 BLOCK_BYTES = 16 * 2**20  # of a file in memory, on each node
-
-
-def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
-    """Open the run on rank zero, and give every node the checkpoint from which it continues.
-
-    Every rank must call this, and gets the same error. ``copies`` is the address of the store that
-    has copies of the runs.
-    """
-    if not is_shared(spec.run_dir):
-        if spec.is_fsdp:
-            raise ConfigError(
-                f"run_dir={spec.run_dir}: is not shared between the nodes, and with "
-                "trainer.strategy=fsdp each rank writes a part of a checkpoint; use a shared "
-                "directory, or trainer.strategy=ddp"
-            )
-        fetch_newest(spec)
-    start = on_rank_zero(directory.begin, spec, argv, copies)
-    if start.ckpt_path is None:
-        return start
-    name = f"checkpoints/{Path(start.ckpt_path).name}"
-    share(spec.run_dir, [BEST, name])
-    return start._replace(ckpt_path=str(spec.run_dir / name))
-
-
-def best_checkpoint(spec: RunSpec) -> str | None:
-    """The path on this node of the checkpoint to test; every rank must call this."""
-    if on_rank_zero(directory.best_checkpoint, spec.run_dir) is None:
-        return None
-    share(spec.run_dir, [BEST])
-    return str(spec.run_dir / BEST)
-
-
-def last_checkpoint(spec: RunSpec) -> str | None:
-    """The path on this node of ``last.ckpt``, if there is one; every rank must call this."""
-    if not on_rank_zero((spec.run_dir / LAST).exists):
-        return None
-    share(spec.run_dir, [LAST])
-    return str(spec.run_dir / LAST)
 
 
 def fetch_newest(spec: RunSpec) -> None:
@@ -81,7 +42,7 @@ def fetch_newest(spec: RunSpec) -> None:
             "rank zero fetches it",
             flush=True,
         )
-    share(spec.run_dir, [BEST, names[source]], source)
+    replicate(spec.run_dir, [BEST, names[source]], source)
 
 
 def find_here(spec: RunSpec) -> tuple[tuple[int, str], str]:
@@ -103,7 +64,7 @@ def find_here(spec: RunSpec) -> tuple[tuple[int, str], str]:
     return (found[1].age, f"checkpoints/{found[0].name}") if found else nothing
 
 
-def share(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
+def replicate(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
     """Give the records and these checkpoints of rank ``source`` to each node that lacks them.
 
     Every rank must call this. Nothing happens where all nodes see one directory.
@@ -166,7 +127,7 @@ def transfer(path: Path, wanted: Manifest, size: int, chain: Sequence[int]) -> N
 
     if environment.rank() not in chain:
         return
-    blocks = pass_on(path, size, chain)
+    blocks = relay_blocks(path, size, chain)
     try:
         if environment.rank() != chain[0]:
             with writing(path), open_atomic(path, before_rename=arrive) as file:
@@ -177,7 +138,7 @@ def transfer(path: Path, wanted: Manifest, size: int, chain: Sequence[int]) -> N
             pass
 
 
-def pass_on(path: Path, size: int, chain: Sequence[int]) -> Iterator[memoryview]:
+def relay_blocks(path: Path, size: int, chain: Sequence[int]) -> Iterator[memoryview]:
     """The blocks of a file: the first rank of the chain reads them, each gives them to the next."""
     place = chain.index(environment.rank())
     block = torch.empty(BLOCK_BYTES, dtype=torch.uint8)

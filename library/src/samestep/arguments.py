@@ -1,0 +1,149 @@
+"""Arguments of ``samestep.Trainer``: what a run cannot have is rejected, the rest completed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
+from lightning.pytorch.loggers import Logger
+
+from samestep.callbacks.checkpoints import Checkpoints
+from samestep.callbacks.checks import check_supported
+from samestep.callbacks.loss_guard import LossGuard
+from samestep.callbacks.progress import Progress
+from samestep.errors import ConfigError
+from samestep.option_names import option, setting
+from samestep.ranks import strategies
+
+CONTRADICTIONS: dict[str, tuple[Any, str]] = {
+    "enable_checkpointing": (False, "a run continues from its checkpoints"),
+    "barebones": (True, "a run needs its callbacks and its history"),
+    "overfit_batches": (None, "it replaces the order of the data; use limit_train_batches"),
+    "reload_dataloaders_every_n_epochs": (None, "an interrupted epoch needs its own loader"),
+    "default_root_dir": (None, "a run writes to run_dir"),
+}
+"""Arguments of Lightning's Trainer that a run cannot have, as long as they have this value (None:
+any but zero), and why."""
+
+
+def as_list(value: Any) -> list[Any]:
+    """What Lightning takes as one object, as several, or as None."""
+    if value is None:
+        return []
+    if isinstance(value, (list, tuple)):
+        return [*value]
+    return [value]
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise a ConfigError for the first argument that contradicts what a run is."""
+    for name, (wrong, why) in CONTRADICTIONS.items():
+        value = options.get(name)
+        if value is None:
+            continue
+        is_wrong = bool(value) if wrong is None else value == wrong
+        if is_wrong:
+            raise ConfigError(f"{setting(name, value)}: is not supported: {why}")
+    strategies.check(options["strategy"])
+    if options["mode"] not in ("min", "max"):
+        raise ConfigError(f"{setting('mode', options['mode'])}: must be min or max")
+
+
+def check_callbacks(callbacks: Iterable[L.Callback], run_dir: Path) -> None:
+    """Give checkpoints and files of the user's callbacks a place beside those of the run.
+
+    Raises:
+        ConfigError: if they would take the places of the run's own.
+    """
+    has_progress = False
+    for callback in callbacks:
+        check_supported(callback, "callbacks")
+        if isinstance(callback, ModelCheckpoint):
+            place_model_checkpoint(callback, run_dir)
+        # Of LightningCLI: the run has a config.yaml of its own, and the same command resumes.
+        if type(callback).__name__ == "SaveConfigCallback":
+            callback.config_filename = "cli.yaml"  # type: ignore[attr-defined]
+            callback.overwrite = True  # type: ignore[attr-defined]
+        has_progress = has_progress or isinstance(callback, Progress)
+    for callback in callbacks:
+        if has_progress and isinstance(callback, ProgressBar):
+            raise ConfigError(
+                f"callbacks: leave out {type(callback).__name__}; Progress draws a bar already"
+            )
+
+
+def place_model_checkpoint(callback: ModelCheckpoint, run_dir: Path) -> None:
+    """Give a ModelCheckpoint of the user a folder, which is not that of the run."""
+    folder = Path(callback.dirpath or run_dir / "model_checkpoints")
+    if folder.absolute() == (run_dir / "checkpoints").absolute():
+        raise ConfigError(
+            f"callbacks: ModelCheckpoint(dirpath={callback.dirpath}): is not supported: the "
+            "checkpoints of the run are there; leave dirpath out"
+        )
+    callback.dirpath = str(folder)
+
+
+def complete_callbacks(
+    own: Sequence[L.Callback], run_dir: Path, save_every_s: float, monitor: str | None, mode: str
+) -> list[L.Callback]:
+    """The user's callbacks, with a saver of checkpoints and a LossGuard.
+
+    A Checkpoints or LossGuard of the user takes the place of the default one.
+
+    Raises:
+        ConfigError: if there are two savers, or the user's saves elsewhere.
+    """
+    folder = run_dir / "checkpoints"
+    savers = [callback for callback in own if isinstance(callback, Checkpoints)]
+    if len(savers) > 1:
+        raise ConfigError("callbacks: a run has one Checkpoints; leave out the others")
+    if not savers:
+        checkpoints = Checkpoints(str(folder), save_every_s, monitor, mode)
+        chosen: list[L.Callback] = [checkpoints, *own]
+    else:
+        (checkpoints,), chosen = savers, [*own]
+        if checkpoints.folder.resolve() != folder.resolve():
+            raise ConfigError(
+                f"{option('Checkpoints.dirpath')}={checkpoints.folder}: a run continues from the "
+                f"checkpoints in {folder}; leave it out, or choose another {option('run_dir')}"
+            )
+        if monitor is not None:
+            raise ConfigError(
+                f"{setting('monitor', monitor)}: is not supported beside a Checkpoints in "
+                "callbacks; give it to that"
+            )
+    if not any(isinstance(callback, LossGuard) for callback in own):
+        chosen.insert(1, LossGuard(0))
+    return chosen
+
+
+def trackers_of(logger: Logger | Iterable[Logger] | bool | None) -> list[Logger]:
+    """The trackers that the user gives; True would be Lightning's own, and there is metrics.csv."""
+    if logger is None or isinstance(logger, bool):
+        return []
+    if isinstance(logger, Logger):
+        return [logger]
+    return [*logger]
+
+
+def monitors_of(callbacks: Iterable[L.Callback]) -> dict[str, str]:
+    """The metric of each callback that monitors one, by the name of its argument."""
+    monitors = {}
+    for callback in callbacks:
+        metric = getattr(callback, "monitor", None)
+        if not isinstance(metric, str):
+            continue
+        is_saver = isinstance(callback, Checkpoints)
+        name = "monitor" if is_saver else f"{type(callback).__name__}.monitor"
+        monitors[option(name)] = metric
+    return monitors
+
+
+def limits_of(callbacks: Iterable[L.Callback], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What may end the run. A finished run continues when one of them is raised."""
+    limits = {name: value for name, value in options.items() if name.startswith("max_")}
+    for callback in callbacks:
+        if isinstance(callback, EarlyStopping):
+            limits[f"patience of {callback.monitor}"] = callback.patience
+    return limits

@@ -1,0 +1,110 @@
+"""What Hydra adds to a run of ``samestep.Trainer``: its name, its records, and words for messages.
+
+Imports no torch: help and errors answer before.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from samestep import option_names
+from samestep.errors import ConfigError
+from samestep.hydra.origins import find_overridden
+from samestep.hydra.project_rules import load_project_rules
+from samestep.hydra.rules import NAME, OF_TRAINER
+from samestep.ranks import environment
+from samestep.ranks.secrets import redact_values
+from samestep.report import page, summary
+from samestep.run_spec import RunSpec
+
+KEYS = {
+    "Trainer": "trainer",
+    "run_dir": "run_root",
+    "timeout_s": "cluster.timeout_s",
+    "shares": "cluster.shares",
+    "monitor": "callbacks.checkpoints.monitor",
+    "mode": "callbacks.checkpoints.mode",
+    "save_every_s": "callbacks.checkpoints.every_s",
+    "Checkpoints.dirpath": "callbacks.checkpoints.dirpath",
+    "max_skipped": "callbacks.loss_guard.max_skipped",
+    **{key.removeprefix("trainer."): key for key in OF_TRAINER},
+}
+"""The key of each argument that a message may name, with the callbacks of configs/callbacks."""
+WORDS = {"None": "null", "True": "true", "False": "false"}
+
+
+def use_keys() -> None:
+    """Let messages name keys of the configuration, from now on."""
+    option_names.use(KEYS, WORDS)
+
+
+def topology_of(cfg: DictConfig) -> tuple[str, int | str, int]:
+    """Accelerator, devices and nodes, as the Trainer's arguments."""
+    return cfg.trainer.accelerator, cfg.trainer.devices, cfg.trainer.num_nodes
+
+
+def name_run(cfg: DictConfig) -> str:
+    """The name the run was given, or a new one such as ``mnist-mlp-3f2a1b``.
+
+    The first of these counts: ``run_id`` of the configuration, ``$RUN_ID``, torchrun's run id, and
+    a new name from the chosen data, the chosen model and six random hexadecimal characters.
+    """
+    chosen = [str(name) for name in (cfg.choices.data, cfg.choices.model) if name]
+    name = cfg.run_id or environment.run_id() or environment.new_run_id(*chosen)
+    if not NAME.holds(name):
+        raise ConfigError(
+            f"RUN_ID={name}: must be at most 63 of A-Z a-z 0-9 . _ -, the first a letter or digit"
+        )
+    return str(name)
+
+
+def front_end_of(
+    cfg: DictConfig,
+    overrides: Sequence[str],
+    callbacks: Mapping[str, Any],
+    make_loggers: Callable[[], Sequence[Any]],
+) -> RunSpec:
+    """What the checked ``cfg`` adds to a run, beside the arguments of its Trainer.
+
+    Args:
+        cfg: the configuration; its ``run_id`` is set.
+        overrides: what made it from the defaults, for the records.
+        callbacks: those of ``cfg.callbacks``, by their keys.
+        make_loggers: makes the loggers of ``cfg.logger``.
+    """
+    config = redact_values(OmegaConf.to_container(cfg, resolve=True))
+    return RunSpec(
+        run_id=str(cfg.run_id),
+        run_dir=Path(cfg.run_dir),
+        config=config,
+        command=("train.py", *overrides),
+        may_change=load_project_rules(cfg.rules).may_change,
+        overridden=find_overridden(cfg.choices or {}, list(overrides)),
+        option_names=keys_of(callbacks),
+        option_words=WORDS,
+        another_run="another name (RUN_ID=...)",
+        is_elastic="max_nodes" in config["cluster"],
+        ends_with_test=True,
+        resume_command=lambda spec: summary.resume_command(config, spec.run_dir, None),
+        make_loggers=make_loggers,
+        report=page.write_or_warn if cfg.report else None,
+        summarize=summary.summarize,
+    )
+
+
+def keys_of(callbacks: Mapping[str, Any]) -> dict[str, str]:
+    """The key of each argument, where callbacks may have other names than in configs/callbacks."""
+    keys = dict(KEYS)
+    for name, callback in callbacks.items():
+        kinds = [kind.__name__ for kind in type(callback).__mro__]
+        node = f"callbacks.{name}"
+        if "Checkpoints" in kinds:
+            keys |= {key: f"{node}.{key}" for key in ("monitor", "mode")}
+            keys |= {"save_every_s": f"{node}.every_s", "Checkpoints.dirpath": f"{node}.dirpath"}
+        elif "LossGuard" in kinds:
+            keys["max_skipped"] = f"{node}.max_skipped"
+        else:
+            keys[f"{kinds[0]}.monitor"] = f"{node}.monitor"
+    return keys

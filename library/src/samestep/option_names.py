@@ -1,0 +1,31 @@
+"""How messages name an option, such as ``max_skipped``: by the words that the user types.
+
+A script types arguments of ``samestep.Trainer`` and its callbacks, so ``max_skipped=10``. A front
+end sets its own names once in a process: ``samestep.hydra`` keys such as
+``callbacks.loss_guard.max_skipped=10``, LightningCLI ``--trainer.max_epochs=10``.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_names: dict[str, str] = {}  # of the front end, by the name of the argument
+_words: dict[str, str] = {}  # how the front end writes None, True and False
+
+
+def use(names: Mapping[str, str], words: Mapping[str, str] | None = None) -> None:
+    """Name options as this front end does, from now on; an empty table names the arguments."""
+    _names.clear()
+    _names.update(names)
+    _words.clear()
+    _words.update(words or {})
+
+
+def option(name: str) -> str:
+    """The argument ``name`` as the user types it, without a value."""
+    return _names.get(name, name)
+
+
+def setting(name: str, value: Any) -> str:
+    """The argument with a value, as the user types it: ``monitor=None``."""
+    text = str(value)
+    return f"{option(name)}={_words.get(text, text)}"

@@ -1,0 +1,408 @@
+"""The life of a run, in one directory: it begins or resumes, is interrupted, and finishes.
+
+``begin``             every rank: the checkpoint to resume from, or that nothing is left to train
+``recorded``          every rank: a block that trains; how it ends is recorded
+``finish``            rank zero: the final metrics end the run
+``roll_back``         rank zero: undo a start with which nothing could be trained
+``best_checkpoint``   every rank: which weights are tested; otherwise ``last_checkpoint``
+
+The files of the directory are listed in ``layout``.
+"""
+
+import errno
+import json
+import logging
+import math
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from samestep.errors import ConfigError
+from samestep.ranks import environment, failure
+from samestep.ranks.preflight import is_shared
+from samestep.ranks.process_group import on_rank_zero
+from samestep.ranks.secrets import redact, redact_argument, redact_values
+from samestep.ranks.stopping import Stopped
+from samestep.run import lock, manifest, provenance, record
+from samestep.run.changes import config_digest, find_changes
+from samestep.run.checkpoint import find_valid, unusable
+from samestep.run.files import open_atomic, quarantine, read_bytes, sha256_of, write_text, writing
+from samestep.run.layout import BEST, LAST, RECORDS
+from samestep.run.metrics import read_final_metrics, why_damaged
+from samestep.run.replication import fetch_newest, replicate
+from samestep.run_spec import RunSpec
+
+log = logging.getLogger(__name__)
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+REPORT_S = 10.0  # for the report of a run that was stopped: what stopped it waits no longer
+PROGRESS = ("epoch", "step", "monitor", "mode", "best", "best_epoch", "shares")  # in run.json
+
+
+class Start(NamedTuple):
+    """How a process starts: with nothing left to train, from a checkpoint, or from step 0."""
+
+    finished: bool
+    ckpt_path: str | None  # to resume from; None where the run begins
+
+
+class Backup(NamedTuple):
+    """What a start must leave behind if it never saves a checkpoint."""
+
+    made: list[Path]  # folders that are new: the run directory, and those above it
+    records: dict[Path, bytes | None]  # of an older run
+    last: manifest.Manifest | None  # of its last checkpoint
+
+
+_backups: dict[Path, Backup] = {}  # by run directory
+
+
+# -- Begin -----------------------------------------------------------------------------------------
+
+
+def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
+    """Open the run on rank zero, and give every node the checkpoint from which it resumes.
+
+    Every rank must call this, and gets the same error.
+
+    Args:
+        spec: of the run.
+        argv: the command line, for the records.
+        copies: address of the store that has copies of the runs, if there is one.
+    """
+    if not is_shared(spec.run_dir):
+        if spec.is_fsdp:
+            raise ConfigError(
+                f"run_dir={spec.run_dir}: is not shared between the nodes, and with "
+                "trainer.strategy=fsdp each rank writes a part of a checkpoint; use a shared "
+                "directory, or trainer.strategy=ddp"
+            )
+        fetch_newest(spec)
+    start = on_rank_zero(open_directory, spec, argv, copies)
+    if start.ckpt_path is None:
+        return start
+    name = f"checkpoints/{Path(start.ckpt_path).name}"
+    replicate(spec.run_dir, [BEST, name])
+    return start._replace(ckpt_path=str(spec.run_dir / name))
+
+
+def open_directory(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
+    """Open the run directory, new or old; on rank zero only. The arguments are those of ``begin``.
+
+    The results of a finished run stay until the run that continues has new ones.
+    """
+    run_dir = spec.run_dir
+    # Without the lock: a finished run may be where nothing can be written.
+    if is_finished(spec) and not find_changes(spec):
+        return Start(finished=True, ckpt_path=None)
+    made = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
+    try:
+        lock.acquire(run_dir)
+        if [path.name for path in run_dir.iterdir()] != [lock.FILE]:
+            # Another process has begun the same run meanwhile, and has left it again.
+            made = []
+        _back_up(run_dir, made)
+        if copies:
+            # Imported here: it imports fsspec, which few runs need.
+            from samestep.run import store
+
+            store.fetch(copies, run_dir)
+            _back_up(run_dir, made)
+        # Asked again: before the lock was held, another process may have trained.
+        changed = find_changes(spec)
+        if is_finished(spec):
+            return Start(finished=True, ckpt_path=None)
+        last = _open(spec, argv)
+    except ConfigError:
+        roll_back(run_dir)
+        raise
+    except OSError as error:
+        roll_back(run_dir)
+        raise ConfigError(
+            f"run_dir={run_dir} cannot be written: {error.strerror}; free some space or get "
+            "permission there, or choose another directory with run_root=..."
+        ) from error
+    print(f"{'Continuing' if last else 'Run'}: {run_dir}", flush=True)
+    for key, (old, new) in changed.items():
+        print(f"  {key}: {old} -> {new}", flush=True)
+    return Start(finished=False, ckpt_path=str(last) if last else None)
+
+
+def _back_up(run_dir: Path, made: list[Path]) -> None:
+    """Keep for ``roll_back`` what is in the directory, which this process owns."""
+    records = {run_dir / name: read_bytes(run_dir / name) for name in RECORDS}
+    _backups[run_dir.absolute()] = Backup(made, records, manifest.read(run_dir / LAST))
+
+
+def roll_back(run_dir: Path) -> None:
+    """Undo what ``begin`` has written for a run that cannot be trained; on rank zero only.
+
+    A run directory that ``begin`` has made is removed. An older one gets its records back. If a
+    checkpoint was saved since, everything stays.
+    """
+    backup = _backups.pop(run_dir.absolute(), None)
+    if backup is None or manifest.read(run_dir / LAST) != backup.last:
+        return
+    if not backup.made:
+        for path, content in backup.records.items():
+            # On a full disk nothing was replaced, and nothing can be.
+            if content is not None and content != read_bytes(path):
+                with open_atomic(path) as file:
+                    file.write(content)
+        return
+    # Under its own name it would be emptied while another process begins in there.
+    removed = run_dir.with_name(f".{run_dir.name}.removed-{os.getpid()}")
+    with suppress(OSError):
+        run_dir.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+    lock.forget(run_dir)
+    # A folder above may hold another run by now, and then stays.
+    with suppress(OSError):
+        for folder in backup.made[1:]:
+            folder.rmdir()
+
+
+def _open(spec: RunSpec, argv: list[str]) -> Path | None:
+    """Check what is in the directory, and record this start: the newest checkpoint."""
+    run_dir = spec.run_dir
+    known = record.read(run_dir)
+    _quarantine_damaged(run_dir, known)
+    found = find_valid(run_dir / "checkpoints", known._replace(run_id=spec.run_id))
+    last = found[0] if found else None
+    for name in ("checkpoints", "logs"):
+        (run_dir / name).mkdir(parents=True, exist_ok=True)
+    if last is None:
+        (run_dir / "metrics.csv").unlink(missing_ok=True)
+    text = yaml.safe_dump(dict(spec.config), allow_unicode=True, sort_keys=False)
+    write_text(run_dir / "config.yaml", text)
+    commit, diff = provenance.code_state(Path.cwd())
+    write_text(run_dir / "logs/git.diff", diff)
+    start = _describe_start(spec, argv, commit, is_dirty=bool(diff))
+    starts = [dict(start) for start in known.starts]
+    # Hundreds of packages would be listed once for each start. The newest start has them.
+    if starts and starts[-1].get("packages") == start["packages"]:
+        del starts[-1]["packages"]
+    # Without a checkpoint the run starts over.
+    forgotten: dict[str, Any] = {} if last else dict.fromkeys(PROGRESS)
+    record.update(
+        run_dir,
+        record.RUNNING,
+        run_id=spec.run_id,
+        limits={name: _number_of(limit) for name, limit in spec.limits.items()},
+        # The results of before stay in metrics.json, and are no longer those of this run.
+        results=None,
+        notes=redact(str(spec.config.get("notes") or "")) or known.notes,
+        tags=[redact(str(tag)) for tag in spec.config.get("tags") or ()] or known.tags,
+        starts=[*starts, start],
+        **forgotten,
+    )
+    return last
+
+
+def _quarantine_damaged(run_dir: Path, known: record.Record) -> None:
+    """Rename files of metrics that cannot be read, or that another run has written."""
+    # A history that cannot be read is in the checkpoint too. It is written again from there.
+    if why := why_damaged(run_dir):
+        quarantine(run_dir / "metrics.csv", why)
+    path = run_dir / "metrics.json"
+    if path.exists() and read_final_metrics(run_dir) is None:
+        quarantine(path, "it holds no JSON object")
+    elif known.results and path.is_file() and sha256_of(path) != known.results:
+        quarantine(path, "it was not written by this run")
+
+
+def _describe_start(
+    spec: RunSpec, argv: list[str], commit: str | None, *, is_dirty: bool
+) -> dict[str, Any]:
+    """What run.json keeps of this start, without secrets."""
+    machine = provenance.machine_info()
+    # One text: a list of hundreds of lines would be slow to read, for people too.
+    packages = " ".join(f"{name}=={version}" for name, version in machine["packages"].items())
+    start: dict[str, Any] = redact_values(
+        {
+            "command": [redact_argument(argument) for argument in argv],
+            "config": config_digest(spec),
+            "overridden": dict(spec.overridden),
+            "git": {"commit": commit, "dirty": is_dirty},
+            "seed": spec.seed,
+            **machine,
+            "packages": packages,
+        }
+    )
+    return start
+
+
+# -- Train, and be interrupted ---------------------------------------------------------------------
+
+
+@contextmanager
+def recorded(
+    spec: RunSpec,
+    progress: Callable[[], Mapping[str, Any]],
+    *,
+    ends_run: bool = True,
+) -> Iterator[None]:
+    """Leave state and report of a run when this block ends.
+
+    Every rank enters it after ``begin``; rank zero writes. The checkpoint of a run that is stopped
+    is saved before. A ConfigError rolls the start back. Some mistakes show only while training,
+    such as a metric that is never logged.
+
+    Args:
+        spec: of the run.
+        progress: how far the run is, for ``run.json``.
+        ends_run: whether the report is due when the block succeeds; otherwise another block
+            follows.
+
+    Raises:
+        Whatever the block raises.
+    """
+    is_rank_zero = environment.rank() == 0
+    try:
+        yield
+    except BaseException as error:
+        if is_rank_zero:
+            record_interruption(spec, error, progress())
+            # At a second Ctrl-C, a KeyboardInterrupt, nobody waits for a report.
+            may_wait = isinstance(error, (Stopped, Exception))
+            if spec.report and may_wait and spec.run_dir.exists():
+                write_in_time(spec.run_dir, spec.report)
+        raise
+    else:
+        if is_rank_zero and ends_run and spec.report:
+            spec.report(spec.run_dir)
+
+
+def record_interruption(spec: RunSpec, error: BaseException, progress: Mapping[str, Any]) -> None:
+    """Write why a run has ended before its end, and say how to continue a run that was stopped."""
+    state, why = record.STOPPED, type(error).__name__  # a second Ctrl-C
+    if isinstance(error, Stopped):
+        why = error.name
+    elif failure.is_lost_connection(error):
+        state, why = record.FAILED, f"rank {environment.rank()} {failure.LOST}"
+    elif isinstance(error, Exception):
+        state, why = record.FAILED, failure.message(error).removeprefix(failure.PREFIX)
+    record.try_to_update(spec.run_dir, state, why, **progress)
+    # A cluster starts the run again by itself.
+    if isinstance(error, Stopped) and environment.variable(environment.ON_CLUSTER) is None:
+        print(f"To continue: {spec.resume_command(spec)}", flush=True)
+    if isinstance(error, ConfigError):
+        roll_back(spec.run_dir)
+
+
+def write_in_time(run_dir: Path, report: Callable[[Path], None]) -> None:
+    """Write the report, but end after ``REPORT_S`` at the latest."""
+    writer = threading.Thread(target=report, args=(run_dir,), daemon=True)
+    writer.start()
+    writer.join(REPORT_S)
+    if writer.is_alive():
+        command = f"samestep report {run_dir}"
+        log.warning("No report after %.0f s. `%s` writes it", REPORT_S, command)
+
+
+@contextmanager
+def full_disk_is_one_message(run_dir: Path) -> Iterator[None]:
+    """Turn the errors of a full disk within this block into one message."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        with writing(Path(error.filename or run_dir)):
+            raise
+
+
+# -- Finish ----------------------------------------------------------------------------------------
+
+
+def finish(spec: RunSpec, metrics: Mapping[str, float | None]) -> None:
+    """Write ``metrics.json``, which ends the run; on rank zero only.
+
+    Values that are not numbers are null in the file, and warned about.
+    """
+    path = spec.run_dir / "metrics.json"
+    finite: dict[str, float | None] = {}
+    for name, value in metrics.items():
+        is_number = value is not None and math.isfinite(value)
+        finite[name] = value if is_number else None
+    write_text(path, json.dumps(finite, indent=2, sort_keys=True) + "\n")
+    record.update(spec.run_dir, record.FINISHED, results=sha256_of(path))
+    odd = sorted(name for name, value in finite.items() if value is None)
+    if odd:
+        text = "%s: not a number, and null in metrics.json; check the data for nan"
+        log.warning(text, ", ".join(odd))
+
+
+def is_finished(spec: RunSpec) -> bool:
+    """Whether the run has its results, and ``spec`` does not ask to train it longer."""
+    known = record.read(spec.run_dir)
+    path = spec.run_dir / "metrics.json"
+    if known.run_id != spec.run_id or not path.is_file() or sha256_of(path) != known.results:
+        return False
+    for name in {**known.limits, **spec.limits}:
+        before, now = known.limits.get(name), _number_of(spec.limits.get(name))
+        # None is no limit.
+        is_higher = before is not None and (now is None or now > before)
+        if is_higher:
+            return False
+    return True
+
+
+def _number_of(limit: Any) -> float | None:
+    """A limit as a number, times in seconds; None and -1 are no limit."""
+    if limit in (None, -1):
+        return None
+    # max_time of the Trainer has three forms: "00:12:00:00", a mapping, and a timedelta.
+    if isinstance(limit, str):
+        days, hours, minutes, seconds = map(int, limit.split(":"))
+        limit = timedelta(days, seconds, hours=hours, minutes=minutes)
+    if isinstance(limit, Mapping):
+        limit = timedelta(**limit)
+    if isinstance(limit, timedelta):
+        return limit.total_seconds()
+    return float(limit)
+
+
+# -- What is tested --------------------------------------------------------------------------------
+
+
+def best_checkpoint(spec: RunSpec) -> str | None:
+    """The path on this node of the checkpoint to test; every rank must call this.
+
+    None where no metric has chosen one: the last one is tested then.
+    """
+    if on_rank_zero(find_best, spec.run_dir) is None:
+        return None
+    replicate(spec.run_dir, [BEST])
+    return str(spec.run_dir / BEST)
+
+
+def last_checkpoint(spec: RunSpec) -> str | None:
+    """The path on this node of ``last.ckpt``, if there is one; every rank must call this."""
+    if not on_rank_zero((spec.run_dir / LAST).exists):
+        return None
+    replicate(spec.run_dir, [LAST])
+    return str(spec.run_dir / LAST)
+
+
+def find_best(run_dir: Path) -> str | None:
+    """The best checkpoint in a run directory; None where no metric has chosen one.
+
+    Raises:
+        CheckpointError: if it is lost. Other weights never take its place.
+    """
+    path, newest = run_dir / BEST, manifest.newest(run_dir)
+    if newest is None or newest.best_step is None:
+        return None
+    best, step = manifest.read(path), newest.best_step
+    if best and best.global_step == step:
+        return str(path)
+    why = f"it is from step {best.global_step}" if best else "it is missing, or damaged"
+    raise unusable(path, f"{why}, and the best checkpoint is from step {step}")
