@@ -13,14 +13,14 @@ from samestep.callbacks.checks import check_accumulation
 from samestep.callbacks.watchdog import Watchdog
 from samestep.data.loader import BatchLoader
 from samestep.data.loaders import find_batch_loaders, find_loaders
-from samestep.data.ordinary import (
+from samestep.data.seeds import mix_seed, seed_all, seed_sample
+from samestep.data.torch_loaders import (
     ResumableBatches,
-    give_back,
     iterates_as_torch,
     resumable,
     split_of,
+    unwrap,
 )
-from samestep.data.seeds import mix_seed, seed_all, seed_sample
 from samestep.errors import ConfigError
 from samestep.ranks import compat, environment
 from samestep.ranks.process_group import gather
@@ -208,7 +208,7 @@ class DataResume(L.Callback):
             trainer.test_dataloaders,
         ):
             for loader in find_loaders(loaders):
-                give_back(loader)
+                unwrap(loader)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 
 from samestep.callbacks.clock import synchronized_time
 from samestep.data.loaders import find_batch_loaders, find_loaders, order_of
-from samestep.data.ordinary import has_batches_of_ids, split_of
 from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, SplitBatches
+from samestep.data.torch_loaders import has_batches_of_ids, split_of
 from samestep.errors import ConfigError
 from samestep.ranks import compat, environment, process_group
 

@@ -5,7 +5,7 @@ interruption, for every data set that answers ``dataset[ids]``, and with ``split
 map-style DataLoader.
 
 Read in this order: ``sampler`` (which samples each rank sees), ``order`` (of an epoch), ``seeds``
-(of random numbers), ``threads`` (that read ahead), ``loader`` (batches), ``ordinary`` (DataLoaders
-of torch), ``loaders`` (all loaders of a stage), ``arrow`` and ``lance`` (rows that need not fit in
-memory).
+(of random numbers), ``threads`` (that read ahead), ``loader`` (batches), ``torch_loaders``
+(DataLoaders of torch), ``loaders`` (all loaders of a stage), ``arrow`` and ``lance`` (rows that
+need not fit in memory).
 """

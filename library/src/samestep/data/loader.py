@@ -1,4 +1,4 @@
-"""Batches of any data set in an exact order, shared out over the ranks."""
+"""Batches of any data set in an exact order, cut into a slice for each rank."""
 
 import copy
 import random
@@ -37,8 +37,8 @@ class BatchDataset(Protocol):
 class BatchLoader:
     """Batches in an order that depends on the seed and the epoch only.
 
-    Each optimizer step sees the same samples on any number of ranks, and a run that continues goes
-    on with the batch after its last step. Under a Trainer, ``DataResume`` says where to begin.
+    Each optimizer step sees the same samples on any number of ranks, and a run resumes with the
+    batch after its last step. Under a Trainer, ``DataResume`` sets where to begin.
 
     A data set may draw random numbers from torch, NumPy and Python's ``random``. With
     ``collate_fn`` they depend on the seed, the epoch and the sample only, otherwise on the seed,
@@ -57,9 +57,9 @@ class BatchLoader:
         accumulate_grad_batches: batches into which an optimizer step is cut, as the Trainer
             accumulates them.
         num_workers: processes that read ahead; 0 reads in this process.
-        num_threads: threads that read ahead, for data that are waited for, such as those of an
-            object store. Twice as many batches are in memory. The data set must allow it, and must
-            not draw random numbers, because threads share them.
+        num_threads: threads that read ahead, for data with a high latency, such as those of an
+            object store. Twice as many batches are in memory. The data set must be thread-safe, and
+            must not draw random numbers, because threads share them.
         transform: changes each batch where it is read, such as an augmentation. It is called with
             the batch and its ``Slice``, whose ``generator`` gives random numbers that do not depend
             on the number of ranks.
@@ -83,7 +83,7 @@ class BatchLoader:
     ) -> None:
         self.dataset = dataset
         self.slices = _Slices(dataset, seed, collate_fn, transform)
-        # An attribute called `sampler` would make Lightning take this for a DataLoader.
+        # Not called `sampler`: Lightning would take this for a DataLoader.
         self.order = GlobalBatchSampler(
             len(dataset),
             batch_size,
@@ -105,11 +105,14 @@ class BatchLoader:
             self.workers = DataLoader(
                 self.slices,
                 sampler=self.order,
+                # A slice is already a batch.
                 batch_size=None,
                 num_workers=num_workers,
+                # Starting them takes seconds, for each epoch.
                 persistent_workers=True,
                 pin_memory=torch.cuda.is_available(),
-                # The global random state is left alone; torch's own default is the same everywhere.
+                # Otherwise each pass draws a seed for its workers from torch's global generator,
+                # and the training after it gets other random numbers than without workers.
                 generator=generator(seed),
             )
 
@@ -122,14 +125,11 @@ class BatchLoader:
         self.order.first_batch = batch
 
     def draws_by_slice(self) -> bool:
-        """Whether a batch of the data set has random numbers, which depend on the rank's slice."""
+        """Whether a batch has random numbers that depend on where the rank's slice begins in it."""
         return self.slices.collate_fn is None and self._draws()
 
     def _draws(self) -> bool:
-        """Whether the data set draws random numbers.
-
-        It reads one sample of a shallow copy, so that nothing is counted.
-        """
+        """Whether the data set draws random numbers; it reads one sample to find out."""
         if type(self.dataset) is TensorDataset:
             return False
 
@@ -141,56 +141,75 @@ class BatchLoader:
             untouched = draw()
             seed_sample(0)
             try:
+                # A copy, because a data set may count what it reads, and the run does not use this
+                # sample.
                 copy.copy(self.dataset)[0 if self.slices.collate_fn else torch.tensor([0])]
-            except RunError:  # a store that was waited for
+            except RunError:
+                # A store that did not answer for minutes will not answer the first batch either.
                 raise
-            except Exception:  # anything else that is wrong is said when the first batch is read
+            except Exception:
+                # Anything else is an error of the first batch too, which says more about it.
                 pass
             return draw() != untouched
 
     def __iter__(self) -> Iterator[Any]:
-        # This is a generator, so the order is looked up when the first batch is asked for.
-        # Lightning makes the iterator earlier, before it has restored the state of the run.
+        # This is a generator, so the order is looked up when the first batch is read. Lightning
+        # makes the iterator earlier, before it has restored the state of the run.
         first = self.order.first_batch
+        # A wrong draws_random_numbers would be silent: other numbers after each interruption.
         if not self.slices.are_seeded and self._draws():
             raise ConfigError(
                 f"{type(self.dataset).__name__}.draws_random_numbers is False, but it draws some, "
                 "which would not be the same after an interruption; leave this attribute out"
             )
         if self.num_threads:
-            slices = self._read_ahead()
+            batches = self._read_ahead()
+        elif self.workers is not None:
+            batches = iter(self.workers)
         else:
-            slices = iter(self.workers or map(self.slices.__getitem__, self._expected()))
+            batches = map(self.slices.__getitem__, self._expected())
         for _ in range(first, len(self)):
-            yield next(slices)
+            yield next(batches)
 
     def _expected(self) -> Iterator[Slice]:
-        """The slices in their order; a data set that reads blocks learns of each some time before.
-
-        Each of many ranks would read all blocks, and use little of them; they read rows instead.
-        """
-        blocks, order = self.order.shuffle, self.order
-        if not isinstance(blocks, Blocks) or not hasattr(self.dataset, "expect"):
-            yield from order
+        """The slices in their order; a data set that reads blocks is told of each in advance."""
+        num_ahead = self._num_batches_ahead()
+        if num_ahead is None:
+            yield from self.order
             return
-        size, at_once = blocks
-        depths = max(at_once, self.dataset.blocks_ahead), at_once
-        ahead = next((n for n in depths if self.dataset.can_hold((at_once + n) * size)), 0)
-        if order.world_size > 2 or not ahead:
-            yield from order
-            return
-        batches = ahead * size * order.batches_per_step // order.batch_size
+        blocks = self.order.shuffle
+        assert isinstance(blocks, Blocks)
         waiting: deque[Slice] = deque()
         try:
-            for place in order:
-                self.dataset.expect(place.ids, size)
+            for place in self.order:
+                # The data set reads the blocks of this slice while the slices before it, which wait
+                # here, are used.
+                self.dataset.expect(place.ids, blocks.size)
                 waiting.append(place)
-                if len(waiting) > batches:
+                if len(waiting) > num_ahead:
                     yield waiting.popleft()
             yield from waiting
-        except GeneratorExit:  # the rest will not be read
+        except GeneratorExit:
+            # The pass ends early, and would leave blocks in memory that no batch will use.
             self.dataset.forget()
             raise
+
+    def _num_batches_ahead(self) -> int | None:
+        """How many batches in advance blocks are read; None if the data set reads single rows."""
+        blocks, order = self.order.shuffle, self.order
+        if not isinstance(blocks, Blocks) or not hasattr(self.dataset, "expect"):
+            return None
+        # The samples of a block are shuffled with those of its window and dealt to all ranks. So
+        # each rank reads every block, and uses one world_size-th of it: too little on many ranks.
+        if order.world_size > 2:
+            return None
+        # In memory are the window that is used, and the blocks that are read ahead: those of the
+        # next window, or more of a store, whose latency is longer. If these do not fit, one window.
+        for num_blocks in (max(blocks.at_once, self.dataset.blocks_ahead), blocks.at_once):
+            if self.dataset.can_hold((blocks.at_once + num_blocks) * blocks.size):
+                num_samples = num_blocks * blocks.size
+                return num_samples * order.batches_per_step // order.batch_size
+        return None
 
     def _read_ahead(self) -> Iterator[Any]:
         """The slices in their order, each read by a thread as soon as there is room for it."""
@@ -199,17 +218,21 @@ class BatchLoader:
                 f"num_threads={self.num_threads}: the data set draws random numbers, which threads "
                 "would share; read ahead by num_workers, or draw after the batch is read"
             )
-        order, waiting = self._expected(), deque[Future[Any]]()
-        readers = ReadAheadPool(self.num_threads)
+        order = self._expected()
+        waiting: deque[Future[Any]] = deque()
+        pool = ReadAheadPool(self.num_threads)
         try:
             while True:
+                # Twice as many as threads: each has its next batch when it has read one, even if
+                # training has not taken any meanwhile.
                 for place in islice(order, 2 * self.num_threads - len(waiting)):
-                    waiting.append(readers.submit(self.slices.read, place))
+                    waiting.append(pool.submit(self.slices.read, place))
                 if not waiting:
                     return
+                # The oldest one, not the first that is read: the order is exact.
                 yield waiting.popleft().result()
         finally:
-            readers.close()
+            pool.close()
 
 
 class _Slices(Dataset[Any]):
@@ -226,7 +249,7 @@ class _Slices(Dataset[Any]):
         self.seed = seed
         self.collate_fn = collate_fn
         self.transform = transform
-        # Steps can be so short that seeds would be felt.
+        # Seeding takes 0.03 ms, which is much of a very short step.
         may_draw = getattr(dataset, "draws_random_numbers", type(dataset) is not TensorDataset)
         self.are_seeded = may_draw or collate_fn is not None
 
@@ -251,8 +274,10 @@ class _Slices(Dataset[Any]):
         self, place: Slice, seed: Callable[..., None], collate_fn: Callable[[list[Any]], Any]
     ) -> Any:
         samples = []
-        # An empty slice is that of a rank that has no sample of a short batch in evaluation.
+        # In evaluation, a rank may have no sample of a short batch. What an empty batch looks like
+        # is known only from one with a sample, which is cut off below.
         for id in place.ids.tolist() or [0]:
+            # Not the batch: a sample gets the same numbers in whichever slice it is.
             seed(self.seed, place.epoch, id)
             samples.append(self.dataset[id])
         batch = collate_fn(samples)
@@ -264,6 +289,7 @@ class _Slices(Dataset[Any]):
         try:
             return self.dataset[place.ids]
         except (TypeError, ValueError, LookupError, RuntimeError) as error:
+            # What an ordinary data set says of a tensor, such as "invalid index", does not help.
             error.add_note(
                 "BatchLoader asked for dataset[ids] with a tensor of positions. If the data set "
                 "answers one position at a time, write BatchLoader(..., collate_fn=default_collate)"
@@ -275,7 +301,10 @@ def count_samples(batch: Any) -> int:
     """Samples in a batch: the length of its first tensor."""
     if isinstance(batch, Tensor):
         return len(batch) if batch.ndim else 1
-    parts = batch.values() if isinstance(batch, dict) else batch
     if not isinstance(batch, (dict, list, tuple)):
         return 0
-    return next(filter(None, map(count_samples, parts)), 0)
+    parts = batch.values() if isinstance(batch, dict) else batch
+    for part in parts:
+        if num_samples := count_samples(part):
+            return num_samples
+    return 0

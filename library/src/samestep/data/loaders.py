@@ -7,8 +7,8 @@ import lightning as L
 from lightning.pytorch.utilities import CombinedLoader
 
 from samestep.data.loader import BatchLoader
-from samestep.data.ordinary import split_of
 from samestep.data.sampler import GlobalBatchSampler, SplitBatches
+from samestep.data.torch_loaders import split_of
 
 
 def find_loaders(loaders: Any) -> Iterator[Any]:

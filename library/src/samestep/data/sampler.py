@@ -217,8 +217,8 @@ def draw_batches(batches: Any) -> Iterator[Any]:
     return iter(batches)
 
 
-class SlicePositions(list[Any]):
-    """The positions of one rank's slice of a batch, and where it begins in the batch."""
+class RankIndices(list[Any]):
+    """The indices of one rank's slice of a batch, and where it begins in the batch."""
 
     def __init__(self, ids: Iterable[Any], start: int) -> None:
         super().__init__(ids)
@@ -254,7 +254,7 @@ class SplitBatches(WrappedBatches):
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[SlicePositions]:
+    def __iter__(self) -> Iterator[RankIndices]:
         for number, batch in enumerate(self._draw()):
             ids = list(batch)
             # The first batch is enough to see that the ranks shuffle with different seeds.
@@ -266,10 +266,10 @@ class SplitBatches(WrappedBatches):
             self._sizes[number] = size, len(ids)
             self.is_unequal |= len({*lengths}) > 1
             if size:
-                yield SlicePositions(ids[start : start + size], start)
+                yield RankIndices(ids[start : start + size], start)
             else:
                 # Not an empty slice: a collate function cannot make a batch of no samples.
-                yield SlicePositions(ids[:1], 0)
+                yield RankIndices(ids[:1], 0)
 
     def _draw(self) -> Iterator[Any]:
         if self.seed is None or not hasattr(self.batches, "__len__"):

@@ -119,7 +119,7 @@ class Search:
             while is_running(log):
                 await asyncio.sleep(POLL_S)
             process = start_trial(program, variables, log)
-            exit_code, values = await self._report_until_end(process, trial, run_id)
+            exit_code, values = await self.report_until_end(process, trial, run_id)
             # Negative: killed by a signal, for example when memory ran out.
             if exit_code >= 0 and exit_code not in KILLED:
                 break
@@ -129,7 +129,7 @@ class Search:
             raise RunError(f"it has logged no {settings.monitor}")
         return max(values) if settings.is_max else min(values)
 
-    async def _report_until_end(
+    async def report_until_end(
         self, process: subprocess.Popen[bytes], trial: Trial, run_id: str
     ) -> tuple[int, list[float]]:
         """Report the metrics of a process until it ends; return its exit code and all values."""

@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from library.tests.kit import Net, Place, batches, check_exact, fit, on_ranks
 from samestep.data.loader import BatchLoader
-from samestep.data.ordinary import Ids, ResumableBatches
+from samestep.data.torch_loaders import ResumableBatches, SeededIndices
 from samestep.errors import ConfigError, RunError
 
 PLACES: list[Place] = [(0, 1), (1, 0), (1, 2)]
@@ -231,7 +231,7 @@ def test_another_number_of_ranks_is_told(tmp_path: Path, capsys):
 
 def test_ids_go_to_another_process_without_seeding_this_one():
     before = random.getstate()
-    ids = pickle.loads(pickle.dumps(Ids([3, 1], 5)))
+    ids = pickle.loads(pickle.dumps(SeededIndices([3, 1], 5)))
     assert random.getstate() == before
     assert [*ids] == [3, 1]
     assert random.getstate() != before

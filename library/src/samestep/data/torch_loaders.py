@@ -1,8 +1,8 @@
-"""Ordinary DataLoaders, made exact: an epoch continues with the batch after its last step.
+"""DataLoaders of torch, made exact: an epoch resumes with the batch after its last step.
 
 torch and Lightning start an interrupted epoch over. A DataLoader of torch asks its batch sampler
-which samples come next, so the batches before are skipped there, and none of them is read. What
-gives samples one after the other (an ``IterableDataset``, a loader of somebody else's) is read up
+which samples come next, so the batches before are skipped there, and none of them is read. An
+``IterableDataset`` or another library's loader, which give one batch after the other, are read up
 to the next batch instead.
 
 Random numbers are seeded before each batch is read, by this process or by a loader process. So
@@ -15,17 +15,20 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from samestep.data.sampler import SlicePositions, SplitBatches, WrappedBatches
+from samestep.data.sampler import RankIndices, SplitBatches, WrappedBatches
 from samestep.data.seeds import mix_seed, seed_sample
 from samestep.ranks import environment
 
 
-class Ids(list[Any]):
-    """The positions of a batch. Whoever reads them samples the random numbers of this batch.
+class SeededIndices(list[Any]):
+    """The indices of a batch, which seed the random numbers of the process that reads them.
 
-    The loader process that reads a batch gets nothing else from the process that trains. Those of
-    ``SlicePositions`` are sampled for each position, so they do not depend on how a batch is split.
+    The numbers of ``RankIndices`` are seeded for each index, so that they do not depend on how a
+    batch is split.
     """
+
+    # A list that acts when it is read, because the indices are all that a loader process gets for a
+    # batch; a worker_init_fn is called once per process, and one batch may be read by any of them.
 
     def __init__(self, ids: Any, seed: int, start: int | None = None) -> None:
         super().__init__(ids)
@@ -45,11 +48,11 @@ class Ids(list[Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By default pickle iterates over a list, and would seed the process that trains.
-        return Ids, (list(super().__iter__()), self.seed, self.start)
+        return SeededIndices, (list(super().__iter__()), self.seed, self.start)
 
 
 class ResumableBatches(WrappedBatches, BatchSampler):
-    """The batches of another batch sampler, each with a seed, from any one on.
+    """The batches of another batch sampler, each with a seed; those already trained on are skipped.
 
     Args:
         batches: the batch sampler.
@@ -71,42 +74,53 @@ class ResumableBatches(WrappedBatches, BatchSampler):
     def __iter__(self) -> Iterator[Any]:
         # The shorter of two loaders may have several passes in an epoch.
         numbers = self.seed, self.epoch, self.num_passes
-        first, self.first = self.first, 0
+        first = self.first
+        self.first = 0
         self.num_passes += 1
         batches = iter(self.batches)
         for number in count():
-            # A batch sampler may sample each batch when it is asked for it, on all ranks the same.
+            # Without the rank: a batch sampler may draw each batch when it is asked for it, and
+            # must draw the same one on all ranks. Before each batch, because training has drawn
+            # other numbers since the last one.
             seed_sample(*numbers, number)
             try:
-                ids = next(batches)
+                indices = next(batches)
             except StopIteration:
                 return
-            if number >= first:
-                is_list = isinstance(ids, (list, tuple))
-                start = ids.start if isinstance(ids, SlicePositions) else None
-                rank = environment.rank() if start is None else 0
-                yield Ids(ids, mix_seed(*numbers, number, rank), start) if is_list else ids
+            # Skipped batches are drawn too: the sampler may count or shuffle while it draws.
+            if number < first:
+                continue
+            # Such as a tensor, for a data set that takes one: a list would be something else.
+            if not isinstance(indices, (list, tuple)):
+                yield indices
+                continue
+            if isinstance(indices, RankIndices):
+                # Seeded by position in the whole batch, which is the same for every split.
+                yield SeededIndices(indices, mix_seed(*numbers, number, 0), indices.start)
+            else:
+                # Each rank has samples of its own, whose transforms must not draw the same numbers.
+                yield SeededIndices(indices, mix_seed(*numbers, number, environment.rank()))
 
 
 def iterates_as_torch(loader: Any) -> bool:
-    """Whether it is a DataLoader that has no way of its own to iterate."""
+    """Whether it is a DataLoader whose class has no ``__iter__`` of its own."""
     return isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
 
 
 def has_batches_of_ids(loader: Any) -> bool:
-    """Whether it asks a map-style data set for batches of positions, and in the way of torch."""
+    """Whether it asks a map-style data set for batches of indices, as torch's DataLoader does."""
     if not iterates_as_torch(loader) or isinstance(loader.dataset, IterableDataset):
         return False
-    # With batch_size=None each position is a batch, or the data set gets a list of its own.
+    # With batch_size=None the sampler gives whole batches, or single samples that are batches.
     return loader.batch_sampler is not None
 
 
 def resumable(loader: Any, seed: int) -> ResumableBatches | None:
-    """Where the batches of a loader can be skipped; None if they must be read."""
+    """The batch sampler in which batches of a loader can be skipped; None if they must be read."""
     if not has_batches_of_ids(loader):
         return None
     if not isinstance(loader.batch_sampler, ResumableBatches):
-        # DataLoader raises where this attribute is assigned.
+        # Assigning this attribute raises an error after a DataLoader was made.
         vars(loader)["batch_sampler"] = ResumableBatches(loader.batch_sampler, seed)
     batches = loader.batch_sampler
     assert isinstance(batches, ResumableBatches)
@@ -116,11 +130,16 @@ def resumable(loader: Any, seed: int) -> ResumableBatches | None:
 def split_of(loader: Any) -> SplitBatches | None:
     """How the batches of an ordinary loader are split over the ranks; None if they are not."""
     batches = getattr(loader, "batch_sampler", None)
-    batches = batches.batches if isinstance(batches, ResumableBatches) else batches
+    if isinstance(batches, ResumableBatches):
+        batches = batches.batches
     return batches if isinstance(batches, SplitBatches) else None
 
 
-def give_back(loader: Any) -> None:
-    """Leave a loader as it was: Lightning makes a new one of it where it predicts."""
+def unwrap(loader: Any) -> None:
+    """Give a loader its own batch sampler again.
+
+    The caller may use the loader after the run; and to predict, Lightning makes a new one with the
+    arguments of the batch sampler that it finds.
+    """
     while isinstance(getattr(loader, "batch_sampler", None), ResumableBatches | SplitBatches):
         vars(loader)["batch_sampler"] = loader.batch_sampler.batches
