@@ -156,6 +156,7 @@ class TrainingData:
         try:
             batch = next(self.loaders)
         except StopIteration:
+            # No batch belongs to the state that was just noted.
             self._drop_newest()
             if not self._may_be_exhausted:
                 raise
@@ -177,6 +178,7 @@ class TrainingData:
 
         The second is None if the DataModule says nothing, or has read nothing since.
         """
+        # The oldest belongs to the batch that comes next. Without one, nothing was read ahead.
         if self._states:
             states: tuple[list[dict[str, Any]], dict[str, Any] | None]
             states = pickle.loads(self._states[0])
@@ -200,6 +202,7 @@ class TrainingData:
         """Read the batches of before the interruption, where none can be skipped."""
         num = self.resume.take_num_to_read() if self.resume is not None else 0
         for number in range(num):
+            # Seeded as before the interruption, so that a stream draws the same numbers.
             self._begin_batch()
             self._drop_newest()
             try:
@@ -229,6 +232,7 @@ class StepFetcher(_PrefetchDataFetcher):
         return self.loop.read_and_agree(self._read)
 
     def _read(self) -> Any:
+        # Lightning knows the last batch of a stream because one more is read ahead.
         is_first = self.length is None and not self.batches and not self.done
         if is_first:
             self.batches.append(_DataFetcher.__next__(self))
@@ -242,6 +246,7 @@ class StepIteratorFetcher(_DataLoaderIterDataFetcher):
 
     def setup(self, combined_loader: CombinedLoader) -> None:
         """Read the loaders by the loop's ``TrainingData``."""
+        # All batches that a step has read are trained on when the ranks agree again.
         self.loop.training_data.is_read_within_step = True
         super().setup(self.loop.training_data)
 
@@ -383,25 +388,14 @@ class EpochLoop(_TrainingEpochLoop):
         super().on_run_start(data_fetcher)
         trainer, module = self.trainer, self.trainer.lightning_module
         strategy: Any = trainer.strategy
-        self._is_ordinary = (
-            knows_lightnings_step()
-            and module.automatic_optimization
-            and type(trainer.profiler) is PassThroughProfiler
-            and type(trainer.precision_plugin) is Precision
-            and not isinstance(data_fetcher, _DataLoaderIterDataFetcher)
-            and all(is_of(module, name, L.LightningModule) for name in STEP)
-            and all(is_of(strategy, name, Strategy) for name in ("backward", "batch_to_device"))
-            and is_of(strategy, "optimizer_step", Strategy, DDPStrategy)
-            and getattr(strategy, "_model_averager", None) is None
-            and not strategy.handles_gradient_accumulation
-            and not self.automatic_optimization._skip_backward
-        )
+        self._is_ordinary = self._leaves_step_to_lightning(data_fetcher)
         self._hooks = {name: self._find_hooks(name) for name in HOOKS}
         # `self.log` asks there, by `_current_fx_name`, in which hook it is.
         self._attributes = module.__dict__
         self._num_callbacks = len(trainer.callbacks)
         self._transfers = self._find_transfers()
         step = module.training_step
+        # A strategy such as DDP calls its own wrapper of the module.
         is_plain = is_of(strategy, "training_step", Strategy) and strategy.model is module
         self._training_step = step if is_plain else strategy.training_step
         self._num_arguments = 1 + is_param_in_hook_signature(step, "batch_idx", min_args=2)
@@ -411,6 +405,28 @@ class EpochLoop(_TrainingEpochLoop):
             and trainer._val_check_time_interval is None
         )
         self._has_plateau = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
+
+    def _leaves_step_to_lightning(self, data_fetcher: Any) -> bool:
+        """Whether each step of this epoch is the one of which this class has a short form."""
+        trainer, module = self.trainer, self.trainer.lightning_module
+        strategy: Any = trainer.strategy
+        if not knows_lightnings_step() or not module.automatic_optimization:
+            return False
+        if type(trainer.profiler) is not PassThroughProfiler:
+            return False
+        if type(trainer.precision_plugin) is not Precision:
+            return False
+        if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
+            return False
+        if not all(is_of(module, name, L.LightningModule) for name in STEP):
+            return False
+        if not all(is_of(strategy, name, Strategy) for name in ("backward", "batch_to_device")):
+            return False
+        has_own_step = not is_of(strategy, "optimizer_step", Strategy, DDPStrategy)
+        averages_models = getattr(strategy, "_model_averager", None) is not None
+        if has_own_step or averages_models or strategy.handles_gradient_accumulation:
+            return False
+        return not self.automatic_optimization._skip_backward
 
     def advance(self, data_fetcher: Any) -> None:
         """Train on one batch."""
@@ -427,13 +443,12 @@ class EpochLoop(_TrainingEpochLoop):
 
     def on_advance_end(self, data_fetcher: Any) -> None:
         """Validate, if it is time for it."""
-        has_more = (
-            self.trainer.should_stop or self._has_plateau or self.batch_progress.is_last_batch
-        )
-        if has_more or not self._validates_at_end:
+        is_last = self.trainer.should_stop or self.batch_progress.is_last_batch
+        if is_last or self._has_plateau or not self._validates_at_end:
             super().on_advance_end(data_fetcher)
-        else:
-            self._batches_that_stepped += not self._should_accumulate()
+        elif not self._should_accumulate():
+            # What Lightning does after a batch where no validation can be due.
+            self._batches_that_stepped += 1
 
     def _broadcast_sigterm_tensor(self) -> None:
         """No-op: ``FitLoop.read_and_agree`` replaces Lightning's broadcast in each step."""
@@ -441,24 +456,27 @@ class EpochLoop(_TrainingEpochLoop):
     def _find_hooks(self, name: str) -> tuple[list[Hook], Hook | None]:
         """The hooks of this name that do anything: those of the callbacks, and the module's."""
         trainer, module = self.trainer, self.trainer.lightning_module
-        of_callbacks: list[Hook] = [
-            partial(getattr(callback, name), trainer, module)
-            for callback in trainer.callbacks
-            if callable(getattr(callback, name)) and not is_of(callback, name, L.Callback)
-        ]
-        hook = getattr(module, name)
-        return of_callbacks, None if is_of(module, name, L.LightningModule) else hook
+        of_callbacks: list[Hook] = []
+        for callback in trainer.callbacks:
+            hook = getattr(callback, name)
+            if callable(hook) and not is_of(callback, name, L.Callback):
+                of_callbacks.append(partial(hook, trainer, module))
+        if is_of(module, name, L.LightningModule):
+            return of_callbacks, None
+        return of_callbacks, getattr(module, name)
 
     def _find_transfers(self) -> list[tuple[str, Hook]]:
         """The hooks through which a batch goes on its way to the device."""
+        # A hook of the DataModule wins over that of the module.
         selector = self.trainer._data_connector._datahook_selector
-        owners = [(name, selector.get_instance(name)) for name in TRANSFERS]
-        return [
-            (name, getattr(owner, name))
-            for name, owner in owners
-            if name == "transfer_batch_to_device"
-            or not is_of(owner, name, L.LightningModule, L.LightningDataModule)
-        ]
+        transfers: list[tuple[str, Hook]] = []
+        for name in TRANSFERS:
+            owner = selector.get_instance(name)
+            is_empty = is_of(owner, name, L.LightningModule, L.LightningDataModule)
+            # The empty form of this one moves the batch.
+            if name == "transfer_batch_to_device" or not is_empty:
+                transfers.append((name, getattr(owner, name)))
+        return transfers
 
     def _call(self, name: str, *args: Any) -> Any:
         """Call the hooks of this name; returns what the module's does."""
@@ -466,6 +484,7 @@ class EpochLoop(_TrainingEpochLoop):
         if not of_callbacks and of_module is None:
             return None
         attributes = self._attributes
+        # `self.log` asks there in which hook it was called.
         before, attributes["_current_fx_name"] = attributes["_current_fx_name"], name
         for hook in of_callbacks:
             hook(*args)
@@ -480,14 +499,7 @@ class EpochLoop(_TrainingEpochLoop):
         batch_idx = self.batch_idx + 1
         progress.is_last_batch = data_fetcher.done
 
-        batch = trainer.precision_plugin.convert_input(batch)
-        attributes = self._attributes
-        for name, transfer in self._transfers:
-            attributes["_current_fx_name"] = name
-            is_move = name == "transfer_batch_to_device"
-            where = (trainer.strategy.root_device, 0) if is_move else (0,)
-            batch = transfer(batch, *where)
-        attributes["_current_fx_name"] = None
+        batch = self._move(trainer.precision_plugin.convert_input(batch))
         progress.increment_ready()
         logs, results = trainer._logger_connector, self._results
         logs._first_loop_iter = logs._first_loop_iter is None
@@ -511,18 +523,37 @@ class EpochLoop(_TrainingEpochLoop):
             self._step_schedules()
             if self._num_ready_batches_reached():
                 self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        # The schedules are stepped first: the epoch ends as a whole one does.
         if is_epoch_over:
             raise StopIteration
 
         self._call("on_train_batch_end", outputs, batch, batch_idx)
+        self._update_logs()
+
+    def _move(self, batch: Any) -> Any:
+        """Move a batch to the device, through the hooks of the transfer."""
+        attributes = self._attributes
+        for name, transfer in self._transfers:
+            attributes["_current_fx_name"] = name
+            if name == "transfer_batch_to_device":
+                batch = transfer(batch, self.trainer.strategy.root_device, 0)
+            else:
+                batch = transfer(batch, 0)
+        attributes["_current_fx_name"] = None
+        return batch
+
+    def _update_logs(self) -> None:
+        """Count the batch, and hand on what was logged."""
+        trainer, logs, results = self.trainer, self.trainer._logger_connector, self._results
         if results:
             metrics = results.metrics(True)
             logs._progress_bar_metrics.update(metrics["pbar"])
             logs._callback_metrics.update(metrics["callback"])
             logs._logged_metrics.update(metrics["log"])
         results.batch = results.batch_size = None
-        progress.increment_completed()
+        self.batch_progress.increment_completed()
         every = trainer.log_every_n_steps
+        # `+ 1`: Lightning counts the step when its batch is through.
         is_due = every and (self._batches_that_stepped + 1) % every == 0
         if is_due or trainer.should_stop or trainer.fast_dev_run:
             logs.update_train_step_metrics()
@@ -548,6 +579,8 @@ class EpochLoop(_TrainingEpochLoop):
         attributes = self._attributes
         outputs: dict[str, Any] | None = None
 
+        # A closure, because the optimizer decides when the gradient is needed: L-BFGS calls it
+        # several times in a step.
         def closure() -> Any:
             nonlocal outputs
             with torch.enable_grad():
@@ -589,6 +622,7 @@ class EpochLoop(_TrainingEpochLoop):
 
     def _read(self, output: Any) -> tuple[Tensor | None, dict[str, Any]]:
         """The loss that ``training_step`` has returned, and what callbacks get of its output."""
+        # A copy: a module may change its loss in place after the step.
         if type(output) is Tensor:
             return output, {"loss": output.detach().clone()}
         if output is None and self.trainer.world_size > 1:
@@ -651,7 +685,10 @@ class TestLoop(_EvaluationLoop):
         self._fetcher = TestFetcher(fetcher) if can_wait else fetcher
 
     def on_run_start(self) -> None:
-        """Defer signals: from here on the ranks ask each other before each batch."""
+        """Defer signals: from here on the ranks ask each other before each batch.
+
+        Before, while the checkpoint is loaded, a signal ends this process at once.
+        """
         stopping.defer()
         super().on_run_start()
 

@@ -102,19 +102,22 @@ class Checkpoints(Checkpoint):
         checkpoint_io = trainer.strategy.checkpoint_io
         if stage == "fit" and isinstance(checkpoint_io, AtomicCheckpointIO):
             self._checkpoint_io = checkpoint_io
+            checkpoint_io.shapes = {}
+            # A module that loads loosely may save other weights than it has.
             weights = pl_module.state_dict() if pl_module.strict_loading else {}
-            checkpoint_io.shapes = {
-                name: value.shape for name, value in weights.items() if isinstance(value, Tensor)
-            }
+            for name, value in weights.items():
+                if isinstance(value, Tensor):
+                    checkpoint_io.shapes[name] = value.shape
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find what could not be saved, and end at once if early stopping had ended this run."""
         if self.monitor is not None:
             self._check_validations(trainer, self.monitor)
         self._saved_at, self._saved_step = time.monotonic(), trainer.global_step
-        trainer.should_stop = trainer.should_stop or self._has_ended
+        if self._has_ended:
+            trainer.should_stop = True
         if trainer.ckpt_path is None:
-            self._try(trainer)
+            self._try_to_save(trainer)
         # GradientAccumulationScheduler sets it only where an epoch begins, and Lightning calls
         # `on_train_epoch_start` of no callback when it continues one.
         self._accumulated = trainer.accumulate_grad_batches
@@ -133,6 +136,8 @@ class Checkpoints(Checkpoint):
         """
         is_due = self._has_improved or time.monotonic() - self._saved_at > self.every_s
         has_new_step = trainer.global_step > self._saved_step
+        # Rank zero alone says when a save is due: clocks and metrics of the ranks differ. A signal
+        # may have come to any of them.
         signum, must_save, is_writing = stopping.agreed(
             save=is_due and has_new_step and trainer.is_global_zero,
             busy=self._checkpoint_io.is_writing(),
@@ -140,6 +145,7 @@ class Checkpoints(Checkpoint):
         if must_save or (signum and has_new_step):
             self._save(trainer)
         elif not is_writing:
+            # All ranks have written their shards of the checkpoint before.
             self._commit(trainer)
         if signum:
             raise Stopped(signum)
@@ -188,23 +194,17 @@ class Checkpoints(Checkpoint):
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Let the checkpoint say which one is the best, and keep what Lightning forgets."""
-        is_changed = trainer.accumulate_grad_batches != self._accumulated
         metrics = trainer.callback_metrics
-        # A run that is out of time goes on with a larger trainer.max_time.
-        left = [timer.time_remaining() for timer in callbacks_of(trainer, Timer)]
-        has_time = all(seconds is None or seconds > 0 for seconds in left)
+        is_changed = trainer.accumulate_grad_batches != self._accumulated
         checkpoint["best_step"] = self.best_step
         checkpoint["checkpoints"] = {
             "monitor": self.monitor,
             "best_score": self.best_score,
             "best_epoch": self.best_epoch,
             "kept": self._kept,
-            "has_ended": trainer.should_stop and has_time,
-            "ended_by": {
-                callback.state_key: settings_of(callback)
-                for callback in callbacks_of(trainer, EarlyStopping)
-                if callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED
-            },
+            # A run that is out of time continues with a larger max_time.
+            "has_ended": trainer.should_stop and has_time_left(trainer),
+            "ended_by": triggered_early_stopping(trainer),
             "accumulate_grad_batches": trainer.accumulate_grad_batches if is_changed else 0,
             "metrics": {name: value.cpu().clone() for name, value in metrics.items()},
         }
@@ -221,11 +221,7 @@ class Checkpoints(Checkpoint):
         if state["monitor"] == self.monitor:
             self.best_score, self.best_epoch = state["best_score"], state["best_epoch"]
             self.best_step = checkpoint["best_step"]
-        # Another configuration may let a run go on that early stopping has ended.
-        stoppers = callbacks_of(trainer, EarlyStopping)
-        now = {stopper.state_key: settings_of(stopper) for stopper in stoppers}
-        is_the_same = all(old == now.get(key) for key, old in state["ended_by"].items())
-        self._has_ended = state["has_ended"] and is_the_same
+        self._has_ended = state["has_ended"] and not has_other_settings(trainer, state["ended_by"])
         self._resumed_accumulated = state["accumulate_grad_batches"]
         self._resumed_metrics = state["metrics"]
         self._kept = state["kept"]
@@ -236,23 +232,21 @@ class Checkpoints(Checkpoint):
         interval = trainer.val_check_batch or 0
         is_within_epoch = interval < trainer.num_training_batches
         if is_within_epoch and interval % trainer.accumulate_grad_batches:
+            # The checkpoint of a best validation would hold half of a step.
             raise ConfigError(
                 f"trainer.val_check_interval: a validation after {interval} batches comes "
                 f"within an optimizer step of {trainer.accumulate_grad_batches} batches "
                 "(trainer.accumulate_grad_batches); choose a multiple of it"
             )
-        every_n, max_epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
-        ends_before = every_n is not None and max_epochs is not None and 0 < max_epochs < every_n
-        has_no_batches = trainer.val_dataloaders is not None and not sum(trainer.num_val_batches)
-        never_validates = ends_before or has_no_batches or not trainer.enable_validation
-        if trainer.is_global_zero and "val" in monitor.lower() and never_validates:
+        is_validation_metric = "val" in monitor.lower()
+        if trainer.is_global_zero and is_validation_metric and never_validates(trainer):
             print(
                 f"Note: this run never validates, and nothing logs {monitor}, so the last weights "
                 "are tested, not the best ones",
                 flush=True,
             )
 
-    def _try(self, trainer: L.Trainer) -> None:
+    def _try_to_save(self, trainer: L.Trainer) -> None:
         """Make a checkpoint before the first step, to find now what could not be saved or read."""
         checkpoint_io = self._checkpoint_io
         if trainer.fast_dev_run or trainer.strategy.checkpoint_io is not checkpoint_io:  # type: ignore[attr-defined]
@@ -260,18 +254,19 @@ class Checkpoints(Checkpoint):
         checkpoint_io.dry_run = DryRun()
         # Should the strategy write files itself, this name is not taken for a checkpoint.
         trainer.save_checkpoint(self.folder / ".trial.ckpt")
-        trial = trainer.strategy.broadcast(checkpoint_io.dry_run)
+        # Rank zero writes, and every rank must know what it has found.
+        dry_run = trainer.strategy.broadcast(checkpoint_io.dry_run)
         checkpoint_io.dry_run = None
-        if not trial.was_reached:
+        if not dry_run.was_reached:
             raise ConfigError(
                 f"trainer.strategy: {type(trainer.strategy).__name__} writes checkpoints of its "
                 "own kind, which cannot be verified; a run needs one file with all weights"
             )
-        if trial.problem:
-            raise ConfigError(trial.problem)
-        if trial.left_out and trainer.is_global_zero:
-            names = ", ".join(trial.left_out)
-            ignored = ", ".join(repr(name.split()[0]) for name in trial.left_out)
+        if dry_run.problem:
+            raise ConfigError(dry_run.problem)
+        if dry_run.left_out and trainer.is_global_zero:
+            names = ", ".join(dry_run.left_out)
+            ignored = ", ".join(repr(name.split()[0]) for name in dry_run.left_out)
             print(
                 f"Note: checkpoints leave out these hyperparameters, which could not be read "
                 f"again: {names}. load_from_checkpoint needs them as arguments. To leave them out "
@@ -284,8 +279,8 @@ class Checkpoints(Checkpoint):
         value = float(trainer.callback_metrics.get(self.monitor or "", math.nan))
         if math.isnan(value):
             return
-        best = self.best_score
-        if best is not None and not (value > best if self.mode == "max" else value < best):
+        sign = 1 if self.mode == "max" else -1
+        if self.best_score is not None and sign * value <= sign * self.best_score:
             return
         self._has_improved = True
         self.best_score, self.best_step = value, trainer.global_step
@@ -294,6 +289,7 @@ class Checkpoints(Checkpoint):
     def _save(self, trainer: L.Trainer) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        # The checkpoint before must be in its place: only one can be in writing.
         self._commit(trainer)
         self._checkpoint_io.in_background = True
         trainer.save_checkpoint(self.last)
@@ -334,7 +330,7 @@ class Checkpoints(Checkpoint):
         if self.best_step is None:
             return
         known = record.read(self.run_dir)
-        # Also if somebody has removed best.ckpt, its weights may have another name.
+        # If best.ckpt was removed, its weights may still have another name.
         for path in (self.best, *sorted(self.folder.glob("[!.]*.ckpt"))):
             own = manifest.read(path)
             is_best = own is not None and own.global_step == self.best_step
@@ -370,6 +366,40 @@ def progress_of(trainer: L.Trainer) -> dict[str, Any]:
         if weighting.shares:
             facts["shares"] = list(weighting.shares)
     return facts
+
+
+def never_validates(trainer: L.Trainer) -> bool:
+    """Whether no validation can take place with these settings."""
+    every_n, max_epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
+    is_limited = max_epochs is not None and max_epochs > 0
+    ends_before = every_n is not None and is_limited and max_epochs < every_n  # type: ignore[operator]
+    has_no_batches = trainer.val_dataloaders is not None and not sum(trainer.num_val_batches)
+    return ends_before or has_no_batches or not trainer.enable_validation
+
+
+def has_time_left(trainer: L.Trainer) -> bool:
+    """Whether no ``max_time`` of a Timer is over."""
+    for timer in callbacks_of(trainer, Timer):
+        seconds = timer.time_remaining()
+        if seconds is not None and seconds <= 0:
+            return False
+    return True
+
+
+def triggered_early_stopping(trainer: L.Trainer) -> dict[str, Settings]:
+    """The settings of each EarlyStopping that has ended the run, by the key of its state."""
+    triggered = {}
+    for callback in callbacks_of(trainer, EarlyStopping):
+        if callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED:
+            triggered[callback.state_key] = settings_of(callback)
+    return triggered
+
+
+def has_other_settings(trainer: L.Trainer, ended_by: dict[str, Settings]) -> bool:
+    """Whether an EarlyStopping that has ended the run would not end it with its settings of now."""
+    stoppers = callbacks_of(trainer, EarlyStopping)
+    now = {stopper.state_key: settings_of(stopper) for stopper in stoppers}
+    return any(settings != now.get(key) for key, settings in ended_by.items())
 
 
 def settings_of(stopping: EarlyStopping) -> Settings:

@@ -85,6 +85,7 @@ def wrap_again_when_unfrozen(trainer: "L.Trainer") -> None:
         configure()
 
     def wrap_and_step(*args: Any, **named: Any) -> Any:
+        # Asked in each step: a callback may freeze or unfreeze at any moment.
         if [parameter.requires_grad for parameter in parameters] != registered:
             strategy.model._remove_autograd_hooks()
             strategy.model = strategy.lightning_module
@@ -110,6 +111,7 @@ def name_arguments_of_loaders() -> None:
     @wraps(find)
     def find_by_name(loader: Any, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         positional, named = find(loader, *args, **kwargs)
+        # Lightning notes the names of what was passed by position, and does not use them here.
         names = getattr(loader, "__pl_saved_arg_names", ())
         if len(names) != len(positional):  # a subclass that takes *args
             return positional, named
@@ -133,8 +135,9 @@ def replace_batch_samplers(trainer: "L.Trainer", share: Callable[[Any, str], Any
     prepare: Callable[..., Any] = connector._prepare_dataloader
 
     def prepare_dataloader(dataloader: Any, shuffle: bool, mode: Any) -> Any:
-        is_loader = isinstance(dataloader, DataLoader)
-        batches = share(dataloader, mode.value) if is_loader else None
+        batches = None
+        if isinstance(dataloader, DataLoader):
+            batches = share(dataloader, mode.value)
         if batches is None:
             return prepare(dataloader, shuffle, mode)
         # DataLoader raises where this attribute is assigned.

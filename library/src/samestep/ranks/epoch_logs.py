@@ -112,9 +112,12 @@ def _sum_up(logs_of_ranks: list[Logs]) -> Logs:
         for key, entry in logs.items():
             entries.setdefault(key, []).append(entry)
     summed_up: Logs = {}
-    for key in sorted(entries):  # every rank goes through them in the same order
-        first, reduction = entries[key][0], entries[key][0]["reduction"]
-        reduce = torch.sum if reduction == "mean" else getattr(torch, reduction)
+    # Every rank goes through them in the same order.
+    for key in sorted(entries):
+        first = entries[key][0]
+        # The sum of a mean is divided by its weight where it is read.
+        reduction = "sum" if first["reduction"] == "mean" else first["reduction"]
+        reduce = getattr(torch, reduction)
         values = torch.tensor([entry["value"] for entry in entries[key]], dtype=torch.float64)
         weight = sum(entry["weight"] for entry in entries[key])
         summed_up[key] = {**first, "value": reduce(values).item(), "weight": weight}
