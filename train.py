@@ -1,4 +1,4 @@
-"""Train and test one model: the doorway to ``project.train``.
+"""Train and test one model: see src/project/train.py.
 
 python train.py                                     # the default run, on this machine
 python train.py trainer.max_epochs=5 seed=1         # other values
@@ -15,19 +15,18 @@ if not (3, 11) <= sys.version_info[:2] < (3, 14):
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 
 
-def main() -> int:
-    """Import the program and run it: the import takes long enough for a Ctrl-C."""
+def load_train():
+    """Import the function that trains."""
     from project.train import train
-    from samestep.hydra.main import main as run
 
-    return run(train)
+    return train
 
 
 if __name__ == "__main__":
     try:
-        from samestep.ranks import process
+        from samestep.hydra.program import run_program
 
-        process.run(main, interrupt_at_once=True)
+        run_program(load_train)
     except ModuleNotFoundError as error:
         if str(error.name).startswith("project"):
             raise

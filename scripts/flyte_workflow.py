@@ -8,7 +8,9 @@ train.py. They decide what the tasks ask of the cluster, such as the number of p
 handed to the pods. The hyperparameters are those of one execution.
 """
 
+import csv
 import json
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,17 +27,16 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.types.directory import FlyteDirectory
 from flytekit.types.file import FlyteFile
 from flytekitplugins.kfpytorch import Elastic
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from samestep.errors import ConfigError, RunError
+from samestep import ConfigError, RunError
 from samestep.hydra.compose import check
-from samestep.hydra.project import VARIABLE
-from samestep.launch import render
-from samestep.ranks import environment
+from samestep.hydra.program import compose_run
 
 # The program is pyflyte, or pyflyte-execute in a pod, and may be called in any folder.
-environment.set_variable(VARIABLE, str(Path(__file__).resolve().parents[1]))
-WORDS = json.loads(environment.variable("FLYTE_OVERRIDES") or '["cluster=flyte"]')
+os.environ["SAMESTEP_PROJECT"] = str(Path(__file__).resolve().parents[1])
+WORDS = json.loads(os.environ.get("FLYTE_OVERRIDES") or '["cluster=flyte"]')
 CFG = check(WORDS)
 CLUSTER = CFG.cluster
 if CFG.trainer.devices == "auto" or CFG.trainer.num_nodes > 1:
@@ -44,7 +45,7 @@ if CFG.trainer.devices == "auto" or CFG.trainer.num_nodes > 1:
         "of Flyte is one node and asks for a number of devices; set trainer.devices=NUMBER and "
         "trainer.num_nodes=1"
     )
-GPUS = str(CLUSTER.gpus) if render.uses_gpus(CFG) else None
+GPUS = str(CLUSTER.gpus) if CFG.trainer.accelerator in ("auto", "gpu") else None
 SECRETS = [
     Secret(**secret, mount_requirement=Secret.MountType.ENV_VAR)
     for secret in [CLUSTER.secret]
@@ -53,7 +54,8 @@ SECRETS = [
 # The pods import this file too, and must see the same configuration.
 VARIABLES = {"FLYTE_OVERRIDES": json.dumps(WORDS)}
 # Without this, Flyte sets one thread for each process.
-environment.limit_threads(CFG.trainer.devices)
+THREADS = max(1, len(os.sched_getaffinity(0)) // CFG.trainer.devices)
+os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
 
 
 @dataclass
@@ -83,7 +85,7 @@ class Result(NamedTuple):
 
     epoch_accuracies: list[float]  # validation accuracy after each epoch
     model: FlyteFile  # the checkpoint with the highest one
-    run: FlyteDirectory  # the run directory, for project.load_run
+    run: FlyteDirectory  # the run directory, for samestep.load_run
 
 
 @task(
@@ -98,12 +100,10 @@ class Result(NamedTuple):
 )
 def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
     """Download and verify the images before any process trains."""
-    from samestep.hydra.build import build  # torch, which takes seconds
-
     data = check(hyperparameters.words()).data
     folder = Path(current_context().working_directory, "data")
     folder.mkdir(parents=True)
-    source = build(data.source, "data.source")
+    source = instantiate(data.source, _convert_="all")
     try:
         source.prepare(folder, download=True, mirror=data.mirror)
     except RunError as error:
@@ -137,17 +137,13 @@ def prepare(hyperparameters: Hyperparameters) -> FlyteDirectory:
 def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
     """Train and test. Each process calls this; Flyte takes the result of rank zero."""
     from project.train import train
-    from samestep.hydra.front_end import name_run
-    from samestep.run.manifest import tested_checkpoint
-    from samestep.run.metrics import read_history
 
     # Without a cluster, Flyte calls every execution "local"; each needs a name of its own.
-    if environment.run_id() == "local":
-        environment.set_variable("TORCHELASTIC_RUN_ID", "none")
+    if os.environ.get("TORCHELASTIC_RUN_ID") == "local":
+        os.environ["TORCHELASTIC_RUN_ID"] = "none"
     words = hyperparameters.words()
     try:
-        cfg = check(words)
-        cfg.run_id = name_run(cfg)
+        cfg = compose_run(words)
         cfg.data.root = str(on_this_node(data, cfg))
         train(cfg, words)
     except (ConfigError, RunError):
@@ -155,10 +151,12 @@ def fit(hyperparameters: Hyperparameters, data: FlyteDirectory) -> Result:
     except Exception as error:
         raise FlyteRecoverableException(f"{type(error).__name__}: {error}") from error
     run_dir = Path(cfg.run_dir)
-    rows = read_history(run_dir)
+    with (run_dir / "metrics.csv").open(encoding="utf-8") as file:
+        accuracies = [row["val/accuracy"] for row in csv.DictReader(file)]
+    best = run_dir / "checkpoints/best.ckpt"
     return Result(
-        [row["val/accuracy"] for row in rows if "val/accuracy" in row],
-        FlyteFile(str(run_dir / f"checkpoints/{tested_checkpoint(run_dir)}.ckpt")),
+        [float(accuracy) for accuracy in accuracies if accuracy],
+        FlyteFile(str(best if best.exists() else best.with_name("last.ckpt"))),
         FlyteDirectory(str(run_dir)),
     )
 

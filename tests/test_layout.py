@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import samestep
 from labs.count_code import PATH_TO_FIRST_STEP
 from tests.conftest import LONG_FILES, ROOT
 
@@ -152,6 +153,45 @@ def test_a_net_is_plain_torch():
     for path in sorted((SRC / "project/model/nets").glob("*.py")):
         used = {name.split(".")[0] for name, _ in imports(path)}
         assert used.isdisjoint({"project", "samestep", "lightning", "hydra"}), place(path)
+
+
+# -- The template needs what is documented, and no more --------------------------------------------
+
+TEMPLATE = [
+    *sorted(SRC.rglob("*.py")),
+    ROOT / "train.py",
+    *sorted((ROOT / "scripts").glob("*.py")),
+]
+MOST_PUBLIC_NAMES = 20
+PUBLIC = re.findall(r"^::: (samestep\.\S+)", (ROOT / "docs/reference.md").read_text(), re.M)
+"""The names of docs/reference.md, where they are defined. ``from samestep import`` takes them too.
+"""
+
+
+def test_the_template_imports_public_names_only():
+    """So a copy can be updated apart from the library."""
+    top = {f"samestep.{name}": f"{module}.{name}" for name, module in samestep.MODULES.items()}
+    used = set()
+    wrong = []
+    for path in TEMPLATE:
+        if path in (SRC / "project/train.py", SRC / "project/__init__.py"):
+            continue  # until there is one build of a run
+        for name, node in imports(path):
+            if not name.startswith("samestep."):
+                continue
+            used.add(name)
+            if top.get(name, name) not in PUBLIC:
+                wrong.append(f"{place(path, node)} imports {name}")
+    check_none(wrong)
+    assert len(used) <= MOST_PUBLIC_NAMES, sorted(used)
+
+
+def test_every_name_of_samestep_is_documented():
+    assert [
+        f"{module}.{name}"
+        for name, module in samestep.MODULES.items()
+        if f"{module}.{name}" not in PUBLIC
+    ] == []
 
 
 # -- samestep does not know the task ---------------------------------------------------------------

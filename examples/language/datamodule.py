@@ -8,8 +8,7 @@ from typing import Any
 import lightning as L
 
 from examples.language.text import Vocabulary, Windows, read_text, split
-from samestep.data.loader import BatchLoader
-from samestep.errors import ConfigError
+from samestep import BatchLoader, ConfigError
 
 
 class TextDataModule(L.LightningDataModule):

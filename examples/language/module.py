@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from examples.language.net import Transformer
 from examples.language.text import NO_TARGET, Batch
-from samestep.metrics import EpochMean
+from samestep import EpochMean
 
 
 class LanguageModel(L.LightningModule):

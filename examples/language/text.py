@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep.errors import RunError
+from samestep import RunError
 
 OTHER = 0  # the id of all characters that are not in the vocabulary
 NO_TARGET = -100  # after the end of the text; cross_entropy ignores it

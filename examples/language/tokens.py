@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from examples.language.datamodule import TextDataModule
-from samestep.errors import ConfigError, RunError
+from samestep import ConfigError, RunError
 
 PIECE, PIECES_AT_ONCE = 2**18, 8  # bytes that are tokenized together, on each core
 SAVE_EVERY = 2**26  # bytes of text between two points where a conversion can resume

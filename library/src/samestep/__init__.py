@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from samestep.loading import load_run
     from samestep.metrics import EpochMean
     from samestep.ranks.process_group import gather
+    from samestep.ranks.secrets import redact
     from samestep.script import run_script
     from samestep.trainer import Trainer
 
@@ -39,13 +40,14 @@ MODULES = {
     "Trainer": "samestep.trainer",
     "gather": "samestep.ranks.process_group",
     "load_run": "samestep.loading",
+    "redact": "samestep.ranks.secrets",
     "run_script": "samestep.script",
 }
 """Where each public name is defined."""
 
 __all__ = [
     "ArrowRows", "BatchLoader", "Blocks", "ConfigError", "EpochMean", "LanceRows", "RunError",
-    "Slice", "Trainer", "gather", "load_run", "run_script",
+    "Slice", "Trainer", "gather", "load_run", "redact", "run_script",
 ]  # fmt: skip
 
 lightning_names.install()

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import shlex
 import shutil
 import sys
 import tempfile
@@ -11,8 +12,7 @@ from pathlib import Path
 import pooch
 from filelock import FileLock, Timeout
 
-from samestep.errors import RunError
-from samestep.ranks.secrets import redact
+from samestep import RunError, redact
 
 # Pooch would print the address with its password. `_download` prints a line of its own.
 pooch.get_logger().setLevel("ERROR")
@@ -66,10 +66,13 @@ def fetch(
     try:
         fault = _find_fault(root, files)
         if fault and not download:
-            from samestep.launch.volume import command_to_fill  # needed here only
-
-            remedy = command_to_fill(name, root.parent)
-            raise DataError(f"{fault}, and data.download is false; get it with: {remedy}")
+            place = shlex.quote(f"data.root={root.parent}")
+            raise DataError(
+                f"{fault}, and data.download is false; fill a volume of Kubernetes by `samestep "
+                f"launch cluster=k8s data={name} --data` with the cluster.image and cluster.volume "
+                "of the run, any other folder by "
+                f"python scripts/prepare_data.py data={name} {place}"
+            )
         if fault:
             root.mkdir(parents=True, exist_ok=True)
             with _lock(root):

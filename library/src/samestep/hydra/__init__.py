@@ -7,6 +7,6 @@ Read in this order. Without torch: ``project`` (where configs/ is), ``overrides`
 files), ``rules`` and ``project_rules`` (ranges, choices), ``nodes``, ``suggestions`` and
 ``origins`` (helpers of these). With torch: ``front_end`` (name of the run, and what Hydra adds to
 it), ``build`` (Trainer, model and data), ``targets`` (what a saved run may call), ``saved_run``
-(model and data of a run, rebuilt and evaluated) and ``main`` (a program that trains, from its
-arguments to its exit code).
+(model and data of a run, rebuilt and evaluated), and ``program`` with ``main`` (a program that
+trains, from its arguments to its exit code).
 """

@@ -1,15 +1,12 @@
 """The volume of the runs in a Kubernetes cluster: its claim, and a Job that puts data into it."""
 
-import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from omegaconf import DictConfig
 
 from samestep.errors import ConfigError
 from samestep.launch import kubectl, render
 from samestep.launch.render import Manifest
-from samestep.ranks import environment
 
 CLAIM = "PersistentVolumeClaim"
 PROGRAM = ["python", "scripts/prepare_data.py"]
@@ -35,17 +32,6 @@ def render_job(cfg: DictConfig, overrides: Sequence[str]) -> list[Manifest]:
     (container,) = manifests[-1]["spec"]["template"]["spec"]["containers"]
     container["command"] = PROGRAM
     return manifests
-
-
-def command_to_fill(data: str, root: Path) -> str:
-    """Return the command that downloads a data set into ``root``; for a pod, into its volume."""
-    # kubelet sets it in every container. A pod has no shell to type the other command in.
-    if environment.variable("KUBERNETES_SERVICE_HOST"):
-        return (
-            f"samestep launch cluster=k8s data={data} --data, where you submit runs; "
-            "with the cluster.image and cluster.volume of the run"
-        )
-    return f"python scripts/prepare_data.py data={data} {shlex.quote(f'data.root={root}')}"
 
 
 def leave_existing_claim(cfg: DictConfig, manifests: Sequence[Manifest]) -> list[Manifest]:
