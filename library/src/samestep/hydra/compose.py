@@ -137,7 +137,7 @@ def _compose(lines: list[str]) -> DictConfig:
             del cfg["choices"]
 
     project_rules = load_project_rules(cfg.rules)
-    added = [one.key_or_group for one in typed if one.is_add() or one.is_force_add()]
+    added = [one.key_or_group for one in typed if str(one.input_line).startswith("+")]
     faults = compare(cfg, reference, groups, project_rules, added)
     if faults:
         keys = _typed_keys(typed, rewritten)

@@ -142,7 +142,9 @@ def verify(
             return f"its shard {name}: {shard}"
         if shard.shards != name:
             return f"its shard {name} is of another checkpoint"
-    return (_find_mismatch(manifest, known) if known else None) or manifest
+    if known is None:
+        return manifest
+    return _find_mismatch(manifest, known) or manifest
 
 
 def _find_mismatch(manifest: Manifest, known: Record) -> str | None:

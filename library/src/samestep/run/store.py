@@ -235,9 +235,10 @@ def _has_newer(copy: RunCopy) -> bool:
     content = json.loads(copy.fs.cat_file(f"{copy.root}/{record.FILE}"))
     theirs = set(Record(starts=content["starts"]).configs)
     ours = set(record.read(copy.run_dir).configs)
-    # A record without digests says nothing. The start of the run still compares configurations.
-    are_known = theirs and ours
-    return bool(theirs & ours) if are_known else True
+    if not theirs or not ours:
+        # A record without digests says nothing. The start of the run still compares configurations.
+        return True
+    return not theirs.isdisjoint(ours)
 
 
 def _download(copy: RunCopy, *, only_intact: bool = False) -> bool:
