@@ -1,6 +1,5 @@
 import json
 import re
-import shutil
 import subprocess
 import sys
 
@@ -12,10 +11,10 @@ from samestep.errors import ConfigError
 from samestep.hydra.compose import check, help_text
 from samestep.hydra.front_end import name_run
 from samestep.hydra.main import flags_of
-from samestep.hydra.origins import find_overridden
 from samestep.hydra.project import choices_of, config_folders
 from samestep.hydra.rules import RULES
 from tests.conftest import CONFIGS, ROOT
+from tests.samestep.hydra.conftest import write
 
 CHOICES = choices_of(*config_folders())
 LOSS = ["callbacks.checkpoints.monitor=val/loss", "callbacks.checkpoints.mode=min"]
@@ -33,20 +32,6 @@ def fault(*overrides, **options):
     with pytest.raises(ConfigError) as error:
         check(overrides, **options)
     return str(error.value)
-
-
-@pytest.fixture
-def configs(tmp_path, monkeypatch):
-    """A copy of configs/ to write experiments into."""
-    monkeypatch.setenv("SAMESTEP_PROJECT", str(tmp_path))
-    shutil.copytree(CONFIGS, tmp_path / "configs")
-    return tmp_path / "configs"
-
-
-def write(configs, name, *lines):
-    path = configs / f"{name}.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(["# @package _global_", *lines, ""]))
 
 
 TASKS = {
@@ -218,24 +203,6 @@ def test_values_from_the_environment_are_not_shown(configs, monkeypatch):
     assert "hunter2" not in message
 
 
-def test_sweeps():
-    assert check(["seed=3,4", "model=mlp,cnn"], multirun=True).seed == 3
-    assert check(["data=glob(mnist*)", "seed=range(0,100)"], multirun=True).seed == 0
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["seed=1,2", "model=mlp,cn"], "model=cn: no such choice; did you mean model=cnn?"),
-        (["seed=1,2", "model.optimizer.lr=0.1,-1"], "model.optimizer.lr=-1: must be"),
-        (["model=mlp,resnet18", "model.net.dropout=0.1"], "model.net.dropout=0.1: no such key"),
-        (["seed=interval(0,1)"], "Can only enumerate"),
-    ],
-)
-def test_every_value_of_a_sweep_is_checked(overrides, message):
-    assert message in fault(*overrides, multirun=True)
-
-
 def test_flags_and_overrides():
     flags = flags_of(["-m", "seed=1,2", "~debug"])
     assert flags.multirun
@@ -311,20 +278,3 @@ def test_every_flag_of_the_trainer_is_in_the_file_or_has_a_rule():
     ruled = {key.removeprefix("trainer.") for key in RULES if key.startswith("trainer.")}
     ours = {"split_batches"}
     assert listed | ruled == inspect.signature(lightning.Trainer).parameters.keys() | ours
-
-
-def test_overridden_keys_are_named_with_what_has_set_them(configs):
-    write(configs, "experiment/base", "defaults: [override /model/optimizer: sgd]", "seed: 3")
-    write(configs, "experiment/mine", "defaults: [base, _self_]", "seed: 4", "data: {shuffle: no}")
-    write(configs, "local/default", "data: {root: /data}")
-    typed = ["experiment=mine", "model=mlp", "+x.y=1", "~logger", "model/lr_scheduler=none"]
-    choices = {"experiment": "mine", "debug": None, "local": "default", "model": "mlp"}
-    assert find_overridden(choices, typed) == {
-        "model.optimizer": "configs/experiment/base.yaml",
-        "seed": "configs/experiment/mine.yaml",
-        "data.shuffle": "configs/experiment/mine.yaml",
-        "data.root": "configs/local/default.yaml",
-        **dict.fromkeys(
-            ["experiment", "model", "x.y", "logger", "model.lr_scheduler"], "the command line"
-        ),
-    }
