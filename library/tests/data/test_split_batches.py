@@ -33,7 +33,7 @@ class Noisy(Dataset[torch.Tensor]):
 
 
 class Buckets:
-    """A batch sampler of somebody else's: batches of other sizes, drawn when they are asked for."""
+    """A user's batch sampler: batches of different sizes, each drawn when it is read."""
 
     def __len__(self) -> int:
         return 3
@@ -134,8 +134,8 @@ def test_steps_are_the_same_on_other_ranks_and_after_stops(tmp_path: Path):
         )
         assert ours == pytest.approx(theirs, rel=1e-4)
         # The test logs the same name.
-        figures = [json.loads((run / "metrics.json").read_text()) for run in (parts, whole)]
-        assert figures[0]["val_loss"] == pytest.approx(figures[1]["val_loss"], rel=1e-4)
+        final = [json.loads((run / "metrics.json").read_text()) for run in (parts, whole)]
+        assert final[0]["val_loss"] == pytest.approx(final[1]["val_loss"], rel=1e-4)
 
 
 def draw_differently(folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Ordinary DataLoaders of torch: an interrupted epoch goes on with the next batch, bit by bit."""
+"""DataLoaders of torch: an interrupted epoch resumes with the next batch, bit by bit."""
 
 import copy
 import pickle
@@ -86,7 +86,7 @@ class Sized(Stream):
 
 
 class OneByOne:
-    """A loader of somebody else's."""
+    """A loader of another library."""
 
     def __len__(self) -> int:
         return 4

@@ -64,7 +64,7 @@ def test_other_seeds_are_compared_by_their_means(tmp_path: Path):
 
 
 def test_runs_of_one_configuration_and_seed_are_shown_side_by_side(tmp_path: Path):
-    """Such as those of changed code: none may take the place of the other."""
+    """Such as runs of changed code: none may take the place of the other."""
     runs = [make_run(tmp_path / name, score=score) for name, score in (("one", 0.5), ("two", 0.75))]
     assert rows_of(*runs)["test/score"] == ["0.5000", "0.7500", "+0.2500"]
     assert rows_of(*runs)["nothing"] == ["", ""]  # the configuration

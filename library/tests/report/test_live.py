@@ -77,7 +77,7 @@ def test_the_page_and_the_report_of_a_run_need_no_network(served: tuple[Path, st
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
 def test_requests_under_another_name_are_rejected(served: tuple[Path, str], host: str):
-    """A page of somebody else may give its own name the address 127.0.0.1, and read the answer."""
+    """A website can give its own name the address 127.0.0.1, and read the answer."""
     with pytest.raises(HTTPError, match="403: ask for localhost"):
         ask(f"{served[1]}/data", Host=host)
     port = served[1].rpartition(":")[2]

@@ -83,7 +83,7 @@ def test_a_killed_search_continues_its_trials_and_starts_none_twice(tmp_path: Pa
     assert "holds a search with [] instead of ['seed=1']; use the old values, or" in other.stderr
 
 
-def test_ctrl_c_stops_the_trials_and_says_how_to_go_on(tmp_path: Path):
+def test_ctrl_c_stops_the_trials_and_prints_the_command_that_resumes(tmp_path: Path):
     folder = tmp_path / "sweeps/mine"
     words = ["n_trials=3", "trials_at_once=2", KEEP_ALL]
     with begin(tmp_path, *words, FAKE_SLEEP_S="900", RUN_ID="mine") as first:
@@ -98,7 +98,7 @@ def test_ctrl_c_stops_the_trials_and_says_how_to_go_on(tmp_path: Path):
     assert states(folder) == ["RUNNING", "RUNNING"]
     for run_dir in tmp_path.glob("mine-*"):
         with (run_dir / "claim").open() as claim:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody is there any more
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no process holds it
 
     done = search(tmp_path, *words, RUN_ID="mine")
     assert done.returncode == 0, done.stderr

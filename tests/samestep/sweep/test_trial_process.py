@@ -1,4 +1,4 @@
-"""The process of a trial: what it is given, where its output goes, and who is still running."""
+"""The process of a trial: its arguments, its output, and whether it still runs."""
 
 import json
 import os

@@ -215,7 +215,7 @@ class LanceRows:
         needed = sorted({*numbers.tolist()})
         with self.lock:
             found = {number: self.blocks[number] for number in needed if number in self.blocks}
-        # Rows that were not announced, such as those of a rank that reads single rows, or no rows.
+        # Rows that were not announced: on many ranks, and in evaluation. Or no rows at all.
         if not needed or len(found) < len(needed):
             return None
         blocks: dict[int, Any] = {}

@@ -199,12 +199,12 @@ class BatchLoader:
         blocks, order = self.order.shuffle, self.order
         if not isinstance(blocks, Blocks) or not hasattr(self.dataset, "expect"):
             return None
-        # The samples of a block are shuffled with those of its window and dealt to all ranks. So
+        # The samples of a window of blocks are shuffled together and dealt to all ranks. So
         # each rank reads every block, and uses one world_size-th of it: too little on many ranks.
         if order.world_size > 2:
             return None
-        # In memory are the window that is used, and the blocks that are read ahead: those of the
-        # next window, or more of a store, whose latency is longer. If these do not fit, one window.
+        # In memory are the window in use and the blocks that are read ahead: a second window, or
+        # more from a store, whose latency is longer. If that does not fit, a second window.
         for num_blocks in (max(blocks.at_once, self.dataset.blocks_ahead), blocks.at_once):
             if self.dataset.can_hold((blocks.at_once + num_blocks) * blocks.size):
                 num_samples = num_blocks * blocks.size

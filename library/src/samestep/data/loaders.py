@@ -27,6 +27,7 @@ def order_of(trainer: L.Trainer) -> GlobalBatchSampler | SplitBatches | None:
     If there are several loaders, their slices are equally long, and one order stands for all.
     """
     first: GlobalBatchSampler | SplitBatches | None = None
+    # All loaders must be cut by us: one that Lightning distributes has samples of its own per rank.
     for loader in find_loaders(trainer.train_dataloader):
         order = loader.order if isinstance(loader, BatchLoader) else split_of(loader)
         if order is None:

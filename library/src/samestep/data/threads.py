@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from weakref import WeakSet
 
-PATIENCE_S = 5  # how long Python's end waits for reads; those of a dead store take minutes
+PATIENCE_S = 5  # how long Python's end waits for reads; a dead store would take minutes
 
 Task = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
@@ -40,7 +40,7 @@ class ReadAheadPool:
 
     def close(self) -> None:
         """Cancel the tasks that have not begun, and end each thread after its present task."""
-        # Futures must be cancelled one by one: whoever waits for one of them gets no answer else.
+        # Each future must be cancelled, or a thread that waits for its result would never wake.
         with suppress(Empty):
             while True:
                 if task := self.tasks.get_nowait():
@@ -65,7 +65,7 @@ def _work(tasks: SimpleQueue[Task | None]) -> None:
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(function(*arguments))
-            # Whatever it is belongs to the caller of result(), who would wait forever otherwise.
+            # Every error, or the caller of result() would wait forever.
             except BaseException as error:
                 future.set_exception(error)
         # While it waits for the next task, it must not hold the batch of this one.

@@ -21,35 +21,15 @@ from samestep.command_line import Parser
 from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.report import charts
-from samestep.report.estimates import BySeed, Estimate, estimate_difference, estimate_mean
+from samestep.report.estimates import BySeed, estimate_difference, estimate_mean
 from samestep.report.files import Run, read_run, show_value
+from samestep.report.tables import Cell, Tables, as_json, print_tables
 from samestep.run import metrics
 
 SEED = re.compile(r"(.+\.)?seed")
 LESS_IS_BETTER = {"loss", "error", "mae", "mse", "rmse", "perplexity", "time"}
-STYLES = {"": "", "best": "bold", "better": "green", "worse": "red"}  # on a terminal
 TIMES = ("time/total_s", "time/epoch_s")
 
-
-class Cell(str):
-    """A text of a table, and the estimate that it shows, if it shows one."""
-
-    estimate: Estimate | None = None
-    mark = ""
-    """``best`` of its row, ``better`` or ``worse`` than the first group, or empty."""
-
-    @classmethod
-    def of(cls, estimate: Estimate | None, *, is_difference: bool = False) -> "Cell":
-        """The cell of an estimate; empty without one."""
-        if estimate is None:
-            return cls()
-        cell = cls(estimate.text(is_difference=is_difference))
-        cell.estimate = estimate
-        return cell
-
-
-Tables = dict[str, list[list[Cell]]]
-"""The tables of a comparison by their titles; the first row of each is its heading."""
 
 Group = dict[str, Run]
 """Runs that repeat each other, by their seeds."""
@@ -309,46 +289,8 @@ def mark_difference(cell: Cell, direction: int) -> None:
     cell.mark = "better" if direction * cell.estimate.mean > 0 else "worse"
 
 
-def as_json(tables: Tables) -> dict[str, dict[str, list[Any]]]:
-    """The rows of each table by their names, headings as ``columns``, estimates as numbers."""
-    plain: dict[str, dict[str, list[Any]]] = {}
-    for title, rows in tables.items():
-        plain[title] = {}
-        for key, *cells in rows:
-            values: list[Any] = []
-            for cell in cells:
-                values.append(cell if cell.estimate is None else cell.estimate._asdict())
-            plain[title][key or "columns"] = values
-    return plain
-
-
 def print_problems(runs: Sequence[Run]) -> None:
     """Say on stderr which files of which runs are missing or damaged."""
     for run in runs:
         for problem in run.problems:
             print(f"{run.name}: {problem}", file=sys.stderr)
-
-
-def print_tables(tables: Tables) -> None:
-    """Print the tables for a terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    # A file or a pipe has no width; lines must not be broken there.
-    width = None if sys.stdout.isatty() else 1000
-    console = Console(file=sys.stdout, width=width, highlight=False)
-    for title, (heading, *rows) in tables.items():
-        table = Table(box=box.SIMPLE, title=title, title_justify="left")
-        for name in heading:
-            table.add_column(Text(name), overflow="fold")
-        for row in rows:
-            texts = []
-            for cell in row:
-                # The mark is also a word: colours are lost in a pipe and for some readers.
-                text = f"{cell} ({cell.mark})" if cell.mark else cell
-                # As Text, because rich would read a name such as [b]mine as markup.
-                texts.append(Text(text, STYLES[cell.mark]))
-            table.add_row(*texts)
-        console.print(table)

@@ -75,7 +75,7 @@ def facts_of(run: Run) -> dict[str, str]:
 
 
 def show_test_metrics(run: Run) -> dict[str, str]:
-    """The final metrics of the test, without those that are parts of another."""
+    """The final metrics of the test, without details of another metric."""
     names = [name for name in sorted(run.final_metrics) if metrics.is_of_test(name)]
     prefixes = tuple(f"{name}_" for name in names)
     facts = {}

@@ -169,7 +169,7 @@ class Search:
         """Copy the newest metrics of a run from a store, and return the folder of the copy."""
         folder = self.settings.folder / "copies" / run_id
         # Any error: the run may not have saved yet, or the store is away. The next look asks again,
-        # and until then the metrics are those of the last one.
+        # and until then the older copy is read.
         with suppress(Exception):
             fs, root = fsspec.url_to_fs(url)
             folder.mkdir(parents=True, exist_ok=True)
@@ -213,7 +213,7 @@ def last_error(log: Path) -> str:
 def share_gpus(settings: Settings) -> list[str | None]:
     """The GPUs of each trial that runs at the same time, such as ``["0,1", "2,3"]``.
 
-    It is None for a trial that uses no GPU, or those of a cluster.
+    It is None for a trial on the CPU or on a cluster.
     """
     at_once, trainer = settings.keys.trials_at_once, settings.cfg.trainer
     gpus = visible_gpus()

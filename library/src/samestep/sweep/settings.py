@@ -172,7 +172,7 @@ def parse(words: Sequence[str]) -> tuple[str, Keys, list[Override]]:
     choice, typed, others = split_words(parse_overrides(list(words)))
     content = load_file(choice)
     for key in ("sampler", "pruner"):
-        # Another class has other arguments, so those of the file must not be merged into it.
+        # Another class has other arguments: the file's must not be merged into them.
         if OmegaConf.select(typed, f"{key}._target_"):
             content.pop(key, None)
     merged = OmegaConf.merge(OmegaConf.structured(Keys), content, typed)
@@ -186,7 +186,7 @@ def parse(words: Sequence[str]) -> tuple[str, Keys, list[Override]]:
     for key in ("run_id", "run_dir"):
         if key in last_of_key:
             raise ConfigError(f"{key}: each trial has its own; RUN_ID=... names the search")
-    # The name is part of those of pods, and Kubernetes allows no underscore in them.
+    # Pods are named after the search, and Kubernetes allows no underscore in their names.
     name = environment.run_id() or choice.replace("_", "-")
     return name, keys, list(last_of_key.values())
 

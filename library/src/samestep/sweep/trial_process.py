@@ -29,7 +29,7 @@ def start_trial(
 
 
 def is_running(log: Path) -> bool:
-    """Whether any process of the trial with this log still runs, whoever has started it."""
+    """Whether a process of the trial with this log still runs, also one of a killed search."""
     try:
         with log.open("rb") as output:
             fcntl.flock(output, fcntl.LOCK_SH | fcntl.LOCK_NB)
