@@ -29,6 +29,7 @@ def test_a_notebook_trains_and_gets_the_metrics_of_a_finished_run_too(
              "print(sorted(first))"]  # fmt: skip
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT / 'library/src'}")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as the fork server has it
     run = preprocessors.ExecutePreprocessor(timeout=PATIENCE_S, kernel_name="python3")
     run.preprocess(notebook, {"metadata": {"path": str(ROOT)}})
     said = ["".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells]
