@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import omegaconf.base
 import pytest
 from filelock import FileLock
 from hydra._internal.config_repository import ConfigRepository
@@ -73,6 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
     fork_server.install(environment())
     hydra.compose = compose_once
     ConfigRepository.load_config = load_once
+    # Parsing an interpolation takes a tenth of a composition, and the trees are only read.
+    omegaconf.base.parse = functools.cache(omegaconf.base.parse)
 
 
 original_compose = hydra.compose
@@ -92,11 +95,11 @@ def compose_once(
     The files, the overrides and the environment are all that Hydra reads.
     """
     sources = GlobalHydra.instance().config_loader().get_sources()
-    paths = [Path(source.path) for source in sources if source.scheme() == "file"]
-    files = sorted(file for path in paths for file in path.rglob("*"))
-    states = [(file, file.stat().st_mtime_ns, file.stat().st_size) for file in files]
+    folders = [Path(source.path) for source in sources if source.scheme() == "file"]
+    folders += fork_server.searched_folders(overrides)
+    states = fork_server.states_of_files(folders)
     variables = frozenset((name, os.environ[name]) for name in os.environ if name not in UNREAD)
-    surroundings = (tuple(paths), tuple(states), variables)
+    surroundings = (tuple(folders), tuple(states), variables)
     composed = compose_in(surroundings, config_name, tuple(overrides), return_hydra_config)
     copied: DictConfig = pickle.loads(composed)  # deepcopy is several times slower
     return copied

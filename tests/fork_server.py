@@ -643,12 +643,39 @@ def composed_file(name: str | None, overrides: list[str], with_hydra: bool) -> P
         return None
     sources = GlobalHydra.instance().config_loader().get_sources()
     folders = [source.path for source in sources if source.scheme() == "file"]
-    if folders != [str(CONFIGS)] or any("hydra" in override for override in overrides):
+    if folders != [str(CONFIGS)]:
         return None
-    paths = [Path(parent, file) for parent, _, files in os.walk(CONFIGS) for file in files]
-    states = sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
+    # Of Hydra's own settings, only the search path is known here.
+    others = [word for word in overrides if not word.startswith(SEARCH_PATH)]
+    if any("hydra" in word for word in others):
+        return None
+    states = states_of_files([CONFIGS, *searched_folders(overrides)])
     key = repr((name, overrides, with_hydra, Path.cwd(), states))
     return Path(COMPOSED, hashlib.sha256(key.encode()).hexdigest())
+
+
+SEARCH_PATH = "hydra.searchpath="
+
+
+def searched_folders(overrides: Sequence[str]) -> list[Path]:
+    """The folders that overrides add to ``configs/``, such as those of the examples."""
+    found: list[Path] = []
+    for word in overrides:
+        if word.startswith(SEARCH_PATH):
+            found += map(Path, re.findall(r"file://([^'\],]+)", word))
+    return found
+
+
+def states_of_files(folders: Sequence[Path]) -> list[tuple[str, int, int]]:
+    """Path, time and size of each file, which change when the file does."""
+    states = []
+    for folder in folders:
+        for parent, _, files in os.walk(folder):
+            for name in files:
+                path = Path(parent, name)
+                status = path.stat()
+                states.append((str(path), status.st_mtime_ns, status.st_size))
+    return sorted(states)
 
 
 def use_huge_pages() -> None:
