@@ -77,7 +77,7 @@ def complete_node(node: Node, cfg: DictConfig) -> Node:
         raise ConfigError(
             f"trainer.num_nodes={num_nodes}: --nnodes={node.options.nnodes} are started"
         )
-    cfg.run_id = cfg.run_id or node.run_id or None
+    cfg.run_id = cfg.run_id or node.run_id
     # Each node would make up a name of its own, and train alone.
     if node.max_nodes > 1 and not cfg.run_id:
         raise ConfigError(

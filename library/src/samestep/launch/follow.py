@@ -26,8 +26,8 @@ REJECTED = re.compile("FailedCreate|CreationFailed")
 """Reasons of events of controllers that cannot create their Jobs or pods."""
 NOT_STARTED = re.compile("Failed(Mount|AttachVolume|MapVolume|CreatePodSandBox)")
 """Reasons of events of pods whose containers cannot be created."""
-OWNERS_OF_JOBS = ("JobSet", "TrainJob")
-"""Kinds of objects that create Jobs; the others create pods."""
+CREATES = {"JobSet": "Jobs", "TrainJob": "Jobs"}
+"""What a kind of object creates; the others create pods."""
 
 
 @dataclass
@@ -256,8 +256,8 @@ def explain_rejected(cfg: DictConfig, warnings: Sequence[Manifest]) -> Iterator[
         if kind == "Pod" or not owner.fullmatch(about.get("name", "")):
             continue
         if REJECTED.search(event.get("reason", "")):
-            what = "Jobs" if kind in OWNERS_OF_JOBS else "pods"
-            yield f"{cfg.run_id}: {what} are rejected; {explain(read_message(event))}"
+            created = CREATES.get(kind, "pods")
+            yield f"{cfg.run_id}: {created} are rejected; {explain(read_message(event))}"
 
 
 def read_message(event: Manifest) -> str:

@@ -203,14 +203,18 @@ def prune_list(node: list[Any]) -> list[Any] | None:
 
 def text(manifests: Sequence[Manifest]) -> str:
     """Write the manifests as one YAML file, a batch script, or lines for a shell."""
-    if manifests and "sbatch" in manifests[0]:
-        return batch_script(manifests[0])
-    if not all("command" in manifest for manifest in manifests):
-        return yaml.dump_all(manifests, Dumper=Dumper, sort_keys=False, width=1000)
-    lines = []
-    for manifest in manifests:
-        lines += [f"# {manifest['comment']}\n", f"{join_command(manifest)}\n"]
-    return "".join(lines)
+    keys = set().union(*manifests)
+    if "sbatch" in keys:
+        return batch_script(*manifests)
+    # Of Docker without Swarm. A manifest of Kubernetes has its command further below.
+    if "command" in keys:
+        return "".join(map(shell_lines, manifests))
+    return yaml.dump_all(manifests, Dumper=Dumper, sort_keys=False, width=1000)
+
+
+def shell_lines(manifest: Manifest) -> str:
+    """Write a command for a shell, and a comment before it."""
+    return f"# {manifest['comment']}\n{join_command(manifest)}\n"
 
 
 def join_command(manifest: Manifest) -> str:
@@ -249,8 +253,11 @@ def find_unprintable(cfg: DictConfig) -> Iterator[str]:
     """A line for each text of a cluster, and each path of a run, that is more than one line."""
     # These texts become lines of batch scripts. After a newline a shell would execute the rest,
     # and a comment with Slurm's options ends there.
-    places = {key: cfg[key] for key in ("run_root", "run_dir") if key in cfg}
-    places["cluster"] = OmegaConf.to_container(cfg.cluster, resolve=True)
+    places = {
+        "run_root": cfg.get("run_root"),
+        "run_dir": cfg.get("run_dir"),
+        "cluster": OmegaConf.to_container(cfg.cluster, resolve=True),
+    }
     for path, node in walk(places):
         # Of a mapping its keys, such as names of labels. What is no text is always printable.
         words = list(node) if isinstance(node, dict) else [node]
