@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
 from library.tests.programs import environment, free_port, run, run_code, run_ranks
+from samestep import option_names
 from tests import fork_server
 
 __all__ = ["environment", "free_port", "run", "run_code", "run_ranks"]
@@ -312,6 +313,13 @@ def compose(tmp_path: Path) -> Callable[..., object]:
         return cfg
 
     return build
+
+
+@pytest.fixture(autouse=True)
+def name_arguments() -> Iterator[None]:
+    """Let messages name arguments again, after a test that has composed a configuration."""
+    yield
+    option_names.use({})
 
 
 @pytest.fixture

@@ -57,7 +57,8 @@ def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
 # -- Imports go one way ----------------------------------------------------------------------------
 
 LEVELS = [
-    ["config_keys", "errors", "lightning_names", "metrics", "option_names", "run_spec"],
+    ["option_names"],
+    ["config_keys", "errors", "lightning_names", "metrics", "run_spec"],
     ["ranks"],
     ["command_line"],
     ["data", "run", "node"],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from library.tests.guarantees import *  # noqa: F403
-from samestep.hydra.front_end import KEYS
+from samestep.hydra.option_keys import KEYS
 from tests.conftest import NO_PICTURES, run
 
 SMALL = "library.tests.small"

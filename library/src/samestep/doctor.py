@@ -12,14 +12,13 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.hydra.compose import check
-from samestep.hydra.front_end import name_run, topology_of, use_keys
+from samestep.hydra.front_end import name_run, topology_of
 from samestep.node import agent
 from samestep.ranks import environment, failure
 
 
 def main(overrides: Sequence[str]) -> int:
     """Examine all ranks; start them first, as train.py would. Returns the exit code."""
-    use_keys()
     cfg = check([*overrides])
     cfg.run_id = name_run(cfg)
     if (num := agent.num_processes(*topology_of(cfg))) > 1:

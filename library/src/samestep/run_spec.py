@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from samestep.option_names import setting
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -55,7 +57,7 @@ class RunSpec:
     overridden: Mapping[str, str] = field(default_factory=dict)
     """What has set each value that is not the default, for the records."""
     option_names: Mapping[str, str] = field(default_factory=dict)
-    """How the user types each argument, for messages; see ``option_names``."""
+    """How the user types each argument, for messages; see ``samestep.option_names``."""
     option_words: Mapping[str, str] = field(default_factory=dict)
     """How the user types None, True and False."""
     another_run: str = "another run_dir"
@@ -104,6 +106,7 @@ def check_shares(shares: Sequence[float], num_nodes: int, num_ranks: int) -> str
     if len(shares) in (num_nodes, num_ranks):
         return None
     return (
-        f"cluster.shares={list(shares)}: the run may have {num_ranks} ranks on {num_nodes} nodes; "
-        "give one number for each rank, or one for each node, or say cluster.shares=auto"
+        f"{setting('shares', list(shares))}: the run may have {num_ranks} ranks on {num_nodes} "
+        "nodes; give one number for each rank, or one for each node, or say "
+        f"{setting('shares', 'auto')}"
     )

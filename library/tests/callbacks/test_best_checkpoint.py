@@ -52,7 +52,7 @@ def test_a_metric_that_is_not_logged_is_refused_naming_those_that_are(tmp_path: 
         def on_validation_epoch_end(self):
             self.log_dict({"val/loss": 1.0, "val/other": 2.0})
 
-    message = r"callbacks.checkpoints.monitor=val/score: the run logs val/loss, val/other"
+    message = r"monitor=val/score: the run logs val/loss, val/other"
     with pytest.raises(ConfigError, match=message):
         fit(tmp_path, Other())
 

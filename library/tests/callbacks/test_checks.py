@@ -42,8 +42,8 @@ class FindsAtSomeEpochs(LearningRateFinder):
         (BatchSizeFinder(), "set it in the configuration of the data"),
         (StochasticWeightAveraging(swa_lrs=0.1), "use .*EMAWeightAveraging"),
         (ModelPruning("l1_unstructured"), "prune the weights of a finished run"),
-        (OnExceptionCheckpoint("."), "callbacks.checkpoints saves"),
-        (SpikeDetection(), "callbacks.loss_guard"),
+        (OnExceptionCheckpoint("."), "Checkpoints saves"),
+        (SpikeDetection(), "LossGuard watches"),
     ],
     ids=[kind.__name__ for kind in UNSUPPORTED],
 )

@@ -61,7 +61,7 @@ def test_stopped_ranks_are_killed_and_restarted(tmp_path: Path):
     ends, restarts, well = map(json.loads, done.stdout.splitlines())
     assert ends[:2] == ["ends", 1]
     assert "error: no progress for " in ends[2]
-    assert "(cluster.timeout_s=8)" in ends[2]
+    assert "(timeout_s=8)" in ends[2]
     assert ends[3]  # the agent has printed it
     assert restarts == ["restarts", 0, "", False]
     assert well == ["well", 0, "", False]

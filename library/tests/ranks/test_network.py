@@ -48,4 +48,4 @@ def test_a_server_that_never_comes_is_one_error():
             network.wait_for("127.0.0.1", 0.1, port=port)
     text = str(caught.value)
     assert text.startswith(f"127.0.0.1:{port} does not answer after 0.1 s (Connection refused). ")
-    assert "--rdzv-conf=timeout=SECONDS, waits longer" in text
+    assert "--rdzv-conf=timeout=SECONDS waits longer" in text

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.errors import ConfigError
+from samestep.option_names import option, setting
 from samestep.ranks import stopping
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.stopping import Stopped
@@ -161,7 +162,7 @@ class Checkpoints(Checkpoint):
         self._compare(trainer)
         if self._has_validated and self.monitor not in (None, *trainer.callback_metrics):
             names = ", ".join(sorted(trainer.callback_metrics)) or "no metric at all"
-            raise ConfigError(f"callbacks.checkpoints.monitor={self.monitor}: the run logs {names}")
+            raise ConfigError(f"{setting('monitor', self.monitor)}: the run logs {names}")
         epoch = trainer.current_epoch + 1
         if self.every_n_epochs and epoch % self.every_n_epochs == 0:
             self._kept = epoch, trainer.global_step
@@ -234,9 +235,9 @@ class Checkpoints(Checkpoint):
         if is_within_epoch and interval % trainer.accumulate_grad_batches:
             # The checkpoint of a best validation would hold half of a step.
             raise ConfigError(
-                f"trainer.val_check_interval: a validation after {interval} batches comes "
+                f"{option('val_check_interval')}: a validation after {interval} batches comes "
                 f"within an optimizer step of {trainer.accumulate_grad_batches} batches "
-                "(trainer.accumulate_grad_batches); choose a multiple of it"
+                f"({option('accumulate_grad_batches')}); choose a multiple of it"
             )
         is_validation_metric = "val" in monitor.lower()
         if trainer.is_global_zero and is_validation_metric and never_validates(trainer):
@@ -259,8 +260,8 @@ class Checkpoints(Checkpoint):
         checkpoint_io.dry_run = None
         if not dry_run.was_reached:
             raise ConfigError(
-                f"trainer.strategy: {type(trainer.strategy).__name__} writes checkpoints of its "
-                "own kind, which cannot be verified; a run needs one file with all weights"
+                f"{option('strategy')}: {type(trainer.strategy).__name__} writes checkpoints of "
+                "its own kind, which cannot be verified; a run needs one file with all weights"
             )
         if dry_run.problem:
             raise ConfigError(dry_run.problem)

@@ -43,9 +43,8 @@ UNSUPPORTED: dict[type[L.Callback], str] = {
     ModelPruning: "a run cannot resume from a checkpoint of a pruned model; prune the weights of a "
     "finished run",
     OnExceptionCheckpoint: "Lightning would start the next run from its file; "
-    "callbacks.checkpoints saves what is needed to resume",
-    SpikeDetection: "its state cannot be saved (Lightning 2.6); callbacks.loss_guard watches "
-    "the gradients",
+    "Checkpoints saves what is needed to resume",
+    SpikeDetection: "its state cannot be saved (Lightning 2.6); LossGuard watches the gradients",
 }
 
 # Integers of the same size as a float, to compare its bits.
@@ -89,7 +88,7 @@ class MonitorCheck(L.Callback):
     begin with ``test``, are compared: others may be logged by training.
 
     Args:
-        monitors: by the key that sets it, such as ``callbacks.checkpoints.monitor``.
+        monitors: by the name of the argument that sets it, such as ``monitor``.
     """
 
     def __init__(self, monitors: Mapping[str, str]) -> None:

@@ -22,14 +22,14 @@ from samestep.data.torch_loaders import (
     unwrap,
 )
 from samestep.errors import ConfigError
+from samestep.option_names import setting
 from samestep.ranks import compat, environment
 from samestep.ranks.process_group import gather
 
 NOTE_ON_RANKS = (
     "Note: the training data come from an ordinary DataLoader. Its batch_size counts samples per "
-    "rank, and some samples are repeated to give all ranks as many. Trainer(split_batches=True), "
-    "or trainer.split_batches=true, splits each batch instead, which is exact on any number of "
-    "ranks:"
+    "rank, and some samples are repeated to give all ranks as many. {} splits each batch instead, "
+    "which is exact on any number of ranks:"
 )
 NOTE_ON_STREAMS = (
     "Note: the training data come from an ordinary DataLoader of unknown length. Each of several "
@@ -162,7 +162,7 @@ class DataResume(L.Callback):
         if without_state and has_several_ranks and not is_split:
             is_endless = trainer.num_training_batches == math.inf
             note = NOTE_ON_STREAMS if is_endless else NOTE_ON_RANKS
-            yield f"{note} docs/contract.md"
+            yield f"{note.format(setting('split_batches', True))} docs/contract.md"
         for loader in without_state:
             if not iterates_as_torch(loader):
                 yield NOTE_ON_ITERATION.format(type(loader).__name__)

@@ -9,6 +9,7 @@ from torch import nn
 
 from samestep.callbacks.checks import check_supported
 from samestep.errors import ConfigError
+from samestep.option_names import setting
 from samestep.ranks.compat import callbacks_of
 from samestep.ranks.sharded import ShardedStrategy
 
@@ -54,7 +55,7 @@ class HparamsOnResume(L.Callback):
             if is_sharded and isinstance(callback, WeightAveraging):
                 raise ConfigError(
                     f"callbacks: {type(callback).__name__} is not supported with "
-                    "trainer.strategy=fsdp: torch cannot copy a sharded model; use ddp"
+                    f"{setting('strategy', 'fsdp')}: torch cannot copy a sharded model; use ddp"
                 )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

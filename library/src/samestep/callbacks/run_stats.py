@@ -29,7 +29,7 @@ class RunStats(L.Callback):
     - ``system/gpu_memory_gib``: the most memory of its GPU that tensors have used so far.
     - What the model logs per step, of the epoch's last step, so that a short epoch has it too.
 
-    And every ``trainer.log_every_n_steps`` optimizer steps:
+    And every ``log_every_n_steps`` optimizer steps:
 
     - ``step/loss``: loss of the last batch of the step, the mean over all ranks.
     - ``step/lr``: learning rate of the first parameter group, with which the step was taken.

@@ -12,6 +12,7 @@ from samestep.data.loaders import find_batch_loaders, find_loaders, order_of
 from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, SplitBatches
 from samestep.data.torch_loaders import has_batches_of_ids, split_of
 from samestep.errors import ConfigError
+from samestep.option_names import option, setting
 from samestep.ranks import compat, environment, process_group
 
 WARMUP_BATCHES = 3  # of an epoch; they are not timed
@@ -95,7 +96,7 @@ class SliceWeighting(L.Callback):
         if environment.world_size() > 1 and asked != "equal" and len(set(asked)) > 1:
             loaders = list(find_batch_loaders(trainer.train_dataloader))
             if len(loaders) != 1 or not order_of(trainer):
-                raise ConfigError(NEEDS_BATCH_LOADER)
+                raise needs_batch_loader()
             self.asked = asked
             if asked != "auto":
                 self.shares = tuple(by_rank([float(share) for share in asked]))
@@ -126,7 +127,7 @@ class SliceWeighting(L.Callback):
                 "the training data: several BatchLoaders need slices of equal length; let each "
                 f"batch_size divide by {trainer.world_size} ranks x "
                 f"{trainer.accumulate_grad_batches} accumulated batches, with drop_last=True and "
-                "cluster.shares=equal"
+                f"{setting('shares', 'equal')}"
             )
         self._order = None if has_equal_slices else order
 
@@ -212,10 +213,13 @@ class SliceWeighting(L.Callback):
                 loader.order.shares = self.shares
 
 
-NEEDS_BATCH_LOADER = (
-    "cluster.shares: an ordinary DataLoader, or several loaders, give every rank the same share; "
-    "use one samestep.data.loader.BatchLoader (docs/contract.md), or cluster.shares=equal"
-)
+def needs_batch_loader() -> ConfigError:
+    """The error of data that cannot be split into unequal slices."""
+    return ConfigError(
+        f"{option('shares')}: an ordinary DataLoader, or several loaders, give every rank the same "
+        "share; use one samestep.data.loader.BatchLoader (docs/contract.md), or "
+        f"{setting('shares', 'equal')}"
+    )
 
 
 def by_rank(shares: Sequence[float]) -> list[float]:

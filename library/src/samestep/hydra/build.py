@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.errors import ConfigError
-from samestep.hydra.front_end import front_end_of, use_keys
+from samestep.hydra.front_end import front_end_of
 from samestep.hydra.nodes import escape
 from samestep.hydra.suggestions import did_you_mean
 from samestep.ranks import process_group, strategies
@@ -91,7 +91,6 @@ def build_trainer(cfg: DictConfig, overrides: Sequence[str] = ()) -> Trainer:
 
     Its loggers come when the run has begun: they write files.
     """
-    use_keys()
     callbacks = {}
     for name, node in (cfg.callbacks or {}).items():
         callbacks[name] = build(node, f"callbacks.{name}", L.Callback)

@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from samestep.errors import ConfigError
-from samestep.hydra import overrides, rules
+from samestep.hydra import option_keys, overrides, rules
 from samestep.hydra.nodes import is_below
 from samestep.hydra.origins import find_origins
 from samestep.hydra.project import (
@@ -76,6 +76,8 @@ def check_all(lines: Sequence[str], *, multirun: bool) -> list[DictConfig]:
     """The configurations of all runs that ``check`` checks."""
     # In a run of a sweep hydra.main has initialized Hydra, and does not need it any more.
     GlobalHydra.instance().clear()
+    # Whatever is wrong from here on, the user has typed keys, not arguments.
+    option_keys.use_keys()
     configs = configs_folder()
     with hydra.initialize_config_dir(str(configs.absolute()), version_base="1.3"):
         try:

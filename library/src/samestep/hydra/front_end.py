@@ -1,4 +1,4 @@
-"""What Hydra adds to a run of ``samestep.Trainer``: its name, its records, and words for messages.
+"""What Hydra adds to a run of ``samestep.Trainer``: its name, its records, and what it prints.
 
 Imports no torch: help and errors answer before.
 """
@@ -9,35 +9,15 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from samestep import option_names
 from samestep.errors import ConfigError
+from samestep.hydra.option_keys import WORDS, keys_of
 from samestep.hydra.origins import find_overridden
 from samestep.hydra.project_rules import load_project_rules
-from samestep.hydra.rules import NAME, OF_TRAINER
+from samestep.hydra.rules import NAME
 from samestep.ranks import environment
 from samestep.ranks.secrets import redact_values
 from samestep.report import page, summary
 from samestep.run_spec import RunSpec
-
-KEYS = {
-    "Trainer": "trainer",
-    "run_dir": "run_root",
-    "timeout_s": "cluster.timeout_s",
-    "shares": "cluster.shares",
-    "monitor": "callbacks.checkpoints.monitor",
-    "mode": "callbacks.checkpoints.mode",
-    "save_every_s": "callbacks.checkpoints.every_s",
-    "Checkpoints.dirpath": "callbacks.checkpoints.dirpath",
-    "max_skipped": "callbacks.loss_guard.max_skipped",
-    **{key.removeprefix("trainer."): key for key in OF_TRAINER},
-}
-"""The key of each argument that a message may name, with the callbacks of configs/callbacks."""
-WORDS = {"None": "null", "True": "true", "False": "false"}
-
-
-def use_keys() -> None:
-    """Let messages name keys of the configuration, from now on."""
-    option_names.use(KEYS, WORDS)
 
 
 def topology_of(cfg: DictConfig) -> tuple[str, int | str, int]:
@@ -92,19 +72,3 @@ def front_end_of(
         report=page.write_or_warn if cfg.report else None,
         summarize=summary.summarize,
     )
-
-
-def keys_of(callbacks: Mapping[str, Any]) -> dict[str, str]:
-    """The key of each argument, where callbacks may have other names than in configs/callbacks."""
-    keys = dict(KEYS)
-    for name, callback in callbacks.items():
-        kinds = [kind.__name__ for kind in type(callback).__mro__]
-        node = f"callbacks.{name}"
-        if "Checkpoints" in kinds:
-            keys |= {key: f"{node}.{key}" for key in ("monitor", "mode")}
-            keys |= {"save_every_s": f"{node}.every_s", "Checkpoints.dirpath": f"{node}.dirpath"}
-        elif "LossGuard" in kinds:
-            keys["max_skipped"] = f"{node}.max_skipped"
-        else:
-            keys[f"{kinds[0]}.monitor"] = f"{node}.monitor"
-    return keys

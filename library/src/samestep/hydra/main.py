@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from samestep.command_line import Parser
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check, help_text
-from samestep.hydra.front_end import name_run, topology_of, use_keys
+from samestep.hydra.front_end import name_run, topology_of
 from samestep.hydra.overrides import rewrite_overrides
 from samestep.hydra.project import configs_folder, project_folder
 from samestep.node import agent
@@ -33,7 +33,6 @@ def main(train: Train) -> int:
     Returns:
         0 finished, 1 error, 2 invalid arguments or config, 143 stopped by SIGTERM, 130 by Ctrl-C.
     """
-    use_keys()
     try:
         flags = flags_of(sys.argv[1:])
         if flags.help:
@@ -137,7 +136,6 @@ def train_in_process(
 
     Returns what ``train`` returns, and raises what it raises.
     """
-    use_keys()
     cfg = check(list(words))
     cfg.run_id = name_run(cfg)
     if agent.num_processes(*topology_of(cfg)) > 1:

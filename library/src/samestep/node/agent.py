@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from samestep.errors import ConfigError
 from samestep.node.outcome import Outcome, is_final, outcome_of, reason_of
+from samestep.option_names import setting
 from samestep.ranks import environment, heartbeat
 from samestep.ranks.failure import EXIT_ERROR
 from samestep.ranks.heartbeat import HungRanks
@@ -31,7 +32,7 @@ def num_processes(accelerator: str, devices: int | str, num_nodes: int) -> int:
         return 1
     if num_nodes > 1:
         raise ConfigError(
-            f"trainer.num_nodes={num_nodes}: several nodes are started by torchrun; on each of "
+            f"{setting('num_nodes', num_nodes)}: several nodes are started by torchrun; on each of "
             f"them:\n  torchrun --nnodes={num_nodes} --nproc-per-node={devices} --node-rank=N "
             f"--master-addr=NODE_0 {Path(sys.argv[0]).name} ..."
         )
@@ -43,8 +44,8 @@ def num_processes(accelerator: str, devices: int | str, num_nodes: int) -> int:
     needs_gpus = gpus > 0 or accelerator == "gpu"
     if needs_gpus and int(devices) > gpus:
         raise ConfigError(
-            f"trainer.devices={devices}: this machine has {gpus} GPUs; choose fewer, or "
-            "trainer.accelerator=cpu"
+            f"{setting('devices', devices)}: this machine has {gpus} GPUs; choose fewer, or "
+            f"{setting('accelerator', 'cpu')}"
         )
     return int(devices)
 

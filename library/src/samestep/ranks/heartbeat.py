@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samestep.option_names import option
 from samestep.ranks import environment
 from samestep.ranks.failure import PREFIX
 
@@ -99,7 +100,7 @@ class HungRanks:
         if age <= limit_s + margin_s:
             return False
         self.reasons[pid] = (
-            f"{PREFIX}no progress for {age:.0f} s (cluster.timeout_s={limit_s:g}); "
+            f"{PREFIX}no progress for {age:.0f} s ({option('timeout_s')}={limit_s:g}); "
             "the files logs/rank-*.log of the run show where its ranks were"
         )
         print(f"rank {rank}: {self.reasons[pid]}", file=sys.stderr, flush=True)

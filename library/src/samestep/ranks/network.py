@@ -9,21 +9,21 @@ from collections.abc import Callable
 from ipaddress import ip_address
 
 from samestep.errors import RunError
+from samestep.option_names import option
 
 OUTSIDE_ADDRESS = "203.0.113.1"  # reserved for documentation: only the default route leads there
 CONNECT_S = 2  # seconds for one attempt to reach a server
 SIOCGIFADDR = 0x8915  # the Linux request for the IPv4 address of an interface
 NO_ANSWER = (
     "{name}:{port} does not answer after {timeout_s} s ({reason}). Check that this server is up "
-    "and that no firewall is between. cluster.join_timeout_s=SECONDS of samestep launch, or "
-    "--rdzv-conf=timeout=SECONDS, waits longer"
+    "and that no firewall is between. {option}=SECONDS waits longer"
 )
 NO_WAY = (
     "no route to {name} after {timeout_s} s ({reason}). Check that this node is up and that "
     "no firewall is between. On Kubernetes its name needs a headless Service with "
     "publishNotReadyAddresses, and the pods' subdomain must be the name of that Service. Elsewhere "
     "give an address: --master-addr=ADDRESS, and with c10d rendezvous --local-addr=ADDRESS. "
-    "cluster.timeout_s=SECONDS waits longer"
+    "{option}=SECONDS waits longer"
 )
 
 
@@ -53,8 +53,17 @@ def wait_for(
         except OSError as error:
             reason = str(error.strerror or error)
             if time.monotonic() + 1 > deadline:
-                remedy = NO_WAY if port is None else NO_ANSWER
-                message = remedy.format(name=name, port=port, timeout_s=timeout_s, reason=reason)
+                remedy, argument = NO_WAY, "timeout_s"
+                # With a port it is the address at which the nodes of a run meet.
+                if port is not None:
+                    remedy, argument = NO_ANSWER, "--rdzv-conf=timeout"
+                message = remedy.format(
+                    name=name,
+                    port=port,
+                    timeout_s=timeout_s,
+                    reason=reason,
+                    option=option(argument),
+                )
                 raise NetworkError(message) from error
         if not has_failed:
             on_wait(reason)

@@ -22,6 +22,7 @@ import torch
 
 from samestep.config_keys import KeyScope, scope_of
 from samestep.errors import ConfigError, RunError
+from samestep.option_names import option, setting
 from samestep.ranks import environment, network, process_group
 from samestep.ranks.process_group import broadcast, device_kind
 from samestep.run_spec import RunSpec, check_shares, leaves
@@ -191,12 +192,12 @@ def check_this_rank(
     # A text is "equal" or "auto", which fits any number of ranks.
     if not isinstance(spec.shares, str):
         fault = check_shares(spec.shares, environment.num_nodes(), environment.world_size())
-        fact, _, remedy = (fault or f"cluster.shares={spec.shares}").partition("; ")
+        fact, _, remedy = (fault or setting("shares", spec.shares)).partition("; ")
         yield Finding("shares", fact, remedy)
     shared_memory_bytes = getattr(datamodule, "shared_memory_bytes", lambda: 0)()
     if shared_memory_bytes and SHARED_MEMORY.exists():
         needed = shared_memory_bytes * environment.local_world_size()
-        remedy = f"enlarge {SHARED_MEMORY} (docker --shm-size), or lower data.num_workers"
+        remedy = f"enlarge {SHARED_MEMORY} (docker --shm-size), or lower {option('num_workers')}"
         yield check_room("shared memory", SHARED_MEMORY, needed, remedy)
     # The other ranks of a node write nothing there, and other nodes may not have it.
     if environment.rank() == 0:
@@ -214,7 +215,9 @@ def check_world_size(spec: RunSpec) -> Finding:
     # The defaults, one device on one node, leave the number to torchrun.
     if devices * nodes in (1, started):
         return Finding("world size", fact)
-    remedy = f"trainer.devices={devices} x trainer.num_nodes={nodes} must be that number, or 1"
+    remedy = (
+        f"{setting('devices', devices)} x {setting('num_nodes', nodes)} must be that number, or 1"
+    )
     return Finding("world size", fact, remedy)
 
 
@@ -230,8 +233,8 @@ def check_accelerator(chosen: str) -> Finding:
     if gpus >= ranks or not needs_gpus:
         return Finding("accelerator", fact)
     remedy = (
-        f"trainer.accelerator={chosen} takes one per rank: start fewer ranks, check the driver "
-        "and the GPU limit, or set trainer.accelerator=cpu"
+        f"{setting('accelerator', chosen)} takes one per rank: start fewer ranks, check the driver "
+        f"and the GPU limit, or set {setting('accelerator', 'cpu')}"
     )
     return Finding("accelerator", fact, remedy)
 
@@ -239,7 +242,8 @@ def check_accelerator(chosen: str) -> Finding:
 def check_run_directory(run_dir: Path, model: L.LightningModule) -> Finding:
     """Whether the run directory can be written, and has room for its checkpoints."""
     folder = run_dir / "checkpoints"
-    remedy = "free some space or get permission there, or choose another place with run_root=..."
+    name = option("run_dir")
+    remedy = f"free some space or get permission there, or choose another place with {name}=..."
     try:
         # The directory itself is made later, once all checks have succeeded.
         place = next(path for path in (folder, *folder.parents) if path.exists())

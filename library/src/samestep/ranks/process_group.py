@@ -173,7 +173,7 @@ def rendezvous_timeout(missing: Sequence[int], timeout: timedelta) -> network.Ne
     names = ", ".join(map(str, missing))
     return network.NetworkError(
         f"rank {environment.rank()} waited {timeout.total_seconds():g} s for rank {names}: see the "
-        "logs of the nodes of these ranks; cluster.timeout_s=SECONDS waits longer"
+        "logs of the nodes of these ranks; {option('timeout_s')}=SECONDS waits longer"
     )
 
 

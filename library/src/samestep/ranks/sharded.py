@@ -16,6 +16,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from samestep.errors import ConfigError
+from samestep.option_names import setting
 from samestep.ranks import environment
 
 LISTS = (nn.ModuleList, nn.Sequential)  # their items are blocks of a model
@@ -186,8 +187,9 @@ def shard(module: LightningModule, mesh: DeviceMesh) -> None:
     for name, parameter in module.named_parameters():
         if parameter.dim() == 0:
             raise ConfigError(
-                f"trainer.strategy=fsdp: {name} is a number without dimensions, which torch cannot "
-                "shard; make it a tensor of one value: torch.nn.Parameter(torch.ones(1))"
+                f"{setting('strategy', 'fsdp')}: {name} is a number without dimensions, which "
+                "torch cannot shard; make it a tensor of one value: "
+                "torch.nn.Parameter(torch.ones(1))"
             )
     for block in blocks_of(module):
         fully_shard(block, mesh=mesh)

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from samestep.errors import ConfigError
+from samestep.option_names import option, setting
 from samestep.ranks import environment, failure
 from samestep.ranks.preflight import is_shared
 from samestep.ranks.process_group import on_rank_zero
@@ -81,8 +82,8 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
         if spec.is_fsdp:
             raise ConfigError(
                 f"run_dir={spec.run_dir}: is not shared between the nodes, and with "
-                "trainer.strategy=fsdp each rank writes a part of a checkpoint; use a shared "
-                "directory, or trainer.strategy=ddp"
+                f"{setting('strategy', 'fsdp')} each rank writes a part of a checkpoint; use a "
+                f"shared directory, or {setting('strategy', 'ddp')}"
             )
         fetch_newest(spec)
     start = on_rank_zero(open_directory, spec, argv, copies)
@@ -127,7 +128,7 @@ def open_directory(spec: RunSpec, argv: list[str], copies: str | None = None) ->
         roll_back(run_dir)
         raise ConfigError(
             f"run_dir={run_dir} cannot be written: {error.strerror}; free some space or get "
-            "permission there, or choose another directory with run_root=..."
+            f"permission there, or choose another directory with {option('run_dir')}=..."
         ) from error
     print(f"{'Continuing' if last else 'Run'}: {run_dir}", flush=True)
     for key, (old, new) in changed.items():
