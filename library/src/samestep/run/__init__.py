@@ -1,16 +1,15 @@
 """One run, one directory: its record, its history and its checkpoints.
 
-A run that is killed at any moment, or whose files are damaged, is continued by the same command;
-a file that is not its own is rejected. Read in this order:
+The same command resumes a run that was killed at any moment, or whose files are damaged; files of
+another run are rejected. Read in this order:
 
-1. ``layout``: the files of a run directory. ``lifecycle``: a run begins, continues and finishes;
-   ``lock`` keeps other processes out of it,
-   ``changes`` compares its configuration, ``record`` is what it records of itself, with the code
-   and machine that ``provenance`` finds; ``logs`` is what its ranks log.
-2. ``checkpoint``: files that are written atomically; ``manifest`` proves that each is whole, and
-   that it belongs to this run; ``shards``: the tensors of a model that is sharded.
-3. ``history``: the metrics over time, which ``metrics`` reads. ``store``: a copy of the run
-   elsewhere, which the callback ``artifacts`` keeps up to date, and ``upload`` makes by hand.
+1. ``layout``: the files of a run directory. ``lifecycle``: starts, resumes and finishes a run.
+   ``lock`` keeps other processes out, ``changes`` compares the configuration with the saved one,
+   ``record`` is run.json, ``provenance`` finds the code and the machine, ``logs`` are the ranks'.
+2. ``checkpoint``: files that are written atomically. ``manifest`` proves a checkpoint intact and
+   of this run; ``shards`` are the tensors of a sharded model.
+3. ``history`` writes the metrics over time, ``metrics`` reads them. ``store`` is a copy of the run
+   elsewhere: the callback ``artifacts`` keeps it up to date, ``upload`` makes it by command.
    ``replication``: checkpoints for nodes that do not share the directory.
-4. ``files``: how a file is written whole or not at all.
+4. ``files``: writes a file completely or not at all.
 """
