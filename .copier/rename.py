@@ -24,15 +24,18 @@ OF_THE_NAME = (
     r"(?<=example\.com/)project\b",  # of an image
     r"(?<=: )project(?= #)",  # a default of configs/
     r"\bproject(?=-(runs|data)\b)",  # of a volume
+    r"(?<=pip install ')project(?=\[)",  # of an extra
 )
+# A copy has no docs/: its README says where those of the template are.
+LINK_TO_DOCS = re.compile(r"\[([^\]]+)\]\(\.\./\.\./(docs/[^)#]+)[^)]*\)")
 
 
 def rename(text: str, package: str, name: str) -> str:
-    """``text`` with both names."""
+    """``text`` with both names, and without links to pages that the copy does not have."""
     for patterns, new in ((OF_THE_PACKAGE, package), (OF_THE_NAME, name)):
         for pattern in patterns:
             text = re.sub(pattern, new, text)
-    return text
+    return LINK_TO_DOCS.sub(r"\1 (`\2` of the template)", text)
 
 
 def main(template: Path, package: str, name: str) -> None:

@@ -46,7 +46,7 @@ def test_a_run_leaves_what_the_readme_promises(digits_run: Path):
     assert not any("per_second" in name for name in final)
     assert yaml.safe_load((digits_run / "config.yaml").read_text())["data"]["num_classes"] == 10
     last = torch.load(digits_run / "checkpoints/last.ckpt", weights_only=True)
-    assert (last["epoch"], last["global_step"]) == (1, 40)
+    assert (last["epoch"], last["global_step"]) == (2, 40)
 
 
 def test_a_run_says_how_it_goes_and_what_to_do_next(digits_run: Path):

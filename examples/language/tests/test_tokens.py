@@ -11,7 +11,7 @@ import torch
 from examples.language import tokens
 from examples.language.tokens import TokenDataModule, Tokenizer, convert
 from samestep.errors import ConfigError, RunError
-from tests.conftest import run
+from tests.conftest import ROOT, run
 
 TEXTS = {"a.txt": "the quick brown fox\n" * 300, "b.txt": "Grüße ☃\r\n" * 200 + "no end of line"}
 
@@ -175,7 +175,8 @@ def test_a_missing_package_is_one_message(books: Path, tmp_path: Path):
     (tmp_path / "tokenizers.py").write_text("raise ModuleNotFoundError('x', name='tokenizers')")
     (tmp_path / "tokenizer.json").write_text("{}")
     words = [str(books), str(tmp_path / "x"), "--tokenizer", str(tmp_path / "tokenizer.json")]
-    done = run("-m", "examples.language.convert", *words, PYTHONPATH=str(tmp_path))
+    path = f"{tmp_path}:{ROOT}:{ROOT / 'src'}"
+    done = run("-m", "examples.language.convert", *words, PYTHONPATH=path)
     assert done.returncode == 2
     message = "The package tokenizers is not installed: .venv/bin/pip install tokenizers"
     assert message in done.stderr
