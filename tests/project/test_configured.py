@@ -25,4 +25,4 @@ def test_the_configured_model_takes_a_step_and_resumes(tmp_path: Path):
         assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Continuing")
     state = torch.load(tmp_path / "mine/checkpoints/last.ckpt", weights_only=True)
-    assert (state["epoch"], state["global_step"]) == (1, 2)
+    assert state["global_step"] == 2

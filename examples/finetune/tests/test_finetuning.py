@@ -13,8 +13,7 @@ from torch import nn
 
 from examples.finetune.finetuning import load_weights
 from examples.finetune.net import Pretrained
-from samestep import load_run
-from samestep.errors import ConfigError
+from samestep import ConfigError, load_run
 from samestep.hydra import build
 from samestep.hydra.compose import check
 from tests.conftest import NO_PICTURES, final_metrics, run

@@ -7,7 +7,7 @@ import torch
 
 from examples.language.datamodule import TextDataModule
 from examples.language.text import NO_TARGET
-from samestep.errors import ConfigError
+from samestep import ConfigError
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 30  # 1320 characters
 

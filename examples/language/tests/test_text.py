@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from examples.language.text import NO_TARGET, OTHER, Vocabulary, Windows, read_text, split
-from samestep.errors import RunError
+from samestep import RunError
 
 
 @pytest.mark.parametrize("length", [10, 99, 1000])

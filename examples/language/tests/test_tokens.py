@@ -10,7 +10,7 @@ import torch
 
 from examples.language import tokens
 from examples.language.tokens import TokenDataModule, Tokenizer, convert
-from samestep.errors import ConfigError, RunError
+from samestep import ConfigError, RunError
 from tests.conftest import ROOT, run
 
 TEXTS = {"a.txt": "the quick brown fox\n" * 300, "b.txt": "Grüße ☃\r\n" * 200 + "no end of line"}

@@ -13,10 +13,7 @@ import torch
 
 from examples.tables.datamodule import TableImages, checksum
 from examples.tables.tests.conftest import SIZES, data_of, lance_rows, save_to_disk, write
-from samestep.data.arrow import ArrowRows
-from samestep.data.lance import LanceRows
-from samestep.data.loader import BatchLoader
-from samestep.errors import ConfigError, RunError
+from samestep import ArrowRows, BatchLoader, ConfigError, LanceRows, RunError
 from tests.conftest import run
 
 

@@ -16,9 +16,7 @@ from examples.tables import writer
 from examples.tables.datamodule import checksum
 from examples.tables.tests.conftest import FEATURES, data_of, lance_rows, save_to_disk, write
 from examples.tables.writer import find_parts, write_table
-from samestep.data.lance import LanceRows
-from samestep.data.loader import BatchLoader
-from samestep.errors import ConfigError, RunError
+from samestep import BatchLoader, ConfigError, LanceRows, RunError
 from tests.conftest import run
 
 
