@@ -11,7 +11,13 @@ from torch.utils.data import DataLoader
 from project.data.augment import Augment
 from project.data.download import DataError
 from project.data.images import FileBatch, ImageSet
-from project.data.sources import ImageFiles, Images, Source, find_images, read_image
+from project.data.sources import (
+    ImageFiles,
+    Images,
+    Source,
+    find_images,
+    read_image,
+)
 from samestep import BatchLoader, Blocks, ConfigError
 
 SPLIT_SEED = (
