@@ -10,7 +10,7 @@ TABLE = read_table(PAGE.read_text())
 STYLE, CELLS = "DataLoader", ["SIGTERM", "2 ranks"]
 """One that is identical, and one that is announced: that the matrix sees what the table says.
 
-Each kind of style has its own tests, in library/tests/callbacks and tests/test_metrics.py.
+Each kind of style has its own tests, in library/tests/callbacks and test_logged_metrics.py.
 """
 
 
