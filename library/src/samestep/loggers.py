@@ -30,7 +30,13 @@ log = logging.getLogger(__name__)
 
 EMPTY_BYTES = 7  # of a file of W&B: its header
 IDENTITY = "samestep.run"  # the tag by which MLflow finds a run again
+START_TIMEOUT_S = 20  # for W&B to start a run, once the server has answered
 FINISH_TIMEOUT_S = 30  # for W&B to upload what is left when the process ends
+ANSWER_TIMEOUT_S = 3  # for a server to answer at all
+MAX_PARAMETER = 250  # characters that MLflow takes
+
+
+# -- Weights & Biases ------------------------------------------------------------------------------
 
 
 def wandb_logger(
@@ -45,66 +51,99 @@ def wandb_logger(
 
     Without a key, or without an answer from the server, the run continues offline, with one warning
     that says why and how to upload it later. ``WANDB_MODE`` is respected without a warning. All
-    files of W&B go to ``<run_dir>/wandb``, and what a server that goes away missed stays there.
+    files of W&B go to ``<run_dir>/wandb``, also the metrics that a lost server has not received.
+
+    Raises:
+        ConfigError: if W&B is not installed, or rejects a name.
     """
     require("wandb", "wandb")
-    import wandb as wb  # slow
+    import wandb  # slow
 
-    # A process that was killed at once leaves an empty file, with which `wandb sync` would stop.
-    for path in Path(run_dir, "wandb").glob("offline-run-*/*.wandb"):
-        if path.stat().st_size <= EMPTY_BYTES:
-            shutil.rmtree(path.parent)
-
-    silent = wb.Settings(
+    remove_empty_offline_runs(run_dir)
+    silent = wandb.Settings(
         silent=True,
         console="off",
         disable_code=True,
         disable_git=True,
         x_disable_meta=True,  # it holds the command line
         x_save_requirements=False,
-        init_timeout=20,  # seconds, once the server has answered
+        init_timeout=START_TIMEOUT_S,
         finish_timeout=FINISH_TIMEOUT_S,
     )
-
-    config = read_config(Path(run_dir))
-
-    def start(mode: Any) -> WandbLogger:
-        try:
-            run = wb.init(
-                project=project, entity=entity, group=group, tags=tags, id=run_id, name=run_id,
-                resume="allow", dir=run_dir, config=config, settings=silent, mode=mode,
-            )  # fmt: skip
-        except wb.errors.UsageError as error:  # a name that W&B does not take
-            raise ConfigError(str(error)) from error
-        run.define_metric("trainer/global_step")
-        run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-        return WandbLogger(experiment=run, save_dir=run_dir)
-
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # W&B's report on itself
-    environment.set_variable("WANDB_DATA_DIR", str(Path(run_dir, "wandb").absolute()))
-    home = environment.variable("HOME")
-    if environment.variable("WANDB_CACHE_DIR") is None and not (home and os.access(home, os.W_OK)):
-        # Otherwise W&B prints its own log, because it cannot write it into the home directory.
-        environment.set_variable("WANDB_CACHE_DIR", str(Path(run_dir, "wandb", "cache").absolute()))
-    wb.finish()  # the run before this one, in a sweep
-    wb.teardown()
-    settings = wb.setup(settings=silent).settings
+    options = {
+        "project": project,
+        "entity": entity,
+        "group": group,
+        "tags": tags,
+        "id": run_id,
+        "name": run_id,
+        "dir": run_dir,
+        "config": read_config(Path(run_dir)),
+        "settings": silent,
+    }
+    # W&B's report on itself.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    set_wandb_folders(Path(run_dir, "wandb").absolute())
+    # The run before this one, in a sweep.
+    wandb.finish()
+    wandb.teardown()
+    settings = wandb.setup(settings=silent).settings
     if settings.mode != "online":
-        return start(settings.mode)
-    why = _unreachable(settings.base_url)
+        return start_wandb(settings.mode, options)
+    why = why_unreachable(settings.base_url)
     try:
-        if not why and wb.login(prompt=False, verify=False):
-            logger = start("online")
+        # W&B itself would wait much longer for a server that does not answer.
+        if not why and wandb.login(prompt=False, verify=False):
+            logger = start_wandb("online", options)
             print(f"W&B: {logger.experiment.url}", flush=True)
             return logger
-    except (wb.Error, ValueError) as error:
+    except (wandb.Error, ValueError) as error:
         why = str(error)
-        wb.teardown()
-        wb.setup(settings=silent)
+        # Nothing of the failed attempt may stay in the service of W&B.
+        wandb.teardown()
+        wandb.setup(settings=silent)
     why = why or "there is no key (WANDB_API_KEY, or `wandb login` once)"
     later = f"To upload later: wandb sync {run_dir}/wandb/offline-run-*"
     log.warning("W&B continues offline: %s. %s", why, later)
-    return start("offline")
+    return start_wandb("offline", options)
+
+
+def start_wandb(mode: Any, options: Mapping[str, Any]) -> WandbLogger:
+    """Start or continue a run.
+
+    Raises:
+        ConfigError: if W&B rejects a name.
+    """
+    import wandb
+
+    try:
+        run = wandb.init(mode=mode, resume="allow", **options)
+    except wandb.errors.UsageError as error:
+        raise ConfigError(str(error)) from error
+    # Charts over steps, not over calls of ``log``: a run that resumes repeats some of them.
+    run.define_metric("trainer/global_step")
+    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    return WandbLogger(experiment=run, save_dir=options["dir"])
+
+
+def remove_empty_offline_runs(run_dir: str) -> None:
+    """Remove the files of processes that were killed at once: ``wandb sync`` would stop there."""
+    for path in Path(run_dir, "wandb").glob("offline-run-*/*.wandb"):
+        if path.stat().st_size <= EMPTY_BYTES:
+            shutil.rmtree(path.parent)
+
+
+def set_wandb_folders(folder: Path) -> None:
+    """Let W&B keep all its files in ``folder``."""
+    environment.set_variable("WANDB_DATA_DIR", str(folder))
+    home = environment.variable("HOME")
+    has_home = home is not None and os.access(home, os.W_OK)
+    # Without a home to write its own log into, W&B prints the log.
+    if environment.variable("WANDB_CACHE_DIR") is None and not has_home:
+        environment.set_variable("WANDB_CACHE_DIR", str(folder / "cache"))
+
+
+# -- MLflow ----------------------------------------------------------------------------------------
 
 
 class MLflow(MLFlowLogger):
@@ -114,20 +153,26 @@ class MLflow(MLFlowLogger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log what MLflow does not have."""
-        new = {k: v for k, v in metrics.items() if (k, step, v) not in self.known}
+        new = {}
+        for name, value in metrics.items():
+            if (name, step, value) not in self.known:
+                new[name] = value
         super().log_metrics(new, step)
 
     def finalize(self, status: str = "success") -> None:
-        """Tell MLflow how the run has ended; ``KILLED`` is one that was stopped."""
+        """Tell MLflow how the run has ended; ``KILLED`` is a run that was stopped."""
         is_stopped = isinstance(sys.exc_info()[1], SystemExit)
         super().finalize("KILLED" if is_stopped else status)
 
 
 def mlflow_logger(run_dir: str, run_id: str, experiment: str, tracking_uri: str | None) -> MLflow:
-    """The run named ``run_id`` of MLflow's ``experiment``; a run that continues is the same one.
+    """The run named ``run_id`` of MLflow's ``experiment``; a run that resumes is the same one.
 
     Without ``tracking_uri`` it goes to ``MLFLOW_TRACKING_URI``, else to ``<run_dir>/mlflow``.
-    MLflow keeps the first value of a parameter; one that has changed since becomes a tag.
+    MLflow keeps the first value of a parameter; a value that has changed since becomes a tag.
+
+    Raises:
+        ConfigError: if MLflow is not installed, or its server does not answer.
     """
     require("mlflow", "mlflow-skinny")
     from mlflow import MlflowClient, environment_variables
@@ -137,39 +182,78 @@ def mlflow_logger(run_dir: str, run_id: str, experiment: str, tracking_uri: str 
     if uri is None:
         uri = Path(run_dir, "mlflow").absolute().as_uri()
         environment.set_variable("MLFLOW_ALLOW_FILE_STORE", "true")  # no server, no database
-    elif uri.startswith("http") and (why := _unreachable(uri)):
-        raise ConfigError(f"logger.mlflow.tracking_uri={uri}: {why}")
-    client, known, found = MlflowClient(uri), record.read(Path(run_dir)), list[Any]()
-    # A run that was deleted and begun again is another one.
-    identity = " ".join([run_id, *(str(s.get("started")) for s in known.starts[:1])])
-    if place := client.get_experiment_by_name(experiment):
-        mine = f"tags.`{IDENTITY}` = '{identity}'"
-        found = client.search_runs([place.experiment_id], mine, max_results=1)
-    params = _parameters(run_dir)
-    before = found[0].data.params if found else {}
-    changed = {k: v for k, v in params.items() if before.get(k, v) != v}
-    if changed and known.step is None:  # nothing was saved, so the name was free
-        client.set_terminated(found[0].info.run_id, "KILLED")
-        found, before, changed = [], {}, {}
-    number = found[0].info.run_id if found else None
+    check_mlflow_server(uri)
+    client = MlflowClient(uri)
+    saved = record.read(Path(run_dir))
+    # The time of the first start: a run that was deleted and started over is another one.
+    identity = " ".join([run_id, *(str(start.get("started")) for start in saved.starts[:1])])
+    found = find_mlflow_run(client, experiment, identity)
+    params = config_parameters(run_dir)
+    new, changed = compare_parameters(params, found)
+    # No checkpoint was saved, so another configuration may use the name.
+    if changed and saved.step is None:
+        client.set_terminated(found.info.run_id, "KILLED")
+        found, new, changed = None, params, {}
+    number = found.info.run_id if found is not None else None
     logger = MLflow(experiment, run_id, uri, tags={IDENTITY: identity}, run_id=number)
     number = str(logger.run_id)
-    logger.known = frozenset(
-        (metric.key, metric.step, metric.value)
-        for key in (found[0].data.metrics if found else ())
-        for metric in client.get_metric_history(number, key)
-    )
-    logger.log_hyperparams({k: v for k, v in params.items() if k not in before})
+    logger.known = read_mlflow_metrics(client, found)
+    logger.log_hyperparams(new)
     for key, value in changed.items():
         client.set_tag(number, f"changed/{key}", value)
     client.update_run(number, "RUNNING")
-    if uri.startswith("file:"):  # logging made it the address of every later run
+    # Logging has made the folder of this run the address of every later run in this process.
+    if uri.startswith("file:"):
         variable.unset()
     return logger
 
 
+def check_mlflow_server(uri: str) -> None:
+    """Raise a ConfigError if a server does not answer: MLflow itself would retry for minutes."""
+    if not uri.startswith("http"):
+        return
+    why = why_unreachable(uri)
+    if why:
+        raise ConfigError(f"MLflow's tracking_uri={uri}: {why}")
+
+
+def find_mlflow_run(client: Any, experiment: str, identity: str) -> Any:
+    """The run with this identity in MLflow, or None."""
+    place = client.get_experiment_by_name(experiment)
+    if place is None:
+        return None
+    mine = f"tags.`{IDENTITY}` = '{identity}'"
+    runs = client.search_runs([place.experiment_id], mine, max_results=1)
+    return next(iter(runs), None)
+
+
+def compare_parameters(params: dict[str, str], run: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """The parameters that MLflow does not have yet, and those that have changed since."""
+    before = run.data.params if run is not None else {}
+    new, changed = {}, {}
+    for key, value in params.items():
+        if key not in before:
+            new[key] = value
+        elif before[key] != value:
+            changed[key] = value
+    return new, changed
+
+
+def read_mlflow_metrics(client: Any, run: Any) -> frozenset[tuple[str, int | None, float]]:
+    """Names, steps and values of all metrics that MLflow has of a run."""
+    known = set()
+    if run is not None:
+        for key in run.data.metrics:
+            for metric in client.get_metric_history(run.info.run_id, key):
+                known.add((metric.key, metric.step, metric.value))
+    return frozenset(known)
+
+
+# -- TensorBoard -----------------------------------------------------------------------------------
+
+
 class TensorBoard(TensorBoardLogger):
-    """Event files in ``<run_dir>/tensorboard``; a run that continues adds to them."""
+    """Event files in ``<run_dir>/tensorboard``; a run that resumes adds to them."""
 
     def __init__(self, run_dir: str) -> None:
         require("tensorboard", "tensorboard")
@@ -188,9 +272,11 @@ class TensorBoard(TensorBoardLogger):
         restart = SessionLog(status=SessionLog.START)
         file_writer.add_event(Event(step=step, session_log=restart))
         text = Path(self.save_dir, "config.yaml").read_text()
+        # Indented text is code in Markdown.
         self.experiment.add_text("config.yaml", textwrap.indent(text, "    "), step)
         # The first summary would say which metrics there are. TensorBoard finds all by itself.
-        for summary in hparams(_parameters(self.save_dir), {})[1:]:  # type: ignore[no-untyped-call]
+        parameters = config_parameters(self.save_dir)
+        for summary in hparams(parameters, {})[1:]:  # type: ignore[no-untyped-call]
             file_writer.add_summary(summary)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -199,12 +285,16 @@ class TensorBoard(TensorBoardLogger):
         self.experiment.flush()
 
 
+# -- None ------------------------------------------------------------------------------------------
+
+
 class NullObject:
     """Has every attribute and method, takes every argument, and does nothing."""
 
     def __getattr__(self, name: str) -> "NullObject":
+        # copy and pickle ask for special methods, and would call them.
         if name.startswith("__"):
-            raise AttributeError(name)  # what copy and pickle ask for
+            raise AttributeError(name)
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> "NullObject":  # noqa: D102
@@ -250,14 +340,19 @@ class NullLogger(Logger):
         """Nothing: ``config.yaml`` has them."""
 
 
-def _parameters(run_dir: str) -> dict[str, str]:
+# -- Helpers ---------------------------------------------------------------------------------------
+
+
+def config_parameters(run_dir: str) -> dict[str, str]:
     """The configuration as flat texts, such as ``{"model/lr": "0.1"}``."""
     config = read_config(Path(run_dir))
     # MLflow's file store makes a folder of each slash, and "model/optimizer" beside "model" is both
     # a folder and a file. The chosen values are logged anyway.
     config.pop("choices", None)
-    # MLflow takes no more than 250 characters.
-    return {k.replace(".", "/"): str(v)[:250] for k, v in leaves(config).items()}
+    parameters = {}
+    for key, value in leaves(config).items():
+        parameters[key.replace(".", "/")] = str(value)[:MAX_PARAMETER]
+    return parameters
 
 
 def require(module: str, package: str) -> None:
@@ -266,13 +361,14 @@ def require(module: str, package: str) -> None:
         raise ConfigError(f"logger: a package is missing: pip install {package}")
 
 
-def _unreachable(url: str) -> str | None:
+def why_unreachable(url: str) -> str | None:
     """Why the server at ``url`` cannot be used, or None if it answers a request in time."""
-    # A name and a password before the host are no part of an address for urllib, nor for a message.
+    # urllib does not accept user and password in a URL, and a message must not show them.
     url = re.sub("//[^/]*@", "//", url)
     try:
-        urllib.request.urlopen(url, timeout=3).close()
+        urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_S).close()
     except urllib.error.HTTPError:
+        # An error code is an answer.
         return None
     except (OSError, ValueError) as error:
         return f"{url} does not answer: {getattr(error, 'reason', error)}"

@@ -148,8 +148,8 @@ def three_ranks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
 
 
 def test_numbers_are_of_nodes_or_of_ranks(three_ranks):
-    assert slice_weighting.by_rank([1, 2.5]) == [1, 2.5, 2.5]
-    assert slice_weighting.by_rank([1, 2, 3]) == [1, 2, 3]
+    assert slice_weighting.shares_of_ranks([1, 2.5]) == [1, 2.5, 2.5]
+    assert slice_weighting.shares_of_ranks([1, 2, 3]) == [1, 2, 3]
     rejected = preflight.failure(findings_on([1, 2, 3, 4]))
     assert isinstance(rejected, ConfigError)
     assert "3 ranks on 2 nodes; give one number for each rank" in str(rejected)

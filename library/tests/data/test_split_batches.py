@@ -148,7 +148,7 @@ def draw_differently(folder: str) -> None:
 def test_ranks_that_draw_other_batches_are_told(tmp_path: Path):
     done = on_ranks(draw_differently, str(tmp_path))
     assert done.returncode == 2
-    assert "the ranks have drawn different batches" in done.stderr
+    assert "the ranks have sampled different batches" in done.stderr
     assert done.stderr.count("error: ") == 1
 
 

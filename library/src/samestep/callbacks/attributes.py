@@ -3,6 +3,7 @@
 import logging
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -55,39 +56,73 @@ class Attribute(NamedTuple):
     saved: Any = None
 
 
-class Snapshot(NamedTuple):
-    """What the attributes were at one moment, by their names.
+@dataclass
+class Snapshot:
+    """The values of the attributes at one moment, by their names."""
 
-    fingerprints: equal if the values are; false if there is nothing in it that could change.
-    kept: the values of those that can be kept.
-    objects: the ids of what these consist of.
-    elsewhere: the ids and places of what a checkpoint holds anyway.
-    """
-
-    fingerprints: dict[str, Any]
-    kept: dict[str, Any]
-    objects: set[int]
     elsewhere: set[int]
+    """The ids and storage addresses of what a checkpoint holds anyway."""
+    fingerprints: dict[str, Any] = field(default_factory=dict)
+    """Equal if the values are; false if there is nothing in it that could change."""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """The values that can be kept."""
+    objects: set[int] = field(default_factory=set)
+    """The ids of what the kept values consist of."""
+
+    def keep(self, attribute: Attribute, of_data: set[int]) -> bool:
+        """Add an attribute that can be kept; False if its value does not allow it.
+
+        Args:
+            attribute: to be added.
+            of_data: ids of what the training data consist of.
+        """
+        put = partial(fingerprint, max_bytes=BYTES_KEPT)
+        encoder = Encoder(self.elsewhere, put, MAX_KEPT)
+        encoded = encoder.encode(attribute.value)
+        # A value that the data share may already be one batch ahead when a checkpoint is saved.
+        if not encoder.is_complete or not of_data.isdisjoint(encoder.objects):
+            return False
+        # Zero would say that nothing in it could change.
+        self.fingerprints[attribute.name] = zlib.crc32(repr(encoded).encode()) or 1
+        self.kept[attribute.name] = attribute.value
+        self.objects.update(encoder.objects)
+        return True
+
+    def compare_only(self, attribute: Attribute) -> None:
+        """Add an attribute that can only be named if it changes."""
+        numbers = self._numbers(attribute.value)
+        saved = self._numbers(attribute.saved)
+        # Its owner saves it itself, under whatever name.
+        if not set(saved).issuperset(numbers):
+            self.fingerprints[attribute.name] = numbers
+
+    def _numbers(self, value: Any) -> list[object]:
+        # Without text: messages, times and paths change without being state.
+        put = partial(fingerprint, max_bytes=BYTES_NAMED)
+        return list(numbers_in(Encoder(self.elsewhere, put, MAX_NAMED).encode(value)))
 
     def changed_since(self, before: dict[str, Any]) -> set[str]:
         """The names of the attributes that had other fingerprints."""
-        now = self.fingerprints.items()
-        return {name for name, new in now if new and new != before.get(name)}
+        changed = set()
+        for name, new in self.fingerprints.items():
+            if new and new != before.get(name):
+                changed.add(name)
+        return changed
 
 
 class Attributes(L.Callback):
     """Keeps the attributes of Python that training changes, and names once those it cannot keep.
 
-    A running mean as a float, the hidden state of a recurrent net, a replay buffer, a generator of
-    random numbers: an attribute of the module, of its parts or of the user's callbacks that has
-    another value than before the first step is part of the checkpoint, of each rank its own. It is
-    written back when every ``on_train_start`` is over, in place if it was changed in place. On
-    another number of ranks all get the values of rank zero.
+    A running mean as a float, the hidden state of a recurrent net, a replay buffer, a random
+    generator: an attribute of the module, of its parts or of the user's callbacks that has another
+    value than before the first step is part of the checkpoint, for each rank its own. It is
+    restored after every ``on_train_start``, in place if it was changed in place. On another number
+    of ranks all ranks get the values of rank zero.
 
     Others are only named: objects that Python code did not make; what data sets and loaders use,
     and attributes of a DataModule, because these may be a batch ahead. A callback or DataModule
     with its own ``on_save_checkpoint`` is trusted, and on one rank so is a module with that,
-    ``state_dict`` or ``get_extra_state``. A checkpoint holds the names, and a run that continues
+    ``state_dict`` or ``get_extra_state``. A checkpoint holds the names, and a run that resumes
     repeats them before its first step.
 
     It must be the last callback, so that the others have changed what they change in a step.
@@ -105,30 +140,32 @@ class Attributes(L.Callback):
         self._num_compared = 0
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Note the buffers with ``persistent=False``, before a strategy cuts up the model."""
-        buffers, saved = dict(pl_module.named_buffers()), pl_module.state_dict()
-        self._unsaved_buffers = [name for name in buffers if name not in saved]
+        """Note the buffers with ``persistent=False``, before a strategy shards the model."""
+        saved = pl_module.state_dict()
+        self._unsaved_buffers = [n for n, _ in pl_module.named_buffers() if n not in saved]
         self._before = None
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Snapshot: a run that continues has no such check, so what it changes is state."""
+        """Note the values before Lightning validates some batches."""
         self._before = self._take_snapshot(trainer, pl_module).fingerprints
 
     def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Note what it has changed."""
+        """Note what has changed: a run that resumes skips this validation."""
         now = self._take_snapshot(trainer, pl_module)
         self._changed |= now.changed_since(self._before or {}) & now.kept.keys()
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Note the first values, write those of the checkpoint, and say what is lost.
+        """Note the first values, restore those of the checkpoint, and print what is lost.
 
-        ``samestep.loops`` calls it after every ``on_train_start``: a module may give its attributes
-        their first values in its own.
+        ``samestep.loops`` calls it after every ``on_train_start``, in which a module may give its
+        attributes their first values.
         """
-        self._first_epoch, self._num_compared = trainer.current_epoch, 0
+        self._first_epoch = trainer.current_epoch
+        self._num_compared = 0
         now = self._take_snapshot(trainer, pl_module)
-        self._before, self._first = now.fingerprints, now.objects
-        self._write(trainer, pl_module)
+        self._before = now.fingerprints
+        self._first = now.objects
+        self._restore(trainer, pl_module)
         if self.lost:
             print_note(
                 trainer,
@@ -140,7 +177,8 @@ class Attributes(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
     ) -> None:
         """Name what is lost, after the first batch of the first epoch, and of the second."""
-        # In the second one, a loader has begun again, and the module may have told it the epoch.
+        # Two comparisons, because each takes time. In the second epoch a loader has started over,
+        # and the module may have told it the epoch.
         if self._num_compared == 2 or not trainer.is_global_zero:
             return
         if trainer.current_epoch - self._first_epoch == self._num_compared:
@@ -152,20 +190,19 @@ class Attributes(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep what has changed on each rank, each of which must call this."""
+        # Nothing is trained, or not yet: another callback may save before the first step.
         if self._before is None:
-            return  # nothing is trained
-        now, packed = self._take_snapshot(trainer, pl_module, at_others=False), Packed()
+            return
+        now = self._take_snapshot(trainer, pl_module, with_others=False)
         self._changed |= now.changed_since(self._before)
         # A list may have become too long, or hold other objects.
         self._name_lost(self._changed - now.kept.keys(), trainer)
-        kept = {
-            name: (
-                Encoder(now.elsewhere, packed.put, MAX_KEPT, self._first).encode(value),
-                now.fingerprints[name],
-            )
-            for name, value in now.kept.items()
-            if name in self._changed
-        }
+        packed = Packed()
+        kept = {}
+        for name, value in now.kept.items():
+            if name in self._changed:
+                encoder = Encoder(now.elsewhere, packed.put, MAX_KEPT, self._first)
+                kept[name] = encoder.encode(value), now.fingerprints[name]
         checkpoint["attributes"] = gather({"kept": kept, "bytes": packed.joined()})
 
     def on_load_checkpoint(
@@ -180,40 +217,36 @@ class Attributes(L.Callback):
         return {"names": self.lost}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember it."""
+        """Restore what is lost."""
         self.lost = list(state_dict["names"])
 
-    def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _restore(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Give the attributes the values that they had when the checkpoint was saved."""
         ranks, self._saved = self._saved, []
         if not ranks:
             return
         is_same_number = len(ranks) == trainer.world_size
-        own = ranks[trainer.global_rank if is_same_number else 0]
-        owners = owners_of(trainer, pl_module)
-        decoder, failed = Decoder(own["bytes"], pl_module.device), []
-        for name, (read, _) in own["kept"].items():
+        own = ranks[trainer.global_rank] if is_same_number else ranks[0]
+        owners = find_owners(trainer, pl_module)
+        decoder = Decoder(own["bytes"], pl_module.device)
+        failed = []
+        for name, (encoded, _) in own["kept"].items():
             path, _, attribute = name.rpartition(".")
             owner = owners.get(path)
-            buffers = owner.named_buffers(recurse=False) if isinstance(owner, nn.Module) else ()
-            if attribute in dict(buffers) and not is_same_number and len(ranks) > 1:
-                continue  # it is the mean over the ranks by now
-            try:
-                setattr(owner, attribute, decoder.decode(getattr(owner, attribute, MISSING), read))
-            except Exception:  # of the owner's code, too
-                log.debug("%s cannot be written", name, exc_info=True)
+            # ``RankState`` has given a buffer the mean over the ranks that saved it.
+            if not is_same_number and len(ranks) > 1 and is_buffer(owner, attribute):
+                continue
+            if not restore_attribute(owner, attribute, encoded, decoder):
                 failed.append(name)
             self._changed.add(name)
         if failed:
             print_note(
                 trainer,
-                f"the checkpoint holds values of {join_names(failed)} that cannot be given to this "
-                "program. The run continues with their first values",
+                f"the checkpoint holds values of {join_names(failed)} that cannot be restored in "
+                "this program. The run continues with their first values",
             )
-        if is_same_number:
-            return
-        of_ranks = [{n: print_ for n, (_, print_) in rank["kept"].items()} for rank in ranks]
-        if differ := [n for n in own["kept"] if len({of.get(n) for of in of_ranks}) > 1]:
+        differ = [] if is_same_number else find_unequal(ranks)
+        if differ:
             print_note(
                 trainer,
                 f"{len(ranks)} ranks had values of their own of {join_names(differ)}. All "
@@ -221,62 +254,61 @@ class Attributes(L.Callback):
             )
 
     def _name_lost(self, names: set[str], trainer: L.Trainer) -> None:
-        if new := sorted(names.difference(self.lost)):
-            self.lost += new
-            ranks = " of each rank" * (trainer.world_size > 1)
-            print_note(
-                trainer,
-                f"training changes these attributes, and no checkpoint holds them{ranks}: "
-                f"{join_names(new)}. A run that resumes starts with their first values. Keep them "
-                "by register_buffer, or by state_dict or on_save_checkpoint of their class",
-            )
+        new = sorted(names.difference(self.lost))
+        if not new:
+            return
+        self.lost += new
+        ranks = " of each rank" if trainer.world_size > 1 else ""
+        print_note(
+            trainer,
+            f"training changes these attributes, and no checkpoint holds them{ranks}: "
+            f"{join_names(new)}. A run that resumes starts with their first values. Keep them "
+            "by register_buffer, or by state_dict or on_save_checkpoint of their class",
+        )
 
     def _take_snapshot(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *, at_others: bool = True
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *, with_others: bool = True
     ) -> Snapshot:
-        """Snapshot at the attributes that can be kept, and at others that no checkpoint holds."""
-        elsewhere = self._places_in_checkpoint(trainer, pl_module)
-        of_data = objects_of_data(trainer, elsewhere)
-        # A checkpoint is saved when the next batch has been read already.
+        """Read the attributes that can be kept, and others that no checkpoint holds."""
+        snapshot = Snapshot(self._find_saved(trainer, pl_module))
+        of_data = find_objects_of_data(trainer, snapshot.elsewhere)
+        # A loader that calls the module, as ``collate_fn=self.collate`` does, has already read the
+        # next batch when a checkpoint is saved.
         is_ahead = id(pl_module) in of_data
-        snapshot = Snapshot({}, {}, set(), elsewhere)
-        for name, value, can_be_kept, saved in self._find(trainer, pl_module):
-            is_of_module = name.startswith(f"{class_of(pl_module).__name__}.")
-            if can_be_kept and not (is_ahead and is_of_module):
-                encoder = Encoder(elsewhere, partial(fingerprint, max_bytes=BYTES_KEPT), MAX_KEPT)
-                read = encoder.encode(value)
-                if encoder.is_whole and of_data.isdisjoint(encoder.objects):
-                    snapshot.fingerprints[name] = zlib.crc32(repr(read).encode()) or 1
-                    snapshot.kept[name] = value
-                    snapshot.objects.update(encoder.objects)
-                    continue
-            if not at_others:
+        prefix = f"{class_of(pl_module).__name__}."
+        for attribute in self._find_attributes(trainer, pl_module):
+            may_be_ahead = is_ahead and attribute.name.startswith(prefix)
+            if attribute.can_be_kept and not may_be_ahead and snapshot.keep(attribute, of_data):
                 continue
-            put = partial(fingerprint, max_bytes=BYTES_NAMED)
-            of_value, of_saved = (
-                [*numbers_in(Encoder(elsewhere, put, MAX_NAMED).encode(one))]
-                for one in (value, saved)
-            )
-            if not set(of_saved).issuperset(of_value):
-                snapshot.fingerprints[name] = of_value
+            if with_others:
+                snapshot.compare_only(attribute)
         return snapshot
 
-    def _places_in_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule) -> set[int]:
-        """The ids of what a checkpoint holds anyway, and the places of the weights in memory."""
+    def _find_saved(self, trainer: L.Trainer, pl_module: L.LightningModule) -> set[int]:
+        """The ids and storage addresses of what a checkpoint holds anyway."""
         buffers = dict(pl_module.named_buffers())
         unsaved = [buffers.pop(name) for name in self._unsaved_buffers if name in buffers]
-        schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
-        weights = [*pl_module.parameters(), *buffers.values()]
-        parts: list[Any] = [*pl_module.modules(), *trainer.optimizers, *schedules, *weights]
-        places = {number for part in parts for number in (id(part), storage_of(part))}
-        return places - {storage_of(buffer) for buffer in unsaved} - {NO_STORAGE}
+        saved: list[Any] = [*pl_module.modules(), *pl_module.parameters(), *buffers.values()]
+        saved += trainer.optimizers
+        saved += [config.scheduler for config in trainer.lr_scheduler_configs]
+        found = set()
+        for part in saved:
+            found.add(id(part))
+            # A detached weight is another object with the same memory.
+            found.add(storage_of(part))
+        found.discard(NO_STORAGE)
+        # An unsaved buffer may be a view of a saved one, and is kept on its own.
+        return found.difference(map(storage_of, unsaved))
 
-    def _find(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Iterator[Attribute]:
+    def _find_attributes(
+        self, trainer: L.Trainer, pl_module: L.LightningModule
+    ) -> Iterator[Attribute]:
         buffers = dict(pl_module.named_buffers())
+        prefix = class_of(pl_module).__name__
         for name in self._unsaved_buffers:
             if name in buffers:
-                yield Attribute(f"{class_of(pl_module).__name__}.{name}", buffers[name], True)
-        for name, owner in owners_of(trainer, pl_module).items():
+                yield Attribute(f"{prefix}.{name}", buffers[name], True)
+        for name, owner in find_owners(trainer, pl_module).items():
             if isinstance(owner, L.Callback):
                 yield from attributes_of_owner(name, owner, L.Callback)
             else:
@@ -285,43 +317,49 @@ class Attributes(L.Callback):
         if data is not None and not is_of_library(data):
             yield from attributes_of_owner(type(data).__name__, data, L.LightningDataModule)
         for loader in find_loaders(trainer.train_dataloader):
-            # A loader with a state of its own says what it needs.
+            # A loader with a state of its own saves what it needs.
             if not hasattr(loader, "load_state_dict"):
                 yield from attributes_of_loader(loader, data)
 
 
-def owners_of(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
+def find_owners(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
     """The module, its parts and the user's callbacks, by their names."""
-    name = class_of(pl_module).__name__
-    owners: dict[str, Any] = {
-        ".".join(filter(None, [name, path])): part for path, part in pl_module.named_modules()
-    }
+    root = class_of(pl_module).__name__
+    owners: dict[str, Any] = {}
+    for path, part in pl_module.named_modules():
+        owners[f"{root}.{path}" if path else root] = part
     for callback in compat.callbacks_of(trainer, L.Callback):
-        if not is_of_library(callback):
-            name = type(callback).__name__
-            number = sum(type(owner).__name__ == name for owner in owners.values())
-            owners[f"{name} {number + 1}" if number else name] = callback
+        if is_of_library(callback):
+            continue
+        name = type(callback).__name__
+        # The name must find the same callback after a restart: count those of the same class.
+        number = [type(owner).__name__ for owner in owners.values()].count(name)
+        owners[f"{name} {number + 1}" if number else name] = callback
     return owners
 
 
 def attributes_of_part(name: str, part: nn.Module, world_size: int) -> Iterator[Attribute]:
     """The attributes of the module or of a part of it."""
-    is_module = isinstance(part, L.LightningModule)
-    base = L.LightningModule if is_module else nn.Module
+    # ``RankState`` saves metrics, and nets of torch only have parameters and buffers.
     if isinstance(part, Metric | EpochMean) or is_of_library(part):
         return
-    # Such a part says itself what a checkpoint holds of it, but on rank zero only.
-    saves_itself = any(getattr(type(part), s, None) is not getattr(base, s, None) for s in SAVES)
-    if saves_itself and world_size == 1:
+    # A part with hooks of its own decides what a checkpoint holds of it, but on rank zero only.
+    if world_size == 1 and saves_itself(part):
         return
-    of_base = names_of_base()
+    ignored = base_attributes()
     for attribute, value in vars(part).items():
-        if attribute not in of_base:
+        if attribute not in ignored:
             yield Attribute(f"{name}.{attribute}", value, True)
 
 
+def saves_itself(part: nn.Module) -> bool:
+    """Whether the class of a module overrides what a checkpoint holds of it."""
+    base = L.LightningModule if isinstance(part, L.LightningModule) else nn.Module
+    return any(getattr(type(part), hook, None) is not getattr(base, hook, None) for hook in SAVES)
+
+
 @cache
-def names_of_base() -> set[str]:
+def base_attributes() -> set[str]:
     """The attributes that every module has."""
     return set(vars(L.LightningModule()))
 
@@ -335,10 +373,13 @@ def attributes_of_owner(name: str, owner: Any, base: Any) -> Iterator[Attribute]
         package_of(parent) in LIBRARIES and not issubclass(base, parent)
         for parent in type(owner).__mro__[1:]
     )
-    of_base, saved = vars(base()).keys(), owner.state_dict()
+    ignored = vars(base()).keys()
+    saved = owner.state_dict()
     can_be_kept = base is L.Callback and not has_library_parent
     for attribute, value in vars(owner).items():
-        if attribute not in of_base and not (has_library_parent and attribute.startswith("_")):
+        # Those of a class of Lightning, which saves what it needs.
+        is_private = has_library_parent and attribute.startswith("_")
+        if attribute not in ignored and not is_private:
             yield Attribute(f"{name}.{attribute}", value, can_be_kept, saved)
 
 
@@ -348,14 +389,16 @@ def attributes_of_loader(loader: Any, data: Any) -> Iterator[Attribute]:
     The DataModule may hold them in its ``state_dict``.
     """
     saved = data.state_dict() if data is not None else None
-    of_torch = {name for name in getattr(loader, "__dict__", {}) if name.startswith("_")}
     for part in parts_of_loader(loader):
         # Lightning tells a sampler that has ``set_epoch`` the epoch, also after a restart.
         is_told = hasattr(part, "set_epoch") and part is not getattr(loader, "dataset", None)
-        if not is_of_library(part) and not is_told:
-            for attribute, value in getattr(part, "__dict__", {}).items():
-                if part is not loader or attribute not in of_torch:
-                    yield Attribute(f"{type(part).__name__}.{attribute}", value, saved=saved)
+        if is_told or is_of_library(part):
+            continue
+        for attribute, value in getattr(part, "__dict__", {}).items():
+            # Private attributes of a loader are those of torch's DataLoader.
+            if part is loader and attribute.startswith("_"):
+                continue
+            yield Attribute(f"{type(part).__name__}.{attribute}", value, saved=saved)
 
 
 def parts_of_loader(loader: Any) -> list[Any]:
@@ -369,20 +412,48 @@ def parts_of_loader(loader: Any) -> list[Any]:
     return [part for part in parts if part is not None]
 
 
-def objects_of_data(trainer: L.Trainer, elsewhere: set[int]) -> set[int]:
+def find_objects_of_data(trainer: L.Trainer, elsewhere: set[int]) -> set[int]:
     """The ids of what the training data consist of: it may change before a step gets its batch."""
     found = set[int]()
     for loader in find_loaders(trainer.train_dataloader):
         for part in [*parts_of_loader(loader), getattr(loader, "collate_fn", None)]:
             for value in [part, *getattr(part, "__dict__", {}).values()]:
+                # Only its ids count, so one byte of a tensor is enough.
                 encoder = Encoder(elsewhere, partial(fingerprint, max_bytes=1), MAX_NAMED)
                 encoder.encode(value)
                 found |= encoder.objects
     return found
 
 
+def is_buffer(owner: Any, attribute: str) -> bool:
+    """Whether ``attribute`` is a buffer of a module."""
+    return isinstance(owner, nn.Module) and attribute in dict(owner.named_buffers(recurse=False))
+
+
+def restore_attribute(owner: Any, attribute: str, encoded: Any, decoder: Decoder) -> bool:
+    """Give one attribute its saved value; False if that is not possible."""
+    try:
+        value = decoder.decode(getattr(owner, attribute, MISSING), encoded)
+        setattr(owner, attribute, value)
+    # The owner may be gone, and its own code, such as a property, may raise anything.
+    except Exception:
+        log.debug("%s of %s cannot be restored", attribute, type(owner).__name__, exc_info=True)
+        return False
+    return True
+
+
+def find_unequal(ranks: list[dict[str, Any]]) -> list[str]:
+    """The names of the attributes that rank zero has kept, and of which other ranks differ."""
+    unequal = []
+    for name, (_, own) in ranks[0]["kept"].items():
+        of_ranks = [rank["kept"].get(name, (None, None))[1] for rank in ranks]
+        if of_ranks.count(own) < len(ranks):
+            unequal.append(name)
+    return unequal
+
+
 def print_note(trainer: L.Trainer, note: str) -> None:
-    """Print a note once, for all ranks."""
+    """Print a note once, on rank zero."""
     if trainer.is_global_zero:
         print(f"Note: {note}", flush=True)
 

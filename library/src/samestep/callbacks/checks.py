@@ -130,11 +130,11 @@ def suggest_monitor(key: str, monitor: str, logged: list[str]) -> str:
     losses = [name for name in logged if "loss" in name.lower()]
     similar = get_close_matches(monitor, logged, cutoff=0.8)
     nearest = [*similar, *losses, *logged][0]
-    setting = f"{key}={nearest}"
+    suggestion = f"{key}={nearest}"
     # With mode=max, which suits other metrics, the worst loss would be the best.
     if nearest in losses and key.endswith("monitor"):
-        setting += f" {key.removesuffix('monitor')}mode=min"
-    return setting
+        suggestion += f" {key.removesuffix('monitor')}mode=min"
+    return suggestion
 
 
 class UnequalWeightsError(RunError):

@@ -1,4 +1,4 @@
-"""Values of optimizers and schedules that the configuration has changed when a run continues."""
+"""Values of optimizers and schedules that the configuration has changed when a run resumes."""
 
 from copy import deepcopy
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
 from torch import nn
+from torch.optim import Optimizer
 
 from samestep.callbacks.checks import check_supported
 from samestep.errors import ConfigError
@@ -19,13 +20,13 @@ TRACKS = "track_running_stats"  # of batch norm; BaseFinetuning sets it
 
 
 class HparamsOnResume(L.Callback):
-    """Gives a run that continues the values of its new configuration: learning rate, length...
+    """Gives a run that resumes the values of its new configuration: learning rate, length...
 
     A checkpoint holds the values of optimizers and schedules, and Lightning restores them all. So
     neither another learning rate nor another length of the run would have an effect: a one-cycle
     schedule would even end with an error after its old number of steps. Therefore a checkpoint
     also keeps the values with which the run began. If a value begins differently now, the new
-    configuration has changed it, and the new one counts. All other values are restored: momentum,
+    configuration has changed it, and the new value counts. All other values are restored: momentum,
     the position of a schedule.
 
     Parameters may be frozen, unfrozen or given to an optimizer in a group of their own while the
@@ -39,7 +40,7 @@ class HparamsOnResume(L.Callback):
         self._begin: Values = {}
         """With which values optimizers and schedules begin, by this configuration."""
         self._saved_begin: Values = {}
-        """The same in the checkpoint from which the run continues."""
+        """The same in the checkpoint from which the run resumes."""
         self._schedules: list[Values] = []
         """The states of the schedules in that checkpoint."""
         self._modes: Values = {}
@@ -48,10 +49,14 @@ class HparamsOnResume(L.Callback):
         """The groups that each optimizer got before that checkpoint: the names of parameters."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check the callbacks that the module itself has brought."""
+        """Check the callbacks that the module itself has brought.
+
+        Raises:
+            ConfigError: if one of them is not supported.
+        """
+        is_sharded = isinstance(trainer.strategy, ShardedStrategy)
         for callback in callbacks_of(trainer, L.Callback):
             check_supported(callback, f"{type(pl_module).__name__}.configure_callbacks")
-            is_sharded = isinstance(trainer.strategy, ShardedStrategy)
             if is_sharded and isinstance(callback, WeightAveraging):
                 raise ConfigError(
                     f"callbacks: {type(callback).__name__} is not supported with "
@@ -60,7 +65,8 @@ class HparamsOnResume(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note the values before Lightning restores those of the checkpoint."""
-        self._begin = values_of(trainer) | {"modes": modes_of(pl_module)}
+        self._begin = read_values(trainer)
+        self._begin["modes"] = read_modes(pl_module)
         self._check_kinds()
         self._add_groups(trainer, pl_module)
 
@@ -69,14 +75,18 @@ class HparamsOnResume(L.Callback):
     ) -> None:
         """Keep the values with which the run began, and what was frozen or added since."""
         checkpoint["begin"] = self._begin
-        checkpoint["modes"] = modes_of(pl_module)
+        checkpoint["modes"] = read_modes(pl_module)
+        # By names: another process has other parameters, and a new group may change their order.
         names = {parameter: name for name, parameter in pl_module.named_parameters()}
         # Another callback may save before training begins, when nothing was added.
-        known = self._begin.get("num_groups", [])
-        checkpoint["added_groups"] = [
-            [[names[p] for p in group["params"]] for group in optimizer.param_groups[num_groups:]]
-            for optimizer, num_groups in zip(trainer.optimizers, known, strict=False)
-        ]
+        num_groups = self._begin.get("num_groups", [])
+        added = []
+        for optimizer, num in zip(trainer.optimizers, num_groups, strict=False):
+            groups = []
+            for group in optimizer.param_groups[num:]:
+                groups.append([names[parameter] for parameter in group["params"]])
+            added.append(groups)
+        checkpoint["added_groups"] = added
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: Values
@@ -85,35 +95,48 @@ class HparamsOnResume(L.Callback):
         if trainer.state.fn != "fit":
             return
         self._saved_begin = checkpoint.get("begin", {})
-        self._schedules, checkpoint["lr_schedulers"] = checkpoint["lr_schedulers"], []
+        self._schedules = checkpoint["lr_schedulers"]
+        checkpoint["lr_schedulers"] = []
         self._modes = checkpoint.get("modes", {})
         self._added = checkpoint.get("added_groups", [])
         self._check_kinds()
-        if self._begin:  # some strategies load the checkpoint late
+        # Some strategies load the checkpoint after ``on_fit_start``.
+        if self._begin:
             self._add_groups(trainer, pl_module)
         for stopping in callbacks_of(trainer, EarlyStopping):
-            if state := checkpoint["callbacks"].get(stopping.state_key):
-                state["patience"] = stopping.patience  # Lightning would restore the old one
+            state = checkpoint["callbacks"].get(stopping.state_key)
+            # Lightning would restore the old patience, and a longer one would have no effect.
+            if state:
+                state["patience"] = stopping.patience
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Restore the schedules, and give both what has changed."""
-        old, new = self._saved_begin, self._begin
-        if old:
-            groups = [
-                group
-                for optimizer, num_groups in zip(trainer.optimizers, new["num_groups"], strict=True)
-                for group in optimizer.param_groups[:num_groups]
-            ]
-            for group, before, after in zip(groups, old["groups"], new["groups"], strict=True):
-                group.update(merge(group, before, after), lr=scaled_lr(group, before, after))
-        for index, config in enumerate(trainer.lr_scheduler_configs[: len(self._schedules)]):
-            state = self._schedules[index]
-            if old:
-                state = merge(state, old["schedules"][index], new["schedules"][index])
+        """Restore the schedules, and set the values that have changed."""
+        has_begin = bool(self._saved_begin)
+        if has_begin:
+            self._update_groups(trainer)
+        # No state is saved if the run starts here.
+        pairs = zip(trainer.lr_scheduler_configs, self._schedules, strict=False)
+        for index, (config, state) in enumerate(pairs):
+            if has_begin:
+                before = self._saved_begin["schedules"][index]
+                state = merge(state, before, self._begin["schedules"][index])
             config.scheduler.load_state_dict(state)
         self._schedules = []
-        if self._modes and old.get("modes") == new["modes"]:
+        # If the module begins with other parameters frozen now, its new choice counts.
+        if self._modes and self._saved_begin.get("modes") == self._begin["modes"]:
             set_modes(pl_module, self._modes)
+
+    def _update_groups(self, trainer: L.Trainer) -> None:
+        """Set what the configuration has changed in the groups of the optimizers."""
+        groups: list[Values] = []
+        for optimizer, num in zip(trainer.optimizers, self._begin["num_groups"], strict=True):
+            # Groups that were added while the run trained have no first values.
+            groups += optimizer.param_groups[:num]
+        before, after = self._saved_begin["groups"], self._begin["groups"]
+        for group, old, new in zip(groups, before, after, strict=True):
+            lr = scaled_lr(group, old, new)
+            group.update(merge(group, old, new))
+            group["lr"] = lr
 
     def _add_groups(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Give the optimizers the groups that they got before, so that their state fits."""
@@ -124,78 +147,104 @@ class HparamsOnResume(L.Callback):
         self._added = []
 
     def _check_kinds(self) -> None:
-        """Refuse the state of another kind of optimizer or schedule, before it is restored."""
+        """Reject the state of another kind of optimizer or schedule, before it is restored."""
         old, new = self._saved_begin.get("kinds"), self._begin.get("kinds")
+        # Only one of both is known yet, or no checkpoint is loaded.
         if old is None or new is None or old == new:
             return
         raise ConfigError(
             f"the run cannot continue with {', '.join(new)}: its checkpoint has "
-            f"{', '.join(old)}. Restore the old values, or start over under another RUN_ID"
+            f"{', '.join(old)}. Restore the old values, or start a new run"
         )
 
 
-def values_of(trainer: L.Trainer) -> Values:
+def read_values(trainer: L.Trainer) -> Values:
     """The kinds and the values of all optimizers and schedules."""
-    schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
-    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    kinds = []
+    kinds: list[str] = []
+    num_groups: list[int] = []
+    groups: list[Values] = []
     for optimizer in trainer.optimizers:
-        # Such as "AdamW of 4 + 3 tensors".
-        sizes = " + ".join(str(len(group["params"])) for group in optimizer.param_groups)
-        kinds.append(f"{type(optimizer).__name__} of {sizes} tensors")
+        kinds.append(describe_optimizer(optimizer))
+        num_groups.append(len(optimizer.param_groups))
+        for group in optimizer.param_groups:
+            values = dict(group)
+            del values["params"]
+            # A learning rate may be a tensor, which is changed in place.
+            groups.append(deepcopy(values))
+    schedules: list[Values] = []
+    for config in trainer.lr_scheduler_configs:
+        kinds.append(type(config.scheduler).__name__)
+        schedules.append(deepcopy(config.scheduler.state_dict()))
     return {
-        "kinds": [*kinds, *(type(schedule).__name__ for schedule in schedules)],
-        "num_groups": [len(optimizer.param_groups) for optimizer in trainer.optimizers],
-        "groups": [deepcopy({k: v for k, v in g.items() if k != "params"}) for g in groups],
-        "schedules": [deepcopy(schedule.state_dict()) for schedule in schedules],
+        "kinds": kinds,
+        "num_groups": num_groups,
+        "groups": groups,
+        "schedules": schedules,
     }
 
 
-def modes_of(module: nn.Module) -> Values:
+def describe_optimizer(optimizer: Optimizer) -> str:
+    """Its kind and the tensors of its groups, such as ``AdamW of 4 + 3 tensors``."""
+    sizes = [str(len(group["params"])) for group in optimizer.param_groups]
+    return f"{type(optimizer).__name__} of {' + '.join(sizes)} tensors"
+
+
+def read_modes(module: nn.Module) -> Values:
     """What is frozen: parameters, modules that are not in training mode, statistics."""
-    modules = dict(module.named_modules())
-    return {
-        "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
-        "evaluating": [name for name, part in modules.items() if not part.training],
-        "untracked": [name for name, part in modules.items() if not getattr(part, TRACKS, True)],
-    }
+    frozen, evaluating, untracked = [], [], []
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            frozen.append(name)
+    for name, part in module.named_modules():
+        if not part.training:
+            evaluating.append(name)
+        if not getattr(part, TRACKS, True):
+            untracked.append(name)
+    return {"frozen": frozen, "evaluating": evaluating, "untracked": untracked}
 
 
 def set_modes(module: nn.Module, modes: Values) -> None:
-    """Freeze what ``modes_of`` has found, and nothing else."""
+    """Freeze what ``read_modes`` has found, and nothing else."""
     for name, parameter in module.named_parameters():
-        if parameter.requires_grad == (name in modes["frozen"]):
-            parameter.requires_grad_(name not in modes["frozen"])
+        parameter.requires_grad_(name not in modes["frozen"])
     for name, part in module.named_modules():
+        # Not by ``train()``, which would change the modules below it too.
         part.training = name not in modes["evaluating"]
         if hasattr(part, TRACKS):
             setattr(part, TRACKS, name not in modes["untracked"])
 
 
 def merge(saved: Values, before: Values, after: Values) -> Values:
-    """The saved values, less those that begin differently ``after`` than ``before``."""
+    """The saved values, except those that begin differently ``after`` than ``before``."""
     merged: Values = {}
     for name, value in saved.items():
         old: Any = before.get(name)
         new: Any = after.get(name)
         if old == new:
             merged[name] = value
-        elif all(map(is_list_of_values, (value, old, new))) and len(value) == len(old) == len(new):
+        elif are_parallel(value, old, new):
             # A schedule made of schedules.
-            merged[name] = [merge(*each) for each in zip(value, old, new, strict=True)]
+            merged[name] = list(map(merge, value, old, new))
         else:
             merged[name] = new
     return merged
 
 
-def is_list_of_values(value: Any) -> bool:
+def are_parallel(*values: Any) -> bool:
+    """Whether these are lists of as many states of schedules."""
+    return all(map(is_list_of_states, values)) and len(set(map(len, values))) == 1
+
+
+def is_list_of_states(value: Any) -> bool:
     """Whether it is a list of the states of schedules."""
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
 
 
 def scaled_lr(saved: Values, before: Values, after: Values) -> Any:
-    """The saved learning rate, scaled as the configuration has scaled that of the beginning."""
+    """The saved learning rate, scaled as the configuration has scaled the first one."""
+    # A schedule has already changed "lr" when the values are read; it notes "initial_lr".
     name = "initial_lr" if "initial_lr" in before and "initial_lr" in after else "lr"
+    # Zero cannot be scaled.
     if before[name] == after[name] or not before[name]:
         return saved["lr"]
     return saved["lr"] * after[name] / before[name]

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -18,13 +18,23 @@ from samestep.ranks.sharded import norm_of, parameters_of
 
 log = logging.getLogger(__name__)
 
-CHECK_EVERY = 50  # steps on a GPU between two looks at its flags
+CHECK_EVERY = 50  # steps on a GPU between two reads of its flags
+
+
+class SuspectStep(NamedTuple):
+    """A step whose gradient may be bad; the flags may still be on the device."""
+
+    number: int
+    is_bad: Tensor
+    """Whether the gradient is infinite or nan, on all ranks the same."""
+    loss_is_finite: Tensor
+    """Whether the losses of this rank are finite."""
 
 
 class LossGuard(L.Callback):
     """Skips optimizer steps whose gradient is infinite or nan, before they reach the weights.
 
-    On a GPU a fused optimizer reads the flag on the device, and this process looks at the flags
+    On a GPU a fused optimizer reads the flag on the device, and this process reads the flags
     every ``CHECK_EVERY`` steps and before each checkpoint: no step waits for the device.
 
     Args:
@@ -35,78 +45,103 @@ class LossGuard(L.Callback):
         self.max_skipped = max_skipped
         self.num_skipped = 0
         self._losses: list[Tensor] = []  # of all batches of this step, on this rank
-        self._steps: list[tuple[int, Tensor, Tensor]] = []  # (step, gradient is bad, loss is fine)
+        self._steps: list[SuspectStep] = []
 
     def on_before_backward(
         self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
     ) -> None:
-        """Remember the loss, which is looked at if the gradient is bad."""
+        """Remember the loss, which tells whose data were bad if the gradient is."""
         self._losses.append(loss.detach())
 
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
     ) -> None:
-        """Skip the step if its gradient is not finite."""
+        """Skip the step if its gradient is not finite.
+
+        Raises:
+            RunError: if too many steps were skipped.
+        """
         losses, self._losses = self._losses, []
+        # With 16-mixed infinite gradients are normal: its scaler skips these steps.
         if getattr(trainer.precision_plugin, "scaler", None):
-            return  # with 16-mixed infinite gradients are normal: its scaler skips these steps
-        gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None]
+            return
+        gradients = gradients_of(optimizer)
         # After DDP's all-reduce all ranks hold the same gradient, so each can decide alone.
         if are_finite(gradients):
             return
-        is_sharded = any(isinstance(gradient, DTensor) for gradient in gradients)
         bad = ~norm_of(gradients).isfinite()
-        # Without a loss: manual optimization without Lightning's manual_backward.
-        loss_is_finite = ~bad
-        if losses:
-            loss_is_finite = torch.stack([loss.isfinite().all() for loss in losses]).all()
-        self._steps.append((trainer.global_step + 1, bad, loss_is_finite))
-
-        if bad.is_cuda and not is_sharded and optimizer.defaults.get("fused"):
+        is_finite = are_losses_finite(losses, bad)
+        self._steps.append(SuspectStep(trainer.global_step + 1, bad, is_finite))
+        # Only a fused optimizer can skip a step by itself, and not if its weights are sharded.
+        is_fused = bad.is_cuda and optimizer.defaults.get("fused")
+        if is_fused and not any(isinstance(gradient, DTensor) for gradient in gradients):
             compat.skip_fused_step(optimizer, bad)
             if len(self._steps) >= CHECK_EVERY:
                 self._count_skipped(trainer)
+        # The optimizer skips parameters without a gradient.
         elif self._count_skipped(trainer):
             pl_module.zero_grad()
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Look at the flags, and save the count."""
+        """Read the flags, and save the count."""
         self._count_skipped(trainer)
         checkpoint["num_skipped"] = self.num_skipped
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Go on with the saved count."""
+        """Resume from the saved count."""
         self.num_skipped = checkpoint.get("num_skipped", 0)
 
     def _count_skipped(self, trainer: L.Trainer) -> int:
-        """Number of the remembered steps that were skipped; waits for the device."""
+        """Number of the suspect steps that were skipped; waits for the device."""
         steps, self._steps = self._steps, []
-        if not steps or not any(torch.stack([bad for _, bad, _ in steps]).tolist()):
+        if not steps:
             return 0
-        bad_steps = [(step, bool(fine)) for step, bad, fine in steps if bad]
-        of_ranks = gather([fine for _, fine in bad_steps])
-        for index, (step, _) in enumerate(bad_steps):
-            ranks = [str(rank) for rank, fine in enumerate(of_ranks) if not fine[index]]
-            where = f"the loss on rank {', '.join(ranks)}" if ranks else "the gradient of all ranks"
-            what = f"step {step}: {where} is infinite or nan"
-            self.num_skipped += 1
-            if self.num_skipped > self.max_skipped:
-                raise RunError(
-                    f"{what}; the step was not taken, and the checkpoints are from before it. "
-                    f"Lower the learning rate, clip with {setting('gradient_clip_val', 1.0)}, or "
-                    f"skip such steps with {setting('max_skipped', 10)}"
-                )
-            if trainer.is_global_zero:
-                log.warning("%s; skipped, %d of %d", what, self.num_skipped, self.max_skipped)
+        # One read for all flags. All ranks have the same ones, so all or none gather the losses.
+        flags = torch.stack([step.is_bad for step in steps]).tolist()
+        bad_steps = [step for step, is_bad in zip(steps, flags, strict=True) if is_bad]
+        if not bad_steps:
+            return 0
+        of_ranks = gather([bool(step.loss_is_finite) for step in bad_steps])
+        for index, step in enumerate(bad_steps):
+            guilty = []
+            for rank, is_finite in enumerate(of_ranks):
+                if not is_finite[index]:
+                    guilty.append(str(rank))
+            self._report_skipped(step.number, guilty, trainer.is_global_zero)
         return len(bad_steps)
+
+    def _report_skipped(self, step: int, guilty: list[str], is_global_zero: bool) -> None:
+        """Count a skipped step, and say which ranks had a bad loss.
+
+        Raises:
+            RunError: if too many steps were skipped.
+        """
+        where = "the gradient of all ranks"
+        if guilty:
+            where = f"the loss on rank {', '.join(guilty)}"
+        what = f"step {step}: {where} is infinite or nan"
+        self.num_skipped += 1
+        if self.num_skipped > self.max_skipped:
+            raise RunError(
+                f"{what}; the step was not taken, and the checkpoints are from before it. "
+                f"Lower the learning rate, clip with {setting('gradient_clip_val', 1.0)}, or skip "
+                f"such steps with {setting('max_skipped', 10)}"
+            )
+        if is_global_zero:
+            log.warning("%s; skipped, %d of %d", what, self.num_skipped, self.max_skipped)
+
+
+def gradients_of(optimizer: Optimizer) -> list[Tensor]:
+    """The gradients of an optimizer's parameters, where they have one."""
+    return [p.grad for p in parameters_of(optimizer) if p.grad is not None]
 
 
 def are_finite(gradients: list[Tensor]) -> bool:
-    """Whether every value is finite; False if a device or other ranks would have to be asked.
+    """Whether every value is finite; False if a device or other ranks would have to answer.
 
     A sum with an infinite or nan value in it is never finite. It takes a fifth of the time of
     ``get_total_norm``, which makes more small tensors.
@@ -117,3 +152,12 @@ def are_finite(gradients: list[Tensor]) -> bool:
         and math.isfinite(gradient.sum().item())
         for gradient in gradients
     )
+
+
+def are_losses_finite(losses: list[Tensor], bad: Tensor) -> Tensor:
+    """Whether all losses are finite, as a flag on the device; without losses ``not bad``."""
+    # Manual optimization without Lightning's manual_backward tells no loss.
+    if not losses:
+        return ~bad
+    flags = [loss.isfinite().all() for loss in losses]
+    return torch.stack(flags).all()

@@ -1,4 +1,4 @@
-"""Gives each rank its slice of every batch, and lets the slices count by their length."""
+"""Gives each rank its slice of every batch, and weights the slices by their length."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +16,12 @@ from samestep.option_names import option, setting
 from samestep.ranks import compat, environment, process_group
 
 WARMUP_BATCHES = 3  # of an epoch; they are not timed
-TIMED_BATCHES = 100  # of an epoch, at most: a GPU is waited for in each of them
-ALIKE = 1.1  # ranks whose speeds differ by this factor at most keep the shares that they have
+TIMED_BATCHES = 100  # of an epoch, at most: each of them waits for the GPU
+SIMILAR = 1.1  # ranks whose speeds differ by at most this factor keep their shares
 
 
 class SliceWeighting(L.Callback):
-    """Makes the gradient of a step the mean over all of its samples, however they were shared out.
+    """Makes the gradient of a step the mean over all of its samples, however they are sliced.
 
     A model returns the mean loss of its slice. DDP takes the mean of the ranks' gradients, so a
     sample of a short slice would count more than a sample of a long one. This callback multiplies
@@ -32,19 +32,18 @@ class SliceWeighting(L.Callback):
 
     If all slices are equal, nothing is multiplied.
 
-    With ``split_batches`` each batch of an ordinary DataLoader is cut into such slices too, if it
+    With ``split_batches`` each batch of an ordinary DataLoader is cut into slices too, if it
     asks a map-style data set for batches, in training, validation and test.
 
     With ``auto`` the first epoch has equal shares. The forward passes of each epoch are timed, and
-    at its end the ranks agree on the shares of the next one. A checkpoint keeps them: a run that
-    continues on as many ranks begins with them. Shares change neither the global
-    batches nor the loss curve. They only let a slow rank have less to do, so that the others need
-    not wait for it.
+    at its end the ranks agree on the shares of the next one. A checkpoint keeps them for a run that
+    resumes on as many ranks. Shares change neither the global batches nor the loss curve. They
+    only give a slow rank less to do, so that the others need not wait for it.
 
     Args:
         asked: ``equal``, ``auto``, or numbers in any unit, one for each rank or each node.
         split_batches: whether ``batch_size`` of ordinary DataLoaders counts samples over all ranks.
-        seed: of batch samplers that draw random numbers in validation and test.
+        seed: of batch samplers that sample random numbers in validation and test.
     """
 
     def __init__(
@@ -58,78 +57,87 @@ class SliceWeighting(L.Callback):
         self.seed = seed
         self.shares: tuple[float, ...] | None = None
         """How much each rank gets; None: all the same."""
-        # Of the training data, if weights are needed.
+        # Of the training data; None if all slices are equal and need no weights.
         self._order: GlobalBatchSampler | SplitBatches | None = None
         self._splits: list[SplitBatches] = []  # of the ordinary loaders of the training
         self._checked_epoch = -1
         self._batch = 0  # of this epoch
         self._saved: tuple[float, ...] = ()  # the shares of a checkpoint
         self._begin: float | None = None  # of a forward pass that is timed
-        self._seconds, self._samples = 0.0, 0  # of the forward passes of this epoch
+        self._seconds = 0.0  # of the forward passes of this epoch
+        self._samples = 0  # of this rank in these forward passes
         self._has_patched = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Let batch samplers give each rank a part of their batches."""
-        if (trainer.world_size > 1 or self.split_batches) and not self._has_patched:
-            compat.replace_batch_samplers(trainer, self._share)
+        """Let batch samplers give each rank its slice of their batches."""
+        if self._has_patched:
+            return
+        if trainer.world_size > 1 or self.split_batches:
+            compat.replace_batch_samplers(trainer, self._batches_of_rank)
             self._has_patched = True
 
-    def _share(self, loader: DataLoader[Any], stage: str) -> Any:
+    def _batches_of_rank(self, loader: DataLoader[Any], stage: str) -> Any:
         """The batch sampler of this rank; None leaves the loader to Lightning."""
         batches: Any = loader.batch_sampler
-        parts = [batches, getattr(batches, "sampler", None)]
-        knows_ranks = any(hasattr(p, "num_replicas") or hasattr(p, "world_size") for p in parts)
-        is_own = loader.batch_size is None and batches is not None  # otherwise torch has made it
-        if knows_ranks:
-            return batches if is_own else None
-        rank, world_size = environment.rank(), environment.world_size()
+        # Otherwise torch has made the batch sampler, from batch_size and shuffle.
+        is_users = loader.batch_size is None and batches is not None
+        # A distributed sampler, of torch or of the user, already gives each rank its batches.
+        if knows_ranks(batches) or knows_ranks(getattr(batches, "sampler", None)):
+            return batches if is_users else None
+        rank = environment.rank()
+        world_size = environment.world_size()
         if self.split_batches and stage != "predict" and has_batches_of_ids(loader):
             # ``ResumableBatches`` seeds the batches of the training.
             seed = None if stage == "train" else self.seed
             return SplitBatches(batches, rank, world_size, seed)
-        return BatchesOfRank(batches, rank, world_size) if is_own and world_size > 1 else None
+        # Lightning would reject the user's batch sampler, or silently replace one of torch.
+        if is_users and world_size > 1:
+            return BatchesOfRank(batches, rank, world_size)
+        return None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find the shares, cut the training data, and find out whether weights are needed."""
-        # Each node may have a command of its own; that of rank zero counts.
+        """Find the shares, slice the training data, and find out whether weights are needed.
+
+        Raises:
+            ConfigError: if the training data cannot have such shares or slices.
+        """
+        # Each node may have its own command; the command of rank zero counts.
         asked = process_group.broadcast(self.asked)
         if environment.world_size() > 1 and asked != "equal" and len(set(asked)) > 1:
-            loaders = list(find_batch_loaders(trainer.train_dataloader))
-            if len(loaders) != 1 or not order_of(trainer):
-                raise needs_batch_loader()
-            self.asked = asked
-            if asked != "auto":
-                self.shares = tuple(by_rank([float(share) for share in asked]))
-            elif len(self._saved) == environment.world_size():
-                self.shares = self._saved
-        self._cut(trainer)
+            self._use_shares(asked, trainer)
+        self._slice_training_data(trainer)
 
-    def _cut(self, trainer: L.Trainer) -> None:
+    def _use_shares(self, asked: str | Sequence[float], trainer: L.Trainer) -> None:
+        loaders = list(find_batch_loaders(trainer.train_dataloader))
+        if len(loaders) != 1 or order_of(trainer) is None:
+            raise ConfigError(
+                f"{option('shares')}: an ordinary DataLoader, or several loaders, give every rank "
+                "the same share; use one samestep.data.loader.BatchLoader (docs/contract.md), or "
+                f"{setting('shares', 'equal')}"
+            )
+        self.asked = asked
+        if asked != "auto":
+            self.shares = tuple(shares_of_ranks(list(map(float, asked))))
+        elif len(self._saved) == environment.world_size():
+            self.shares = self._saved
+
+    def _slice_training_data(self, trainer: L.Trainer) -> None:
         splits = map(split_of, find_loaders(trainer.train_dataloader))
-        self._splits = [one for one in splits if one is not None]
+        self._splits = [split for split in splits if split is not None]
         order = order_of(trainer)
         if order is None:
             return
         self._set_shares(trainer.train_dataloader)
         orders = [loader.order for loader in find_batch_loaders(trainer.train_dataloader)]
+        # The lengths of the batches of a batch sampler are known only when they are read.
         if not orders and len(self._splits) == 1:
             self._order = order
             return
-        if any(each.has_empty_slices() for each in orders):
-            raise ConfigError(
-                f"the training data: a batch has fewer samples than {trainer.world_size} ranks; "
-                "use a larger batch or fewer ranks, or leave out a short last batch by "
-                "BatchLoader(drop_last=True)"
-            )
-        has_equal_slices = all(each.has_equal_slices() for each in orders)
-        if len(orders) + len(self._splits) > 1 and not has_equal_slices:
-            raise ConfigError(
-                "the training data: several BatchLoaders need slices of equal length; let each "
-                f"batch_size divide by {trainer.world_size} ranks x "
-                f"{trainer.accumulate_grad_batches} accumulated batches, with drop_last=True and "
-                f"{setting('shares', 'equal')}"
-            )
-        self._order = None if has_equal_slices else order
+        check_empty_slices(orders, trainer)
+        self._order = None
+        if not all(each.has_equal_slices() for each in orders):
+            check_single_loader(len(orders) + len(self._splits), trainer)
+            self._order = order
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -143,15 +151,16 @@ class SliceWeighting(L.Callback):
             self._begin = synchronized_time(pl_module)
 
     def _check_splits(self, trainer: L.Trainer) -> None:
+        # Once per epoch: a difference shows in its first batch, and asking the ranks takes time.
         if trainer.current_epoch != self._checked_epoch:
             self._checked_epoch = trainer.current_epoch
-            of_ranks = process_group.gather([one.digest for one in self._splits])
-            if any(digests != of_ranks[0] for digests in of_ranks):
+            of_ranks = process_group.gather([split.digest for split in self._splits])
+            if of_ranks.count(of_ranks[0]) < len(of_ranks):
                 raise ConfigError(
-                    "split_batches: the ranks have drawn different batches, which cannot be split; "
-                    "seed the generator of the sampler alike on all ranks"
+                    "split_batches: the ranks have sampled different batches, which cannot be "
+                    "split; seed the generator of the sampler alike on all ranks"
                 )
-        if self._order is None and any(one.is_unequal for one in self._splits):
+        if self._order is None and any(split.is_unequal for split in self._splits):
             raise ConfigError(
                 "split_batches: several loaders need slices of equal length; let each batch_size "
                 f"divide by {trainer.world_size} ranks, with drop_last=True"
@@ -161,69 +170,110 @@ class SliceWeighting(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
     ) -> None:
         """Weight this slice."""
-        if self._begin is not None and isinstance(order := order_of(trainer), GlobalBatchSampler):
-            self._seconds += synchronized_time(pl_module) - self._begin
-            self._samples += order.lengths(self._batch)[order.rank]
-            self._begin = None
+        if self._begin is not None:
+            self._count_time(trainer, pl_module, self._begin)
         if self._order is None:
             return
         weight = self._order.weight(self._batch)
-        # The gradients of all parameters are linear in that of the loss.
+        # The gradients of all parameters are linear in the gradient of the loss. A callback cannot
+        # replace the loss itself, whose value other callbacks show.
         if weight != 1:
             loss.register_hook(lambda gradient: gradient * weight)  # type: ignore[no-untyped-call]
+
+    def _count_time(self, trainer: L.Trainer, pl_module: L.LightningModule, begin: float) -> None:
+        # Forward passes only: in the backward pass, DDP waits for the slowest rank.
+        order = order_of(trainer)
+        if isinstance(order, GlobalBatchSampler):
+            self._seconds += synchronized_time(pl_module) - begin
+            self._samples += order.lengths(self._batch)[order.rank]
+            self._begin = None
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Agree on the shares of the next epoch, if the ranks are measured."""
         if self.asked != "auto" or environment.world_size() == 1:
             return
-        speeds = process_group.gather(self._samples / self._seconds if self._seconds else 0.0)
+        own_speed = self._samples / self._seconds if self._seconds else 0.0
         self._seconds, self._samples = 0.0, 0
-        before = self.shares or (1.0,) * len(speeds)
-        if min(speeds) <= 0:
-            return  # an epoch of a few batches
-        # What a rank would take for its share, if it had the whole batch: all alike, or not.
-        times = [share / speed for share, speed in zip(before, speeds, strict=True)]
-        if max(times) <= ALIKE * min(times):
+        speeds = process_group.gather(own_speed)
+        shares = measured_shares(speeds, self.shares)
+        if shares is None:
             return
-        self.shares = tuple(round(speed / min(speeds), 2) for speed in speeds)
-        self._cut(trainer)
+        self.shares = shares
+        self._slice_training_data(trainer)
         if trainer.is_global_zero:
-            shown = ", ".join(f"{share:g}" for share in self.shares)
+            shown = ", ".join(f"{share:g}" for share in shares)
             print(f"Shares of the ranks: {shown} (measured in epoch {trainer.current_epoch + 1})")
 
     def state_dict(self) -> dict[str, Any]:
         """The shares that were measured."""
-        return {"shares": list(self.shares or ())} if self.asked == "auto" else {}
+        # Shares that were configured are not restored: a new configuration replaces them.
+        if self.asked != "auto":
+            return {}
+        return {"shares": list(self.shares or ())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Begin with them, if there are as many ranks."""
+        """Start with the saved shares, if there are as many ranks."""
         self._saved = tuple(state_dict.get("shares", ()))
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Cut the validation data; sums of metrics need no weights."""
+        """Slice the validation data; sums of metrics need no weights."""
         self._set_shares(trainer.val_dataloaders)
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Cut the test data."""
+        """Slice the test data."""
         self._set_shares(trainer.test_dataloaders)
 
     def _set_shares(self, loaders: Any) -> None:
+        if not self.shares:
+            return
         for loader in find_batch_loaders(loaders):
-            if self.shares:
-                loader.order.shares = self.shares
+            loader.order.shares = self.shares
 
 
-def needs_batch_loader() -> ConfigError:
-    """The error of data that cannot be split into unequal slices."""
-    return ConfigError(
-        f"{option('shares')}: an ordinary DataLoader, or several loaders, give every rank the same "
-        "share; use one samestep.data.loader.BatchLoader (docs/contract.md), or "
-        f"{setting('shares', 'equal')}"
-    )
+def knows_ranks(sampler: Any) -> bool:
+    """Whether a sampler has the number of ranks, as distributed samplers do."""
+    return hasattr(sampler, "num_replicas") or hasattr(sampler, "world_size")
 
 
-def by_rank(shares: Sequence[float]) -> list[float]:
-    """One share for each rank; shares of nodes are those of each of their ranks."""
+def check_empty_slices(orders: list[GlobalBatchSampler], trainer: L.Trainer) -> None:
+    """Reject slices without a sample: their mean loss is nan, and no weight can undo that."""
+    if any(order.has_empty_slices() for order in orders):
+        raise ConfigError(
+            f"the training data: a batch has fewer samples than {trainer.world_size} ranks; "
+            "use a larger batch or fewer ranks, or leave out a short last batch by "
+            "BatchLoader(drop_last=True)"
+        )
+
+
+def check_single_loader(num_loaders: int, trainer: L.Trainer) -> None:
+    """Reject several loaders with unequal slices: one loss of them can have one weight only."""
+    if num_loaders > 1:
+        raise ConfigError(
+            "the training data: several BatchLoaders need slices of equal length; let each "
+            f"batch_size divide by {trainer.world_size} ranks x "
+            f"{trainer.accumulate_grad_batches} accumulated batches, with drop_last=True and "
+            f"{setting('shares', 'equal')}"
+        )
+
+
+def measured_shares(
+    speeds: list[float], shares: tuple[float, ...] | None
+) -> tuple[float, ...] | None:
+    """Shares in proportion to the speeds of the ranks; None if ``shares`` suit them already."""
+    slowest = min(speeds)
+    # An epoch of a few batches measures nothing.
+    if slowest <= 0:
+        return None
+    shares = shares or (1.0,) * len(speeds)
+    # In proportion to the time of a forward pass. Small differences are noise.
+    times = [share / speed for share, speed in zip(shares, speeds, strict=True)]
+    if max(times) <= SIMILAR * min(times):
+        return None
+    return tuple(round(speed / slowest, 2) for speed in speeds)
+
+
+def shares_of_ranks(shares: Sequence[float]) -> list[float]:
+    """One share for each rank; the share of a node holds for each of its ranks."""
     if len(shares) == environment.world_size():
         return list(shares)
     return [shares[node] for node in process_group.gather(environment.node_rank())]

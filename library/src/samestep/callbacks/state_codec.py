@@ -1,7 +1,8 @@
-"""Reads the values of attributes into what any checkpoint can keep, and writes them back.
+"""Encodes the values of attributes for a checkpoint, and decodes them again.
 
-What was read consists of numbers, text, lists and tuples, which ``torch.load`` accepts with
-``weights_only=True``. Tensors and arrays are put elsewhere, and what says where stands for them.
+An encoded value consists of numbers, text, lists and tuples, which ``torch.load`` accepts with
+``weights_only=True``. A tuple names the kind of a value and its fields. The bytes of tensors and
+arrays are packed elsewhere; an encoded value says where.
 """
 
 import ast
@@ -30,17 +31,20 @@ from samestep.ranks.sharded import class_of
 
 FRAMEWORKS = {"torch", "lightning", "samestep", "torchmetrics", "omegaconf"}
 LIBRARIES = FRAMEWORKS | sys.stdlib_module_names
-NUM_OF_OTHERS = 1_000  # items of an object that cannot be brought back
+MAX_UNKNOWN = 1_000  # items of an object that cannot be decoded
 NUM_ENDS = 64  # items at each end of a list that is too long
-MAX_DEPTH = 8  # lists in objects in lists...
+MAX_DEPTH = 8  # lists in objects in lists..., and objects that hold each other
 PLAIN = {type(None), bool, int, float, str}
 ITEMS = (list, tuple, deque, set, frozenset)
-NUMBERS = count()
-UNTRACKED = ("untracked", None)  # no state, or a checkpoint holds it elsewhere
+NEW_ITEMS = {*ITEMS, dict, OrderedDict}  # containers that can be made from their items
+UNTRACKED = ("untracked", None)  # has no state, or a checkpoint holds it elsewhere
 Array = np.ndarray[Any, Any] | np.generic
 MISSING = object()  # there is no value that could be changed
-NO_STORAGE = -1  # in memory
+NO_STORAGE = -1
+# Parents that add no state of their own to the attributes of an object.
 PLAIN_PARENTS = {*Namespace.__mro__, ABC, Generic, Protocol, tuple}
+# A new number each time makes a value differ from every earlier one.
+NUMBERS = count()
 
 GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
@@ -51,21 +55,21 @@ GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] =
         lambda generator, state: setattr(generator.bit_generator, "state", state),
     ),
 }
-"""How the state of each kind of generator of random numbers is read and written."""
+"""What reads and what sets the state of each kind of random generator."""
 
 
 class CannotDecodeError(Exception):
-    """Only the program itself can make such an object anew."""
+    """Only the program itself can create such an object."""
 
 
 class Encoder:
-    """Reads one value.
+    """Encodes one value.
 
     Args:
-        ignored: ids, and places in memory, of what a checkpoint holds elsewhere.
-        put: gets each tensor and array; what it returns stands for it.
-        limit: no more items are read.
-        first: ids of what existed when training began. Such objects are written in place, because
+        ignored: ids, and storage addresses, of what a checkpoint holds elsewhere.
+        put: gets each tensor and array; what it returns is encoded in its place.
+        limit: no more items are encoded.
+        first: ids of what existed when training began. Such objects are restored in place, because
             other parts of the program may share them.
     """
 
@@ -76,114 +80,151 @@ class Encoder:
         limit: int,
         first: Collection[int] = (),
     ) -> None:
-        self.ignored, self.put, self.first = ignored, put, first
-        self.limit = self._num_left = limit
-        self.is_whole = True
-        """Whether ``decode`` brings back all that was read."""
+        self.ignored = ignored
+        self.put = put
+        self.limit = limit
+        self.first = first
+        self.is_complete = True
+        """Whether ``Decoder`` restores everything that was encoded."""
         self.objects: set[int] = set()
-        """The ids of what was found in it."""
+        """The ids of what was found in the value."""
+        self._num_left = limit
 
     def encode(self, value: Any, depth: int = 0) -> Any:
-        """What ``decode`` needs."""
+        """What ``Decoder`` needs to restore ``value``."""
         self._num_left -= 1
+        # The exact type: a subclass, such as an IntEnum, must not become a plain number.
         if type(value) in PLAIN:
             return value
         if isinstance(value, complex | bytes):
             return "literal", repr(value)
         if isinstance(value, Enum):
             return "member", name_of(type(value)), value.name
+        # Immutable constants may have several unrelated owners, which tells nothing.
         if not isinstance(value, tuple | frozenset | np.generic):
             self.objects.add(id(value))
         if id(value) in self.ignored or storage_of(value) in self.ignored:
             return UNTRACKED
         if depth > MAX_DEPTH or self._num_left < 0:
             return self._give_up()
+        return self._encode_parts(value, depth + 1)
+
+    def _encode_parts(self, value: Any, depth: int) -> Any:
         if isinstance(value, Tensor):
             return self._encode_tensor(value)
         if isinstance(value, np.ndarray | np.generic):
             return self._encode_array(value)
         if isinstance(value, (*ITEMS, dict)):
-            return self._encode_items(value, depth + 1)
-        return self._encode_object(value, depth + 1)
-
-    def _encode_tensor(self, tensor: Tensor) -> Any:
-        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
-        if not is_plain or tensor.is_meta:
-            return self._give_up()
-        is_learned = tensor.requires_grad and tensor.is_leaf
-        return (
-            "tensor", id(tensor) in self.first, str(tensor.dtype)[6:], [*tensor.shape],
-            tensor.device.type == "cpu", is_learned, self.put(tensor),
-        )  # fmt: skip
-
-    def _encode_array(self, array: Array) -> Any:
-        if array.dtype.hasobject or array.dtype.names:
-            return self._give_up()
-        return (
-            "array", id(array) in self.first, array.dtype.str, [*array.shape],
-            isinstance(array, np.ndarray), self.put(array),
-        )  # fmt: skip
-
-    def _encode_items(self, value: Any, depth: int) -> Any:
-        if isinstance(value, dict):
-            pairs = self._ends(value.items())
-            items = [[self.encode(key, depth), self.encode(item, depth)] for key, item in pairs]
-        else:
-            items = [self.encode(item, depth) for item in self._ends(value)]
-        size = getattr(value, "maxlen", None), len(value)
-        return "items", id(value) in self.first, name_of(class_of(value)), *size, items
-
-    def _encode_object(self, value: Any, depth: int) -> Any:
-        kind = class_of(value)
+            return self._encode_items(value, depth)
         if isinstance(value, tuple(GENERATORS)):
-            state_of, _ = functions_of(value)
-            return "generator", self._encode_apart(state_of(value))
+            get_state, _ = state_functions(value)
+            return "generator", self._encode_apart(get_state(value))
+        # A net in a list or a callback, an optimizer that Lightning does not know.
         if isinstance(value, nn.Module | Optimizer | LRScheduler):
-            # A net in a list or a callback, an optimizer that Lightning does not know.
             return "state_dict", self._encode_apart(value.state_dict())
         if isinstance(value, FunctionType | MethodType | partial):
             self._note_objects(value)
             return UNTRACKED
+        return self._encode_object(value, depth)
+
+    def _encode_tensor(self, tensor: Tensor) -> Any:
+        # A subclass or a sparse tensor is more than the bytes of one storage.
+        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+        if not is_plain or tensor.is_meta:
+            return self._give_up()
+        return (
+            "tensor",
+            id(tensor) in self.first,
+            str(tensor.dtype).removeprefix("torch."),
+            [*tensor.shape],
+            # Not the device itself: a rank may resume on another GPU.
+            tensor.device.type == "cpu",
+            tensor.requires_grad and tensor.is_leaf,
+            self.put(tensor),
+        )
+
+    def _encode_array(self, array: Array) -> Any:
+        # The bytes of objects are addresses, which mean nothing in another process.
+        if array.dtype.hasobject or array.dtype.names:
+            return self._give_up()
+        return (
+            "array",
+            id(array) in self.first,
+            array.dtype.str,
+            [*array.shape],
+            isinstance(array, np.ndarray),
+            self.put(array),
+        )
+
+    def _encode_items(self, value: Any, depth: int) -> Any:
+        items: list[Any] = []
+        if isinstance(value, dict):
+            for key, item in self._ends(value.items()):
+                items.append([self.encode(key, depth), self.encode(item, depth)])
+        else:
+            for item in self._ends(value):
+                items.append(self.encode(item, depth))
+        return (
+            "items",
+            id(value) in self.first,
+            name_of(class_of(value)),
+            getattr(value, "maxlen", None),
+            len(value),
+            items,
+        )
+
+    def _encode_object(self, value: Any, depth: int) -> Any:
+        kind = class_of(value)
+        # Loggers, locks, paths: state of a library's object is not state of the training.
+        # Namespaces only hold attributes of the user.
         if is_of_library(value) and kind not in (Namespace, SimpleNamespace):
             if not isinstance(value, Iterator) or isinstance(value, IOBase):
                 return UNTRACKED
-            # Nobody can see where it is, but whoever keeps one takes its items one by one.
-            self.is_whole = False
+            # An iterator's position cannot be read; assume that it advances.
+            self.is_complete = False
             return "iterator", next(NUMBERS)
+        # It is only compared, so fewer items are enough.
         if not is_plain_class(kind):
-            self.is_whole = False
-            self._num_left = min(self._num_left, NUM_OF_OTHERS)
-        attributes = attributes_of(value).items()
-        items = [[name, self.encode(one, depth)] for name, one in attributes]
-        return "object", id(value) in self.first, name_of(kind), items
+            self.is_complete = False
+            self._num_left = min(self._num_left, MAX_UNKNOWN)
+        attributes: list[Any] = []
+        for name, attribute in attributes_of(value).items():
+            attributes.append([name, self.encode(attribute, depth)])
+        return "object", id(value) in self.first, name_of(kind), attributes
 
     def _give_up(self) -> tuple[str, None]:
-        self.is_whole = False
+        self.is_complete = False
         return UNTRACKED
 
     def _encode_apart(self, state: Any) -> Any:
-        """Read what was made for this moment only, so that nothing else can share it."""
+        """Encode a state that was made for this moment only, so that nothing can share it."""
+        # Python may give the ids of its objects to other objects at once, so they are not noted.
         encoder = Encoder(self.ignored, self.put, self.limit)
-        read = encoder.encode(state)
-        self.is_whole &= encoder.is_whole
-        return read
+        encoded = encoder.encode(state)
+        self.is_complete &= encoder.is_complete
+        return encoded
 
     def _note_objects(self, function: Any) -> None:
         """Note what a function, such as one of a data set, may change when it is called."""
         if isinstance(function, partial):
-            self.objects |= {id(one) for one in (*function.args, *function.keywords.values())}
+            self.objects.update(map(id, function.args))
+            self.objects.update(map(id, function.keywords.values()))
             function = function.func
         self.objects.add(id(getattr(function, "__self__", None)))
         for cell in getattr(function, "__closure__", None) or ():
-            with suppress(ValueError):  # it is empty
+            # Reading an empty cell raises.
+            with suppress(ValueError):
                 self.objects.add(id(cell.cell_contents))
 
     def _ends(self, items: Collection[Any]) -> Iterable[Any]:
-        """The items, or those at both ends of too many."""
+        """The items; only the first and the last ones if there are too many."""
         if len(items) <= self.limit:
             return items
-        self.is_whole = False
-        return [*islice(items, NUM_ENDS), *islice(items, len(items) - NUM_ENDS, None)]
+        # What grows or moves, such as a replay buffer, changes at one of its ends.
+        self.is_complete = False
+        first = islice(items, NUM_ENDS)
+        last = islice(items, len(items) - NUM_ENDS, None)
+        return [*first, *last]
 
 
 class Packed:
@@ -196,9 +237,10 @@ class Packed:
     def put(self, data: Tensor | Array) -> list[int]:
         """Add one; returns where its bytes begin and end."""
         part = bytes_of(data)
+        begin = self._size
         self._parts.append(part)
         self._size += len(part)
-        return [self._size - len(part), self._size]
+        return [begin, self._size]
 
     def joined(self) -> Tensor:
         """All bytes, uint8 ``[bytes]``."""
@@ -206,101 +248,151 @@ class Packed:
 
 
 class Decoder:
-    """Writes values that were read.
+    """Restores encoded values.
 
     Args:
         packed: the bytes of their tensors and arrays, uint8 ``[bytes]``.
-        device: where tensors are made that were not in the memory of the CPU.
+        device: where tensors are created that were not in the memory of the CPU.
     """
 
     def __init__(self, packed: Tensor, device: torch.device) -> None:
-        self.packed, self.device = packed, device
+        self.packed = packed
+        self.device = device
+        self._decoders: dict[str, Callable[..., Any]] = {
+            "array": self._decode_array,
+            "generator": self._decode_generator,
+            "items": self._decode_items,
+            "literal": self._decode_literal,
+            "member": self._decode_member,
+            "object": self._decode_object,
+            "state_dict": self._decode_state_dict,
+            "tensor": self._decode_tensor,
+        }
 
-    def decode(self, value: Any, read: Any) -> Any:
-        """What was read; ``value`` itself, changed, if it was changed in place before.
+    def decode(self, value: Any, encoded: Any) -> Any:
+        """What was encoded; ``value`` itself, changed, if it must be restored in place.
 
         Raises:
-            CannotDecodeError: if there is no ``value`` to be changed, and no other can be made.
+            CannotDecodeError: if there is no ``value`` to be changed, and no other can be created.
         """
-        if not isinstance(read, tuple):
-            return read
-        kind, *rest = read
-        if kind in ("tensor", "array", "items", "object"):
-            return getattr(self, f"_{kind}")(value, *rest)
-        if kind == "literal":
-            return ast.literal_eval(rest[0])
-        if kind == "member":
-            return find_class(rest[0])[rest[1]]  # type: ignore[index]
+        if not isinstance(encoded, tuple):
+            return encoded
+        kind, *fields = encoded
+        decode: Callable[..., Any] = self._decoders.get(kind, self._keep)
+        return decode(value, *fields)
+
+    def _keep(self, value: Any, *fields: Any) -> Any:
         if value is MISSING:
             raise CannotDecodeError
-        if kind == "generator":
-            _, set_state = functions_of(value)
-            set_state(value, self.decode(MISSING, rest[0]))
-        elif kind == "state_dict":
-            value.load_state_dict(self.decode(MISSING, rest[0]))
+        return value
+
+    def _decode_literal(self, value: Any, text: str) -> Any:
+        return ast.literal_eval(text)
+
+    def _decode_member(self, value: Any, name: str, member: str) -> Any:
+        return find_class(name)[member]  # type: ignore[index]
+
+    def _decode_generator(self, value: Any, state: Any) -> Any:
+        _, set_state = state_functions(self._keep(value))
+        set_state(value, self.decode(MISSING, state))
+        return value
+
+    def _decode_state_dict(self, value: Any, state: Any) -> Any:
+        self._keep(value).load_state_dict(self.decode(MISSING, state))
         return value
 
     def _bytes_at(self, place: list[int]) -> Tensor:
-        # In memory of their own, where the first one has the place that its type needs.
-        return self.packed[slice(*place)].clone()
+        begin, end = place
+        # A copy starts at an aligned address, which a view of another dtype needs.
+        return self.packed[begin:end].clone()
 
-    def _tensor(
+    def _decode_tensor(
         self, value: Any, is_first: bool, dtype: str, shape: list[int], on_cpu: bool,
         is_learned: bool, place: Any,
     ) -> Tensor:  # fmt: skip
         tensor = self._bytes_at(place).view(getattr(torch, dtype)).view(shape)
         if is_first and isinstance(value, Tensor) and value.shape == tensor.shape:
+            # A leaf that requires a gradient cannot be changed in place otherwise.
             with torch.no_grad():
                 return value.copy_(tensor)
         tensor = tensor.to("cpu" if on_cpu else self.device)
-        return tensor.requires_grad_() if is_learned else tensor
+        tensor.requires_grad = is_learned
+        return tensor
 
-    def _array(
+    def _decode_array(
         self, value: Any, is_first: bool, dtype: str, shape: list[int], is_array: bool, place: Any
     ) -> Any:
         array = self._bytes_at(place).numpy().view(dtype).reshape(shape)
         if is_first and isinstance(value, np.ndarray) and value.shape == array.shape:
             value[...] = array
             return value
+        # A scalar of NumPy is an array without dimensions, read by an empty index.
         return array if is_array else array[()]
 
-    def _items(
+    def _decode_items(
         self, value: Any, is_first: bool, name: str, maxlen: int | None, length: int, items: Any
     ) -> Any:
         has_same_class = name_of(class_of(value)) == name
         kind: Any = class_of(value) if has_same_class else find_class(name)
         if issubclass(kind, dict):
-            before = value if has_same_class else {}
-            pairs = [(self.decode(MISSING, key), item) for key, item in items]
-            new: Any = {key: self.decode(before.get(key, MISSING), item) for key, item in pairs}
+            new: Any = self._decode_pairs(value if has_same_class else {}, items)
         else:
-            is_sorted = has_same_class and not issubclass(kind, set | frozenset)
-            live = chain(value if is_sorted else (), repeat(MISSING))
-            new = [self.decode(one, item) for one, item in zip(live, items, strict=False)]
+            # A set has no order, by which old and new items would belong together.
+            has_order = has_same_class and not issubclass(kind, set | frozenset)
+            old = chain(value if has_order else (), repeat(MISSING))
+            new = [self.decode(one, item) for one, item in zip(old, items, strict=False)]
         if is_first and has_same_class and not issubclass(kind, tuple | frozenset):
-            value.clear()
-            value.update(new) if issubclass(kind, dict | set) else value.extend(new)
-            return value
-        if issubclass(kind, tuple):  # also a named tuple
-            return tuple.__new__(kind, new)
-        if kind not in (*ITEMS, dict, OrderedDict):
-            raise CannotDecodeError
-        return deque(new, maxlen) if kind is deque else kind(new)
+            return replace_items(value, new)
+        return make_items(kind, new, maxlen)
 
-    def _object(self, value: Any, is_first: bool, name: str, read: Any) -> Any:
+    def _decode_pairs(self, old: dict[Any, Any], items: Any) -> dict[Any, Any]:
+        new = {}
+        for encoded_key, item in items:
+            key = self.decode(MISSING, encoded_key)
+            new[key] = self.decode(old.get(key, MISSING), item)
+        return new
+
+    def _decode_object(self, value: Any, is_first: bool, name: str, encoded: Any) -> Any:
         has_same_class = value is not MISSING and name_of(class_of(value)) == name
-        before = attributes_of(value) if has_same_class else {}
-        if not (is_first and has_same_class):
+        old = attributes_of(value) if has_same_class else {}
+        if not is_first or not has_same_class:
+            # Without __init__, whose arguments no checkpoint holds.
             value = object.__new__(find_class(name))
-        for attribute, item in read:
-            # A frozen dataclass too.
-            new = self.decode(before.get(attribute, MISSING), item)
+        for attribute, item in encoded:
+            new = self.decode(old.get(attribute, MISSING), item)
+            # A frozen dataclass rejects ordinary assignment.
             object.__setattr__(value, attribute, new)
         return value
 
 
-def functions_of(generator: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
-    """What reads the state of a generator, and what writes it."""
+def replace_items(container: Any, new: Any) -> Any:
+    """The same list, deque, set or dictionary with other items."""
+    container.clear()
+    if isinstance(container, dict | set):
+        container.update(new)
+    else:
+        container.extend(new)
+    return container
+
+
+def make_items(kind: Any, new: Any, maxlen: int | None) -> Any:
+    """A container of this class.
+
+    Raises:
+        CannotDecodeError: if its class is not known to be nothing but its items.
+    """
+    # Past __new__ of a named tuple, which takes each item as an argument of its own.
+    if issubclass(kind, tuple):
+        return tuple.__new__(kind, new)
+    if kind not in NEW_ITEMS:
+        raise CannotDecodeError
+    if kind is deque:
+        return deque(new, maxlen)
+    return kind(new)
+
+
+def state_functions(generator: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
+    """What reads the state of a random generator, and what sets it."""
     return next(found for kind, found in GENERATORS.items() if isinstance(generator, kind))
 
 
@@ -309,61 +401,74 @@ def bytes_of(data: Tensor | Array, step: int = 1) -> Tensor:
     if isinstance(data, Tensor):
         values = data.detach().flatten()[::step].cpu()
         return values.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    # from_numpy warns about memory that cannot be written.
     copied = bytearray(data.ravel()[::step].tobytes())
     return torch.from_numpy(np.frombuffer(copied, np.uint8))
 
 
 def fingerprint(data: Tensor | Array, max_bytes: int) -> int:
-    """A number that is another one for other values, of ``max_bytes`` spread over all of them."""
+    """A number that differs for other values, of ``max_bytes`` spread over all of them."""
     values: Any = bytes_of(data, max(1, data.nbytes // max_bytes)).numpy()
     return zlib.crc32(values)
 
 
-def numbers_in(read: Any) -> Iterator[object]:
-    """The numbers in a value that was read, and what stands for tensors; not text."""
-    if isinstance(read, tuple):
-        kind, *_, parts = read
-        if kind == "items" and len(parts) < read[-2]:
-            yield read[-2]  # the length of a list of which only the ends were read
-        yield from [parts] if kind in ("tensor", "array") else numbers_in(parts)
-    elif isinstance(read, list):
-        for part in read:
+def numbers_in(encoded: Any) -> Iterator[object]:
+    """The numbers in an encoded value, and what ``put`` returned for tensors; not text."""
+    if isinstance(encoded, list):
+        for part in encoded:
             yield from numbers_in(part)
-    elif isinstance(read, bool | int | float):
-        yield repr(read)
+    elif isinstance(encoded, bool | int | float):
+        # Unlike numbers, texts of nan are equal, and 1 differs from True.
+        yield repr(encoded)
+    elif isinstance(encoded, tuple):
+        kind, *fields, parts = encoded
+        # Of a list with too many items, only the ends were encoded.
+        if kind == "items" and len(parts) < fields[-1]:
+            yield fields[-1]
+        if kind in ("tensor", "array"):
+            yield parts
+        else:
+            yield from numbers_in(parts)
 
 
 def find_class(name: str) -> type:
-    """A class of the program, which has imported it; nothing is called but ``object.__new__``.
+    """A class that the program has imported; nothing is called but ``object.__new__``.
 
     Raises:
-        CannotDecodeError: if there is none.
+        CannotDecodeError: if there is none, or it is not plain.
     """
     module, _, path = name.partition(":")
     try:
+        # Not by an import, which would execute whatever module a checkpoint names.
         found: Any = reduce(getattr, path.split("."), sys.modules[module])
     except (KeyError, AttributeError):
         raise CannotDecodeError from None
     if not isinstance(found, type):
         raise CannotDecodeError
     is_enum = issubclass(found, Enum) and package_of(found) not in LIBRARIES
-    if found not in (*ITEMS, dict, OrderedDict) and not is_enum and not is_plain_class(found):
+    is_known = found in NEW_ITEMS or is_enum or is_plain_class(found)
+    if not is_known:
         raise CannotDecodeError
     return found
 
 
 def is_plain_class(kind: type) -> bool:
     """Whether an object of this class is nothing but its attributes, as far as we can know."""
-    return not any(
-        package_of(parent) in LIBRARIES and parent not in PLAIN_PARENTS for parent in kind.__mro__
-    )
+    for parent in kind.__mro__:
+        if package_of(parent) in LIBRARIES and parent not in PLAIN_PARENTS:
+            return False
+    return True
 
 
 def attributes_of(value: object) -> dict[str, Any]:
-    """The attributes of an object, in its ``__slots__`` too."""
-    slots = [name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ())]
-    in_slots = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return in_slots | getattr(value, "__dict__", {})
+    """The attributes of an object, those in ``__slots__`` first."""
+    attributes = {}
+    for kind in type(value).__mro__:
+        for name in vars(kind).get("__slots__", ()):
+            # A slot may be empty.
+            if hasattr(value, name):
+                attributes[name] = getattr(value, name)
+    return attributes | getattr(value, "__dict__", {})
 
 
 def name_of(kind: type) -> str:
@@ -382,7 +487,8 @@ def is_of_library(value: Any) -> bool:
 
 
 def storage_of(tensor: Any) -> int:
-    """Where a plain tensor lies in memory, which its views share; otherwise ``NO_STORAGE``."""
+    """The address of a plain tensor's storage, which its views share; else ``NO_STORAGE``."""
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
         return NO_STORAGE
+    # Empty tensors have the address 0 in common.
     return tensor.untyped_storage().data_ptr() or NO_STORAGE

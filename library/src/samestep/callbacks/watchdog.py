@@ -11,6 +11,8 @@ import lightning as L
 from samestep.ranks import environment
 from samestep.ranks.heartbeat import Heartbeat
 
+RESTART_S = 1.0  # at least, between two restarts of the countdown
+
 
 class Watchdog(L.Callback):
     """Ends a process whose step takes longer than ``timeout_s``, and writes down where it hangs.
@@ -32,11 +34,12 @@ class Watchdog(L.Callback):
         self._started_at = -math.inf
 
     def on_train_start(self, *args: Any, **named: Any) -> None:
-        """Start the countdown, or start it again."""
-        # Each countdown is a thread, so it is started again at most once a second.
+        """Start the countdown, or restart it."""
+        # Each countdown is a thread, which is too slow for every step.
         now = time.monotonic()
-        if now - self._started_at < 1:
+        if now - self._started_at < RESTART_S:
             return
+        # It must stay open: after a hang, faulthandler can only write to a file descriptor.
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("a")
@@ -47,11 +50,12 @@ class Watchdog(L.Callback):
         faulthandler.dump_traceback_later(self.timeout_s, exit=True, file=self._file)
         self._started_at = now
 
+    # Whatever may hang between two of these hooks is covered by the countdown of the first.
     on_train_batch_start = on_train_batch_end = on_save_checkpoint = on_train_start
     on_validation_batch_start = on_test_batch_start = on_train_start
 
     def go_on(self) -> None:
-        """Start the countdown again, if it runs."""
+        """Restart the countdown, if it runs."""
         if self._file is not None:
             self.on_train_start()
 
@@ -62,6 +66,7 @@ class Watchdog(L.Callback):
     def stop(self) -> None:
         """Stop the countdown: a program that survives the error of a run must not be ended."""
         faulthandler.cancel_dump_traceback_later()
+        # Without a limit, so that the agent expects no more beats.
         if self._heartbeat:
             self._heartbeat.beat(math.inf)
         self._started_at = -math.inf

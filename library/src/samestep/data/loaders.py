@@ -13,12 +13,15 @@ from samestep.data.torch_loaders import split_of
 
 def find_loaders(loaders: Any) -> Iterator[Any]:
     """Each loader of a stage, which has one, or several in lists and dictionaries."""
+    # Lightning's own way to flatten them, so that no container is missed.
     return iter(CombinedLoader(loaders).flattened)
 
 
 def find_batch_loaders(loaders: Any) -> Iterator[BatchLoader]:
     """Each BatchLoader among the loaders of a stage."""
-    return (loader for loader in find_loaders(loaders) if isinstance(loader, BatchLoader))
+    for loader in find_loaders(loaders):
+        if isinstance(loader, BatchLoader):
+            yield loader
 
 
 def order_of(trainer: L.Trainer) -> GlobalBatchSampler | SplitBatches | None:
@@ -32,7 +35,8 @@ def order_of(trainer: L.Trainer) -> GlobalBatchSampler | SplitBatches | None:
         order = loader.order if isinstance(loader, BatchLoader) else split_of(loader)
         if order is None:
             return None
-        first = first or order
+        if first is None:
+            first = order
     return first
 
 
