@@ -4,6 +4,8 @@ import ast
 import functools
 import importlib.metadata
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -409,14 +411,29 @@ def test_a_copy_of_all_things_passes_the_tests_of_its_examples(template: Path, t
         call(copy, "-m", "samestep", "launch", "--render", f"cluster={cluster}")
 
 
-@pytest.mark.parametrize("length", [1, 12, 40])
-def test_names_of_any_length_keep_the_style(template: Path, tmp_path: Path, length: int):
-    """Imports of a package with a longer or shorter name could be wrapped differently."""
-    name = ("bird-songs-" * 4)[: length - 1] + "x"
+def test_names_of_any_length_keep_the_style(template: Path, tmp_path: Path):
+    """A line with a longer or shorter name could be wrapped differently: 1 to 40 letters."""
+    longest = ("bird-songs-" * 4)[:39] + "x"
     clusters = ["kubernetes", "flyte"]
-    copy = make_copy(template, tmp_path / "copy", name=name, tasks=ALL_TASKS, clusters=clusters)
-    assert (copy / "src" / name.replace("-", "_") / "train.py").exists()
+    copy = make_copy(template, tmp_path / "copy", name=longest, tasks=ALL_TASKS, clusters=clusters)
     check_style(copy)
+    rename = runpy.run_path(str(ROOT / ".copier/rename.py"))["rename"]
+    package = longest.replace("-", "_")
+    inside = [path.relative_to(copy).as_posix() for path in own_files(copy)]
+    for length in range(1, 40):
+        name = package[: length - 1] + "x"
+        folder = tmp_path / name
+        for path in inside:
+            place = folder / path.replace(package, name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if path == "tests/conftest.py":  # it has a template of its own, without the name
+                shutil.copy(copy / path, place)
+            else:
+                text = (ROOT / path.replace(package, "project")).read_text("utf-8")
+                place.write_text(rename(text, name, name.replace("_", "-")))
+        settings = (copy / "pyproject.toml").read_text().replace(package, name)
+        (folder / "pyproject.toml").write_text(settings)
+        check_style(folder)
 
 
 def pinned(copy: Path) -> tuple[str, int]:

@@ -156,6 +156,7 @@ def convert(
         done = read_facts(progress, origin, target) or {
             "origin": origin, "file": 0, "offset": 0, "num_tokens": 0, "crc": 0
         }  # fmt: skip
+        target.parent.mkdir(parents=True, exist_ok=True)
         with partial_file.open("ab") as output:
             # Tokens after the last saved point may be half written.
             output.truncate(done["num_tokens"] * dtype.itemsize)

@@ -24,7 +24,7 @@ from samestep.errors import ConfigError, RunError
 
 IMAGES_AT_ONCE, ROWS_AT_ONCE, BYTES_AT_ONCE = 1024, 2**18, 2**28  # of a file of the table
 VAL = dict.fromkeys(["validation", "valid", "dev"], "val")  # other names of this split
-SOURCE = b"project.source"  # metadata of a table: digest of what it is converted from
+SOURCE = b"source"  # metadata of a table: digest of what it was converted from
 
 
 class Part(NamedTuple):

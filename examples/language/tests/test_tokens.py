@@ -37,16 +37,16 @@ def data_of(file: Path, **options) -> TokenDataModule:
 
 
 def test_bytes_become_tokens_and_text_again(books: Path, tmp_path: Path):
-    target = tmp_path / "books.tokens"
+    target = tmp_path / "data/books.tokens"  # a folder that is not there yet
     facts = write(books, target)
     ids = np.fromfile(target, "<u2")
     expected = [id for text in TEXTS.values() for id in [*text.encode(), 256]]
     assert ids.tolist() == expected
-    assert facts == json.loads((tmp_path / "books.tokens.json").read_text())
+    assert facts == json.loads(Path(f"{target}.json").read_text())
     assert (facts["num_tokens"], facts["vocabulary_size"]) == (len(expected), 257)
     assert Tokenizer(None).decode(ids.tolist()) == "".join(TEXTS.values())
     assert Tokenizer(None).encode("ü").tolist() == [0xC3, 0xBC]
-    assert sorted(p.name for p in tmp_path.glob("books.*")) == [target.name, f"{target.name}.json"]
+    assert sorted(p.name for p in target.parent.iterdir()) == [target.name, f"{target.name}.json"]
 
 
 def test_a_stopped_conversion_resumes(books: Path, tmp_path: Path, monkeypatch):
