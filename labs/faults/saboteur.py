@@ -119,7 +119,13 @@ class Saboteur(L.Callback):
         os._exit(3)
 
     def nan(self, batch: Any) -> None:
-        batch.images.fill_(torch.nan)
+        """Give the net nan for this batch: the images themselves are bytes, which have none."""
+
+        def spoil(net: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            hook.remove()
+            return tuple(images * torch.nan for images in inputs)
+
+        hook = self.module.net.register_forward_pre_hook(spoil)
 
     def lose_etcd(self, batch: Any) -> None:
         """What happens when the pod of etcd is deleted: a new one comes, which is empty."""
@@ -134,6 +140,7 @@ class Saboteur(L.Callback):
     def setup(self, trainer, pl_module, stage) -> None:
         if stage != "fit":
             return
+        self.module = pl_module
         self._wrap(os, "fsync", "save")
         self._wrap(Path, "replace", "rename")
         read = ImageSet.__getitem__
