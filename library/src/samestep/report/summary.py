@@ -101,34 +101,32 @@ def resume_command(config: Mapping[str, Any], run_dir: Path, num_epochs: int | N
     if isinstance(command, list):
         arguments = [str(word) for word in command[1:]]
     if num_epochs:
-        arguments = raise_limits(arguments, config, status, num_epochs)
+        arguments = raise_limits(arguments, config, num_epochs)
     program = ["samestep", "launch"] if is_launched(config) else ["python", "train.py"]
     return f"RUN_ID={run_id_of(config, run_dir)} {shlex.join([*program, *arguments])}"
 
 
-def raise_limits(
-    arguments: list[str], config: Mapping[str, Any], status: record.Record, num_epochs: int
-) -> list[str]:
+def raise_limits(arguments: list[str], config: Mapping[str, Any], num_epochs: int) -> list[str]:
     """The arguments with limits that allow ``num_epochs`` more epochs."""
     max_epochs = max(num_epochs, select(config, "trainer.max_epochs") or 0)
     limits = {"trainer.max_epochs": max_epochs + num_epochs}
     # With all epochs trained, early stopping did not end the run, and its patience may stay.
     if num_epochs < max_epochs:
-        limits |= doubled_patience(config, status)
+        limits |= doubled_patience(config)
     # max_steps and max_time would end the run at once, so all trainer.max_* are removed.
     replaced = ("trainer.max_", *(f"{key}=" for key in limits))
     kept = [argument for argument in arguments if not argument.startswith(replaced)]
     return kept + [f"{key}={number}" for key, number in limits.items()]
 
 
-def doubled_patience(config: Mapping[str, Any], status: record.Record) -> dict[str, int]:
+def doubled_patience(config: Mapping[str, Any]) -> dict[str, int]:
     """Twice the patience of each early stopping whose patience stands in the configuration."""
     longer = {}
-    for key in status.limits:
-        patience = select(config, key)
+    for name, node in (select(config, "callbacks") or {}).items():
+        patience = select(node, "patience")
         # Lightning's default has no key in the configuration, so an override would be an error.
-        if key.endswith(".patience") and patience is not None:
-            longer[key] = 2 * max(1, patience)
+        if patience is not None:
+            longer[f"callbacks.{name}.patience"] = 2 * max(1, patience)
     return longer
 
 
