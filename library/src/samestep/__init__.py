@@ -10,23 +10,9 @@ the Trainer from configuration files, ``doctor``, ``report``, ``launch``, ``swee
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samestep import lightning_names
-
-if TYPE_CHECKING:
-    from samestep.data.arrow import ArrowRows
-    from samestep.data.lance import LanceRows
-    from samestep.data.loader import BatchLoader
-    from samestep.data.order import Blocks
-    from samestep.data.sampler import Slice
-    from samestep.errors import ConfigError, RunError
-    from samestep.loading import load_run
-    from samestep.metrics import EpochMean
-    from samestep.ranks.process_group import gather
-    from samestep.ranks.secrets import redact
-    from samestep.script import run_script
-    from samestep.trainer import Trainer
 
 MODULES = {
     "ArrowRows": "samestep.data.arrow",
@@ -43,12 +29,9 @@ MODULES = {
     "redact": "samestep.ranks.secrets",
     "run_script": "samestep.script",
 }
-"""Where each public name is defined."""
+"""Where each public name is defined; ``__init__.pyi`` says it to type checkers."""
 
-__all__ = [
-    "ArrowRows", "BatchLoader", "Blocks", "ConfigError", "EpochMean", "LanceRows", "RunError",
-    "Slice", "Trainer", "gather", "load_run", "redact", "run_script",
-]  # fmt: skip
+__all__ = [*MODULES]
 
 lightning_names.install()
 

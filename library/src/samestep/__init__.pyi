@@ -1,0 +1,13 @@
+from samestep.data.arrow import ArrowRows as ArrowRows
+from samestep.data.lance import LanceRows as LanceRows
+from samestep.data.loader import BatchLoader as BatchLoader
+from samestep.data.order import Blocks as Blocks
+from samestep.data.sampler import Slice as Slice
+from samestep.errors import ConfigError as ConfigError
+from samestep.errors import RunError as RunError
+from samestep.loading import load_run as load_run
+from samestep.metrics import EpochMean as EpochMean
+from samestep.ranks.process_group import gather as gather
+from samestep.ranks.secrets import redact as redact
+from samestep.script import run_script as run_script
+from samestep.trainer import Trainer as Trainer
