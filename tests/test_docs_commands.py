@@ -54,7 +54,7 @@ ELSEWHERE = {  # pattern of a command: where it is executed, or why not at all
 NOT_COMMANDS = {  # first words of blocks that show something else
     ("README.md", "Run:"), ("README.md", "train.py"), ("README.md", "runs/<run_id>/"),
     ("docs/clusters/entrypoint.md", "entrypoint:"),
-    ("docs/data.md", "pets/cat/*.jpg"),
+    ("docs/data.md", "pets/cat/*.jpg"), ("docs/reference.md", "options:"),
 }  # fmt: skip
 STAND_INS = {"$IMAGE": "ghcr.io/me/project:3f2a1b4c5d6e", "$seed": "0"}
 OWN_FILES = ROOT / "docs/tasks.md"  # tests/test_tasks.py executes it

@@ -167,8 +167,8 @@ class Progress(L.Callback):
         names = sorted(metrics, key=lambda name: ("val" in name, "loss" not in name))
         shown = []
         for name in names:
-            label = name.removeprefix("train/").replace("/", " ")
-            shown.append(f"{label} {metrics[name]:.4f}")
+            words = name.removeprefix("train/").replace("/", " ")
+            shown.append(f"{words} {metrics[name]:.4f}")
         if self._bar:
             # The bar shows the rest, and a terminal may have 80 columns.
             self._write([epoch, *shown])
