@@ -33,9 +33,9 @@ LATER = "To upload later: wandb sync"
 
 
 class Wandb(BaseHTTPRequestHandler):
-    """As much of a W&B server as a run needs; it refuses every key if told so."""
+    """As much of a W&B server as a run needs; it rejects every key if ``rejects`` is set."""
 
-    refuses = False
+    rejects = False
     received: tuple[str, ...] = ()
     history: tuple[str, ...] = ()  # of the only run, a line for each row
 
@@ -47,7 +47,7 @@ class Wandb(BaseHTTPRequestHandler):
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
         Wandb.received += (body.decode(errors="replace"),)
-        if Wandb.refuses:
+        if Wandb.rejects:
             return self._answer(401, {"errors": [{"message": "wrong key"}]})
         request = json.loads(body) if self.path == "/graphql" else {"query": ""}
         if "UpsertBucket" in request["query"]:
@@ -107,15 +107,15 @@ def build(run_dir: Path, **arguments: object) -> loggers.WandbLogger:
     return logger
 
 
-def go_on_offline(root: str, muted: str) -> None:
-    """One process, as in a sweep, that meets every reason to go on offline."""
+def continue_offline(root: str, muted: str) -> None:
+    """One process, as in a sweep, that meets every reason to continue offline."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = f"http://me:{PASSWORD}@127.0.0.1:{server.getsockname()[1]}"
     with serving() as url:
-        servers = {"closed": closed, "muted": muted, "keyless": url, "refused": url}
+        servers = {"closed": closed, "muted": muted, "keyless": url, "rejected": url}
         for name, base_url in servers.items():
             key = "" if name == "keyless" else KEY
-            Wandb.refuses = name == "refused"
+            Wandb.rejects = name == "rejected"
             os.environ.update(WANDB_BASE_URL=base_url, WANDB_API_KEY=key)
             build(Path(root, name))
         os.environ["WANDB_MODE"] = "offline"
@@ -130,7 +130,7 @@ def lose_the_server(root: str) -> None:
     """A run whose server goes away while it trains, and one whose server stops to answer."""
     loggers.FINISH_TIMEOUT_S = 2
     del os.environ["WANDB_MODE"]
-    Wandb.refuses, Wandb.received = False, ()
+    Wandb.rejects, Wandb.received = False, ()
     with serving() as url:
         os.environ.update(WANDB_BASE_URL=url, WANDB_API_KEY=KEY)
         logger = build(Path(root, "online"))
@@ -153,12 +153,12 @@ def offline_run(run_dir: Path) -> str:
     return path.read_bytes().decode(errors="replace")
 
 
-def test_wandb_goes_on_offline_with_one_warning_and_gets_no_secret(tmp_path: Path):
+def test_wandb_continues_offline_with_one_warning_and_gets_no_secret(tmp_path: Path):
     """And a server that goes away or hangs stops nothing."""
     with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and never answers
         muted = f"http://127.0.0.1:{mute.getsockname()[1]}"
         code = (
-            f"import sys; from {__name__} import *; go_on_offline(*sys.argv[1:3]); "
+            f"import sys; from {__name__} import *; continue_offline(*sys.argv[1:3]); "
             "print('---', file=sys.stderr, flush=True); lose_the_server(sys.argv[1])"
         )
         secrets = {"FAKE_SECRET": SECRET, "NETRC": str(tmp_path / "netrc")}
@@ -169,7 +169,7 @@ def test_wandb_goes_on_offline_with_one_warning_and_gets_no_secret(tmp_path: Pat
         ("closed", "does not answer: [Errno"),
         ("muted", "does not answer: timed out"),
         ("keyless", "there is no key"),
-        ("refused", "wrong key"),
+        ("rejected", "wrong key"),
     ):
         (warning,) = [line for line in warnings if f"{LATER} {tmp_path}/{name}/wandb" in line]
         assert reason in warning
@@ -375,7 +375,7 @@ def mlflow_run_of(run_dir: Path) -> tuple[Any, str]:
 
 
 @pytest.mark.usefixtures("no_mlflow_variables")
-def test_all_trackers_have_the_figures_and_wandb_has_the_model(tmp_path: Path, monkeypatch):
+def test_all_trackers_have_the_metrics_and_wandb_has_the_model(tmp_path: Path, monkeypatch):
     code = f"import sys; from {__name__} import *; track(sys.argv[1])"
     done = run_code(code, str(tmp_path), WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr

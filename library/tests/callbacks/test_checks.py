@@ -52,7 +52,7 @@ def test_callbacks_that_cannot_continue_are_rejected(callback: L.Callback, remed
         check_supported(callback, "callbacks.mine")
 
 
-def test_those_of_the_module_are_rejected_before_the_first_step(tmp_path: Path):
+def test_callbacks_of_the_module_are_rejected_before_the_first_step(tmp_path: Path):
     class Brings(Net):
         def configure_callbacks(self):
             return [OnExceptionCheckpoint(tmp_path / "own")]

@@ -102,7 +102,7 @@ def cycle_up_to(max_lr: float):
     ("old_schedule", "new_schedule", "more_epochs"),
     [
         (None, None, 0),
-        # Its cosine goes on from the rate before, so another length is another curve.
+        # Its cosine continues from the last rate, so another length is another curve.
         (two_parts, two_parts, 0),
         (cycle_up_to(0.1), cycle_up_to(1), 2),
     ],
@@ -134,7 +134,7 @@ def test_the_momentum_of_a_run_is_not_lost_with_a_change(tmp_path: Path):
     assert state["momentum_buffer"].abs().sum() > 0
 
 
-def test_another_kind_of_optimizer_or_schedule_is_refused(tmp_path: Path):
+def test_another_kind_of_optimizer_or_schedule_is_rejected(tmp_path: Path):
     fit(tmp_path, WithOptimizer(falling, sgd(0.1)), max_epochs=1)
     for schedule, optimizer, message in (
         (falling, Adam, "cannot continue with Adam of 2 tensors, .*its checkpoint has SGD of 2"),

@@ -273,7 +273,7 @@ def test_a_terminal_gets_a_bar_and_one_line_per_epoch(tmp_path, clock, terminal)
         f"epoch 1/2 | {epoch}  0:00:06 left",
         f"epoch 1/2 | {epoch}  0:00:05 left",
         f"epoch 1/2 | {epoch}  0:00:04 left",
-        f"epoch 1/2 | {epoch}  0:00:04 left",  # drawn anew below the line of the epoch
+        f"epoch 1/2 | {epoch}  0:00:04 left",  # redrawn below the line of the epoch
         f"epoch 2/2 | {epoch}  0:00:11 left",
         f"epoch 2/2 | {epoch}  0:00:06 left",
         f"epoch 2/2 | {epoch}  0:00:03 left",

@@ -54,8 +54,8 @@ def test_each_epoch_has_the_use_of_the_machine(tmp_path: Path):
         assert row["system/cpu_cores"] > 0
         assert 0.05 < row["system/memory_gib"] < 100
         assert "system/gpu_memory_gib" not in row
-    figures = json.loads((tmp_path / "metrics.json").read_text())
-    assert not any(name.startswith(("system/", "step/")) for name in figures)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert not any(name.startswith(("system/", "step/")) for name in metrics)
 
 
 KILLED: Any = {"places": [(1, 2)], "how": "SIGKILL"}
@@ -77,7 +77,7 @@ def test_each_epoch_has_its_seconds_and_learning_rate(tmp_path: Path, monkeypatc
     class Ticking(Net):
         def __init__(self) -> None:
             super().__init__(self.configure_two_rates)
-            clock.now += 1000  # nobody trains
+            clock.now += 1000  # the run is stopped
 
         def configure_two_rates(self, module):
             optimizer = SGD(module.parameters(), lr=0.1)
@@ -92,8 +92,8 @@ def test_each_epoch_has_its_seconds_and_learning_rate(tmp_path: Path, monkeypatc
     # Of four steps each; what the killed process did after its last checkpoint does not count.
     assert [row["time/epoch_s"] for row in rows] == [4, 4]
     assert [row["lr"] for row in rows] == pytest.approx([0.01, 0.001])
-    figures = json.loads((tmp_path / "metrics.json").read_text())
-    assert (figures["time/epoch_s"], figures["time/total_s"]) == (4, 8)
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert (metrics["time/epoch_s"], metrics["time/total_s"]) == (4, 8)
 
 
 def test_an_epoch_shorter_than_the_interval_has_what_its_last_step_logs(tmp_path: Path):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from samestep.callbacks import slice_weighting
+from samestep.callbacks import clock, slice_weighting
 from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.data.loader import BatchLoader
 from samestep.data.loaders import find_batch_loaders
@@ -105,16 +105,16 @@ def test_the_mean_over_the_ranks_is_the_mean_over_the_samples(
 
 
 def test_equal_slices_cost_nothing(monkeypatch: pytest.MonkeyPatch):
-    def refuse(*args: object) -> None:
+    def reject(*args: object) -> None:
         raise AssertionError("a hook was registered")
 
-    monkeypatch.setattr(Tensor, "register_hook", refuse)
+    monkeypatch.setattr(Tensor, "register_hook", reject)
     gradients(monkeypatch, 1, 2, 2, batch_size=8, drop_last=True)
     with pytest.raises(AssertionError, match="a hook was registered"):
         gradients(monkeypatch, 1, 2, 2, batch_size=9, drop_last=True)
 
 
-def test_a_short_last_batch_that_leaves_a_rank_without_a_sample_is_refused(
+def test_a_short_last_batch_that_leaves_a_rank_without_a_sample_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ):
     with pytest.raises(ConfigError, match=r"a batch has fewer samples than .*drop_last=True"):
@@ -197,8 +197,8 @@ def test_each_rank_measures_its_own_speed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(environment, "world_size", lambda: 2)
     seen: list[Any] = []
     monkeypatch.setattr(process_group, "gather", lambda value: seen.append(value) or [value, value])
-    clock = iter(range(1000))  # each forward pass of 4 samples takes one second
-    monkeypatch.setattr(slice_weighting, "synchronized_time", lambda pl_module: float(next(clock)))
+    seconds = iter(range(1000))  # each forward pass of 4 samples takes one second
+    monkeypatch.setattr(clock, "synchronized_time", lambda pl_module: float(next(seconds)))
     trainer = L.Trainer(max_epochs=1, callbacks=[SliceWeighting("auto")], **QUIET)
     trainer.fit(Model(), BatchLoader(DATA, 8))
     assert seen[-1] == 4.0

@@ -47,7 +47,7 @@ class Attribute(NamedTuple):
 
     name: such as ``Model.net.running``.
     can_be_kept: whether its owner allows that.
-    saved: what a checkpoint holds of its owner anyway.
+    saved: the state of its owner that every checkpoint holds.
     """
 
     name: str
@@ -155,7 +155,7 @@ class Attributes(L.Callback):
         self._changed |= now.changed_since(self._before or {}) & now.kept.keys()
 
     def begin(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Note the first values, restore those of the checkpoint, and print what is lost.
+        """Note the first values, restore the saved ones, and print what is lost.
 
         ``samestep.loops`` calls it after every ``on_train_start``, in which a module may give its
         attributes their first values.
@@ -249,8 +249,8 @@ class Attributes(L.Callback):
         if differ:
             print_note(
                 trainer,
-                f"{len(ranks)} ranks had values of their own of {join_names(differ)}. All "
-                f"{trainer.world_size} ranks continue with those of rank zero",
+                f"{len(ranks)} ranks had different values of {join_names(differ)}. All "
+                f"{trainer.world_size} ranks continue with the values of rank zero",
             )
 
     def _name_lost(self, names: set[str], trainer: L.Trainer) -> None:
@@ -317,7 +317,7 @@ class Attributes(L.Callback):
         if data is not None and not is_of_library(data):
             yield from attributes_of_owner(type(data).__name__, data, L.LightningDataModule)
         for loader in find_loaders(trainer.train_dataloader):
-            # A loader with a state of its own saves what it needs.
+            # A loader with state_dict and load_state_dict saves what it needs.
             if not hasattr(loader, "load_state_dict"):
                 yield from attributes_of_loader(loader, data)
 
@@ -332,7 +332,7 @@ def find_owners(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, A
         if is_of_library(callback):
             continue
         name = type(callback).__name__
-        # The name must find the same callback after a restart: count those of the same class.
+        # Callbacks of one class are numbered, so that a name finds the same one after a restart.
         number = [type(owner).__name__ for owner in owners.values()].count(name)
         owners[f"{name} {number + 1}" if number else name] = callback
     return owners
@@ -343,7 +343,7 @@ def attributes_of_part(name: str, part: nn.Module, world_size: int) -> Iterator[
     # ``RankState`` saves metrics, and nets of torch only have parameters and buffers.
     if isinstance(part, Metric | EpochMean) or is_of_library(part):
         return
-    # A part with hooks of its own decides what a checkpoint holds of it, but on rank zero only.
+    # A part that overrides these hooks chooses its own state, but only rank zero saves it.
     if world_size == 1 and saves_itself(part):
         return
     ignored = base_attributes()
@@ -377,7 +377,7 @@ def attributes_of_owner(name: str, owner: Any, base: Any) -> Iterator[Attribute]
     saved = owner.state_dict()
     can_be_kept = base is L.Callback and not has_library_parent
     for attribute, value in vars(owner).items():
-        # Those of a class of Lightning, which saves what it needs.
+        # Private attributes belong to the parent class in Lightning, which saves what it needs.
         is_private = has_library_parent and attribute.startswith("_")
         if attribute not in ignored and not is_private:
             yield Attribute(f"{name}.{attribute}", value, can_be_kept, saved)
@@ -395,7 +395,7 @@ def attributes_of_loader(loader: Any, data: Any) -> Iterator[Attribute]:
         if is_told or is_of_library(part):
             continue
         for attribute, value in getattr(part, "__dict__", {}).items():
-            # Private attributes of a loader are those of torch's DataLoader.
+            # Private attributes of a loader belong to torch's DataLoader.
             if part is loader and attribute.startswith("_"):
                 continue
             yield Attribute(f"{type(part).__name__}.{attribute}", value, saved=saved)

@@ -29,7 +29,7 @@ class HparamsOnResume(L.Callback):
     configuration has changed it, and the new value counts. All other values are restored: momentum,
     the position of a schedule.
 
-    Parameters may be frozen, unfrozen or given to an optimizer in a group of their own while the
+    Parameters may be frozen, unfrozen or given to an optimizer in a new group while the
     run trains, as callbacks for fine-tuning do. A checkpoint keeps that too.
 
     A changed learning rate is scaled to the position of the schedule. The first step still takes
@@ -64,7 +64,7 @@ class HparamsOnResume(L.Callback):
                 )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Note the values before Lightning restores those of the checkpoint."""
+        """Note the first values, before Lightning restores the saved ones."""
         self._begin = read_values(trainer)
         self._begin["modes"] = read_modes(pl_module)
         self._check_kinds()

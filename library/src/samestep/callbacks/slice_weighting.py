@@ -7,7 +7,7 @@ import lightning as L
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from samestep.callbacks.clock import synchronized_time
+from samestep.callbacks.clock import ForwardTimer
 from samestep.data.loaders import find_batch_loaders, find_loaders, order_of
 from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, SplitBatches
 from samestep.data.torch_loaders import has_batches_of_ids, split_of
@@ -15,8 +15,6 @@ from samestep.errors import ConfigError
 from samestep.option_names import option, setting
 from samestep.ranks import compat, environment, process_group
 
-WARMUP_BATCHES = 3  # of an epoch; they are not timed
-TIMED_BATCHES = 100  # of an epoch, at most: each of them waits for the GPU
 SIMILAR = 1.1  # ranks whose speeds differ by at most this factor keep their shares
 
 
@@ -63,9 +61,7 @@ class SliceWeighting(L.Callback):
         self._checked_epoch = -1
         self._batch = 0  # of this epoch
         self._saved: tuple[float, ...] = ()  # the shares of a checkpoint
-        self._begin: float | None = None  # of a forward pass that is timed
-        self._seconds = 0.0  # of the forward passes of this epoch
-        self._samples = 0  # of this rank in these forward passes
+        self._timer = ForwardTimer()
         self._has_patched = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -146,9 +142,8 @@ class SliceWeighting(L.Callback):
         self._batch = batch_idx
         if self._splits:
             self._check_splits(trainer)
-        # The first batches of an epoch also start loader processes and choose kernels.
-        if self.asked == "auto" and WARMUP_BATCHES <= batch_idx < WARMUP_BATCHES + TIMED_BATCHES:
-            self._begin = synchronized_time(pl_module)
+        if self.asked == "auto":
+            self._timer.start(pl_module, batch_idx)
 
     def _check_splits(self, trainer: L.Trainer) -> None:
         # Once per epoch: a difference shows in its first batch, and asking the ranks takes time.
@@ -170,8 +165,8 @@ class SliceWeighting(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
     ) -> None:
         """Weight this slice."""
-        if self._begin is not None:
-            self._count_time(trainer, pl_module, self._begin)
+        if self._timer.is_running:
+            self._stop_timer(trainer, pl_module)
         if self._order is None:
             return
         weight = self._order.weight(self._batch)
@@ -180,21 +175,16 @@ class SliceWeighting(L.Callback):
         if weight != 1:
             loss.register_hook(lambda gradient: gradient * weight)  # type: ignore[no-untyped-call]
 
-    def _count_time(self, trainer: L.Trainer, pl_module: L.LightningModule, begin: float) -> None:
-        # Forward passes only: in the backward pass, DDP waits for the slowest rank.
+    def _stop_timer(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         order = order_of(trainer)
         if isinstance(order, GlobalBatchSampler):
-            self._seconds += synchronized_time(pl_module) - begin
-            self._samples += order.lengths(self._batch)[order.rank]
-            self._begin = None
+            self._timer.stop(pl_module, order.lengths(self._batch)[order.rank])
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Agree on the shares of the next epoch, if the ranks are measured."""
         if self.asked != "auto" or environment.world_size() == 1:
             return
-        own_speed = self._samples / self._seconds if self._seconds else 0.0
-        self._seconds, self._samples = 0.0, 0
-        speeds = process_group.gather(own_speed)
+        speeds = process_group.gather(self._timer.reset())
         shares = measured_shares(speeds, self.shares)
         if shares is None:
             return

@@ -381,7 +381,7 @@ def make_items(kind: Any, new: Any, maxlen: int | None) -> Any:
     Raises:
         CannotDecodeError: if its class is not known to be nothing but its items.
     """
-    # Past __new__ of a named tuple, which takes each item as an argument of its own.
+    # Not by __new__ of a named tuple, which takes the items as separate arguments.
     if issubclass(kind, tuple):
         return tuple.__new__(kind, new)
     if kind not in NEW_ITEMS:

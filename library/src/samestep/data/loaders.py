@@ -1,4 +1,4 @@
-"""The loaders of a stage, and how those of the training cut each batch into slices."""
+"""The loaders of a stage, and how training loaders cut each batch into slices."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +30,7 @@ def order_of(trainer: L.Trainer) -> GlobalBatchSampler | SplitBatches | None:
     If there are several loaders, their slices are equally long, and one order stands for all.
     """
     first: GlobalBatchSampler | SplitBatches | None = None
-    # All loaders must be cut by us: one that Lightning distributes has samples of its own per rank.
+    # If Lightning distributes one loader over the ranks, the batches have no common slices.
     for loader in find_loaders(trainer.train_dataloader):
         order = loader.order if isinstance(loader, BatchLoader) else split_of(loader)
         if order is None:
