@@ -2,7 +2,7 @@
 
 import logging
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -346,10 +346,7 @@ def attributes_of_part(name: str, part: nn.Module, world_size: int) -> Iterator[
     # A part that overrides these hooks chooses its own state, but only rank zero saves it.
     if world_size == 1 and saves_itself(part):
         return
-    ignored = base_attributes()
-    for attribute, value in vars(part).items():
-        if attribute not in ignored:
-            yield Attribute(f"{name}.{attribute}", value, True)
+    yield from own_attributes(name, part, base_attributes(), can_be_kept=True)
 
 
 def saves_itself(part: nn.Module) -> bool:
@@ -364,6 +361,20 @@ def base_attributes() -> set[str]:
     return set(vars(L.LightningModule()))
 
 
+def own_attributes(
+    name: str, owner: Any, ignored: Collection[str], can_be_kept: bool = False, saved: Any = None
+) -> Iterator[Attribute]:
+    """The attributes of one object whose names are not ``ignored``."""
+    for attribute, value in getattr(owner, "__dict__", {}).items():
+        if attribute not in ignored:
+            yield Attribute(f"{name}.{attribute}", value, can_be_kept, saved)
+
+
+def private_names(owner: Any) -> set[str]:
+    """The names of its attributes that begin with an underscore."""
+    return {name for name in getattr(owner, "__dict__", {}) if name.startswith("_")}
+
+
 def attributes_of_owner(name: str, owner: Any, base: Any) -> Iterator[Attribute]:
     """The attributes of a callback or DataModule, unless it saves itself."""
     hook = getattr(type(owner), "on_save_checkpoint", None)
@@ -373,14 +384,12 @@ def attributes_of_owner(name: str, owner: Any, base: Any) -> Iterator[Attribute]
         package_of(parent) in LIBRARIES and not issubclass(base, parent)
         for parent in type(owner).__mro__[1:]
     )
-    ignored = vars(base()).keys()
-    saved = owner.state_dict()
+    ignored = set(vars(base()))
+    # Private attributes belong to the parent class in Lightning, which saves what it needs.
+    if has_library_parent:
+        ignored |= private_names(owner)
     can_be_kept = base is L.Callback and not has_library_parent
-    for attribute, value in vars(owner).items():
-        # Private attributes belong to the parent class in Lightning, which saves what it needs.
-        is_private = has_library_parent and attribute.startswith("_")
-        if attribute not in ignored and not is_private:
-            yield Attribute(f"{name}.{attribute}", value, can_be_kept, saved)
+    yield from own_attributes(name, owner, ignored, can_be_kept, owner.state_dict())
 
 
 def attributes_of_loader(loader: Any, data: Any) -> Iterator[Attribute]:
@@ -394,11 +403,9 @@ def attributes_of_loader(loader: Any, data: Any) -> Iterator[Attribute]:
         is_told = hasattr(part, "set_epoch") and part is not getattr(loader, "dataset", None)
         if is_told or is_of_library(part):
             continue
-        for attribute, value in getattr(part, "__dict__", {}).items():
-            # Private attributes of a loader belong to torch's DataLoader.
-            if part is loader and attribute.startswith("_"):
-                continue
-            yield Attribute(f"{type(part).__name__}.{attribute}", value, saved=saved)
+        # Private attributes of a loader belong to torch's DataLoader.
+        ignored = private_names(loader) if part is loader else set[str]()
+        yield from own_attributes(type(part).__name__, part, ignored, saved=saved)
 
 
 def parts_of_loader(loader: Any) -> list[Any]:

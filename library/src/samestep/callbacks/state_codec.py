@@ -128,9 +128,7 @@ class Encoder:
         return self._encode_object(value, depth)
 
     def _encode_tensor(self, tensor: Tensor) -> Any:
-        # A subclass or a sparse tensor is more than the bytes of one storage.
-        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
-        if not is_plain or tensor.is_meta:
+        if not is_plain_tensor(tensor):
             return self._give_up()
         return (
             "tensor",
@@ -486,9 +484,16 @@ def is_of_library(value: Any) -> bool:
     return package_of(class_of(value)) in LIBRARIES
 
 
+def is_plain_tensor(value: Any) -> bool:
+    """Whether it is nothing but the bytes of one storage: no subclass, not sparse, not meta."""
+    if type(value) not in (Tensor, nn.Parameter):
+        return False
+    return value.layout == torch.strided and not value.is_meta
+
+
 def storage_of(tensor: Any) -> int:
     """The address of a plain tensor's storage, which its views share; else ``NO_STORAGE``."""
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
+    if not is_plain_tensor(tensor):
         return NO_STORAGE
     # Empty tensors have the address 0 in common.
     return tensor.untyped_storage().data_ptr() or NO_STORAGE
