@@ -176,7 +176,7 @@ def test_a_file_of_ones_own_must_be_on_the_cluster():
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["data=topics"], ["ImageClassifier needs data.num_", "TextDataModule does not have"]),
+        (["data=topics"], ["ImageClassifier needs data.mean, ", "TextDataModule does not have"]),
         (["data=mnist", "model=transformer"], ["LanguageModel needs data.vocabulary_size"]),
         (["experiment=language", "data=digits"], ["needs data.vocabulary_size, data.context"]),
         (["experiment=language", "model=cnn"], ["choose data and a model of one task"]),
