@@ -57,25 +57,33 @@ def command() -> int:
     """
     name, *argv = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
-        lines = [f"  samestep {name:<8}  {command.summary}" for name, command in COMMANDS.items()]
-        print("samestep COMMAND [arguments]", *lines, sep="\n")
-        print(f"samestep COMMAND --help explains it. {EXIT_CODES}")
+        print_commands()
         return 0
     if name not in COMMANDS:
         raise ConfigError(f"samestep {name}: no such command; choose from {', '.join(COMMANDS)}")
     chosen = COMMANDS[name]
     module, _, function = chosen.main.partition(":")
-    asks_for_help = bool({"-h", "--help"} & set(argv))
+    asks_for_help = "-h" in argv or "--help" in argv
     if chosen.takes_overrides and asks_for_help:
+        # These commands have no parser: their arguments are those of train.py.
         print(read_docstring(module))
         return 0
-    # Parsing comes first, where it can: a help text needs no project.
-    if chosen.takes_overrides or (chosen.needs_project and not asks_for_help):
+    needs_project = chosen.takes_overrides or chosen.needs_project
+    # A help text can be read anywhere, the code of a run only in its project.
+    if needs_project and not asks_for_help:
         from samestep.hydra.project import add_project
 
         add_project()
     exit_code: int = getattr(import_module(module), function)(argv)
     return exit_code
+
+
+def print_commands() -> None:
+    """Print the help text of ``samestep`` itself."""
+    print("samestep COMMAND [arguments]")
+    for name, command in COMMANDS.items():
+        print(f"  samestep {name:<8}  {command.summary}")
+    print(f"samestep COMMAND --help explains it. {EXIT_CODES}")
 
 
 def read_docstring(module: str) -> str | None:

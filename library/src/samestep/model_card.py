@@ -5,11 +5,12 @@ The front matter follows https://huggingface.co/docs/hub/model-cards, without it
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import DictConfig
 
 from samestep.hydra.saved_run import read_saved_config
 from samestep.ranks.secrets import redact
@@ -66,7 +67,42 @@ def write_card(
         inputs: types and shapes of what the program takes, such as ``uint8 [B, 1, 8, 8]``.
     """
     cfg = read_saved_config(run_dir)
-    data, metrics = str(cfg.choices.data), read_metrics(run_dir, ckpt)
+    metrics = read_metrics(run_dir, ckpt)
+    known = record.read(run_dir)
+    net = cfg.model.get("net", cfg.model)
+    what = "A PyTorch model."
+    if class_names:
+        what = f"A classifier of {len(class_names)} classes: {', '.join(class_names)}."
+    names = "x"
+    if len(inputs) > 1:
+        names = ", ".join(f"x{number}" for number in range(len(inputs)))
+    packages = known.packages
+    versions = [f"{name} {packages[name]}" for name in ("lightning", "torch") if name in packages]
+    front = front_matter(cfg, metrics, class_names, licence, inputs)
+    return PAGE.format(
+        front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
+        name=cfg.run_id,
+        what=what,
+        metrics=describe_metrics(metrics, ckpt),
+        data=cfg.choices.data,
+        net=net["_target_"].rpartition(".")[2],
+        weights=num_weights,
+        command=describe_command(known.start),
+        commit=describe_commit(known.start),
+        versions=", ".join(versions),
+        names=names,
+        shapes=", ".join(inputs),
+    )
+
+
+def front_matter(
+    cfg: DictConfig,
+    metrics: Mapping[str, float],
+    class_names: Sequence[str],
+    licence: str | None,
+    inputs: Sequence[str],
+) -> dict[str, Any]:
+    """What the Hub reads: task, licence and results."""
     takes_images = len(inputs) == 1 and inputs[0].count(",") == 3  # [B, C, H, W]
     task = "image-classification" if class_names and takes_images else "other"
     front: dict[str, Any] = {
@@ -75,46 +111,45 @@ def write_card(
         "tags": ["lightning", "hydra", "samestep"],
     }
     if licence:
+        # The Hub knows a fixed list; any other licence needs a name beside "other".
         front["license"] = HUB_LICENCES.get(licence, "other")
         if front["license"] == "other":
             front["license_name"] = licence.lower()
-    table = f"The checkpoint `{ckpt}` was not tested."
     if metrics:
         values = []
         for name, value in metrics.items():
             values.append({"type": name[5:], "name": name, "value": value})
+        data = str(cfg.choices.data)
         dataset = {"name": data, "type": data}
         result = {"task": {"type": task}, "dataset": dataset, "metrics": values}
         front["model-index"] = [{"name": str(cfg.run_id), "results": [result]}]
-        rows = [f"| {name} | {value:.4f} |" for name, value in metrics.items()]
-        table = "\n".join(["| metric | value |", "|---|---|", *rows])
-    what = "A PyTorch model."
-    if class_names:
-        what = f"A classifier of {len(class_names)} classes: {', '.join(class_names)}."
-    known = record.read(run_dir)
-    last = known.start
-    git = last.get("git", {})
-    changed = ", with uncommitted changes" if git.get("dirty") else ""
-    command = redact(" ".join(["python", *last.get("command", ["train.py"])]))
-    return PAGE.format(
-        front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
-        name=cfg.run_id,
-        what=what,
-        metrics=table,
-        data=data,
-        net=cfg.model.get("net", cfg.model)["_target_"].rpartition(".")[2],
-        weights=num_weights,
-        # Addresses, and paths that only this machine has, are left out.
-        command=re.sub(r"(?<=[\s=\[,'\"])(?:\w+://|~|/)[^\s\],'\"]*", "...", command),
-        commit=f"{git['commit']}{changed}" if git.get("commit") else "unknown",
-        versions=", ".join(
-            f"{name} {version}"
-            for name, version in known.packages.items()
-            if name in ("lightning", "torch")
-        ),
-        names=", ".join(f"x{n}" for n in range(len(inputs))) if len(inputs) > 1 else "x",
-        shapes=", ".join(inputs),
-    )
+    return front
+
+
+def describe_metrics(metrics: Mapping[str, float], ckpt: str) -> str:
+    """A table of the metrics of the test."""
+    if not metrics:
+        return f"The checkpoint `{ckpt}` was not tested."
+    rows = [f"| {name} | {value:.4f} |" for name, value in metrics.items()]
+    return "\n".join(["| metric | value |", "|---|---|", *rows])
+
+
+def describe_command(start: Mapping[str, Any]) -> str:
+    """The command that trained the model, fit to be published."""
+    command = redact(" ".join(["python", *start.get("command", ["train.py"])]))
+    # Addresses, and paths that only this machine has, are left out.
+    return re.sub(r"(?<=[\s=\[,'\"])(?:\w+://|~|/)[^\s\],'\"]*", "...", command)
+
+
+def describe_commit(start: Mapping[str, Any]) -> str:
+    """The commit of the code that trained the model."""
+    git = start.get("git", {})
+    if not git.get("commit"):
+        return "unknown"
+    commit = str(git["commit"])
+    if git.get("dirty"):
+        commit += ", with uncommitted changes"
+    return commit
 
 
 def read_metrics(run_dir: Path, ckpt: str) -> dict[str, float]:
@@ -123,12 +158,12 @@ def read_metrics(run_dir: Path, ckpt: str) -> dict[str, float]:
     is_finished = record.read(run_dir).state == record.FINISHED
     if not is_finished or ckpt != manifest.tested_checkpoint(run_dir):
         return {}
-    final = read_final_metrics(run_dir) or {}
-    return {
-        name: value
-        for name, value in sorted(final.items())
-        if is_of_test(name)
-        and not re.search("[0-9]$", name)
-        and isinstance(value, int | float)  # null stands for nan
-        and math.isfinite(value)
-    }
+    found = {}
+    for name, value in sorted((read_final_metrics(run_dir) or {}).items()):
+        # Metrics of single classes, such as test/accuracy_3, would fill the page. null is nan.
+        is_of_class = re.search("[0-9]$", name)
+        if not is_of_test(name) or is_of_class or not isinstance(value, int | float):
+            continue
+        if math.isfinite(value):
+            found[name] = value
+    return found

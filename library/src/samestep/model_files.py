@@ -59,7 +59,8 @@ def export_run(
         raise ExportError(f"{target}: is a link; remove it, and nothing was written")
     if onnx:
         check_onnx()
-    model = model.eval().float()  # other programs give numbers of 32 bits
+    # Other programs compute with 32 bits, whatever the run did.
+    model = model.eval().float()
     inputs = real_inputs(model, data, example_of(model))
     class_names = list(getattr(data, "class_names", []))
     config: dict[str, Any] = {"model": group_of(read_saved_config(run_dir), "model")}
@@ -76,7 +77,8 @@ def export_run(
         program = trace(model, inputs)
         torch.export.save(program, folder / "model.pt2")
 
-        # Each file is read back, and must give the outputs of the original.
+        # Each file is read back, and must give the outputs of the original: a net that keeps what
+        # it knows outside of parameters and buffers would be exported without it.
         rebuilt: Any = build(OmegaConf.load(folder / "config.yaml").model, "model")
         load_model(rebuilt, folder / "model.safetensors")
         outputs = {
@@ -95,6 +97,7 @@ def export_run(
             inputs=[describe(x) for x in inputs],
         )
         (folder / "README.md").write_text(card, "utf-8")
+        # All files are proven now: until here the export of an earlier run is untouched.
         target.mkdir(exist_ok=True)
         for path in folder.iterdir():
             path.replace(target / path.name)
@@ -139,9 +142,9 @@ def example_of(model: Any) -> list[Tensor]:
 
 
 def real_inputs(model: Any, data: Any, example: list[Tensor]) -> list[Tensor]:
-    """Samples of the test, if its batches begin with what ``forward`` takes; else ``example``.
+    """Samples of the test, if its batches start with what ``forward`` takes; else ``example``.
 
-    An example is often zeros, of which a wrong net too could make the right outputs.
+    An example is often all zeros, for which a wrong net may compute the right outputs.
     """
     if not has_test(model, data):
         return example
@@ -151,18 +154,21 @@ def real_inputs(model: Any, data: Any, example: list[Tensor]) -> list[Tensor]:
             data.setup("test")
         batch = next(iter((data or model).test_dataloader()))
     except (ConfigError, RunError) as error:
+        # The model may be exported far from its data.
         note = "note: the files are checked on example_input_array only, because the data cannot be"
         print(f"{note} read: {error}", file=sys.stderr)
         return example
-    samples = []
     parts = batch if isinstance(batch, list | tuple) else [batch]
-    for x, like in zip(parts, example, strict=False):
-        if not isinstance(x, Tensor) or x.dtype != like.dtype or x.shape[1:] != like.shape[1:]:
-            return example
-        if len(x) < 2:
-            return example
-        samples.append(x[:NUM_SAMPLES].cpu())
-    return samples if len(samples) == len(example) else example
+    samples = [x[:NUM_SAMPLES].cpu() for x in parts[: len(example)] if isinstance(x, Tensor)]
+    if len(samples) == len(example) and all(map(is_like, samples, example)):
+        return samples
+    return example
+
+
+def is_like(samples: Tensor, example: Tensor) -> bool:
+    """Whether these are several samples of the type and shape of the example."""
+    is_same = samples.dtype == example.dtype and samples.shape[1:] == example.shape[1:]
+    return is_same and len(samples) > 1
 
 
 def compute(program: Any, inputs: Sequence[Tensor]) -> Tensor:
@@ -190,6 +196,7 @@ def trace(model: Any, inputs: Sequence[Tensor]) -> torch.export.ExportedProgram:
     """The program of a model, for batches of any size."""
     # torch.export keeps requires_grad, so trace a copy: the model itself stays trainable.
     model = copy.deepcopy(model).requires_grad_(False)
+    # Without this, the program would take batches of the size of the example only.
     batch = torch.export.Dim("batch", min=1)
     shapes = tuple({0: batch} for _ in inputs)
     try:

@@ -13,10 +13,10 @@ import csv
 import importlib
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from samestep.command_line import Parser
 from samestep.errors import ConfigError
@@ -34,6 +34,40 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         0, or 1 if a file could not be read. It is named on stderr, and the others are predicted.
     """
+    arguments = parse(argv)
+    # These imports take seconds: invalid arguments are reported before.
+    from samestep.hydra import saved_run
+    from samestep.loading import load_chosen
+
+    model, data = load_chosen(arguments)
+    class_names = list(getattr(data, "class_names", []))
+    if class_names and arguments.top > len(class_names):
+        raise ConfigError(
+            f"--top {arguments.top}: must not exceed the {len(class_names)} classes of the run"
+        )
+    if arguments.files:
+        set_files(data, arguments.files)
+    batches = saved_run.predict(model, data, arguments.run_dir, arguments.accelerator)
+    errors = getattr(data, "predict_errors", [])
+    for error in errors:
+        print(f"error: {error}", file=sys.stderr)
+    exit_code = 1 if errors else 0
+    if batches and all(batch is None for batch in batches):
+        # The step has written its results itself, such as one file for each sample.
+        print(f"{type(model).__name__}.predict_step returns nothing to write", file=sys.stderr)
+        return exit_code
+    output = arguments.output
+    if output and output.suffix == ".pt":
+        save(batches, output)
+        return exit_code
+    if arguments.top == 0:
+        class_names = []
+    write(join(batches, class_names, arguments.top), output, arguments.format)
+    return exit_code
+
+
+def parse(argv: Sequence[str]) -> Namespace:
+    """The arguments; a ConfigError if one is invalid."""
     parser = Parser("samestep predict", __doc__)
     parser.add_run_dir()
     parser.add_argument("files", nargs="*", help="what the predict_dataloader of the data reads")
@@ -46,45 +80,23 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, metavar="FILE", help=text)
     parser.add_data()
     arguments = parser.parse(argv)
-    output = arguments.output
     if arguments.top < 0:
         raise ConfigError(f"--top {arguments.top}: must be a whole number, at least 0")
+    output = arguments.output
     if output and output.suffix not in SUFFIXES:
         raise ConfigError(f"--output {output}: must end in .csv, .parquet or .pt")
-    # These imports take seconds: invalid arguments are reported before.
-    from samestep.hydra import saved_run
-    from samestep.loading import load_chosen
+    return arguments
 
-    model, data = load_chosen(arguments)
-    class_names = list(getattr(data, "class_names", []))
-    if class_names and arguments.top > len(class_names):
+
+def set_files(data: Any, files: Sequence[str]) -> None:
+    """Tell the data which files to predict."""
+    # Without the attribute the files would be ignored, and the test set predicted in their place.
+    if not hasattr(data, "predict_files"):
         raise ConfigError(
-            f"--top {arguments.top}: must not exceed the {len(class_names)} classes of the run"
+            f"{files[0]}: {type(data).__name__} takes no files; give it an attribute "
+            "predict_files, which its predict_dataloader reads"
         )
-    if arguments.files:
-        if not hasattr(data, "predict_files"):
-            raise ConfigError(
-                f"{arguments.files[0]}: {type(data).__name__} takes no files; give it an attribute "
-                "predict_files, which its predict_dataloader reads"
-            )
-        data.predict_files = list(arguments.files)
-    batches = saved_run.predict(model, data, arguments.run_dir, arguments.accelerator)
-    errors = getattr(data, "predict_errors", [])
-    for error in errors:
-        print(f"error: {error}", file=sys.stderr)
-    if batches and all(batch is None for batch in batches):
-        # The step has written what it wanted.
-        print(f"{type(model).__name__}.predict_step returns nothing to write", file=sys.stderr)
-    elif output and output.suffix == ".pt":
-        import torch
-
-        torch.save(batches, output)
-    else:
-        if not arguments.top:
-            class_names = []
-        columns = join(batches, class_names, arguments.top)
-        write(columns, output, arguments.format)
-    return 1 if errors else 0
+    data.predict_files = list(files)
 
 
 def join(batches: Sequence[Any], class_names: Sequence[str], top: int) -> Columns:
@@ -94,33 +106,51 @@ def join(batches: Sequence[Any], class_names: Sequence[str], top: int) -> Column
         for name, values in columns_of(batch, class_names, top).items():
             columns.setdefault(name, []).extend(values)
     lengths = {name: len(values) for name, values in columns.items()}
-    if len({*lengths.values()}) > 1:
+    # Rows of such a table would belong to different samples.
+    if len(set(lengths.values())) > 1:
         raise ConfigError(f"predict_step returns columns of different lengths: {lengths}")
     return columns
 
 
-def columns_of(
-    batch: Any, class_names: Sequence[str] = (), top: int = 1, name: str = "prediction"
-) -> Columns:
+def columns_of(batch: Any, class_names: Sequence[str] = (), top: int = 1) -> Columns:
     """The columns in what ``predict_step`` returns: a tensor, or a dictionary of columns."""
-    if isinstance(batch, dict):
-        columns: Columns = {}
-        for key, value in batch.items():
-            columns |= columns_of(value, class_names, top, key)
-        return columns
-    is_tensor = hasattr(batch, "ndim")
-    if isinstance(batch, list | tuple) and name != "prediction":
-        return {name: list(batch)}
-    if is_tensor and batch.ndim == 1:
-        return {name: numbers_of(batch)}
-    if is_tensor and batch.ndim == 2:
-        if class_names and batch.shape[1] == len(class_names):
-            return name_classes(batch, class_names, top, name)
-        if batch.shape[1] == 1:
-            return {name: numbers_of(batch.flatten())}
-        return {f"{name}_{n}": numbers_of(column) for n, column in enumerate(batch.T)}
-    what = f"a tensor {list(batch.shape)}" if is_tensor else type(batch).__name__
-    raise ConfigError(
+    if not isinstance(batch, dict):
+        # A list could be several samples or several outputs, so it needs a name to be a column.
+        if isinstance(batch, list | tuple):
+            raise no_column("prediction", batch)
+        batch = {"prediction": batch}
+    columns: Columns = {}
+    for name, value in batch.items():
+        columns |= column(name, value, class_names, top)
+    return columns
+
+
+def column(name: str, value: Any, class_names: Sequence[str], top: int) -> Columns:
+    """One column, or several for a tensor ``[B, C]``."""
+    if isinstance(value, list | tuple):
+        return {name: list(value)}
+    # Not by its type: torch is imported only where a model is.
+    num_dimensions = getattr(value, "ndim", None)
+    if num_dimensions == 1:
+        return {name: numbers_of(value)}
+    if num_dimensions != 2:
+        raise no_column(name, value)
+    if class_names and value.shape[1] == len(class_names):
+        return name_classes(value, class_names, top, name)
+    if value.shape[1] == 1:
+        return {name: numbers_of(value.flatten())}
+    columns: Columns = {}
+    for number, numbers in enumerate(value.T):
+        columns[f"{name}_{number}"] = numbers_of(numbers)
+    return columns
+
+
+def no_column(name: str, value: Any) -> ConfigError:
+    """The error for something that is no column of a table."""
+    what = type(value).__name__
+    if hasattr(value, "shape"):
+        what = f"a tensor {list(value.shape)}"
+    return ConfigError(
         f"predict_step returns {name} as {what}: a table takes tensors [B] or [B, C], or a "
         "dictionary of them; --output FILE.pt keeps any shape, and a predict_step that writes "
         "files itself returns nothing"
@@ -129,37 +159,61 @@ def columns_of(
 
 def name_classes(scores: "Tensor", class_names: Sequence[str], top: int, name: str) -> Columns:
     """The ``top`` classes with the highest scores of each row ``[B, C]``, the highest first."""
+    # Stable, so that of equal scores the class with the lower number comes first on every device.
     values, ids = scores.sort(dim=1, descending=True, stable=True)
     columns: Columns = {}
-    for rank in range(top):
-        number = f"_{rank + 1}" if rank else ""
-        columns[f"class{number}"] = [class_names[id] for id in ids[:, rank].tolist()]
-        columns[f"{name}{number}"] = numbers_of(values[:, rank])
+    for place in range(top):
+        number = f"_{place + 1}" if place else ""
+        columns[f"class{number}"] = [class_names[id] for id in ids[:, place].tolist()]
+        columns[f"{name}{number}"] = numbers_of(values[:, place])
     return columns
 
 
 def numbers_of(column: "Tensor") -> list[Any]:
-    """Numbers of a tensor, rounded to the seven significant figures of 32 bits."""
+    """The numbers of a tensor ``[B]``."""
     values = column.detach().cpu().tolist()
-    return [float(f"{v:.7g}") if isinstance(v, float) else v for v in values]
+    if not column.is_floating_point():
+        return list(values)
+    # As Python floats they would show digits that 32 bits do not have: 0.10000000149011612.
+    return [float(f"{value:.7g}") for value in values]
+
+
+def save(batches: Sequence[Any], output: Path) -> None:
+    """Write what ``predict_step`` has returned, of any shape."""
+    import torch  # imported with the model, and not for invalid arguments
+
+    torch.save(batches, output)
 
 
 def write(columns: Columns, output: Path | None, form: str) -> None:
     """Write a row for each sample: into a file, or as CSV or JSON on stdout."""
     if output and output.suffix == ".parquet":
-        try:
-            pyarrow = importlib.import_module("pyarrow")
-            parquet = importlib.import_module("pyarrow.parquet")
-        except ImportError as error:
-            raise ConfigError(f"--output {output}: needs pyarrow; `pip install pyarrow`") from error
-        parquet.write_table(pyarrow.table(columns), output)
+        write_parquet(columns, output)
         return
     rows = list(zip(*columns.values(), strict=True))
     if output is None and form == "json":
-        print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2))
+        objects = [dict(zip(columns, row, strict=True)) for row in rows]
+        print(json.dumps(objects, indent=2))
         return
-    opened = output.open("w", encoding="utf-8", newline="") if output else nullcontext(sys.stdout)
-    with opened as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(columns)
-        table.writerows(rows)
+    if output is None:
+        write_csv(columns, rows, sys.stdout)
+        return
+    with output.open("w", encoding="utf-8", newline="") as file:
+        write_csv(columns, rows, file)
+
+
+def write_csv(heading: Iterable[str], rows: Iterable[Sequence[Any]], file: TextIO) -> None:
+    """Write a table as CSV."""
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(heading)
+    table.writerows(rows)
+
+
+def write_parquet(columns: Columns, output: Path) -> None:
+    """Write columns as Parquet."""
+    try:
+        pyarrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ConfigError(f"--output {output}: needs pyarrow; `pip install pyarrow`") from error
+    parquet.write_table(pyarrow.table(columns), output)

@@ -20,9 +20,8 @@ from project.data.sources import (
 )
 from samestep import BatchLoader, Blocks, ConfigError
 
-SPLIT_SEED = (
-    7_070_836_379_803_831_727  # the same images are held out in every run, whatever its seed
-)
+# The same images are held out in every run, whatever its seed.
+SPLIT_SEED = 7_070_836_379_803_831_727
 MEMORY_SHARE = 0.25  # of the accelerator's free memory that the images may take
 
 
@@ -137,7 +136,7 @@ class ImageBatches(L.LightningDataModule):
                 self.predict_errors.append(str(error))
             else:
                 names.append(str(file))
-        # With an empty batch first, there may be no image at all.
+        # torch.stack takes no empty list, and none of these files may be readable.
         shape = 0, self.num_channels, self.image_size, self.image_size
         none = torch.empty(shape, dtype=torch.uint8)
         return FileBatch(torch.cat([none, *(image[None] for image in images)]), names)
