@@ -24,7 +24,7 @@ WRITTEN = [
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("repository")
-    for name in ("configs", "library", "scripts", "src", "tests"):
+    for name in ("configs", "examples", "library", "scripts", "src", "tests"):
         ignored = shutil.ignore_patterns("__pycache__", "local")
         shutil.copytree(ROOT / name, root / name, ignore=ignored)
     for name in ("pyproject.toml", "train.py"):
