@@ -25,7 +25,14 @@ def option(name: str) -> str:
     return _names.get(name, name)
 
 
-def setting(name: str, value: Any) -> str:
-    """The argument with a value, as the user types it: ``monitor=None``."""
+def setting(name: str, value: Any, of: str = "") -> str:
+    """The argument with a value, as the user types it: ``monitor=None``.
+
+    ``of`` is the class that takes the argument, if it is not the Trainer: a script makes an object
+    of it, ``LossGuard(max_skipped=10)``, and a front end has one key.
+    """
     text = str(value)
-    return f"{option(name)}={_words.get(text, text)}"
+    typed = f"{option(name)}={_words.get(text, text)}"
+    if of and name not in _names:
+        return f"{of}({typed})"
+    return typed

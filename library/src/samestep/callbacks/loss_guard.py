@@ -129,7 +129,7 @@ class LossGuard(L.Callback):
             raise RunError(
                 f"{what}; the step was not taken, and the checkpoints are from before it. "
                 f"Lower the learning rate, clip with {setting('gradient_clip_val', 1.0)}, or skip "
-                f"such steps with {setting('max_skipped', 10)}"
+                f"such steps with {setting('max_skipped', 10, of='LossGuard')}"
             )
         if is_global_zero:
             log.warning("%s; skipped, %d of %d", what, self.num_skipped, self.max_skipped)
