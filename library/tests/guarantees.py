@@ -118,13 +118,6 @@ def test_a_copy_is_continued_on_an_empty_machine(start: Start):
     assert "test/loss" in (read_final_metrics(copied) or {})
 
 
-def test_a_store_that_cannot_be_read_is_not_overwritten(start: Start):
-    (start.folder / "locked").write_text("no folder")
-    done = start("unread", url=f"file://{start.folder}/locked")
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_parameters_without_a_gradient_are_rejected_on_two_ranks(start: Start):
     done = start("unused", devices=2, UNUSED="1")
     assert done.returncode == 2, done.stderr

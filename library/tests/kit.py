@@ -204,13 +204,13 @@ def fit(
 
 
 def rows(run_dir: Path) -> list[dict[str, str]]:
-    """The history of a run, without seconds and memory."""
+    """The history of a run, without seconds, speeds and memory."""
     with (run_dir / "metrics.csv").open() as file:
         return [
             {
                 name: value
                 for name, value in row.items()
-                if not name.startswith(("time/", "system/"))
+                if not name.startswith(("time/", "system/")) and not name.endswith("_per_second")
             }
             for row in csv.DictReader(file)
         ]
