@@ -160,7 +160,7 @@ def read_metrics(run_dir: Path, ckpt: str) -> dict[str, float]:
         return {}
     found = {}
     for name, value in sorted((read_final_metrics(run_dir) or {}).items()):
-        # Metrics of single classes, such as test/accuracy_3, would fill the page. null is nan.
+        # Metrics of single classes, which end in a number, would fill the page. null is nan.
         is_of_class = re.search("[0-9]$", name)
         if not is_of_test(name) or is_of_class or not isinstance(value, int | float):
             continue

@@ -174,7 +174,7 @@ def numbers_of(column: "Tensor") -> list[Any]:
     values = column.detach().cpu().tolist()
     if not column.is_floating_point():
         return list(values)
-    # As Python floats they would show digits that 32 bits do not have: 0.10000000149011612.
+    # As Python floats they would show figures that 32 bits do not have: 0.10000000149011612.
     return [float(f"{value:.7g}") for value in values]
 
 
