@@ -182,7 +182,7 @@ def test_a_loader_is_as_it_was_after_training(tmp_path: Path):
 def test_the_run_names_the_flag(tmp_path: Path):
     done = on_ranks(train_plainly, str(tmp_path))
     assert "batch_size counts samples per rank" in done.stdout
-    assert "Trainer(split_batches=True)" in done.stdout
+    assert "split_batches=True splits each batch" in done.stdout
 
 
 def train_plainly(folder: str) -> None:
