@@ -101,7 +101,7 @@ def test_accepted_lines_train(tmp_path_factory: pytest.TempPathFactory):
         f"+trainer.benchmark=false trainer.detect_anomaly=true trainer.strategy=ddp {NO_PICTURES}",
         f"hydra.verbose=false +seed=1 {NO_PICTURES}",
     ]
-    quick = ["debug=fast", "model=mlp"]
+    quick = ["debug=limit", "model=mlp"]
     words = [[*quick, *line.split(), f"run_root={here / str(n)}"] for n, line in enumerate(lines)]
     for number, done in enumerate(run_each(words, said)):
         assert done.returncode == 0, done.stderr
@@ -121,7 +121,7 @@ def test_accepted_lines_train(tmp_path_factory: pytest.TempPathFactory):
     ids=["slurm", "torchelastic"],
 )
 def test_without_torchrun_it_is_one_process_whatever_the_variables_say(tmp_path: Path, variables):
-    words = ["debug=fast", "model=mlp", NO_PICTURES, f"run_root={tmp_path}"]
+    words = ["debug=limit", "model=mlp", NO_PICTURES, f"run_root={tmp_path}"]
     result = run("train.py", *words, **variables)
     assert result.returncode == 0, result.stderr
     (run_dir,) = tmp_path.iterdir()
