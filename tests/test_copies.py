@@ -386,8 +386,6 @@ def test_a_default_copy_is_small_and_passes_its_tests(template: Path, tmp_path: 
         "test_train.py::test_the_default_learns_the_digits",
         "test_train.py::test_a_killed_run_ends_as_an_undisturbed_one",
         "test_rules.py::test_files_that_a_run_does_not_download",
-        "test_rules.py::test_the_schedule_needs_an_end",
-        "test_rules.py::test_contradictions",
     ]
     skipped = [f"--deselect=tests/{PACKAGE}/{name}" for name in long]
     said = check(copy, "tests", *skipped)

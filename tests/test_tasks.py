@@ -74,10 +74,13 @@ def write_houses(path: Path, rows: int = 500, has_price: bool = True) -> None:
 def execute(copy: Path, command: str, *more: str) -> CompletedProcess[str]:
     words = shlex.split(command)
     variables = {}
-    while words[0] != "python":
+    while words[0] not in ("python", "samestep"):
         name, _, value = words.pop(0).partition("=")
         variables[name] = value
-    done = run(*words[1:], *more, cwd=copy, PYTHONPATH=f"{copy / 'src'}:{ROOT}", **variables)
+    program = ["-m", "samestep"] if words[0] == "samestep" else []
+    done = run(
+        *program, *words[1:], *more, cwd=copy, PYTHONPATH=f"{copy / 'src'}:{ROOT}", **variables
+    )
     assert done.returncode == 0, done.stderr
     return done
 

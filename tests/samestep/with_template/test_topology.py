@@ -40,7 +40,7 @@ def test_unequal_nodes_learn_the_digits_and_count_every_image_once(tmp_path: Pat
     options += ["cluster.shares=[1,2.5]", *record(tmp_path / "r"), f"run_root={tmp_path}"]
     # A set that is smaller than the number of ranks, too small to choose the best checkpoint by.
     options += ["data.num_val=2", "data.eval_batch_size=3", "callbacks.checkpoints.monitor=null"]
-    options += ["trainer.limit_train_batches=20"]
+    options += ["trainer.limit_train_batches=20", "trainer.num_sanity_val_steps=0"]
     result = run_ranks("train.py", *options, nodes=(1, 2), RUN_ID="run")
     assert result.returncode == 0, result.stderr
     ranks = [json.loads((tmp_path / f"r/rank-{rank}.json").read_text()) for rank in range(3)]
@@ -64,7 +64,7 @@ def test_a_slow_rank_gets_less_and_the_losses_stay(reference_run: Path, tmp_path
     command = [
         "train.py", "cluster.shares=auto", *REFERENCE,
         "model.net._target_=tests.slow_rank.SlowNet", slow_net(1, 5),
-        *record(tmp_path / "records"), f"run_root={tmp_path}",
+        "trainer.num_sanity_val_steps=0", *record(tmp_path / "records"), f"run_root={tmp_path}",
     ]  # fmt: skip
     killed = run_ranks(*command, RUN_ID="slow", KILL_AT="50")
     assert killed.returncode == -9, killed.stderr
