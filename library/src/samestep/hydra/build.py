@@ -58,6 +58,9 @@ def build_run(cfg: DictConfig, overrides: Sequence[str] = ()) -> Run:
 
 
 def _build(cfg: DictConfig, overrides: Sequence[str]) -> Run:
+    # The module of a model may draw random numbers when it is imported, such as the weights of an
+    # argument's default.
+    L.seed_everything(cfg.seed, workers=True, verbose=False)
     check_arguments(cfg)
     # First the Trainer, which seeds the weights of the model.
     trainer = build_trainer(cfg, overrides)
