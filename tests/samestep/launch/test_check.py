@@ -8,6 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from samestep.errors import ConfigError
+from samestep.hydra import option_keys
 from samestep.hydra.compose import check as compose
 from samestep.hydra.compose import reject
 from samestep.launch import check, main, render
@@ -32,6 +33,8 @@ def found(*words: str, run_id: str = "mine") -> list[str]:
     """
     files = [word for word in words if word.startswith(("cluster=", "data="))]
     cfg = compose_once(*files).copy()
+    # As a composition does, which may be an earlier one here.
+    option_keys.use_keys()
     OmegaConf.set_struct(cfg, False)
     for word in [word for word in words if word not in files]:
         override = PARSER.parse_override(word)
