@@ -190,9 +190,11 @@ class TrainingData:
             self.resume.begin_batch()
         may_change = self._loaders_have_state or self._data_has_state
         if may_change and not self.is_read_within_step:
+            # Only what has a state is asked for it: to look for loaders that have one takes time.
+            of_loaders = self.loaders._state_dicts() if self._loaders_have_state else []
             of_data = self.datamodule.state_dict() if self._data_has_state else None  # type: ignore[union-attr]
             # Pickled, because a loader may change a state that it has given.
-            self._states.append(pickle.dumps((self.loaders._state_dicts(), of_data)))
+            self._states.append(pickle.dumps((of_loaders, of_data)))
 
     def _drop_newest(self) -> None:
         if self._states:
