@@ -11,13 +11,13 @@ what the agreement costs.
 import argparse
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from labs.bench.measure import run, say
 
 NUM_STEPS = 100  # of an epoch
 BATCH = 64  # samples per step, on each rank
@@ -25,7 +25,7 @@ WIDTH = 256  # of the hidden layer; the step of one rank takes about a milliseco
 
 
 def train(run_dir: Path, num_pairs: int) -> None:
-    """Train on this rank; rank zero prints the seconds of each epoch."""
+    """Train on this rank; rank zero gives the seconds of each epoch."""
     import lightning as L
     import torch
     from torch import nn
@@ -48,6 +48,7 @@ def train(run_dir: Path, num_pairs: int) -> None:
 
     agreed = stopping.agreed
     is_left_out = False
+    seconds: list[float] = []
 
     def agreed_or_not(**wishes: bool) -> tuple[int, bool, bool]:
         return (0, False, False) if is_left_out else agreed(**wishes)
@@ -60,8 +61,7 @@ def train(run_dir: Path, num_pairs: int) -> None:
             self.start = time.perf_counter()
 
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            if trainer.is_global_zero:
-                print(f"SECONDS {time.perf_counter() - self.start}", flush=True)
+            seconds.append(time.perf_counter() - self.start)
 
     num_ranks = int(os.environ["WORLD_SIZE"])
     samples = NUM_STEPS * BATCH * num_ranks
@@ -72,22 +72,17 @@ def train(run_dir: Path, num_pairs: int) -> None:
     )  # fmt: skip
     with mock.patch.object(stopping, "agreed", agreed_or_not):
         trainer.fit(Net(), DataLoader(data, BATCH))
+    if trainer.is_global_zero:
+        say(seconds=seconds)
 
 
 def measure(num_ranks: int, num_pairs: int) -> str:
     """One line: how long an epoch takes with the agreement, as a multiple of one without."""
+    torchrun = f"-m torch.distributed.run --standalone --nproc-per-node={num_ranks}"
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone",
-            f"--nproc-per-node={num_ranks}", "-m", "labs.bench.agreement", "--run-dir", folder,
-            "--pairs", str(num_pairs),
-        ]  # fmt: skip
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("SECONDS ")]
-    seconds = [float(line.split()[1]) for line in lines][2:]  # the first two warm up
+        options = f"--run-dir {folder} --pairs {num_pairs}"
+        result = run(f"{torchrun} -m labs.bench.agreement {options}")
+    seconds = result["seconds"][2:]  # the first two warm up
     pairs = list(zip(seconds[::2], seconds[1::2], strict=True))
     ratios = sorted(with_it / without for with_it, without in pairs)
     difference = statistics.median(a - b for a, b in pairs) / NUM_STEPS * 1e6

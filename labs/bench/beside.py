@@ -9,24 +9,19 @@ interval of 95 %, and all of them. Losses must be the same.
 """
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from labs.bench.measure import RESULT, ROOT, gate, interval
+from labs.bench.measure import ROOT, gate, interval, run
+from labs.bench.rows import TWO
 
-TWO_RANKS = "-m torch.distributed.run --standalone --nproc-per-node=2"
 ROWS = {
     "step": "-m {labs}.bench.contender epochs:ours linear",
     "mnist": "-m {labs}.bench.contender epochs:ours mnist",
     "cifar": "-m {labs}.bench.contender epochs:ours cifar",
-    "ranks": TWO_RANKS + " -m {labs}.bench.contender epochs:ours cifar",
+    "ranks": TWO + "-m {labs}.bench.contender epochs:ours cifar",
     "save": "-m {labs}.bench.contender commands:save",
     "start": (
         "train.py trainer.accelerator=cpu run_root={folder} "
@@ -35,24 +30,10 @@ ROWS = {
 }
 
 
-def run(tree: Path, row: str, folder: Path) -> dict[str, Any]:
-    """Measure one row in a process of one tree."""
+def command_of(row: str, tree: Path, folder: Path) -> str:
+    """What follows ``python`` in the command line of a row; older trees have the bench in tests."""
     labs = "labs" if (tree / "labs/bench").exists() else "tests"
-    words = ROWS[row].format(labs=labs, folder=folder).split()
-    variables = {
-        "OMP_NUM_THREADS": "1",
-        "BENCH_STARTED": repr(time.time()),
-        "PYTHONPATH": os.pathsep.join(map(str, [tree, tree / "src", tree / "library/src"])),
-        "PYTHONWARNINGS": "ignore",
-    }
-    done = subprocess.run(
-        [tree / ".venv/bin/python", *words], cwd=tree, env=os.environ | variables,
-        capture_output=True, text=True, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if line.startswith(RESULT)]
-    if not lines:
-        raise SystemExit(f"{tree}: {row} gave no result: {done.stderr[-2000:]}")
-    return dict(json.loads(lines[-1].removeprefix(RESULT)))
+    return ROWS[row].format(labs=labs, folder=folder)
 
 
 def compare(before: Path, row: str, repeats: int, folder: Path) -> str:
@@ -60,7 +41,7 @@ def compare(before: Path, row: str, repeats: int, folder: Path) -> str:
     ratios = []
     for repeat in range(repeats):
         trees = [ROOT, before] if repeat % 2 == 0 else [before, ROOT]
-        results = {tree: run(tree, row, folder) for tree in trees}
+        results = {tree: run(command_of(row, tree, folder), tree) for tree in trees}
         wrong = gate({str(tree): result for tree, result in results.items()})
         if wrong:
             return f"{row}: does not count: {wrong}"

@@ -60,16 +60,19 @@ def judge(claim: str, repeats: list[dict[str, float]]) -> tuple[list[float], str
     return values, "yes" if is_met else "**no**"
 
 
-def environment(started: float) -> dict[str, str]:
+def environment(started: float, tree: Path = ROOT) -> dict[str, str]:
     """That of a contender: one thread, nothing that names a run, and when it was started."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RUN_ID", "WANDB", "MLFLOW"))}
-    path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    folders = [tree, tree / "src", tree / "library/src", os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(map(str, folders))
     ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     return kept | ours | {"BENCH_STARTED": repr(started), "PYTHONWARNINGS": "ignore"}
 
 
-def run(command: str) -> dict[str, Any]:
+def run(command: str, tree: Path = ROOT) -> dict[str, Any]:
     """Run a contender; its result, or how many seconds it took if it gives none.
+
+    ``tree`` is the checkout that it measures: this one, or another one with its ``.venv``.
 
     Raises:
         RuntimeError: if it fails, or takes longer than ``MOST_S``.
@@ -77,8 +80,9 @@ def run(command: str) -> dict[str, Any]:
     # Files, because a pipe is open until the last process ends that a contender has left behind.
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         started = time.time()
+        python = sys.executable if tree == ROOT else tree / ".venv/bin/python"
         contender = subprocess.Popen(
-            [sys.executable, *shlex.split(command)], cwd=ROOT, env=environment(started),
+            [python, *shlex.split(command)], cwd=tree, env=environment(started, tree),
             stdin=subprocess.DEVNULL, stdout=output, stderr=errors, start_new_session=True,
         )  # fmt: skip
         try:

@@ -30,6 +30,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from library.tests.canaries import Sources, check_sources
 from library.tests.kit import Net, check_exact, check_same, fit
 from samestep import BatchLoader, loops
 
@@ -280,7 +281,7 @@ def test_an_optimizer_must_call_its_closure():
         run(Noted, True, configure=lambda module: Idle(module.parameters(), 0.1))
 
 
-CANARIES: dict[str, list[tuple[Any, list[str]]]] = {  # source, and texts in this order
+CANARIES: dict[str, Sources] = {
     "broadcasts every step": [(_TrainingEpochLoop.advance, ["self._broadcast_sigterm_tensor()"])],
     "repeats and leaves out when it restarts": [
         (_TrainingEpochLoop.advance, ["self._skip_next_val = True\n                return"]),
@@ -319,11 +320,7 @@ CANARIES: dict[str, list[tuple[Any, list[str]]]] = {  # source, and texts in thi
 
 @pytest.mark.parametrize("what", CANARIES)
 def test_canary_lightning_still(what: str):
-    for source, texts in CANARIES[what]:
-        code, place = inspect.getsource(source), 0
-        for text in texts:
-            place = code.find(text, place)
-            assert place >= 0, text
+    check_sources(CANARIES[what])
 
 
 def test_canary_a_step_of_lightning_has_these_parts():

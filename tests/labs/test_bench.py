@@ -21,7 +21,9 @@ def test_ours_learns_what_the_bare_loop_learns_and_another_recipe_does_not_count
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     # Without PYTHONWARNINGS, so that the contenders start from the fork server.
-    monkeypatch.setattr(measure, "environment", lambda at: environment(BENCH_STARTED=repr(at)))
+    monkeypatch.setattr(
+        measure, "environment", lambda at, tree: environment(BENCH_STARTED=repr(at))
+    )
     contenders = {
         "bare": f"{EPOCHS}:bare tiny",
         "ours": f"{EPOCHS}:ours tiny",

@@ -4,7 +4,6 @@ import inspect
 import os
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
 
 import lightning as L
 import lightning.fabric
@@ -27,12 +26,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from torchmetrics import MeanSquaredError
 
+from library.tests.canaries import Sources, check_sources
 from samestep.ranks import compat, epoch_logs, process_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have no `val_dataloader`.*")
 
 
-CANARIES: dict[str, list[tuple[Any, list[str]]]] = {  # source, and texts in this order
+CANARIES: dict[str, Sources] = {
     "talks to other ranks in its handler": [
         (_SignalConnector._sigterm_notifier_fn, ["broadcast"]),
         (lightning.pytorch.trainer.trainer, ["_signal_connector.register_signal_handlers"]),
@@ -73,11 +73,7 @@ CANARIES: dict[str, list[tuple[Any, list[str]]]] = {  # source, and texts in thi
 
 @pytest.mark.parametrize("what", CANARIES)
 def test_canary_lightning_still(what: str):
-    for source, texts in CANARIES[what]:
-        code, place = inspect.getsource(source), 0
-        for text in texts:
-            place = code.find(text, place)
-            assert place >= 0, text
+    check_sources(CANARIES[what])
 
 
 def test_names_that_are_used_still_exist():
