@@ -57,11 +57,6 @@ class LanguageModel(L.LightningModule):
         # Wrong arguments are rejected here. Lightning would build these only after the data.
         self.build_optimizer(total_steps=100)
 
-    @property
-    def metric_names(self) -> list[str]:
-        """What is logged each epoch, so that a misspelt ``monitor`` is rejected at the start."""
-        return [f"{s}/{name}" for s in ("train", "val") for name in ("loss", self.bits)]
-
     def forward(self, ids: Tensor) -> Tensor:
         """Logits ``[B, T, vocabulary_size]`` of ids ``[B, T]``."""
         logits: Tensor = self.net(ids)

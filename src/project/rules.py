@@ -17,7 +17,7 @@ RULES = {
     "data.class_names": rules.NULL | rules.each(rules.TEXT),
     "data.num_val": rules.NULL | rules.whole(1),
     "data.shuffle": rules.BOOL | rules.NODE,
-    "model.label_smoothing": rules.number("at least 0 and below 1", lambda v: 0 <= v < 1),
+    "model.label_smoothing": rules.BELOW_1,
     "model.optimizer.lr": rules.ABOVE_0 | rules.NULL,  # some optimizers choose it themselves
 }
 

@@ -194,8 +194,8 @@ class ImageDataModule(ImageBatches):
         images: the arguments of ``ImageBatches``.
 
     Raises:
-        ConfigError: at ``setup``, if ``global_batch_size`` is less than an image for each rank, or
-            the configuration does not describe the images that were found.
+        ConfigError: at ``setup``, if the configuration does not describe the images that were
+            found, or there are too few of them.
         DataError: at ``prepare_data``, if files are missing or damaged.
     """
 

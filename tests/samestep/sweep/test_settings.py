@@ -21,7 +21,7 @@ REJECTED = [
     (f"sweep=digits_lr {LR}=tag(log,interval(0,1))", "`low > 0` must hold for `log=True`"),
     (f"sweep=digits_lr {LR}=choice(0.1,a)", f"{LR}=a"),
     ("sweep=digits_lr model=choice(mlp,cnm)", "model=cnm: no such choice; did you mean model=cnn?"),
-    ("sweep=digits_lr model.label_smoothing=interval(0,1.5)", "must be at least 0 and below 1"),
+    ("sweep=digits_lr model.label_smoothing=interval(0,1.5)", "must be a number at least 0 and b"),
     (f"sweep=digits_lr {LR}r=interval(0,1)", f"{LR}r"),
     ("sweep=digits_lr ~callbacks.checkpoints", "a search compares trials by a metric: callbacks.c"),
     ("sweep=digits_lr cluster=docker", "cluster=docker: a search needs local, slurm, or Kubernet"),
