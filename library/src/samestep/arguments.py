@@ -50,13 +50,13 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise ConfigError(f"{setting('mode', options['mode'])}: must be min or max")
 
 
-def check_callbacks(callbacks: Iterable[L.Callback], run_dir: Path) -> None:
+def check_callbacks(callbacks: Sequence[L.Callback], run_dir: Path) -> None:
     """Give checkpoints and files of the user's callbacks a place beside those of the run.
 
     Raises:
         ConfigError: if they would take the places of the run's own.
     """
-    has_progress = False
+    has_progress = any(isinstance(callback, Progress) for callback in callbacks)
     for callback in callbacks:
         check_supported(callback, "callbacks")
         if isinstance(callback, ModelCheckpoint):
@@ -65,8 +65,6 @@ def check_callbacks(callbacks: Iterable[L.Callback], run_dir: Path) -> None:
         if type(callback).__name__ == "SaveConfigCallback":
             callback.config_filename = "cli.yaml"  # type: ignore[attr-defined]
             callback.overwrite = True  # type: ignore[attr-defined]
-        has_progress = has_progress or isinstance(callback, Progress)
-    for callback in callbacks:
         if has_progress and isinstance(callback, ProgressBar):
             raise ConfigError(
                 f"callbacks: leave out {type(callback).__name__}; Progress draws a bar already"

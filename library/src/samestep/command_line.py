@@ -2,7 +2,9 @@
 
 import argparse
 import difflib
+import logging
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -83,6 +85,12 @@ def check_run_dir(text: str) -> Path:
     if text.startswith("run=") and Path(text.removeprefix("run=")).is_dir():
         hint = f"did you mean {text.removeprefix('run=')}?"
     raise argparse.ArgumentTypeError(f"{text or 'it'} must be the directory of a run; {hint}")
+
+
+def print_results_only() -> None:
+    """Silence what libraries log: a command prints its results, and nothing between them."""
+    logging.disable(logging.INFO)
+    warnings.simplefilter("ignore", FutureWarning)  # meant for the developers of libraries
 
 
 def call(main: Callable[[], int]) -> int:

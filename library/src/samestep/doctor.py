@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 
 from samestep.errors import RunError
-from samestep.hydra.compose import check
-from samestep.hydra.front_end import name_run, topology_of
+from samestep.hydra.front_end import topology_of
+from samestep.hydra.program import compose_run
 from samestep.node import agent
 from samestep.ranks import environment, failure
 
 
 def main(overrides: Sequence[str]) -> int:
     """Examine all ranks; start them first, as train.py would. Returns the exit code."""
-    cfg = check([*overrides])
-    cfg.run_id = name_run(cfg)
+    cfg = compose_run(overrides)
     if (num := agent.num_processes(*topology_of(cfg))) > 1:
         return agent.start(["-m", "samestep", "doctor", *overrides], num, run_id=cfg.run_id)
     environment.limit_threads()

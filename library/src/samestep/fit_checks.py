@@ -12,6 +12,7 @@ import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from samestep.data.loaders import find_loaders
 from samestep.errors import ConfigError, RunError
 from samestep.option_names import option, setting
 from samestep.ranks import environment
@@ -111,9 +112,8 @@ def check_limit_of_test(
         return
     if data is not None:
         data.setup("test")
-    loaders = (data or model).test_dataloader()
-    for loader in loaders if isinstance(loaders, (list, tuple)) else [loaders]:
-        name = setting("limit_test_batches", limit)
+    name = setting("limit_test_batches", limit)
+    for loader in find_loaders((data or model).test_dataloader()):
         try:
             num_batches = len(loader)
         except TypeError:

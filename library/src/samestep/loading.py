@@ -1,11 +1,10 @@
 """The model and the data of a run, rebuilt from its directory."""
 
-import logging
-import warnings
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from samestep import command_line
 from samestep.errors import ConfigError
 from samestep.hydra.project import project_folder
 from samestep.ranks import environment
@@ -50,9 +49,7 @@ def load_chosen(arguments: Namespace) -> tuple[Any, Any]:
     come from where the options say.
     """
     environment.limit_threads()
-    # A command prints its results. What Lightning tells about devices would stand between them.
-    logging.disable(logging.INFO)
-    warnings.simplefilter("ignore", FutureWarning)  # meant for the developers of libraries
+    command_line.print_results_only()
     arguments.ckpt = arguments.ckpt or manifest.tested_checkpoint(arguments.run_dir)
     model, data = load_run(arguments.run_dir, arguments.ckpt, trust=arguments.trust)
     set_places(data, arguments)

@@ -1,9 +1,7 @@
 """What a script of a project does around its ``main``."""
 
-import logging
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -24,9 +22,7 @@ def run_script(main: Callable[[Sequence[str]], int]) -> NoReturn:
     # In a container a script is process 1, for which SIGTERM does nothing without a handler.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(failure.EXIT_SIGTERM))
     environment.limit_threads()
-    # A script prints its results; logs of libraries would stand between them.
-    logging.disable(logging.INFO)
-    warnings.simplefilter("ignore", FutureWarning)  # meant for the developers of libraries
+    command_line.print_results_only()
 
     def call_main() -> int:
         add_project()

@@ -131,7 +131,7 @@ def _compose(lines: list[str]) -> DictConfig:
     cfg = hydra.compose("train", words, return_hydra_config=True)
     choices = _find_choices(cfg, words, groups)
     reject(_find_missing_choices(choices, groups))
-    reference = _compose_reference(choices)
+    reference = _compose_reference(choices, groups)
     with open_dict(cfg), open_dict(reference):
         del cfg["hydra"], reference["choices"]
         # The check writes this key, at the end. Any other value is an unknown key of the user's.
@@ -212,9 +212,8 @@ def _find_choices(
     return choices
 
 
-def _compose_reference(choices: Mapping[str, Any]) -> DictConfig:
+def _compose_reference(choices: Mapping[str, Any], groups: Container[str]) -> DictConfig:
     """The same chosen files, without overrides of values and without overlays."""
-    groups = choices_of(*config_folders())
     lines = search_path_override()
     lines += [f"{group}=[]" for group in OVERLAYS if group in groups]
     for group, choice in choices.items():

@@ -16,8 +16,9 @@ from omegaconf import DictConfig
 from samestep.command_line import Parser
 from samestep.errors import ConfigError
 from samestep.hydra.compose import check, help_text
-from samestep.hydra.front_end import name_run, topology_of
+from samestep.hydra.front_end import topology_of
 from samestep.hydra.overrides import rewrite_overrides
+from samestep.hydra.program import compose_run
 from samestep.hydra.project import configs_folder, project_folder
 from samestep.node import agent
 from samestep.ranks import environment, failure
@@ -42,8 +43,7 @@ def main(train: Train) -> int:
         of_hydra = any(word.lstrip("+~").startswith("hydra") for word in flags.overrides)
         if only_shows or of_hydra or flags.multirun or flags.shell_completion:
             return run_with_hydra(train, flags)
-        cfg = check(flags.overrides)
-        cfg.run_id = name_run(cfg)
+        cfg = compose_run(flags.overrides)
         num_processes = agent.num_processes(*topology_of(cfg))
         if num_processes > 1:
             program = [str(project_folder() / "train.py"), *flags.overrides]
@@ -119,8 +119,7 @@ def train_chosen(train: Train) -> None:
     # A plus is only for Hydra; the records show what can be typed.
     overrides = [override.lstrip("+") for override in hydra_config.overrides.task]
     try:
-        cfg = check(overrides)
-        cfg.run_id = name_run(cfg)
+        cfg = compose_run(overrides)
     except ConfigError as error:
         sys.exit(failure.report(error))
     if hydra_config.mode is RunMode.MULTIRUN:
@@ -136,8 +135,7 @@ def train_in_process(
 
     Returns what ``train`` returns, and raises what it raises.
     """
-    cfg = check(list(words))
-    cfg.run_id = name_run(cfg)
+    cfg = compose_run(words)
     if agent.num_processes(*topology_of(cfg)) > 1:
         raise ConfigError(
             f"trainer.devices={cfg.trainer.devices}: several processes need a terminal, and "

@@ -68,9 +68,14 @@ def forget(run_dir: Path) -> None:
 
 def is_held(run_dir: Path) -> bool:
     """Whether a process trains in the run directory."""
+    return is_locked(run_dir / FILE)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of this file; not if there is no such file."""
     try:
         # A shared lock, so that several readers at once do not take each other for the owner.
-        with open_regular(run_dir / FILE) as file:
+        with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from samestep.ranks import environment
+from samestep.run import lock
 
 
 def start_trial(
@@ -30,12 +31,4 @@ def start_trial(
 
 def is_running(log: Path) -> bool:
     """Whether a process of the trial with this log still runs, also one of a killed search."""
-    try:
-        with log.open("rb") as output:
-            fcntl.flock(output, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        # There is no log yet, so no process has started.
-        return False
-    return False
+    return lock.is_locked(log)
