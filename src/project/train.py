@@ -1,10 +1,4 @@
-"""Train and test one model.
-
-python train.py                                     # the default run, on this machine
-python train.py trainer.max_epochs=5 seed=1         # other values
-python train.py trainer.devices=2                   # two processes, with or without GPUs
-python train.py --help
-"""
+"""Train and test one model."""
 
 from collections.abc import Sequence
 

@@ -18,9 +18,14 @@ class Augment:
         crop_padding: pixels of black around an image, from which a crop of its own size is taken.
         flip: mirror half of the images.
         seed: of the random numbers.
+
+    Raises:
+        ValueError: if ``crop_padding`` is negative.
     """
 
     def __init__(self, *, crop_padding: int, flip: bool, seed: int) -> None:
+        if crop_padding < 0:
+            raise ValueError(f"crop_padding={crop_padding}: must be at least 0")
         self.crop_padding = crop_padding
         self.flip = flip
         self.seed = seed

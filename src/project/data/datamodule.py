@@ -8,21 +8,15 @@ import lightning as L
 import torch
 from torch.utils.data import DataLoader
 
+from project.data import checks
 from project.data.augment import Augment
-from project.data.download import DataError
-from project.data.images import FileBatch, ImageSet
-from project.data.sources import (
-    ImageFiles,
-    Images,
-    Source,
-    find_images,
-    read_image,
-)
+from project.data.images import ImageSet
+from project.data.predict import file_loader
+from project.data.sources import ImageFiles, Images, Source
 from samestep import BatchLoader, Blocks, ConfigError
 
 # The same images are held out in every run, whatever its seed.
 SPLIT_SEED = 7_070_836_379_803_831_727
-MEMORY_SHARE = 0.25  # of the accelerator's free memory that the images may take
 
 
 class ImageBatches(L.LightningDataModule):
@@ -33,8 +27,7 @@ class ImageBatches(L.LightningDataModule):
     Args:
         root: where the data are, for messages.
         num_channels, image_size, num_classes: what the images must be like; size in pixels.
-        class_names: one for each class; None takes those of the data, if they have any, otherwise
-            numbers the classes.
+        class_names: one for each class; None takes those of the data, or numbers.
         global_batch_size: images per optimizer step, over all ranks.
         eval_batch_size: images per validation or test batch, over all ranks.
         shuffle: draw a new order of the training images each epoch; ``Blocks`` reads neighbours
@@ -67,19 +60,10 @@ class ImageBatches(L.LightningDataModule):
         seed: int,
     ) -> None:
         super().__init__()
-        check_length("mean", mean, num_channels)
-        check_length("std", std, num_channels)
+        checks.check_sizes(num_channels, image_size, num_classes)
+        checks.check_pixel_statistics(mean, std, num_channels)
         if class_names is not None:
-            check_length("class_names", class_names, num_classes)
-            if len(set(class_names)) < num_classes:
-                raise ValueError(f"class_names={list(class_names)}: each must be another name")
-        if min(std) <= 0:
-            raise ValueError(f"std={list(std)}: must be numbers above 0")
-        if num_channels < 1 or image_size < 1 or num_classes < 2 or crop_padding < 0:
-            raise ValueError(
-                "num_channels, image_size and num_classes must be at least 1, 1 and 2, and "
-                "crop_padding at least 0"
-            )
+            checks.check_class_names(class_names, num_classes)
         self.root = root
         self.num_channels = num_channels
         self.image_size = image_size
@@ -100,14 +84,13 @@ class ImageBatches(L.LightningDataModule):
 
     def train_dataloader(self) -> BatchLoader:
         """Training batches, in a new order each epoch."""
-        assert self.train_set is not None, "setup() comes first"
         return self.loader(
             self.train_set,
             self.global_batch_size,
             shuffle=self.shuffle,
             drop_last=True,
             seed=self.seed,
-            accumulate_grad_batches=self.batches_per_step(),
+            accumulate_grad_batches=self.trainer.accumulate_grad_batches if self.trainer else 1,
             transform=self.augment,
         )
 
@@ -121,25 +104,8 @@ class ImageBatches(L.LightningDataModule):
 
     def predict_dataloader(self) -> DataLoader[Any]:
         """The images in ``predict_files``, prepared like those of ``data=folder``."""
-        if not self.predict_files:
-            raise ConfigError("there is nothing to predict; name image files, or folders of them")
-        files: Any = find_images(self.predict_files)
-        return DataLoader(files, batch_size=64, collate_fn=self.read_files)
-
-    def read_files(self, files: Sequence[Path]) -> FileBatch:
-        """Read image files; those that cannot be read are left out."""
-        images, names = [], []
-        for file in files:
-            try:
-                images.append(read_image(file, self.num_channels, self.image_size))
-            except DataError as error:
-                self.predict_errors.append(str(error))
-            else:
-                names.append(str(file))
-        # torch.stack takes no empty list, and none of these files may be readable.
-        shape = 0, self.num_channels, self.image_size, self.image_size
-        none = torch.empty(shape, dtype=torch.uint8)
-        return FileBatch(torch.cat([none, *(image[None] for image in images)]), names)
+        size = self.num_channels, self.image_size
+        return file_loader(self.predict_files, *size, self.predict_errors)
 
     def loader(self, images: Any, batch_size: int, **options: Any) -> BatchLoader:
         """Batches in an exact order; a subclass may read them ahead."""
@@ -164,25 +130,12 @@ class ImageBatches(L.LightningDataModule):
             )
         self.class_names = names
 
-    def batches_per_step(self) -> int:
-        """Into how many batches the trainer cuts an optimizer step."""
-        return self.trainer.accumulate_grad_batches if self.trainer else 1
-
-
-def check_length(name: str, values: Sequence[object], count: int) -> None:
-    """Raise a ValueError if there is not one value for each channel or class."""
-    if len(values) != count:
-        raise ValueError(f"{name}={list(values)}: must have {count} values")
-
 
 class ImageDataModule(ImageBatches):
     """A labelled image data set, split into train, val and test.
 
     ``val`` is ``num_val`` images drawn from the training set, the same ones in every run and on
     every rank; it is never augmented. ``test`` is the data set's own test set, untouched.
-
-    Images that fit in memory are kept there as bytes, on the accelerator if they take less than a
-    quarter of its free memory. Whole batches are gathered and augmented at once.
 
     Args:
         source: where the images come from.
@@ -232,16 +185,7 @@ class ImageDataModule(ImageBatches):
             return
         train, test = self._load(train=True), self._load(train=False)
         num_images = len(train.labels)
-        num_val = max(1, num_images // 10) if self.num_val is None else self.num_val
-        if not (num_val > 0 and self.global_batch_size <= num_images - num_val):
-            keys = {"num_val": self.num_val, "global_batch_size": self.global_batch_size}
-            now = ", ".join(f"data.{key}={value}" for key, value in keys.items() if value)
-            tenth = max(1, num_images // 10)
-            fits = max(1, min(self.global_batch_size, (num_images - tenth) // 4))
-            raise ConfigError(
-                f"{now}: is too much for {num_images} training images; add data.num_val={tenth} "
-                f"data.global_batch_size={fits}"
-            )
+        num_val = checks.check_split(num_images, self.num_val, self.global_batch_size)
         order = torch.randperm(num_images, generator=torch.Generator().manual_seed(SPLIT_SEED))
         kinds = {"num_channels": self.num_channels, "image_size": self.image_size}
         self.train_set = ImageSet(train, order[num_val:].sort().values, **kinds)
@@ -260,48 +204,14 @@ class ImageDataModule(ImageBatches):
         return round(2 * images * self.num_channels * self.image_size**2 * self.num_workers)
 
     def _load(self, *, train: bool) -> Images | ImageFiles:
-        """All official train or test images, checked against the configuration.
-
-        Images in memory move to the GPU of this rank, if they take little of its memory.
-        """
+        """All official train or test images, checked against the configuration."""
         found = self.source.load(Path(self.root), train=train)
-        num_classes = int(found.labels.max()) + 1
-        names = [str(number) for number in range(self.num_classes)]
-        if isinstance(found, ImageFiles):
-            names, num_classes = found.classes, len(found.classes)
-        if num_classes > self.num_classes or len(names) != self.num_classes:
-            raise ConfigError(
-                f"data.num_classes={self.num_classes}: {num_classes} classes were found in "
-                f"{self.root}"
-            )
-        if isinstance(found, ImageFiles):
-            if self.names_are_given and self.class_names != names == sorted(self.class_names):
-                raise ConfigError(
-                    f"data.class_names={self.class_names}: must be in the order of the labels, "
-                    f"{names}"
-                )
-        else:
-            found = self._check_images(found)
+        names = checks.check_classes(found, self.num_classes, self.root)
+        if isinstance(found, Images):
+            checks.check_images(found, self.source, self.num_channels, self.image_size)
+            if self.trainer:
+                found = found.move_to_gpu(self.trainer.strategy.root_device)
+        elif self.names_are_given:
+            checks.check_order(self.class_names, names)
         self.learn_names(names)
-        return found
-
-    def _check_images(self, found: Images) -> Images:
-        images, labels = found
-        shape = [self.num_channels, self.image_size, self.image_size]
-        if images.dtype != torch.uint8 or labels.dtype != torch.int64 or len(images) != len(labels):
-            raise ConfigError(
-                f"data.source: {type(self.source).__name__}.load must return images uint8 "
-                "[N, C, H, W], from 0 to 255, and as many labels int64 [N]; it returned images "
-                f"{images.dtype} {[*images.shape]} and labels {labels.dtype} {[*labels.shape]}"
-            )
-        if list(images.shape[1:]) != shape:
-            raise ConfigError(
-                f"data.num_channels={self.num_channels}, data.image_size={self.image_size}: "
-                f"the images found have the shape {list(images.shape[1:])}"
-            )
-        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
-        if device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(device)
-            if images.nbytes < MEMORY_SHARE * free:
-                return Images(images.to(device), labels.to(device))
         return found

@@ -29,6 +29,8 @@ class FileBatch(NamedTuple):
 class ImageSet:
     """Some of the images of a source, read a batch at a time.
 
+    Images in memory are bytes. Whole batches of them are gathered, and augmented at once.
+
     Args:
         source: all images, in memory or in files.
         ids: int64 ``[N]``, the images of this set.

@@ -23,12 +23,22 @@ from torchvision.datasets.mnist import read_image_file, read_label_file
 from project.data.download import DataError, fetch
 from samestep import ConfigError
 
+MEMORY_SHARE = 0.25  # of a GPU's free memory that the images may take
+
 
 class Images(NamedTuple):
     """Labelled images in memory."""
 
     images: Tensor  # uint8 [N, C, H, W]
     labels: Tensor  # int64 [N], class indices
+
+    def move_to_gpu(self, device: torch.device) -> "Images":
+        """The images on a GPU of this rank, if they take little of its memory."""
+        if device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(device)
+            if self.images.nbytes < MEMORY_SHARE * free:
+                return Images(self.images.to(device), self.labels.to(device))
+        return self
 
 
 class ImageFiles:

@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from project.data.images import Batch, FileBatch
 from project.model.normalize import Normalize
+from project.model.weight_decay import make_optimizer
 from samestep import ConfigError, EpochMean
 
 TOP5_FROM = 11  # classes; with fewer, five guesses say little
@@ -159,25 +160,10 @@ class ImageClassifier(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def build_optimizer(self, total_steps: int) -> tuple[Optimizer, LRScheduler]:
-        """An optimizer that decays only matrices and kernels, and its schedule."""
-        groups = self.parameter_groups()
-        optimizer = self.optimizer(groups)
-        # Without weight decay nothing is split: each group costs kernels of its own.
-        if optimizer.defaults.get("weight_decay"):
-            optimizer = self.optimizer(split_decay(groups))
+        """The optimizer, and the schedule of its learning rate over ``total_steps``."""
+        optimizer = make_optimizer(self.optimizer, self.parameter_groups())
         return optimizer, self.lr_scheduler(optimizer, total_steps=total_steps)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What is learned; a subclass may give parts of the net another learning rate."""
         return [{"params": [p for p in self.net.parameters() if p.requires_grad]}]
-
-
-def split_decay(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Split each group into matrices and kernels, and norms and biases without weight decay."""
-    split = []
-    for group in groups:
-        matrices = [p for p in group["params"] if p.ndim > 1]
-        vectors = [p for p in group["params"] if p.ndim <= 1]
-        split.append(group | {"params": matrices})
-        split.append(group | {"params": vectors, "weight_decay": 0.0})
-    return split
