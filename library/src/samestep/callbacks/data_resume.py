@@ -16,9 +16,9 @@ from samestep.data.loaders import find_batch_loaders, find_loaders
 from samestep.data.seeds import mix_seed, seed_all, seed_sample
 from samestep.data.torch_loaders import (
     ResumableBatches,
+    are_split,
     iterates_as_torch,
     resumable,
-    split_of,
     unwrap,
 )
 from samestep.errors import ConfigError
@@ -110,7 +110,7 @@ class DataResume(L.Callback):
             for generator, state in zip(generators, self._saved_generators, strict=True):
                 generator.set_state(state)
         self._note_generators(trainer)
-        if self.batch and trainer.is_global_zero and self._saved_world_size:
+        if self.batch and trainer.is_global_zero:
             self._say_how_it_continues(trainer)
 
     def take_loader_states(self) -> tuple[list[dict[str, Any]], bool]:
@@ -153,23 +153,22 @@ class DataResume(L.Callback):
     def _notes(self, trainer: L.Trainer) -> Iterator[str]:
         """What the training data cannot give, each in a sentence."""
         others = self._others(trainer)
-        with_state = [loader for loader in others if has_state(loader)]
-        without_state = [loader for loader in others if not has_state(loader)]
+        without_state = without_states(others)
+        some_have_state = len(without_state) < len(others)
         has_several_ranks = trainer.world_size > 1
-        is_split = all(split_of(loader) for loader in others)
-        if with_state:
+        if some_have_state:
             yield f"{NOTE_ON_STATES} docs/contract.md"
-        if without_state and has_several_ranks and not is_split:
+        if has_several_ranks and not are_split(without_state):
             is_endless = trainer.num_training_batches == math.inf
             note = NOTE_ON_STREAMS if is_endless else NOTE_ON_RANKS
             yield f"{note.format(setting('split_batches', True))} docs/contract.md"
         for loader in without_state:
             if not iterates_as_torch(loader):
                 yield NOTE_ON_ITERATION.format(type(loader).__name__)
-        if with_state and None in self._positions(others):
+        if some_have_state and None in self._positions(others):
             yield NOTE_ON_MIXTURE
         exact = find_batch_loaders(trainer.train_dataloader)
-        if has_several_ranks and any(loader.draws_by_slice() for loader in exact):
+        if has_several_ranks and any(map(BatchLoader.draws_by_slice, exact)):
             yield f"{NOTE_ON_SLICES} docs/contract.md"
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -202,13 +201,9 @@ class DataResume(L.Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Leave the loaders as they were."""
-        for loaders in (
-            trainer.train_dataloader,
-            trainer.val_dataloaders,
-            trainer.test_dataloaders,
-        ):
-            for loader in find_loaders(loaders):
-                unwrap(loader)
+        stages = [trainer.train_dataloader, trainer.val_dataloaders, trainer.test_dataloaders]
+        for loader in find_loaders(stages):
+            unwrap(loader)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
@@ -234,7 +229,7 @@ class DataResume(L.Callback):
         if own and trainer.world_size > 1:
             checkpoint["loaders_of_ranks"] = gather(own)
         # What a DataModule counts while it reads is ahead by the batch of the next step.
-        training_data: Any = getattr(trainer.fit_loop, "training_data", None)
+        training_data: Any = trainer.fit_loop.training_data  # type: ignore[attr-defined]
         if training_data is None:
             return
         _, of_data = training_data.states_before_step()
@@ -257,7 +252,7 @@ class DataResume(L.Callback):
         # Lightning finds none then.
         own = loop["state_dict"].pop("combined_loader", [])
         ranks = checkpoint.get("loaders_of_ranks", [own])
-        if own and len(ranks) == trainer.world_size:
+        if len(ranks) == trainer.world_size:
             self._loader_states = ranks[trainer.global_rank]
         elif own and trainer.is_global_zero:
             print(NOTE_ON_STATES_OF_RANKS.format(len(ranks), trainer.world_size), flush=True)
@@ -276,7 +271,7 @@ class DataResume(L.Callback):
 
     def _positions(self, others: list[Any]) -> list[ResumableBatches | None]:
         """Where batches can be skipped, for each loader without a state; None: they are read."""
-        return [resumable(loader, self.seed) for loader in others if not has_state(loader)]
+        return [resumable(loader, self.seed) for loader in without_states(others)]
 
     def _place(self, trainer: L.Trainer) -> None:
         """Begin with the batch after the last step: skip those before, or read and drop them."""
@@ -288,20 +283,19 @@ class DataResume(L.Callback):
             if position is not None:
                 position.start_at(self.epoch, first)
         for loader in find_batch_loaders(trainer.train_dataloader):
+            place = first
             # The shorter one of two loaders begins again within an epoch.
-            is_shorter = 0 < len(loader) < trainer.num_training_batches
-            if is_shorter and first >= len(loader):
-                loader.start_at(self.epoch, first % len(loader))
-            else:
-                loader.start_at(self.epoch, first)
+            if 0 < len(loader) < trainer.num_training_batches:
+                place %= len(loader)
+            loader.start_at(self.epoch, place)
         self._seeds_batches = bool(others)
         self._num_read = first
-        self._num_to_read = self.batch - first if others else 0
+        self._num_to_read = self.batch - first
         self._watchdogs = compat.callbacks_of(trainer, Watchdog)
 
     def _can_skip(self, trainer: L.Trainer, others: list[Any]) -> bool:
         """Whether every loader can begin with any batch, or continues with its own state."""
-        positions = self._positions(others)
+        positions: list[Any] = self._positions(others)
         if len(positions) < len(others):
             # To read batches again would move a loader with a state past its own.
             return True
@@ -309,17 +303,14 @@ class DataResume(L.Callback):
             return False
         if not compat.repeats_shorter_loaders(trainer):
             return True
-        # A shorter loader that has begun again is read: its passes may have other orders. Without
-        # a length it is endless, as the batches of some samplers are.
-        sized = [place for place in positions if place and hasattr(place.batches, "__len__")]
-        return all(len(place) > self.batch for place in sized)
+        # A shorter loader that has begun again is read: its passes may have other orders.
+        return all(is_longer(position.batches, self.batch) for position in positions)
 
     def _say_how_it_continues(self, trainer: L.Trainer) -> None:
-        others, world_size = self._others(trainer), trainer.world_size
-        is_split = all(split_of(loader) for loader in others)
-        if self._positions(others) and not is_split and self._saved_world_size != world_size:
-            print(NOTE_ON_OTHER_RANKS.format(self._saved_world_size, world_size), flush=True)
-        if others and self._num_read < self.batch:
+        saved, now = self._saved_world_size, trainer.world_size
+        if saved != now and not are_split(without_states(self._others(trainer))):
+            print(NOTE_ON_OTHER_RANKS.format(saved, now), flush=True)
+        if self._num_read < self.batch:
             print(NOTE_ON_READING.format(self.batch - self._num_read), flush=True)
 
 
@@ -328,15 +319,24 @@ def has_state(loader: Any) -> bool:
     return hasattr(loader, "load_state_dict")
 
 
+def without_states(loaders: list[Any]) -> list[Any]:
+    """The loaders that have no state of their own."""
+    return [loader for loader in loaders if not has_state(loader)]
+
+
+def is_longer(batches: Any, num_batches: int) -> bool:
+    """Whether a batch sampler has more batches; without a length it is endless."""
+    return not hasattr(batches, "__len__") or len(batches) > num_batches
+
+
 def generators_of(loaders: Any) -> list[torch.Generator]:
     """The generators of ordinary DataLoaders and of their samplers, each once."""
     found: dict[int, torch.Generator] = {}
     for loader in find_loaders(loaders):
         if not isinstance(loader, DataLoader):
             continue
-        batch_sampler = getattr(loader, "batch_sampler", None)
-        inner_sampler = getattr(batch_sampler, "sampler", None)
-        for owner in (loader, loader.sampler, batch_sampler, inner_sampler):
+        inner_sampler = getattr(loader.batch_sampler, "sampler", None)
+        for owner in (loader, loader.sampler, loader.batch_sampler, inner_sampler):
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):
                 found[id(generator)] = generator

@@ -9,7 +9,7 @@ Random numbers are seeded before each batch is read, by this process or by a loa
 they do not depend on what was read or trained before.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
 
@@ -133,6 +133,12 @@ def split_of(loader: Any) -> SplitBatches | None:
     if isinstance(batches, ResumableBatches):
         batches = batches.batches
     return batches if isinstance(batches, SplitBatches) else None
+
+
+def are_split(loaders: Iterable[Any]) -> bool:
+    """Whether the batches of all these loaders are split over the ranks."""
+    # Not by their truth: a batch sampler without a length, such as an endless one, has none.
+    return all(split_of(loader) is not None for loader in loaders)
 
 
 def unwrap(loader: Any) -> None:
