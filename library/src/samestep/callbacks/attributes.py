@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import lightning as L
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
@@ -166,12 +166,12 @@ class Attributes(L.Callback):
         self._before = now.fingerprints
         self._first = now.objects
         self._restore(trainer, pl_module)
-        if self.lost:
-            print_note(
-                trainer,
-                "this run continues with the first values of these attributes, because no "
-                f"checkpoint holds them: {join_names(self.lost)}",
-            )
+        print_note(
+            trainer,
+            "this run continues with the first values of these attributes, because no checkpoint "
+            "holds them: ",
+            self.lost,
+        )
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any
@@ -229,41 +229,41 @@ class Attributes(L.Callback):
         own = ranks[trainer.global_rank] if is_same_number else ranks[0]
         owners = find_owners(trainer, pl_module)
         decoder = Decoder(own["bytes"], pl_module.device)
+        # ``RankState`` gives a buffer the mean over the ranks that saved it; one rank saves none.
+        have_mean = len(ranks) not in (1, trainer.world_size)
         failed = []
         for name, (encoded, _) in own["kept"].items():
             path, _, attribute = name.rpartition(".")
             owner = owners.get(path)
-            # ``RankState`` has given a buffer the mean over the ranks that saved it.
-            if not is_same_number and len(ranks) > 1 and is_buffer(owner, attribute):
+            if have_mean and is_buffer(owner, attribute):
                 continue
             if not restore_attribute(owner, attribute, encoded, decoder):
                 failed.append(name)
             self._changed.add(name)
-        if failed:
+        print_note(
+            trainer,
+            "the checkpoint holds values of ",
+            failed,
+            " that cannot be restored in this program. The run continues with their first values",
+        )
+        if not is_same_number:
             print_note(
                 trainer,
-                f"the checkpoint holds values of {join_names(failed)} that cannot be restored in "
-                "this program. The run continues with their first values",
-            )
-        differ = [] if is_same_number else find_unequal(ranks)
-        if differ:
-            print_note(
-                trainer,
-                f"{len(ranks)} ranks had different values of {join_names(differ)}. All "
-                f"{trainer.world_size} ranks continue with the values of rank zero",
+                f"{len(ranks)} ranks had different values of ",
+                find_unequal(ranks),
+                f". All {trainer.world_size} ranks continue with the values of rank zero",
             )
 
     def _name_lost(self, names: set[str], trainer: L.Trainer) -> None:
         new = sorted(names.difference(self.lost))
-        if not new:
-            return
         self.lost += new
         ranks = " of each rank" if trainer.world_size > 1 else ""
         print_note(
             trainer,
-            f"training changes these attributes, and no checkpoint holds them{ranks}: "
-            f"{join_names(new)}. A run that resumes starts with their first values. Keep them "
-            "by register_buffer, or by state_dict or on_save_checkpoint of their class",
+            f"training changes these attributes, and no checkpoint holds them{ranks}: ",
+            new,
+            ". A run that resumes starts with their first values. Keep them by register_buffer, "
+            "or by state_dict or on_save_checkpoint of their class",
         )
 
     def _take_snapshot(
@@ -287,7 +287,9 @@ class Attributes(L.Callback):
     def _find_saved(self, trainer: L.Trainer, pl_module: L.LightningModule) -> set[int]:
         """The ids and storage addresses of what a checkpoint holds anyway."""
         buffers = dict(pl_module.named_buffers())
-        unsaved = [buffers.pop(name) for name in self._unsaved_buffers if name in buffers]
+        unsaved = self._find_unsaved(pl_module)
+        for name in unsaved:
+            del buffers[name]
         saved: list[Any] = [*pl_module.modules(), *pl_module.parameters(), *buffers.values()]
         saved += trainer.optimizers
         saved += [config.scheduler for config in trainer.lr_scheduler_configs]
@@ -298,23 +300,27 @@ class Attributes(L.Callback):
             found.add(storage_of(part))
         found.discard(NO_STORAGE)
         # An unsaved buffer may be a view of a saved one, and is kept on its own.
-        return found.difference(map(storage_of, unsaved))
+        return found.difference(map(storage_of, unsaved.values()))
+
+    def _find_unsaved(self, pl_module: L.LightningModule) -> dict[str, Tensor]:
+        """The buffers with ``persistent=False``, where the module has not removed them since."""
+        buffers = dict(pl_module.named_buffers())
+        return {name: buffers[name] for name in self._unsaved_buffers if name in buffers}
 
     def _find_attributes(
         self, trainer: L.Trainer, pl_module: L.LightningModule
     ) -> Iterator[Attribute]:
-        buffers = dict(pl_module.named_buffers())
         prefix = class_of(pl_module).__name__
-        for name in self._unsaved_buffers:
-            if name in buffers:
-                yield Attribute(f"{prefix}.{name}", buffers[name], True)
+        for name, buffer in self._find_unsaved(pl_module).items():
+            yield Attribute(f"{prefix}.{name}", buffer, True)
         for name, owner in find_owners(trainer, pl_module).items():
             if isinstance(owner, L.Callback):
                 yield from attributes_of_owner(name, owner, L.Callback)
             else:
                 yield from attributes_of_part(name, owner, trainer.world_size)
         data = trainer.datamodule  # type: ignore[attr-defined]
-        if data is not None and not is_of_library(data):
+        # A run without a DataModule has None here, whose class is of Python's library.
+        if not is_of_library(data):
             yield from attributes_of_owner(type(data).__name__, data, L.LightningDataModule)
         for loader in find_loaders(trainer.train_dataloader):
             # A loader with state_dict and load_state_dict saves what it needs.
@@ -324,10 +330,7 @@ class Attributes(L.Callback):
 
 def find_owners(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
     """The module, its parts and the user's callbacks, by their names."""
-    root = class_of(pl_module).__name__
-    owners: dict[str, Any] = {}
-    for path, part in pl_module.named_modules():
-        owners[f"{root}.{path}" if path else root] = part
+    owners: dict[str, Any] = dict(pl_module.named_modules(prefix=class_of(pl_module).__name__))
     for callback in compat.callbacks_of(trainer, L.Callback):
         if is_of_library(callback):
             continue
@@ -409,14 +412,13 @@ def attributes_of_loader(loader: Any, data: Any) -> Iterator[Attribute]:
 
 
 def parts_of_loader(loader: Any) -> list[Any]:
-    """A loader, and what it reads."""
+    """A loader, and what it reads; None for what it does not have."""
     if not isinstance(loader, DataLoader):
         return [loader]
     batches = loader.batch_sampler
     while isinstance(batches, WrappedBatches):
         batches = batches.batches
-    parts = [loader, loader.dataset, loader.sampler, batches, getattr(batches, "sampler", None)]
-    return [part for part in parts if part is not None]
+    return [loader, loader.dataset, loader.sampler, batches, getattr(batches, "sampler", None)]
 
 
 def find_objects_of_data(trainer: L.Trainer, elsewhere: set[int]) -> set[int]:
@@ -459,10 +461,10 @@ def find_unequal(ranks: list[dict[str, Any]]) -> list[str]:
     return unequal
 
 
-def print_note(trainer: L.Trainer, note: str) -> None:
-    """Print a note once, on rank zero."""
-    if trainer.is_global_zero:
-        print(f"Note: {note}", flush=True)
+def print_note(trainer: L.Trainer, before: str, names: list[str], after: str = "") -> None:
+    """Print a sentence with these names in it, if there are any, on rank zero."""
+    if names and trainer.is_global_zero:
+        print(f"Note: {before}{join_names(names)}{after}", flush=True)
 
 
 def join_names(names: list[str]) -> str:
