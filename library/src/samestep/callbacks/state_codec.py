@@ -19,7 +19,7 @@ from functools import partial, reduce
 from io import IOBase
 from itertools import chain, count, islice, repeat
 from types import FunctionType, MethodType, SimpleNamespace
-from typing import Any, Generic, Protocol
+from typing import Any, ClassVar, Generic, Protocol
 
 import numpy as np
 import torch
@@ -110,24 +110,12 @@ class Encoder:
         return self._encode_parts(value, depth + 1)
 
     def _encode_parts(self, value: Any, depth: int) -> Any:
-        if isinstance(value, Tensor):
-            return self._encode_tensor(value)
-        if isinstance(value, np.ndarray | np.generic):
-            return self._encode_array(value)
-        if isinstance(value, (*ITEMS, dict)):
-            return self._encode_items(value, depth)
-        if isinstance(value, tuple(GENERATORS)):
-            get_state, _ = state_functions(value)
-            return "generator", self._encode_apart(get_state(value))
-        # A net in a list or a callback, an optimizer that Lightning does not know.
-        if isinstance(value, nn.Module | Optimizer | LRScheduler):
-            return "state_dict", self._encode_apart(value.state_dict())
-        if isinstance(value, FunctionType | MethodType | partial):
-            self._note_objects(value)
-            return UNTRACKED
+        for kinds, encode in self._encoders.items():
+            if isinstance(value, kinds):
+                return encode(self, value, depth)
         return self._encode_object(value, depth)
 
-    def _encode_tensor(self, tensor: Tensor) -> Any:
+    def _encode_tensor(self, tensor: Tensor, depth: int) -> Any:
         if not is_plain_tensor(tensor):
             return self._give_up()
         return (
@@ -141,7 +129,7 @@ class Encoder:
             self.put(tensor),
         )
 
-    def _encode_array(self, array: Array) -> Any:
+    def _encode_array(self, array: Array, depth: int) -> Any:
         # The bytes of objects are addresses, which mean nothing in another process.
         if array.dtype.hasobject or array.dtype.names:
             return self._give_up()
@@ -170,6 +158,28 @@ class Encoder:
             len(value),
             items,
         )
+
+    def _encode_generator(self, value: Any, depth: int) -> Any:
+        get_state, _ = state_functions(value)
+        return "generator", self._encode_apart(get_state(value))
+
+    def _encode_state_dict(self, value: Any, depth: int) -> Any:
+        return "state_dict", self._encode_apart(value.state_dict())
+
+    def _encode_function(self, function: Any, depth: int) -> Any:
+        self._note_objects(function)
+        return UNTRACKED
+
+    _encoders: ClassVar[dict[Any, Callable[["Encoder", Any, int], Any]]] = {
+        Tensor: _encode_tensor,
+        (np.ndarray, np.generic): _encode_array,
+        (*ITEMS, dict): _encode_items,
+        tuple(GENERATORS): _encode_generator,
+        # A net in a list or a callback, an optimizer that Lightning does not know.
+        (nn.Module, Optimizer, LRScheduler): _encode_state_dict,
+        (FunctionType, MethodType, partial): _encode_function,
+    }
+    """By the kinds of values; the first one that fits counts, and any other value is an object."""
 
     def _encode_object(self, value: Any, depth: int) -> Any:
         kind = class_of(value)
@@ -307,9 +317,9 @@ class Decoder:
     def _decode_tensor(
         self, value: Any, is_first: bool, dtype: str, shape: list[int], on_cpu: bool,
         is_learned: bool, place: Any,
-    ) -> Tensor:  # fmt: skip
+    ) -> Any:  # fmt: skip
         tensor = self._bytes_at(place).view(getattr(torch, dtype)).view(shape)
-        if is_first and isinstance(value, Tensor) and value.shape == tensor.shape:
+        if is_first and has_room(value, tensor):
             # A leaf that requires a gradient cannot be changed in place otherwise.
             with torch.no_grad():
                 return value.copy_(tensor)
@@ -321,7 +331,7 @@ class Decoder:
         self, value: Any, is_first: bool, dtype: str, shape: list[int], is_array: bool, place: Any
     ) -> Any:
         array = self._bytes_at(place).numpy().view(dtype).reshape(shape)
-        if is_first and isinstance(value, np.ndarray) and value.shape == array.shape:
+        if is_first and has_room(value, array):
             value[...] = array
             return value
         # A scalar of NumPy is an array without dimensions, read by an empty index.
@@ -351,7 +361,7 @@ class Decoder:
         return new
 
     def _decode_object(self, value: Any, is_first: bool, name: str, encoded: Any) -> Any:
-        has_same_class = value is not MISSING and name_of(class_of(value)) == name
+        has_same_class = name_of(class_of(value)) == name
         old = attributes_of(value) if has_same_class else {}
         if not is_first or not has_same_class:
             # Without __init__, whose arguments no checkpoint holds.
@@ -361,6 +371,11 @@ class Decoder:
             # A frozen dataclass rejects ordinary assignment.
             object.__setattr__(value, attribute, new)
         return value
+
+
+def has_room(value: Any, new: Tensor | Array) -> bool:
+    """Whether ``value`` is a tensor, or an array, of the shape of ``new``."""
+    return isinstance(value, type(new)) and value.shape == new.shape
 
 
 def replace_items(container: Any, new: Any) -> Any:
