@@ -111,19 +111,13 @@ class HparamsOnResume(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore the schedules, and set the values that have changed."""
-        has_begin = bool(self._saved_begin)
-        if has_begin:
-            self._update_groups(trainer)
-        # No state is saved if the run starts here.
-        pairs = zip(trainer.lr_scheduler_configs, self._schedules, strict=False)
-        for index, (config, state) in enumerate(pairs):
-            if has_begin:
-                before = self._saved_begin["schedules"][index]
-                state = merge(state, before, self._begin["schedules"][index])
-            config.scheduler.load_state_dict(state)
-        self._schedules = []
+        # The run starts here.
+        if not self._saved_begin:
+            return
+        self._update_groups(trainer)
+        self._update_schedules(trainer)
         # If the module begins with other parameters frozen now, its new choice counts.
-        if self._modes and self._saved_begin.get("modes") == self._begin["modes"]:
+        if self._saved_begin["modes"] == self._begin["modes"]:
             set_modes(pl_module, self._modes)
 
     def _update_groups(self, trainer: L.Trainer) -> None:
@@ -137,6 +131,14 @@ class HparamsOnResume(L.Callback):
             lr = scaled_lr(group, old, new)
             group.update(merge(group, old, new))
             group["lr"] = lr
+
+    def _update_schedules(self, trainer: L.Trainer) -> None:
+        """Restore the schedules, except what the configuration has changed in them."""
+        before, after = self._saved_begin["schedules"], self._begin["schedules"]
+        states = map(merge, self._schedules, before, after)
+        for config, state in zip(trainer.lr_scheduler_configs, states, strict=False):
+            config.scheduler.load_state_dict(state)
+        self._schedules = []
 
     def _add_groups(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Give the optimizers the groups that they got before, so that their state fits."""
