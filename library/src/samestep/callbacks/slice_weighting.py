@@ -61,6 +61,7 @@ class SliceWeighting(L.Callback):
         self._checked_epoch = -1
         self._batch = 0  # of this epoch
         self._saved: tuple[float, ...] = ()  # the shares of a checkpoint
+        self._is_measured = False  # whether the shares follow the speeds of the ranks
         self._timer = ForwardTimer()
         self._has_patched = False
 
@@ -112,7 +113,8 @@ class SliceWeighting(L.Callback):
                 f"{setting('shares', 'equal')}"
             )
         self.asked = asked
-        if asked != "auto":
+        self._is_measured = asked == "auto"
+        if not self._is_measured:
             self.shares = tuple(shares_of_ranks(list(map(float, asked))))
         elif len(self._saved) == environment.world_size():
             self.shares = self._saved
@@ -142,7 +144,7 @@ class SliceWeighting(L.Callback):
         self._batch = batch_idx
         if self._splits:
             self._check_splits(trainer)
-        if self.asked == "auto":
+        if self._is_measured:
             self._timer.start(pl_module, batch_idx)
 
     def _check_splits(self, trainer: L.Trainer) -> None:
@@ -182,7 +184,7 @@ class SliceWeighting(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Agree on the shares of the next epoch, if the ranks are measured."""
-        if self.asked != "auto" or environment.world_size() == 1:
+        if not self._is_measured:
             return
         speeds = process_group.gather(self._timer.reset())
         shares = measured_shares(speeds, self.shares)
