@@ -87,7 +87,8 @@ class Checkpoints(Checkpoint):
         """Its epoch, counted from 1."""
         self._has_improved = False  # the weights of now are the best ones, and not yet kept
         self._has_validated = False  # in this process
-        self._kept = 0, 0  # epoch and step of the newest checkpoint of an epoch to keep
+        # Epoch and step of the newest checkpoint of an epoch to keep; no step is the -1st.
+        self._kept = 0, -1
         self._saved_at = time.monotonic()
         self._saved_step = 0
         self._checkpoint_io = AtomicCheckpointIO()  # writes nothing where the user has another one
@@ -301,7 +302,7 @@ class Checkpoints(Checkpoint):
             self._has_improved = False
             self._due.append(self.best)
         epoch, step = self._kept
-        if epoch and step == trainer.global_step:
+        if step == trainer.global_step:
             self._due.append(self._path_of(epoch))
         if self._checkpoint_io.pending is None:
             self._commit(trainer)
@@ -326,7 +327,7 @@ class Checkpoints(Checkpoint):
         The process before may have been killed after it had saved last.ckpt, and before it linked.
         """
         epoch, step = self._kept
-        if epoch and step == global_step and not self._path_of(epoch).exists():
+        if step == global_step and not self._path_of(epoch).exists():
             link_file(source, self._path_of(epoch))
         if self.best_step is None:
             return
@@ -371,11 +372,18 @@ def progress_of(trainer: L.Trainer) -> dict[str, Any]:
 
 def never_validates(trainer: L.Trainer) -> bool:
     """Whether no validation can take place with these settings."""
-    every_n, max_epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
-    is_limited = max_epochs is not None and max_epochs > 0
-    ends_before = every_n is not None and is_limited and max_epochs < every_n  # type: ignore[operator]
+    # None counts batches over all epochs.
+    every_n = trainer.check_val_every_n_epoch or 0
+    ends_before = or_infinite(trainer.max_epochs) < every_n
     has_no_batches = trainer.val_dataloaders is not None and not sum(trainer.num_val_batches)
     return ends_before or has_no_batches or not trainer.enable_validation
+
+
+def or_infinite(limit: int | float | None) -> float:
+    """A limit of the Trainer; None and -1 are no limit."""
+    if limit is None or limit == -1:
+        return math.inf
+    return limit
 
 
 def has_time_left(trainer: L.Trainer) -> bool:

@@ -8,6 +8,7 @@ ranks that train different models.
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
+from itertools import compress
 from typing import Any
 
 import lightning as L
@@ -172,7 +173,7 @@ class SameWeights(L.Callback):
         # Stacked, so that the device is read once and not for each parameter.
         of_ranks = torch.tensor(gather(torch.stack(sums).tolist()))
         differs = (of_ranks != of_ranks[0]).any(0).tolist()
-        unequal = [name for name, is_unequal in zip(names, differs, strict=True) if is_unequal]
+        unequal = list(compress(names, differs))
         if unequal:
             raise UnequalWeightsError(
                 f"the ranks have different weights before step {trainer.global_step} is saved: "

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from itertools import compress
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -102,7 +103,7 @@ class LossGuard(L.Callback):
             return 0
         # One read for all flags. All ranks have the same ones, so all or none gather the losses.
         flags = torch.stack([step.is_bad for step in steps]).tolist()
-        bad_steps = [step for step, is_bad in zip(steps, flags, strict=True) if is_bad]
+        bad_steps = list(compress(steps, flags))
         if not bad_steps:
             return 0
         of_ranks = gather([bool(step.loss_is_finite) for step in bad_steps])

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from samestep.callbacks.checkpoints import Checkpoints
+from samestep.callbacks.checkpoints import Checkpoints, or_infinite
 from samestep.callbacks.clock import synchronized_time
 from samestep.callbacks.rank_state import epoch_means
 from samestep.data.loader import count_samples
@@ -201,13 +201,6 @@ class Progress(L.Callback):
         self._due = time.perf_counter() + pause
 
 
-def or_infinite(limit: int | float | None) -> float:
-    """A limit of the Trainer; None and -1 are no limit."""
-    if limit is None or limit == -1:
-        return math.inf
-    return limit
-
-
 def epoch_metrics(trainer: L.Trainer) -> dict[str, Any]:
     """The metrics that the line of an epoch shows, in the order of their names."""
     chosen: dict[str, Any] = dict(trainer.progress_bar_metrics)
@@ -219,6 +212,5 @@ def epoch_metrics(trainer: L.Trainer) -> dict[str, Any]:
     # A metric that is logged per step and per epoch has two names. The epoch counts here.
     metrics = {name.removesuffix("_epoch"): chosen[name] for name in sorted(chosen)}
     for name in list(metrics):
-        if name.endswith("_step") and name.removesuffix("_step") in metrics:
-            del metrics[name]
+        metrics.pop(f"{name}_step", None)
     return metrics

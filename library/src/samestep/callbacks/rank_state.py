@@ -168,7 +168,7 @@ def mean_of(tensors: list[Tensor]) -> Tensor:
 
 def epoch_means(module: nn.Module) -> dict[str, EpochMean]:
     """Every ``EpochMean`` within a module, by its name there."""
-    return {name: part for name, part in module.named_modules() if isinstance(part, EpochMean)}
+    return parts_of_kind(module, EpochMean)
 
 
 def float_buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -182,8 +182,12 @@ def float_buffers(module: nn.Module) -> dict[str, Tensor]:
 
 def metrics_of(module: nn.Module) -> dict[str, Metric]:
     """Every metric of torchmetrics within a module, by its name there."""
-    for part in module.modules():
-        if isinstance(part, MetricCollection):
-            # Members with equal states update one of them only; reading them brings all up to date.
-            list(part.items(keep_base=True, copy_state=False))
-    return {name: part for name, part in module.named_modules() if isinstance(part, Metric)}
+    for collection in parts_of_kind(module, MetricCollection).values():
+        # Members with equal states update one of them only; reading them brings all up to date.
+        list(collection.items(keep_base=True, copy_state=False))
+    return parts_of_kind(module, Metric)
+
+
+def parts_of_kind(module: nn.Module, kind: type[Any]) -> dict[str, Any]:
+    """Every part of a module that is of this class, by its name there."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, kind)}

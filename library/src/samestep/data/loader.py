@@ -305,6 +305,7 @@ def count_samples(batch: Any) -> int:
         return 0
     parts = batch.values() if isinstance(batch, dict) else batch
     for part in parts:
-        if num_samples := count_samples(part):
+        num_samples = count_samples(part)
+        if num_samples:
             return num_samples
     return 0
