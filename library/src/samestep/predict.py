@@ -14,7 +14,7 @@ import importlib
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Columns = dict[str, list[Any]]
-SUFFIXES = (".csv", ".parquet", ".pt")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,18 +55,18 @@ def main(argv: Sequence[str]) -> int:
         # The step has written its results itself, such as one file for each sample.
         print(f"{type(model).__name__}.predict_step returns nothing to write", file=sys.stderr)
         return exit_code
-    output = arguments.output
-    if output and output.suffix == ".pt":
-        save(batches, output)
+    if arguments.format == ".pt":
+        save(batches, arguments.output)
         return exit_code
     if arguments.top == 0:
         class_names = []
-    write(join(batches, class_names, arguments.top), output, arguments.format)
+    columns = join(batches, class_names, arguments.top)
+    WRITERS[arguments.format](columns, arguments.output)
     return exit_code
 
 
 def parse(argv: Sequence[str]) -> Namespace:
-    """The arguments; a ConfigError if one is invalid."""
+    """The arguments; a ConfigError if one is invalid. A file's suffix becomes its ``format``."""
     parser = Parser("samestep predict", __doc__)
     parser.add_run_dir()
     parser.add_argument("files", nargs="*", help="what the predict_dataloader of the data reads")
@@ -83,8 +82,10 @@ def parse(argv: Sequence[str]) -> Namespace:
     if arguments.top < 0:
         raise ConfigError(f"--top {arguments.top}: must be a whole number, at least 0")
     output = arguments.output
-    if output and output.suffix not in SUFFIXES:
-        raise ConfigError(f"--output {output}: must end in .csv, .parquet or .pt")
+    if output is not None:
+        arguments.format = output.suffix
+        if output.suffix not in (".pt", *WRITERS):
+            raise ConfigError(f"--output {output}: must end in .csv, .parquet or .pt")
     return arguments
 
 
@@ -185,28 +186,33 @@ def save(batches: Sequence[Any], output: Path) -> None:
     torch.save(batches, output)
 
 
-def write(columns: Columns, output: Path | None, form: str) -> None:
-    """Write a row for each sample: into a file, or as CSV or JSON on stdout."""
-    if output and output.suffix == ".parquet":
-        write_parquet(columns, output)
-        return
-    rows = list(zip(*columns.values(), strict=True))
-    if output is None and form == "json":
-        objects = [dict(zip(columns, row, strict=True)) for row in rows]
-        print(json.dumps(objects, indent=2))
-        return
-    if output is None:
-        write_csv(columns, rows, sys.stdout)
-        return
+def rows_of(columns: Columns) -> Iterator[tuple[Any, ...]]:
+    """A row for each sample."""
+    return zip(*columns.values(), strict=True)
+
+
+def print_json(columns: Columns, output: None) -> None:
+    """Print an object for each sample."""
+    objects = [dict(zip(columns, row, strict=True)) for row in rows_of(columns)]
+    print(json.dumps(objects, indent=2))
+
+
+def print_csv(columns: Columns, output: None) -> None:
+    """Print a line for each sample."""
+    write_lines(columns, sys.stdout)
+
+
+def write_csv(columns: Columns, output: Path) -> None:
+    """Write a line for each sample."""
     with output.open("w", encoding="utf-8", newline="") as file:
-        write_csv(columns, rows, file)
+        write_lines(columns, file)
 
 
-def write_csv(heading: Iterable[str], rows: Iterable[Sequence[Any]], file: TextIO) -> None:
-    """Write a table as CSV."""
+def write_lines(columns: Columns, file: TextIO) -> None:
+    """Write columns as CSV."""
     table = csv.writer(file, lineterminator="\n")
-    table.writerow(heading)
-    table.writerows(rows)
+    table.writerow(columns)
+    table.writerows(rows_of(columns))
 
 
 def write_parquet(columns: Columns, output: Path) -> None:
@@ -217,3 +223,12 @@ def write_parquet(columns: Columns, output: Path) -> None:
     except ImportError as error:
         raise ConfigError(f"--output {output}: needs pyarrow; `pip install pyarrow`") from error
     parquet.write_table(pyarrow.table(columns), output)
+
+
+WRITERS: dict[str, Callable[[Columns, Any], None]] = {
+    "csv": print_csv,
+    "json": print_json,
+    ".csv": write_csv,
+    ".parquet": write_parquet,
+}
+"""By the value of --format on stdout, or the suffix of a file."""
