@@ -135,6 +135,16 @@ def test_ordinary_loaders_have_equal_shares(monkeypatch, shares, is_rejected: bo
         trainer.fit(Model(), DataLoader(DATA, batch_size=8))
 
 
+@pytest.mark.parametrize("shares", [[1.0, 2.0], "auto"])
+def test_several_loaders_have_equal_shares(monkeypatch, shares):
+    """Found when training begins, and not when the ranks have measured their speeds."""
+    monkeypatch.setattr(environment, "world_size", lambda: 2)
+    callback = SliceWeighting(shares, split_batches=True)
+    trainer = L.Trainer(max_epochs=1, callbacks=[callback], **QUIET)
+    with pytest.raises(ConfigError, match="or several loaders, give every rank the same share"):
+        trainer.fit(Model(), [BatchLoader(DATA, 8), DataLoader(DATA, batch_size=8)])
+
+
 @pytest.fixture
 def three_ranks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """One rank on the first node, two on the second; what the ranks gather can be set."""

@@ -381,6 +381,7 @@ def private_names(owner: Any) -> set[str]:
 def attributes_of_owner(name: str, owner: Any, base: Any) -> Iterator[Attribute]:
     """The attributes of a callback or DataModule, unless it saves itself."""
     hook = getattr(type(owner), "on_save_checkpoint", None)
+    # A LightningDataModule has no such hook of its own.
     if hook is not getattr(base, "on_save_checkpoint", None):
         return
     has_library_parent = any(

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from samestep.callbacks.clock import ForwardTimer
-from samestep.data.loaders import find_batch_loaders, find_loaders, order_of
+from samestep.data.loaders import find_batch_loaders, order_of, orders_of
 from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, SplitBatches
-from samestep.data.torch_loaders import has_batches_of_ids, split_of
+from samestep.data.torch_loaders import has_batches_of_ids
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
 from samestep.ranks import compat, environment, process_group
@@ -105,8 +105,8 @@ class SliceWeighting(L.Callback):
         self._slice_training_data(trainer)
 
     def _use_shares(self, asked: str | Sequence[float], trainer: L.Trainer) -> None:
-        loaders = list(find_batch_loaders(trainer.train_dataloader))
-        if len(loaders) != 1 or order_of(trainer) is None:
+        order, *others = orders_of(trainer)
+        if others or not isinstance(order, GlobalBatchSampler):
             raise ConfigError(
                 f"{option('shares')}: an ordinary DataLoader, or several loaders, give every rank "
                 "the same share; use one samestep.data.loader.BatchLoader (docs/contract.md), or "
@@ -120,22 +120,20 @@ class SliceWeighting(L.Callback):
             self.shares = self._saved
 
     def _slice_training_data(self, trainer: L.Trainer) -> None:
-        splits = map(split_of, find_loaders(trainer.train_dataloader))
-        self._splits = [split for split in splits if split is not None]
-        order = order_of(trainer)
-        if order is None:
+        orders = orders_of(trainer)
+        self._splits = [order for order in orders if isinstance(order, SplitBatches)]
+        if None in orders:
             return
         self._set_shares(trainer.train_dataloader)
-        orders = [loader.order for loader in find_batch_loaders(trainer.train_dataloader)]
-        # The lengths of the batches of a batch sampler are known only when they are read.
-        if not orders and len(self._splits) == 1:
-            self._order = order
-            return
-        check_empty_slices(orders, trainer)
+        exact = [order for order in orders if isinstance(order, GlobalBatchSampler)]
+        check_empty_slices(exact, trainer)
         self._order = None
-        if not all(each.has_equal_slices() for each in orders):
-            check_single_loader(len(orders) + len(self._splits), trainer)
-            self._order = order
+        if not all(order.has_equal_slices() for order in exact):
+            check_single_loader(len(orders), trainer)
+            self._order = exact[0]
+        # The lengths of the batches of a batch sampler are known only when they are read.
+        if len(orders) == len(self._splits) == 1:
+            self._order = self._splits[0]
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int

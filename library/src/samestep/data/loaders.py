@@ -24,20 +24,22 @@ def find_batch_loaders(loaders: Any) -> Iterator[BatchLoader]:
             yield loader
 
 
+def orders_of(trainer: L.Trainer) -> list[GlobalBatchSampler | SplitBatches | None]:
+    """How each training loader is cut into slices; None if Lightning distributes it."""
+    orders: list[GlobalBatchSampler | SplitBatches | None] = []
+    for loader in find_loaders(trainer.train_dataloader):
+        orders.append(loader.order if isinstance(loader, BatchLoader) else split_of(loader))
+    return orders
+
+
 def order_of(trainer: L.Trainer) -> GlobalBatchSampler | SplitBatches | None:
     """How the training data are cut into slices; None if Lightning distributes some of them.
 
     If there are several loaders, their slices are equally long, and one order stands for all.
     """
-    first: GlobalBatchSampler | SplitBatches | None = None
+    orders = orders_of(trainer)
     # If Lightning distributes one loader over the ranks, the batches have no common slices.
-    for loader in find_loaders(trainer.train_dataloader):
-        order = loader.order if isinstance(loader, BatchLoader) else split_of(loader)
-        if order is None:
-            return None
-        if first is None:
-            first = order
-    return first
+    return None if None in orders else orders[0]
 
 
 def weights_of_ranks(trainer: L.Trainer) -> list[float]:

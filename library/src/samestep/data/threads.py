@@ -43,7 +43,8 @@ class ReadAheadPool:
         # Each future must be cancelled, or a thread that waits for its result would never wake.
         with suppress(Empty):
             while True:
-                if task := self.tasks.get_nowait():
+                task = self.tasks.get_nowait()
+                if task is not None:
                     task[0].cancel()
         # Each thread takes one None from the queue, and ends.
         for _ in range(self.num_started):
