@@ -14,9 +14,9 @@ import sys
 import textwrap
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
@@ -189,13 +189,12 @@ def mlflow_logger(run_dir: str, run_id: str, experiment: str, tracking_uri: str 
     identity = " ".join([run_id, *(str(start.get("started")) for start in saved.starts[:1])])
     found = find_mlflow_run(client, experiment, identity)
     params = config_parameters(run_dir)
-    new, changed = compare_parameters(params, found)
+    new, changed = compare_parameters(params, found.params)
     # No checkpoint was saved, so another configuration may use the name.
     if changed and saved.step is None:
-        client.set_terminated(found.info.run_id, "KILLED")
-        found, new, changed = None, params, {}
-    number = found.info.run_id if found is not None else None
-    logger = MLflow(experiment, run_id, uri, tags={IDENTITY: identity}, run_id=number)
+        client.set_terminated(found.number, "KILLED")
+        found, new, changed = KnownRun(), params, {}
+    logger = MLflow(experiment, run_id, uri, tags={IDENTITY: identity}, run_id=found.number)
     number = str(logger.run_id)
     logger.known = read_mlflow_metrics(client, found)
     logger.log_hyperparams(new)
@@ -217,19 +216,30 @@ def check_mlflow_server(uri: str) -> None:
         raise ConfigError(f"MLflow's tracking_uri={uri}: {why}")
 
 
-def find_mlflow_run(client: Any, experiment: str, identity: str) -> Any:
-    """The run with this identity in MLflow, or None."""
+class KnownRun(NamedTuple):
+    """What MLflow has of a run; by default nothing."""
+
+    number: Any = None  # a text by which MLflow finds it
+    params: Mapping[str, str] = {}
+    metrics: Collection[str] = ()  # their names
+
+
+def find_mlflow_run(client: Any, experiment: str, identity: str) -> KnownRun:
+    """The run with this identity in MLflow."""
     place = client.get_experiment_by_name(experiment)
     if place is None:
-        return None
+        return KnownRun()
     mine = f"tags.`{IDENTITY}` = '{identity}'"
     runs = client.search_runs([place.experiment_id], mine, max_results=1)
-    return next(iter(runs), None)
+    if not runs:
+        return KnownRun()
+    return KnownRun(runs[0].info.run_id, runs[0].data.params, runs[0].data.metrics)
 
 
-def compare_parameters(params: dict[str, str], run: Any) -> tuple[dict[str, str], dict[str, str]]:
+def compare_parameters(
+    params: Mapping[str, str], before: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
     """The parameters that MLflow does not have yet, and those that have changed since."""
-    before = run.data.params if run is not None else {}
     new, changed = {}, {}
     for key, value in params.items():
         if key not in before:
@@ -239,13 +249,12 @@ def compare_parameters(params: dict[str, str], run: Any) -> tuple[dict[str, str]
     return new, changed
 
 
-def read_mlflow_metrics(client: Any, run: Any) -> frozenset[tuple[str, int | None, float]]:
+def read_mlflow_metrics(client: Any, run: KnownRun) -> frozenset[tuple[str, int | None, float]]:
     """Names, steps and values of all metrics that MLflow has of a run."""
     known = set()
-    if run is not None:
-        for key in run.data.metrics:
-            for metric in client.get_metric_history(run.info.run_id, key):
-                known.add((metric.key, metric.step, metric.value))
+    for name in run.metrics:
+        for metric in client.get_metric_history(run.number, name):
+            known.add((metric.key, metric.step, metric.value))
     return frozenset(known)
 
 

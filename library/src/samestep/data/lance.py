@@ -188,19 +188,20 @@ class LanceRows:
 
     @cached_property
     def sessions(self) -> tuple[list[int], list[Any]]:
-        """Where each fragment ends, and an object that reads its rows repeatedly."""
-        # An open session keeps the metadata of its file, which each read would fetch again.
+        """Where each fragment begins and the last one ends, and objects that read their rows."""
         fragments = self.table.get_fragments()
-        ends = accumulate(fragment.count_rows() for fragment in fragments)
-        return [*ends], [fragment.open_session(self.columns) for fragment in fragments]
+        sizes = [fragment.count_rows() for fragment in fragments]
+        # An open session keeps the metadata of its file, which each read would fetch again.
+        sessions = [fragment.open_session(self.columns) for fragment in fragments]
+        return [*accumulate(sizes, initial=0)], sessions
 
     def _read_block(self, first: int, num_rows: int) -> "_Values | pa.RecordBatch":
-        ends, sessions = self.sessions
-        number = bisect(ends, first)
+        starts, sessions = self.sessions
+        number = bisect(starts, first) - 1
         last = min(first + num_rows, self.num_rows)
-        if last <= ends[number]:
+        if last <= starts[number + 1]:
             # Within one fragment: its session counts rows from its own start.
-            start = ends[number - 1] if number else 0
+            start = starts[number]
             table = sessions[number].take(range(first - start, last - start))
         else:
             table = self.table.to_table(self.columns, offset=first, limit=num_rows)
