@@ -198,7 +198,7 @@ def trace(model: Any, inputs: Sequence[Tensor]) -> torch.export.ExportedProgram:
     model = copy.deepcopy(model).requires_grad_(False)
     # Without this, the program would take batches of the size of the example only.
     batch = torch.export.Dim("batch", min=1)
-    shapes = tuple({0: batch} for _ in inputs)
+    shapes = ({0: batch},) * len(inputs)
     try:
         return torch.export.export(model, tuple(x[:2] for x in inputs), dynamic_shapes=shapes)
     except Exception as error:
