@@ -2,6 +2,7 @@
 
 import logging
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
+from samestep.callbacks.notes import join_names, print_note
 from samestep.callbacks.state_codec import (
     LIBRARIES,
     MISSING,
@@ -25,7 +27,7 @@ from samestep.callbacks.state_codec import (
     package_of,
     storage_of,
 )
-from samestep.data.loaders import find_loaders
+from samestep.data.loaders import find_loaders, without_states
 from samestep.data.sampler import WrappedBatches
 from samestep.metrics import EpochMean
 from samestep.ranks import compat
@@ -38,7 +40,6 @@ MAX_KEPT = 100_000  # items of an attribute that is kept
 MAX_NAMED = 1_000  # items that are compared of one that can only be named
 BYTES_KEPT = 2**24  # of a tensor that are compared, spread over all of it
 BYTES_NAMED = 2**15
-MAX_NAMES = 8  # in a note
 SAVES = "on_save_checkpoint", "state_dict", "get_extra_state"  # of a module
 
 
@@ -166,7 +167,7 @@ class Attributes(L.Callback):
         self._before = now.fingerprints
         self._first = now.objects
         self._restore(trainer, pl_module)
-        print_note(
+        name_in_note(
             trainer,
             "this run continues with the first values of these attributes, because no checkpoint "
             "holds them: ",
@@ -240,14 +241,14 @@ class Attributes(L.Callback):
             if not restore_attribute(owner, attribute, encoded, decoder):
                 failed.append(name)
             self._changed.add(name)
-        print_note(
+        name_in_note(
             trainer,
             "the checkpoint holds values of ",
             failed,
             " that cannot be restored in this program. The run continues with their first values",
         )
         if not is_same_number:
-            print_note(
+            name_in_note(
                 trainer,
                 f"{len(ranks)} ranks had different values of ",
                 find_unequal(ranks),
@@ -258,7 +259,7 @@ class Attributes(L.Callback):
         new = sorted(names.difference(self.lost))
         self.lost += new
         ranks = " of each rank" if trainer.world_size > 1 else ""
-        print_note(
+        name_in_note(
             trainer,
             f"training changes these attributes, and no checkpoint holds them{ranks}: ",
             new,
@@ -322,22 +323,23 @@ class Attributes(L.Callback):
         # A run without a DataModule has None here, whose class is of Python's library.
         if not is_of_library(data):
             yield from attributes_of_owner(type(data).__name__, data, L.LightningDataModule)
-        for loader in find_loaders(trainer.train_dataloader):
-            # A loader with state_dict and load_state_dict saves what it needs.
-            if not hasattr(loader, "load_state_dict"):
-                yield from attributes_of_loader(loader, data)
+        # A loader with state_dict and load_state_dict saves what it needs.
+        for loader in without_states(find_loaders(trainer.train_dataloader)):
+            yield from attributes_of_loader(loader, data)
 
 
 def find_owners(trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
     """The module, its parts and the user's callbacks, by their names."""
-    owners: dict[str, Any] = dict(pl_module.named_modules(prefix=class_of(pl_module).__name__))
+    root = class_of(pl_module).__name__
+    owners: dict[str, Any] = dict(pl_module.named_modules(prefix=root))
+    numbers = Counter([root])
     for callback in compat.callbacks_of(trainer, L.Callback):
         if is_of_library(callback):
             continue
         name = type(callback).__name__
+        numbers[name] += 1
         # Callbacks of one class are numbered, so that a name finds the same one after a restart.
-        number = [type(owner).__name__ for owner in owners.values()].count(name)
-        owners[f"{name} {number + 1}" if number else name] = callback
+        owners[f"{name} {numbers[name]}" if numbers[name] > 1 else name] = callback
     return owners
 
 
@@ -462,13 +464,7 @@ def find_unequal(ranks: list[dict[str, Any]]) -> list[str]:
     return unequal
 
 
-def print_note(trainer: L.Trainer, before: str, names: list[str], after: str = "") -> None:
-    """Print a sentence with these names in it, if there are any, on rank zero."""
-    if names and trainer.is_global_zero:
-        print(f"Note: {before}{join_names(names)}{after}", flush=True)
-
-
-def join_names(names: list[str]) -> str:
-    """The names in a sentence."""
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
+def name_in_note(trainer: L.Trainer, before: str, names: list[str], after: str = "") -> None:
+    """Print a note with these names in it, if there are any."""
+    if names:
+        print_note(trainer, f"Note: {before}{join_names(names)}{after}")

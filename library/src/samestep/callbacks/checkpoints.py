@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
 
+from samestep.callbacks.notes import print_note
 from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
@@ -32,6 +33,7 @@ from samestep.run import manifest, record, replication, shards
 from samestep.run.checkpoint import AtomicCheckpointIO, DryRun
 from samestep.run.files import link_file
 from samestep.run.manifest import Manifest, verify
+from samestep.run.record import Record
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +93,7 @@ class Checkpoints(Checkpoint):
         self._kept = 0, -1
         self._saved_at = time.monotonic()
         self._saved_step = 0
-        self._checkpoint_io = AtomicCheckpointIO()  # writes nothing where the user has another one
+        self._checkpoint_io: AtomicCheckpointIO  # of the strategy
         self._due: list[Path] | None = None  # names of the checkpoint that is being written
         self._has_ended = False
         self._accumulated = 0  # batches of an optimizer step, by the configuration
@@ -101,15 +103,16 @@ class Checkpoints(Checkpoint):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Tell the reader of checkpoints which shapes to expect."""
-        checkpoint_io = trainer.strategy.checkpoint_io
-        if stage == "fit" and isinstance(checkpoint_io, AtomicCheckpointIO):
-            self._checkpoint_io = checkpoint_io
-            checkpoint_io.shapes = {}
-            # A module that loads loosely may save other weights than it has.
-            weights = pl_module.state_dict() if pl_module.strict_loading else {}
-            for name, value in weights.items():
-                if isinstance(value, Tensor):
-                    checkpoint_io.shapes[name] = value.shape
+        if stage != "fit":
+            return
+        # Lightning accepts no other one beside that of the run.
+        self._checkpoint_io = trainer.strategy.checkpoint_io  # type: ignore[assignment]
+        self._checkpoint_io.shapes = {}
+        # A module that loads loosely may save other weights than it has.
+        weights = pl_module.state_dict() if pl_module.strict_loading else {}
+        for name, value in weights.items():
+            if isinstance(value, Tensor):
+                self._checkpoint_io.shapes[name] = value.shape
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find what could not be saved, and end at once if early stopping had ended this run."""
@@ -189,8 +192,7 @@ class Checkpoints(Checkpoint):
         if not isinstance(exception, Stopped):
             return  # it may be on one rank only, and committing needs all of them
         self._commit(trainer)
-        if trainer.is_global_zero:
-            print(f"Stopped by {exception.name} after step {trainer.global_step}; saved.")
+        print_note(trainer, f"Stopped by {exception.name} after step {trainer.global_step}; saved.")
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -241,17 +243,17 @@ class Checkpoints(Checkpoint):
                 f"({option('accumulate_grad_batches')}); choose a multiple of it"
             )
         is_validation_metric = "val" in monitor.lower()
-        if trainer.is_global_zero and is_validation_metric and never_validates(trainer):
-            print(
+        if is_validation_metric and never_validates(trainer):
+            print_note(
+                trainer,
                 f"Note: this run never validates, and nothing logs {monitor}, so the last weights "
                 "are tested, not the best ones",
-                flush=True,
             )
 
     def _try_to_save(self, trainer: L.Trainer) -> None:
         """Make a checkpoint before the first step, to find now what could not be saved or read."""
         checkpoint_io = self._checkpoint_io
-        if trainer.fast_dev_run or trainer.strategy.checkpoint_io is not checkpoint_io:  # type: ignore[attr-defined]
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         checkpoint_io.dry_run = DryRun()
         # Should the strategy write files itself, this name is not taken for a checkpoint.
@@ -266,14 +268,14 @@ class Checkpoints(Checkpoint):
             )
         if dry_run.problem:
             raise ConfigError(dry_run.problem)
-        if dry_run.left_out and trainer.is_global_zero:
+        if dry_run.left_out:
             names = ", ".join(dry_run.left_out)
             ignored = ", ".join(repr(name.split()[0]) for name in dry_run.left_out)
-            print(
+            print_note(
+                trainer,
                 f"Note: checkpoints leave out these hyperparameters, which could not be read "
                 f"again: {names}. load_from_checkpoint needs them as arguments. To leave them out "
                 f"yourself: self.save_hyperparameters(ignore=[{ignored}])",
-                flush=True,
             )
 
     def _compare(self, trainer: L.Trainer) -> None:
@@ -332,14 +334,11 @@ class Checkpoints(Checkpoint):
         if self.best_step is None:
             return
         known = record.read(self.run_dir)
-        # If best.ckpt was removed, its weights may still have another name.
-        for path in (self.best, *sorted(self.folder.glob("[!.]*.ckpt"))):
-            own = manifest.read(path)
-            is_best = own is not None and own.global_step == self.best_step
-            if is_best and isinstance(verify(path, known), Manifest):
-                if path != self.best:
-                    link_file(path, self.best)
-                return
+        intact = self._find_best(known)
+        if intact is not None:
+            if intact != self.best:
+                link_file(intact, self.best)
+            return
         found = verify(self.best, known)
         why = found if isinstance(found, str) else f"it is from step {found.global_step}"
         log.warning(
@@ -347,6 +346,17 @@ class Checkpoints(Checkpoint):
             "replaces it.", self.best, self.best_step, why,
         )  # fmt: skip
         self.best_score = self.best_step = self.best_epoch = None
+
+    def _find_best(self, known: Record) -> Path | None:
+        """An intact checkpoint of the best step; None if there is none."""
+        # If best.ckpt was removed, its weights may still have another name.
+        for path in (self.best, *sorted(self.folder.glob("[!.]*.ckpt"))):
+            own = manifest.read(path)
+            is_of_best_step = own is not None and own.global_step == self.best_step
+            # Only then: it hashes the whole file.
+            if is_of_best_step and isinstance(verify(path, known), Manifest):
+                return path
+        return None
 
     def _record(self, trainer: L.Trainer, num_epochs: int) -> None:
         """Write how far the run is; ``samestep.run.lifecycle`` writes how it ends."""

@@ -26,7 +26,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from samestep.callbacks.attributes import join_names
+from samestep.callbacks.notes import join_names
 from samestep.data.loaders import find_batch_loaders
 from samestep.errors import ConfigError, RunError
 from samestep.option_names import setting

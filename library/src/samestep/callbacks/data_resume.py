@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from samestep.callbacks.checks import check_accumulation
+from samestep.callbacks.notes import print_note
 from samestep.callbacks.watchdog import Watchdog
 from samestep.data.loader import BatchLoader
-from samestep.data.loaders import find_batch_loaders, find_loaders
+from samestep.data.loaders import find_batch_loaders, find_loaders, without_states
 from samestep.data.seeds import mix_seed, seed_all, seed_sample
 from samestep.data.torch_loaders import (
     ResumableBatches,
@@ -110,7 +111,7 @@ class DataResume(L.Callback):
             for generator, state in zip(generators, self._saved_generators, strict=True):
                 generator.set_state(state)
         self._note_generators(trainer)
-        if self.batch and trainer.is_global_zero:
+        if self.batch:
             self._say_how_it_continues(trainer)
 
     def take_loader_states(self) -> tuple[list[dict[str, Any]], bool]:
@@ -254,8 +255,8 @@ class DataResume(L.Callback):
         ranks = checkpoint.get("loaders_of_ranks", [own])
         if len(ranks) == trainer.world_size:
             self._loader_states = ranks[trainer.global_rank]
-        elif own and trainer.is_global_zero:
-            print(NOTE_ON_STATES_OF_RANKS.format(len(ranks), trainer.world_size), flush=True)
+        elif own:
+            print_note(trainer, NOTE_ON_STATES_OF_RANKS.format(len(ranks), trainer.world_size))
 
     def _seed_order(self) -> None:
         seed_all(mix_seed(self.seed, self.epoch))
@@ -309,19 +310,9 @@ class DataResume(L.Callback):
     def _say_how_it_continues(self, trainer: L.Trainer) -> None:
         saved, now = self._saved_world_size, trainer.world_size
         if saved != now and not are_split(without_states(self._others(trainer))):
-            print(NOTE_ON_OTHER_RANKS.format(saved, now), flush=True)
+            print_note(trainer, NOTE_ON_OTHER_RANKS.format(saved, now))
         if self._num_read < self.batch:
-            print(NOTE_ON_READING.format(self.batch - self._num_read), flush=True)
-
-
-def has_state(loader: Any) -> bool:
-    """Whether a loader continues from a state of its own, as torchdata's and litdata's do."""
-    return hasattr(loader, "load_state_dict")
-
-
-def without_states(loaders: list[Any]) -> list[Any]:
-    """The loaders that have no state of their own."""
-    return [loader for loader in loaders if not has_state(loader)]
+            print_note(trainer, NOTE_ON_READING.format(self.batch - self._num_read))
 
 
 def is_longer(batches: Any, num_batches: int) -> bool:

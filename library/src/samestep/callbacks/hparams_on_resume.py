@@ -104,10 +104,10 @@ class HparamsOnResume(L.Callback):
         if self._begin:
             self._add_groups(trainer, pl_module)
         for stopping in callbacks_of(trainer, EarlyStopping):
-            state = checkpoint["callbacks"].get(stopping.state_key)
+            # The checkpoint has no state of one that is new.
+            state = checkpoint["callbacks"].get(stopping.state_key, {})
             # Lightning would restore the old patience, and a longer one would have no effect.
-            if state:
-                state["patience"] = stopping.patience
+            state["patience"] = stopping.patience
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore the schedules, and set the values that have changed."""

@@ -96,9 +96,7 @@ class RunStats(L.Callback):
             values["step/gradient_norm"] = float(self._norm)
             self._norm = None
         # The row in which Lightning logs this batch; with manual optimization it is no step.
-        row = epoch_logs.num_logged_steps(trainer)
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=row)
+        log_values(trainer, values, epoch_logs.num_logged_steps(trainer))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log the epoch, on rank zero, and start the clocks of the next one."""
@@ -125,9 +123,7 @@ class RunStats(L.Callback):
             last = epoch_logs.logged_metrics(trainer, on_step=True)["log"]
             for name, value in last.items():
                 values[name] = float(value)
-        # Not by ``pl_module.log``, which would turn 0.01 into 0.009999999776482582.
-        for logger in trainer.loggers:
-            logger.log_metrics(values, step=num_steps - 1)
+        log_values(trainer, values, num_steps - 1)
 
     def state_dict(self) -> dict[str, Any]:
         """How long the interrupted epoch has taken so far."""
@@ -143,6 +139,13 @@ class RunStats(L.Callback):
 
     def _seconds(self) -> float:
         return self._before + time.perf_counter() - self._start
+
+
+def log_values(trainer: L.Trainer, values: dict[str, float], row: int) -> None:
+    """Give all loggers these values of one row."""
+    # Not by ``pl_module.log``, which would turn 0.01 into 0.009999999776482582.
+    for logger in trainer.loggers:
+        logger.log_metrics(values, step=row)
 
 
 def first_lr(trainer: L.Trainer) -> Any:

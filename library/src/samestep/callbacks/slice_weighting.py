@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from samestep.callbacks.clock import ForwardTimer
+from samestep.callbacks.notes import print_note
 from samestep.data.loaders import find_batch_loaders, order_of, orders_of
 from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, SplitBatches
 from samestep.data.torch_loaders import has_batches_of_ids
@@ -128,7 +129,7 @@ class SliceWeighting(L.Callback):
         exact = [order for order in orders if isinstance(order, GlobalBatchSampler)]
         check_empty_slices(exact, trainer)
         self._order = None
-        if not all(order.has_equal_slices() for order in exact):
+        if not all(map(GlobalBatchSampler.has_equal_slices, exact)):
             check_single_loader(len(orders), trainer)
             self._order = exact[0]
         # The lengths of the batches of a batch sampler are known only when they are read.
@@ -190,9 +191,9 @@ class SliceWeighting(L.Callback):
             return
         self.shares = shares
         self._slice_training_data(trainer)
-        if trainer.is_global_zero:
-            shown = ", ".join(f"{share:g}" for share in shares)
-            print(f"Shares of the ranks: {shown} (measured in epoch {trainer.current_epoch + 1})")
+        shown = ", ".join(f"{share:g}" for share in shares)
+        epoch = trainer.current_epoch + 1
+        print_note(trainer, f"Shares of the ranks: {shown} (measured in epoch {epoch})")
 
     def state_dict(self) -> dict[str, Any]:
         """The shares that were measured."""
@@ -227,7 +228,7 @@ def knows_ranks(sampler: Any) -> bool:
 
 def check_empty_slices(orders: list[GlobalBatchSampler], trainer: L.Trainer) -> None:
     """Reject slices without a sample: their mean loss is nan, and no weight can undo that."""
-    if any(order.has_empty_slices() for order in orders):
+    if any(map(GlobalBatchSampler.has_empty_slices, orders)):
         raise ConfigError(
             f"the training data: a batch has fewer samples than {trainer.world_size} ranks; "
             "use a larger batch or fewer ranks, or leave out a short last batch by "

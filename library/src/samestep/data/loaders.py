@@ -1,6 +1,6 @@
 """The loaders of a stage, and how training loaders cut each batch into slices."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import lightning as L
@@ -22,6 +22,11 @@ def find_batch_loaders(loaders: Any) -> Iterator[BatchLoader]:
     for loader in find_loaders(loaders):
         if isinstance(loader, BatchLoader):
             yield loader
+
+
+def without_states(loaders: Iterable[Any]) -> list[Any]:
+    """The loaders that do not continue from a state of their own, as torchdata's and litdata's."""
+    return [loader for loader in loaders if not hasattr(loader, "load_state_dict")]
 
 
 def orders_of(trainer: L.Trainer) -> list[GlobalBatchSampler | SplitBatches | None]:
