@@ -147,12 +147,12 @@ def are_finite(gradients: list[Tensor]) -> bool:
     A sum with an infinite or nan value in it is never finite. It takes a fifth of the time of
     ``get_total_norm``, which makes more small tensors.
     """
-    return all(
-        gradient.is_cpu
-        and not isinstance(gradient, DTensor)
-        and math.isfinite(gradient.sum().item())
-        for gradient in gradients
-    )
+    for gradient in gradients:
+        if not gradient.is_cpu or isinstance(gradient, DTensor):
+            return False
+        if not math.isfinite(gradient.sum().item()):
+            return False
+    return True
 
 
 def are_losses_finite(losses: list[Tensor], bad: Tensor) -> Tensor:
