@@ -184,12 +184,15 @@ def test_a_batch_sampler_without_an_end_continues(tmp_path: Path, options: dict[
     check_exact(tmp_path, Net, data, (0, 1), (1, 1), limit_train_batches=3, **options)
 
 
-def test_a_batch_sampler_without_an_end_continues_beside_a_shorter_loader(tmp_path: Path):
+@pytest.mark.parametrize("options", [{}, {"split_batches": True}])
+def test_a_batch_sampler_without_an_end_continues_beside_a_shorter_loader(
+    tmp_path: Path, options: dict[str, bool]
+):
     def make() -> CombinedLoader:
         loaders = {"a": DataLoader(Noisy(), batch_sampler=Endless()), "b": LOADERS["shuffled"]()}
         return CombinedLoader(loaders, "max_size_cycle")
 
-    check_exact(tmp_path, Net, make, (0, 1), (1, 1), limit_train_batches=3)
+    check_exact(tmp_path, Net, make, (0, 1), (1, 1), limit_train_batches=3, **options)
 
 
 def test_a_stream_that_has_become_shorter_is_an_error(tmp_path: Path):

@@ -317,7 +317,11 @@ class DataResume(L.Callback):
 
 def is_longer(batches: Any, num_batches: int) -> bool:
     """Whether a batch sampler has more batches; without a length it is endless."""
-    return not hasattr(batches, "__len__") or len(batches) > num_batches
+    # Not by hasattr: SplitBatches has a length only if the batch sampler in it has one.
+    try:
+        return len(batches) > num_batches
+    except TypeError:
+        return True
 
 
 def generators_of(loaders: Any) -> list[torch.Generator]:
