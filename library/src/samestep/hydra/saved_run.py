@@ -44,8 +44,7 @@ def load_run(
     # Before anything is called that the configuration names: this may not be a run at all.
     state = checkpoint.load(path)
     if not trust:
-        if data_cfg:
-            check_targets(data_cfg, "data", "LightningDataModule", packages)
+        check_targets(data_cfg, "data", "LightningDataModule", packages)
         check_targets(model_cfg, "model", "LightningModule", packages)
     # With data=null the model has the loaders.
     data: Any = build(data_cfg, "data") if data_cfg else None
@@ -58,7 +57,7 @@ def load_run(
         model.load_state_dict(state["state_dict"])
         # Lightning saves the state of a DataModule under the name of its class, if it has any.
         data_state = state.get(type(data).__qualname__)
-        if data and data_state:
+        if data_state:
             data.load_state_dict(data_state)
     # The two methods may be the user's, and fail in their own ways.
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
@@ -116,10 +115,14 @@ def predict(model: Any, data: Any, run_dir: Path, accelerator: str) -> list[Any]
             "predict_step of the model, as in Lightning's documentation: docs/tasks.md"
         )
     name_arguments_of_loaders()
-    found: Any = make_trainer(run_dir, accelerator).predict(model, datamodule=data)
-    # With several loaders Lightning returns one list for each of them.
-    has_several = bool(found) and all(isinstance(part, list) for part in found)
-    return list(chain(*found)) if has_several else list(found or [])
+    trainer = make_trainer(run_dir, accelerator)
+    # None if there is no batch.
+    found: Any = trainer.predict(model, datamodule=data) or []
+    # With several loaders Lightning returns one list for each of them. The results themselves do
+    # not tell: a predict_step may also return a list.
+    if trainer.predict_loop.num_dataloaders > 1:
+        return list(chain(*found))
+    return list(found)
 
 
 def make_trainer(run_dir: Path, accelerator: str) -> L.Trainer:
