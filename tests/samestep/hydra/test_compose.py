@@ -118,6 +118,15 @@ def test_a_group_of_the_users_own_can_be_added(configs):
     assert check(["experiment=head"]).model.head._target_ == "some.Head"
 
 
+def test_a_group_may_choose_nothing_by_default(configs):
+    write(configs, "model/head/linear", "model: {head: {_target_: some.Head}}")
+    train = configs / "train.yaml"
+    train.write_text(
+        train.read_text().replace("  - experiment:", "  - model/head: null\n  - experiment:")
+    )
+    assert check([]).choices["model/head"] is None
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -218,8 +218,7 @@ def _compose_reference(choices: Mapping[str, Any], groups: Container[str]) -> Di
     lines += [f"{group}=[]" for group in OVERLAYS if group in groups]
     for group, choice in choices.items():
         if group not in OVERLAYS:
-            value = f"[{','.join(choice)}]" if isinstance(choice, list) else choice
-            lines.append(f"{group}={value}")
+            lines.append(f"{group}={_typed_choice(choice)}")
     try:
         return hydra.compose("train", lines)
     except ConfigCompositionException:
@@ -228,6 +227,14 @@ def _compose_reference(choices: Mapping[str, Any], groups: Container[str]) -> Di
         top = [line for line in lines if not _is_nested(line)]
         known = hydra.compose("train", top, return_hydra_config=True).hydra.runtime.choices
         return hydra.compose("train", [_with_plus(line, known) for line in lines])
+
+
+def _typed_choice(choice: str | list[str] | None) -> str:
+    """The choice of a group as it is typed."""
+    if isinstance(choice, str):
+        return choice
+    # A default such as `- model/head: null` chooses nothing, which Hydra reads as an empty list.
+    return f"[{','.join(choice or [])}]"
 
 
 def _is_nested(line: str) -> bool:
