@@ -7,7 +7,7 @@ knows.
 import inspect
 import logging
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ from samestep.trainer import Trainer, distributed_session
 
 # What a constructor raises when it rejects an argument.
 USER_ERRORS = (ValueError, TypeError, LookupError, ImportError, MisconfigurationException)
+NO_SUCH_OBJECT = "there is no such object"
 # It logs what it also raises, and we print one line for that.
 logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)
 
@@ -94,12 +95,10 @@ def build_trainer(cfg: DictConfig, overrides: Sequence[str] = ()) -> Trainer:
 
     Its loggers come when the run has begun: they write files.
     """
-    callbacks = {}
-    for name, node in (cfg.callbacks or {}).items():
-        callbacks[name] = build(node, f"callbacks.{name}", L.Callback)
+    callbacks = build_group(cfg, "callbacks", L.Callback)
     strategy = build_strategy(cfg)
-    flags = OmegaConf.to_container(cfg.trainer, resolve=True)
-    assert isinstance(flags, dict)
+    flags: Any = OmegaConf.to_container(cfg.trainer, resolve=True)
+    cluster: Any = OmegaConf.to_container(cfg.cluster, resolve=True)
     del flags["strategy"]
     # Hydra would make a configuration of the RunSpec, so it only fills in the flags.
     make_trainer = build(OmegaConf.create({**flags, "_partial_": True}), "trainer")
@@ -109,7 +108,7 @@ def build_trainer(cfg: DictConfig, overrides: Sequence[str] = ()) -> Trainer:
             seed=cfg.seed,
             allow_changes=list(cfg.allow_changes),
             timeout_s=cfg.cluster.timeout_s,
-            shares=plain(cfg.cluster.shares),
+            shares=cluster["shares"],
             callbacks=list(callbacks.values()),
             strategy=strategy,
             # callbacks.progress shows how far a run has come.
@@ -127,7 +126,7 @@ def build_strategy(cfg: DictConfig) -> Any:
         return node
     kind = get_object(node._target_)
     key = f"trainer.strategy._target_={node._target_}"
-    if not (isinstance(kind, type) and issubclass(kind, Strategy)):
+    if not is_subclass(kind, Strategy):
         raise ConfigError(f"{key}: must be a Lightning Strategy")
     # Before it is built: DeepSpeed would say first that its package is missing.
     strategies.check_kind(kind)
@@ -135,14 +134,21 @@ def build_strategy(cfg: DictConfig) -> Any:
         # It takes any argument, and hands those that it does not know to DDP.
         names = {*inspect.signature(kind).parameters}
         names |= {*inspect.signature(DistributedDataParallel).parameters}
-        given = [str(name) for name in node if not str(name).startswith("_")]
-        check_names(given, sorted(names), key, node._target_)
+        check_names(arguments_of(node), sorted(names), key, node._target_)
     return build(node, "trainer.strategy", Strategy)
 
 
 def build_loggers(cfg: DictConfig) -> list[Logger]:
     """The loggers of ``cfg.logger``. The first of them is the ``self.logger`` of a module."""
-    return [build(cfg.logger[name], f"logger.{name}") for name in cfg.logger or ()]
+    return list(build_group(cfg, "logger").values())
+
+
+def build_group(cfg: DictConfig, group: str, kind: type = object) -> dict[str, Any]:
+    """Build every node of a group, such as ``callbacks``, by its name."""
+    built = {}
+    for name, node in cfg[group].items():
+        built[name] = build(node, f"{group}.{name}", kind)
+    return built
 
 
 def build(node: DictConfig, key: str, kind: type = object) -> Any:
@@ -178,11 +184,6 @@ def rejections(key: str, target: str) -> Iterator[None]:
         raise cause from error
 
 
-def plain(value: Any) -> Any:
-    """A list of the configuration as a list; other values as they are."""
-    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_list(value) else value
-
-
 def check_arguments(cfg: DictConfig) -> None:
     """Compare every argument in ``cfg`` with what its constructor takes."""
     for group in ("model", "data", "callbacks", "logger"):
@@ -194,11 +195,11 @@ def check_trainer(node: DictConfig) -> None:
     """Compare the flags in ``node`` with the arguments of its Trainer, and of Lightning's."""
     target = str(node._target_)
     kind = locate(target, "trainer")
-    if not (isinstance(kind, type) and issubclass(kind, Trainer)):
+    if not is_subclass(kind, Trainer):
         raise ConfigError(f"trainer._target_={target}: must be samestep.Trainer, or a subclass")
     names = {*inspect.signature(kind).parameters, *inspect.signature(L.Trainer).parameters}
-    given = [str(name) for name in node if not str(name).startswith("_")]
-    check_names(given, sorted(names - {"self", "options"}), "trainer", target)
+    given = arguments_of(node)
+    check_names(given, sorted(names - {"options"}), "trainer", target)
     for name in given:
         check_signatures(node[name], f"trainer.{name}")
 
@@ -207,25 +208,35 @@ def check_signatures(node: DictConfig, key: str) -> None:
     """Compare the arguments below ``node`` with what their constructors take."""
     for path, target_node in find_targets(node, key):
         target = str(target_node._target_)
-        function = locate(target, path)
-        if not callable(function):
-            raise ConfigError(f"{path}._target_={target}: must be a class or a function")
-        try:
-            signature = inspect.signature(function)
-        except ValueError as error:
-            raise ConfigError(f"{path}._target_={target}: does not say its arguments") from error
-        parameters = [one for name, one in signature.parameters.items() if name != "self"]
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        parameters = parameters_of(target, path)
+        kinds = [parameter.kind for parameter in parameters.values()]
+        if inspect.Parameter.VAR_KEYWORD in kinds:
             continue
-        given = [str(name) for name in target_node if not str(name).startswith("_")]
-        check_names(given, [parameter.name for parameter in parameters], path, target)
-        missing = [
-            parameter.name
-            for parameter in parameters
-            if parameter.default is parameter.empty and parameter.name not in given
-        ]
-        if missing and not target_node.get("_partial_"):
-            raise ConfigError(f"{path}: {target} needs a value for {', '.join(missing)}")
+        given = arguments_of(target_node)
+        check_names(given, [*parameters], path, target)
+        if not target_node.get("_partial_"):
+            check_required(given, parameters, path, target)
+
+
+def parameters_of(target: str, path: str) -> Mapping[str, inspect.Parameter]:
+    """The parameters of what ``path._target_`` names."""
+    function = locate(target, path)
+    if not callable(function):
+        raise ConfigError(f"{path}._target_={target}: must be a class or a function")
+    try:
+        return inspect.signature(function).parameters
+    except ValueError as error:
+        raise ConfigError(f"{path}._target_={target}: does not say its arguments") from error
+
+
+def arguments_of(node: DictConfig) -> list[str]:
+    """The arguments that ``node`` has for its ``_target_``: all keys but Hydra's own."""
+    return [str(name) for name in node if not str(name).startswith("_")]
+
+
+def is_subclass(found: Any, kind: type) -> bool:
+    """Whether ``found``, which may be any object, is a class of this kind."""
+    return isinstance(found, type) and issubclass(found, kind)
 
 
 def locate(target: str, path: str) -> Any:
@@ -233,19 +244,44 @@ def locate(target: str, path: str) -> Any:
     try:
         return get_object(target)
     except Exception as error:
-        cause, why = error.__cause__, "there is no such object"
-        if isinstance(cause, ModuleNotFoundError) and cause.name:
-            name = cause.name.partition(".")[0]
-            if name == cause.name or not f"{target}.".startswith(f"{cause.name}."):
-                why = (
-                    f"the module {cause.name} is missing; if it is a package, `pip install {name}` "
-                    "and add it to the dependencies in pyproject.toml"
-                )
-        elif cause and (place := traceback.extract_tb(cause.__traceback__)[-1]).name != "_locate":
-            # Not Hydra's search has failed, but what it has imported.
-            where = "" if isinstance(cause, SyntaxError) else f" ({place.filename}:{place.lineno})"
-            why = f"cannot be imported: {type(cause).__name__}: {cause}{where}"
+        why = why_not_located(target, error.__cause__)
         raise ConfigError(f"{path}._target_={target}: {why}") from error
+
+
+def why_not_located(target: str, cause: BaseException | None) -> str:
+    """Why Hydra did not find ``target``; ``cause`` is what it raised on its way, if anything."""
+    if cause is None:
+        return NO_SUCH_OBJECT
+    if isinstance(cause, ModuleNotFoundError) and cause.name:
+        package = cause.name.partition(".")[0]
+        is_part_of_target = f"{target}.".startswith(f"{cause.name}.")
+        if is_part_of_target and package != cause.name:
+            return NO_SUCH_OBJECT
+        return (
+            f"the module {cause.name} is missing; if it is a package, `pip install {package}` "
+            "and add it to the dependencies in pyproject.toml"
+        )
+    place = traceback.extract_tb(cause.__traceback__)[-1]
+    # Then Hydra's own search has failed, and nothing that it has imported.
+    if place.name == "_locate":
+        return NO_SUCH_OBJECT
+    message = f"cannot be imported: {type(cause).__name__}: {cause}"
+    # A SyntaxError names its place itself; the traceback ends in Python's importer.
+    if isinstance(cause, SyntaxError):
+        return message
+    return f"{message} ({place.filename}:{place.lineno})"
+
+
+def check_required(
+    given: list[str], parameters: Mapping[str, inspect.Parameter], path: str, target: str
+) -> None:
+    """Reject a node that lacks arguments of ``target`` without a default."""
+    missing = []
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in given:
+            missing.append(name)
+    if missing:
+        raise ConfigError(f"{path}: {target} needs a value for {', '.join(missing)}")
 
 
 def check_names(given: list[str], names: list[str], path: str, target: str) -> None:

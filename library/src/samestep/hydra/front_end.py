@@ -31,7 +31,8 @@ def name_run(cfg: DictConfig) -> str:
     The first of these counts: ``run_id`` of the configuration, ``$RUN_ID``, torchrun's run id, and
     a new name from the chosen data, the chosen model and six random hexadecimal characters.
     """
-    chosen = [str(name) for name in (cfg.choices.data, cfg.choices.model) if name]
+    # Without data the choice is empty.
+    chosen = filter(None, [cfg.choices.data, cfg.choices.model])
     name = cfg.run_id or environment.run_id() or environment.new_run_id(*chosen)
     if not NAME.holds(name):
         raise ConfigError(
@@ -61,7 +62,7 @@ def front_end_of(
         config=config,
         command=("train.py", *overrides),
         may_change=load_project_rules(cfg.rules).may_change,
-        overridden=find_overridden(cfg.choices or {}, list(overrides)),
+        overridden=find_overridden(cfg.choices, overrides),
         option_names=keys_of(callbacks),
         option_words=WORDS,
         another_run="another name (RUN_ID=...)",

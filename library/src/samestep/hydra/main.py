@@ -39,9 +39,7 @@ def main(train: Train) -> int:
         if flags.help:
             print(help_text())
             return 0
-        only_shows = flags.cfg or flags.info or flags.hydra_help or flags.version
-        of_hydra = any(word.lstrip("+~").startswith("hydra") for word in flags.overrides)
-        if only_shows or of_hydra or flags.multirun or flags.shell_completion:
+        if needs_hydra(flags):
             return run_with_hydra(train, flags)
         cfg = compose_run(flags.overrides)
         num_processes = agent.num_processes(*topology_of(cfg))
@@ -79,6 +77,17 @@ def flags_of(argv: Sequence[str]) -> Namespace:
     return flags
 
 
+def only_shows(flags: Namespace) -> bool:
+    """Whether Hydra only prints something, and trains nothing."""
+    return any((flags.cfg, flags.info, flags.hydra_help, flags.version))
+
+
+def needs_hydra(flags: Namespace) -> bool:
+    """Whether Hydra itself must read the command line: for a flag or a setting of its own."""
+    of_hydra = any(word.lstrip("+~").startswith("hydra") for word in flags.overrides)
+    return any((only_shows(flags), of_hydra, flags.multirun, flags.shell_completion))
+
+
 def train_or_report(train: Train, cfg: DictConfig, overrides: list[str]) -> int:
     """Train, and report an error to the user and to torchrun. Returns the exit code."""
     environment.limit_threads()
@@ -94,7 +103,7 @@ def run_with_hydra(train: Train, flags: Namespace) -> int:
     if not flags.shell_completion:  # its words are no overrides
         cfg = check(flags.overrides, multirun=flags.multirun)
         num_processes = agent.num_processes(*topology_of(cfg))
-        if num_processes > 1 and not (flags.cfg or flags.info or flags.hydra_help):
+        if num_processes > 1 and not only_shows(flags):
             asked = "-m" if flags.multirun else "hydra.*"
             raise ConfigError(
                 f"{asked}: trains one process per run; for several, write a loop in your shell: "
@@ -124,7 +133,8 @@ def train_chosen(train: Train) -> None:
         sys.exit(failure.report(error))
     if hydra_config.mode is RunMode.MULTIRUN:
         cfg.run_id += f"-{hydra_config.job.num}"
-    if exit_code := train_or_report(train, cfg, overrides):
+    exit_code = train_or_report(train, cfg, overrides)
+    if exit_code:
         sys.exit(exit_code)  # the runs after it would probably fail too
 
 

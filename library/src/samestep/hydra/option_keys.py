@@ -37,8 +37,10 @@ def keys_of(callbacks: Mapping[str, Any]) -> dict[str, str]:
         kinds = [kind.__name__ for kind in type(callback).__mro__]
         node = f"callbacks.{name}"
         if "Checkpoints" in kinds:
-            keys |= {key: f"{node}.{key}" for key in ("monitor", "mode")}
-            keys |= {"save_every_s": f"{node}.every_s", "Checkpoints.dirpath": f"{node}.dirpath"}
+            keys["monitor"] = f"{node}.monitor"
+            keys["mode"] = f"{node}.mode"
+            keys["save_every_s"] = f"{node}.every_s"
+            keys["Checkpoints.dirpath"] = f"{node}.dirpath"
         elif "LossGuard" in kinds:
             keys["max_skipped"] = f"{node}.max_skipped"
         else:

@@ -35,10 +35,16 @@ def find_origins(choices: Mapping[str, Any], groups: Iterable[str]) -> dict[str,
     found: dict[str, str] = {}
     # Overlays last: Hydra merges them over the other groups.
     for group in sorted(groups, key=lambda group: group in OVERLAYS):
-        choice = choices.get(group) or []
-        for name in [choice] if isinstance(choice, str) else choice:
+        for name in _files_of(choices.get(group)):
             found |= _keys_of(group, name)
     return found
+
+
+def _files_of(choice: str | Sequence[str] | None) -> Sequence[str]:
+    """The files that were chosen for a group: one, several, or none."""
+    if isinstance(choice, str):
+        return [choice]
+    return choice or []
 
 
 def _keys_of(group: str, name: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ import yaml
 
 from samestep.errors import ConfigError
 from samestep.ranks import environment
+from samestep.run_spec import select
 
 MAIN = "configs/train.yaml"
 VARIABLE = "SAMESTEP_PROJECT"
@@ -78,18 +79,17 @@ def _read_search_path(file: Path, modified_ns: int) -> list[str]:
     """``hydra.searchpath`` of a file; cached, because YAML takes milliseconds to parse."""
     content = yaml.safe_load(file.read_text("utf-8"))
     # Anything else than groups of keys is reported later, by Hydra.
-    hydra = content.get("hydra") if isinstance(content, dict) else None
-    entries = hydra.get("searchpath") if isinstance(hydra, dict) else None
-    return [str(entry) for entry in entries or []]
+    entries = select(content, "hydra.searchpath") or []
+    return [str(entry) for entry in entries]
 
 
 def choices_of(*folders: Path) -> dict[str, list[str]]:
     """The groups in these folders of configs, and the files that can be chosen in each."""
     groups: dict[str, set[str]] = {}
     for configs in folders:
-        for folder in configs.rglob("*"):
+        for folder in configs.rglob("*/"):
             group = folder.relative_to(configs).as_posix()
-            if not folder.is_dir() or group in NOT_GROUPS:
+            if group in NOT_GROUPS:
                 continue
             names = groups.setdefault(group, set())
             for file in folder.glob("*.yaml"):

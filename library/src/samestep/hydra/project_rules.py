@@ -42,24 +42,31 @@ def load_project_rules(names: str | Sequence[str] | None) -> ProjectRules:
     modules = [_import_rules(name) for name in names]
     rules: dict[str, Rule] = {}
     may_change: list[str] = []
+    targets: list[str] = []
     for module in modules:
         rules |= getattr(module, "RULES", {})
         may_change += getattr(module, "MAY_CHANGE", [])
+        targets.append(f"{module.__name__.partition('.')[0]}.")
 
     # The functions are looked up when they are called: a module may lack any of them.
-    def call_all(function: str, *arguments: Any) -> Iterator[str]:
+    def call_all(name: str, *arguments: Any) -> Iterator[str]:
         for module in modules:
-            if hasattr(module, function):
-                yield from getattr(module, function)(*arguments)
+            function = getattr(module, name, _no_lines)
+            yield from function(*arguments)
 
     return ProjectRules(
         rules=rules,
         contradictions=lambda cfg: call_all("contradictions", cfg),
         may_change=may_change,
-        targets=tuple({f"{module.__name__.partition('.')[0]}." for module in modules}),
+        targets=tuple(targets),
         check_ranks=lambda cfg, ranks: call_all("check_ranks", cfg, ranks),
         needed_files=lambda cfg: [*call_all("needed_files", cfg)],
     )
+
+
+def _no_lines(*_: Any) -> Iterable[str]:
+    """What a module yields that does not define a function."""
+    return ()
 
 
 def _import_rules(name: str) -> ModuleType:

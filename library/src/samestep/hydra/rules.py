@@ -31,13 +31,18 @@ class Rule(NamedTuple):
 def whole(low: int, high: float = math.inf) -> Rule:
     """An int, but not a bool, from ``low`` to ``high``."""
     text = f"at least {low}" if high == math.inf else f"from {low} to {high}"
-    # Not isinstance: in Python true is an int.
     return Rule(f"a whole number {text}", lambda v: type(v) is int and low <= v <= high)
 
 
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is a finite int or float, but not a bool."""
+    # Not isinstance: in Python true is an int.
+    return type(value) in (int, float) and math.isfinite(value)
+
+
 def number(text: str, holds: Callable[[float], bool]) -> Rule:
-    """A finite int or float, but not a bool, for which ``holds``."""
-    return Rule(text, lambda v: type(v) in (int, float) and math.isfinite(v) and holds(v))
+    """A number for which ``holds``."""
+    return Rule(text, lambda v: is_number(v) and holds(v))
 
 
 def one_of(*choices: str) -> Rule:
@@ -207,7 +212,7 @@ def contradictions(cfg: DictConfig) -> Iterator[str]:
     if entrypoints and cfg.cluster.container not in entrypoints:
         yield f"cluster.container={cfg.cluster.container}: must be one of {', '.join(entrypoints)}"
     yield from _unknown_data_keys(cfg)
-    for name, node in (cfg.callbacks or {}).items():
+    for name, node in cfg.callbacks.items():
         if _maximizes_loss(node):
             yield (
                 f"callbacks.{name}.mode=max: a lower callbacks.{name}.monitor={node.monitor} is "
@@ -229,14 +234,14 @@ def _maximizes_loss(callback: DictConfig) -> bool:
     if all(OmegaConf.is_interpolation(callback, key) for key in ("monitor", "mode")):
         return False
     words = re.findall("[a-z]+", str(callback.get("monitor")).lower())
-    return "loss" in words or "error" in words
+    return not {"loss", "error"}.isdisjoint(words)
 
 
 def _unknown_data_keys(cfg: DictConfig) -> Iterator[str]:
     """Keys of the data that the model refers to, and that these data do not have."""
     texts = " ".join(str(leaf.text) for leaf in flatten(cfg.model).values())
     names = dict.fromkeys(re.findall(r"\$\{data\.(\w+)", texts))
-    missing = [f"data.{name}" for name in names if name not in (cfg.data or {})]
+    missing = [f"data.{name}" for name in names if name not in cfg.data]
     if missing:
         yield (
             f"{cfg.model.get('_target_')} needs {', '.join(missing)}, which "

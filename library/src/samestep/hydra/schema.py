@@ -1,11 +1,10 @@
 """Compares a configuration with its *reference*, in which each key has a valid value. No torch."""
 
-import math
 import textwrap
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from samestep.hydra import rules
@@ -19,7 +18,7 @@ from samestep.hydra.nodes import (
     resolve,
 )
 from samestep.hydra.project_rules import ProjectRules
-from samestep.hydra.rules import STRING, Rule
+from samestep.hydra.rules import STRING, Rule, is_number
 from samestep.hydra.suggestions import did_you_mean, nearest, show
 from samestep.ranks.secrets import HIDDEN, is_secret_name
 from samestep.run_spec import leaves
@@ -36,6 +35,7 @@ TYPES = {
     list: "a list of the same kind as its default",
     dict: "a group of keys",
 }
+GROUP = Leaf(OmegaConf.create({"group": {}}), "group", {})
 Fault = tuple[str, str]  # a full key, and a line that names the key, its value and the remedy
 Value = TypeVar("Value")
 
@@ -121,25 +121,29 @@ def find_unknown_keys(
     open_nodes: Container[str],
 ) -> Iterator[Fault]:
     """The keys that the reference does not have, each with a suggestion."""
-    nodes = nodes_of(defaults)
     # Lightning's flags exist, whether configs/trainer lists them or not.
     known = {**defaults, **rules.OF_TRAINER}
+    existing = {*known, *nodes_of(defaults)}
     candidates = [name for name in known if "._" not in name]  # a typo hardly means a _target_
     candidates += groups
     for key, leaf in written.items():
-        if key in known or key in nodes or is_below(key, open_nodes):
+        if key in existing or is_below(key, open_nodes):
             continue
         for full_key, value in leaves(leaf.text, key).items():
             # A secret is often typed with a wrong key, such as logger.wandb.api_key.
             shown = HIDDEN if is_secret_name(full_key) else show(value)
-            near = nearest(full_key, candidates)
-            if full_key.split(".")[0] in OVERLAYS:
-                hint = "its file must begin with # @package _global_"
-            elif near:
-                hint = f"did you mean {near}={shown}?"
-            else:
-                hint = _list_names(full_key, defaults)
+            hint = _hint(full_key, shown, candidates, defaults)
             yield full_key, f"{full_key}={shown}: no such key; {hint}"
+
+
+def _hint(key: str, shown: str, candidates: Sequence[str], defaults: Mapping[str, Leaf]) -> str:
+    """What a user of an unknown key probably meant, or could have meant."""
+    if key.split(".")[0] in OVERLAYS:
+        return "its file must begin with # @package _global_"
+    near = nearest(key, candidates)
+    if near:
+        return f"did you mean {near}={shown}?"
+    return _list_names(key, defaults)
 
 
 def _list_names(key: str, defaults: Mapping[str, Leaf]) -> str:
@@ -149,27 +153,36 @@ def _list_names(key: str, defaults: Mapping[str, Leaf]) -> str:
     for parent in parents_of(key):
         if parent in nodes:
             node = parent
-    start = f"{node}." if node else ""
-    below = [name.removeprefix(start) for name in defaults if name.startswith(start)]
-    names = dict.fromkeys(name.partition(".")[0] for name in below if name[0] != "_")
+    names = []
+    for known in _with_nodes(defaults):
+        above, _, name = known.rpartition(".")
+        if above == node and not name.startswith("_"):
+            names.append(name)
     listed = textwrap.shorten(", ".join(names), 200, placeholder=" ...")
     return f"{node or 'train.yaml'} has {listed}"
+
+
+def _with_nodes(values: Iterable[str]) -> list[str]:
+    """The keys of these values and of all nodes above them; a node stands before its values."""
+    # A dict is a set with an order.
+    found: dict[str, None] = {}
+    for key in values:
+        found |= dict.fromkeys([*parents_of(key), key])
+    return list(found)
 
 
 def find_missing_keys(
     written: Mapping[str, Leaf], defaults: Mapping[str, Leaf], foreign: Container[str]
 ) -> Iterator[Fault]:
     """The keys of the reference that were removed; of a whole node, only the node."""
-    nodes = nodes_of(written)
+    # The whole configuration is a node too.
+    nodes = nodes_of(written) | {""}
     present = {*written, *nodes}
-    expected: dict[str, None] = {}
-    for key in defaults:
-        expected.update(dict.fromkeys([*parents_of(key), key]))
-    for key in expected:
+    for key in _with_nodes(defaults):
         parent = parent_of(key)
         # Below a removed node its keys are missing too, and one line is enough. A single value in
         # the place of a node is a wrong value, not a node without keys.
-        is_removed = key not in present and (parent in nodes or not parent)
+        is_removed = key not in present and parent in nodes
         # A run need not have the callbacks and loggers of the reference.
         is_optional = key in COLLECTIONS or parent in COLLECTIONS or is_below(key, foreign)
         if is_removed and not is_optional:
@@ -184,9 +197,10 @@ def find_wrong_values(
     all_rules: Mapping[str, Rule],
 ) -> Iterator[Fault]:
     """The values that cannot be resolved, break a rule, or differ in type from their default."""
-    nodes = nodes_of(defaults)
+    # In the place of a node of the reference, a group of keys is expected.
+    expected = dict.fromkeys(nodes_of(defaults), GROUP) | dict(defaults)
     for key, leaf in written.items():
-        default = defaults.get(key)
+        default = expected.get(key)
         if default and _is_same_reference(leaf, default):
             continue
         value = resolve(leaf)
@@ -201,8 +215,6 @@ def find_wrong_values(
             continue
         elif default:
             must = _other_type(key, value, resolve(default), groups)
-        elif key in nodes:
-            must = _other_type(key, value, {}, groups)
         if must:
             yield key, f"{key}={show(leaf.text)}: must be {must}"
 
@@ -243,8 +255,8 @@ def same_type(value: Any, default: Any) -> bool:
     if default is None or isinstance(default, Exception):
         return True
     if isinstance(default, float):
-        # 1 is a valid learning rate. A bool is an int in Python, but not here.
-        return type(value) in (int, float) and math.isfinite(value)
+        # 1 is a valid learning rate.
+        return is_number(value)
     if isinstance(default, list) and isinstance(value, list):
         # An empty list does not tell the type of its items.
         return not default or all(same_type(item, default[0]) for item in value)

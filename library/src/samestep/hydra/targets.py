@@ -30,6 +30,7 @@ from samestep.errors import ConfigError
 from samestep.hydra.build import find_targets, locate
 from samestep.hydra.nodes import walk
 from samestep.hydra.project import config_folders
+from samestep.run_spec import select
 
 LIBRARIES = (
     "torch.nn.", "torch.optim.", "torchvision.models.", "torchvision.transforms.",
@@ -54,30 +55,30 @@ def check_targets(node: DictConfig, key: str, kind: str, packages: Sequence[str]
     own = tuple(f"{package}." for package in packages)
     for path, target_node in find_targets(node, key):
         target = str(target_node["_target_"])
-        is_named = target in configured
-        # Importing a module runs it, so this comes before the object is looked up.
-        if not is_named and not target.startswith((*own, *LIBRARIES)):
+        if target not in configured and not builds_parts(target, path, own):
             raise untrusted(path, target)
         found = locate(target, path)
-        if not is_named and not builds_parts(found, own):
-            raise untrusted(path, target)
         if path == key and not _is_a(found, kind):
             raise ConfigError(f"{path}._target_={target}: must be a {kind}")
 
 
-def builds_parts(found: Any, own: tuple[str, ...]) -> bool:
-    """Whether calling it can only build a module, optimizer, schedule or data set."""
+def builds_parts(target: str, path: str, own: tuple[str, ...]) -> bool:
+    """Whether calling the target can only build a module, optimizer, schedule or data set."""
+    # Importing a module runs it, so this comes before the object is looked up.
+    trusted = (*own, *LIBRARIES)
+    if not target.startswith(trusted):
+        return False
+    found = locate(target, path)
     # Where it is defined, not where it was found: project.train.sys.exit is not the project's.
     module = f"{getattr(found, '__module__', '')}."
-    is_own = module.startswith(own)
-    if not is_own and not module.startswith(LIBRARIES):
+    if not module.startswith(trusted):
         return False
     result = found if isinstance(found, type) else _annotated_result(found)
     if not isinstance(result, type):
         return False
     if module.startswith("torchvision.transforms."):
         return True
-    kinds = OWN_KINDS if is_own else KINDS
+    kinds = OWN_KINDS if module.startswith(own) else KINDS
     return issubclass(result, kinds) or _is_a(result, "LightningDataModule")
 
 
@@ -126,9 +127,7 @@ def _targets_in(file: Path, *, is_group: bool) -> set[str]:
     if not is_group:
         # An experiment, or the settings of this machine. Its loggers and callbacks are left out:
         # they may write files.
-        if not isinstance(content, dict):
-            return set()
-        content = [content.get("model"), content.get("data")]
+        content = [select(content, "model"), select(content, "data")]
     found = set()
     for path, value in walk(content):
         if path.rpartition(".")[2] == "_target_" and isinstance(value, str):
