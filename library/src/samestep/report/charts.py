@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ def columns_by_title(runs: Sequence[Run]) -> dict[str, list[Column]]:
     for run in runs:
         for name in names_of(run):
             rows = [row for row in run.rows if math.isfinite(row.get(name, math.nan))]
-            if is_of_test(name) or not rows:
+            if not rows:
                 continue
             # With several runs, a chart of both train/loss and val/loss would mix two questions:
             # which run is better, and whether it overfits.
@@ -75,11 +76,13 @@ def columns_by_title(runs: Sequence[Run]) -> dict[str, list[Column]]:
 
 
 def names_of(run: Run) -> list[str]:
-    """The metrics of a run, sorted."""
+    """The metrics of a run that have a curve, sorted."""
     names: set[str] = set()
     for row in run.rows:
         names.update(row)
-    return sorted(names - {"epoch", "step"})
+    names -= {"epoch", "step"}
+    # The test comes once, at the end.
+    return sorted(itertools.filterfalse(is_of_test, names))
 
 
 def remove_repeated_lr(columns: dict[str, list[Column]]) -> None:
@@ -116,14 +119,14 @@ def make_chart(title: str, columns: Sequence[Column], num_runs: int) -> Chart:
 def make_curve(column: Column, axis: str) -> dict[str, Any]:
     """The name of a curve, its points, and where the best epoch lies on the axis."""
     # The last row of an epoch wins: over steps, the star stands where the epoch ends.
-    ends: dict[float, int] = {}
+    ends: dict[float | None, int] = {}
     for row in column.rows:
         if "epoch" in row:
             ends[row["epoch"] + 1] = int(row[axis]) + 1
     best = None
     # A star on the learning rate or the speed would suggest that these were best there.
     if is_result(column.name):
-        best = ends.get(column.run.status.best_epoch or 0)
+        best = ends.get(column.run.status.best_epoch)
     shown = thin_out(column.rows)
     # metrics.csv counts epochs and steps from 0, the page from 1.
     x = [int(row[axis]) + 1 for row in shown]

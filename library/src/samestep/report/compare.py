@@ -27,6 +27,7 @@ from samestep.report.tables import Cell, Tables, as_json, print_tables
 from samestep.run import metrics
 
 SEED = re.compile(r"(.+\.)?seed")
+DIRECTIONS = {"max": 1, "min": -1}
 LESS_IS_BETTER = {"loss", "error", "mae", "mse", "rmse", "perplexity", "time"}
 TIMES = ("time/total_s", "time/epoch_s")
 
@@ -144,7 +145,7 @@ def rows_of_differences(groups: Sequence[Group]) -> list[list[Cell]]:
     different = [row for row in rows if len(set(row[1:])) > 1]
     if not different:
         # An empty table could also mean that no configuration was read.
-        return [[Cell("nothing"), *(Cell() for _ in groups)]]
+        return make_rows(groups, lambda run: {"nothing": ""})
     return sorted(different)
 
 
@@ -239,8 +240,8 @@ def direction_of(name: str, runs: Sequence[Run]) -> int:
     for run in runs:
         # val/score with mode max tells that more of test/score is better too.
         monitored = re.split("[/_]", charts.title_of(run.status.monitor))
-        if run.status.mode and words.issuperset(monitored):
-            return 1 if run.status.mode == "max" else -1
+        if run.status.mode in DIRECTIONS and words.issuperset(monitored):
+            return DIRECTIONS[run.status.mode]
     if name.endswith("/s"):
         return 1
     if words & LESS_IS_BETTER:
@@ -272,10 +273,11 @@ def mark_best(cells: Sequence[Cell], direction: int) -> None:
     for number, cell in enumerate(cells):
         if cell.estimate is not None:
             scores[number] = direction * cell.estimate.mean
-    if not scores or min(scores.values()) == max(scores.values()):
+    best = max(scores.values())
+    if min(scores.values()) == best:
         return
     for number, score in scores.items():
-        if score == max(scores.values()):
+        if score == best:
             cells[number].mark = "best"
 
 

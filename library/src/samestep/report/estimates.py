@@ -76,7 +76,7 @@ def half_width(numbers: Sequence[float]) -> float | None:
 
 def half_width_welch(own: Sequence[float], other: Sequence[float]) -> float | None:
     """Half of the confidence interval of a difference; None if one mean has a single value."""
-    if len(own) < 2 or len(other) < 2:
+    if min(len(own), len(other)) < 2:
         return None
     from scipy import stats
 

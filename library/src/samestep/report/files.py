@@ -83,7 +83,7 @@ def metrics_if_finished(
     run_dir: Path, status: record.Record, problems: list[str]
 ) -> dict[str, float]:
     """The final metrics of a run that is finished now; what is missing is added to ``problems``."""
-    content = metrics.read_final_metrics(run_dir) or {}
+    content = metrics.read_final_metrics(run_dir)
     if not content:
         problems.append("metrics.json is absent or damaged, so there are no final metrics")
         return {}

@@ -51,8 +51,13 @@ def list_runs(folder: Path) -> dict[str, record.Record]:
         # A run whose run.json is lost or damaged still has its configuration.
         if status.time or (path / "config.yaml").exists():
             found[path.name] = status
-    names = sorted(found, key=lambda name: (-timestamp(found[name].time), name))
-    return {name: found[name] for name in names}
+    return dict(sorted(found.items(), key=newest_first))
+
+
+def newest_first(item: tuple[str, record.Record]) -> tuple[float, str]:
+    """The sort key of a run in a list: by its time, and by name among equal times."""
+    name, status = item
+    return -timestamp(status.time), name
 
 
 def print_table(found: dict[str, record.Record]) -> None:

@@ -83,13 +83,13 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(address.path)
         if path == "/":
             template = page.templates().get_template("live.html")
-            self._send("text/html", template.render(title=f"Runs in {self.folder}"))
+            self._send_text("text/html", template.render(title=f"Runs in {self.folder}"))
         elif path == "/data":
             names = parse_qs(address.query).get("run", [])
-            self._send("application/json", json.dumps(render_parts(self.folder, names)))
+            self._send_text("application/json", json.dumps(render_parts(self.folder, names)))
         elif path == "/plotly.js":
             # As it lies in memory: every browser unpacks it.
-            self._send("text/javascript", charts.plotly_gz(), {"Content-Encoding": "gzip"})
+            self._send("text/javascript", charts.plotly_gz(), ("Content-Encoding", "gzip"))
         elif path.startswith("/report/"):
             self._send_report(path.removeprefix("/report/"))
         else:
@@ -98,17 +98,17 @@ class Handler(BaseHTTPRequestHandler):
     def _send_report(self, name: str) -> None:
         runs = find_runs(self.folder, [name])
         if runs:
-            self._send("text/html", page.page_of(runs[0]))
+            self._send_text("text/html", page.page_of(runs[0]))
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
-    def _send(
-        self, content_type: str, content: str | bytes, headers: dict[str, str] | None = None
-    ) -> None:
-        body = content.encode() if isinstance(content, str) else content
+    def _send_text(self, content_type: str, text: str) -> None:
+        self._send(content_type, text.encode())
+
+    def _send(self, content_type: str, body: bytes, *headers: tuple[str, str]) -> None:
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", f"{content_type}; charset=utf-8")
-        for name, value in (headers or {}).items():
+        for name, value in headers:
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         # A page that was closed meanwhile is no error worth a traceback in the terminal.

@@ -56,16 +56,30 @@ def facts_of(run: Run) -> dict[str, str]:
     """What a reader wants to know first: data, model, results, and what they cost."""
     facts: dict[str, str] = {}
     for name in ("data", "model"):
-        if choice := select(run.config, f"choices.{name}"):
+        choice = select(run.config, f"choices.{name}")
+        if choice:
             facts[name] = str(choice)
     facts["epochs"] = str(metrics.count_epochs(run.rows))
     facts |= show_test_metrics(run)
     if run.status.best is not None:
         facts[run.status.monitor] = f"{show(run.status.best)} in epoch {run.status.best_epoch}"
-    if seconds := run.final_metrics.get("time/total_s"):
+    seconds = run.final_metrics.get("time/total_s")
+    if seconds:
         facts["training time"] = f"{seconds:,.1f} s"
+    return facts | show_speeds(run) | show_usage(run)
+
+
+def show_speeds(run: Run) -> dict[str, str]:
+    """The median of each speed."""
+    facts = {}
     for name, speed in metrics.speeds(run.rows).items():
         facts[name] = show(speed)
+    return facts
+
+
+def show_usage(run: Run) -> dict[str, str]:
+    """The median of the processors and the memory in use."""
+    facts = {}
     for column, name in USAGE.items():
         values = [row[column] for row in run.rows if column in row]
         if values:
@@ -76,7 +90,7 @@ def facts_of(run: Run) -> dict[str, str]:
 
 def show_test_metrics(run: Run) -> dict[str, str]:
     """The final metrics of the test, without details of another metric."""
-    names = [name for name in sorted(run.final_metrics) if metrics.is_of_test(name)]
+    names = sorted(filter(metrics.is_of_test, run.final_metrics))
     prefixes = tuple(f"{name}_" for name in names)
     facts = {}
     for name in names:
@@ -114,9 +128,13 @@ def raise_limits(arguments: list[str], config: Mapping[str, Any], num_epochs: in
     if num_epochs < max_epochs:
         limits |= doubled_patience(config)
     # max_steps and max_time would end the run at once, so all trainer.max_* are removed.
-    replaced = ("trainer.max_", *(f"{key}=" for key in limits))
-    kept = [argument for argument in arguments if not argument.startswith(replaced)]
-    return kept + [f"{key}={number}" for key, number in limits.items()]
+    replaced = ["trainer.max_"]
+    raised = []
+    for key, number in limits.items():
+        replaced.append(f"{key}=")
+        raised.append(f"{key}={number}")
+    kept = [argument for argument in arguments if not argument.startswith(tuple(replaced))]
+    return kept + raised
 
 
 def doubled_patience(config: Mapping[str, Any]) -> dict[str, int]:
@@ -142,7 +160,7 @@ def run_id_of(config: Mapping[str, Any], run_dir: Path) -> str:
 
 def is_launched(config: Mapping[str, Any]) -> bool:
     """Whether ``samestep launch`` started the run on a cluster."""
-    cluster = select(config, "cluster.name") or "local"
+    has_cluster = select(config, "cluster.name") not in (None, "local")
     # `python train.py cluster=k8s` can also be typed on a workstation; only the entry point of a
     # launched node sets the variable.
-    return cluster != "local" and environment.variable(environment.ON_CLUSTER) is not None
+    return has_cluster and environment.variable(environment.ON_CLUSTER) is not None

@@ -24,6 +24,18 @@ class Cell(str):
         cell.estimate = estimate
         return cell
 
+    def with_mark(self) -> str:
+        """The text, and the mark as a word: colours are lost in a pipe and for some readers."""
+        if not self.mark:
+            return self
+        return f"{self} ({self.mark})"
+
+    def plain(self) -> Any:
+        """The numbers of the estimate; without one, the text."""
+        if self.estimate is None:
+            return self
+        return self.estimate._asdict()
+
 
 Tables = dict[str, list[list[Cell]]]
 """The tables of a comparison by their titles; the first row of each is its heading."""
@@ -35,10 +47,7 @@ def as_json(tables: Tables) -> dict[str, dict[str, list[Any]]]:
     for title, rows in tables.items():
         plain[title] = {}
         for key, *cells in rows:
-            values: list[Any] = []
-            for cell in cells:
-                values.append(cell if cell.estimate is None else cell.estimate._asdict())
-            plain[title][key or "columns"] = values
+            plain[title][key or "columns"] = [cell.plain() for cell in cells]
     return plain
 
 
@@ -57,11 +66,6 @@ def print_tables(tables: Tables) -> None:
         for name in heading:
             table.add_column(Text(name), overflow="fold")
         for row in rows:
-            texts = []
-            for cell in row:
-                # The mark is also a word: colours are lost in a pipe and for some readers.
-                text = f"{cell} ({cell.mark})" if cell.mark else cell
-                # As Text, because rich would read a name such as [b]mine as markup.
-                texts.append(Text(text, STYLES[cell.mark]))
-            table.add_row(*texts)
+            # As Text, because rich would read a name such as [b]mine as markup.
+            table.add_row(*[Text(cell.with_mark(), STYLES[cell.mark]) for cell in row])
         console.print(table)
