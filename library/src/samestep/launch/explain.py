@@ -162,7 +162,7 @@ def explain_exit(container: Manifest) -> str:
 
 def find_ended(container: Manifest, key: str) -> Manifest:
     """Return how the container ended, as one of its states says; empty if it did not end."""
-    ended: Manifest = container.get(key, {}).get("terminated") or {}
+    ended: Manifest = container.get(key, {}).get("terminated", {})
     return ended
 
 
@@ -170,7 +170,7 @@ def find_cause(ended: Manifest, title: str) -> str:
     """Return why a container ended: in the words of our entry point, or the end of its log."""
     if ended.get("reason") == "OOMKilled" and ended["exitCode"] != EXIT_SIGTERM:
         return explain("OOMKilled")
-    message = str(ended.get("message") or "").strip()
+    message = str(ended.get("message", "")).strip()
     # Our entry point begins its termination message like this.
     if message.startswith(title):
         return message.removeprefix(title)

@@ -189,15 +189,9 @@ def describe_run(run: Manifest, pods: Sequence[Manifest]) -> str:
         return "was removed before it ended"
     if "deletionTimestamp" in run["metadata"]:
         return "is being cancelled"
-    last: Manifest = {}
-    for condition in run.get("status", {}).get("conditions", ()):
-        # The first condition that ends the run counts. Later ones tell of its cleaning up.
-        if last.get("type") in kubectl.OUTCOMES:
-            break
-        if condition["status"] == "True":
-            last = condition
-    if last:
-        return describe_condition(last)
+    condition = kubectl.find_condition(run)
+    if condition:
+        return describe_condition(condition)
     phases = {pod.get("status", {}).get("phase") for pod in pods}
     if phases.isdisjoint({"Running", "Succeeded"}):
         return "is pending: none of its pods runs"

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 
 from omegaconf import DictConfig
 
@@ -117,12 +116,21 @@ def build_resource_name(manifest: Manifest) -> str:
     return f"{kind}/{manifest['metadata']['name']}"
 
 
+def find_condition(run: Manifest) -> Manifest:
+    """Find the condition that ended the run, otherwise its newest one; empty if it has none."""
+    newest: Manifest = {}
+    for condition in run.get("status", {}).get("conditions", ()):
+        # The first condition that ends the run counts. Later ones tell of its cleaning up.
+        if newest.get("type") in OUTCOMES:
+            break
+        if condition["status"] == "True":
+            newest = condition
+    return newest
+
+
 def find_outcome(run: Manifest) -> bool | None:
     """Whether the run succeeded; None if it has not ended, or does not exist."""
-    for condition in run.get("status", {}).get("conditions", ()):
-        if condition["type"] in OUTCOMES and condition["status"] == "True":
-            return OUTCOMES[condition["type"]]
-    return None
+    return OUTCOMES.get(find_condition(run).get("type", ""))
 
 
 def get_warnings(cfg: DictConfig, run: Manifest) -> list[Manifest]:
@@ -164,11 +172,13 @@ def build_missing_error(cfg: DictConfig) -> RunError:
 def reject_missing_namespace(cfg: DictConfig) -> None:
     """Raise a RunError if the namespace does not exist: nothing is found in it then."""
     name = cfg.cluster.namespace
-    if not name:
-        return
-    is_missing = False
-    # Not every user may read namespaces. Then the error is the more general one.
-    with suppress(RunError):
-        is_missing = not get(cfg, "namespaces", name)
-    if is_missing:
+    if name and is_missing(cfg, "namespaces", name):
         raise RunError(explain(f'namespaces "{name}" not found'))
+
+
+def is_missing(cfg: DictConfig, *name: str) -> bool:
+    """Whether an object does not exist; False if the user may not read objects of its kind."""
+    try:
+        return not get(cfg, *name)
+    except RunError:
+        return False

@@ -85,8 +85,7 @@ def find_pod_template(tree: Any) -> Any:
     for _, node in walk(tree):
         if not isinstance(node, dict):
             continue
-        spec = node.get("spec") or {}
-        if "containers" in spec:
+        if "containers" in node.get("spec", {}):
             return node
     raise AssertionError("a run has pods")
 
@@ -97,11 +96,7 @@ def reject_missing_claim(cfg: DictConfig, manifests: Sequence[Manifest]) -> None
     kinds = [manifest["kind"] for manifest in manifests]
     if name is None or volume.CLAIM in kinds:
         return
-    try:
-        claim = kubectl.get(cfg, "persistentvolumeclaims", name)
-    except RunError:
-        return  # not every user may read claims
-    if not claim:
+    if kubectl.is_missing(cfg, "persistentvolumeclaims", name):
         raise RunError(
             f"cluster.volume={name}: there is no such claim in the namespace; {MAKE_CLAIM}"
         )

@@ -96,7 +96,9 @@ def call_command(command: str, argv: Sequence[str]) -> int:
     return call_cluster(command, cfg, overrides, manifests)
 
 
-logs, status, cancel = (partial(call_command, command) for command in COMMANDS)
+logs = partial(call_command, "logs")
+status = partial(call_command, "status")
+cancel = partial(call_command, "cancel")
 
 
 def prepare(

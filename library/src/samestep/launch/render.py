@@ -226,7 +226,7 @@ def join_command(manifest: Manifest) -> str:
 
 def batch_script(manifest: Manifest) -> str:
     """Write a script for Slurm: its options, the variables of ``k8s/slurm.sh``, and that file."""
-    trials = manifest.get("trials") or []
+    trials = manifest.get("trials", [])
     options = dict(manifest["sbatch"])
     options["export"] = ",".join(options["export"])
     if trials:

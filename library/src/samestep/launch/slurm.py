@@ -203,9 +203,10 @@ def describe_times(job: Job) -> str:
 def print_new_lines(job: Job, printed: dict[str, int]) -> None:
     """Print what a job has printed since the last call; of a trial with its number."""
     path = Path(job.get("StdOut", ""))
-    start = printed.get(str(path), 0)
-    if not path.is_file() or path.stat().st_size <= start:
+    # Of a job that waits there is no file yet.
+    if not path.is_file():
         return
+    start = printed.get(str(path), 0)
     with path.open("rb") as file:
         file.seek(start)
         text = file.read()

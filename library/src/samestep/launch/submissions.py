@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from samestep.errors import ConfigError
 from samestep.hydra.project import configs_folder
 from samestep.hydra.rules import NAME
+from samestep.run_spec import select
 
 HEADER = "# Overrides of samestep launch, for samestep logs, status and cancel.\n"
 
@@ -89,9 +90,7 @@ def read_file(path: Path) -> list[str] | None:
         return None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: cannot be read: {type(error).__name__}; delete it") from None
-    if not isinstance(content, dict):
-        content = {}
-    overrides: Any = content.get("overrides")
+    overrides = select(content, "overrides")
     if not is_list_of_texts(overrides):
         raise ConfigError(f"{path}: has no list of overrides; delete it")
     return list(overrides)
