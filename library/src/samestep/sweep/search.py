@@ -19,7 +19,7 @@ from samestep.hydra import project
 from samestep.ranks import environment, failure
 from samestep.run import lock
 from samestep.run.metrics import read_history
-from samestep.sweep.settings import Settings
+from samestep.sweep.settings import Settings, num_devices
 from samestep.sweep.study import ENDED, Study, make_sampler_and_pruner
 from samestep.sweep.trial_process import is_running, start_trial
 
@@ -217,10 +217,10 @@ def share_gpus(settings: Settings) -> list[str | None]:
     """
     at_once, trainer = settings.keys.trials_at_once, settings.cfg.trainer
     gpus = visible_gpus()
-    if not gpus or trainer.accelerator == "cpu" or not settings.is_local:
+    uses_gpus = settings.is_local and trainer.accelerator != "cpu"
+    if not gpus or not uses_gpus:
         return [None] * at_once
-    # With devices=auto, a trial uses as many as it sees, and one is enough.
-    needed = trainer.devices if isinstance(trainer.devices, int) else 1
+    needed = num_devices(settings.cfg)
     num = len(gpus) // at_once
     if num < needed:
         raise ConfigError(
@@ -235,4 +235,4 @@ def visible_gpus() -> list[str]:
     # Not only their number: the variable may name other GPUs than the first ones.
     if visible := environment.variable("CUDA_VISIBLE_DEVICES"):
         return visible.split(",")
-    return [str(number) for number in range(torch.cuda.device_count())]
+    return list(map(str, range(torch.cuda.device_count())))

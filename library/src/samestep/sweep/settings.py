@@ -138,17 +138,21 @@ def check_corners(
         values = getattr(distribution, "choices", None) or (distribution.low, distribution.high)
         grid.append(f"{key}={','.join(map(str, values))}")
     corners = check_all([*overrides, *grid], multirun=True)
-    trainer = corners[0].trainer
     if corners[0].cluster.name == "local":
-        num_ranks = trainer.devices if isinstance(trainer.devices, int) else 1
         # Now, because the next line imports torch, which then has its number of threads.
-        environment.limit_threads(keys.trials_at_once * num_ranks)
+        environment.limit_threads(keys.trials_at_once * num_devices(corners[0]))
     from samestep.hydra.build import check_arguments
 
     for corner in corners:
         # Some values are rejected only by the object that is built of them.
         check_arguments(corner)
     return corners
+
+
+def num_devices(cfg: DictConfig) -> int:
+    """How many devices a trial needs. With devices=auto it uses what it sees, and needs one."""
+    devices = cfg.trainer.devices
+    return 1 if devices == "auto" else int(devices)
 
 
 def check_cluster(cfg: DictConfig, overrides: Sequence[str], run_id: str) -> str | None:
@@ -254,7 +258,7 @@ def to_numbers(override: Override) -> IntDistribution | FloatDistribution:
 
 def find_callback(cfg: DictConfig, target: str) -> Any:
     """The node of ``cfg.callbacks`` for this class or a subclass of it; empty if there is none."""
-    for node in (cfg.callbacks or {}).values():
+    for node in cfg.callbacks.values():
         kind = get_object(node._target_)
         if isinstance(kind, type) and issubclass(kind, get_object(target)):
             return node
