@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from project.data.datamodule import ImageDataModule
 from samestep import load_run
 from samestep.command_line import call
+from samestep.hydra import saved_run
 from samestep.predict import columns_of, main
 from tests.conftest import run
 
@@ -143,3 +146,27 @@ def test_columns_are_named_and_what_is_no_column_is_rejected() -> None:
     message = r"prediction as a tensor \[2, 8, 8\]: a table takes tensors"
     with pytest.raises(ValueError, match=message):
         columns_of(torch.zeros(2, 8, 8))
+
+
+class Lists(BoringModel):
+    """Its results are lists, and it has several loaders of two batches each."""
+
+    def __init__(self, num_loaders: int) -> None:
+        super().__init__()
+        self.num_loaders = num_loaders
+
+    def predict_dataloader(self) -> list[DataLoader]:
+        return [DataLoader(torch.ones(2, 32)) for _ in range(self.num_loaders)]
+
+    def predict_step(
+        self, batch: torch.Tensor, batch_idx: int, dataloader_idx: int = 0
+    ) -> list[int]:
+        return [dataloader_idx, batch_idx]
+
+
+@pytest.mark.parametrize("num_loaders", [1, 2])
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_results_that_are_lists_stay_one_for_each_batch(tmp_path: Path, num_loaders: int) -> None:
+    (tmp_path / "config.yaml").write_text("{seed: 0, trainer: {precision: 32-true}}")
+    found = saved_run.predict(Lists(num_loaders), None, tmp_path, "cpu")
+    assert found == [[0, 0], [0, 1], [1, 0], [1, 1]][: 2 * num_loaders]
