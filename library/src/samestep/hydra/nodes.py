@@ -1,7 +1,7 @@
 """Nodes and values of a configuration, by full keys such as ``model.optimizer.lr``. No torch."""
 
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
@@ -66,6 +66,13 @@ def escape(value: Any) -> Any:
         # OmegaConf reads \${ as ${, and \\${ as a backslash before an interpolation.
         return re.sub(r"(\\*)\$\{", lambda match: rf"{match[1] * 2}\${{", value)
     return value
+
+
+def as_list(value: str | Sequence[str] | None) -> Sequence[str]:
+    """A value that may be one text, a list of texts, or null, always as a list."""
+    if isinstance(value, str):
+        return [value]
+    return value or []
 
 
 def nodes_of(keys: Iterable[str]) -> set[str]:

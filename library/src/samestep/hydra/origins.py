@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from samestep.hydra.nodes import flatten
+from samestep.hydra.nodes import as_list, flatten
 from samestep.hydra.project import find_config, project_folder
 from samestep.hydra.schema import OVERLAYS
 
@@ -35,16 +35,9 @@ def find_origins(choices: Mapping[str, Any], groups: Iterable[str]) -> dict[str,
     found: dict[str, str] = {}
     # Overlays last: Hydra merges them over the other groups.
     for group in sorted(groups, key=lambda group: group in OVERLAYS):
-        for name in _files_of(choices.get(group)):
+        for name in as_list(choices.get(group)):
             found |= _keys_of(group, name)
     return found
-
-
-def _files_of(choice: str | Sequence[str] | None) -> Sequence[str]:
-    """The files that were chosen for a group: one, several, or none."""
-    if isinstance(choice, str):
-        return [choice]
-    return choice or []
 
 
 def _keys_of(group: str, name: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig
 
 from samestep.errors import ConfigError
+from samestep.hydra.nodes import as_list
 from samestep.hydra.rules import Rule
 
 
@@ -33,13 +34,10 @@ NAMES_OF_RULES = ("RULES", "contradictions", "MAY_CHANGE", "check_ranks", "neede
 
 def load_project_rules(names: str | Sequence[str] | None) -> ProjectRules:
     """The joined rules of these modules; without any, no rules."""
-    if names is None:
-        return ProjectRules()
-    if isinstance(names, str):
-        names = [names]
-    if not isinstance(names, Sequence):
+    listed = as_list(names)
+    if not isinstance(listed, Sequence):
         raise ConfigError(f"rules={names}: must be a list of modules, or null")
-    modules = [_import_rules(name) for name in names]
+    modules = [_import_rules(name) for name in listed]
     rules: dict[str, Rule] = {}
     may_change: list[str] = []
     targets: list[str] = []

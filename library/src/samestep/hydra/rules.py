@@ -57,6 +57,16 @@ def each(rule: Rule) -> Rule:
     return Rule(text, lambda v: isinstance(v, list) and all(map(holds, v)))
 
 
+def some(text: str, rule: Rule) -> Rule:
+    """A list with at least one value, each valid by ``rule``."""
+    return Rule(text, lambda v: v != [] and each(rule).holds(v))
+
+
+def matching(text: str, pattern: str) -> Rule:
+    """A string that is as a whole of this pattern."""
+    return Rule(text, lambda v: isinstance(v, str) and bool(re.fullmatch(pattern, v)))
+
+
 NULL = Rule("null", lambda v: v is None)
 BOOL = Rule("true or false", lambda v: isinstance(v, bool))
 STRING = "a string (to pass 1 as a string: key=\"'1'\")"
@@ -69,14 +79,12 @@ FRACTION = number("a fraction from 0.0 to 1.0", lambda v: 0 <= v <= 1)
 BATCHES = NULL | whole(0) | FRACTION
 SOME_BATCHES = NULL | whole(1) | number("a fraction above 0.0, up to 1.0", lambda v: 0 < v <= 1)
 # 63 characters: the limit of Kubernetes. A name is also a directory, and a part of a URL.
-NAME = Rule(
+NAME = matching(
     f"at most 63 of A-Z a-z 0-9 . _ -, the first a letter or digit, and {STRING}",
-    lambda v: isinstance(v, str) and bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", v)),
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
 )
-COUNTS = Rule(
-    "a list of whole numbers, each at least 1", lambda v: v != [] and each(whole(1)).holds(v)
-)
-SHARES = Rule("a list of numbers above 0", lambda v: v != [] and each(ABOVE_0).holds(v))
+COUNTS = some("a list of whole numbers, each at least 1", whole(1))
+SHARES = some("a list of numbers above 0", ABOVE_0)
 # Units of Kubernetes (16Gi) and of Docker (16gb).
 SIZE = Rule(
     "a size, such as 512Mi or 16Gi",
@@ -85,11 +93,10 @@ SIZE = Rule(
 # In Kubernetes 500m is half a core.
 CPUS = Rule("text such as 500m", lambda v: bool(re.fullmatch(r"[1-9]\d*m?", str(v))))
 # Lightning's value for no limit.
-NO_LIMIT = Rule("-1 (no limit)", lambda v: type(v) is int and v == -1)
+NO_LIMIT = Rule("-1 (no limit)", whole(-1, -1).holds)
 NODE = Rule("a group with a _target_", lambda v: isinstance(v, dict) and "_target_" in v)
-DURATION = Rule(
-    "text such as 00:12:00:00, which is days:hours:minutes:seconds",
-    lambda v: isinstance(v, str) and bool(re.fullmatch(r"\d+:\d\d:\d\d:\d\d", v)),
+DURATION = matching(
+    "text such as 00:12:00:00, which is days:hours:minutes:seconds", r"\d+:\d\d:\d\d:\d\d"
 )
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true", "16-true")
 

@@ -184,7 +184,8 @@ def find_missing_keys(
         # the place of a node is a wrong value, not a node without keys.
         is_removed = key not in present and parent in nodes
         # A run need not have the callbacks and loggers of the reference.
-        is_optional = key in COLLECTIONS or parent in COLLECTIONS or is_below(key, foreign)
+        of_collection = not {key, parent}.isdisjoint(COLLECTIONS)
+        is_optional = of_collection or is_below(key, foreign)
         if is_removed and not is_optional:
             yield key, f"~{key}: a run needs this key"
 

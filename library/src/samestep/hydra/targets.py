@@ -130,6 +130,6 @@ def _targets_in(file: Path, *, is_group: bool) -> set[str]:
         content = [select(content, "model"), select(content, "data")]
     found = set()
     for path, value in walk(content):
-        if path.rpartition(".")[2] == "_target_" and isinstance(value, str):
-            found.add(value)
+        if path.rpartition(".")[2] == "_target_":
+            found.add(str(value))
     return found

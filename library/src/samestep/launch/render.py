@@ -30,7 +30,7 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from samestep.hydra.nodes import escape, walk
+from samestep.hydra.nodes import as_list, escape, walk
 from samestep.hydra.project import project_folder
 
 WITHOUT_GPUS: dict[str, Any] = {
@@ -60,9 +60,7 @@ def render(cfg: DictConfig, overrides: Sequence[str]) -> list[Manifest]:
 
     The overrides reach train.py as they were typed.
     """
-    names = cfg.cluster.manifest
-    if isinstance(names, str):
-        names = [names]
+    names = as_list(cfg.cluster.manifest)
     if cfg.cluster.get("volume_size") is not None:
         names = ["claim", *names]
     # Kubernetes and Swarm replace $(NAME) and $NAME in the arguments of a container.
