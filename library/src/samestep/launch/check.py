@@ -98,8 +98,9 @@ def check_name(cfg: DictConfig) -> Iterator[str]:
 
 def check_devices(cfg: DictConfig) -> Iterator[str]:
     """Each process uses one GPU, and with trainer.accelerator=gpu each process needs one."""
-    gpus = cfg.cluster.get("gpus")
     devices = cfg.trainer.devices
+    # A cluster without this key gives the GPUs by other means.
+    gpus = cfg.cluster.get("gpus", devices)
     # With cluster=runai cluster.gpus is a list of options, which cannot be compared.
     is_number = isinstance(gpus, int)
     if devices == "auto":
@@ -109,8 +110,7 @@ def check_devices(cfg: DictConfig) -> Iterator[str]:
             f"cluster.gpus={gpus}: each process has one, so it must be "
             f"trainer.devices={devices}; leave out cluster.gpus"
         )
-    needs_gpus = "gpus" in cfg.cluster and cfg.trainer.accelerator == "gpu"
-    if needs_gpus and not gpus:
+    if cfg.trainer.accelerator == "gpu" and not gpus:
         given = "null" if gpus is None else gpus
         yield (
             f"cluster.gpus={given}: trainer.accelerator=gpu needs some; "

@@ -192,8 +192,7 @@ def describe_run(run: Manifest, pods: Sequence[Manifest]) -> str:
     condition = kubectl.find_condition(run)
     if condition:
         return describe_condition(condition)
-    phases = {pod.get("status", {}).get("phase") for pod in pods}
-    if phases.isdisjoint({"Running", "Succeeded"}):
+    if kubectl.find_phases(pods).isdisjoint({"Running", "Succeeded"}):
         return "is pending: none of its pods runs"
     return "runs"
 

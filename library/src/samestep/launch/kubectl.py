@@ -91,6 +91,11 @@ def get_pods(cfg: DictConfig) -> list[Manifest]:
     return sorted(pods, key=lambda pod: pod["metadata"]["name"])
 
 
+def find_phases(pods: Sequence[Manifest]) -> set[str]:
+    """The phases in which the pods are, such as Pending; a new pod may have none yet."""
+    return {pod.get("status", {}).get("phase", "") for pod in pods}
+
+
 def is_training_pod(cfg: DictConfig, pod: Manifest) -> bool:
     """Whether the pod is a node of the run, and not a pod that the nodes need, such as etcd."""
     names = [container["name"] for container in pod["spec"]["containers"]]

@@ -93,8 +93,9 @@ def find_pod_template(tree: Any) -> Any:
 def reject_missing_claim(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
     """Raise a RunError if the pods would wait for a volume claim that does not exist."""
     name = cfg.cluster.volume
-    kinds = [manifest["kind"] for manifest in manifests]
-    if name is None or volume.CLAIM in kinds:
+    # render puts a claim that the run makes itself first.
+    is_made = manifests[0]["kind"] == volume.CLAIM
+    if name is None or is_made:
         return
     if kubectl.is_missing(cfg, "persistentvolumeclaims", name):
         raise RunError(
@@ -227,8 +228,7 @@ def remove_all(cfg: DictConfig, manifests: Sequence[Manifest]) -> bool:
 
 def remove_owner(cfg: DictConfig, run: Manifest, name: str) -> None:
     """Remove the owner object of the run, and wait until its pods have saved and ended."""
-    phases = [pod["status"].get("phase") for pod in get_pods(cfg)]
-    if "Running" in phases:
+    if "Running" in kubectl.find_phases(get_pods(cfg)):
         print(f"{cfg.run_id}: its pods have {cfg.cluster.grace_s} seconds to save", flush=True)
     cascade = "foreground"
     if run["kind"] == "TrainJob":
