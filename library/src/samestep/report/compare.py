@@ -283,12 +283,14 @@ def mark_best(cells: Sequence[Cell], direction: int) -> None:
 
 def mark_difference(cell: Cell, direction: int) -> None:
     """Mark a difference from the first group as better or worse."""
-    if cell.estimate is None or direction == 0:
+    if cell.estimate is None:
         return
+    # 0 if it is not known which direction is the better one.
+    gain = direction * cell.estimate.mean
     # A difference smaller than its interval may be chance, so it is neither.
-    if abs(cell.estimate.mean) <= (cell.estimate.interval95 or 0):
+    if abs(gain) <= (cell.estimate.interval95 or 0):
         return
-    cell.mark = "better" if direction * cell.estimate.mean > 0 else "worse"
+    cell.mark = "better" if gain > 0 else "worse"
 
 
 def print_problems(runs: Sequence[Run]) -> None:

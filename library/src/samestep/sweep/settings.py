@@ -1,7 +1,7 @@
 """The command line of a search and its file in configs/sweep, checked before the first trial."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +198,7 @@ def parse(words: Sequence[str]) -> tuple[str, Keys, list[Override]]:
 def split_words(overrides: Sequence[Override]) -> tuple[str, DictConfig, list[str]]:
     """The chosen file, the typed keys of the search, and the overrides of its trials."""
     choice, typed, others = "", OmegaConf.create({}), []
-    names = {field.name for field in fields(Keys)}
+    names = OmegaConf.structured(Keys).keys()
     for override in overrides:
         key = override.key_or_group
         if key == "sweep":
