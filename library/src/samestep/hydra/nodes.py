@@ -27,7 +27,9 @@ def flatten(node: DictConfig, whole: Container[str] = (), prefix: str = "") -> d
         # A name may be a number, as in scheduling: {1: 3}. It may also contain dots, as names of
         # files do, so the leaf keeps its node instead of being looked up by the full key.
         key = f"{prefix}{name}"
-        if isinstance(text, dict) and text and key not in whole:
+        # A group without keys is a value: nothing below it would show that it exists.
+        has_keys = isinstance(text, dict) and len(text) > 0
+        if has_keys and key not in whole:
             found |= flatten(node[name], whole, f"{key}.")
         else:
             found[key] = Leaf(node, name, text)

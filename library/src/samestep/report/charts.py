@@ -36,6 +36,7 @@ class Column(NamedTuple):
 
     run: Run
     name: str
+    curve: str  # the name of its curve
     rows: Rows  # the rows of the run in which the metric is finite
 
     @property
@@ -56,7 +57,7 @@ def charts_of(runs: Sequence[Run]) -> list[Chart]:
     remove_repeated_lr(columns)
     charts = []
     for title, of_title in columns.items():
-        charts.append(make_chart(title, of_title, len(runs)))
+        charts.append(make_chart(title, of_title))
     return sorted(charts, key=lambda chart: position_of(chart, columns[chart.title]))
 
 
@@ -69,9 +70,11 @@ def columns_by_title(runs: Sequence[Run]) -> dict[str, list[Column]]:
             if not rows:
                 continue
             # With several runs, a chart of both train/loss and val/loss would mix two questions:
-            # which run is better, and whether it overfits.
-            title = title_of(name) if len(runs) == 1 else name
-            columns.setdefault(title, []).append(Column(run, name, rows))
+            # which run is better, and whether it overfits. The title names the metric there.
+            title, curve = name, run.name
+            if len(runs) == 1:
+                title, curve = title_of(name), name
+            columns.setdefault(title, []).append(Column(run, name, curve, rows))
     return columns
 
 
@@ -102,18 +105,12 @@ def position_of(chart: Chart, columns: Sequence[Column]) -> tuple[bool, bool, in
     return chart.is_about_machine, not has_results, -len(chart.curves), chart.title
 
 
-def make_chart(title: str, columns: Sequence[Column], num_runs: int) -> Chart:
+def make_chart(title: str, columns: Sequence[Column]) -> Chart:
     """A chart over the epochs, or over the steps if an epoch has several values."""
     # One axis for all curves: a chart cannot have epochs for one of them and steps for another.
     is_over_epochs = all(column.has_one_value_per_epoch for column in columns)
     axis = "epoch" if is_over_epochs else "step"
-    curves = []
-    for column in columns:
-        curve = make_curve(column, axis)
-        # In a chart of several runs the title already names the metric.
-        curve["name"] = column.name if num_runs == 1 else column.run.name
-        curves.append(curve)
-    return Chart(title, axis, curves)
+    return Chart(title, axis, [make_curve(column, axis) for column in columns])
 
 
 def make_curve(column: Column, axis: str) -> dict[str, Any]:
@@ -132,7 +129,7 @@ def make_curve(column: Column, axis: str) -> dict[str, Any]:
     x = [int(row[axis]) + 1 for row in shown]
     # Places that a screen cannot show would only make the page larger.
     y = [float(f"{row[column.name]:.{PRECISION}g}") for row in shown]
-    return {"name": column.name, "best": best, "x": x, "y": y}
+    return {"name": column.curve, "best": best, "x": x, "y": y}
 
 
 def thin_out(rows: Rows) -> Rows:

@@ -62,13 +62,16 @@ def newest_first(item: tuple[str, record.Record]) -> tuple[float, str]:
 
 def print_table(found: dict[str, record.Record]) -> None:
     """Print a line for each run, under the heading."""
-    rows: list[tuple[str, ...]] = [HEADING]
-    for name, status in found.items():
-        rows.append(describe(name, status))
+    rows = [HEADING, *rows_of(found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         # rich would need a quarter of a second for its import, and breaks lines in narrow windows.
         print("  ".join(map(str.ljust, row, widths)).rstrip())
+
+
+def rows_of(found: dict[str, record.Record]) -> list[tuple[str, ...]]:
+    """The cells of each run."""
+    return [describe(name, status) for name, status in found.items()]
 
 
 def describe(name: str, status: record.Record) -> tuple[str, ...]:

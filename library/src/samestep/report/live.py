@@ -141,9 +141,7 @@ def render_parts(folder: Path, names: Sequence[str]) -> dict[str, str]:
     Returns:
         ``list`` of all runs; ``comparison`` and ``charts`` of the ticked ones.
     """
-    listed = []
-    for name, status in listing.list_runs(folder).items():
-        listed.append(listing.describe(name, status))
+    listed = listing.rows_of(listing.list_runs(folder))
     runs = find_runs(folder, names)
     parts: Any = page.templates().get_template("parts.html").module
     # A run that is ticked stays ticked in the list that is drawn now.
