@@ -195,21 +195,22 @@ def _find_choices(
     for group, name in cfg.hydra.runtime.choices.items():
         if group in groups:
             choices[group] = name
-    missing = [group for group in (*NEEDED, *OPTIONAL) if group not in choices]
-    if not missing:
+    lists: dict[str, list[str]] = {}
+    for group in (*NEEDED, *OPTIONAL):
+        if group not in choices:
+            lists[group] = []
+    if not lists:
         return choices
     # Hydra does not record the choices of a list, such as callbacks=[early_stopping,ema].
     loader = GlobalHydra.instance().config_loader()
     files = loader.compute_defaults_list("train", words, RunMode.RUN).defaults
-    for group in missing:
-        choices[group] = []
-        for file in files:
-            folder, _, name = file.config_path.rpartition("/")
-            # A file that another file of the group includes was not chosen itself.
-            is_included = str(file.parent).startswith(f"{group}/")
-            if folder == group and not is_included:
-                choices[group].append(name)
-    return choices
+    for file in files:
+        group, _, name = file.config_path.rpartition("/")
+        # A file that another file of the group includes was not chosen itself.
+        is_included = str(file.parent).startswith(f"{group}/")
+        if group in lists and not is_included:
+            lists[group].append(name)
+    return choices | lists
 
 
 def _compose_reference(choices: Mapping[str, Any], groups: Container[str]) -> DictConfig:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from samestep.launch import kubectl
 from samestep.launch.explain import explain, explain_pod
-from samestep.launch.poll import poll
+from samestep.launch.poll import poll, print_once
 from samestep.launch.render import Manifest
 from samestep.ranks.process import EXIT_LOST_READER, has_lost_reader
 
@@ -77,7 +77,7 @@ def logs(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
             # A namespace may have thousands of events, so they are read less often than the pods.
             if number % EVENTS_EVERY == 0:
                 warnings = kubectl.get_warnings(cfg, run)
-            print_new_lines(explain_run(cfg, run, pods, warnings), printed)
+            print_once(explain_run(cfg, run, pods, warnings), printed)
         if not run and not streams:
             raise kubectl.build_missing_error(cfg)
         wait_for_last_lines(streams)
@@ -87,14 +87,6 @@ def logs(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
             stream.process.wait()
     print(f"{cfg.run_id}: {describe_run(run, pods)}", file=sys.stderr)
     return 0 if kubectl.find_outcome(run) else 1
-
-
-def print_new_lines(lines: Sequence[str], printed: set[str]) -> None:
-    """Print each line that is not in ``printed`` to stderr: stdout is for the logs of pods."""
-    for line in lines:
-        if line not in printed:
-            print(line, file=sys.stderr, flush=True)
-            printed.add(line)
 
 
 def wait_for_last_lines(streams: dict[str, Stream]) -> None:

@@ -1,7 +1,8 @@
 """The loop that polls a cluster: for logs, and until a run has gone."""
 
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from samestep.errors import RunError
@@ -37,3 +38,11 @@ def poll(ask: Callable[[], Answer], limit_s: float = float("inf")) -> Iterator[A
         if time.monotonic() > deadline:
             return
         time.sleep(POLL_S)
+
+
+def print_once(lines: Sequence[str], printed: set[str]) -> None:
+    """Print each line that is not in ``printed`` to stderr: stdout is for the logs of the run."""
+    for line in lines:
+        if line not in printed:
+            print(line, file=sys.stderr, flush=True)
+            printed.add(line)

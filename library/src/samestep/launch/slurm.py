@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 from samestep.errors import RunError
 from samestep.launch import render
-from samestep.launch.poll import EXTRA_S, poll
+from samestep.launch.poll import EXTRA_S, poll, print_once
 from samestep.launch.render import Manifest
 from samestep.ranks.process import EXIT_LOST_READER, has_lost_reader
 
@@ -65,10 +65,7 @@ def logs(cfg: DictConfig, manifests: Sequence[Manifest]) -> int:
         for job in jobs:
             print_new_lines(job, printed)
             # Without times, which would make a new line of every poll.
-            line = describe(cfg, job, with_times=False)
-            if line not in described:
-                print(line, file=sys.stderr, flush=True)
-                described.add(line)
+            print_once([describe(cfg, job, with_times=False)], described)
         states = {job["JobState"] for job in jobs}
         if states <= ENDED:
             return 0 if states == {"COMPLETED"} else 1
