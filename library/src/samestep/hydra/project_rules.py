@@ -35,8 +35,9 @@ NAMES_OF_RULES = ("RULES", "contradictions", "MAY_CHANGE", "check_ranks", "neede
 def load_project_rules(names: str | Sequence[str] | None) -> ProjectRules:
     """The joined rules of these modules; without any, no rules."""
     listed = as_list(names)
-    if not isinstance(listed, Sequence):
-        raise ConfigError(f"rules={names}: must be a list of modules, or null")
+    # Read before anything else is checked: the rules say what the other keys may be.
+    if not isinstance(listed, Sequence) or not all(isinstance(name, str) for name in listed):
+        raise ConfigError(f"rules={names}: must be a list of names of modules, or null")
     modules = [_import_rules(name) for name in listed]
     rules: dict[str, Rule] = {}
     may_change: list[str] = []
