@@ -42,20 +42,31 @@ def find_changes(spec: RunSpec) -> dict[str, tuple[Any, Any]]:
                 f"configuration; restore the old values, or use {spec.another_run}"
             )
         return {}
-    old, new = flatten(read_config(run_dir)), flatten(spec.config)
-    pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in {**old, **new}}
-    changed = {key: (before, after) for key, (before, after) in pairs.items() if before != after}
-    # The choices of files only name where values come from.
-    changed = {key: pair for key, pair in changed.items() if not key.startswith("choices")}
-    learned = [key for key in changed if not scope_of(key, spec.may_change)]
-    refused = [key for key in learned if key not in spec.allow_changes]
+    changed = compare(read_config(run_dir), spec.config)
+    lines, refused = "", []
+    for key, (old, new) in changed.items():
+        may_change = scope_of(key, spec.may_change) or key in spec.allow_changes
+        if not may_change:
+            lines += f"\n  {key}: {old} -> {new}"
+            refused.append(key)
     if refused:
-        lines = "".join(f"\n  {key}: {changed[key][0]} -> {changed[key][1]}" for key in refused)
         raise ConfigError(
             f"{run_dir} holds a run with another configuration:{lines}\n"
             f"Use {spec.another_run} for the new values, or restore the old ones; or accept "
             f"the new ones in this run: '{option('allow_changes')}=[{','.join(refused)}]'"
         )
+    return changed
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The values that differ between two configurations: ``{key: (old, new)}``."""
+    before, after = flatten(old), flatten(new)
+    changed = {}
+    for key in before | after:
+        pair = before.get(key, "absent"), after.get(key, "absent")
+        # The choices of files only name where values come from.
+        if pair[0] != pair[1] and not key.startswith("choices"):
+            changed[key] = pair
     return changed
 
 

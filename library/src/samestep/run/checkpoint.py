@@ -168,7 +168,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         checkpoint, left_out = restorable(checkpoint)
         problem = None
-        if what := find_unreadable(checkpoint, "checkpoint"):
+        what = find_unreadable(checkpoint, "checkpoint")
+        if what:
             problem = (
                 f"the checkpoint could not be read again: {what}. What a callback, the model or "
                 "the data saves must be tensors, numbers, strings, lists and dictionaries: "

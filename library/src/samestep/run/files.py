@@ -144,6 +144,14 @@ def read_bytes(path: Path) -> bytes | None:
         return None
 
 
+def write_if_changed(path: Path, content: bytes | None) -> None:
+    """Write a file whole or not at all, unless it has this content; None writes nothing."""
+    if content in (None, read_bytes(path)):
+        return
+    with open_atomic(path) as file:
+        file.write(content)
+
+
 def link_file(source: Path, target: Path) -> None:
     """Give ``source`` the second name ``target``; copy it where hard links are not supported."""
     partial = partial_of(target)

@@ -162,13 +162,14 @@ def _find_mismatch(manifest: Manifest, known: Record) -> str | None:
 
 def newest(run_dir: Path) -> Manifest | None:
     """The manifest of the newest checkpoint of a run, which says which one is the best."""
-    found = None
+    return max(read_folder(run_dir / "checkpoints"), key=lambda own: own.age, default=None)
+
+
+def read_folder(folder: Path) -> list[Manifest]:
+    """The manifests of all checkpoints in a folder, in no order; damaged files have none."""
     # Names with a dot in front are of files that are being written.
-    for path in (run_dir / "checkpoints").glob("[!.]*.ckpt"):
-        own = read(path)
-        if own and (found is None or own.age > found.age):
-            found = own
-    return found
+    manifests = map(read, folder.glob("[!.]*.ckpt"))
+    return list(filter(None, manifests))
 
 
 def tested_checkpoint(run_dir: Path) -> str:

@@ -105,7 +105,8 @@ def speeds(rows: Rows) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.items():
-            if found := re.fullmatch(r"train/(.+)_per_second", name):
+            found = re.fullmatch(r"train/(.+)_per_second", name)
+            if found:
                 values.setdefault(f"{found[1]}/s", []).append(value)
     # The median: the first epoch compiles, opens files and fills caches.
     return {name: statistics.median(values[name]) for name in sorted(values)}

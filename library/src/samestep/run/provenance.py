@@ -50,8 +50,10 @@ def cpu_name() -> str:
     """The model name of this machine's CPU."""
     cpuinfo = Path("/proc/cpuinfo")
     # `platform` knows no more than x86_64 on Linux. On ARM this file has no model name either.
-    if cpuinfo.exists() and (found := re.search(r"model name\s*: (.*)", cpuinfo.read_text())):
-        return found[1]
+    if cpuinfo.exists():
+        found = re.search(r"model name\s*: (.*)", cpuinfo.read_text())
+        if found:
+            return found[1]
     return platform.processor() or platform.machine()
 
 

@@ -9,6 +9,7 @@ rank zero may be on another node than before, or its disk may be lost.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import compress
 from pathlib import Path
 
 import torch
@@ -21,7 +22,14 @@ from samestep.ranks.process_group import broadcast, gather, on_all_ranks, on_ran
 from samestep.run import lock, manifest, record
 from samestep.run.changes import find_changes
 from samestep.run.checkpoint import CheckpointError, find_valid, rotate_last
-from samestep.run.files import link_file, open_atomic, partial_of, read_bytes, writing
+from samestep.run.files import (
+    link_file,
+    open_atomic,
+    partial_of,
+    read_bytes,
+    write_if_changed,
+    writing,
+)
 from samestep.run.layout import BEST, IDENTITY
 from samestep.run.manifest import Manifest
 from samestep.run_spec import RunSpec
@@ -77,7 +85,8 @@ def replicate(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
         records = {name: read_bytes(run_dir / name) for name in IDENTITY}
         for name in names:
             # One that is missing or damaged is left out: rank zero repairs it, or says so.
-            if isinstance(found := manifest.verify(run_dir / name), Manifest):
+            found = manifest.verify(run_dir / name)
+            if isinstance(found, Manifest):
                 offered.append((name, found, (run_dir / name).stat().st_size))
     records, offered = broadcast((records, offered), source)
     # The first rank of each node writes.
@@ -88,11 +97,11 @@ def replicate(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
         path = run_dir / name
         # Most differ in their manifests, which are read much faster than whole files.
         lacks = receives and not (manifest.read(path) == wanted == manifest.verify(path))
-        chain = [source, *(rank for rank, it_lacks in enumerate(gather(lacks)) if it_lacks)]
+        receivers = [*compress(range(environment.world_size()), gather(lacks))]
         if wanted in arrived:
             on_all_ranks(add_name, arrived[wanted], path, is_due=lacks)
-        elif len(chain) > 1:
-            on_all_ranks(transfer, path, wanted, size, chain)
+        elif receivers:
+            on_all_ranks(transfer, path, wanted, size, [source, *receivers])
         arrived[wanted] = path
 
 
@@ -100,10 +109,8 @@ def write_records(run_dir: Path, records: Mapping[str, bytes | None]) -> None:
     """Write the records that differ here."""
     with writing(run_dir):
         for name, content in records.items():
-            if content not in (None, read_bytes(run_dir / name)):
-                (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
-                with open_atomic(run_dir / name) as file:
-                    file.write(content)
+            (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+            write_if_changed(run_dir / name, content)
 
 
 def add_name(source: Path, target: Path, *, is_due: bool) -> None:

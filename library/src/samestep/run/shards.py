@@ -83,9 +83,11 @@ def fill(
         if path not in dims:
             return tensor
         dim = dims[path]
-        # -1: it was not cut, so the checkpoint itself has all of it.
-        length = tensor.shape[dim] if dim >= 0 else 0
-        return assemble(tensor, dim, lambda start, stop: reader.read(path, length, start, stop))
+
+        def read(start: int, stop: int) -> Tensor:
+            return reader.read(path, tensor.shape[dim], start, stop)
+
+        return assemble(tensor, dim, read)
 
     filled: dict[str, Any] = map_tensors(checkpoint, fill_one)
     return filled
@@ -101,11 +103,7 @@ def prune(folder: Path) -> None:
 
     On rank zero only, and never while a checkpoint is written: its shards have no name there yet.
     """
-    named = set()
-    for path in folder.glob("[!.]*.ckpt"):
-        own = manifest.read(path)
-        if own:
-            named.add(own.shards)
+    named = {own.shards for own in manifest.read_folder(folder)}
     for path in folder.glob("shards-*"):
         if path.name not in named:
             shutil.rmtree(path, ignore_errors=True)

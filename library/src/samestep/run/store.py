@@ -110,7 +110,9 @@ class RunCopy:
             raise ValueError(f"a checkpoint is damaged here: {own}")
         shards = [f"checkpoints/{shard}" for shard in own.files()]
         # The test after the training needs best.ckpt, which may be older than last.ckpt.
-        needed = [*RECORDS, BEST, *shards] if name == LAST else [*RECORDS, *shards]
+        needed = [*RECORDS, *shards]
+        if name == LAST:
+            needed.append(BEST)
         for other in needed:
             self.upload(other)
         for shard in shards:
@@ -260,7 +262,7 @@ def _download(copy: RunCopy, *, only_intact: bool = False) -> bool:
         own = manifest.read(partial)
         if own:
             _download_shards(copy, own)
-    if only_intact and not _is_intact(partials.get(LAST)):
+    if only_intact and isinstance(manifest.verify(partial_of(copy.run_dir / LAST)), str):
         for partial in partials.values():
             partial.unlink()
         return False
@@ -276,10 +278,6 @@ def _download_shards(copy: RunCopy, own: Manifest) -> None:
         # Under their final names: those are never used twice, and no checkpoint names them yet.
         (folder / shard).parent.mkdir(exist_ok=True)
         copy.fs.get_file(f"{copy.root}/checkpoints/{shard}", str(folder / shard))
-
-
-def _is_intact(path: Path | None) -> bool:
-    return path is not None and isinstance(manifest.verify(path), Manifest)
 
 
 def _path_of(file: IO[bytes]) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from samestep.command_line import Parser
 from samestep.errors import ConfigError
+from samestep.ranks import failure
 from samestep.ranks.secrets import redact
 from samestep.run.changes import read_config
 
@@ -29,16 +30,16 @@ def main(argv: Sequence[str]) -> int:
     from samestep.run.store import RunCopy
 
     store = RunCopy(url, arguments.run_dir)
-    failed = False
+    exit_code = 0
     for name in store.names():
         try:
             store.upload(name)
         except Exception as error:
             print(redact(f"error: {name}: {type(error).__name__} {error}"), file=sys.stderr)
-            failed = True
-    if not failed:
+            exit_code = failure.EXIT_ERROR
+    if exit_code == 0:
         print(redact(f"Uploaded: {store.url}"))
-    return 1 if failed else 0
+    return exit_code
 
 
 def find_store(run_dir: Path) -> str | None:
