@@ -66,7 +66,7 @@ def train_as_node(argv: Sequence[str]) -> Outcome:
     environment.set_variable("RUN_ID", node.run_id)
     environment.set_variable(environment.ON_CLUSTER, "1")
     program = [str(project_folder() / "train.py"), *node.program]
-    return agent.launch(rendezvous.launch_config(node), program)
+    return rendezvous.launch(node, program)
 
 
 def complete_node(node: Node, cfg: DictConfig) -> Node:

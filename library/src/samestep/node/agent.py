@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from samestep.errors import ConfigError
 from samestep.node.outcome import Outcome, is_final, outcome_of, reason_of
@@ -19,7 +19,7 @@ from samestep.ranks.secrets import redact
 if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-    from torch.distributed.elastic.rendezvous import RendezvousHandler
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
     from torch.distributed.launcher.api import LaunchConfig
 
 
@@ -100,7 +100,27 @@ def report(outcome: Outcome) -> int:
     return outcome.exit_code
 
 
-def launch(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
+class Rendezvous(NamedTuple):
+    """How nodes meet: by one of torch's handlers, unless a caller of ``launch`` has another one."""
+
+    make: "Callable[[RendezvousParameters], RendezvousHandler]"
+    is_loss: Callable[[Exception], bool]
+    """Whether an error means that the nodes cannot meet now, but may meet later."""
+
+
+def make_handler(parameters: "RendezvousParameters") -> "RendezvousHandler":
+    """Make the handler of torch for these parameters."""
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    return get_rendezvous_handler(parameters)
+
+
+OF_TORCH = Rendezvous(make_handler, is_loss=lambda error: False)
+
+
+def launch(
+    config: "LaunchConfig", program: Sequence[str], rendezvous: Rendezvous = OF_TORCH
+) -> Outcome:
     """Start the processes of this node, watch them, and restart them if they fail.
 
     They are restarted ``config.max_restarts`` times, but not if their configuration is wrong.
@@ -124,9 +144,9 @@ def launch(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
 
     to_close: RendezvousHandler | None = None
     try:
-        spec = worker_spec(config, program)
+        spec = worker_spec(config, program, rendezvous)
         to_close = spec.rdzv_handler
-        return run_agents(config, spec)
+        return run_agents(config, spec, rendezvous)
     except SignalException as error:
         # Other nodes may continue without this one, and meet again: the rendezvous stays open.
         to_close = None
@@ -141,7 +161,7 @@ def launch(config: "LaunchConfig", program: Sequence[str]) -> Outcome:
                 to_close.shutdown()
 
 
-def run_agents(config: "LaunchConfig", spec: "WorkerSpec") -> Outcome:
+def run_agents(config: "LaunchConfig", spec: "WorkerSpec", rendezvous: Rendezvous) -> Outcome:
     """Run torchrun's agents, one after the other, until the processes succeed or must stop."""
     with tempfile.TemporaryDirectory(prefix="heartbeats-", ignore_cleanup_errors=True) as folder:
         environment.set_variable(heartbeat.FOLDER, folder)
@@ -149,7 +169,14 @@ def run_agents(config: "LaunchConfig", spec: "WorkerSpec") -> Outcome:
         # torchrun's agent restarts its processes whatever their exit codes are. So each agent here
         # has no restarts, and the next one meets the other nodes again at the same endpoint.
         for restarts_left in range(config.max_restarts, -1, -1):
-            outcome = run_agent(config, spec, hung_ranks, is_last=restarts_left == 0)
+            is_last = restarts_left == 0
+            try:
+                outcome = run_agent(config, spec, hung_ranks, is_last=is_last)
+            except Exception as error:
+                # The agent has ended its ranks, and the nodes meet again.
+                if is_last or not rendezvous.is_loss(error):
+                    raise
+                continue
             if outcome is not None:
                 return outcome
     raise AssertionError("the last agent has an outcome")
@@ -173,13 +200,7 @@ def run_agent(
         shutdown_timeout=config.shutdown_timeout,
     )
     before_monitoring(agent, hung_ranks.end)
-    try:
-        result = agent.run()
-    except Exception as error:
-        # Where etcd was lost, the agent has ended its ranks, and the nodes meet again.
-        if is_last or not is_loss_of_etcd(error, config):
-            raise
-        return None
+    result = agent.run()
     if result is None:
         raise RendezvousClosedError("the other nodes have finished without this one")
     if result.state is WorkerState.SUCCEEDED:
@@ -188,15 +209,6 @@ def run_agent(
     if is_last or is_final(result.failures, config):
         return outcome_of(result.failures)
     return None
-
-
-def is_loss_of_etcd(error: Exception, config: "LaunchConfig") -> bool:
-    """Whether an error means that the nodes meet by etcd, and that it does not answer."""
-    if config.rdzv_backend != "etcd-v2":
-        return False
-    from samestep.node.etcd_rendezvous import is_loss  # the extra for etcd is installed then
-
-    return is_loss(error)
 
 
 def before_monitoring(agent: "LocalElasticAgent", hook: "Callable[[WorkerGroup], None]") -> None:
@@ -211,11 +223,12 @@ def before_monitoring(agent: "LocalElasticAgent", hook: "Callable[[WorkerGroup],
     agent._monitor_workers = call_hook_and_monitor
 
 
-def worker_spec(config: "LaunchConfig", program: Sequence[str]) -> "WorkerSpec":
+def worker_spec(
+    config: "LaunchConfig", program: Sequence[str], rendezvous: Rendezvous
+) -> "WorkerSpec":
     """Build what one agent runs: Python with this program, in each process of the node."""
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.rendezvous import RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
     parameters = RendezvousParameters(
@@ -227,14 +240,6 @@ def worker_spec(config: "LaunchConfig", program: Sequence[str]) -> "WorkerSpec":
         local_addr=config.local_addr,
         **config.rdzv_configs,
     )
-    handler: RendezvousHandler
-    if config.rdzv_backend == "etcd-v2":
-        # torch's own handler ends every node when etcd does not answer for a moment.
-        from samestep.node.etcd_rendezvous import EtcdRendezvous
-
-        handler = EtcdRendezvous(parameters)
-    else:
-        handler = get_rendezvous_handler(parameters)
     master_addr, master_port = None, None
     # Other backends find out the address of rank zero when the nodes meet.
     if config.rdzv_backend == "static":
@@ -244,7 +249,7 @@ def worker_spec(config: "LaunchConfig", program: Sequence[str]) -> "WorkerSpec":
         local_world_size=config.nproc_per_node,
         entrypoint=sys.executable,
         args=("-u", *program),
-        rdzv_handler=handler,
+        rdzv_handler=rendezvous.make(parameters),
         max_restarts=0,
         monitor_interval=config.monitor_interval,
         master_addr=master_addr,

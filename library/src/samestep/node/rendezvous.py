@@ -1,10 +1,13 @@
 """Where the nodes of a run meet, and what torchrun's agent must know to get there."""
 
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from samestep.node import agent
 from samestep.node.cluster_environment import ALONE, Node, torchrun_errors
+from samestep.node.outcome import Outcome
 from samestep.ranks import environment, network
 
 if TYPE_CHECKING:
@@ -53,12 +56,23 @@ def prepare_variables(node: Node) -> None:
         environment.set_variable("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
-@torchrun_errors()
-def launch_config(node: Node) -> "LaunchConfig":
-    """Build what torchrun's agent must know.
+def launch(node: Node, program: Sequence[str]) -> Outcome:
+    """Meet the other nodes, and run a program in the processes of this one; see ``agent.launch``.
 
     Call ``prepare_variables`` before: torchrun reads them.
     """
+    config = launch_config(node)
+    if node.backend != "etcd-v2":
+        return agent.launch(config, program)
+    # torch's own handler ends every node when etcd does not answer for a moment.
+    from samestep.node.etcd_rendezvous import EtcdRendezvous, is_loss  # needs the extra for etcd
+
+    return agent.launch(config, program, agent.Rendezvous(EtcdRendezvous, is_loss))
+
+
+@torchrun_errors()
+def launch_config(node: Node) -> "LaunchConfig":
+    """Build what torchrun's agent must know."""
     from torch.distributed.run import config_from_args
 
     found = {

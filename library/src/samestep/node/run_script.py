@@ -38,4 +38,4 @@ def main(argv: Sequence[str]) -> int:
     )
     node = rendezvous.resolve_endpoint(node)
     rendezvous.prepare_variables(node)
-    return agent.report(agent.launch(rendezvous.launch_config(node), node.program))
+    return agent.report(rendezvous.launch(node, node.program))
