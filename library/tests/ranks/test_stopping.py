@@ -84,10 +84,10 @@ def test_nohup_keeps_a_run_from_stopping():
 
 RANK = """
 import os, time
-from samestep.ranks import process, stopping
+from samestep.ranks import environment, process, stopping
 def wait_for_the_end_of_the_agent():
     print(os.getpid(), flush=True)
-    while os.getppid() == process.parent(): time.sleep(0.1)
+    while os.getppid() == environment.parent(): time.sleep(0.1)
 def main():
     {}
     stopping.GRACE_S = 1

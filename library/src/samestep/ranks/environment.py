@@ -14,6 +14,8 @@ from pathlib import Path
 
 ON_CLUSTER = "SAMESTEP_ON_CLUSTER"  # set by the entry point of a cluster's node
 
+_parent = 0  # the process that has started this program; 0 where none was noted
+
 
 def under_torchrun() -> bool:
     """Whether torchrun started this process."""
@@ -120,6 +122,17 @@ def limit_threads(num_processes: int = 1) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
     # Waiting threads must sleep: spinning threads would take the processor from the other ranks.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def remember_parent() -> None:
+    """Note which process has started this one; call it first, as that process may end soon."""
+    global _parent
+    _parent = os.getppid()
+
+
+def parent() -> int:
+    """The process that started this program; it may have ended since."""
+    return _parent or os.getppid()
 
 
 def variable(name: str) -> str | None:

@@ -14,8 +14,6 @@ from samestep.ranks import environment
 EXIT_INTERRUPTED = 128 + signal.SIGINT  # 130
 EXIT_LOST_READER = 128 + signal.SIGPIPE  # 141
 
-_parent: int | None = None  # the process that has started this program
-
 
 def run(main: Callable[[], int | None], *, interrupt_at_once: bool = False) -> NoReturn:
     """Call ``main`` as the whole program, and exit with the code that it returns; 130 at Ctrl-C.
@@ -23,9 +21,8 @@ def run(main: Callable[[], int | None], *, interrupt_at_once: bool = False) -> N
     With ``interrupt_at_once`` Ctrl-C ends the process without cleaning up, until ``main`` installs
     a handler of its own.
     """
-    global _parent
     # Now, because the parent may end while libraries are imported. Then it would be process 1.
-    _parent = os.getppid()
+    environment.remember_parent()
     make_output_safe()
     if interrupt_at_once:
         # Imports of large libraries turn a KeyboardInterrupt into other errors.
@@ -65,11 +62,6 @@ def make_output_safe() -> None:
             os.set_inheritable(null, True)  # processes started here need it too
     sys.stdout = _safe(sys.stdout, sys.__stdout__, 1)
     sys.stderr = _safe(sys.stderr, sys.__stderr__, 2)
-
-
-def parent() -> int:
-    """The process that started this program; it may have ended since."""
-    return _parent or os.getppid()
 
 
 def has_lost_reader(stdout: os.stat_result) -> bool:

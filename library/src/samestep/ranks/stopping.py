@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import distributed as dist
 
-from samestep.ranks import environment, process
+from samestep.ranks import environment
 from samestep.ranks.failure import EXIT_SIGTERM
 
 Waited = TypeVar("Waited")
@@ -59,7 +59,7 @@ def install() -> None:
     _State.signum, _State.deferred = 0, False
     _State.before = {signum: signal.signal(signum, _remember) for signum in handled()}
     if environment.under_torchrun():
-        threading.Thread(target=_follow_agent, args=(process.parent(),), daemon=True).start()
+        threading.Thread(target=_follow_agent, args=(environment.parent(),), daemon=True).start()
 
 
 def uninstall() -> None:
