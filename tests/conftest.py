@@ -319,7 +319,7 @@ def compose(tmp_path: Path) -> Callable[..., object]:
 def name_arguments() -> Iterator[None]:
     """Let messages name arguments again, after a test that has composed a configuration."""
     yield
-    option_names.use({})
+    option_names.use({}, {})
 
 
 @pytest.fixture

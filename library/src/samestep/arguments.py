@@ -15,16 +15,16 @@ from samestep.callbacks.progress import Progress
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
 from samestep.ranks import strategies
+from samestep.ranks.compat import of_kind
 
-CONTRADICTIONS: dict[str, tuple[Any, str]] = {
-    "enable_checkpointing": (False, "a run continues from its checkpoints"),
-    "barebones": (True, "a run needs its callbacks and its history"),
-    "overfit_batches": (None, "it replaces the order of the data; use limit_train_batches"),
-    "reload_dataloaders_every_n_epochs": (None, "an interrupted epoch needs its own loader"),
+FIXED: dict[str, tuple[Any, str]] = {
+    "enable_checkpointing": (True, "a run continues from its checkpoints"),
+    "barebones": (False, "a run needs its callbacks and its history"),
+    "overfit_batches": (0, "it replaces the order of the data; use limit_train_batches"),
+    "reload_dataloaders_every_n_epochs": (0, "an interrupted epoch needs its own loader"),
     "default_root_dir": (None, "a run writes to run_dir"),
 }
-"""Arguments of Lightning's Trainer that a run cannot have, as long as they have this value (None:
-any but zero), and why."""
+"""Arguments of Lightning's Trainer that can have no other value than this one, or None, and why."""
 
 
 def as_list(value: Any) -> list[Any]:
@@ -38,12 +38,9 @@ def as_list(value: Any) -> list[Any]:
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Raise a ConfigError for the first argument that contradicts what a run is."""
-    for name, (wrong, why) in CONTRADICTIONS.items():
+    for name, (needed, why) in FIXED.items():
         value = options.get(name)
-        if value is None:
-            continue
-        is_wrong = bool(value) if wrong is None else value == wrong
-        if is_wrong:
+        if value not in (None, needed):
             raise ConfigError(f"{setting(name, value)}: is not supported: {why}")
     strategies.check(options["strategy"])
     if options["mode"] not in ("min", "max"):
@@ -56,7 +53,7 @@ def check_callbacks(callbacks: Sequence[L.Callback], run_dir: Path) -> None:
     Raises:
         ConfigError: if they would take the places of the run's own.
     """
-    has_progress = any(isinstance(callback, Progress) for callback in callbacks)
+    has_progress = of_kind(callbacks, Progress)
     for callback in callbacks:
         check_supported(callback, "callbacks")
         if isinstance(callback, ModelCheckpoint):
@@ -93,7 +90,7 @@ def complete_callbacks(
         ConfigError: if there are two savers, or the user's saves elsewhere.
     """
     folder = run_dir / "checkpoints"
-    savers = [callback for callback in own if isinstance(callback, Checkpoints)]
+    savers = of_kind(own, Checkpoints)
     if len(savers) > 1:
         raise ConfigError("callbacks: a run has one Checkpoints; leave out the others")
     if not savers:
@@ -111,18 +108,18 @@ def complete_callbacks(
                 f"{setting('monitor', monitor)}: is not supported beside a Checkpoints in "
                 "callbacks; give it to that"
             )
-    if not any(isinstance(callback, LossGuard) for callback in own):
+    if not of_kind(own, LossGuard):
         chosen.insert(1, LossGuard(0))
     return chosen
 
 
 def trackers_of(logger: Logger | Iterable[Logger] | bool | None) -> list[Logger]:
     """The trackers that the user gives; True would be Lightning's own, and there is metrics.csv."""
-    if logger is None or isinstance(logger, bool):
+    if isinstance(logger, bool):
         return []
-    if isinstance(logger, Logger):
-        return [logger]
-    return [*logger]
+    if isinstance(logger, Iterable):
+        return [*logger]
+    return as_list(logger)
 
 
 def monitors_of(callbacks: Iterable[L.Callback]) -> dict[str, str]:
@@ -141,7 +138,6 @@ def monitors_of(callbacks: Iterable[L.Callback]) -> dict[str, str]:
 def limits_of(callbacks: Iterable[L.Callback], options: Mapping[str, Any]) -> dict[str, Any]:
     """What may end the run. A finished run continues when one of them is raised."""
     limits = {name: value for name, value in options.items() if name.startswith("max_")}
-    for callback in callbacks:
-        if isinstance(callback, EarlyStopping):
-            limits[f"patience of {callback.monitor}"] = callback.patience
+    for stopping in of_kind(callbacks, EarlyStopping):
+        limits[f"patience of {stopping.monitor}"] = stopping.patience
     return limits

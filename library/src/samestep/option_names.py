@@ -12,12 +12,12 @@ _names: dict[str, str] = {}  # of the front end, by the name of the argument
 _words: dict[str, str] = {}  # how the front end writes None, True and False
 
 
-def use(names: Mapping[str, str], words: Mapping[str, str] | None = None) -> None:
-    """Name options as this front end does, from now on; an empty table names the arguments."""
+def use(names: Mapping[str, str], words: Mapping[str, str]) -> None:
+    """Name options as this front end does, from now on; empty tables name the arguments."""
     _names.clear()
     _names.update(names)
     _words.clear()
-    _words.update(words or {})
+    _words.update(words)
 
 
 def option(name: str) -> str:

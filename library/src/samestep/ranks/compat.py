@@ -5,7 +5,7 @@ canary test in library/tests, which fails when the other library has changed; py
 the versions from above.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,8 +24,12 @@ Kind = TypeVar("Kind")
 
 def callbacks_of(trainer: "L.Trainer", kind: type[Kind]) -> list[Kind]:
     """The callbacks of one kind; the types of Lightning 2.6 know no callbacks of a Trainer."""
-    callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    return [callback for callback in callbacks if isinstance(callback, kind)]
+    return of_kind(trainer.callbacks, kind)  # type: ignore[attr-defined]
+
+
+def of_kind(things: Iterable[object], kind: type[Kind]) -> list[Kind]:
+    """Those of several objects that are of one class, or of a subclass of it."""
+    return [thing for thing in things if isinstance(thing, kind)]
 
 
 def apply(trainer: "L.Trainer") -> None:

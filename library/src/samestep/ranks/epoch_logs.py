@@ -68,9 +68,24 @@ def _reduce_logs(connector: Any) -> None:
     """Replace the value of each metric by the one over all ranks that have logged it."""
     import torch
 
-    results = connector.trainer._results
-    if connector.trainer.world_size == 1 or results is None:
+    if connector.trainer.world_size == 1:
         return
+    results = connector.trainer._results
+    own = _own_logs(results)
+    # Names and values are gathered together: ranks may have logged different metrics, and a
+    # collective for each metric would wait for ranks that have not logged it.
+    for key, entry in _sum_up(process_group.gather(own)).items():
+        value = torch.tensor(entry["value"], dtype=torch.float64)
+        if entry["reduction"] == "mean":
+            value /= entry["weight"]  # nan where no rank had a sample
+        if key in own and results[key].meta.on_epoch:
+            results[key]._computed = value.to(results[key].value)
+        else:
+            connector._callback_metrics.update(dict.fromkeys(entry["names"], value.float()))
+
+
+def _own_logs(results: Any) -> Logs:
+    """What this rank has logged and Lightning has not reduced, with the names in callbacks."""
     own: Logs = {}
     for key, metric in results.valid_items():
         # A torchmetrics.Metric reduces itself.
@@ -81,18 +96,7 @@ def _reduce_logs(connector: Any) -> None:
         if is_read and not is_reduced:
             names = results._forked_name(metric, on_step=False)
             own[key] = {"names": names, **_entry_of(metric)}
-
-    # Names and values are gathered together: ranks may have logged different metrics, and a
-    # collective for each metric would wait for ranks that have not logged it.
-    for key, entry in _sum_up(process_group.gather(own)).items():
-        value = torch.tensor(entry["value"], dtype=torch.float64)
-        if entry["reduction"] == "mean":
-            value /= entry["weight"]  # nan where no rank had a sample
-        metric = results[key] if key in own else None
-        if metric is not None and metric.meta.on_epoch:
-            metric._computed = value.to(metric.value)
-        else:
-            connector._callback_metrics.update(dict.fromkeys(entry["names"], value.float()))
+    return own
 
 
 def _entry_of(metric: Any) -> Entry:

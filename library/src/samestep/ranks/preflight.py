@@ -83,9 +83,7 @@ def check_gpus(accelerator: str) -> None:
         needs_gpus = torch.cuda.is_available()
     if not needs_gpus:
         return
-    error = failure([check_accelerator(accelerator)])
-    if error is not None:
-        raise error
+    raise_failures([check_accelerator(accelerator)])
 
 
 def choose_interface(interface: str) -> None:
@@ -102,6 +100,11 @@ def run(spec: RunSpec, model: L.LightningModule, datamodule: L.LightningDataModu
     findings = inspect(spec, model, datamodule)
     if environment.rank() == 0 and Finding("nodes", NOT_SHARED) in findings:
         print(f"Preflight: {NOT_SHARED}", flush=True)
+    raise_failures(findings)
+
+
+def raise_failures(findings: list[Finding]) -> None:
+    """Raise one error for all checks that failed, if any did."""
     error = failure(findings)
     if error is not None:
         raise error
@@ -161,22 +164,21 @@ def merge(
     Args:
         everyone: by rank, its findings and what must be the same on all ranks.
     """
-    _, values_of_rank_zero = everyone[0]
-    good: list[Finding] = []
+    findings_of_rank_zero, values_of_rank_zero = everyone[0]
     ranks: dict[Finding, list[str]] = {}  # which have found the same fault
     for rank, (findings, values) in enumerate(everyone):
         for finding in [*findings, compare(values, values_of_rank_zero)]:
             if finding.remedy:
                 ranks.setdefault(finding, []).append(str(rank))
-            elif rank == 0:
-                good.append(finding)
     faults = []
     for finding, numbers in ranks.items():
         fact = f"rank {', '.join(numbers)}: {finding.fact}"
         faults.append(finding._replace(fact=fact))
+    is_same = compare(values_of_rank_zero, values_of_rank_zero)
     # A check that failed on any rank is not listed as well.
     faulty = {finding.check for finding in faults}
-    return [finding for finding in good if finding.check not in faulty], faults
+    good = [each for each in (*findings_of_rank_zero, is_same) if each.check not in faulty]
+    return good, faults
 
 
 def check_this_rank(

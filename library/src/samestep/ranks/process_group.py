@@ -16,6 +16,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from samestep.errors import ConfigError, RunError
+from samestep.option_names import option
 from samestep.ranks import environment, failure, network, stopping
 
 Arguments = ParamSpec("Arguments")
@@ -173,7 +174,7 @@ def rendezvous_timeout(missing: Sequence[int], timeout: timedelta) -> network.Ne
     names = ", ".join(map(str, missing))
     return network.NetworkError(
         f"rank {environment.rank()} waited {timeout.total_seconds():g} s for rank {names}: see the "
-        "logs of the nodes of these ranks; {option('timeout_s')}=SECONDS waits longer"
+        f"logs of the nodes of these ranks; {option('timeout_s')}=SECONDS waits longer"
     )
 
 

@@ -259,7 +259,7 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
             path = f"{prefix}{name}."
             # A single layer is too small: each block costs a collective operation per pass.
             is_item = isinstance(parent, LISTS) and not isinstance(child, LISTS)
-            is_large = any(True for _ in child.children())
+            is_large = next(child.children(), None) is not None
             if is_item and is_large and owns_parameters(child, path, owners):
                 found.append(child)
             else:
