@@ -1,4 +1,4 @@
-"""Trackers besides metrics.csv: Weights & Biases, MLflow, TensorBoard, and none.
+"""Trackers besides metrics.csv: Weights & Biases, MLflow and TensorBoard.
 
 ``configs/logger`` names what is here, and rank zero calls it. A tracker gets the
 metrics and the run's ``config.yaml``, which is free of secrets, but no code, no output and no
@@ -18,13 +18,14 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from samestep.errors import ConfigError
 from samestep.ranks import environment
 from samestep.run import record
 from samestep.run.changes import read_config
 from samestep.run_spec import leaves
+from samestep.tracker import ResumedTracker
 
 log = logging.getLogger(__name__)
 
@@ -261,7 +262,7 @@ def read_mlflow_metrics(client: Any, run: KnownRun) -> frozenset[tuple[str, int 
 # -- TensorBoard -----------------------------------------------------------------------------------
 
 
-class TensorBoard(TensorBoardLogger):
+class TensorBoard(TensorBoardLogger, ResumedTracker):
     """Event files in ``<run_dir>/tensorboard``; a run that resumes adds to them."""
 
     def __init__(self, run_dir: str) -> None:
@@ -292,61 +293,6 @@ class TensorBoard(TensorBoardLogger):
         """Log at once, so that a process that is killed loses nothing."""
         super().log_metrics(metrics, step)
         self.experiment.flush()
-
-
-# -- None ------------------------------------------------------------------------------------------
-
-
-class NullObject:
-    """Has every attribute and method, takes every argument, and does nothing."""
-
-    def __getattr__(self, name: str) -> "NullObject":
-        # copy and pickle ask for special methods, and would call them.
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> "NullObject":  # noqa: D102
-        return self
-
-    __getitem__ = __enter__ = __call__
-
-    def __setitem__(self, *args: object) -> None:
-        pass
-
-    __exit__ = __setitem__
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-
-class NullLogger(Logger):
-    """The ``self.logger`` of a module in a run without a tracker, and on ranks other than zero.
-
-    ``self.logger.experiment.add_histogram(...)`` does nothing, and so does any other method of the
-    logger and its experiment.
-    """
-
-    name = version = ""
-    save_dir = root_dir = log_dir = ""  # the run directory
-    experiment = NullObject()
-
-    def __init__(self, run_dir: str | Path) -> None:
-        super().__init__()
-        self.save_dir = self.root_dir = self.log_dir = str(run_dir)
-
-    def __getattr__(self, name: str) -> NullObject:
-        value: NullObject = getattr(self.experiment, name)
-        return value
-
-    def log_metrics(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: ``metrics.csv`` has them."""
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: ``config.yaml`` has them."""
 
 
 # -- Helpers ---------------------------------------------------------------------------------------

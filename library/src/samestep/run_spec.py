@@ -8,6 +8,10 @@ from typing import Any
 from samestep.option_names import setting
 
 
+def no_report(run_dir: Path) -> None:
+    """Write nothing: what a run without a report does at its end."""
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """The facts of one run. ``samestep.Trainer`` makes it from its arguments.
@@ -70,7 +74,7 @@ class RunSpec:
     """What the user types to continue a run that was stopped."""
     make_loggers: Callable[[], Sequence[Any]] | None = None
     """Makes the trackers on rank zero, when the run has begun: they write files."""
-    report: Callable[[Path], None] | None = None
+    report: Callable[[Path], None] = no_report
     """Writes a report of the run directory."""
     summarize: Callable[[Path], str] = lambda run_dir: f"Finished: {run_dir}"
     """What a finished run prints."""

@@ -35,7 +35,6 @@ from samestep.callbacks.run_stats import RunStats
 from samestep.callbacks.slice_weighting import SliceWeighting
 from samestep.callbacks.watchdog import Watchdog
 from samestep.errors import ConfigError
-from samestep.loggers import NullLogger
 from samestep.node import agent
 from samestep.ranks import (
     compat,
@@ -47,12 +46,14 @@ from samestep.ranks import (
     strategies,
 )
 from samestep.ranks.secrets import redact_values
-from samestep.run import artifacts, lifecycle, record
+from samestep.run import lifecycle, record
 from samestep.run.checkpoint import AtomicCheckpointIO, to_plain
+from samestep.run.copies import KeepsCopy
 from samestep.run.history import History
 from samestep.run.logs import log_to_files, silence_expected_warnings
 from samestep.run.metrics import read_final_metrics
 from samestep.run_spec import RunSpec
+from samestep.tracker import NullLogger
 
 
 class Trainer(L.Trainer):
@@ -173,7 +174,7 @@ class Trainer(L.Trainer):
         self._monitors = arguments.monitors_of(chosen)
         accumulates = options.get("accumulate_grad_batches", 1) > 1
         # Progress draws a bar already.
-        if any(isinstance(callback, Progress) for callback in own):
+        if compat.of_kind(own, Progress):
             options.setdefault("enable_progress_bar", False)
         trackers = arguments.trackers_of(logger) or [NullLogger(str(run_dir))]
         # Under torchrun its ranks count, and not what the script says.
@@ -227,7 +228,7 @@ class Trainer(L.Trainer):
             ckpt_path = None
             if not self.spec.saves_nothing:
                 argv = [*(self.spec.command or sys.argv)]
-                start = lifecycle.begin(self.spec, argv, copies=artifacts.url_of(self))
+                start = lifecycle.begin(self.spec, argv, compat.callbacks_of(self, KeepsCopy))
                 if start.finished:
                     self._leave_alone()
                     return
@@ -262,7 +263,7 @@ class Trainer(L.Trainer):
             if self.is_global_zero and lifecycle.is_finished(self.spec):
                 known = read_final_metrics(self.spec.run_dir) or {}
                 lifecycle.finish(self.spec, known | self._tested())
-                artifacts.flush(self)
+                self._flush_copies()
             return results
         # The summary of the run has the metrics.
         given.setdefault("verbose", False)
@@ -328,7 +329,12 @@ class Trainer(L.Trainer):
             has_ended = ends_run
         finally:
             if has_ended:
-                artifacts.flush(self)
+                self._flush_copies()
+
+    def _flush_copies(self) -> None:
+        """Complete the copies of the run, when all its files are written."""
+        for copy in compat.callbacks_of(self, KeepsCopy):
+            copy.flush()
 
     def _begin_logs(self) -> None:
         """Open the files of this rank: its log, and those of the trackers."""

@@ -322,15 +322,15 @@ def test_a_copy_that_has_lost_its_configuration_is_not_overwritten(spec, tmp_pat
     AtomicCheckpointIO().save_checkpoint(state, Path(first.run_dir) / "checkpoints/last.ckpt")
     shutil.copytree(first.run_dir, tmp_path / "store" / Path(first.run_dir).name)
     next((tmp_path / "store").glob("*/config.yaml")).unlink()
-    url = f"file://{tmp_path}/store"
+    copies = [Artifacts(f"file://{tmp_path}/store", str(tmp_path), 1)]
     with pytest.raises(ConfigError, match=r"has lost its config\.yaml"):
-        lifecycle.open_directory(spec("model=cnn", f"run_root={tmp_path}/other"), [], url)
-    begun = lifecycle.open_directory(spec("model=mlp", f"run_root={tmp_path}/here"), [], url)
+        lifecycle.open_directory(spec("model=cnn", f"run_root={tmp_path}/other"), [], copies)
+    begun = lifecycle.open_directory(spec("model=mlp", f"run_root={tmp_path}/here"), [], copies)
     assert begun.ckpt_path is not None
 
 
 def test_a_rejected_run_leaves_nothing_of_what_was_fetched(spec, tmp_path: Path):
-    url = f"file://{tmp_path}/store"
+    copies = [Artifacts(f"file://{tmp_path}/store", str(tmp_path), 1)]
     first = spec("model=mlp", f"run_root={tmp_path}/first")
     lifecycle.open_directory(first, [])
     state = {"global_step": 1, "state_dict": {}, "loops": {}}
@@ -338,13 +338,13 @@ def test_a_rejected_run_leaves_nothing_of_what_was_fetched(spec, tmp_path: Path)
     shutil.copytree(first.run_dir, tmp_path / "store" / Path(first.run_dir).name)
     other = spec("model=cnn", f"run_root={tmp_path}/here/runs")
     with pytest.raises(ConfigError, match="holds a run with another configuration"):
-        lifecycle.open_directory(other, [], url)
+        lifecycle.open_directory(other, [], copies)
     assert not (tmp_path / "here").exists()
     # A directory that was there before is the user's.
     (tmp_path / "here/runs" / Path(other.run_dir).name).mkdir(parents=True)
     (tmp_path / "here/runs" / Path(other.run_dir).name / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="holds a run with another configuration"):
-        lifecycle.open_directory(other, [], url)
+        lifecycle.open_directory(other, [], copies)
     assert (tmp_path / "here/runs" / Path(other.run_dir).name / "notes.txt").exists()
 
 

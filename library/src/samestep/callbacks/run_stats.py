@@ -11,9 +11,9 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch.optim import Optimizer
 
 from samestep.callbacks.loss_guard import gradients_of
-from samestep.loggers import TensorBoard
 from samestep.ranks import epoch_logs
 from samestep.ranks.sharded import ShardedStrategy, norm_of
+from samestep.tracker import ResumedTracker
 
 
 class RunStats(L.Callback):
@@ -47,11 +47,11 @@ class RunStats(L.Callback):
         self._start_clocks()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clocks at the step from which the run resumes, and tell TensorBoard."""
+        """Start the clocks at the step from which the run resumes, and tell the trackers."""
         self._start_clocks()
         self._last_step = trainer.global_step
         for logger in trainer.loggers:
-            if isinstance(logger, TensorBoard):
+            if isinstance(logger, ResumedTracker):
                 logger.begin(epoch_logs.num_logged_steps(trainer))
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:

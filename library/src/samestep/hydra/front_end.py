@@ -17,7 +17,7 @@ from samestep.hydra.rules import NAME
 from samestep.ranks import environment
 from samestep.ranks.secrets import redact_values
 from samestep.report import page, summary
-from samestep.run_spec import RunSpec
+from samestep.run_spec import RunSpec, no_report
 
 
 def topology_of(cfg: DictConfig) -> tuple[str, int | str, int]:
@@ -70,6 +70,6 @@ def front_end_of(
         ends_with_test=True,
         resume_command=lambda spec: summary.resume_command(config, spec.run_dir, None),
         make_loggers=make_loggers,
-        report=page.write_or_warn if cfg.report else None,
+        report=page.write_or_warn if cfg.report else no_report,
         summarize=summary.summarize,
     )

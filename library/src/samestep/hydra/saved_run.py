@@ -16,12 +16,12 @@ from samestep.fit_checks import set_precision
 from samestep.hydra.build import build
 from samestep.hydra.nodes import escape
 from samestep.hydra.targets import check_targets
-from samestep.loggers import NullLogger
 from samestep.ranks.compat import name_arguments_of_loaders
 from samestep.run import checkpoint, lifecycle
 from samestep.run.changes import read_config
 from samestep.run.checkpoint import CheckpointError
 from samestep.run.logs import mute_lightning
+from samestep.tracker import NullLogger
 
 
 def load_run(

@@ -8,8 +8,9 @@ another run are rejected. Read in this order:
    ``record`` is run.json, ``provenance`` finds the code and the machine, ``logs`` are the ranks'.
 2. ``checkpoint``: files that are written atomically. ``manifest`` proves a checkpoint intact and
    of this run; ``shards`` are the tensors of a sharded model.
-3. ``history`` writes the metrics over time, ``metrics`` reads them. ``store`` is a copy of the run
-   elsewhere: the callback ``artifacts`` keeps it up to date, ``upload`` makes it by command.
+3. ``history`` writes the metrics over time, ``metrics`` reads them. ``copies`` is what a run asks
+   of a callback that copies it elsewhere. ``store`` is such a copy: the callback ``artifacts``
+   keeps it up to date, ``upload`` makes it by command.
    ``replication``: checkpoints for nodes that do not share the directory.
 4. ``files``: writes a file completely or not at all.
 """

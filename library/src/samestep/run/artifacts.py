@@ -9,8 +9,9 @@ import lightning as L
 from lightning.pytorch.loggers import WandbLogger
 
 from samestep.ranks import environment
-from samestep.ranks.compat import callbacks_of
 from samestep.ranks.secrets import redact
+from samestep.run import store
+from samestep.run.copies import KeepsCopy
 from samestep.run.manifest import tested_checkpoint
 from samestep.run.store import RunCopy
 
@@ -20,7 +21,7 @@ SCAN_S = 1.0  # between two scans of the run directory
 MAX_DELAY_S = 60.0  # between two attempts after failures
 
 
-class Artifacts(L.Callback):
+class Artifacts(KeepsCopy):
     """Copies the run to a store while it trains, in a thread of rank zero.
 
     Once a second it uploads the files that have changed. Failures are retried after 2, 4, ... 60
@@ -42,6 +43,11 @@ class Artifacts(L.Callback):
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._problems: dict[str, str] = {}
+
+    def fetch(self, run_dir: Path) -> None:
+        """Download the run if its copy is newer; see ``store.fetch``."""
+        if self.url:
+            store.fetch(self.url, run_dir)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Start to copy, on rank zero."""
@@ -67,8 +73,8 @@ class Artifacts(L.Callback):
         best = f"checkpoints/{tested_checkpoint(self.run_dir)}.ckpt"
         try:
             artifact = wandb.Artifact(f"run-{self.run_dir.name}", type="model")
-            for name in (best, "config.yaml"):
-                artifact.add_file(str(self.run_dir / name))
+            artifact.add_file(str(self.run_dir / best))
+            artifact.add_file(str(self.run_dir / "config.yaml"))
             # W&B's own process uploads it, also after the run has ended.
             logger.experiment.log_artifact(artifact)
         except Exception as error:
@@ -76,8 +82,9 @@ class Artifacts(L.Callback):
 
     def flush(self) -> None:
         """Copy the remaining files, for ``flush_timeout_s`` at most; report what is missing."""
-        if self.copy is None or self._thread is None:
+        if self._thread is None:
             return
+        assert self.copy is not None
         self._ending.set()
         self._thread.join(self.flush_timeout_s)
         left = self.copy.left()
@@ -129,17 +136,3 @@ class Artifacts(L.Callback):
             self._problems[kind] = why
             return False
         return True
-
-
-def url_of(trainer: L.Trainer) -> str | None:
-    """The URL to which the ``Artifacts`` of a Trainer copies runs; None without a copy."""
-    for callback in callbacks_of(trainer, Artifacts):
-        if callback.url:
-            return callback.url
-    return None
-
-
-def flush(trainer: L.Trainer) -> None:
-    """Let every ``Artifacts`` of a Trainer copy the remaining files, when all are written."""
-    for callback in callbacks_of(trainer, Artifacts):
-        callback.flush()

@@ -16,7 +16,7 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -34,7 +34,15 @@ from samestep.ranks.stopping import Stopped
 from samestep.run import lock, manifest, provenance, record
 from samestep.run.changes import config_digest, find_changes
 from samestep.run.checkpoint import find_valid, unusable
-from samestep.run.files import open_atomic, quarantine, read_bytes, sha256_of, write_text, writing
+from samestep.run.copies import KeepsCopy
+from samestep.run.files import (
+    quarantine,
+    read_bytes,
+    sha256_of,
+    write_if_changed,
+    write_text,
+    writing,
+)
 from samestep.run.layout import BEST, LAST, RECORDS
 from samestep.run.metrics import read_final_metrics, why_damaged
 from samestep.run.replication import fetch_newest, replicate
@@ -68,7 +76,7 @@ _backups: dict[Path, Backup] = {}  # by run directory
 # -- Begin -----------------------------------------------------------------------------------------
 
 
-def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
+def begin(spec: RunSpec, argv: list[str], copies: Sequence[KeepsCopy] = ()) -> Start:
     """Open the run on rank zero, and give every node the checkpoint from which it resumes.
 
     Every rank must call this, and gets the same error.
@@ -76,7 +84,7 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
     Args:
         spec: of the run.
         argv: the command line, for the records.
-        copies: address of the store that has copies of the runs, if there is one.
+        copies: the callbacks that keep copies of the run.
     """
     if not is_shared(spec.run_dir):
         if spec.is_fsdp:
@@ -94,7 +102,7 @@ def begin(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
     return start._replace(ckpt_path=str(spec.run_dir / name))
 
 
-def open_directory(spec: RunSpec, argv: list[str], copies: str | None = None) -> Start:
+def open_directory(spec: RunSpec, argv: list[str], copies: Sequence[KeepsCopy] = ()) -> Start:
     """Open the run directory, new or old; on rank zero only. The arguments are those of ``begin``.
 
     The results of a finished run stay until the run that continues has new ones.
@@ -110,11 +118,8 @@ def open_directory(spec: RunSpec, argv: list[str], copies: str | None = None) ->
             # Another process has begun the same run meanwhile, and has left it again.
             made = []
         _back_up(run_dir, made)
-        if copies:
-            # Imported here: it imports fsspec, which few runs need.
-            from samestep.run import store
-
-            store.fetch(copies, run_dir)
+        for copy in copies:
+            copy.fetch(run_dir)
             _back_up(run_dir, made)
         # Asked again: before the lock was held, another process may have trained.
         changed = find_changes(spec)
@@ -133,7 +138,7 @@ def open_directory(spec: RunSpec, argv: list[str], copies: str | None = None) ->
     print(f"{'Continuing' if last else 'Run'}: {run_dir}", flush=True)
     for key, (old, new) in changed.items():
         print(f"  {key}: {old} -> {new}", flush=True)
-    return Start(finished=False, ckpt_path=str(last) if last else None)
+    return Start(finished=False, ckpt_path=last)
 
 
 def _back_up(run_dir: Path, made: list[Path]) -> None:
@@ -154,9 +159,7 @@ def roll_back(run_dir: Path) -> None:
     if not backup.made:
         for path, content in backup.records.items():
             # On a full disk nothing was replaced, and nothing can be.
-            if content is not None and content != read_bytes(path):
-                with open_atomic(path) as file:
-                    file.write(content)
+            write_if_changed(path, content)
         return
     # Under its own name it would be emptied while another process begins in there.
     removed = run_dir.with_name(f".{run_dir.name}.removed-{os.getpid()}")
@@ -170,17 +173,19 @@ def roll_back(run_dir: Path) -> None:
             folder.rmdir()
 
 
-def _open(spec: RunSpec, argv: list[str]) -> Path | None:
-    """Check what is in the directory, and record this start: the newest checkpoint."""
+def _open(spec: RunSpec, argv: list[str]) -> str | None:
+    """Check what is in the directory, and record this start; returns the newest checkpoint."""
     run_dir = spec.run_dir
     known = record.read(run_dir)
     _quarantine_damaged(run_dir, known)
     found = find_valid(run_dir / "checkpoints", known._replace(run_id=spec.run_id))
-    last = found[0] if found else None
     for name in ("checkpoints", "logs"):
         (run_dir / name).mkdir(parents=True, exist_ok=True)
-    if last is None:
+    forgotten: dict[str, Any] = {}
+    if found is None:
+        # Without a checkpoint the run starts over.
         (run_dir / "metrics.csv").unlink(missing_ok=True)
+        forgotten = dict.fromkeys(PROGRESS)
     text = yaml.safe_dump(dict(spec.config), allow_unicode=True, sort_keys=False)
     write_text(run_dir / "config.yaml", text)
     commit, diff = provenance.code_state(Path.cwd())
@@ -188,10 +193,8 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
     start = _describe_start(spec, argv, commit, is_dirty=bool(diff))
     starts = [dict(start) for start in known.starts]
     # Hundreds of packages would be listed once for each start. The newest start has them.
-    if starts and starts[-1].get("packages") == start["packages"]:
+    if known.start.get("packages") == start["packages"]:
         del starts[-1]["packages"]
-    # Without a checkpoint the run starts over.
-    forgotten: dict[str, Any] = {} if last else dict.fromkeys(PROGRESS)
     record.update(
         run_dir,
         record.RUNNING,
@@ -199,24 +202,33 @@ def _open(spec: RunSpec, argv: list[str]) -> Path | None:
         limits={name: _number_of(limit) for name, limit in spec.limits.items()},
         # The results of before stay in metrics.json, and are no longer those of this run.
         results=None,
-        notes=redact(str(spec.config.get("notes") or "")) or known.notes,
-        tags=[redact(str(tag)) for tag in spec.config.get("tags") or ()] or known.tags,
+        notes=redact(str(spec.config.get("notes") or known.notes)),
+        tags=[redact(str(tag)) for tag in spec.config.get("tags") or known.tags],
         starts=[*starts, start],
         **forgotten,
     )
-    return last
+    return str(found[0]) if found else None
 
 
 def _quarantine_damaged(run_dir: Path, known: record.Record) -> None:
     """Rename files of metrics that cannot be read, or that another run has written."""
     # A history that cannot be read is in the checkpoint too. It is written again from there.
-    if why := why_damaged(run_dir):
+    why = why_damaged(run_dir)
+    if why:
         quarantine(run_dir / "metrics.csv", why)
     path = run_dir / "metrics.json"
-    if path.exists() and read_final_metrics(run_dir) is None:
+    if not path.exists():
+        return
+    if read_final_metrics(run_dir) is None:
         quarantine(path, "it holds no JSON object")
-    elif known.results and path.is_file() and sha256_of(path) != known.results:
+    elif known.results and not _has_results(run_dir, known):
         quarantine(path, "it was not written by this run")
+
+
+def _has_results(run_dir: Path, known: record.Record) -> bool:
+    """Whether ``metrics.json`` is the one with which the run has finished."""
+    path = run_dir / "metrics.json"
+    return path.is_file() and sha256_of(path) == known.results
 
 
 def _describe_start(
@@ -273,11 +285,11 @@ def recorded(
             record_interruption(spec, error, progress())
             # At a second Ctrl-C, a KeyboardInterrupt, nobody waits for a report.
             may_wait = isinstance(error, (Stopped, Exception))
-            if spec.report and may_wait and spec.run_dir.exists():
+            if may_wait and spec.run_dir.exists():
                 write_in_time(spec.run_dir, spec.report)
         raise
     else:
-        if is_rank_zero and ends_run and spec.report:
+        if is_rank_zero and ends_run:
             spec.report(spec.run_dir)
 
 
@@ -329,13 +341,15 @@ def finish(spec: RunSpec, metrics: Mapping[str, float | None]) -> None:
     Values that are not numbers are null in the file, and warned about.
     """
     path = spec.run_dir / "metrics.json"
-    finite: dict[str, float | None] = {}
-    for name, value in metrics.items():
-        is_number = value is not None and math.isfinite(value)
-        finite[name] = value if is_number else None
+    finite: dict[str, float | None] = dict(metrics)
+    odd = []
+    for name in sorted(metrics):
+        value = metrics[name]
+        if value is None or not math.isfinite(value):
+            finite[name] = None
+            odd.append(name)
     write_text(path, json.dumps(finite, indent=2, sort_keys=True) + "\n")
     record.update(spec.run_dir, record.FINISHED, results=sha256_of(path))
-    odd = sorted(name for name, value in finite.items() if value is None)
     if odd:
         text = "%s: not a number, and null in metrics.json; check the data for nan"
         log.warning(text, ", ".join(odd))
@@ -344,11 +358,10 @@ def finish(spec: RunSpec, metrics: Mapping[str, float | None]) -> None:
 def is_finished(spec: RunSpec) -> bool:
     """Whether the run has its results, and ``spec`` does not ask to train it longer."""
     known = record.read(spec.run_dir)
-    path = spec.run_dir / "metrics.json"
-    if known.run_id != spec.run_id or not path.is_file() or sha256_of(path) != known.results:
+    if known.run_id != spec.run_id or not _has_results(spec.run_dir, known):
         return False
-    for name in {**known.limits, **spec.limits}:
-        before, now = known.limits.get(name), _number_of(spec.limits.get(name))
+    for name, before in known.limits.items():
+        now = _number_of(spec.limits.get(name))
         # None is no limit.
         is_higher = before is not None and (now is None or now > before)
         if is_higher:
@@ -403,7 +416,11 @@ def find_best(run_dir: Path) -> str | None:
     if newest is None or newest.best_step is None:
         return None
     best, step = manifest.read(path), newest.best_step
-    if best and best.global_step == step:
-        return str(path)
-    why = f"it is from step {best.global_step}" if best else "it is missing, or damaged"
-    raise unusable(path, f"{why}, and the best checkpoint is from step {step}")
+    if best is None:
+        raise unusable(
+            path, f"it is missing, or damaged, and the best checkpoint is from step {step}"
+        )
+    if best.global_step != step:
+        why = f"it is from step {best.global_step}, and the best checkpoint is from step {step}"
+        raise unusable(path, why)
+    return str(path)
