@@ -105,10 +105,10 @@ def has_test(model: L.LightningModule, data: L.LightningDataModule | None) -> bo
 
 
 def check_limit_of_test(
-    limit: int | float | None, model: L.LightningModule, data: L.LightningDataModule | None
+    limit: float, model: L.LightningModule, data: L.LightningDataModule | None
 ) -> None:
     """Raise a ConfigError if a share of the test batches is none: Lightning does after training."""
-    if not isinstance(limit, float) or not 0 < limit < 1:
+    if not 0 < limit < 1:
         return
     if data is not None:
         data.setup("test")

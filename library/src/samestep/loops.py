@@ -411,7 +411,6 @@ class EpochLoop(_TrainingEpochLoop):
     def _leaves_step_to_lightning(self, data_fetcher: Any) -> bool:
         """Whether each step of this epoch is the one of which this class has a short form."""
         trainer, module = self.trainer, self.trainer.lightning_module
-        strategy: Any = trainer.strategy
         if not knows_lightnings_step() or not module.automatic_optimization:
             return False
         if type(trainer.profiler) is not PassThroughProfiler:
@@ -422,13 +421,7 @@ class EpochLoop(_TrainingEpochLoop):
             return False
         if not all(is_of(module, name, L.LightningModule) for name in STEP):
             return False
-        if not all(is_of(strategy, name, Strategy) for name in ("backward", "batch_to_device")):
-            return False
-        has_own_step = not is_of(strategy, "optimizer_step", Strategy, DDPStrategy)
-        averages_models = getattr(strategy, "_model_averager", None) is not None
-        if has_own_step or averages_models or strategy.handles_gradient_accumulation:
-            return False
-        return not self.automatic_optimization._skip_backward
+        return has_plain_step(trainer.strategy) and not self.automatic_optimization._skip_backward
 
     def advance(self, data_fetcher: Any) -> None:
         """Train on one batch."""
@@ -645,6 +638,17 @@ def is_of(owner: object, name: str, *kinds: type) -> bool:
     """Whether this method of an object is the one of a class, and no other."""
     function = getattr(getattr(owner, name), "__func__", None)
     return any(function is getattr(kind, name, None) for kind in kinds)
+
+
+def has_plain_step(strategy: Any) -> bool:
+    """Whether a strategy leaves a step to Lightning: backward pass, optimizer and accumulation."""
+    for name in ("backward", "batch_to_device"):
+        if not is_of(strategy, name, Strategy):
+            return False
+    averages_models = getattr(strategy, "_model_averager", None) is not None
+    if averages_models or strategy.handles_gradient_accumulation:
+        return False
+    return is_of(strategy, "optimizer_step", Strategy, DDPStrategy)
 
 
 @cache

@@ -91,24 +91,24 @@ def topology(spec: RunSpec, strategy: Any = None) -> dict[str, Any]:
     """
     if spec.sync_batchnorm:
         check_sync_batchnorm(spec)
-    if isinstance(strategy, Strategy):
-        adapt(strategy, spec)
+    adapt(strategy, spec)
     if not environment.under_torchrun():
         # One process. Lightning would take the variables of a Slurm allocation for ranks.
         where: dict[str, Any] = {"plugins": [LightningEnvironment()]}
         # With a single rank there is nothing to shard. A checkpoint of several ranks is read whole.
-        return where | ({"strategy": "auto"} if spec.is_fsdp else {})
+        if spec.is_fsdp:
+            where["strategy"] = "auto"
+        return where
     where = {"devices": environment.local_world_size(), "num_nodes": environment.num_nodes()}
     if isinstance(strategy, Strategy):
         return where
-    kind = ShardedStrategy if spec.is_fsdp else UnequalNodesDDP
     options: dict[str, Any] = {
         "cluster_environment": TorchrunEnvironment(),
         "timeout": timedelta(seconds=spec.timeout_s),
     }
-    if kind is UnequalNodesDDP:
-        options |= ddp_options(spec)
-    return {**where, "strategy": kind(**options)}
+    if spec.is_fsdp:
+        return {**where, "strategy": ShardedStrategy(**options)}
+    return {**where, "strategy": UnequalNodesDDP(**options, **ddp_options(spec))}
 
 
 def check_sync_batchnorm(spec: RunSpec) -> None:
@@ -120,10 +120,10 @@ def check_sync_batchnorm(spec: RunSpec) -> None:
         raise ConfigError(f"{name}: is not supported with {setting('strategy', 'fsdp')}; use ddp")
 
 
-def adapt(strategy: Strategy, spec: RunSpec) -> None:
-    """Give a strategy that the user has made the options with which a run makes its own.
+def adapt(strategy: Any, spec: RunSpec) -> None:
+    """Give a DDPStrategy that the user has made the options with which a run makes its own.
 
-    What the user has set stays.
+    What the user has set stays. Other strategies, and names of strategies, have none of them.
     """
     if not isinstance(strategy, DDPStrategy):
         return

@@ -281,7 +281,7 @@ def find_valid(directory: Path, known: Record | None = None) -> tuple[Path, Mani
         CheckpointError: if there are checkpoints, and none of them is valid.
     """
     known = known or record.read(directory.parent)
-    paths = sorted(directory.glob("[!.]*.ckpt"))
+    paths = manifest.find_checkpoints(directory)
     manifests = {path: manifest.read(path) for path in paths}
 
     def newness(path: Path) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
@@ -85,9 +85,9 @@ def open_atomic(
         partial.replace(path)
         sync_directory(path.parent)
     finally:
-        # If the run directory was removed meanwhile, raise the first error, not one of the cleanup.
-        if path.parent.is_dir() and not partial.is_dir():
-            partial.unlink(missing_ok=True)
+        # The first error counts, not one of the cleanup: the run directory may have been removed.
+        with suppress(OSError):
+            partial.unlink()
 
 
 def partial_of(path: Path) -> Path:

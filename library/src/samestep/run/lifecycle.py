@@ -135,10 +135,16 @@ def open_directory(spec: RunSpec, argv: list[str], copies: Sequence[KeepsCopy] =
             f"run_dir={run_dir} cannot be written: {error.strerror}; free some space or get "
             f"permission there, or choose another directory with {option('run_dir')}=..."
         ) from error
-    print(f"{'Continuing' if last else 'Run'}: {run_dir}", flush=True)
+    _announce(run_dir, last, changed)
+    return Start(finished=False, ckpt_path=last)
+
+
+def _announce(run_dir: Path, last: str | None, changed: Mapping[str, tuple[Any, Any]]) -> None:
+    """Print that a run starts or continues, and what differs from its last start."""
+    start = "Continuing" if last else "Run"
+    print(f"{start}: {run_dir}", flush=True)
     for key, (old, new) in changed.items():
         print(f"  {key}: {old} -> {new}", flush=True)
-    return Start(finished=False, ckpt_path=last)
 
 
 def _back_up(run_dir: Path, made: list[Path]) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import struct
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -162,14 +163,19 @@ def _find_mismatch(manifest: Manifest, known: Record) -> str | None:
 
 def newest(run_dir: Path) -> Manifest | None:
     """The manifest of the newest checkpoint of a run, which says which one is the best."""
-    return max(read_folder(run_dir / "checkpoints"), key=lambda own: own.age, default=None)
+    found = read_all(find_checkpoints(run_dir / "checkpoints"))
+    return max(found, key=lambda own: own.age, default=None)
 
 
-def read_folder(folder: Path) -> list[Manifest]:
-    """The manifests of all checkpoints in a folder, in no order; damaged files have none."""
+def find_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, damaged ones too, in the order of their names."""
     # Names with a dot in front are of files that are being written.
-    manifests = map(read, folder.glob("[!.]*.ckpt"))
-    return list(filter(None, manifests))
+    return sorted(folder.glob("[!.]*.ckpt"))
+
+
+def read_all(paths: Iterable[Path]) -> list[Manifest]:
+    """The manifests of those files that have one."""
+    return list(filter(None, map(read, paths)))
 
 
 def tested_checkpoint(run_dir: Path) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import compress
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import distributed as dist
@@ -35,6 +36,13 @@ from samestep.run.manifest import Manifest
 from samestep.run_spec import RunSpec
 
 BLOCK_BYTES = 16 * 2**20  # of a file in memory, on each node
+
+
+class Offer(NamedTuple):
+    """What one rank has and the other nodes may lack."""
+
+    records: Mapping[str, bytes | None]  # by name; None if there is no such file
+    checkpoints: Sequence[tuple[str, Manifest, int]]  # name, manifest, and size in bytes
 
 
 def fetch_newest(spec: RunSpec) -> None:
@@ -79,21 +87,15 @@ def replicate(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
     """
     if is_shared(run_dir):
         return
-    records: dict[str, bytes | None] = {}
-    offered: list[tuple[str, Manifest, int]] = []
+    offer = Offer({}, [])
     if environment.rank() == source:
-        records = {name: read_bytes(run_dir / name) for name in IDENTITY}
-        for name in names:
-            # One that is missing or damaged is left out: rank zero repairs it, or says so.
-            found = manifest.verify(run_dir / name)
-            if isinstance(found, Manifest):
-                offered.append((name, found, (run_dir / name).stat().st_size))
-    records, offered = broadcast((records, offered), source)
+        offer = make_offer(run_dir, names)
+    records, checkpoints = broadcast(offer, source)
     # The first rank of each node writes.
     receives = environment.local_rank() == 0 and environment.rank() != source
     on_all_ranks(write_records, run_dir, records if receives else {})
     arrived: dict[Manifest, Path] = {}
-    for name, wanted, size in offered:
+    for name, wanted, size in checkpoints:
         path = run_dir / name
         # Most differ in their manifests, which are read much faster than whole files.
         lacks = receives and not (manifest.read(path) == wanted == manifest.verify(path))
@@ -103,6 +105,18 @@ def replicate(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
         elif receivers:
             on_all_ranks(transfer, path, wanted, size, [source, *receivers])
         arrived[wanted] = path
+
+
+def make_offer(run_dir: Path, names: Sequence[str]) -> Offer:
+    """What this rank can send of these checkpoints."""
+    checkpoints = []
+    for name in names:
+        # One that is missing or damaged is left out: rank zero repairs it, or says so.
+        found = manifest.verify(run_dir / name)
+        if isinstance(found, Manifest):
+            checkpoints.append((name, found, (run_dir / name).stat().st_size))
+    records = {name: read_bytes(run_dir / name) for name in IDENTITY}
+    return Offer(records, checkpoints)
 
 
 def write_records(run_dir: Path, records: Mapping[str, bytes | None]) -> None:

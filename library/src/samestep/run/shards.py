@@ -103,7 +103,8 @@ def prune(folder: Path) -> None:
 
     On rank zero only, and never while a checkpoint is written: its shards have no name there yet.
     """
-    named = {own.shards for own in manifest.read_folder(folder)}
+    checkpoints = manifest.read_all(manifest.find_checkpoints(folder))
+    named = {own.shards for own in checkpoints}
     for path in folder.glob("shards-*"):
         if path.name not in named:
             shutil.rmtree(path, ignore_errors=True)

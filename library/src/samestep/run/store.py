@@ -66,7 +66,7 @@ class RunCopy:
         they are copied when the run ends.
         """
         names = list(RECORDS)
-        for path in sorted(self.run_dir.glob("checkpoints/[!.]*.ckpt")):
+        for path in manifest.find_checkpoints(self.run_dir / "checkpoints"):
             # A safety net for this disk; the store has intact checkpoints only.
             if path.name != "last-previous.ckpt":
                 names.append(f"checkpoints/{path.name}")
@@ -115,10 +115,9 @@ class RunCopy:
             needed.append(BEST)
         for other in needed:
             self.upload(other)
-        for shard in shards:
-            if shard not in self.copied:
-                # It was removed meanwhile: a newer checkpoint has replaced this one.
-                return False
+        if not self.copied.keys() >= set(shards):
+            # One was removed meanwhile: a newer checkpoint has replaced this one.
+            return False
         # An earlier process may have uploaded it already.
         if self.read_manifest(name) != own:
             self._put(name, file)
@@ -258,10 +257,8 @@ def _download(copy: RunCopy, *, only_intact: bool = False) -> bool:
             partials[name] = partial
         except FileNotFoundError:
             partial.unlink(missing_ok=True)
-    for partial in partials.values():
-        own = manifest.read(partial)
-        if own:
-            _download_shards(copy, own)
+    for own in manifest.read_all(partials.values()):
+        _download_shards(copy, own)
     if only_intact and isinstance(manifest.verify(partial_of(copy.run_dir / LAST)), str):
         for partial in partials.values():
             partial.unlink()
