@@ -10,8 +10,8 @@ from lightning.pytorch.loggers import Logger
 
 from samestep.callbacks.checkpoints import Checkpoints
 from samestep.callbacks.checks import check_supported
+from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.loss_guard import LossGuard
-from samestep.callbacks.progress import Progress
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
 from samestep.ranks import strategies
@@ -53,7 +53,7 @@ def check_callbacks(callbacks: Sequence[L.Callback], run_dir: Path) -> None:
     Raises:
         ConfigError: if they would take the places of the run's own.
     """
-    has_progress = of_kind(callbacks, Progress)
+    has_progress = of_kind(callbacks, ShowsProgress)
     for callback in callbacks:
         check_supported(callback, "callbacks")
         if isinstance(callback, ModelCheckpoint):

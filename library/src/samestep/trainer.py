@@ -27,8 +27,8 @@ from samestep.callbacks.attributes import Attributes
 from samestep.callbacks.checkpoints import progress_of
 from samestep.callbacks.checks import MonitorCheck, SameWeights
 from samestep.callbacks.data_resume import DataResume
+from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
-from samestep.callbacks.progress import Progress
 from samestep.callbacks.rank_state import RankState
 from samestep.callbacks.rng import SeedSteps
 from samestep.callbacks.run_stats import RunStats
@@ -167,14 +167,12 @@ class Trainer(L.Trainer):
         self._history = History(run_dir)
         self._has_config = bool(added.config)
         self._config = config
-        self._described = describe_options(
-            options, monitor=monitor, mode=mode, split_batches=split_batches
-        )
+        self._described = describe_options(options, monitor, mode, split_batches=split_batches)
         chosen = arguments.complete_callbacks(own, run_dir, save_every_s, monitor, mode)
         self._monitors = arguments.monitors_of(chosen)
         accumulates = options.get("accumulate_grad_batches", 1) > 1
-        # Progress draws a bar already.
-        if compat.of_kind(own, Progress):
+        # A bar of Lightning would be the second one.
+        if compat.of_kind(own, ShowsProgress):
             options.setdefault("enable_progress_bar", False)
         trackers = arguments.trackers_of(logger) or [NullLogger(str(run_dir))]
         # Under torchrun its ranks count, and not what the script says.
@@ -451,24 +449,16 @@ def callbacks_of_run(
         monitors: the metrics that must be logged, by the key that names each.
         accumulates: whether an optimizer step has several batches.
     """
-    # Equal slices need no weights; one rank and one batch in a step have no others.
-    has_slices = environment.world_size() > 1 or accumulates or spec.split_batches
+    callbacks: list[L.Callback] = [history]
     # It writes a log.
-    watchdogs = [] if spec.saves_nothing else [Watchdog(spec.timeout_s, str(spec.run_dir))]
-    return [
-        history,
-        *watchdogs,
-        SeedSteps(spec.seed),
-        DataResume(spec.seed),
-        RankState(),
-        *([SliceWeighting(spec.shares, spec.split_batches, spec.seed)] if has_slices else []),
-        HparamsOnResume(),
-        RunStats(),
-        SameWeights(),
-        MonitorCheck(monitors),
-        *chosen,
-        Attributes(),
-    ]
+    if not spec.saves_nothing:
+        callbacks.append(Watchdog(spec.timeout_s, str(spec.run_dir)))
+    callbacks += [SeedSteps(spec.seed), DataResume(spec.seed), RankState()]
+    # Equal slices need no weights; one rank and one batch in a step have no others.
+    if environment.world_size() > 1 or accumulates or spec.split_batches:
+        callbacks.append(SliceWeighting(spec.shares, spec.split_batches, spec.seed))
+    callbacks += [HparamsOnResume(), RunStats(), SameWeights(), MonitorCheck(monitors)]
+    return [*callbacks, *chosen, Attributes()]
 
 
 def front_end_of_script(run_dir: Path, callbacks: Iterable[L.Callback]) -> RunSpec:
@@ -479,12 +469,16 @@ def front_end_of_script(run_dir: Path, callbacks: Iterable[L.Callback]) -> RunSp
     return RunSpec(run_id=run_dir.absolute().name, run_dir=run_dir, option_names=names)
 
 
-def describe_options(options: Mapping[str, Any], **ours: Any) -> dict[str, Any]:
+def describe_options(
+    options: Mapping[str, Any], monitor: str | None, mode: str, *, split_batches: bool
+) -> dict[str, Any]:
     """The arguments that make a run what it is.
 
     LightningCLI passes all arguments, so only those that differ from the defaults count.
     """
-    described = {name: value for name, value in ours.items() if name != "split_batches" or value}
+    described: dict[str, Any] = {"monitor": monitor, "mode": mode}
+    if split_batches:
+        described["split_batches"] = True
     parameters = inspect.signature(L.Trainer).parameters
     for name, value in options.items():
         if name not in parameters or value != parameters[name].default:

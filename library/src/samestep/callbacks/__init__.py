@@ -9,5 +9,6 @@ Read in this order:
   changed), ``attributes`` with ``state_codec`` (what Python code keeps): the run resumes.
 - ``slice_weighting`` (slices of unequal length), ``checks`` (what is rejected), ``loss_guard``,
   ``watchdog``: the run stays correct.
-- ``run_stats``, ``progress``, ``clock``, ``notes``: the run is observed.
+- ``run_stats``, ``progress`` (by ``display`` the Trainer knows that there is one), ``clock``,
+  ``notes``: the run is observed.
 """

@@ -14,6 +14,7 @@ from rich.table import Column
 
 from samestep.callbacks.checkpoints import Checkpoints, or_infinite
 from samestep.callbacks.clock import synchronized_time
+from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.rank_state import epoch_means
 from samestep.data.loader import count_samples
 from samestep.data.loaders import weights_of_ranks
@@ -23,7 +24,7 @@ from samestep.ranks import compat, epoch_logs
 REDRAW_S = 0.2  # seconds between two updates of the bar
 
 
-class Progress(L.Callback):
+class Progress(ShowsProgress):
     """Shows the progress of training: metrics, speed, and the time that is left.
 
     Only rank zero writes, to stdout. On a terminal it draws a bar, at most five times a second, and
