@@ -20,7 +20,8 @@ from samestep.ranks import environment, failure
 def main(overrides: Sequence[str]) -> int:
     """Examine all ranks; start them first, as train.py would. Returns the exit code."""
     cfg = compose_run(overrides)
-    if (num := agent.num_processes(*topology_of(cfg))) > 1:
+    num = agent.num_processes(*topology_of(cfg))
+    if num > 1:
         return agent.start(["-m", "samestep", "doctor", *overrides], num, run_id=cfg.run_id)
     environment.limit_threads()
     return examine(cfg)

@@ -390,7 +390,10 @@ def find_unreadable(value: Any, place: str) -> str | None:
     if kind in (dict, OrderedDict):
         parts = value.items()
         for key in value:
-            if type(key) not in PLAIN and (found := find_unreadable(key, f"a key of {place}")):
+            if type(key) in PLAIN:
+                continue
+            found = find_unreadable(key, f"a key of {place}")
+            if found:
                 return found
     elif kind in (list, tuple):
         parts = enumerate(value)
@@ -399,7 +402,10 @@ def find_unreadable(value: Any, place: str) -> str | None:
     for key, item in parts:
         # Skipped here and not in the next call: plain values are many, such as the rows of the
         # history, and to format the name of each place would take longer than the rest.
-        if type(item) not in PLAIN and (found := find_unreadable(item, f"{place}[{key!r}]")):
+        if type(item) in PLAIN:
+            continue
+        found = find_unreadable(item, f"{place}[{key!r}]")
+        if found:
             return found
     return None
 

@@ -137,9 +137,9 @@ class History(Logger, L.Callback):
         for step in sorted(self.rows):
             row = dict(self.rows[step])
             # All values are floats, but 3.0 is no good number of a step.
-            for name in ("epoch", "step"):
-                if name in row:
-                    row[name] = int(row[name])
+            row["step"] = int(row["step"])
+            if "epoch" in row:
+                row["epoch"] = int(row["epoch"])
             table.writerow(row)
         # The whole file each time, as a metric that is logged late adds a column to all rows.
         path = Path(self.save_dir) / "metrics.csv"

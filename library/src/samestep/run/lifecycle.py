@@ -185,8 +185,8 @@ def _open(spec: RunSpec, argv: list[str]) -> str | None:
     known = record.read(run_dir)
     _quarantine_damaged(run_dir, known)
     found = find_valid(run_dir / "checkpoints", known._replace(run_id=spec.run_id))
-    for name in ("checkpoints", "logs"):
-        (run_dir / name).mkdir(parents=True, exist_ok=True)
+    (run_dir / "checkpoints").mkdir(exist_ok=True)
+    (run_dir / "logs").mkdir(exist_ok=True)
     forgotten: dict[str, Any] = {}
     if found is None:
         # Without a checkpoint the run starts over.
