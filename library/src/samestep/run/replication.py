@@ -109,13 +109,13 @@ def replicate(run_dir: Path, names: Sequence[str], source: int = 0) -> None:
 
 def make_offer(run_dir: Path, names: Sequence[str]) -> Offer:
     """What this rank can send of these checkpoints."""
+    records = {name: read_bytes(run_dir / name) for name in IDENTITY}
     checkpoints = []
     for name in names:
         # One that is missing or damaged is left out: rank zero repairs it, or says so.
         found = manifest.verify(run_dir / name)
         if isinstance(found, Manifest):
             checkpoints.append((name, found, (run_dir / name).stat().st_size))
-    records = {name: read_bytes(run_dir / name) for name in IDENTITY}
     return Offer(records, checkpoints)
 
 
