@@ -58,7 +58,7 @@ def imports(path: Path) -> Iterator[tuple[str, ast.AST]]:
 
 LEVELS = [
     ["option_names"],
-    ["config_keys", "errors", "lightning_names", "metrics", "run_spec"],
+    ["config_keys", "errors", "lightning_names", "metrics", "run_spec", "tracker"],
     ["ranks"],
     ["command_line"],
     ["data", "run", "node"],
@@ -109,6 +109,7 @@ CORE = {
     "data",
     "run",
     "node",
+    "tracker",
     "loggers",
     "callbacks",
     "arguments",

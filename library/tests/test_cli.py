@@ -3,14 +3,23 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from library.tests.programs import ROOT, environment, run
-from samestep import cli
+from samestep import cli, option_names
 from samestep.cli import COMMANDS
 from samestep.command_line import call
+
+
+@pytest.fixture(autouse=True)
+def name_arguments() -> Iterator[None]:
+    """Let messages name arguments again, after a command that names keys of a configuration."""
+    yield
+    option_names.use({}, {})
+
 
 HEAVY = ("torch", "lightning", "hydra", "matplotlib", "optuna", "numpy")
 CODE = f"""
