@@ -6,7 +6,6 @@ With torch's own handler an etcd that does not answer ends every node. Each of t
 
 import logging
 import secrets
-import socket
 import time
 
 from etcd import EtcdException
@@ -26,7 +25,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from torch.distributed.elastic.rendezvous.etcd_rendezvous_backend import create_backend
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from samestep.ranks.network import CONNECT_S
+from samestep.ranks import network
 
 
 def is_loss(error: Exception) -> bool:
@@ -36,15 +35,6 @@ def is_loss(error: Exception) -> bool:
     if type(error) is LookupError:
         return True
     return isinstance(error, (RendezvousConnectionError, EtcdException))
-
-
-def answers(address: tuple[str, int]) -> bool:
-    """Whether a server listens there now."""
-    try:
-        socket.create_connection(address, timeout=CONNECT_S).close()
-    except OSError:
-        return False
-    return True
 
 
 class Backend(RendezvousBackend):
@@ -120,7 +110,7 @@ class EtcdRendezvous(RendezvousHandler):
         if self._handler is None or self._store is None:
             # The agent restarts the ranks if this is not 0. They save then, and this node calls
             # next_rendezvous: not before etcd answers, or they would wait for it.
-            return int(answers(self._address))
+            return int(network.answers(*self._address))
         try:
             if not self._store.check([self._place]):
                 raise LookupError("its data are lost")

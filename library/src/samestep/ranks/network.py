@@ -86,6 +86,15 @@ def resolve(name: str, port: int | None) -> tuple[str, str]:
     return address, address_towards(address)
 
 
+def answers(name: str, port: int) -> bool:
+    """Whether a server listens there now."""
+    try:
+        socket.create_connection((name, port), timeout=CONNECT_S).close()
+    except OSError:
+        return False
+    return True
+
+
 def address_towards(address: str) -> str:
     """Find this node's own address on the way to ``address``; an OSError if there is no way."""
     is_this_node = ip_address(address).is_loopback
