@@ -4,8 +4,6 @@ This file is optional. Your constructors reject wrong values too, by ValueError,
 torch is imported. Nothing here imports torch.
 """
 
-from collections.abc import Iterator, Sequence
-
 from omegaconf import DictConfig
 
 from samestep.hydra import rules
@@ -23,17 +21,6 @@ RULES = {
 
 # Patterns of keys that may have another value when a run continues.
 MAY_CHANGE = [r"data\.(root|download|mirror|num_workers)", r"callbacks\.predictions(\..+)?"]
-
-
-def check_ranks(cfg: DictConfig, num_ranks: Sequence[int]) -> Iterator[str]:
-    """What ``samestep launch`` rejects if a run may get these numbers of ranks."""
-    most = max(num_ranks)
-    needed = most * cfg.trainer.accumulate_grad_batches
-    if cfg.data.get("global_batch_size", needed) < needed:
-        yield (
-            f"data.global_batch_size={cfg.data.global_batch_size}: must be at least {needed}, one "
-            f"sample for each of {most} ranks in every batch"
-        )
 
 
 def needed_files(cfg: DictConfig) -> list[str]:

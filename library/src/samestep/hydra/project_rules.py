@@ -22,13 +22,11 @@ class ProjectRules(NamedTuple):
     """Patterns of keys that do not change what is learned; see ``samestep.config_keys``."""
     targets: tuple[str, ...] = ()
     """Prefixes of the ``_target_`` of the user's own code, such as ``project.``."""
-    check_ranks: Callable[[DictConfig, Sequence[int]], Iterable[str]] = lambda cfg, ranks: ()
-    """A line for each fault if the run gets one of these numbers of ranks."""
     needed_files: Callable[[DictConfig], Sequence[str]] = lambda cfg: ()
     """Files that must exist before a run starts, because it does not download them."""
 
 
-NAMES_OF_RULES = ("RULES", "contradictions", "MAY_CHANGE", "check_ranks", "needed_files")
+NAMES_OF_RULES = ("RULES", "contradictions", "MAY_CHANGE", "needed_files")
 """What a module with rules may define. It must define at least one of these."""
 
 
@@ -58,7 +56,6 @@ def load_project_rules(names: str | Sequence[str] | None) -> ProjectRules:
         contradictions=lambda cfg: call_all("contradictions", cfg),
         may_change=may_change,
         targets=tuple(targets),
-        check_ranks=lambda cfg, ranks: call_all("check_ranks", cfg, ranks),
         needed_files=lambda cfg: [*call_all("needed_files", cfg)],
     )
 

@@ -119,15 +119,13 @@ def check_devices(cfg: DictConfig) -> Iterator[str]:
 
 
 def check_ranks(cfg: DictConfig) -> Iterator[str]:
-    """The project's rules and cluster.shares fit each number of ranks that the run may get."""
+    """The global batch and cluster.shares fit each number of ranks that the run may get."""
     cluster = cfg.cluster
     low, high = find_numbers_of_nodes(cfg)
     if low > high:
         yield f"cluster.min_nodes={low}: must be at most cluster.max_nodes={high}"
     sizes = find_sizes(cfg)
-    if sizes:
-        num_ranks = [ranks for _, ranks in sizes]
-        yield from load_project_rules(cfg.rules).check_ranks(cfg, num_ranks)
+    yield from check_global_batch(cfg, max((ranks for _, ranks in sizes), default=0))
     if isinstance(cluster.shares, str):
         return
     for nodes, ranks in sizes:
@@ -136,6 +134,17 @@ def check_ranks(cfg: DictConfig) -> Iterator[str]:
             # The same list of shares fails in the same way for every other size.
             yield fault
             return
+
+
+def check_global_batch(cfg: DictConfig, num_ranks: int) -> Iterator[str]:
+    """Each of so many ranks gets a sample of every batch, if data count samples over all ranks."""
+    size = OmegaConf.select(cfg, "data.global_batch_size")
+    needed = num_ranks * cfg.trainer.accumulate_grad_batches
+    if size is not None and size < needed:
+        yield (
+            f"data.global_batch_size={size}: must be at least {needed}, one sample for each of "
+            f"{num_ranks} ranks in every batch"
+        )
 
 
 def find_numbers_of_nodes(cfg: DictConfig) -> tuple[int, int]:
