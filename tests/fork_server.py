@@ -83,7 +83,7 @@ INTERPOLATIONS = ("${run_dir}/checkpoints", "${hydra:run.dir}", "${oc.env:HOME,n
 AGENTS = ("torch.distributed.run", "samestep.launch.entrypoint", "samestep")
 """Modules that are run with ``python -m`` and start ranks."""
 
-MODULES = (*AGENTS, "ipykernel_launcher", "labs.bench.contender")
+MODULES = (*AGENTS, "ipykernel_launcher", "labs.bench.contender", "library.tests.small")
 """All modules that a fork of the server can run with ``python -m``."""
 
 TEST_WORKER = ["-c", "import sys;exec(eval(sys.stdin.readline()))"]
