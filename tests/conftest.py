@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -45,13 +46,31 @@ REFERENCE = [
 Three ranks cannot share its batch equally."""
 
 
+RUN_PYTEST = """
+import sys, pytest
+
+class OneValueOfEach:
+    def pytest_collection_modifyitems(self, items):
+        items[:] = {item.nodeid.partition("[")[0]: item for item in items}.values()
+
+sys.exit(pytest.main(sys.argv[1:], plugins=[OneValueOfEach()]))
+"""
+"""A copy has other names, and lacks files: each test runs with one of its values."""
+
+
 def run_pytest(root: Path, *tests: str) -> subprocess.CompletedProcess[str]:
-    """Run some tests of a copy of this project in a process of their own, within the copy."""
+    """Run some tests of a copy of this project in a process of their own, within the copy.
+
+    By its name, the fork server knows that this script starts programs.
+    """
     # The forked process has imported the libraries before pytest.
     is_known = "ignore::pytest.PytestAssertRewriteWarning"
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-W", is_known]
-    code = "import sys, pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    return run_code(code, *options, *tests, cwd=root, PYTHONPATH=f"{root / 'src'}:{root}")
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, fork_server.RUN_PYTEST)
+        script.write_text(RUN_PYTEST)
+        path = f"{root / 'src'}:{root}"
+        return run(str(script), *options, *tests, cwd=root, PYTHONPATH=path)
 
 
 def final_metrics(run_dir: Path) -> dict[str, float]:

@@ -17,8 +17,9 @@ not seen; ``tests/test_fork_server.py`` proves that they print nothing.
 difference, and starts a fresh interpreter everywhere else. ``SAMESTEP_TESTS_FRESH=1`` switches it
 off.
 
-The processes of pytest-xdist are forked too. Each of them then forks a server of its own, for the
-programs under test, because these must be its children. So the libraries are imported once.
+The processes of pytest-xdist are forked too, and so is pytest in a copy of the template. Each of
+them then forks a server of its own, for the programs under test, because these must be its
+children. So the libraries are imported once.
 
 Read in this order: ``Program`` (which commands qualify), ``ForkServer.fork`` (how the caller gets a
 child of its own), ``serve`` and ``become`` (what the forked process sets up before it runs).
@@ -103,6 +104,9 @@ Not PYTHONPATH, from which ``execute`` makes the program's own ``sys.path``. Not
 PYTORCH_*, which sklearn and lightning set themselves, also in the process of pytest.
 """
 
+RUN_PYTEST = "run_pytest.py"
+"""Name of the scripts that run tests of a copy, which start programs in turn."""
+
 PATH_OF_PYTHON: list[str] = []
 """What ``sys.path`` has behind the directory of the script and PYTHONPATH."""
 
@@ -165,6 +169,11 @@ class Program:
     def is_test_worker(self) -> bool:
         """Whether it is a process of pytest-xdist."""
         return self.argv == TEST_WORKER
+
+    @property
+    def starts_programs(self) -> bool:
+        """Whether it runs tests, as a process of pytest-xdist or in a copy."""
+        return self.is_test_worker or Path(self.argv[0]).name == RUN_PYTEST
 
     @property
     def starts_ranks(self) -> bool:
@@ -373,7 +382,7 @@ def become(program: Program, stdio: Sequence[int], connection: socket.socket) ->
     if program.pod:
         runpy.run_path(ENTER_POD)["enter"](*program.pod)
     Popen.server = None
-    if program.is_test_worker and (connection := fork_server_of(program, same_session=True)):
+    if program.starts_programs and (connection := fork_server_of(program, same_session=True)):
         return serve(connection)
 
     tell_kubernetes(os.environ.get("KUBECONFIG", "~/.kube/config"))

@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.clone import clone_working_tree, commit, git
-from tests.conftest import NO_PICTURES, ROOT, run, run_code
+from tests.conftest import NO_PICTURES, ROOT, run, run_pytest
 
 PACKAGE = "bird_songs"
 TRUST = {"unsafe": True, "defaults": True, "quiet": True}  # Copier calls .copier/rename.py
@@ -70,50 +70,31 @@ def make_copy(template: Path, to: Path, **answers: str | list[str]) -> Path:
     return to
 
 
-def check_style(copy: Path) -> None:
+def check_style(copy: Path, *folders: str) -> None:
+    """Run the linters in the copy; or, from there, in these folders, each with its own settings."""
     for command in (["check"], ["format", "--check"]):
-        done = subprocess.run([sys.executable, "-m", "ruff", *command], cwd=copy, check=False)
+        ruff = [sys.executable, "-m", "ruff", *command, *folders]
+        done = subprocess.run(ruff, cwd=copy, check=False)
         assert done.returncode == 0
-
-
-RUN_PYTEST = """
-import os, subprocess, sys
-import pytest
-# A copy has no fork server. This process is a fork, so it knows one: that saves 5 s of each run.
-known = subprocess.Popen._execute_child.__globals__
-if "fork_server_of" in known:
-    known["install"](dict(os.environ))
-
-class OneValueOfEach:
-    def pytest_collection_modifyitems(self, items):
-        items[:] = {item.nodeid.partition("[")[0]: item for item in items}.values()
-
-sys.exit(pytest.main(sys.argv[1:], plugins=[OneValueOfEach()]))
-"""
-"""A copy has other names, and lacks files: each test runs with one of its values."""
 
 
 def check(copy: Path, *tests: str) -> str:
     """Run the linters, and some tests, within the copy; return what pytest says."""
     check_style(copy)
-    is_known = "ignore::pytest.PytestAssertRewriteWarning"
-    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-W", is_known, *tests]
-    path = f"{copy / 'src'}:{copy}"
-    tested = run_code(RUN_PYTEST, *options, cwd=copy, PYTHONPATH=path)
+    tested = run_pytest(copy, *tests)
     assert tested.returncode == 0, tested.stdout + tested.stderr
     # Without the cache of `make lint`, which .ci/run has run before, mypy takes 40 s here. It is of
     # use only with the options of the template, which are stricter than those of a copy.
     if (cache := ROOT / ".mypy_cache").exists():
         options = [f"--config-file={ROOT / 'pyproject.toml'}", f"--cache-dir={cache}", "src"]
-        done = run("-m", "mypy", *options, cwd=copy, PYTHONPATH=path)
-        assert done.returncode == 0, done.stdout + done.stderr
+        call(copy, "-m", "mypy", *options)
     return tested.stdout
 
 
 def call(copy: Path, *words: str) -> str:
     """What a program of the copy prints, if it succeeds."""
     done = run(*words, cwd=copy, PYTHONPATH=f"{copy / 'src'}:{copy}")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
@@ -326,7 +307,6 @@ def test_a_copy_is_changed_and_updated(template: Path, tmp_path: Path):
 
 ALL_CLUSTERS = ["kubernetes", "operators", "slurm", "docker", "runai", "flyte"]
 ALL_TASKS = ["images", "language", "tables", "finetune"]
-CONFIGURED = f"tests/{PACKAGE}/test_configured.py"
 
 
 @pytest.mark.parametrize(
@@ -336,7 +316,6 @@ CONFIGURED = f"tests/{PACKAGE}/test_configured.py"
             [],
             [],
             [
-                f"-m pytest -q -n 0 -p no:cacheprovider {CONFIGURED}",
                 "train.py debug=limit run_id=a",
                 "-m samestep evaluate runs/a",
                 "-m samestep export runs/a",
@@ -369,6 +348,9 @@ def test_a_copy_of_a_few_things_works(
     check_style(copy)
     for command in commands:
         call(copy, *command.split())
+    if not tasks:
+        tested = run_pytest(copy, f"tests/{PACKAGE}/test_configured.py")
+        assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
 MAX_LINES = 3_500
@@ -420,8 +402,8 @@ def test_names_of_any_length_keep_the_style(template: Path, tmp_path: Path):
     rename = runpy.run_path(str(ROOT / ".copier/rename.py"))["rename"]
     package = longest.replace("-", "_")
     inside = [path.relative_to(copy).as_posix() for path in own_files(copy)]
-    for length in range(1, 40):
-        name = package[: length - 1] + "x"
+    names = [package[: length - 1] + "x" for length in range(1, 40)]
+    for name in names:
         folder = tmp_path / name
         for path in inside:
             place = folder / path.replace(package, name)
@@ -433,7 +415,7 @@ def test_names_of_any_length_keep_the_style(template: Path, tmp_path: Path):
                 place.write_text(rename(text, name, name.replace("_", "-")))
         settings = (copy / "pyproject.toml").read_text().replace(package, name)
         (folder / "pyproject.toml").write_text(settings)
-        check_style(folder)
+    check_style(tmp_path, *names)
 
 
 def pinned(copy: Path) -> tuple[str, int]:
