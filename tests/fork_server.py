@@ -84,7 +84,10 @@ INTERPOLATIONS = ("${run_dir}/checkpoints", "${hydra:run.dir}", "${oc.env:HOME,n
 AGENTS = ("torch.distributed.run", "samestep.launch.entrypoint", "samestep")
 """Modules that are run with ``python -m`` and start ranks."""
 
-MODULES = (*AGENTS, "ipykernel_launcher", "labs.bench.contender", "library.tests.small")
+MODULES = (
+    *AGENTS, "examples.language.convert", "examples.tables.convert", "ipykernel_launcher",
+    "labs.bench.contender", "library.tests.small",
+)  # fmt: skip
 """All modules that a fork of the server can run with ``python -m``."""
 
 TEST_WORKER = ["-c", "import sys;exec(eval(sys.stdin.readline()))"]
@@ -182,7 +185,7 @@ class Program:
             return False  # it is a rank itself
         # Overrides, options of LightningCLI, and JSON.
         is_local_agent = any(re.search(r"\bdevices\W+([2-9]|auto)", word) for word in self.argv)
-        is_search = Path(self.argv[0]).name == "sweep.py"
+        is_search = Path(self.argv[0]).name == "sweep.py" or self.argv[1:2] == ["sweep"]
         return is_local_agent or is_search or self.module in AGENTS
 
 

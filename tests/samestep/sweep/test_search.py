@@ -144,13 +144,21 @@ def test_a_trial_that_fails_says_why_and_the_best_one_can_be_run(tmp_path: Path)
     assert "0 complete, 0 pruned, 1 failed; what they have printed" in failed.stdout
 
 
+LITTLE_SPACE = """
+import os, resource, runpy, sys
+# The limit would cut the bytecode that Python, here and in a trial, writes beside new sources. Set
+# here, because a program that starts with this variable is no fork of the fork server.
+sys.dont_write_bytecode = True
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
+
+
 def test_a_full_disk_is_one_message(tmp_path: Path):
     """The journal may have 1,024 bytes, and each trial writes more."""
-    limit = "import resource, runpy, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))\n"
-    code = f"{limit}sys.argv[0] = {SWEEP!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')"
-    # Without bytecode: the limit would cut the files that Python writes beside new sources.
-    variables = {"PYTHONDONTWRITEBYTECODE": "1"}
-    done = run_code(code, *WORDS, f"run_root={tmp_path}", "n_trials=2", **variables)
+    done = run_code(LITTLE_SPACE, SWEEP, *WORDS, f"run_root={tmp_path}", "n_trials=2")
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "cannot be written: File too large; free some space, and repeat the" in done.stderr
