@@ -8,10 +8,11 @@ from a fresh interpreter only in what is already imported, and in what Hydra rem
 is a true child of the process that asked for it: its parent id, its exit code and its signals are
 those that ``subprocess`` gives.
 
-Three things do differ. Programs of one server share the seed of Python's hashes, so sets of strings
+Four things do differ. Programs of one server share the seed of Python's hashes, so sets of strings
 have one order in all of them. Python does not take its modules apart at the end (see ``Ending``),
 so a file that was left open is not flushed. And what a library would print while it is imported is
-not seen; ``tests/test_fork_server.py`` proves that they print nothing.
+not seen; ``tests/test_fork_server.py`` proves that they print nothing. And torch's rendezvous names
+its methods quickly (see ``name_methods_quickly``).
 
 ``install()`` replaces ``subprocess.Popen`` by a subclass which does this where nobody can tell the
 difference, and starts a fresh interpreter everywhere else. ``SAMESTEP_TESTS_FRESH=1`` switches it
@@ -581,6 +582,7 @@ def import_libraries() -> None:
     for name in LIBRARIES:
         with contextlib.suppress(ModuleNotFoundError):  # a copy may have left out TensorBoard
             importlib.import_module(name)
+    name_methods_quickly()
     SET_BY_LIBRARIES.update(os.environ.items() - before.items())
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise RuntimeError("an import has started a thread; a fork would not have it")
@@ -588,6 +590,20 @@ def import_libraries() -> None:
     gc.collect()
     gc.freeze()  # forked processes share these pages as long as nobody writes to them
     use_huge_pages()
+
+
+def name_methods_quickly() -> None:
+    """Spare each agent of torchrun a second, in which it only learns the names of its methods.
+
+    Its rendezvous asks ``inspect.stack()`` for the name of a caller, nine times for each start of
+    the ranks. That reads the sources of all frames, and compares each with all modules there are.
+    """
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    def get_method_name(depth: int = 2) -> str:
+        return sys._getframe(depth).f_code.co_name
+
+    dynamic_rendezvous.get_method_name = get_method_name
 
 
 def compose_once() -> None:

@@ -99,6 +99,20 @@ def test_ranks_of_torchrun_are_forked(tmp_path: Path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_rendezvous_names_its_methods_as_in_a_fresh_interpreter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from torch.distributed.elastic.rendezvous.dynamic_rendezvous import get_method_name\n\n"
+        "def record():\n    print(get_method_name(), get_method_name(1))\n\n"
+        "def join():\n    record()\n\n"
+        "join()"
+    )
+    forked, fresh = outcomes(script, monkeypatch)
+    assert forked == fresh == (0, "join record\n", "")
+
+
 IN_A_TEST_WORKER = """
 import os, subprocess, sys
 from unittest import mock
