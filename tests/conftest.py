@@ -101,7 +101,9 @@ def pytest_configure(config: pytest.Config) -> None:
 original_compose = hydra.compose
 original_load = ConfigRepository.load_config
 LOADED: dict[object, bytes] = {}
-UNREAD = {"PYTEST_CURRENT_TEST", "KUBECONFIG", "KUBECACHEDIR", "SLURM_CONF"}
+UNREAD = {
+    "CUDA_VISIBLE_DEVICES", "KUBECACHEDIR", "KUBECONFIG", "PYTEST_CURRENT_TEST", "SLURM_CONF",
+}  # fmt: skip
 """Variables that no file of ``configs/`` reads, and that differ from test to test."""
 
 

@@ -36,13 +36,19 @@ REJECTED = [
 ]
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all tests: another one would make each composition new."""
+    return tmp_path_factory.mktemp("empty")
+
+
 @pytest.mark.parametrize(("words", "message"), REJECTED)
 def test_what_cannot_be_searched_is_one_message_and_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture, words: str, message: str
+    empty: Path, capsys: pytest.CaptureFixture, words: str, message: str
 ):
-    assert call(lambda: main([*words.split(), f"run_root={tmp_path / 'runs'}"])) == 2
+    assert call(lambda: main([*words.split(), f"run_root={empty / 'runs'}"])) == 2
     assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert not list(empty.iterdir())
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "sweep").glob("*.yaml")), ids=lambda p: p.stem)
@@ -122,10 +128,11 @@ def test_trials_share_the_gpus(monkeypatch, visible: str, words: list[str], grou
     "sampler", ["{_target_: optuna.samplers.GridSampler, search_space: {a: [1]}}",
                 "{_target_: optuna.samplers.BruteForceSampler}"],
 )  # fmt: skip
-def test_a_sampler_of_grids_is_one_message(tmp_path: Path, capsys, sampler: str):
-    words = ["sweep=nets", f"sampler={sampler}", f"run_root={tmp_path / 'runs'}"]
-    assert call(lambda: main(words)) == 2
+def test_a_sampler_of_grids_is_one_message(empty: Path, capsys, sampler: str):
+    assert (
+        call(lambda: main(["sweep=nets", f"sampler={sampler}", f"run_root={empty / 'runs'}"])) == 2
+    )
     error = capsys.readouterr().err
     assert "Sampler: tries every value, whatever n_trials says" in error
     assert "; train a grid: python train.py -m KEY=VALUE,VALUE" in error
-    assert not list(tmp_path.iterdir())
+    assert not list(empty.iterdir())
