@@ -10,9 +10,9 @@ those that ``subprocess`` gives.
 
 Four things do differ. Programs of one server share the seed of Python's hashes, so sets of strings
 have one order in all of them. Python does not take its modules apart at the end (see ``Ending``),
-so a file that was left open is not flushed. And what a library would print while it is imported is
-not seen; ``tests/test_fork_server.py`` proves that they print nothing. And torch's rendezvous names
-its methods quickly (see ``name_methods_quickly``).
+so a file that was left open is not flushed; nor does torch its operators. What a library would
+print while it is imported is not seen; ``tests/test_fork_server.py`` proves that they print
+nothing. And torch's rendezvous names its methods quickly (see ``name_methods_quickly``).
 
 ``install()`` replaces ``subprocess.Popen`` by a subclass which does this where nobody can tell the
 difference, and starts a fresh interpreter everywhere else. ``SAMESTEP_TESTS_FRESH=1`` switches it
@@ -50,6 +50,7 @@ import tempfile
 import threading
 import time
 import types
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -583,6 +584,7 @@ def import_libraries() -> None:
         with contextlib.suppress(ModuleNotFoundError):  # a copy may have left out TensorBoard
             importlib.import_module(name)
     name_methods_quickly()
+    keep_operators_to_the_end()
     SET_BY_LIBRARIES.update(os.environ.items() - before.items())
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise RuntimeError("an import has started a thread; a fork would not have it")
@@ -604,6 +606,17 @@ def name_methods_quickly() -> None:
         return sys._getframe(depth).f_code.co_name
 
     dynamic_rendezvous.get_method_name = get_method_name
+
+
+def keep_operators_to_the_end() -> None:
+    """Spare each program the time in which torch takes back 200 operators before it ends.
+
+    That is most of what a program costs that does nothing. Its memory is given back anyway.
+    """
+    registered = weakref.finalize._registry  # type: ignore[attr-defined]
+    for finalizer, made in list(registered.items()):
+        if made.func.__module__ == "torch.library":
+            finalizer.atexit = False
 
 
 def compose_once() -> None:
