@@ -61,6 +61,8 @@ def main() -> None:
     unknown = [row for row in arguments.rows if row not in ROWS]
     if unknown:
         parser.error(f"no row is called {unknown[0]}; choose from {', '.join(ROWS)}")
+    if not (arguments.before / ".venv/bin/python").exists():
+        parser.error(f"{arguments.before}: must be a checkout with a .venv; run make test there")
     with tempfile.TemporaryDirectory() as folder:
         for row in arguments.rows:
             print(compare(arguments.before.resolve(), row, arguments.repeats, Path(folder)))
