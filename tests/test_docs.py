@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from project.train import __doc__ as page_of_the_run
 from samestep.errors import ConfigError
 from samestep.hydra import build
 from samestep.hydra.compose import check, help_text
@@ -80,7 +79,6 @@ SOURCES = {
     **{path.stem: re.sub("^# *", "", path.read_text(), flags=re.M) for path in EXPERIMENTS},
     "--help": help_text(),
     "train.py": (ROOT / "train.py").read_text().split('"""')[1],
-    "project.train": str(page_of_the_run),
 }
 COMMANDS = [(source, *command) for source, code in SOURCES.items() for command in commands_of(code)]
 
@@ -100,7 +98,7 @@ def test_a_command_does_what_is_said(words: str, error: str):
 @only_in_the_template
 def test_commands_are_found_where_there_are_some():
     talking = {source for source, *_ in COMMANDS}
-    assert {"README.md", "--help", "train.py", "project.train"} < talking
+    assert {"README.md", "--help", "train.py"} < talking
     assert {path.stem for path in EXPERIMENTS} < talking
     assert [source for source, *_ in COMMANDS].count("--help") == 6  # usage and five examples
 
