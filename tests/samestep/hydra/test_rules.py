@@ -79,6 +79,7 @@ def test_rules_are_those_of_the_module_that_the_configuration_names():
     assert fault("rules=no.module").startswith("rules=no.module: No module named 'no'; it must be")
     assert fault("rules=json").startswith("rules=json: must define one of RULES, contradictions")
     assert fault("rules=3").startswith("rules=3: must be a list of names of modules")
+    assert fault("rules=[5]").startswith("rules=[5]: must be a list of names of modules")
     assert (
         check(["rules=[project.rules,examples.tables.rules]"]).rules[1] == "examples.tables.rules"
     )
