@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     errors = getattr(data, "predict_errors", [])
     for error in errors:
         print(f"error: {error}", file=sys.stderr)
-    exit_code = int(bool(errors))
+    exit_code = 1 if errors else 0
     if batches and all(batch is None for batch in batches):
         # The step has written its results itself, such as one file for each sample.
         print(f"{type(model).__name__}.predict_step returns nothing to write", file=sys.stderr)

@@ -350,7 +350,7 @@ class Checkpoints(Checkpoint):
     def _find_best(self, known: Record) -> Path | None:
         """An intact checkpoint of the best step; None if there is none."""
         # If best.ckpt was removed, its weights may still have another name.
-        for path in (self.best, *sorted(self.folder.glob("[!.]*.ckpt"))):
+        for path in (self.best, *manifest.find_checkpoints(self.folder)):
             own = manifest.read(path)
             is_of_best_step = own is not None and own.global_step == self.best_step
             # Only then: it hashes the whole file.

@@ -245,7 +245,7 @@ def is_list_of_states(value: Any) -> bool:
 def scaled_lr(saved: Values, before: Values, after: Values) -> Any:
     """The saved learning rate, scaled as the configuration has scaled the first one."""
     # A schedule has already changed "lr" when the values are read; it notes "initial_lr".
-    name = "initial_lr" if "initial_lr" in before.keys() & after.keys() else "lr"
+    name = "initial_lr" if "initial_lr" in before and "initial_lr" in after else "lr"
     # Zero cannot be scaled.
     if before[name] == after[name] or not before[name]:
         return saved["lr"]

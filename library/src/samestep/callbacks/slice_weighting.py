@@ -122,11 +122,11 @@ class SliceWeighting(L.Callback):
 
     def _slice_training_data(self, trainer: L.Trainer) -> None:
         orders = orders_of(trainer)
-        self._splits = [order for order in orders if isinstance(order, SplitBatches)]
+        self._splits = compat.of_kind(orders, SplitBatches)
         if None in orders:
             return
         self._set_shares(trainer.train_dataloader)
-        exact = [order for order in orders if isinstance(order, GlobalBatchSampler)]
+        exact = compat.of_kind(orders, GlobalBatchSampler)
         check_empty_slices(exact, trainer)
         self._order = None
         if not all(map(GlobalBatchSampler.has_equal_slices, exact)):

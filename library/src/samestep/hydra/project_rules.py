@@ -15,14 +15,14 @@ from samestep.hydra.rules import Rule
 class ProjectRules(NamedTuple):
     """The rules of the user's own keys."""
 
-    rules: Mapping[str, Rule] = {}
-    contradictions: Callable[[DictConfig], Iterable[str]] = lambda cfg: ()
+    rules: Mapping[str, Rule]
+    contradictions: Callable[[DictConfig], Iterable[str]]
     """A line for each conflict between values."""
-    may_change: Sequence[str] = ()
+    may_change: Sequence[str]
     """Patterns of keys that do not change what is learned; see ``samestep.config_keys``."""
-    targets: tuple[str, ...] = ()
+    targets: tuple[str, ...]
     """Prefixes of the ``_target_`` of the user's own code, such as ``project.``."""
-    needed_files: Callable[[DictConfig], Sequence[str]] = lambda cfg: ()
+    needed_files: Callable[[DictConfig], Sequence[str]]
     """Files that must exist before a run starts, because it does not download them."""
 
 
@@ -48,8 +48,8 @@ def load_project_rules(names: str | Sequence[str] | None) -> ProjectRules:
     # The functions are looked up when they are called: a module may lack any of them.
     def call_all(name: str, *arguments: Any) -> Iterator[str]:
         for module in modules:
-            function = getattr(module, name, _no_lines)
-            yield from function(*arguments)
+            if hasattr(module, name):
+                yield from getattr(module, name)(*arguments)
 
     return ProjectRules(
         rules=rules,
@@ -58,11 +58,6 @@ def load_project_rules(names: str | Sequence[str] | None) -> ProjectRules:
         targets=tuple(targets),
         needed_files=lambda cfg: [*call_all("needed_files", cfg)],
     )
-
-
-def _no_lines(*_: Any) -> Iterable[str]:
-    """What a module yields that does not define a function."""
-    return ()
 
 
 def _import_rules(name: str) -> ModuleType:

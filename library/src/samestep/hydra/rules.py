@@ -241,7 +241,7 @@ def _maximizes_loss(callback: DictConfig) -> bool:
     if all(OmegaConf.is_interpolation(callback, key) for key in ("monitor", "mode")):
         return False
     words = re.findall("[a-z]+", str(callback.get("monitor")).lower())
-    return not {"loss", "error"}.isdisjoint(words)
+    return "loss" in words or "error" in words
 
 
 def _unknown_data_keys(cfg: DictConfig) -> Iterator[str]:

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from samestep.hydra import rules
@@ -35,7 +35,6 @@ TYPES = {
     list: "a list of the same kind as its default",
     dict: "a group of keys",
 }
-GROUP = Leaf(OmegaConf.create({"group": {}}), "group", {})
 Fault = tuple[str, str]  # a full key, and a line that names the key, its value and the remedy
 Value = TypeVar("Value")
 
@@ -184,7 +183,7 @@ def find_missing_keys(
         # the place of a node is a wrong value, not a node without keys.
         is_removed = key not in present and parent in nodes
         # A run need not have the callbacks and loggers of the reference.
-        of_collection = not {key, parent}.isdisjoint(COLLECTIONS)
+        of_collection = key in COLLECTIONS or parent in COLLECTIONS
         is_optional = of_collection or is_below(key, foreign)
         if is_removed and not is_optional:
             yield key, f"~{key}: a run needs this key"
@@ -198,10 +197,9 @@ def find_wrong_values(
     all_rules: Mapping[str, Rule],
 ) -> Iterator[Fault]:
     """The values that cannot be resolved, break a rule, or differ in type from their default."""
-    # In the place of a node of the reference, a group of keys is expected.
-    expected = dict.fromkeys(nodes_of(defaults), GROUP) | dict(defaults)
+    nodes = nodes_of(defaults)
     for key, leaf in written.items():
-        default = expected.get(key)
+        default = defaults.get(key)
         if default and _is_same_reference(leaf, default):
             continue
         value = resolve(leaf)
@@ -216,6 +214,8 @@ def find_wrong_values(
             continue
         elif default:
             must = _other_type(key, value, resolve(default), groups)
+        elif key in nodes:
+            must = _other_type(key, value, {}, groups)
         if must:
             yield key, f"{key}={show(leaf.text)}: must be {must}"
 

@@ -93,9 +93,8 @@ def find_pod_template(tree: Any) -> Any:
 def reject_missing_claim(cfg: DictConfig, manifests: Sequence[Manifest]) -> None:
     """Raise a RunError if the pods would wait for a volume claim that does not exist."""
     name = cfg.cluster.volume
-    # render puts a claim that the run makes itself first.
-    is_made = manifests[0]["kind"] == volume.CLAIM
-    if name is None or is_made:
+    kinds = [manifest["kind"] for manifest in manifests]
+    if name is None or volume.CLAIM in kinds:
         return
     if kubectl.is_missing(cfg, "persistentvolumeclaims", name):
         raise RunError(

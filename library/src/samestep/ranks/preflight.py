@@ -164,21 +164,22 @@ def merge(
     Args:
         everyone: by rank, its findings and what must be the same on all ranks.
     """
-    findings_of_rank_zero, values_of_rank_zero = everyone[0]
+    _, values_of_rank_zero = everyone[0]
+    good: list[Finding] = []
     ranks: dict[Finding, list[str]] = {}  # which have found the same fault
     for rank, (findings, values) in enumerate(everyone):
         for finding in [*findings, compare(values, values_of_rank_zero)]:
             if finding.remedy:
                 ranks.setdefault(finding, []).append(str(rank))
+            elif rank == 0:
+                good.append(finding)
     faults = []
     for finding, numbers in ranks.items():
         fact = f"rank {', '.join(numbers)}: {finding.fact}"
         faults.append(finding._replace(fact=fact))
-    is_same = compare(values_of_rank_zero, values_of_rank_zero)
     # A check that failed on any rank is not listed as well.
     faulty = {finding.check for finding in faults}
-    good = [each for each in (*findings_of_rank_zero, is_same) if each.check not in faulty]
-    return good, faults
+    return [finding for finding in good if finding.check not in faulty], faults
 
 
 def check_this_rank(
