@@ -6,6 +6,8 @@ from samestep.data.sampler import Slice as Slice
 from samestep.errors import ConfigError as ConfigError
 from samestep.errors import RunError as RunError
 from samestep.loading import load_run as load_run
+from samestep.losses import gather_batch as gather_batch
+from samestep.losses import mean as mean
 from samestep.metrics import EpochMean as EpochMean
 from samestep.ranks.process_group import gather as gather
 from samestep.ranks.secrets import redact as redact

@@ -43,6 +43,8 @@ class RunSpec:
     """``equal``, ``auto``, or how much of each batch a rank or node gets."""
     split_batches: bool = False
     """Whether ``batch_size`` of an ordinary DataLoader counts samples over all ranks."""
+    allow: Sequence[str] = ()
+    """Notes about steps that differ on another number of ranks, which are not printed."""
 
     # How it continues
     allow_changes: Sequence[str] = ()

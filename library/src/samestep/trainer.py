@@ -29,6 +29,7 @@ from samestep.callbacks.checks import MonitorCheck, SameWeights
 from samestep.callbacks.data_resume import DataResume
 from samestep.callbacks.display import ShowsProgress
 from samestep.callbacks.hparams_on_resume import HparamsOnResume
+from samestep.callbacks.loss_check import LossCheck
 from samestep.callbacks.rank_state import RankState
 from samestep.callbacks.rng import SeedSteps
 from samestep.callbacks.run_stats import RunStats
@@ -86,6 +87,8 @@ class Trainer(L.Trainer):
         shares: how much of each batch a rank gets: ``equal``, ``auto``, or numbers.
         split_batches: let ``batch_size`` of ordinary DataLoaders count samples per step over all
             ranks, each of which gets a slice of every batch; otherwise it counts them per rank.
+        allow: notes about steps that differ on another number of ranks, which are known and not
+            printed: ``loss``, ``random_numbers``, ``batch_norm``; see docs/losses.md.
         accelerator: as in Lightning; so are the next ones, and ``options``.
         strategy: ``auto``, ``ddp``, a variant of it, ``fsdp`` (a model in parts, one on each rank),
             or an object whose checkpoints are whole.
@@ -115,6 +118,7 @@ class Trainer(L.Trainer):
         save_every_s: float = 300.0,
         shares: str | Sequence[float] = "equal",
         split_batches: bool = False,
+        allow: Sequence[str] = (),
         accelerator: str = "auto",
         strategy: Any = "auto",
         devices: int | str = "auto",
@@ -146,6 +150,7 @@ class Trainer(L.Trainer):
             timeout_s=timeout_s,
             shares=shares,
             split_batches=split_batches,
+            allow=tuple(allow),
             allow_changes=tuple(allow_changes),
             limits=arguments.limits_of(own, options),
             saves_nothing=bool(options.get("fast_dev_run")),
@@ -457,6 +462,7 @@ def callbacks_of_run(
     # Equal slices need no weights; one rank and one batch in a step have no others.
     if environment.world_size() > 1 or accumulates or spec.split_batches:
         callbacks.append(SliceWeighting(spec.shares, spec.split_batches, spec.seed))
+        callbacks.append(LossCheck(spec.allow))
     callbacks += [HparamsOnResume(), RunStats(), SameWeights(), MonitorCheck(monitors)]
     return [*callbacks, *chosen, Attributes()]
 

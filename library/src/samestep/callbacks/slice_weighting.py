@@ -5,16 +5,19 @@ from typing import Any
 
 import lightning as L
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from samestep import losses
 from samestep.callbacks.clock import ForwardTimer
 from samestep.callbacks.notes import print_note
-from samestep.data.loaders import find_batch_loaders, order_of, orders_of
+from samestep.data.loaders import find_batch_loaders, find_loaders, order_of, orders_of
 from samestep.data.sampler import BatchesOfRank, GlobalBatchSampler, SplitBatches
 from samestep.data.torch_loaders import has_batches_of_ids
 from samestep.errors import ConfigError
 from samestep.option_names import option, setting
 from samestep.ranks import compat, environment, process_group
+from samestep.ranks.sharded import parameters_of
 
 SIMILAR = 1.1  # ranks whose speeds differ by at most this factor keep their shares
 
@@ -65,6 +68,8 @@ class SliceWeighting(L.Callback):
         self._is_measured = False  # whether the shares follow the speeds of the ranks
         self._timer = ForwardTimer()
         self._has_patched = False
+        self._means: list[losses.Mean] = []  # of this batch
+        self._accumulated = losses.AccumulatedMean()
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Let batch samplers give each rank its slice of their batches."""
@@ -143,6 +148,8 @@ class SliceWeighting(L.Callback):
         self._batch = batch_idx
         if self._splits:
             self._check_splits(trainer)
+        has_samples = self._order is None or self._order.weight(batch_idx) > 0
+        self._means = losses.begin_batch(counts=has_samples).means
         if self._is_measured:
             self._timer.start(pl_module, batch_idx)
 
@@ -168,6 +175,8 @@ class SliceWeighting(L.Callback):
         """Weight this slice."""
         if self._timer.is_running:
             self._stop_timer(trainer, pl_module)
+        if trainer.accumulate_grad_batches > 1 and pl_module.automatic_optimization:
+            self._accumulate_means(trainer, loss)
         if self._order is None:
             return
         weight = self._order.weight(self._batch)
@@ -175,6 +184,16 @@ class SliceWeighting(L.Callback):
         # replace the loss itself, whose value other callbacks show.
         if weight != 1:
             loss.register_hook(lambda gradient: gradient * weight)  # type: ignore[no-untyped-call]
+
+    def _accumulate_means(self, trainer: L.Trainer, loss: Tensor) -> None:
+        share = 1.0 if self._order is None else self._order.share_of_batch(self._batch)
+        self._accumulated.add(self._means, loss, trainer.accumulate_grad_batches, share)
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Divide accumulated gradients by the denominator of the whole step."""
+        self._accumulated.finish(parameters_of(optimizer))
 
     def _stop_timer(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         order = order_of(trainer)
@@ -208,17 +227,31 @@ class SliceWeighting(L.Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Slice the validation data; sums of metrics need no weights."""
-        self._set_shares(trainer.val_dataloaders)
+        self._begin_evaluation(trainer.val_dataloaders)
 
     def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Slice the test data."""
-        self._set_shares(trainer.test_dataloaders)
+        self._begin_evaluation(trainer.test_dataloaders)
+
+    def _begin_evaluation(self, loaders: Any) -> None:
+        self._set_shares(loaders)
+        # Of a stream some ranks may have more batches than others, which would wait for them.
+        is_stream = any(length_of(loader) is None for loader in find_loaders(loaders))
+        losses.begin_batch(is_alone=is_stream)
 
     def _set_shares(self, loaders: Any) -> None:
         if not self.shares:
             return
         for loader in find_batch_loaders(loaders):
             loader.order.shares = self.shares
+
+
+def length_of(loader: Any) -> int | None:
+    """The number of batches of a loader; None if it is a stream."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def knows_ranks(sampler: Any) -> bool:

@@ -1,0 +1,102 @@
+"""Calls a function in a fork of this process, so that nothing it changes here remains."""
+
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed as dist
+
+Result = TypeVar("Result")
+
+
+class ForkError(Exception):
+    """The function raised an error, or took too long."""
+
+
+def can_fork() -> bool:
+    """Whether a fork of this process can compute; on macOS its threads may hold locks."""
+    return sys.platform == "linux"
+
+
+def call_in_fork(function: Callable[[], Result], timeout_s: float) -> Result:
+    """What ``function`` returns in a fork of this process; it must be possible to pickle it.
+
+    The fork has no other ranks, one thread, no GPU, and writes to no terminal. What it shares with
+    this process are open files and connections, which the function must leave alone.
+
+    Raises:
+        ForkError: if the function fails, or does not end in time.
+    """
+    reads, writes = os.pipe()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of other threads, none of which the fork has or waits for.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        os.close(reads)
+        _run(function, writes, timeout_s)
+    os.close(writes)
+    try:
+        content = _read_all(reads, time.monotonic() + timeout_s)
+    finally:
+        os.close(reads)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if not content:
+        raise ForkError(f"it did not end within {timeout_s:g} s, or was killed")
+    result, error = pickle.loads(content)
+    if error is not None:
+        raise ForkError(error)
+    value: Result = result
+    return value
+
+
+def _read_all(pipe: int, deadline: float) -> bytes:
+    """All that is written to a pipe; nothing if it is not complete in time."""
+    parts: list[bytes] = []
+    while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        part = os.read(pipe, 2**20)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+    return b""
+
+
+def _run(function: Callable[[], Any], pipe: int, timeout_s: float) -> None:
+    """Be the fork, which ends here."""
+    try:
+        # The parent may be killed: without it nothing else would end this process.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nothing, stream)
+        # The other threads of a pool do not exist here, and an operation would wait for them.
+        torch.set_num_threads(1)
+        _leave_ranks()
+        try:
+            answer: tuple[Any, str | None] = function(), None
+        except BaseException as error:  # whatever a model raises, also to end its process
+            answer = None, f"{type(error).__name__}: {error}"
+        content = pickle.dumps(answer)
+        while content:
+            content = content[os.write(pipe, content) :]
+    finally:
+        # No clean-up of the parent's: its files, threads and connections are not ours.
+        os._exit(0)
+
+
+def _leave_ranks() -> None:
+    """Forget the process group, whose connections belong to the parent."""
+    if dist.is_available() and dist.is_initialized():
+        # torch 2.15; a fork that kept the group would talk in the place of its rank.
+        dist.distributed_c10d.GroupMember.WORLD = None
