@@ -33,7 +33,7 @@ TABLE = {
     KeyScope.COSMETIC: (
         r"(.+\.)?(run_id|run_dir|dirpath)|run_root|rules|report|allow_changes|notes|tags",
         r"(choices|summary|logger|callbacks\.progress)(\..+)?",
-        r"trainer\.enable_\w+",
+        r"trainer\.(allow|enable_\w+)",
     ),
 }
 """Patterns of full keys, as Hydra and ``samestep.Trainer`` name them."""

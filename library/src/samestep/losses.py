@@ -166,7 +166,7 @@ def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
     Outside a run of ``samestep.Trainer`` it is the mean over the ranks of the process group.
 
     Args:
-        values: losses, one for each sample, token or pixel: floating point, any shape.
+        values: losses, one for each sample, token or place: floating point, any shape.
         weights: of each value, such as a mask, class weights, or 0 where there is no target; of a
             shape that can be broadcast to that of ``values``. None: each counts once.
 
@@ -178,10 +178,10 @@ def mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
         ConfigError: if the shapes do not fit, or ``values`` are no floating point numbers.
 
     Example:
-        ``F.cross_entropy(logits, labels, weight=w)``, on any number of ranks::
+        ``F.cross_entropy(logits, targets, weight=w)``, on any number of ranks::
 
-            losses = F.cross_entropy(logits, labels, reduction="none")
-            loss = samestep.mean(losses, w[labels])
+            losses = F.cross_entropy(logits, targets, reduction="none")
+            loss = samestep.mean(losses, w[targets])
     """
     check_values(values, weights)
     dtype = torch.promote_types(values.dtype, torch.float32)

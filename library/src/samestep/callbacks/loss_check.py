@@ -17,8 +17,6 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from samestep import losses
 from samestep.callbacks.notes import join_names, print_note
@@ -35,6 +33,8 @@ log = logging.getLogger(__name__)
 LOSS, RANDOM, BATCH_NORM = "loss", "random_numbers", "batch_norm"
 KNOWN = (LOSS, RANDOM, BATCH_NORM)
 """What a run can be allowed to do differently on another number of ranks."""
+BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
+DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 MAX_SAMPLES = 16  # of a slice, whose loss is computed several times
 TIMEOUT_S = 60.0  # seconds
 MAX_PASSES = 4  # a mean may depend on a mean, and that on a third one
@@ -118,13 +118,12 @@ class Step:
         for name, value in self.weights.items():
             path, _, last = name.rpartition(".")
             owner = module.get_submodule(path)
-            if last in owner._parameters:
-                value = nn.Parameter(value, requires_grad=owner._parameters[last].requires_grad)
-                owner._parameters[last] = value
-            else:
-                owner._buffers[last] = value
+            old = getattr(owner, last)
+            is_parameter = isinstance(old, nn.Parameter)
+            setattr(owner, last, nn.Parameter(value, old.requires_grad) if is_parameter else value)
         if self.weights:
-            module._device = torch.device("cpu")
+            # All of it is there already; its parts must know that.
+            module.cpu()
         self.trainer.loggers = [NullLogger("")]
         vars(module)["log"] = vars(module)["log_dict"] = ignore
         torch.compiler.set_stance("force_eager")
@@ -352,7 +351,7 @@ def take(batch: Any, length: int, chosen: slice) -> Any:
 
 
 def take_of_list(batch: Any, length: int, chosen: slice) -> Any:
-    """Some samples of a list: of its parts, such as images and labels, or of its entries."""
+    """Some samples of a list: of its parts, such as inputs and targets, or of its entries."""
     is_named = hasattr(batch, "_fields")
     # Such as names of files: nothing in them tells one sample from another.
     has_values = all(isinstance(part, str | bytes | int | float) for part in batch)
@@ -361,7 +360,7 @@ def take_of_list(batch: Any, length: int, chosen: slice) -> Any:
     try:
         parts = [take(part, length, chosen) for part in batch]
     except CannotSplit:
-        # Such as images of different sizes.
+        # Such as sequences of different lengths.
         if len(batch) == length and not is_named:
             return batch[chosen]
         raise
@@ -445,10 +444,10 @@ def check_step(step: Step, batch: Any, length: int) -> list[Finding]:
     is_of_ranks = step.trainer.world_size > 1
     # The batches of a step draw the same numbers on any number of ranks, if there is one.
     if trained.is_random and is_of_ranks:
-        names = names_of(step.module, _DropoutNd)
+        names = names_of(step.module, *DROPOUTS)
         where = f" ({names})" if names and not plain.is_random else ""
         findings.append(Finding(RANDOM, where))
-    norms = names_of(step.module, _BatchNorm)
+    norms = names_of(step.module, *BATCH_NORMS)
     if norms:
         findings.append(Finding(BATCH_NORM, f"batch norm ({norms}) normalizes", is_of_ranks))
     elif is_additive and not trained.is_random and not names_of(step.module, nn.SyncBatchNorm):
@@ -531,11 +530,10 @@ def compute_parts(
     return answers
 
 
-def names_of(module: nn.Module, kind: type[nn.Module]) -> str:
-    """The names of the layers of a kind that are trained, in a sentence."""
+def names_of(module: nn.Module, *kinds: type[nn.Module]) -> str:
+    """The names of the layers of these kinds that are not in evaluation, in a sentence."""
     names = []
     for name, part in module.named_modules():
-        is_synchronized = isinstance(part, nn.SyncBatchNorm) and kind is not nn.SyncBatchNorm
-        if isinstance(part, kind) and part.training and not is_synchronized:
+        if isinstance(part, kinds) and part.training:
             names.append(name)
     return join_names(names)

@@ -11,6 +11,7 @@ KEYS = {
     "run_dir": "run_root",
     "timeout_s": "cluster.timeout_s",
     "shares": "cluster.shares",
+    "allow": "trainer.allow",
     "monitor": "callbacks.checkpoints.monitor",
     "mode": "callbacks.checkpoints.mode",
     "save_every_s": "callbacks.checkpoints.every_s",
