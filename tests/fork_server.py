@@ -185,8 +185,9 @@ class Program:
         """Whether it may be an agent or a search, which start Python programs in turn."""
         if "TORCHELASTIC_RUN_ID" in self.env:
             return False  # it is a rank itself
-        # Overrides, options of LightningCLI, and JSON.
-        is_local_agent = any(re.search(r"\bdevices\W+([2-9]|auto)", word) for word in self.argv)
+        # Overrides, options of LightningCLI, JSON, and a plan of `samestep verify`.
+        words = [*self.argv, self.env.get("SAMESTEP_VERIFY", "")]
+        is_local_agent = any(re.search(r"\bdevices\W+([2-9]|auto)", word) for word in words)
         is_search = Path(self.argv[0]).name == "sweep.py" or self.argv[1:2] == ["sweep"]
         return is_local_agent or is_search or self.module in AGENTS
 

@@ -63,7 +63,7 @@ LEVELS = [
     ["command_line", "losses"],
     ["data", "run", "node"],
     ["loggers"],
-    ["callbacks", "report"],
+    ["callbacks", "report", "verify"],
     ["loops"],
     ["arguments", "fit_checks"],
     ["trainer"],
@@ -117,6 +117,7 @@ CORE = {
     "fit_checks",
     "option_names",
     "trainer",
+    "verify",
 }
 """What any Lightning project can use: it must not need the framework of a template."""
 

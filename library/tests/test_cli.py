@@ -58,6 +58,12 @@ INVALID = {
     "compare nowhere": "nowhere: no such run",
     "report nowhere": "samestep report: nowhere must be the directory of a run",
     "upload nowhere": "samestep upload: nowhere must be the directory of a run",
+    "verify --ranks 3": "samestep verify: needs the command that trains, after two dashes",
+    "verify --ranks 1 -- python": "samestep verify: argument --ranks: 1: must be a whole number",
+    "verify --steps 2 -- python": "samestep verify: argument --steps: 2: must be a whole number",
+    "verify --only x -- python": "samestep verify: --only x: choose from undisturbed; ",
+    "verify --keep . -- python": "samestep verify: --keep .: exists already; name a new folder",
+    "verify -- nosuch train.py": "samestep verify: nosuch: there is no such command",
 }
 
 

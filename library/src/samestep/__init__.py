@@ -3,11 +3,11 @@
 Read ``trainer`` first: what happens from ``fit`` to the end. Then ``loops``: what happens between
 two steps. Then ``lightning_names``, ``errors``, ``metrics``, ``config_keys``, ``option_names``,
 ``run_spec``, ``ranks``, ``losses``, ``command_line``, ``data``, ``run``, ``node``, ``tracker``,
-``loggers``, ``callbacks``, ``arguments`` and ``fit_checks``, which need no Hydra; then ``hydra``,
-which makes the arguments of the Trainer from configuration files, ``doctor``, ``report``,
-``launch``, ``sweep``, ``loading`` (model and data of a run), ``evaluate``, ``predict``, ``export``
-with ``model_files`` and ``model_card``, ``script`` and ``cli``. Each folder opens with what it
-promises.
+``loggers``, ``callbacks``, ``arguments``, ``fit_checks`` and ``verify``, which need no Hydra; then
+``hydra``, which makes the arguments of the Trainer from configuration files, ``doctor``,
+``report``, ``launch``, ``sweep``, ``loading`` (model and data of a run), ``evaluate``,
+``predict``, ``export`` with ``model_files`` and ``model_card``, ``script`` and ``cli``. Each folder
+opens with what it promises.
 """
 
 from importlib import import_module

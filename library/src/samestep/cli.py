@@ -31,6 +31,7 @@ COMMANDS = {
     "predict": Command("samestep.predict:main", "predict with a run", needs_project=True),
     "export": Command("samestep.export:main", "write a model for others", needs_project=True),
     "report": Command("samestep.report.live:main", "write report.html of a run"),
+    "verify": Command("samestep.verify.main:main", "prove on your code that runs are the same"),
     "compare": Command("samestep.report.compare:main", "compare runs"),
     "runs": Command("samestep.report.listing:main", "list the runs of a folder"),
     "upload": Command("samestep.run.upload:main", "copy a run to a store again"),

@@ -130,6 +130,13 @@ class Trainer(L.Trainer):
         **options: Any,
     ) -> None:
         run_dir = Path(run_dir)
+        if environment.verify_plan() is not None:
+            # Imported here: no other run needs it.
+            from samestep.verify import changes
+
+            given = changes.Given(run_dir, run, accelerator, callbacks, logger, options)
+            run_dir, run, accelerator, callbacks, logger, options = changes.apply(given)
+            devices, num_nodes = changes.topology()
         own = arguments.as_list(callbacks)
         added = run or front_end_of_script(run_dir, own)
         option_names.use(added.option_names, added.option_words)

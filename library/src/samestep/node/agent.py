@@ -30,6 +30,10 @@ def num_processes(accelerator: str, devices: int | str, num_nodes: int) -> int:
     """
     if environment.under_torchrun():
         return 1
+    plan = environment.verify_plan()
+    if plan is not None:
+        # Each experiment of `samestep verify` has its own number, whatever the command says.
+        return int(plan["devices"])
     if num_nodes > 1:
         raise ConfigError(
             f"{setting('num_nodes', num_nodes)}: several nodes are started by torchrun; on each of "

@@ -4,6 +4,7 @@ No other file reads or writes environment variables, so a test can replace them 
 """
 
 import hashlib
+import json
 import os
 import platform
 import re
@@ -11,7 +12,9 @@ import secrets
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+VERIFY = "SAMESTEP_VERIFY"  # the plan of one program that `samestep verify` has started, as JSON
 ON_CLUSTER = "SAMESTEP_ON_CLUSTER"  # set by the entry point of a cluster's node
 
 _parent = 0  # the process that has started this program; 0 where none was noted
@@ -133,6 +136,15 @@ def remember_parent() -> None:
 def parent() -> int:
     """The process that started this program; it may have ended since."""
     return _parent or os.getppid()
+
+
+def verify_plan() -> dict[str, Any] | None:
+    """The plan that `samestep verify` has for this program, see ``samestep.verify.plan``."""
+    text = variable(VERIFY)
+    if text is None:
+        return None
+    plan: dict[str, Any] = json.loads(text)
+    return plan
 
 
 def variable(name: str) -> str | None:

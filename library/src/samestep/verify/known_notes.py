@@ -1,0 +1,91 @@
+"""The notes of a run that explain a difference, because they have announced it.
+
+Add a line here with each note that a run prints before its first step to say what cannot be the
+same. It must excuse as little as is true: the columns and the kinds of the first difference.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+INTERRUPTED = "interrupted"  # a run that was stopped or killed, against the undisturbed one
+RANKS = "ranks"  # several ranks against one
+
+
+class KnownNote(NamedTuple):
+    """A note, and what it explains."""
+
+    pattern: str
+    """A regular expression for the line, whatever its letters."""
+    columns: tuple[str, ...]
+    """``INTERRUPTED``, ``RANKS`` or both."""
+    kinds: tuple[str, ...]
+    """Kinds of ``compare.Difference``; all if there are none."""
+    meaning: str
+    """For the table."""
+
+
+LOADER = KnownNote(
+    "from an ordinary DataLoader. Its batch_size counts samples per rank",
+    (RANKS,), ("samples", "length"), "each rank has its own batches",
+)  # fmt: skip
+STREAM = KnownNote(
+    "from an ordinary DataLoader of unknown length",
+    (RANKS,), ("samples", "length"), "each rank sees all of a stream",
+)  # fmt: skip
+OWN_LOADER = KnownNote(
+    "which has a way of its own to iterate",
+    (RANKS,), ("samples", "length"), "ranks see what their loader yields",
+)  # fmt: skip
+STATEFUL_LOADER = KnownNote(
+    "from a loader with a state of its own",
+    (RANKS,), ("samples", "length"), "ranks see what their loader yields",
+)  # fmt: skip
+RANDOM_TRANSFORMS = KnownNote(
+    "draws random numbers for whole batches",
+    (RANKS,), ("samples",), "each rank has its own random numbers",
+)  # fmt: skip
+LOST_ATTRIBUTES = KnownNote(
+    "no checkpoint holds them",
+    (INTERRUPTED,), (), "state outside the checkpoint is lost",
+)  # fmt: skip
+RANDOM_AFTER_INTERRUPTION = KnownNote(
+    "Random transforms sample other numbers after an interruption",
+    (INTERRUPTED,), ("samples",), "random transforms sample other numbers",
+)  # fmt: skip
+LOST_ITERATION = KnownNote(
+    "What it keeps from one epoch to the next is lost",
+    (INTERRUPTED,), ("samples",), "what a loader keeps from epoch to epoch is lost",
+)  # fmt: skip
+MIXTURE = KnownNote(
+    "If an epoch is interrupted, that one starts over",
+    (INTERRUPTED,), ("samples", "length"), "one of several loaders starts over",
+)  # fmt: skip
+
+KNOWN_NOTES = (
+    LOADER,
+    STREAM,
+    OWN_LOADER,
+    STATEFUL_LOADER,
+    RANDOM_TRANSFORMS,
+    LOST_ATTRIBUTES,
+    RANDOM_AFTER_INTERRUPTION,
+    LOST_ITERATION,
+    MIXTURE,
+)
+
+
+def find(
+    said: str, column: str, kind: str, notes: Sequence[KnownNote] = KNOWN_NOTES
+) -> KnownNote | None:
+    """The note in what a run has said that explains this kind of difference in this column."""
+    for note in notes:
+        explains = column in note.columns and (not note.kinds or kind in note.kinds)
+        if explains and re.search(note.pattern, lines_with_notes(said), re.I):
+            return note
+    return None
+
+
+def lines_with_notes(said: str) -> str:
+    """The lines that tell the user something, without those of how the run goes."""
+    return "\n".join(line for line in said.splitlines() if re.search("note|warn", line, re.I))

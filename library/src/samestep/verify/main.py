@@ -1,0 +1,270 @@
+"""Prove on your own code and machine that a run is the same, harmed or on several ranks.
+
+samestep verify -- python train.py model=mine
+samestep verify --ranks 3 --steps 60 -- python my_script.py
+samestep verify --gpu -- python train.py trainer=gpu
+
+The command is run several times in a scratch directory, where runs, outputs and .git are missing
+and everything else is a link to the current directory: undisturbed twice, stopped by SIGTERM,
+killed, each continued by the same command, and on several ranks. Each run has few steps, in three
+epochs. Its trackers, stores and reports are switched off. Results: identical (to the last bit, on
+several ranks up to rounding), announced (by a note before the first step), rejected (by one
+message), differs.
+
+Exit codes: 0 nothing differs silently, 1 something does, or fails, 2 invalid arguments, or the
+command trains nothing with samestep.Trainer.
+"""
+
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+import textwrap
+import time
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from samestep.command_line import Parser
+from samestep.errors import ConfigError, RunError
+from samestep.node import agent
+from samestep.ranks import environment
+from samestep.verify import hints
+from samestep.verify.experiments import (
+    GOOD,
+    IDENTICAL,
+    NOT_RUN,
+    Cell,
+    Experiments,
+    Settings,
+)
+from samestep.verify.plan import NUM_EPOCHS
+
+LEAST_STEPS = 2 * NUM_EPOCHS
+MOST_JOBS = 4
+MOST_SIBLINGS = 200  # of the current directory, to link to; a folder such as /tmp has thousands
+LAST_LINES = 12  # of a command that fails
+LEFT_OUT = (
+    "runs", "outputs", "multirun", "lightning_logs", "wandb", "mlruns", ".git",
+)  # fmt: skip
+"""Entries of the current directory in which runs write, or that change while they run."""
+WIDTH = 100  # characters of a line
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the experiments, and print the table. Returns the exit code."""
+    own, _, command = split_at_dashes(argv)
+    arguments = parse(own)
+    check_command(command)
+    ranks = arguments.ranks
+    if arguments.gpu:
+        ranks = min(ranks, check_gpus())
+    folder = arguments.keep or Path(tempfile.mkdtemp(prefix="samestep-verify-"))
+    started = time.monotonic()
+    try:
+        settings = Settings(
+            command=command,
+            directory=folder.absolute(),
+            make_workplace=lambda name: make_workplace(folder.absolute() / name),
+            ranks=ranks,
+            num_steps=arguments.steps,
+            accelerator="gpu" if arguments.gpu else "cpu",
+            timeout_s=arguments.timeout_s,
+            jobs=arguments.jobs or default_jobs(on_gpu=arguments.gpu),
+        )
+        experiments = Experiments(settings, show_progress)
+        cells = experiments.run(arguments.only)
+        check_undisturbed(cells, experiments)
+    finally:
+        if not arguments.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    if ranks < arguments.ranks:
+        missing = f"this machine has {ranks} GPU" + "s" * (ranks > 1)
+        cells[f"{arguments.ranks} ranks"] = Cell(NOT_RUN, missing)
+    if arguments.json:
+        print(json.dumps(as_json(cells), indent=2))
+    else:
+        print_table(cells, experiments, time.monotonic() - started)
+    return int(any(cell.word not in GOOD for cell in cells.values()))
+
+
+def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], str, list[str]]:
+    """Our own arguments, the dashes, and the command after them."""
+    if "--" not in argv:
+        return [*argv], "", []
+    index = [*argv].index("--")
+    return [*argv[:index]], "--", [*argv[index + 1 :]]
+
+
+def parse(argv: Sequence[str]) -> Namespace:
+    """Our own arguments.
+
+    Raises:
+        ConfigError: if one is unknown or wrong.
+    """
+    parser = Parser("samestep verify", __doc__)
+    add = parser.add_argument
+    add("--ranks", type=whole(2), default=2, metavar="N", help="default: 2")
+    add("--steps", type=whole(LEAST_STEPS), default=40, metavar="N",
+        help="optimizer steps of each run; default: 40")  # fmt: skip
+    add("--gpu", action="store_true", help="train on the GPUs of this machine, not on its CPUs")
+    add("--jobs", type=whole(1), metavar="N", help="programs at once")
+    add("--timeout-s", type=whole(1), default=600, metavar="N",
+        help="seconds after which a program is ended; default: 600")  # fmt: skip
+    add("--keep", type=Path, metavar="DIR", help="a new folder for the runs, which stays")
+    add("--only", action="append", default=[], metavar="NAME",
+        help="a line of the table, such as SIGKILL; may be repeated")  # fmt: skip
+    add("--json", action="store_true", help="print JSON")
+    arguments = parser.parse(argv)
+    if arguments.keep and arguments.keep.exists():
+        parser.error(f"--keep {arguments.keep}: exists already; name a new folder")
+    known = Experiments(Settings((), Path(), Path, ranks=arguments.ranks)).names()
+    for name in arguments.only:
+        if name not in known:
+            parser.error(f"--only {name}: choose from {'; '.join(known)}")
+    return arguments
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """A type for argparse: a whole number that is at least this."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise ArgumentTypeError(f"{text}: must be a whole number, at least {least}")
+        return int(text)
+
+    return read
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Raise a ConfigError if there is no such command."""
+    if not command:
+        raise ConfigError(
+            "samestep verify: needs the command that trains, after two dashes, such as "
+            "samestep verify -- python train.py"
+        )
+    if shutil.which(command[0]) is None:
+        raise ConfigError(f"samestep verify: {command[0]}: there is no such command")
+
+
+def check_gpus() -> int:
+    """How many GPUs there are.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    found = agent.num_gpus("gpu")
+    if not found:
+        raise ConfigError("--gpu: this machine has no GPU that torch can use; leave out --gpu")
+    return found
+
+
+def default_jobs(*, on_gpu: bool) -> int:
+    """Programs at once: each computes with two threads or ranks, and a GPU is for one of them."""
+    if on_gpu:
+        return 1
+    return max(1, min(MOST_JOBS, environment.cpus_per_rank() // 2))
+
+
+def make_workplace(folder: Path) -> Path:
+    """A folder that looks like the current directory; what a program creates in it stays there."""
+    here = Path.cwd()
+    # A name such as ../data must lead somewhere too.
+    workplace = folder / "place" / (here.name or "root")
+    # It exists when the run continues.
+    if not workplace.exists():
+        workplace.mkdir(parents=True)
+        if len(list(here.parent.iterdir())) <= MOST_SIBLINGS:
+            link_entries(here.parent, workplace.parent, (here.name,))
+        link_entries(here, workplace, LEFT_OUT)
+    return workplace
+
+
+def link_entries(source: Path, target: Path, left_out: Sequence[str]) -> None:
+    """Make a link in ``target`` to each entry of ``source``."""
+    for entry in source.iterdir():
+        if entry.name not in left_out and not target.is_relative_to(entry):
+            (target / entry.name).symlink_to(entry)
+
+
+def check_undisturbed(cells: Mapping[str, Cell], experiments: Experiments) -> None:
+    """Raise an error if nothing can be verified, because the undisturbed run did not end well.
+
+    Raises:
+        ConfigError: if the command is rejected, or trains nothing.
+        RunError: if it fails.
+    """
+    run = experiments.undisturbed
+    if run.is_whole:
+        return
+    if run.attempts[0].is_rejection:
+        raise ConfigError(f"the command itself is rejected: {run.last.why}")
+    if run.last.code == 0:
+        raise ConfigError(
+            "the command has trained nothing with samestep.Trainer; verify needs a program that "
+            "calls its fit"
+        )
+    said = "\n  ".join(run.last.lines[-LAST_LINES:])
+    raise RunError(f"the command fails undisturbed, {run.last.why}; it ends with\n  {said}")
+
+
+# -- What is printed -------------------------------------------------------------------------------
+
+
+def show_progress(name: str, cell: Cell | None, seconds: float) -> None:
+    """Say on stderr that an experiment begins or has ended."""
+    text = f"{name} ..." if cell is None else f"{name}: {cell.word} ({seconds:.0f} s)"
+    print(text, file=sys.stderr, flush=True)
+
+
+def as_json(cells: Mapping[str, Cell]) -> dict[str, dict[str, object]]:
+    """The table as plain values."""
+    plain: dict[str, dict[str, object]] = {}
+    for name, cell in cells.items():
+        plain[name] = {"result": cell.word, "why": cell.why, "hint": hints.hint_for(name, cell)}
+        if cell.difference is not None:
+            plain[name] |= cell.difference._asdict()
+    return plain
+
+
+def print_table(cells: Mapping[str, Cell], experiments: Experiments, seconds: float) -> None:
+    """Print a line for each experiment, and what to look for."""
+    print(heading(experiments, seconds))
+    print()
+    width = max(map(len, cells))
+    for name, cell in cells.items():
+        why = cell.why
+        if name == experiments.on_ranks and cell.word == IDENTICAL:
+            why = f"up to rounding, with {experiments.compared_with}"
+        lines = textwrap.wrap(why, WIDTH - width - 15) or [""]
+        print(f"  {name:<{width}}  {cell.word:<9}  {lines[0]}".rstrip())
+        for line in lines[1:]:
+            print(" " * (width + 15) + line)
+    print_hints(cells)
+
+
+def print_hints(cells: Mapping[str, Cell]) -> None:
+    """Print what to look for: once for all lines of the table that have the same cause."""
+    names: dict[str, list[str]] = {}
+    for name, cell in cells.items():
+        hint = hints.hint_for(name, cell)
+        if hint is not None:
+            names.setdefault(hint, []).append(name)
+    if names:
+        print("\nWhat to look for")
+    for hint, lines in names.items():
+        text = f"{'; '.join(lines)}: {hint}."
+        print(textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    "))
+
+
+def heading(experiments: Experiments, seconds: float) -> str:
+    """What was verified."""
+    settings, run = experiments.settings, experiments.undisturbed
+    num_batches = len(run.ranks[0].batches)
+    steps = max((batch.step for batch in run.ranks[0].batches.values()), default=0) + 1
+    where = "GPU" if settings.accelerator == "gpu" else "CPU"
+    return (
+        f"{shlex.join(settings.command)}: {steps} steps ({num_batches} batches) on the {where}, "
+        f"{seconds:.0f} s"
+    )

@@ -1,0 +1,43 @@
+"""What one program of an experiment must do. Imports no torch."""
+
+import json
+from dataclasses import asdict, dataclass
+
+from samestep.ranks import environment
+
+NUM_EPOCHS = 3  # one undisturbed, one in which a run is stopped, and one in which it is killed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one program of an experiment must do. It travels as JSON in a variable."""
+
+    records: str
+    """Folder in which each rank records what it did."""
+    devices: int = 1
+    """Ranks, all on this machine."""
+    accelerator: str = "cpu"
+    run_root: str | None = None
+    """Folder for the run directory; None leaves the run where the command has it."""
+    num_steps: int | None = None
+    """Optimizer steps over ``NUM_EPOCHS`` epochs; None leaves all limits as they are."""
+    num_evaluated: int | None = None
+    """Batches of a validation or test, on each rank."""
+    precision: str | None = None
+    """Takes the place of 32 bits; None leaves the precision as it is."""
+    signum: int = 0
+    """The signal that the last rank sends to itself, once."""
+    place: tuple[int, int] | None = None
+    """Epoch and batch at whose start it does so."""
+
+    def to_json(self) -> str:
+        """The value of the variable ``environment.VERIFY``."""
+        return json.dumps(asdict(self))
+
+
+def read() -> Plan:
+    """The plan of this program."""
+    values = environment.verify_plan()
+    assert values is not None
+    place = values["place"]
+    return Plan(**values | {"place": tuple(place) if place else None})

@@ -1,0 +1,144 @@
+"""``samestep verify`` on plain scripts: what it finds, and what it leaves alone."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from library.tests.programs import environment
+from samestep.verify.main import main
+
+SCRIPT = """
+import sys
+import lightning as L
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from samestep import Trainer
+
+KIND = sys.argv[1]
+COUNTS = [0]
+
+
+def collate(samples):
+    COUNTS[0] += KIND == "hidden"  # state that nobody can see
+    x = torch.stack([x for x, _ in samples]) * (1 + COUNTS[0])
+    return x, torch.stack([y for _, y in samples])
+
+
+class Net(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(5, 1)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        losses = (self.net(x) - y).square()
+        return losses.sum() / 8 if KIND == "sum" else losses.mean()
+
+    def validation_step(self, batch, batch_idx):
+        x, y = batch
+        self.log("val_loss", (self.net(x) - y).square().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+if __name__ == "__main__":
+    x = torch.randn(256, 5, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x, x.sum(1, keepdim=True))
+    accumulates = 2 if KIND == "fine" else 1
+    trainer = Trainer(
+        run_dir="runs/mine", max_epochs=30, split_batches=KIND != "plain", monitor="val_loss",
+        accumulate_grad_batches=accumulates,
+    )
+    train = DataLoader(data, 8, shuffle=True, collate_fn=collate)
+    trainer.fit(Net(), train, DataLoader(data, 8))
+"""
+
+
+def verify(
+    folder: Path, capsys: pytest.CaptureFixture[str], kind: str, *options: str
+) -> tuple[int, dict[str, dict[str, object]]]:
+    """The exit code and the table for one kind of the script."""
+    (folder / "script.py").write_text(SCRIPT)
+    (folder / "runs/mine").mkdir(parents=True)
+    (folder / "runs/mine/config.yaml").write_text("of another run: true")
+    command = [sys.executable, "script.py", kind]
+    code = main(["--steps=12", "--json", *options, "--", *command])
+    # The run of the user is neither read nor written.
+    assert [path.name for path in (folder / "runs/mine").iterdir()] == ["config.yaml"]
+    assert sorted(path.name for path in folder.iterdir()) == ["runs", "script.py"]
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_that_is_the_same_is_identical_everywhere(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    code, table = verify(folder, capsys, "fine")
+    assert {name: line["result"] for name, line in table.items()} == {
+        "undisturbed": "identical",
+        "undisturbed again": "identical",
+        "SIGTERM": "identical",
+        "SIGTERM within a step": "identical",
+        "SIGKILL": "identical",
+        "2 ranks": "identical",
+        "2 ranks, SIGTERM": "identical",
+    }
+    assert code == 0
+
+
+def test_hidden_state_of_the_data_is_found(folder: Path, capsys: pytest.CaptureFixture[str]):
+    code, table = verify(folder, capsys, "hidden", "--only=SIGTERM")
+    line = table["SIGTERM"]
+    assert (code, line["result"], line["kind"]) == (1, "differs", "samples")
+    # The signal comes in the middle of the second of three epochs of four steps.
+    assert str(line["why"]).startswith("from step 8 (epoch 1, batch 3) in the samples: 8 of 16")
+    assert "collate_fn" in str(line["hint"])
+
+
+def test_a_loss_that_is_no_mean_is_found_on_two_ranks(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    code, table = verify(folder, capsys, "sum", "--only=2 ranks")
+    line = table["2 ranks"]
+    assert (code, line["result"], line["kind"]) == (1, "differs", "parameter")
+    assert str(line["why"]).startswith("from step 1 (epoch 0, batch 0) in parameter net.")
+    assert "no mean over its samples" in str(line["hint"])
+
+
+def test_what_a_note_announces_is_no_failure(folder: Path, capsys: pytest.CaptureFixture[str]):
+    code, table = verify(folder, capsys, "plain", "--only=2 ranks")
+    assert (code, table["2 ranks"]["result"]) == (0, "announced")
+    assert table["2 ranks"]["why"] == "each rank has its own batches"
+
+
+def verify_script(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
+    (folder / "script.py").write_text(text)
+    command = [sys.executable, "-m", "samestep", "verify", "--", sys.executable, "script.py"]
+    return subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, check=False
+    )
+
+
+def test_a_program_without_a_run_is_one_message(folder: Path):
+    done = verify_script(folder, "print('hello')")
+    assert done.returncode == 2
+    assert "error: the command has trained nothing with samestep.Trainer" in done.stderr
+
+
+def test_a_program_that_fails_shows_its_end(folder: Path):
+    done = verify_script(folder, "raise KeyError('x')")
+    assert done.returncode == 1
+    assert "error: the command fails undisturbed, exit code 1: KeyError: 'x'" in done.stderr
+    assert 'script.py", line 1' in done.stderr
