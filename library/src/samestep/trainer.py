@@ -134,8 +134,8 @@ class Trainer(L.Trainer):
             # Imported here: no other run needs it.
             from samestep.verify import changes
 
-            given = changes.Given(run_dir, run, accelerator, callbacks, logger, options)
-            run_dir, run, accelerator, callbacks, logger, options = changes.apply(given)
+            given = changes.Given(run_dir, run, accelerator, callbacks, logger, allow, options)
+            run_dir, run, accelerator, callbacks, logger, allow, options = changes.apply(given)
             devices, num_nodes = changes.topology()
         own = arguments.as_list(callbacks)
         added = run or front_end_of_script(run_dir, own)

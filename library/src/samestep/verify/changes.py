@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ class Given(NamedTuple):
     accelerator: str
     callbacks: Any
     logger: Any
+    allow: Sequence[str]
     options: dict[str, Any]
 
 
@@ -56,7 +57,8 @@ def apply(given: Given) -> Given:
         options |= limits_of(options, plan.num_steps, plan.num_evaluated)
     if plan.precision is not None and options.get("precision") in FULL_PRECISIONS:
         options["precision"] = plan.precision
-    return Given(run_dir, run, plan.accelerator, [*callbacks, Recorder(plan)], None, options)
+    # The table shows what is announced, also where the user knows it.
+    return Given(run_dir, run, plan.accelerator, [*callbacks, Recorder(plan)], None, (), options)
 
 
 def as_list(callbacks: Any) -> list[L.Callback]:

@@ -42,8 +42,9 @@ ON_RANKS = {
     ),
     "parameter": (
         "the same samples, and another gradient: look for a loss that is no mean over its samples "
-        "(class weights, ignore_index, masks, sums, losses that compare samples), and for a layer "
-        "that sees the batch (BatchNorm) or draws random numbers (Dropout)"
+        "(class weights, ignore_index, masks, sums, losses that compare samples), for which "
+        "samestep.mean and samestep.gather_batch help, and for a layer that sees the batch "
+        "(BatchNorm) or draws random numbers (Dropout)"
     ),
     "metric": (
         "the weights are the same, so look at the validation: a metric that is no mean over "

@@ -45,6 +45,20 @@ RANDOM_TRANSFORMS = KnownNote(
     "draws random numbers for whole batches",
     (RANKS,), ("samples",), "each rank has its own random numbers",
 )  # fmt: skip
+WEIGHTS = ("parameter", "optimizer-state", "buffer", "metric")
+"""Kinds of what follows from another step."""
+LOSS = KnownNote(
+    "the loss is not a mean over the samples",
+    (RANKS,), WEIGHTS, "the loss is no mean over the samples",
+)  # fmt: skip
+RANDOM_STEPS = KnownNote(
+    "each rank draws random numbers of its own in a training step",
+    (RANKS,), WEIGHTS, "each rank draws its own random numbers",
+)  # fmt: skip
+BATCH_NORM = KnownNote(
+    "each slice of a batch by itself",
+    (RANKS,), WEIGHTS, "each slice is normalized by itself",
+)  # fmt: skip
 LOST_ATTRIBUTES = KnownNote(
     "no checkpoint holds them",
     (INTERRUPTED,), (), "state outside the checkpoint is lost",
@@ -68,6 +82,9 @@ KNOWN_NOTES = (
     OWN_LOADER,
     STATEFUL_LOADER,
     RANDOM_TRANSFORMS,
+    LOSS,
+    RANDOM_STEPS,
+    BATCH_NORM,
     LOST_ATTRIBUTES,
     RANDOM_AFTER_INTERRUPTION,
     LOST_ITERATION,
